@@ -1,0 +1,6 @@
+//! Tensor lifetimes, migration plans and the residency state machine.
+//!
+//! Pure: no I/O, no clock, no threads. Every decision is made in whole bytes and nanoseconds, so
+//! the same input gives the same bytes out on every machine.
+
+pub mod units;
