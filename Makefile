@@ -1,0 +1,36 @@
+# Two commands matter: `make demo` and `make test`. Both set up everything they need on a fresh machine.
+
+PYTHON := .venv/bin/python
+LIBRARY := target/release/libtidelog.so
+
+.PHONY: help setup build demo test lint test-rust test-torch bench clean
+help: ## Show what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: ## Check the machine, install what is missing (Debian and Ubuntu), make the virtual environment
+	@scripts/setup.sh
+
+build: ## Build the library and the tools
+	cargo build --release --workspace
+
+demo: setup build ## Train a GPT plain and under a quarter of its memory; compare every bit
+	@$(PYTHON) demo/demo.py
+
+test: setup lint test-rust build test-torch ## All tests
+
+lint: setup ## Formatting, lints, licences
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	scripts/deny.sh
+
+test-rust: setup ## The engine, the planner and the C ABI
+	cargo test --workspace
+
+test-torch: setup build ## The touch suite and the program matrix, on PyTorch
+	$(PYTHON) -m pytest -q tests/torch
+
+bench: setup build ## What the hook and the log cost, as ratios
+	$(PYTHON) benches/hook.py
+
+clean: ## Remove everything that was built
+	rm -rf target .venv

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Licences, sources and bans of every dependency (deny.toml). Installs cargo-deny where it is missing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+if ! command -v cargo-deny >/dev/null 2>&1; then
+    echo "lint: installing cargo-deny (once, some minutes)"
+    cargo install --quiet --locked cargo-deny
+fi
+cargo deny --offline check licenses bans sources

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Checks the machine for what Tidelog needs, installs what it may, and says exactly what is missing otherwise.
+# Runs in a moment when everything is there; needs no network then.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+missing=()
+need() { command -v "$1" >/dev/null 2>&1 || missing+=("$2"); }
+need cc build-essential
+need python3 python3
+python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+
+if [ ${#missing[@]} -gt 0 ]; then
+    if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
+        echo "setup: installing ${missing[*]}"
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}"
+    else
+        echo "setup: missing: ${missing[*]}" >&2
+        echo "setup: install them (on Debian and Ubuntu: sudo apt-get install ${missing[*]}) and run make again" >&2
+        exit 1
+    fi
+fi
+if ! command -v cargo >/dev/null 2>&1; then
+    echo "setup: cargo was not found; install Rust 1.88 or newer from https://rustup.rs and run make again" >&2
+    exit 1
+fi
+if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
+    echo "setup: python3 is $(python3 -V 2>&1); Python 3.10 or newer is needed" >&2
+    exit 1
+fi
+
+# The virtual environment is as new as its list of packages, or it is made again.
+stamp=.venv/installed
+if ! cmp -s requirements.txt "$stamp"; then
+    echo "setup: installing PyTorch and the test packages into .venv (about 3 GB of downloads, once)"
+    python3 -m venv .venv
+    .venv/bin/python -m pip install --quiet -r requirements.txt
+    cp requirements.txt "$stamp"
+fi
