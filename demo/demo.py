@@ -1,0 +1,194 @@
+"""Trains a byte-level GPT plain, then under a quarter of its peak memory, and compares every bit of every loss.
+
+    python demo/demo.py [--steps 24] [--fraction 0.25] [--pool DIR] [--report PATH]
+
+Exit code 1: a loss differs in any bit, or the budget was exceeded.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "torch-bridge" / "python"))
+
+PEAK_STEPS = 2  # of the plain run, in which its peak is measured: slower, so not timed
+MIB = 1 << 20
+
+
+def main():
+    arguments = parse_arguments()
+    if arguments.run == "plain":
+        return run_plain(arguments)
+    if arguments.run == "offloaded":
+        return run_offloaded(arguments)
+
+    print("Tidelog demo: a GPT of 10.9 million parameters on the standard library's sources, AdamW, one core.")
+    plain = run_child(arguments, "plain")
+    budget = int(plain["peak_bytes"] * arguments.fraction)
+    tide = run_child(arguments, "offloaded", "--budget", str(budget))
+    return report(arguments, plain, tide, budget)
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=24, help="training steps of each run (default 24)")
+    parser.add_argument("--fraction", type=float, default=0.25, help="budget as a part of the plain peak (default 0.25)")
+    parser.add_argument("--pool", help="folder for the pool's two devices (default: a temporary one)")
+    parser.add_argument("--report", default=str(ROOT / "target" / "demo-report.html"), help="path of the HTML report")
+    parser.add_argument("--run", choices=["plain", "offloaded"], help=argparse.SUPPRESS)
+    parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--result", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# -- the two runs, each in a process of its own -------------------------------------------------------
+
+
+def run_plain(arguments):
+    import torch
+    from memory import LiveStorages, ProcessPeak
+
+    model, optimizer, data = make_training(arguments)
+    losses, seconds = [], []
+    with ProcessPeak() as process:
+        counting = LiveStorages()
+        for number, (inputs, targets) in enumerate(data):
+            started = time.perf_counter()
+            with counting if number < PEAK_STEPS else contextlib.nullcontext():
+                loss = train(model, optimizer, inputs, targets)
+            note(arguments, "plain", losses, seconds, loss, time.perf_counter() - started)
+    print()
+    finish(
+        arguments,
+        losses=losses,
+        seconds=seconds[PEAK_STEPS:],
+        peak_bytes=counting.peak,
+        process_bytes=process.above_base,
+        threads=torch.get_num_threads(),
+    )
+
+
+def run_offloaded(arguments):
+    import tidelog
+    from memory import ProcessPeak
+
+    with tempfile.TemporaryDirectory(prefix="tidelog-demo-") as temporary, ProcessPeak() as process:
+        folder = pathlib.Path(arguments.pool or temporary)
+        devices = [folder / "first", folder / "second"]
+        for device in devices:
+            device.mkdir(parents=True, exist_ok=True)
+        model, optimizer, data = make_training(arguments)
+        losses, seconds, steps = [], [], []
+        with tidelog.offload(
+            model,
+            optimizer,
+            pool=",".join(map(str, devices)),
+            memory=arguments.budget,
+            report=arguments.report,
+        ) as tide:
+            for inputs, targets in data:
+                with tide.step():
+                    loss = train(model, optimizer, inputs, targets)
+                steps.append({**tide.last_step(), "phase": tide.phase})
+                note(arguments, "offloaded", losses, seconds, loss, steps[-1]["seconds"])
+            print()
+            finish(
+                arguments,
+                losses=losses,
+                steps=steps,
+                peak_bytes=tide.peak_bytes,
+                process_bytes=process.above_base,
+                stats=tide.stats(),
+            )
+
+
+def make_training(arguments):
+    import gpt
+    import torch
+
+    torch.manual_seed(1234)
+    model = gpt.GPT()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    return model, optimizer, gpt.batches(gpt.corpus(), arguments.steps, seed=99)
+
+
+def train(model, optimizer, inputs, targets):
+    import gpt
+
+    return gpt.train_step(model, optimizer, inputs, targets)
+
+
+def note(arguments, kind, losses, seconds, loss, took):
+    """Keeps a step's loss, bit for bit, and shows how far the run is."""
+    value = loss.item()
+    losses.append(value.hex())
+    seconds.append(took)
+    line = f"  {kind:9}  step {len(losses):2} of {arguments.steps}   loss {value:.4f}   {took:5.2f} s"
+    end = "" if sys.stdout.isatty() else "\n"
+    if end == "" or len(losses) in (1, arguments.steps) or len(losses) % 8 == 0:
+        print("\r" * (not end) + line, end=end, flush=True)
+
+
+def finish(arguments, **figures):
+    pathlib.Path(arguments.result).write_text(json.dumps(figures))
+
+
+def run_child(arguments, kind, *extra):
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as result:
+        command = [sys.executable, __file__, "--run", kind, "--steps", str(arguments.steps)]
+        command += ["--report", arguments.report, "--result", result.name, *extra]
+        command += ["--pool", arguments.pool] if arguments.pool else []
+        code = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
+        if code:
+            sys.exit(f"demo: the {kind} run ended with exit code {code}")
+        return json.load(result)
+
+
+# -- the table ------------------------------------------------------------------------------------------
+
+
+def report(arguments, plain, tide, budget):
+    planned = [step for step in tide["steps"] if step["phase"] == "planned"]
+    timed = planned[1:] or tide["steps"]
+    plain_time = statistics.median(plain["seconds"])
+    tide_time = statistics.median(step["seconds"] for step in timed)
+
+    def per_step(key):
+        return statistics.median(step[key] for step in timed)
+
+    same = plain["losses"] == tide["losses"]
+    within = tide["peak_bytes"] <= budget
+    rows = [
+        ("", "plain", f"with {arguments.fraction:.0%}"),
+        ("budget", "", f"{budget / MIB:.1f} MiB"),
+        ("peak of live tensors and staging", f"{plain['peak_bytes'] / MIB:.1f} MiB", f"{tide['peak_bytes'] / MIB:.1f} MiB"),
+        ("peak of the process above its start", f"{plain['process_bytes'] / MIB:.1f} MiB", f"{tide['process_bytes'] / MIB:.1f} MiB"),
+        ("step time, median", f"{plain_time:.3f} s", f"{tide_time:.3f} s ({tide_time / plain_time:.2f} x)"),
+        ("moved out per step", "", f"{per_step('bytes_written') / MIB:.1f} MiB"),
+        ("moved in per step", "", f"{per_step('bytes_read') / MIB:.1f} MiB"),
+        ("stalls per step", "", f"{per_step('stalls'):.0f}, {per_step('stall_seconds'):.3f} s"),
+        (f"losses of {len(tide['losses'])} steps", "", "identical" if same else "DIFFERENT"),
+    ]
+    print()
+    for name, left, right in rows:
+        print(f"  {name:36} {left:>12}   {right}")
+    print(f"\n  planned from step {len(tide['steps']) - len(planned) + 1} on; data path {tide['stats']['data_path']}")
+    print(f"  report: {arguments.report}")
+    if not same:
+        first = next(i for i, (a, b) in enumerate(zip(plain["losses"], tide["losses"], strict=True)) if a != b)
+        print(f"demo: the losses differ first at step {first + 1}: please report this as a bug", file=sys.stderr)
+    if not within:
+        print("demo: the budget was exceeded: please report this as a bug", file=sys.stderr)
+    return 0 if same and within else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
