@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use thiserror::Error;
 
 use super::endian::{U32, U64, U128};
-use super::entry::{Change, EntryError, TensorEntry, decode_changes, encode_change};
+use super::entry::{Change, EntryError, TensorEntry, decode_changes, encode_put};
 use super::{BLOCK_BYTES, checksum_of};
 
 const MAGIC: [u8; 8] = *b"TIDEINDX";
@@ -58,22 +58,10 @@ pub enum CheckpointError {
 
 impl Checkpoint {
     /// The blocks that stand in the slot.
-    pub fn encode(&self) -> Vec<u8> {
-        Self::encode_tensors(self.pool, self.share, self.epoch, self.tensors.iter().cloned())
-    }
-
-    /// As [`Self::encode`], without needing all tensors in one list.
-    pub fn encode_tensors(
-        pool: u128,
-        share: u32,
-        epoch: u64,
-        tensors: impl Iterator<Item = TensorEntry>,
-    ) -> Vec<u8> {
+    pub fn encode(pool: u128, share: u32, epoch: u64, tensors: &[TensorEntry]) -> Vec<u8> {
         let mut bytes = vec![0; CHECKPOINT_HEADER_BYTES];
-        let mut count = 0_u64;
         for tensor in tensors {
-            encode_change(&Change::Put(tensor), &mut bytes);
-            count += 1;
+            encode_put(tensor, &mut bytes);
         }
         let mut head = CheckpointOnMedia::zeroed();
         head.magic = MAGIC;
@@ -81,7 +69,7 @@ impl Checkpoint {
         head.pool = pool.into();
         head.epoch = epoch.into();
         head.payload_bytes = ((bytes.len() - CHECKPOINT_HEADER_BYTES) as u64).into();
-        head.tensors = count.into();
+        head.tensors = (tensors.len() as u64).into();
         head.checksum =
             checksum_of(&[bytemuck::bytes_of(&head), &bytes[CHECKPOINT_HEADER_BYTES..]]).into();
         bytes[..CHECKPOINT_HEADER_BYTES].copy_from_slice(bytemuck::bytes_of(&head));
@@ -140,6 +128,10 @@ mod tests {
     use super::*;
     use crate::layout::entry::tests::entry;
 
+    fn encoded(tensors: u128) -> Vec<u8> {
+        Checkpoint::encode(3, 1, 9, &checkpoint(tensors).tensors)
+    }
+
     fn checkpoint(tensors: u128) -> Checkpoint {
         Checkpoint { pool: 3, share: 1, epoch: 9, tensors: (0..tensors).map(entry).collect() }
     }
@@ -147,7 +139,7 @@ mod tests {
     #[test]
     fn a_checkpoint_is_read_back_and_claims_its_size() {
         for tensors in [0, 1, 500] {
-            let bytes = checkpoint(tensors).encode();
+            let bytes = encoded(tensors);
             assert_eq!(Checkpoint::decode(&bytes), Ok(checkpoint(tensors)));
             assert_eq!(Checkpoint::claim(&bytes), Some((9, bytes.len() as u64)));
         }
@@ -155,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_torn_or_blank_checkpoint_is_absent() {
-        let good = checkpoint(500).encode();
+        let good = encoded(500);
         for torn in 0..good.len() / BLOCK_BYTES as usize {
             let mut bytes = good.clone();
             bytes[torn * BLOCK_BYTES as usize..][..BLOCK_BYTES as usize].fill(0x55);

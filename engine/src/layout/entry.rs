@@ -78,52 +78,57 @@ pub struct EntryError {
 pub fn encoded_bytes(change: &Change) -> usize {
     match change {
         Change::Delete(_) => size_of::<EntryOnMedia>(),
-        Change::Put(entry) => {
-            let name = entry.name.as_ref().map_or(0, |name| name.len());
-            (size_of::<EntryOnMedia>()
-                + entry.runs.len() * size_of::<RunOnMedia>()
-                + entry.checksums.len() * size_of::<U32>()
-                + name)
-                .next_multiple_of(8)
-        }
+        Change::Put(entry) => put_bytes(entry),
     }
+}
+
+fn put_bytes(entry: &TensorEntry) -> usize {
+    let name = entry.name.as_ref().map_or(0, |name| name.len());
+    let runs = entry.runs.len() * size_of::<RunOnMedia>();
+    let checksums = entry.checksums.len() * size_of::<U32>();
+    (size_of::<EntryOnMedia>() + runs + checksums + name).next_multiple_of(8)
 }
 
 /// Appends a change to `out`.
 pub fn encode_change(change: &Change, out: &mut Vec<u8>) {
-    let mut head = EntryOnMedia::zeroed();
-    head.entry_bytes = (encoded_bytes(change) as u32).into();
-    let end = out.len() + encoded_bytes(change);
     match change {
+        Change::Put(entry) => encode_put(entry, out),
         Change::Delete(id) => {
+            let mut head = EntryOnMedia::zeroed();
             head.id = id.0.into();
+            head.entry_bytes = (size_of::<EntryOnMedia>() as u32).into();
             head.kind = KIND_DELETE;
             out.extend_from_slice(bytemuck::bytes_of(&head));
         }
-        Change::Put(entry) => {
-            let name = entry.name.as_deref().unwrap_or_default();
-            head.id = entry.id.0.into();
-            head.length = entry.length.into();
-            head.runs = (entry.runs.len() as u32).into();
-            head.checksums = (entry.checksums.len() as u32).into();
-            head.name_bytes = (name.len() as u16).into();
-            head.kind = KIND_PUT;
-            head.class = entry.class as u8;
-            out.extend_from_slice(bytemuck::bytes_of(&head));
-            for run in &entry.runs {
-                out.extend_from_slice(bytemuck::bytes_of(&RunOnMedia {
-                    segment: run.segment.into(),
-                    block: run.block.into(),
-                    blocks: run.blocks.into(),
-                    reserved: [0; 4],
-                }));
-            }
-            for checksum in &entry.checksums {
-                out.extend_from_slice(&checksum.to_le_bytes());
-            }
-            out.extend_from_slice(name.as_bytes());
-        }
     }
+}
+
+/// Appends the change that brings `entry` to `out`.
+pub(super) fn encode_put(entry: &TensorEntry, out: &mut Vec<u8>) {
+    let end = out.len() + put_bytes(entry);
+    let name = entry.name.as_deref().unwrap_or_default();
+    let mut head = EntryOnMedia::zeroed();
+    head.id = entry.id.0.into();
+    head.length = entry.length.into();
+    head.entry_bytes = (put_bytes(entry) as u32).into();
+    head.runs = (entry.runs.len() as u32).into();
+    head.checksums = (entry.checksums.len() as u32).into();
+    head.name_bytes = (name.len() as u16).into();
+    head.kind = KIND_PUT;
+    head.class = entry.class as u8;
+    out.extend_from_slice(bytemuck::bytes_of(&head));
+    for run in &entry.runs {
+        out.extend_from_slice(bytemuck::bytes_of(&RunOnMedia {
+            segment: run.segment.into(),
+            block: run.block.into(),
+            blocks: run.blocks.into(),
+            reserved: [0; 4],
+        }));
+    }
+    for checksum in &entry.checksums {
+        out.extend_from_slice(&checksum.to_le_bytes());
+    }
+    out.extend_from_slice(name.as_bytes());
     out.resize(end, 0);
 }
 
