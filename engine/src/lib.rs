@@ -4,4 +4,7 @@
 //! may lie, `path` is how they reach a device, `schedule` keeps a device busy without drowning it,
 //! `layout` is what stands on the media, `log` decides where a tensor goes, `pool` is the public face.
 
+pub mod memory;
+pub mod path;
+pub mod schedule;
 pub mod units;
