@@ -196,6 +196,7 @@ fn a_device_that_vanishes_fails_what_is_in_flight_and_refuses_the_rest() {
     let pieces = write(&reactor, &tensor, &striped(tensor.len(), 1, 0));
     disks[0].hold();
     let ticket = read_ticket(&reactor, tensor.len(), &pieces);
+    until("a full ring", || disks[0].in_flight() == 2);
     disks[0].vanish();
     let failed = ticket.wait_timeout(SOON).unwrap().unwrap_err();
     assert_eq!(failed.device(), Some(DeviceIndex(0)), "{failed}");
@@ -261,6 +262,7 @@ fn a_cancelled_write_stops_at_the_next_piece_and_says_so_once_nothing_is_in_flig
     let memory = bytes(1 << 20, 2);
     let transfer = Transfer::Write { source: memory.into(), pieces: striped(1 << 20, 1, 0) };
     let ticket = reactor.submit(transfer, Urgency::Ahead, None, nothing()).unwrap();
+    until("a full ring", || disks[0].in_flight() == 2);
     assert!(!ticket.released());
     ticket.cancel();
     until("the release of the memory", || ticket.released());
@@ -281,6 +283,7 @@ fn a_cancelled_read_writes_its_memory_no_more() {
     let pieces = write(&reactor, &tensor, &striped(tensor.len(), 1, 0));
     disks[0].hold();
     let ticket = read_ticket(&reactor, tensor.len(), &pieces);
+    until("both reads in flight", || disks[0].in_flight() == 2);
     ticket.cancel();
     until("the release of the memory", || ticket.released());
     disks[0].release();

@@ -83,6 +83,8 @@ struct State {
     /// Counts power cuts; what was started in an earlier life fails.
     life: u64,
     next_id: u64,
+    /// Operations started and not completed.
+    operations: usize,
     /// Writes that were started and have not completed, with their bytes.
     in_flight: Vec<(u64, u64, Vec<u8>)>,
 }
@@ -132,6 +134,7 @@ impl SimDisk {
             vanished: false,
             life: 0,
             next_id: 0,
+            operations: 0,
             in_flight: Vec::new(),
         };
         let size = ByteCount(size.0 & !(ALIGNMENT as u64 - 1));
@@ -212,6 +215,11 @@ impl SimDisk {
         self.state().counters
     }
 
+    /// How many operations are in flight.
+    pub fn in_flight(&self) -> usize {
+        self.state().operations
+    }
+
     /// The bytes that a read would answer now, damage included.
     pub fn peek(&self, offset: u64, length: usize) -> Vec<u8> {
         let first = offset - offset % ALIGNMENT as u64;
@@ -238,6 +246,7 @@ impl SimDisk {
         let mut state = self.state();
         let id = state.next_id;
         state.next_id += 1;
+        state.operations += 1;
         let latency_max = state.profile.latency_ticks_max.max(1);
         let due = now + 1 + state.random.below(latency_max);
         let fault = state.strike(kind);
@@ -264,6 +273,7 @@ impl SimDisk {
     /// Completes an operation; answers the bytes moved or an error number, as the kernel does.
     pub(super) fn finish(&self, started: &Started, operation: &mut Operation) -> Result<u32, i32> {
         let mut state = self.state();
+        state.operations -= 1;
         let at = state.in_flight.iter().position(|(id, ..)| *id == started.id);
         let write = at.map(|at| state.in_flight.swap_remove(at));
         if state.vanished || state.life != started.life {
@@ -306,6 +316,7 @@ impl SimDisk {
     /// The process went with this in flight: a write of it counts as taken in, unflushed.
     pub(super) fn abandon(&self, started: &Started) {
         let mut state = self.state();
+        state.operations -= 1;
         if let Some(at) = state.in_flight.iter().position(|(id, ..)| *id == started.id) {
             let (_, offset, data) = state.in_flight.swap_remove(at);
             state.media.write(offset, &data);
