@@ -147,8 +147,12 @@ fn commit(
         contents.entry(it.write.reservation()?, &it.checksums).map(Change::Put)
     });
     // What another batch has deleted meanwhile is gone already.
-    let gone = deletes.iter().filter(|id| contents.is_durable(**id));
-    let changes: Vec<Change> = puts.chain(gone.map(|id| Change::Delete(*id))).collect();
+    let stands = |id: &TensorId| {
+        contents.current(*id).is_some_and(|it| it.durability == Durability::Durable)
+    };
+    let deletes: Vec<TensorId> = deletes.iter().copied().filter(stands).collect();
+    let changes: Vec<Change> =
+        puts.chain(deletes.iter().map(|id| Change::Delete(*id))).collect();
     drop(contents);
 
     let media = MetadataIo { reactor, written: &shared.metadata_written };
@@ -160,7 +164,7 @@ fn commit(
                 .into_iter()
                 .filter_map(|it| it.write.take().map(|reservation| (reservation, it.checksums)))
                 .collect();
-            shared.contents().apply(puts, deletes);
+            shared.contents().apply(puts, &deletes);
             Ok(())
         }
         Err(AppendError::Device(error)) => {
