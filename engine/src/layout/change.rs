@@ -1,0 +1,160 @@
+//! A record of the change log: one commit, whole or not at all.
+
+use bytemuck::{Pod, Zeroable};
+use thiserror::Error;
+
+use super::endian::{U32, U64, U128};
+use super::entry::{Change, EntryError, decode_changes, encode_change, encoded_bytes};
+use super::{BLOCK_BYTES, checksum_of};
+
+const MAGIC: [u8; 8] = *b"TIDECHNG";
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct RecordOnMedia {
+    magic: [u8; 8],
+    /// CRC32C over this structure with this field as zero, then the payload.
+    checksum: U32,
+    payload_bytes: U32,
+    pool: U128,
+    epoch: U64,
+    sequence: U64,
+    share: U32,
+    reserved: [u8; 12],
+}
+
+/// Bytes of a record before its changes.
+pub const RECORD_HEADER_BYTES: usize = 64;
+const _: () = assert!(size_of::<RecordOnMedia>() == RECORD_HEADER_BYTES);
+
+/// One commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChangeRecord {
+    /// The pool it belongs to.
+    pub pool: u128,
+    /// The share it belongs to.
+    pub share: u32,
+    /// The checkpoint it continues.
+    pub epoch: u64,
+    /// Its place after that checkpoint, from 1.
+    pub sequence: u64,
+    /// What the commit changes, in order.
+    pub changes: Vec<Change>,
+}
+
+/// Why no record can be read at a place of the change log.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum ChangeRecordError {
+    /// No whole record: the end of the log, or a torn one.
+    #[error("no whole record stands here")]
+    Absent,
+    /// The checksum is right, so we wrote it; the content is wrong all the same.
+    #[error(
+        "the change record {sequence} of epoch {epoch} has a right checksum and wrong content: {source}"
+    )]
+    Content {
+        /// The record's epoch.
+        epoch: u64,
+        /// The record's sequence number.
+        sequence: u64,
+        /// What is wrong.
+        source: EntryError,
+    },
+}
+
+impl ChangeRecord {
+    /// Bytes that a record of these changes takes in the log, padding included.
+    pub fn bytes_for(changes: &[Change]) -> u64 {
+        let payload: usize = changes.iter().map(encoded_bytes).sum();
+        ((RECORD_HEADER_BYTES + payload) as u64).next_multiple_of(BLOCK_BYTES)
+    }
+
+    /// The blocks that stand in the log.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![0; RECORD_HEADER_BYTES];
+        for change in &self.changes {
+            encode_change(change, &mut bytes);
+        }
+        let mut head = RecordOnMedia::zeroed();
+        head.magic = MAGIC;
+        head.payload_bytes = ((bytes.len() - RECORD_HEADER_BYTES) as u32).into();
+        head.pool = self.pool.into();
+        head.epoch = self.epoch.into();
+        head.sequence = self.sequence.into();
+        head.share = self.share.into();
+        head.checksum =
+            checksum_of(&[bytemuck::bytes_of(&head), &bytes[RECORD_HEADER_BYTES..]]).into();
+        bytes[..RECORD_HEADER_BYTES].copy_from_slice(bytemuck::bytes_of(&head));
+        bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES as usize), 0);
+        bytes
+    }
+
+    /// Reads the record at the start of `bytes` (which may go on behind it); also returns the bytes it
+    /// takes, padding included.
+    ///
+    /// # Errors
+    /// No whole record stands there, or one whose content cannot be.
+    pub fn decode(bytes: &[u8]) -> Result<(Self, usize), ChangeRecordError> {
+        let absent = ChangeRecordError::Absent;
+        let Some((head, rest)) = bytes.split_at_checked(RECORD_HEADER_BYTES) else {
+            return Err(absent);
+        };
+        let mut head: RecordOnMedia = bytemuck::pod_read_unaligned(head);
+        let Some(payload) = rest.get(..head.payload_bytes.get() as usize) else {
+            return Err(absent);
+        };
+        let checksum = head.checksum.get();
+        head.checksum = 0.into();
+        if head.magic != MAGIC || checksum != checksum_of(&[bytemuck::bytes_of(&head), payload]) {
+            return Err(absent);
+        }
+        let (epoch, sequence) = (head.epoch.get(), head.sequence.get());
+        let changes = decode_changes(payload).map_err(|source| ChangeRecordError::Content {
+            epoch,
+            sequence,
+            source,
+        })?;
+        let record =
+            Self { pool: head.pool.get(), share: head.share.get(), epoch, sequence, changes };
+        let length = (RECORD_HEADER_BYTES + payload.len()).next_multiple_of(BLOCK_BYTES as usize);
+        Ok((record, length))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::TensorId;
+    use crate::layout::entry::tests::entry;
+
+    fn record() -> ChangeRecord {
+        let changes =
+            (0..200).map(|id| Change::Put(entry(id))).chain([Change::Delete(TensorId(5))]);
+        ChangeRecord { pool: 3, share: 1, epoch: 9, sequence: 4, changes: changes.collect() }
+    }
+
+    #[test]
+    fn a_record_is_read_back_with_bytes_behind_it() {
+        let mut bytes = record().encode();
+        let length = bytes.len();
+        assert_eq!(length as u64, ChangeRecord::bytes_for(&record().changes));
+        assert!(length > BLOCK_BYTES as usize);
+        bytes.extend([0xAA; 5000]);
+        assert_eq!(ChangeRecord::decode(&bytes), Ok((record(), length)));
+    }
+
+    #[test]
+    fn a_record_torn_at_any_block_is_absent() {
+        let good = record().encode();
+        for torn in 0..good.len() / BLOCK_BYTES as usize {
+            let mut bytes = good.clone();
+            bytes[torn * BLOCK_BYTES as usize..][..BLOCK_BYTES as usize].fill(0);
+            assert_eq!(
+                ChangeRecord::decode(&bytes),
+                Err(ChangeRecordError::Absent),
+                "block {torn}"
+            );
+        }
+        assert_eq!(ChangeRecord::decode(&[]), Err(ChangeRecordError::Absent));
+    }
+}

@@ -1,0 +1,159 @@
+//! An index checkpoint: every durable tensor of a share, at one commit.
+
+use bytemuck::{Pod, Zeroable};
+use thiserror::Error;
+
+use super::endian::{U32, U64, U128};
+use super::entry::{Change, EntryError, TensorEntry, decode_changes, encode_put};
+use super::{BLOCK_BYTES, checksum_of};
+
+const MAGIC: [u8; 8] = *b"TIDEINDX";
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct CheckpointOnMedia {
+    magic: [u8; 8],
+    /// CRC32C over this structure with this field as zero, then the payload.
+    checksum: U32,
+    share: U32,
+    pool: U128,
+    epoch: U64,
+    payload_bytes: U64,
+    tensors: U64,
+    reserved: [u8; 8],
+}
+
+/// Bytes of a checkpoint before its tensors.
+pub const CHECKPOINT_HEADER_BYTES: usize = 64;
+const _: () = assert!(size_of::<CheckpointOnMedia>() == CHECKPOINT_HEADER_BYTES);
+
+/// The durable tensors of a share at one commit. The change log in the same slot continues it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// The pool it belongs to.
+    pub pool: u128,
+    /// The share it belongs to.
+    pub share: u32,
+    /// Counts the share's checkpoints; the highest valid one holds.
+    pub epoch: u64,
+    /// Every durable tensor.
+    pub tensors: Vec<TensorEntry>,
+}
+
+/// Why no checkpoint can be read from a slot.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum CheckpointError {
+    /// No whole checkpoint of this pool and share.
+    #[error("no whole checkpoint stands here")]
+    Absent,
+    /// The checksum is right, so we wrote it; the content is wrong all the same.
+    #[error("the checkpoint of epoch {epoch} has a right checksum and wrong content: {what}")]
+    Content {
+        /// The checkpoint's epoch.
+        epoch: u64,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+impl Checkpoint {
+    /// The blocks that stand in the slot.
+    pub fn encode(pool: u128, share: u32, epoch: u64, tensors: &[TensorEntry]) -> Vec<u8> {
+        let mut bytes = vec![0; CHECKPOINT_HEADER_BYTES];
+        for tensor in tensors {
+            encode_put(tensor, &mut bytes);
+        }
+        let mut head = CheckpointOnMedia::zeroed();
+        head.magic = MAGIC;
+        head.share = share.into();
+        head.pool = pool.into();
+        head.epoch = epoch.into();
+        head.payload_bytes = ((bytes.len() - CHECKPOINT_HEADER_BYTES) as u64).into();
+        head.tensors = (tensors.len() as u64).into();
+        head.checksum =
+            checksum_of(&[bytemuck::bytes_of(&head), &bytes[CHECKPOINT_HEADER_BYTES..]]).into();
+        bytes[..CHECKPOINT_HEADER_BYTES].copy_from_slice(bytemuck::bytes_of(&head));
+        bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES as usize), 0);
+        bytes
+    }
+
+    /// Epoch and size (padding included) that the first bytes of a slot claim, so that a reader need not
+    /// read the whole slot. The claim is only true if [`Self::decode`] says so.
+    pub fn claim(head: &[u8]) -> Option<(u64, u64)> {
+        let head: CheckpointOnMedia =
+            bytemuck::pod_read_unaligned(head.get(..CHECKPOINT_HEADER_BYTES)?);
+        let bytes = head.payload_bytes.get().checked_add(CHECKPOINT_HEADER_BYTES as u64)?;
+        (head.magic == MAGIC)
+            .then_some((head.epoch.get(), bytes.checked_next_multiple_of(BLOCK_BYTES)?))
+    }
+
+    /// Reads the checkpoint at the start of `bytes`.
+    ///
+    /// # Errors
+    /// No whole checkpoint stands there, or one whose content cannot be.
+    pub fn decode(bytes: &[u8]) -> Result<Self, CheckpointError> {
+        let Some((head, rest)) = bytes.split_at_checked(CHECKPOINT_HEADER_BYTES) else {
+            return Err(CheckpointError::Absent);
+        };
+        let mut head: CheckpointOnMedia = bytemuck::pod_read_unaligned(head);
+        let payload =
+            usize::try_from(head.payload_bytes.get()).ok().and_then(|end| rest.get(..end));
+        let Some(payload) = payload else { return Err(CheckpointError::Absent) };
+        let checksum = head.checksum.get();
+        head.checksum = 0.into();
+        if head.magic != MAGIC || checksum != checksum_of(&[bytemuck::bytes_of(&head), payload]) {
+            return Err(CheckpointError::Absent);
+        }
+        let epoch = head.epoch.get();
+        let wrong = |what: String| CheckpointError::Content { epoch, what };
+        let changes =
+            decode_changes(payload).map_err(|source: EntryError| wrong(source.to_string()))?;
+        let tensors: Option<Vec<TensorEntry>> = changes
+            .into_iter()
+            .map(|change| match change {
+                Change::Put(entry) => Some(entry),
+                Change::Delete(_) => None,
+            })
+            .collect();
+        let tensors = tensors.ok_or_else(|| wrong("it contains a deletion".into()))?;
+        if tensors.len() as u64 != head.tensors.get() {
+            return Err(wrong(format!("{} tensors, not {}", tensors.len(), head.tensors.get())));
+        }
+        Ok(Self { pool: head.pool.get(), share: head.share.get(), epoch, tensors })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::entry::tests::entry;
+
+    fn encoded(tensors: u128) -> Vec<u8> {
+        Checkpoint::encode(3, 1, 9, &checkpoint(tensors).tensors)
+    }
+
+    fn checkpoint(tensors: u128) -> Checkpoint {
+        Checkpoint { pool: 3, share: 1, epoch: 9, tensors: (0..tensors).map(entry).collect() }
+    }
+
+    #[test]
+    fn a_checkpoint_is_read_back_and_claims_its_size() {
+        for tensors in [0, 1, 500] {
+            let bytes = encoded(tensors);
+            assert_eq!(Checkpoint::decode(&bytes), Ok(checkpoint(tensors)));
+            assert_eq!(Checkpoint::claim(&bytes), Some((9, bytes.len() as u64)));
+        }
+    }
+
+    #[test]
+    fn a_torn_or_blank_checkpoint_is_absent() {
+        let good = encoded(500);
+        for torn in 0..good.len() / BLOCK_BYTES as usize {
+            let mut bytes = good.clone();
+            bytes[torn * BLOCK_BYTES as usize..][..BLOCK_BYTES as usize].fill(0x55);
+            assert_eq!(Checkpoint::decode(&bytes), Err(CheckpointError::Absent), "block {torn}");
+        }
+        assert_eq!(Checkpoint::decode(&[0; 4096]), Err(CheckpointError::Absent));
+        assert_eq!(Checkpoint::claim(&[0xFF; 64]), None);
+    }
+}

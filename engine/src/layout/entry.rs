@@ -1,0 +1,287 @@
+//! A change to the index as bytes: a tensor that appears, or one that disappears. Checkpoints and
+//! change-log records are both sequences of these.
+
+use bytemuck::{Pod, Zeroable};
+use thiserror::Error;
+
+use super::endian::{U16, U32, U64, U128};
+use super::tensor::{LifetimeClass, NAME_BYTES_MAX, Run, TensorId};
+use super::{BLOCK_BYTES, blocks_for};
+
+const KIND_PUT: u8 = 1;
+const KIND_DELETE: u8 = 2;
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct EntryOnMedia {
+    id: U128,
+    length: U64,
+    /// The whole entry: this structure, runs, checksums, name, padding to eight bytes.
+    entry_bytes: U32,
+    runs: U32,
+    checksums: U32,
+    name_bytes: U16,
+    kind: u8,
+    class: u8,
+    reserved: [u8; 8],
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct RunOnMedia {
+    segment: U32,
+    block: U32,
+    blocks: U32,
+    reserved: [u8; 4],
+}
+
+const _: () = assert!(size_of::<EntryOnMedia>() == 48);
+const _: () = assert!(size_of::<RunOnMedia>() == 16);
+
+/// A tensor as the index holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorEntry {
+    /// What it is called.
+    pub id: TensorId,
+    /// The name behind the id, where the caller gave one.
+    pub name: Option<Box<str>>,
+    /// Its length in bytes.
+    pub length: u64,
+    /// How long it will probably live.
+    pub class: LifetimeClass,
+    /// Where its bytes lie, in order.
+    pub runs: Box<[Run]>,
+    /// CRC32C of the valid bytes of each piece: of each stripe unit, or part of one, that the runs touch.
+    pub checksums: Box<[u32]>,
+}
+
+/// One step of the index from one state to the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The tensor appears, or takes the place of an older version.
+    Put(TensorEntry),
+    /// The tensor disappears.
+    Delete(TensorId),
+}
+
+/// Why bytes are not a sequence of changes.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("the index entry at byte {offset} is not valid: {what}")]
+pub struct EntryError {
+    /// Where the entry starts within the sequence.
+    pub offset: usize,
+    /// What is wrong with it.
+    pub what: &'static str,
+}
+
+/// How many bytes [`encode_change`] appends.
+pub fn encoded_bytes(change: &Change) -> usize {
+    match change {
+        Change::Delete(_) => size_of::<EntryOnMedia>(),
+        Change::Put(entry) => put_bytes(entry),
+    }
+}
+
+fn put_bytes(entry: &TensorEntry) -> usize {
+    let name = entry.name.as_ref().map_or(0, |name| name.len());
+    let runs = entry.runs.len() * size_of::<RunOnMedia>();
+    let checksums = entry.checksums.len() * size_of::<U32>();
+    (size_of::<EntryOnMedia>() + runs + checksums + name).next_multiple_of(8)
+}
+
+/// Appends a change to `out`.
+pub fn encode_change(change: &Change, out: &mut Vec<u8>) {
+    match change {
+        Change::Put(entry) => encode_put(entry, out),
+        Change::Delete(id) => {
+            let mut head = EntryOnMedia::zeroed();
+            head.id = id.0.into();
+            head.entry_bytes = (size_of::<EntryOnMedia>() as u32).into();
+            head.kind = KIND_DELETE;
+            out.extend_from_slice(bytemuck::bytes_of(&head));
+        }
+    }
+}
+
+/// Appends the change that brings `entry` to `out`.
+pub(super) fn encode_put(entry: &TensorEntry, out: &mut Vec<u8>) {
+    let end = out.len() + put_bytes(entry);
+    let name = entry.name.as_deref().unwrap_or_default();
+    let mut head = EntryOnMedia::zeroed();
+    head.id = entry.id.0.into();
+    head.length = entry.length.into();
+    head.entry_bytes = (put_bytes(entry) as u32).into();
+    head.runs = (entry.runs.len() as u32).into();
+    head.checksums = (entry.checksums.len() as u32).into();
+    head.name_bytes = (name.len() as u16).into();
+    head.kind = KIND_PUT;
+    head.class = entry.class as u8;
+    out.extend_from_slice(bytemuck::bytes_of(&head));
+    for run in &entry.runs {
+        out.extend_from_slice(bytemuck::bytes_of(&RunOnMedia {
+            segment: run.segment.into(),
+            block: run.block.into(),
+            blocks: run.blocks.into(),
+            reserved: [0; 4],
+        }));
+    }
+    for checksum in &entry.checksums {
+        out.extend_from_slice(&checksum.to_le_bytes());
+    }
+    out.extend_from_slice(name.as_bytes());
+    out.resize(end, 0);
+}
+
+/// Reads a whole sequence of changes.
+///
+/// # Errors
+/// The first entry that is cut, contradicts itself or is of an unknown kind. Whether the runs lie inside
+/// the share is for recovery to say, which knows the geometry.
+pub fn decode_changes(bytes: &[u8]) -> Result<Vec<Change>, EntryError> {
+    let mut changes = Vec::new();
+    let mut offset = 0;
+    while offset < bytes.len() {
+        let (change, length) =
+            decode_change(&bytes[offset..]).map_err(|what| EntryError { offset, what })?;
+        changes.push(change);
+        offset += length;
+    }
+    Ok(changes)
+}
+
+fn decode_change(bytes: &[u8]) -> Result<(Change, usize), &'static str> {
+    let (head, _) = bytes.split_at_checked(size_of::<EntryOnMedia>()).ok_or("it is cut")?;
+    let head: EntryOnMedia = bytemuck::pod_read_unaligned(head);
+    let length = head.entry_bytes.get() as usize;
+    let body = bytes.get(size_of::<EntryOnMedia>()..length).ok_or("its length is impossible")?;
+    let id = TensorId(head.id.get());
+    if head.kind == KIND_DELETE {
+        return if body.is_empty() {
+            Ok((Change::Delete(id), length))
+        } else {
+            Err("a deletion carries data")
+        };
+    }
+    if head.kind != KIND_PUT {
+        return Err("its kind is unknown");
+    }
+    let class = LifetimeClass::from_media(head.class).ok_or("its lifetime class is unknown")?;
+    let name_bytes = usize::from(head.name_bytes.get());
+    if name_bytes > NAME_BYTES_MAX {
+        return Err("its name is too long");
+    }
+    let cut = "its parts are longer than the entry";
+    let runs_bytes = head.runs.get() as usize * size_of::<RunOnMedia>();
+    let (runs, rest) = body.split_at_checked(runs_bytes).ok_or(cut)?;
+    let checksums_bytes = head.checksums.get() as usize * size_of::<U32>();
+    let (checksums, rest) = rest.split_at_checked(checksums_bytes).ok_or(cut)?;
+    let (name, padding) = rest.split_at_checked(name_bytes).ok_or(cut)?;
+    if padding.len() >= 8 || padding.iter().any(|&byte| byte != 0) {
+        return Err("its padding is not zero");
+    }
+    let name = std::str::from_utf8(name).map_err(|_| "its name is not UTF-8")?;
+    let runs: Box<[Run]> = runs
+        .chunks_exact(size_of::<RunOnMedia>())
+        .map(bytemuck::pod_read_unaligned::<RunOnMedia>)
+        .map(|run| Run {
+            segment: run.segment.get(),
+            block: run.block.get(),
+            blocks: run.blocks.get(),
+        })
+        .collect();
+    let length_bytes = head.length.get();
+    let blocks = runs.iter().fold(0, |sum, run| sum + u64::from(run.blocks));
+    if length_bytes > u64::MAX - BLOCK_BYTES || blocks != blocks_for(length_bytes) {
+        return Err("its runs do not hold its length");
+    }
+    if runs.iter().any(|run| run.blocks == 0) {
+        return Err("it has an empty run");
+    }
+    let entry = TensorEntry {
+        id,
+        name: (!name.is_empty()).then(|| name.into()),
+        length: length_bytes,
+        class,
+        runs,
+        checksums: checksums
+            .chunks_exact(size_of::<U32>())
+            .map(|bytes| bytemuck::pod_read_unaligned::<U32>(bytes).get())
+            .collect(),
+    };
+    Ok((Change::Put(entry), length))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn entry(id: u128) -> TensorEntry {
+        TensorEntry {
+            id: TensorId(id),
+            name: (id % 2 == 1).then(|| format!("tensor {id}").into()),
+            length: 3 * BLOCK_BYTES - 5,
+            class: LifetimeClass::Persistent,
+            runs: Box::new([
+                Run { segment: 1, block: 2, blocks: 1 },
+                Run { segment: 9, block: 0, blocks: 2 },
+            ]),
+            checksums: Box::new([7, 8, 9]),
+        }
+    }
+
+    fn encoded(changes: &[Change]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for change in changes {
+            let before = bytes.len();
+            encode_change(change, &mut bytes);
+            assert_eq!(bytes.len() - before, encoded_bytes(change));
+        }
+        bytes
+    }
+
+    #[test]
+    fn changes_are_read_back_in_order() {
+        let empty = TensorEntry {
+            length: 0,
+            runs: Box::new([]),
+            checksums: Box::new([]),
+            name: None,
+            ..entry(4)
+        };
+        let changes = vec![
+            Change::Put(entry(1)),
+            Change::Delete(TensorId(u128::MAX)),
+            Change::Put(entry(2)),
+            Change::Put(empty),
+        ];
+        assert_eq!(decode_changes(&encoded(&changes)), Ok(changes));
+        assert_eq!(decode_changes(&[]), Ok(vec![]));
+    }
+
+    #[test]
+    fn no_mangled_entry_is_accepted_in_silence_or_panics() {
+        let changes = vec![Change::Put(entry(1)), Change::Delete(TensorId(3))];
+        let good = encoded(&changes);
+        for length in 0..good.len() {
+            if let Ok(read) = decode_changes(&good[..length]) {
+                assert!(read.len() < changes.len(), "a cut sequence of {length} bytes was whole");
+            }
+        }
+        for byte in 0..good.len() {
+            let mut bad = good.clone();
+            bad[byte] ^= 0xFF;
+            // Only values that have no redundancy of their own may change; the structure must hold.
+            if let Ok(read) = decode_changes(&bad) {
+                assert_eq!(read.len(), changes.len(), "byte {byte}");
+            }
+        }
+    }
+
+    #[test]
+    fn runs_that_do_not_hold_the_length_are_refused() {
+        let mut bad = entry(1);
+        bad.length += BLOCK_BYTES;
+        let error = decode_changes(&encoded(&[Change::Put(bad)])).unwrap_err();
+        assert_eq!(error.what, "its runs do not hold its length");
+    }
+}

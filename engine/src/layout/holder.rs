@@ -1,0 +1,143 @@
+//! The holder block: which process holds a share, for the message to the one that wants it too.
+//!
+//! The lock itself is the operating system's and dies with its holder; this block is only the name on
+//! the door, and a stale one means nothing.
+
+use std::fmt;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::endian::{U32, U64, U128};
+use super::{BLOCK_BYTES, checksum_of};
+
+const MAGIC: [u8; 8] = *b"TIDEHOLD";
+const COMMAND_BYTES: usize = 1024;
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct HolderOnMedia {
+    magic: [u8; 8],
+    /// CRC32C over the block with this field as zero.
+    checksum: U32,
+    share: U32,
+    pool: U128,
+    process: U32,
+    command_bytes: U32,
+    since: U64,
+    command: [u8; COMMAND_BYTES],
+    reserved: [u8; 3024],
+}
+
+const _: () = assert!(size_of::<HolderOnMedia>() == BLOCK_BYTES as usize);
+
+/// The process that holds, or last held, a share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its process id.
+    pub process: u32,
+    /// Its command line, cut at 1 KiB.
+    pub command: String,
+    /// When it opened the share, in seconds since 1970.
+    pub since: u64,
+}
+
+impl fmt::Display for Holder {
+    /// As in `process 12 (python train.py) since 2026-01-31 12:00:00 UTC`.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (year, month, day) = civil_date(self.since / 86_400);
+        let second = self.since % 86_400;
+        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+        write!(
+            out,
+            "process {} ({}) since {year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC",
+            self.process, self.command
+        )
+    }
+}
+
+/// Year, month and day of a day counted from 1970-01-01.
+fn civil_date(days: u64) -> (u64, u64, u64) {
+    // Years begin in March, so that the leap day is a year's last; 719468 days lie between 1 March of the
+    // year 0 and 1970. The calendar repeats every 400 years, which have 146097 days.
+    let days = days.saturating_add(719_468);
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let date = day - (153 * month + 2) / 5 + 1;
+    let january_or_february = month >= 10;
+    let month = if january_or_february { month - 9 } else { month + 3 };
+    (era * 400 + year + u64::from(january_or_february), month, date)
+}
+
+impl Holder {
+    /// The block that stands on the media.
+    pub fn encode(&self, pool: u128, share: u32) -> Vec<u8> {
+        let mut block = HolderOnMedia::zeroed();
+        let mut length = self.command.len().min(COMMAND_BYTES);
+        while !self.command.is_char_boundary(length) {
+            length -= 1;
+        }
+        block.magic = MAGIC;
+        block.share = share.into();
+        block.pool = pool.into();
+        block.process = self.process.into();
+        block.since = self.since.into();
+        block.command_bytes = (length as u32).into();
+        block.command[..length].copy_from_slice(&self.command.as_bytes()[..length]);
+        block.checksum = checksum_of(&[bytemuck::bytes_of(&block)]).into();
+        bytemuck::bytes_of(&block).to_vec()
+    }
+
+    /// Reads a block; `None` if no holder stands there. The pool is not compared: the reader was just
+    /// refused a lock on this very place and may not have read a superblock yet.
+    pub fn decode(bytes: &[u8], share: u32) -> Option<Self> {
+        let mut block: HolderOnMedia = bytemuck::try_pod_read_unaligned(bytes).ok()?;
+        let checksum = block.checksum.get();
+        block.checksum = 0.into();
+        let whole = block.magic == MAGIC
+            && block.share.get() == share
+            && checksum == checksum_of(&[bytemuck::bytes_of(&block)]);
+        let command = block.command.get(..block.command_bytes.get() as usize)?;
+        whole.then(|| Self {
+            process: block.process.get(),
+            command: String::from_utf8_lossy(command).into_owned(),
+            since: block.since.get(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_holder_is_read_back_and_long_commands_are_cut_at_a_character() {
+        let holder = Holder { process: 77, command: "python train.py".into(), since: 12 };
+        assert_eq!(Holder::decode(&holder.encode(1, 3), 3), Some(holder.clone()));
+        assert_eq!(Holder::decode(&holder.encode(1, 3), 2), None, "another share's block");
+
+        let long = Holder { command: "é".repeat(2000), ..holder };
+        let read = Holder::decode(&long.encode(1, 0), 0).unwrap();
+        assert_eq!(read.command, "é".repeat(512));
+    }
+
+    #[test]
+    fn the_holder_is_said_with_a_date_a_person_can_read() {
+        let said = |since| Holder { process: 7, command: "x y".into(), since }.to_string();
+        assert_eq!(said(0), "process 7 (x y) since 1970-01-01 00:00:00 UTC");
+        assert_eq!(said(951_782_399), "process 7 (x y) since 2000-02-28 23:59:59 UTC");
+        assert_eq!(said(951_782_400), "process 7 (x y) since 2000-02-29 00:00:00 UTC");
+        assert_eq!(said(1_798_761_600), "process 7 (x y) since 2027-01-01 00:00:00 UTC");
+        assert!(!said(u64::MAX).is_empty());
+    }
+
+    #[test]
+    fn a_damaged_or_blank_block_names_nobody() {
+        let mut block = Holder { process: 1, command: "x".into(), since: 1 }.encode(1, 0);
+        block[4000] ^= 1;
+        assert_eq!(Holder::decode(&block, 0), None);
+        assert_eq!(Holder::decode(&[0; 4096], 0), None);
+        assert_eq!(Holder::decode(&[], 0), None);
+    }
+}

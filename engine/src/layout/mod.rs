@@ -1,0 +1,56 @@
+//! What stands on the media: little endian, checksummed with CRC32C, in blocks of 4 KiB.
+//!
+//! Everything here turns values into bytes and bytes into values or a stated reason; nothing here
+//! does I/O. `docs/format.md` draws the same structures; a test keeps their sizes in step.
+//!
+//! ```text
+//! device  | block 0 | block 1      | blocks 2..34 | ... | share areas | data: segments ... | last block   |
+//!         | MBR     | superblock A | share holders|     | (metadata)  |                    | superblock B |
+//! ```
+
+mod change;
+mod checkpoint;
+mod endian;
+mod entry;
+mod geometry;
+mod holder;
+mod superblock;
+mod tensor;
+
+pub use change::{ChangeRecord, ChangeRecordError, RECORD_HEADER_BYTES};
+pub use checkpoint::{CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointError};
+pub use entry::{Change, EntryError, TensorEntry, decode_changes, encode_change, encoded_bytes};
+pub use geometry::{Geometry, GeometryError, GeometryRequest, ShareArea, SlotArea};
+pub use holder::Holder;
+pub use superblock::{FORMAT_VERSION, MAGIC, Superblock, SuperblockError, protective_mbr};
+pub use tensor::{LifetimeClass, NAME_BYTES_MAX, Run, TensorId};
+
+/// The unit of everything on the media: one block. No extent starts or ends off a block boundary.
+pub const BLOCK_BYTES: u64 = 4096;
+
+/// Devices a pool may have.
+pub const DEVICES_MAX: usize = 64;
+
+/// Shares a pool may be divided into: as many holder blocks stand behind the first superblock.
+pub const SHARES_MAX: u32 = 32;
+
+/// Where the first superblock stands. Block 0 is left to a protective MBR.
+pub const SUPERBLOCK_OFFSET: u64 = BLOCK_BYTES;
+
+/// Where the holder block of share 0 stands; the others follow.
+pub const HOLDERS_OFFSET: u64 = 2 * BLOCK_BYTES;
+
+/// Where the first share's metadata stands.
+pub const METADATA_OFFSET: u64 = 256 << 10;
+
+const _: () = assert!(HOLDERS_OFFSET + SHARES_MAX as u64 * BLOCK_BYTES <= METADATA_OFFSET);
+
+/// How many blocks hold `bytes`.
+pub const fn blocks_for(bytes: u64) -> u64 {
+    bytes.div_ceil(BLOCK_BYTES)
+}
+
+/// CRC32C over several slices as if they were one.
+pub(crate) fn checksum_of(parts: &[&[u8]]) -> u32 {
+    parts.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part))
+}

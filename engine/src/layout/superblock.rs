@@ -1,0 +1,308 @@
+//! The superblock: what makes a device a pool's device. It stands twice on every device.
+
+use bytemuck::{Pod, Zeroable};
+use thiserror::Error;
+
+use super::endian::{U32, U64, U128};
+use super::geometry::{Geometry, GeometryError};
+use super::{BLOCK_BYTES, SHARES_MAX, checksum_of};
+
+/// The first eight bytes of a superblock.
+pub const MAGIC: [u8; 8] = *b"TIDELOG\0";
+
+/// The version of the format this code writes, and the only one it reads.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Feature bits that a reader must know, by bit and name. None is in use in version 1.
+const FEATURES: &[(u64, &str)] = &[];
+
+/// Names for features that later versions may set, so that a refusal says more than a number.
+const FEATURES_FORESEEN: &[(u64, &str)] =
+    &[(1 << 0, "copy-forward"), (1 << 1, "data-placement"), (1 << 2, "owner-record")];
+
+/// One share as the superblock's table records it.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct ShareOnMedia {
+    metadata_offset: U64,
+    metadata_bytes: U64,
+    first_segment: U32,
+    segments: U32,
+    reserved: [u8; 40],
+}
+
+/// The superblock's block as it stands on the media.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct SuperblockOnMedia {
+    magic: [u8; 8],
+    version: U32,
+    /// CRC32C over the block with this field as zero.
+    checksum: U32,
+    generation: U64,
+    features: U64,
+    pool: U128,
+    device: U32,
+    devices: U32,
+    device_bytes: U64,
+    stripe_unit: U64,
+    segment_bytes: U64,
+    data_offset: U64,
+    slot_bytes: U64,
+    segments: U32,
+    shares: U32,
+    formatted_at: U64,
+    reserved: [u8; 144],
+    share_table: [ShareOnMedia; SHARES_MAX as usize],
+    tail: [u8; 1792],
+}
+
+const _: () = assert!(size_of::<ShareOnMedia>() == 64);
+const _: () = assert!(size_of::<SuperblockOnMedia>() == BLOCK_BYTES as usize);
+
+/// What a superblock says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Counts the times this pool's superblocks were written; the highest valid one holds.
+    pub generation: u64,
+    /// The pool's own random 128 bits.
+    pub pool: u128,
+    /// This device's place in the pool.
+    pub device: u32,
+    /// Where everything lies.
+    pub geometry: Geometry,
+    /// When the pool was formatted, in seconds since 1970.
+    pub formatted_at: u64,
+}
+
+/// Why a block is not a superblock that this version can use.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum SuperblockError {
+    /// It does not start as a superblock does.
+    #[error("no Tidelog superblock stands here")]
+    Absent,
+    /// It starts like one, but its checksum does not match.
+    #[error("the superblock is damaged: checksum {found:#010x}, expected {expected:#010x}")]
+    Checksum {
+        /// The checksum it carries.
+        expected: u32,
+        /// The checksum of what is there.
+        found: u32,
+    },
+    /// Another version of the format.
+    #[error("the pool has format version {0}; this version reads {FORMAT_VERSION}")]
+    Version(u32),
+    /// Features that this version does not know: using the pool could damage it.
+    #[error("the pool uses features this version does not know: {0}")]
+    Features(String),
+    /// Numbers that contradict each other.
+    #[error(transparent)]
+    Geometry(#[from] GeometryError),
+    /// The device says that it stands outside its own pool.
+    #[error("the superblock says device {device} of {devices}")]
+    Place {
+        /// Its place.
+        device: u32,
+        /// Devices in its pool.
+        devices: u32,
+    },
+}
+
+impl Superblock {
+    /// The block that stands on the media.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut block = SuperblockOnMedia::zeroed();
+        let geometry = &self.geometry;
+        block.magic = MAGIC;
+        block.version = FORMAT_VERSION.into();
+        block.generation = self.generation.into();
+        block.pool = self.pool.into();
+        block.device = self.device.into();
+        block.devices = geometry.devices.into();
+        block.device_bytes = geometry.device_bytes.into();
+        block.stripe_unit = geometry.stripe_unit.into();
+        block.segment_bytes = geometry.segment_bytes.into();
+        block.data_offset = geometry.data_offset.into();
+        block.slot_bytes = geometry.slot_bytes.into();
+        block.segments = geometry.segments.into();
+        block.shares = geometry.shares.into();
+        block.formatted_at = self.formatted_at.into();
+        for (place, share) in block.share_table.iter_mut().zip(share_table(geometry)) {
+            *place = share;
+        }
+        block.checksum = checksum_of(&[bytemuck::bytes_of(&block)]).into();
+        bytemuck::bytes_of(&block).to_vec()
+    }
+
+    /// Reads a block.
+    ///
+    /// # Errors
+    /// It is no superblock, damaged, or of a kind this version must not touch.
+    pub fn decode(bytes: &[u8]) -> Result<Self, SuperblockError> {
+        let Ok(mut block) = bytemuck::try_pod_read_unaligned::<SuperblockOnMedia>(bytes) else {
+            return Err(SuperblockError::Absent);
+        };
+        if block.magic != MAGIC {
+            return Err(SuperblockError::Absent);
+        }
+        let expected = block.checksum.get();
+        block.checksum = 0.into();
+        let found = checksum_of(&[bytemuck::bytes_of(&block)]);
+        if expected != found {
+            return Err(SuperblockError::Checksum { expected, found });
+        }
+        if block.version.get() != FORMAT_VERSION {
+            return Err(SuperblockError::Version(block.version.get()));
+        }
+        refuse_unknown_features(block.features.get())?;
+        let geometry = Geometry {
+            devices: block.devices.get(),
+            device_bytes: block.device_bytes.get(),
+            stripe_unit: block.stripe_unit.get(),
+            segment_bytes: block.segment_bytes.get(),
+            segments: block.segments.get(),
+            data_offset: block.data_offset.get(),
+            shares: block.shares.get(),
+            slot_bytes: block.slot_bytes.get(),
+        };
+        geometry.check()?;
+        let device = block.device.get();
+        if device >= geometry.devices {
+            return Err(SuperblockError::Place { device, devices: geometry.devices });
+        }
+        // The table is derived from the geometry; a table that says otherwise was not written by us.
+        let agrees = share_table(&geometry)
+            .zip(&block.share_table)
+            .all(|(ours, theirs)| bytemuck::bytes_of(&ours) == bytemuck::bytes_of(theirs));
+        if !agrees {
+            return Err(GeometryError::Contradiction("the share table does not fit").into());
+        }
+        Ok(Self {
+            generation: block.generation.get(),
+            pool: block.pool.get(),
+            device,
+            geometry,
+            formatted_at: block.formatted_at.get(),
+        })
+    }
+}
+
+/// The table of shares that belongs to a geometry.
+fn share_table(geometry: &Geometry) -> impl Iterator<Item = ShareOnMedia> {
+    (0..geometry.shares).filter_map(|share| geometry.share(share)).map(|area| ShareOnMedia {
+        metadata_offset: area.slots[0].checkpoint_offset.into(),
+        metadata_bytes: (2 * geometry.slot_bytes).into(),
+        first_segment: area.first_segment.into(),
+        segments: area.segments.into(),
+        reserved: [0; 40],
+    })
+}
+
+fn refuse_unknown_features(features: u64) -> Result<(), SuperblockError> {
+    let known = FEATURES.iter().fold(0, |bits, (bit, _)| bits | bit);
+    let unknown = features & !known;
+    if unknown == 0 {
+        return Ok(());
+    }
+    let names: Vec<String> = (0..64)
+        .map(|bit| 1_u64 << bit)
+        .filter(|bit| unknown & bit != 0)
+        .map(|bit| {
+            FEATURES_FORESEEN
+                .iter()
+                .find(|(foreseen, _)| *foreseen == bit)
+                .map_or_else(|| format!("bit {}", bit.ilog2()), |(_, name)| (*name).to_owned())
+        })
+        .collect();
+    Err(SuperblockError::Features(names.join(", ")))
+}
+
+/// Block 0 of a whole device: a partition table with one entry of type `0xEE` over everything, so that
+/// installers and partitioning tools do not take the disk for a blank one.
+pub fn protective_mbr(device_bytes: u64) -> Vec<u8> {
+    const ENTRY: usize = 446;
+    let mut block = vec![0; BLOCK_BYTES as usize];
+    let sectors = u32::try_from(device_bytes / 512 - 1).unwrap_or(u32::MAX);
+    // Not bootable; first sector 1 in both notations; type "protective"; last cylinder "too large".
+    block[ENTRY..ENTRY + 8].copy_from_slice(&[0, 0, 2, 0, 0xEE, 0xFF, 0xFF, 0xFF]);
+    block[ENTRY + 8..ENTRY + 12].copy_from_slice(&1_u32.to_le_bytes());
+    block[ENTRY + 12..ENTRY + 16].copy_from_slice(&sectors.to_le_bytes());
+    block[510..512].copy_from_slice(&[0x55, 0xAA]);
+    block
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::GeometryRequest;
+    use crate::units::ByteCount;
+
+    fn superblock() -> Superblock {
+        let geometry = Geometry::plan(&GeometryRequest {
+            devices: 2,
+            device_bytes: ByteCount::mib(64),
+            stripe_unit: ByteCount::kib(32),
+            segment_bytes: None,
+            shares: 3,
+        })
+        .unwrap();
+        Superblock { generation: 5, pool: 0xABCD, device: 1, geometry, formatted_at: 1_700_000_000 }
+    }
+
+    /// Changes the bytes and makes the checksum right again.
+    fn resealed(change: impl FnOnce(&mut SuperblockOnMedia)) -> Vec<u8> {
+        let mut block: SuperblockOnMedia = bytemuck::pod_read_unaligned(&superblock().encode());
+        change(&mut block);
+        block.checksum = 0.into();
+        block.checksum = checksum_of(&[bytemuck::bytes_of(&block)]).into();
+        bytemuck::bytes_of(&block).to_vec()
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        assert_eq!(Superblock::decode(&superblock().encode()), Ok(superblock()));
+    }
+
+    #[test]
+    fn any_flipped_bit_is_noticed() {
+        let good = superblock().encode();
+        for byte in 0..good.len() {
+            let mut bad = good.clone();
+            bad[byte] ^= 1 << (byte % 8);
+            assert!(Superblock::decode(&bad).is_err(), "byte {byte}");
+        }
+    }
+
+    #[test]
+    fn unknown_features_are_refused_by_name() {
+        let block = resealed(|block| block.features = (1 << 1 | 1 << 40).into());
+        let Err(SuperblockError::Features(names)) = Superblock::decode(&block) else {
+            panic!("unknown features must be refused");
+        };
+        assert_eq!(names, "data-placement, bit 40");
+    }
+
+    #[test]
+    fn other_versions_and_contradictions_are_refused() {
+        let version = resealed(|block| block.version = 2.into());
+        assert_eq!(Superblock::decode(&version), Err(SuperblockError::Version(2)));
+        let place = resealed(|block| block.device = 2.into());
+        assert_eq!(
+            Superblock::decode(&place),
+            Err(SuperblockError::Place { device: 2, devices: 2 })
+        );
+        let table = resealed(|block| block.share_table[1].segments = 1.into());
+        assert!(matches!(Superblock::decode(&table), Err(SuperblockError::Geometry(_))));
+        assert_eq!(Superblock::decode(&[0; 4096]), Err(SuperblockError::Absent));
+        assert_eq!(Superblock::decode(&[]), Err(SuperblockError::Absent));
+    }
+
+    #[test]
+    fn the_protective_mbr_covers_the_disk() {
+        let block = protective_mbr(1 << 20);
+        assert_eq!(&block[510..512], &[0x55, 0xAA]);
+        assert_eq!(block[450], 0xEE);
+        assert_eq!(block[458..462], 2047_u32.to_le_bytes());
+        assert_eq!(protective_mbr(1 << 50)[458..462], u32::MAX.to_le_bytes());
+    }
+}

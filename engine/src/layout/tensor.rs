@@ -1,0 +1,95 @@
+//! What a tensor is to the log: an id, a lifetime class, and runs of blocks.
+
+use std::fmt;
+use std::hash::Hasher as _;
+
+use siphasher::sip128::{Hasher128 as _, SipHasher24};
+
+/// The longest name a durable tensor may carry, in bytes of UTF-8.
+pub const NAME_BYTES_MAX: usize = 1024;
+
+/// What a tensor is called in the log: 128 bits, chosen by the caller or made from a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TensorId(pub u128);
+
+impl TensorId {
+    /// The id that stands for `name`, the same on every machine and in every version: `SipHash` 2-4
+    /// with 128 bits of output and a key of zeroes.
+    ///
+    /// Two names may in principle share an id; durable tensors store their name, and a put whose name
+    /// differs from the stored one is refused.
+    pub fn from_name(name: &str) -> Self {
+        let mut hasher = SipHasher24::new();
+        hasher.write(name.as_bytes());
+        Self(hasher.finish128().as_u128())
+    }
+}
+
+impl fmt::Display for TensorId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "tensor {:032x}", self.0)
+    }
+}
+
+/// How long a tensor will probably live. Each class has its own lane, because what dies together
+/// should share segments: then a segment is freed whole and nothing is ever copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum LifetimeClass {
+    /// Gone within the step: activations.
+    Transient = 0,
+    /// Rewritten every step: gradients.
+    Step = 1,
+    /// Lives as long as the run: weights, optimizer state.
+    Persistent = 2,
+}
+
+impl LifetimeClass {
+    /// Every class, in the order of their numbers on the media.
+    pub const ALL: [Self; 3] = [Self::Transient, Self::Step, Self::Persistent];
+
+    /// The class with this number on the media, if there is one.
+    pub fn from_media(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+}
+
+/// A run of blocks inside one segment of the log, which lies striped over all devices.
+///
+/// Blocks count through the segment's stripe units in order: unit 0 is on the first device, unit 1 on
+/// the second, and so on around.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Run {
+    /// The segment, counted over the whole pool.
+    pub segment: u32,
+    /// The first block within the segment.
+    pub block: u32,
+    /// How many blocks.
+    pub blocks: u32,
+}
+
+impl Run {
+    /// One past the last block within the segment.
+    pub const fn end(&self) -> u64 {
+        self.block as u64 + self.blocks as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_give_the_same_id_for_ever() {
+        // A constant of the format: durable tensors of older pools are found by it.
+        let id = TensorId::from_name("layer.0.weight");
+        assert_eq!(id.0, 177_062_370_162_191_877_264_695_767_073_021_731_703);
+        assert_ne!(id, TensorId::from_name("layer.1.weight"));
+    }
+
+    #[test]
+    fn unknown_classes_are_not_guessed() {
+        assert_eq!(LifetimeClass::from_media(2), Some(LifetimeClass::Persistent));
+        assert_eq!(LifetimeClass::from_media(3), None);
+    }
+}

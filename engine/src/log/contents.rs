@@ -1,0 +1,434 @@
+//! What a share contains: which version of which tensor can be read, who is reading an old one, which
+//! writes are on their way, and the space of all of them.
+//!
+//! Rules: a version is replaced only by one that is complete; a version that is being read keeps its
+//! space until the last read has ended; a durable tensor appears and disappears only by [`Contents::apply`],
+//! which is called once the commit is on media.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::space::{Durability, Full, Lane, Space, SpaceUse};
+use crate::layout::{Change, LifetimeClass, Run, TensorEntry, TensorId};
+
+/// A version of a tensor that can be, or could be, read.
+#[derive(Debug)]
+pub struct Version {
+    /// The tensor, its place and its checksums.
+    pub entry: TensorEntry,
+    /// Whether it survives the process.
+    pub durability: Durability,
+    serial: u64,
+}
+
+/// A write on its way, as [`Contents`] knows it. Ends in exactly one of [`Contents::install`],
+/// [`Contents::abandon`], [`Contents::apply`] and [`Contents::leave_in_doubt`].
+#[derive(Debug)]
+pub struct Reservation {
+    serial: u64,
+    /// Where the bytes go.
+    pub runs: Arc<[Run]>,
+}
+
+/// What a caller wants to write.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// What the tensor is called.
+    pub id: TensorId,
+    /// The name behind the id, kept with durable tensors.
+    pub name: Option<Box<str>>,
+    /// Its length in bytes.
+    pub length: u64,
+    /// The lane it goes to.
+    pub lane: Lane,
+}
+
+/// Why a write cannot begin; nothing was changed.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum BeginError {
+    /// There is no space.
+    #[error("no space")]
+    Full(Full),
+    /// A durable tensor stands, or is about to stand, under this id.
+    #[error("a durable tensor stands under this id")]
+    IsDurable,
+    /// A scratch write to this id is in flight.
+    #[error("a scratch write to this id is in flight")]
+    ScratchInFlight,
+    /// Another name stands for the same id.
+    #[error("the id already stands for {0:?}")]
+    NameCollision(Box<str>),
+}
+
+/// Why a tensor cannot be deleted; nothing was changed.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum RemoveError {
+    /// There is no such tensor.
+    #[error("no tensor stands under this id")]
+    Unknown,
+    /// It is durable: it disappears by a commit.
+    #[error("the tensor is durable")]
+    IsDurable,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    current: Option<Arc<Version>>,
+    /// Serial of the newest version or deletion: an older write that completes later is not installed.
+    newest: u64,
+    scratch_writes: u32,
+    durable_writes: u32,
+    /// The name of durable writes that are not committed yet.
+    claimed_name: Option<Box<str>>,
+}
+
+impl Slot {
+    fn is_unused(&self) -> bool {
+        self.current.is_none() && self.scratch_writes == 0 && self.durable_writes == 0
+    }
+}
+
+#[derive(Debug)]
+struct Pending {
+    request: Request,
+    runs: Arc<[Run]>,
+    in_doubt: bool,
+}
+
+/// The contents of a share.
+#[derive(Debug)]
+pub struct Contents {
+    space: Space,
+    slots: HashMap<TensorId, Slot>,
+    pending: HashMap<u64, Pending>,
+    /// How many reads each version being read has.
+    readers: HashMap<u64, u32>,
+    /// Versions that only their readers still know.
+    retired: HashMap<u64, Arc<Version>>,
+    last_serial: u64,
+}
+
+impl Contents {
+    /// What recovery found: the durable tensors, in a share with this space.
+    pub fn recovered(mut space: Space, tensors: Vec<TensorEntry>) -> Self {
+        let mut classes: HashMap<u32, LifetimeClass> = HashMap::new();
+        let mut slots = HashMap::with_capacity(tensors.len());
+        let mut last_serial = 0;
+        for entry in tensors {
+            space.adopt(&entry.runs);
+            for run in &entry.runs {
+                classes.entry(run.segment).or_insert(entry.class);
+            }
+            last_serial += 1;
+            let id = entry.id;
+            let version = Version { entry, durability: Durability::Durable, serial: last_serial };
+            let slot =
+                Slot { current: Some(Arc::new(version)), newest: last_serial, ..Slot::default() };
+            slots.insert(id, slot);
+        }
+        space.resume(|segment| classes.get(&segment).copied());
+        Self {
+            space,
+            slots,
+            pending: HashMap::new(),
+            readers: HashMap::new(),
+            retired: HashMap::new(),
+            last_serial,
+        }
+    }
+
+    /// Reserves space for a write.
+    ///
+    /// # Errors
+    /// There is no space, or the id is taken by something that this write may not replace.
+    pub fn begin(&mut self, request: Request) -> Result<Reservation, BeginError> {
+        if let Some(slot) = self.slots.get(&request.id) {
+            Self::check_slot(slot, &request)?;
+        }
+        let runs: Arc<[Run]> =
+            self.space.allocate(request.lane, request.length).map_err(BeginError::Full)?.into();
+        let slot = self.slots.entry(request.id).or_default();
+        match request.lane.durability {
+            Durability::Scratch => slot.scratch_writes += 1,
+            Durability::Durable => {
+                slot.durable_writes += 1;
+                if slot.claimed_name.is_none() {
+                    slot.claimed_name.clone_from(&request.name);
+                }
+            }
+        }
+        let serial = self.next_serial();
+        let pending = Pending { request, runs: Arc::clone(&runs), in_doubt: false };
+        self.pending.insert(serial, pending);
+        Ok(Reservation { serial, runs })
+    }
+
+    fn check_slot(slot: &Slot, request: &Request) -> Result<(), BeginError> {
+        let durable =
+            slot.current.as_ref().filter(|version| version.durability == Durability::Durable);
+        match request.lane.durability {
+            Durability::Scratch if durable.is_some() || slot.durable_writes > 0 => {
+                Err(BeginError::IsDurable)
+            }
+            Durability::Durable if slot.scratch_writes > 0 => Err(BeginError::ScratchInFlight),
+            Durability::Scratch => Ok(()),
+            Durability::Durable => {
+                let stored = durable.and_then(|version| version.entry.name.as_ref());
+                match (stored.or(slot.claimed_name.as_ref()), &request.name) {
+                    (Some(other), Some(name)) if other != name => {
+                        Err(BeginError::NameCollision(other.clone()))
+                    }
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// A scratch write is complete: it can be read from now on, unless a newer one overtook it.
+    pub fn install(&mut self, reservation: &Reservation, checksums: Vec<u32>) {
+        let Some(pending) = self.end(reservation) else { return };
+        let serial = reservation.serial;
+        let slot = self.slots.entry(pending.request.id).or_default();
+        if slot.newest > serial {
+            self.space.release(&pending.runs);
+            self.forget_if_unused(pending.request.id);
+            return;
+        }
+        slot.newest = serial;
+        let version = Arc::new(version(pending, serial, checksums));
+        let old = slot.current.replace(Arc::clone(&version));
+        self.space.install(&version.entry.runs);
+        if let Some(old) = old {
+            self.retire(old);
+        }
+    }
+
+    /// A write failed, was cancelled or belongs to a batch that nobody commits: its space comes back.
+    pub fn abandon(&mut self, reservation: &Reservation) {
+        if let Some(pending) = self.end(reservation) {
+            self.space.release(&pending.runs);
+            self.forget_if_unused(pending.request.id);
+        }
+    }
+
+    /// A commit failed half way, so that it may or may not be there after the next open: the space of its
+    /// writes must not be used until then.
+    pub fn leave_in_doubt(&mut self, reservation: &Reservation) {
+        if let Some(pending) = self.pending.get_mut(&reservation.serial) {
+            pending.in_doubt = true;
+        }
+    }
+
+    /// The entry that a commit of this durable write records.
+    pub fn entry(&self, reservation: &Reservation, checksums: &[u32]) -> Option<TensorEntry> {
+        let pending = self.pending.get(&reservation.serial)?;
+        Some(TensorEntry {
+            id: pending.request.id,
+            name: pending.request.name.clone(),
+            length: pending.request.length,
+            class: pending.request.lane.class,
+            runs: pending.runs.iter().copied().collect(),
+            checksums: checksums.into(),
+        })
+    }
+
+    /// Every durable tensor as it will be once `changes` are applied.
+    pub fn durable_after(&self, changes: &[Change]) -> Vec<TensorEntry> {
+        // The last change of an id decides.
+        let mut last: HashMap<TensorId, Option<&TensorEntry>> = HashMap::new();
+        for change in changes {
+            match change {
+                Change::Put(entry) => last.insert(entry.id, Some(entry)),
+                Change::Delete(id) => last.insert(*id, None),
+            };
+        }
+        let kept = self.durable().filter(|version| !last.contains_key(&version.entry.id));
+        let mut tensors: Vec<TensorEntry> = kept
+            .map(|version| version.entry.clone())
+            .chain(last.values().flatten().map(|entry| (*entry).clone()))
+            .collect();
+        tensors.sort_unstable_by_key(|entry| entry.id);
+        tensors
+    }
+
+    /// A commit is on media: its tensors appear, the ones they replace and the deleted ones disappear.
+    pub fn apply(&mut self, puts: Vec<(Reservation, Vec<u32>)>, deletes: &[TensorId]) {
+        for id in deletes {
+            let serial = self.next_serial();
+            let Some(slot) = self.slots.get_mut(id) else { continue };
+            slot.newest = serial;
+            if let Some(old) = slot.current.take() {
+                self.retire(old);
+            }
+            self.forget_if_unused(*id);
+        }
+        for (reservation, checksums) in puts {
+            let Some(pending) = self.end(&reservation) else { continue };
+            let serial = self.next_serial();
+            let id = pending.request.id;
+            let version = Arc::new(version(pending, serial, checksums));
+            self.space.install(&version.entry.runs);
+            let slot = self.slots.entry(id).or_default();
+            slot.newest = serial;
+            if let Some(old) = slot.current.replace(version) {
+                self.retire(old);
+            }
+        }
+    }
+
+    /// Removes a scratch tensor, and keeps writes to it that are in flight from appearing.
+    ///
+    /// # Errors
+    /// There is none, or it is durable.
+    pub fn remove_scratch(&mut self, id: TensorId) -> Result<(), RemoveError> {
+        let serial = self.next_serial();
+        let slot = self.slots.get_mut(&id).ok_or(RemoveError::Unknown)?;
+        match &slot.current {
+            Some(version) if version.durability == Durability::Durable => {
+                return Err(RemoveError::IsDurable);
+            }
+            None if slot.scratch_writes == 0 => return Err(RemoveError::Unknown),
+            _ => (),
+        }
+        slot.newest = serial;
+        if let Some(old) = slot.current.take() {
+            self.retire(old);
+        }
+        self.forget_if_unused(id);
+        Ok(())
+    }
+
+    /// The version that can be read now.
+    pub fn current(&self, id: TensorId) -> Option<&Arc<Version>> {
+        self.slots.get(&id)?.current.as_ref()
+    }
+
+    /// Whether a durable tensor stands, or is about to stand, under this id.
+    pub fn is_durable(&self, id: TensorId) -> bool {
+        self.slots.get(&id).is_some_and(|slot| {
+            slot.durable_writes > 0
+                || slot.current.as_ref().is_some_and(|it| it.durability == Durability::Durable)
+        })
+    }
+
+    /// Starts a read: the version's space stays until [`Self::unpin`], whatever happens to the tensor.
+    pub fn pin(&mut self, id: TensorId) -> Option<Arc<Version>> {
+        let version = Arc::clone(self.current(id)?);
+        *self.readers.entry(version.serial).or_default() += 1;
+        Some(version)
+    }
+
+    /// Ends a read.
+    pub fn unpin(&mut self, version: &Version) {
+        let Entry::Occupied(mut readers) = self.readers.entry(version.serial) else { return };
+        *readers.get_mut() -= 1;
+        if *readers.get() == 0 {
+            readers.remove();
+            if let Some(version) = self.retired.remove(&version.serial) {
+                self.space.release(&version.entry.runs);
+            }
+        }
+    }
+
+    /// How the space is used.
+    pub fn space_use(&self) -> SpaceUse {
+        self.space.space_use()
+    }
+
+    /// Durable versions, in no order.
+    pub fn durable(&self) -> impl Iterator<Item = &Arc<Version>> {
+        let current = self.slots.values().filter_map(|slot| slot.current.as_ref());
+        current.filter(|version| version.durability == Durability::Durable)
+    }
+
+    /// Ids of everything that can be read, in no order.
+    pub fn ids(&self) -> impl Iterator<Item = TensorId> {
+        self.slots.iter().filter(|(_, slot)| slot.current.is_some()).map(|(id, _)| *id)
+    }
+
+    /// Checks every rule of index and space by counting again from the ground up; see [`Space::audit`].
+    ///
+    /// # Errors
+    /// The first rule that does not hold.
+    pub fn audit(&self) -> Result<SpaceUse, String> {
+        if let Some((id, _)) = self.slots.iter().find(|(_, slot)| slot.is_unused()) {
+            return Err(format!("{id} has a slot and no use for it"));
+        }
+        let versions = self.slots.values().filter_map(|slot| slot.current.as_ref());
+        let live = versions.flat_map(|version| {
+            version.entry.runs.iter().map(move |run| (run, version.durability))
+        });
+        let pending = self.pending.values().flat_map(|pending| {
+            pending.runs.iter().map(move |run| (run, pending.request.lane.durability))
+        });
+        let retired = self.retired.values().flat_map(|version| {
+            version.entry.runs.iter().map(move |run| (run, version.durability))
+        });
+        self.space.audit(live, pending.chain(retired))
+    }
+
+    /// Takes a write off the list, unless a commit in doubt holds it.
+    fn end(&mut self, reservation: &Reservation) -> Option<Pending> {
+        if self.pending.get(&reservation.serial)?.in_doubt {
+            return None;
+        }
+        let pending = self.pending.remove(&reservation.serial)?;
+        if let Some(slot) = self.slots.get_mut(&pending.request.id) {
+            match pending.request.lane.durability {
+                Durability::Scratch => slot.scratch_writes -= 1,
+                Durability::Durable => slot.durable_writes -= 1,
+            }
+            if slot.durable_writes == 0 {
+                slot.claimed_name = None;
+            }
+        }
+        Some(pending)
+    }
+
+    /// Nobody can find this version any more.
+    fn retire(&mut self, version: Arc<Version>) {
+        if self.readers.contains_key(&version.serial) {
+            self.space.retire(&version.entry.runs);
+            self.retired.insert(version.serial, version);
+        } else {
+            self.space.remove(&version.entry.runs);
+        }
+    }
+
+    fn forget_if_unused(&mut self, id: TensorId) {
+        if let Entry::Occupied(slot) = self.slots.entry(id)
+            && slot.get().is_unused()
+        {
+            slot.remove();
+        }
+    }
+
+    fn next_serial(&mut self) -> u64 {
+        self.last_serial += 1;
+        self.last_serial
+    }
+}
+
+fn version(pending: Pending, serial: u64, checksums: Vec<u32>) -> Version {
+    let request = pending.request;
+    Version {
+        entry: TensorEntry {
+            id: request.id,
+            // Scratch tensors pay for nothing they do not need.
+            name: request.name.filter(|_| request.lane.durability == Durability::Durable),
+            length: request.length,
+            class: request.lane.class,
+            runs: pending.runs.iter().copied().collect(),
+            checksums: checksums.into(),
+        },
+        durability: request.lane.durability,
+        serial,
+    }
+}
+
+#[cfg(test)]
+#[path = "contents_tests.rs"]
+mod tests;

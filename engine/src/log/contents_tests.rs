@@ -1,0 +1,142 @@
+//! The index without devices: who may be read when, and whose space is kept.
+
+use super::*;
+use crate::layout::{BLOCK_BYTES, ShareArea, SlotArea};
+
+const ID: TensorId = TensorId(7);
+
+fn contents(segments: u32) -> Contents {
+    let slot = SlotArea { checkpoint_offset: 0, checkpoint_bytes: 0, log_offset: 0, log_bytes: 0 };
+    let area = ShareArea { first_segment: 0, segments, slots: [slot; 2] };
+    Contents::recovered(Space::new(&area, 4), Vec::new())
+}
+
+fn request(id: TensorId, durability: Durability, blocks: u64) -> Request {
+    let lane = Lane { durability, class: LifetimeClass::Step };
+    Request { id, name: None, length: blocks * BLOCK_BYTES, lane }
+}
+
+fn scratch(blocks: u64) -> Request {
+    request(ID, Durability::Scratch, blocks)
+}
+
+fn durable(id: u128) -> Request {
+    request(TensorId(id), Durability::Durable, 1)
+}
+
+fn length(contents: &Contents) -> Option<u64> {
+    contents.current(ID).map(|version| version.entry.length / BLOCK_BYTES)
+}
+
+fn named(name: &str) -> Request {
+    Request { name: Some(name.into()), ..durable(7) }
+}
+
+#[test]
+fn an_older_version_is_read_until_the_newer_one_is_complete() {
+    let mut contents = contents(4);
+    let first = contents.begin(scratch(1)).unwrap();
+    assert_eq!(length(&contents), None);
+    contents.install(&first, vec![1]);
+    let second = contents.begin(scratch(2)).unwrap();
+    assert_eq!(length(&contents), Some(1));
+    contents.abandon(&second);
+    assert_eq!(length(&contents), Some(1), "a failed put leaves the older version");
+    let third = contents.begin(scratch(3)).unwrap();
+    contents.install(&third, vec![3]);
+    assert_eq!(length(&contents), Some(3));
+    contents.audit().unwrap();
+}
+
+#[test]
+fn writes_that_overtake_each_other_leave_the_newest() {
+    let mut contents = contents(4);
+    let older = contents.begin(scratch(1)).unwrap();
+    let newer = contents.begin(scratch(2)).unwrap();
+    contents.install(&newer, vec![]);
+    contents.install(&older, vec![]);
+    assert_eq!(length(&contents), Some(2));
+    assert_eq!(contents.audit().unwrap().live.0, 2 * BLOCK_BYTES);
+}
+
+#[test]
+fn a_write_in_flight_does_not_undo_a_deletion() {
+    let mut contents = contents(4);
+    assert_eq!(contents.remove_scratch(ID), Err(RemoveError::Unknown));
+    let write = contents.begin(scratch(1)).unwrap();
+    contents.remove_scratch(ID).unwrap();
+    contents.install(&write, vec![]);
+    assert_eq!(length(&contents), None);
+    let space = contents.audit().unwrap();
+    assert_eq!(space.free, space.capacity);
+}
+
+#[test]
+fn a_version_being_read_keeps_its_space_until_its_last_reader_ends() {
+    let mut contents = contents(1);
+    let write = contents.begin(scratch(4)).unwrap();
+    contents.install(&write, vec![]);
+    let (one, two) = (contents.pin(ID).unwrap(), contents.pin(ID).unwrap());
+    contents.remove_scratch(ID).unwrap();
+    for reader in [one, two] {
+        assert!(matches!(contents.begin(scratch(1)), Err(BeginError::Full(_))));
+        assert_eq!(contents.audit().unwrap().reserved.0, 4 * BLOCK_BYTES);
+        contents.unpin(&reader);
+    }
+    assert!(contents.begin(scratch(4)).is_ok());
+}
+
+#[test]
+fn durable_tensors_appear_and_disappear_only_by_a_commit() {
+    let mut contents = contents(4);
+    let write = contents.begin(durable(7)).unwrap();
+    assert_eq!(length(&contents), None);
+    assert_eq!(contents.begin(scratch(1)).unwrap_err(), BeginError::IsDurable);
+    let entry = contents.entry(&write, &[5]).unwrap();
+    assert_eq!(contents.durable_after(&[Change::Put(entry.clone())]), [entry]);
+    contents.apply(vec![(write, vec![5])], &[]);
+    assert_eq!(length(&contents), Some(1));
+    assert_eq!(contents.remove_scratch(ID), Err(RemoveError::IsDurable));
+    assert_eq!(contents.begin(scratch(1)).unwrap_err(), BeginError::IsDurable);
+    assert_eq!(contents.durable_after(&[Change::Delete(ID)]), []);
+    contents.apply(vec![], &[ID]);
+    assert_eq!(length(&contents), None);
+    let space = contents.audit().unwrap();
+    assert_eq!(space.free, space.capacity);
+}
+
+#[test]
+fn a_commit_takes_the_place_of_a_scratch_tensor_but_not_of_one_in_flight() {
+    let mut contents = contents(4);
+    let write = contents.begin(scratch(2)).unwrap();
+    assert_eq!(contents.begin(durable(7)).unwrap_err(), BeginError::ScratchInFlight);
+    contents.install(&write, vec![]);
+    let write = contents.begin(durable(7)).unwrap();
+    assert_eq!(length(&contents), Some(2));
+    contents.apply(vec![(write, vec![])], &[]);
+    assert_eq!(length(&contents), Some(1));
+    contents.audit().unwrap();
+}
+
+#[test]
+fn a_commit_in_doubt_keeps_its_space_for_ever() {
+    let mut contents = contents(1);
+    let write = contents.begin(durable(7)).unwrap();
+    contents.leave_in_doubt(&write);
+    contents.abandon(&write);
+    assert_eq!(contents.audit().unwrap().reserved.0, BLOCK_BYTES);
+}
+
+#[test]
+fn two_names_for_one_id_are_noticed() {
+    let mut contents = contents(4);
+    let collision = |name: &str| BeginError::NameCollision(name.into());
+    let write = contents.begin(named("a")).unwrap();
+    assert_eq!(contents.begin(named("b")).unwrap_err(), collision("a"));
+    contents.apply(vec![(write, vec![])], &[]);
+    assert_eq!(contents.begin(named("b")).unwrap_err(), collision("a"));
+    let again = contents.begin(named("a")).unwrap();
+    contents.abandon(&again);
+    contents.apply(vec![], &[ID]);
+    assert!(contents.begin(named("b")).is_ok());
+}

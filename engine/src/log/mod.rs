@@ -1,0 +1,17 @@
+//! The tensor log: where a tensor goes, what lives, what a commit changes, and what a crash leaves.
+//!
+//! Everything here is plain state and bytes; the `pool` room brings it together with devices and threads.
+
+mod change_log;
+mod contents;
+#[cfg(test)]
+pub(crate) mod random;
+mod recovery;
+mod space;
+mod stripe;
+
+pub use change_log::{AppendError, ChangeLog, Media, Place};
+pub use contents::{BeginError, Contents, RemoveError, Request, Reservation, Version};
+pub use recovery::{Recovered, RecoveryError, recover};
+pub use space::{Durability, Full, Lane, Space, SpaceUse};
+pub use stripe::{Placement, StripeMap};

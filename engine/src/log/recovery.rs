@@ -1,0 +1,304 @@
+//! Recovery: what a share contains, from what stands on the media.
+//!
+//! The newest valid checkpoint of both slots and both devices holds; the records of its change log are
+//! applied in order up to the first that is whole on neither device, which a crash tore. What a crash
+//! cannot have done (a gap in the log, a log without its checkpoint) is damage and is reported, never
+//! taken for the end.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+
+use thiserror::Error;
+
+use super::change_log::{ChangeLog, Media, Place};
+use super::stripe::StripeMap;
+use crate::layout::{
+    BLOCK_BYTES, Change, ChangeRecord, ChangeRecordError, Checkpoint, CheckpointError, Run,
+    SlotArea, TensorEntry, TensorId,
+};
+
+/// What stood on the media.
+#[derive(Debug)]
+pub struct Recovered {
+    /// Every durable tensor, by id.
+    pub tensors: Vec<TensorEntry>,
+    /// The change log, ready to be continued.
+    pub log: ChangeLog,
+    /// Whether the next commit may follow directly. If not, a checkpoint must be written first: records
+    /// stand in the log that may be on one device only, or not yet on media.
+    pub settled: bool,
+}
+
+/// Why a share cannot be recovered.
+#[derive(Debug, Error)]
+pub enum RecoveryError<E: fmt::Display> {
+    /// A device failed, and the other copy does not help.
+    #[error("the metadata could not be read: {0}")]
+    Device(E),
+    /// No valid checkpoint on any device.
+    #[error(
+        "share {share} has no valid index checkpoint on any of its {devices} metadata device(s)"
+    )]
+    NoCheckpoint {
+        /// The share.
+        share: u32,
+        /// Devices that were tried.
+        devices: u8,
+    },
+    /// The checkpoint that a change log continues is damaged: commits would be lost.
+    #[error(
+        "the index checkpoint of epoch {epoch} is damaged on every metadata device, and commits continue it"
+    )]
+    CheckpointDamaged {
+        /// The checkpoint's epoch.
+        epoch: u64,
+    },
+    /// A record in the middle of the change log is damaged: commits would be lost.
+    #[error(
+        "change record {expected} of epoch {epoch} is damaged on every metadata device, and record {found} follows it"
+    )]
+    LogDamaged {
+        /// The epoch.
+        epoch: u64,
+        /// The damaged record.
+        expected: u64,
+        /// A whole one behind it.
+        found: u64,
+    },
+    /// Checksums are right and the content cannot be: the media did not do this.
+    #[error("the index contradicts itself: {0}")]
+    Contradiction(String),
+}
+
+/// Reads a share's index.
+///
+/// # Errors
+/// See [`RecoveryError`]. A share that cannot be recovered whole is not recovered at all.
+pub fn recover<M: Media>(
+    place: Place,
+    stripes: &StripeMap,
+    segment_blocks: u64,
+    media: &M,
+) -> Result<Recovered, RecoveryError<M::Error>> {
+    let reader = Reader { place, media };
+    let (slot, checkpoint, copies) = reader.newest_checkpoint()?;
+    let epoch = checkpoint.epoch;
+    if let Some(newer) = reader.epoch_of_other_log(1 - slot, epoch)? {
+        return Err(RecoveryError::CheckpointDamaged { epoch: newer });
+    }
+    let log = reader.read_log(slot, epoch)?;
+
+    let mut tensors: BTreeMap<TensorId, TensorEntry> =
+        checkpoint.tensors.into_iter().map(|entry| (entry.id, entry)).collect();
+    for change in log.changes {
+        match change {
+            Change::Put(entry) => drop(tensors.insert(entry.id, entry)),
+            Change::Delete(id) => drop(tensors.remove(&id)),
+        }
+    }
+    let tensors: Vec<TensorEntry> = tensors.into_values().collect();
+    check(&place, stripes, segment_blocks, &tensors).map_err(RecoveryError::Contradiction)?;
+    let settled = log.records == 0 && copies == usize::from(place.devices) && !log.failed_reads;
+    let log = ChangeLog::resume(place, slot, epoch, log.records, log.position);
+    Ok(Recovered { tensors, log, settled })
+}
+
+struct Reader<'a, M> {
+    place: Place,
+    media: &'a M,
+}
+
+struct LogRead {
+    changes: Vec<Change>,
+    records: u64,
+    position: u64,
+    failed_reads: bool,
+}
+
+impl<M: Media> Reader<'_, M> {
+    /// The newest valid checkpoint, its slot, and how many devices have it.
+    fn newest_checkpoint(&self) -> Result<(usize, Checkpoint, usize), RecoveryError<M::Error>> {
+        let mut newest: Option<(usize, Checkpoint, usize)> = None;
+        let mut failure = None;
+        for slot in 0..2 {
+            for device in 0..self.place.devices {
+                let read = self.read_checkpoint(device, &self.place.area.slots[slot]);
+                let checkpoint = match read {
+                    Ok(Some(checkpoint)) => checkpoint,
+                    Ok(None) => continue,
+                    Err(RecoveryError::Device(error)) => {
+                        failure = Some(error);
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
+                match &mut newest {
+                    Some((_, best, copies)) if best.epoch == checkpoint.epoch => *copies += 1,
+                    Some((_, best, _)) if best.epoch > checkpoint.epoch => (),
+                    _ => newest = Some((slot, checkpoint, 1)),
+                }
+            }
+        }
+        match (newest, failure) {
+            (Some(newest), _) => Ok(newest),
+            (None, Some(error)) => Err(RecoveryError::Device(error)),
+            (None, None) => Err(RecoveryError::NoCheckpoint {
+                share: self.place.share,
+                devices: self.place.devices,
+            }),
+        }
+    }
+
+    /// The checkpoint of this pool and share in a slot of a device, if a whole one stands there.
+    fn read_checkpoint(
+        &self,
+        device: u8,
+        slot: &SlotArea,
+    ) -> Result<Option<Checkpoint>, RecoveryError<M::Error>> {
+        let read = |length| {
+            self.media.read(device, slot.checkpoint_offset, length).map_err(RecoveryError::Device)
+        };
+        let Some((_, length)) = Checkpoint::claim(&read(BLOCK_BYTES)?) else { return Ok(None) };
+        if length > slot.checkpoint_bytes {
+            return Ok(None);
+        }
+        match Checkpoint::decode(&read(length)?) {
+            Ok(found) if found.pool == self.place.pool && found.share == self.place.share => {
+                Ok(Some(found))
+            }
+            Ok(_) | Err(CheckpointError::Absent) => Ok(None),
+            Err(error @ CheckpointError::Content { .. }) => {
+                Err(RecoveryError::Contradiction(error.to_string()))
+            }
+        }
+    }
+
+    /// The epoch of a record in this slot's log that is newer than `epoch`. Records are written only once
+    /// their checkpoint is on media, so such a record's checkpoint must have been there.
+    fn epoch_of_other_log(
+        &self,
+        slot: usize,
+        epoch: u64,
+    ) -> Result<Option<u64>, RecoveryError<M::Error>> {
+        let area = &self.place.area.slots[slot];
+        for device in 0..self.place.devices {
+            let first = match self.media.read(device, area.log_offset, area.log_bytes) {
+                Ok(bytes) => self.record(&bytes)?,
+                Err(_) => None,
+            };
+            if let Some((record, _)) = first.filter(|(record, _)| record.epoch > epoch) {
+                return Ok(Some(record.epoch));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Every record of the epoch from the start of the log to the first that no device has whole.
+    fn read_log(&self, slot: usize, epoch: u64) -> Result<LogRead, RecoveryError<M::Error>> {
+        let area = &self.place.area.slots[slot];
+        let mut copies = Vec::new();
+        let mut failure = None;
+        for device in 0..self.place.devices {
+            match self.media.read(device, area.log_offset, area.log_bytes) {
+                Ok(bytes) => copies.push(bytes),
+                Err(error) => failure = Some(error),
+            }
+        }
+        let failed_reads = failure.is_some();
+        if let (true, Some(error)) = (copies.is_empty(), failure) {
+            return Err(RecoveryError::Device(error));
+        }
+        let mut log = LogRead { changes: Vec::new(), records: 0, position: 0, failed_reads };
+        'records: loop {
+            let expected = log.records + 1;
+            for copy in &copies {
+                let here = copy.get(log.position as usize..).unwrap_or_default();
+                if let Some((record, length)) = self.record(here)?
+                    && record.epoch == epoch
+                    && record.sequence == expected
+                {
+                    log.changes.extend(record.changes);
+                    log.records = expected;
+                    log.position += length as u64;
+                    continue 'records;
+                }
+            }
+            break;
+        }
+        // Nothing may follow the end: a record is written only once the one before it is on media.
+        for copy in &copies {
+            let mut position = log.position as usize;
+            while let Some(here) = copy.get(position..).filter(|here| !here.is_empty()) {
+                if let Some((record, _)) = self.record(here)?
+                    && record.epoch == epoch
+                    && record.sequence > log.records + 1
+                {
+                    return Err(RecoveryError::LogDamaged {
+                        epoch,
+                        expected: log.records + 1,
+                        found: record.sequence,
+                    });
+                }
+                position += BLOCK_BYTES as usize;
+            }
+        }
+        Ok(log)
+    }
+
+    /// The record of this pool and share at the start of `bytes`, if a whole one stands there.
+    fn record(
+        &self,
+        bytes: &[u8],
+    ) -> Result<Option<(ChangeRecord, usize)>, RecoveryError<M::Error>> {
+        match ChangeRecord::decode(bytes) {
+            Ok((record, length))
+                if record.pool == self.place.pool && record.share == self.place.share =>
+            {
+                Ok(Some((record, length)))
+            }
+            Ok(_) | Err(ChangeRecordError::Absent) => Ok(None),
+            Err(error @ ChangeRecordError::Content { .. }) => {
+                Err(RecoveryError::Contradiction(error.to_string()))
+            }
+        }
+    }
+}
+
+/// Whether the tensors can all be: inside the share, one checksum per piece, no two in one place.
+fn check(
+    place: &Place,
+    stripes: &StripeMap,
+    segment_blocks: u64,
+    tensors: &[TensorEntry],
+) -> Result<(), String> {
+    let area = &place.area;
+    let segments = area.first_segment..area.first_segment + area.segments;
+    let mut runs_of_segment: HashMap<u32, Vec<(Run, TensorId)>> = HashMap::new();
+    for entry in tensors {
+        for run in &entry.runs {
+            if !segments.contains(&run.segment) || run.end() > segment_blocks {
+                return Err(format!("{} has {run:?} outside of share {}", entry.id, place.share));
+            }
+            runs_of_segment.entry(run.segment).or_default().push((*run, entry.id));
+        }
+        let pieces = stripes.count(&entry.runs);
+        if entry.checksums.len() != pieces {
+            let found = entry.checksums.len();
+            return Err(format!("{} has {found} checksums for {pieces} pieces", entry.id));
+        }
+    }
+    for runs in runs_of_segment.values_mut() {
+        runs.sort_unstable();
+        for pair in runs.windows(2) {
+            let ((before, one), (after, other)) = (pair[0], pair[1]);
+            if before.end() > u64::from(after.block) {
+                return Err(format!("{one} and {other} overlap in segment {}", after.segment));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "recovery_tests.rs"]
+mod tests;

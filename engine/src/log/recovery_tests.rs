@@ -1,0 +1,274 @@
+//! Change log and recovery over two arrays of bytes that forget what was not flushed.
+
+use std::cell::RefCell;
+
+use super::*;
+use crate::layout::{Geometry, GeometryRequest, LifetimeClass, ShareArea};
+use crate::log::change_log::AppendError;
+use crate::log::random::Random;
+use crate::units::ByteCount;
+
+#[derive(Debug, Error)]
+#[error("device {0} failed")]
+struct Failed(u8);
+
+/// Two devices: what is on media, and writes that only their caches hold.
+#[derive(Default)]
+struct Disks {
+    media: [RefCell<BTreeMap<u64, Vec<u8>>>; 2],
+    cached: [RefCell<Vec<(u64, Vec<u8>)>>; 2],
+    /// Writes that still succeed; then everything fails.
+    writes_left: RefCell<Option<u32>>,
+    unreadable: RefCell<Option<u8>>,
+}
+
+impl Disks {
+    fn block(&self, device: usize, offset: u64) -> Vec<u8> {
+        let cached = self.cached[device].borrow();
+        let last = cached.iter().rev().find(|(at, _)| *at == offset);
+        last.map(|(_, bytes)| bytes.clone())
+            .or_else(|| self.media[device].borrow().get(&offset).cloned())
+            .unwrap_or_else(|| vec![0; BLOCK_BYTES as usize])
+    }
+
+    /// The power goes: each block that was not flushed survives by chance.
+    fn power_cut(&self, random: &mut Random) {
+        for device in 0..2 {
+            for (offset, bytes) in self.cached[device].borrow_mut().drain(..) {
+                if random.chance(2) {
+                    self.media[device].borrow_mut().insert(offset, bytes);
+                }
+            }
+        }
+        *self.writes_left.borrow_mut() = None;
+    }
+
+    fn damage(&self, device: usize, offset: u64) {
+        self.media[device].borrow_mut().insert(offset, vec![0xEE; BLOCK_BYTES as usize]);
+    }
+}
+
+impl Media for Disks {
+    type Error = Failed;
+
+    fn read(&self, device: u8, offset: u64, length: u64) -> Result<Vec<u8>, Failed> {
+        if *self.unreadable.borrow() == Some(device) {
+            return Err(Failed(device));
+        }
+        let blocks = (offset..offset + length).step_by(BLOCK_BYTES as usize);
+        Ok(blocks.flat_map(|at| self.block(device.into(), at)).collect())
+    }
+
+    fn write(&self, device: u8, offset: u64, bytes: Vec<u8>) -> Result<(), Failed> {
+        for (index, block) in bytes.chunks(BLOCK_BYTES as usize).enumerate() {
+            if let Some(left) = self.writes_left.borrow_mut().as_mut() {
+                *left = left.checked_sub(1).ok_or(Failed(device))?;
+            }
+            let at = offset + index as u64 * BLOCK_BYTES;
+            self.cached[usize::from(device)].borrow_mut().push((at, block.to_vec()));
+        }
+        Ok(())
+    }
+
+    fn flush(&self, device: u8) -> Result<(), Failed> {
+        if let Some(left) = self.writes_left.borrow_mut().as_mut() {
+            *left = left.checked_sub(1).ok_or(Failed(device))?;
+        }
+        let cached = self.cached[usize::from(device)].borrow_mut().drain(..).collect::<Vec<_>>();
+        self.media[usize::from(device)].borrow_mut().extend(cached);
+        Ok(())
+    }
+}
+
+struct Share {
+    disks: Disks,
+    place: Place,
+    stripes: StripeMap,
+    segment_blocks: u64,
+}
+
+impl Share {
+    fn formatted() -> Self {
+        let geometry = Geometry::plan(&GeometryRequest {
+            devices: 2,
+            device_bytes: ByteCount::mib(16),
+            stripe_unit: ByteCount::kib(32),
+            segment_bytes: None,
+            shares: 1,
+        })
+        .unwrap();
+        // A log of three blocks, so that checkpoints come often.
+        let mut area: ShareArea = geometry.share(0).unwrap();
+        for slot in &mut area.slots {
+            slot.log_bytes = 3 * BLOCK_BYTES;
+        }
+        let place = Place { pool: 77, share: 0, area, devices: 2 };
+        let disks = Disks::default();
+        ChangeLog::format(place, &disks).unwrap();
+        let stripes = StripeMap::new(&geometry);
+        Self { disks, place, stripes, segment_blocks: geometry.segment_blocks() }
+    }
+
+    fn recover(&self) -> Result<Recovered, RecoveryError<Failed>> {
+        recover(self.place, &self.stripes, self.segment_blocks, &self.disks)
+    }
+
+    fn log_offset(&self, slot: usize) -> u64 {
+        self.place.area.slots[slot].log_offset
+    }
+}
+
+fn put(id: u128, block: u32) -> Change {
+    Change::Put(TensorEntry {
+        id: TensorId(id),
+        name: None,
+        length: 100 + id as u64,
+        class: LifetimeClass::Step,
+        runs: Box::new([Run { segment: 0, block, blocks: 1 }]),
+        checksums: Box::new([block]),
+    })
+}
+
+fn apply(model: &mut BTreeMap<TensorId, TensorEntry>, changes: &[Change]) {
+    for change in changes {
+        match change {
+            Change::Put(entry) => drop(model.insert(entry.id, entry.clone())),
+            Change::Delete(id) => drop(model.remove(id)),
+        }
+    }
+}
+
+fn after(model: &BTreeMap<TensorId, TensorEntry>, changes: &[Change]) -> Vec<TensorEntry> {
+    let mut model = model.clone();
+    apply(&mut model, changes);
+    model.into_values().collect()
+}
+
+#[test]
+fn a_formatted_share_is_empty_and_settled() {
+    let recovered = Share::formatted().recover().unwrap();
+    assert!(recovered.tensors.is_empty() && recovered.settled);
+    assert_eq!(recovered.log.epoch(), 1);
+}
+
+#[test]
+fn every_acknowledged_commit_survives_crashes_and_no_commit_survives_in_part() {
+    for seed in Random::seeds(300) {
+        let mut random = Random::new(seed);
+        let share = Share::formatted();
+        let mut model = BTreeMap::new();
+        for life in 0..6 {
+            let recovered = share.recover().unwrap();
+            let mut log = recovered.log;
+            let found: Vec<_> = model.values().cloned().collect();
+            assert_eq!(recovered.tensors, found, "TIDELOG_SEED={seed}, life {life}");
+            if !recovered.settled {
+                log.checkpoint(&share.disks, &recovered.tensors).unwrap();
+            }
+            *share.disks.writes_left.borrow_mut() = Some(random.below(60) as u32);
+            loop {
+                // Two changes at least, so that half of a commit would show.
+                let mut changes: Vec<_> = (0..2 + random.below(90))
+                    .map(|_| TensorId(u128::from(random.below(12))))
+                    .map(|id| put(id.0, id.0 as u32))
+                    .collect();
+                changes.push(Change::Delete(TensorId(u128::from(random.below(12)))));
+                let then = after(&model, &changes);
+                let committed = log.append(&share.disks, changes, |_| then.clone());
+                if committed.is_ok() {
+                    model = then.into_iter().map(|entry| (entry.id, entry)).collect();
+                    continue;
+                }
+                assert!(matches!(committed, Err(AppendError::Device(_))));
+                assert!(matches!(
+                    log.append(&share.disks, vec![], |_| Vec::new()),
+                    Err(AppendError::Stopped(_))
+                ));
+                share.disks.power_cut(&mut random);
+                // The commit in doubt is there whole or not at all; both are right.
+                let found = share.recover().unwrap().tensors;
+                if found == then {
+                    model = then.into_iter().map(|entry| (entry.id, entry)).collect();
+                }
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn either_device_alone_is_enough_to_read_the_index() {
+    let share = Share::formatted();
+    let mut log = share.recover().unwrap().log;
+    log.append(&share.disks, vec![put(1, 1)], |_| Vec::new()).unwrap();
+    for device in 0..2 {
+        *share.disks.unreadable.borrow_mut() = Some(device);
+        let recovered = share.recover().unwrap();
+        assert_eq!(recovered.tensors.len(), 1);
+        assert!(!recovered.settled);
+    }
+}
+
+#[test]
+fn damage_in_the_middle_of_the_log_is_not_taken_for_its_end() {
+    let share = Share::formatted();
+    let mut log = share.recover().unwrap().log;
+    for id in 1..=3 {
+        log.append(&share.disks, vec![put(id, id as u32)], |_| Vec::new()).unwrap();
+    }
+    share.disks.damage(0, share.log_offset(0));
+    assert_eq!(share.recover().unwrap().tensors.len(), 3, "the other device has it");
+    share.disks.damage(1, share.log_offset(0));
+    assert!(matches!(share.recover(), Err(RecoveryError::LogDamaged { expected: 1, .. })));
+}
+
+#[test]
+fn a_lost_checkpoint_that_commits_continue_is_not_replaced_by_an_older_one() {
+    let share = Share::formatted();
+    let mut log = share.recover().unwrap().log;
+    log.checkpoint(&share.disks, &[]).unwrap();
+    log.append(&share.disks, vec![put(1, 1)], |_| Vec::new()).unwrap();
+    for device in 0..2 {
+        share.disks.damage(device, share.place.area.slots[1].checkpoint_offset);
+    }
+    assert!(matches!(share.recover(), Err(RecoveryError::CheckpointDamaged { epoch: 2 })));
+    for device in 0..2 {
+        share.disks.damage(device, share.place.area.slots[0].checkpoint_offset);
+        share.disks.damage(device, share.log_offset(1));
+    }
+    assert!(matches!(share.recover(), Err(RecoveryError::NoCheckpoint { .. })));
+}
+
+#[test]
+fn an_index_that_cannot_be_is_refused() {
+    let recovered_with = |changes: Vec<Change>| {
+        let share = Share::formatted();
+        let mut log = share.recover().unwrap().log;
+        log.append(&share.disks, changes, |_| Vec::new()).unwrap();
+        match share.recover() {
+            Err(RecoveryError::Contradiction(what)) => what,
+            other => panic!("recovered all the same: {other:?}"),
+        }
+    };
+    assert!(recovered_with(vec![put(1, 1), put(2, 1)]).contains("overlap"));
+    assert!(recovered_with(vec![put(1, 1 << 20)]).contains("outside"));
+    let Change::Put(mut entry) = put(1, 1) else { unreachable!("put() makes puts") };
+    entry.checksums = Box::new([]);
+    assert!(recovered_with(vec![Change::Put(entry)]).contains("0 checksums for 1 pieces"));
+}
+
+#[test]
+fn an_index_too_large_for_its_place_is_refused_and_the_log_goes_on() {
+    let share = Share::formatted();
+    let mut log = share.recover().unwrap().log;
+    let many: Vec<TensorEntry> = (0..20_000)
+        .map(|id| match put(id, 1) {
+            Change::Put(entry) => entry,
+            Change::Delete(_) => unreachable!("put() makes puts"),
+        })
+        .collect();
+    let full = log.checkpoint(&share.disks, &many);
+    assert!(matches!(full, Err(AppendError::IndexFull { .. })));
+    log.append(&share.disks, vec![put(1, 1)], |_| Vec::new()).unwrap();
+    assert_eq!(share.recover().unwrap().tensors.len(), 1);
+}

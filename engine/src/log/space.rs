@@ -1,0 +1,361 @@
+//! The space of a share: which segments are free, which a lane fills, and what lies in them.
+//!
+//! Space is append only. A lane fills its open segment from front to back and takes another; what lies
+//! in a segment only ever turns from reserved to live to dead, and when nothing in it is reserved or live
+//! any more, the whole segment is free again. Scratch and durable lanes never touch the same segment.
+
+use std::collections::VecDeque;
+
+use crate::layout::{BLOCK_BYTES, LifetimeClass, Run, ShareArea};
+use crate::units::ByteCount;
+
+/// Whether a tensor survives the process that wrote it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Durability {
+    /// It need not; it costs no metadata.
+    Scratch,
+    /// It survives a crash once the commit that brought it has returned.
+    Durable,
+}
+
+/// An append stream of the log: what it holds has the same durability and dies at about the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lane {
+    /// Whether its tensors survive the process.
+    pub durability: Durability,
+    /// How long they will probably live.
+    pub class: LifetimeClass,
+}
+
+const CLASSES: usize = LifetimeClass::ALL.len();
+const LANES: usize = 2 * CLASSES;
+
+impl Lane {
+    fn index(self) -> usize {
+        let base = match self.durability {
+            Durability::Scratch => 0,
+            Durability::Durable => CLASSES,
+        };
+        base + self.class as usize
+    }
+
+    /// This lane, then the others of its durability.
+    fn family(self) -> impl Iterator<Item = Self> {
+        let others = LifetimeClass::ALL.into_iter().filter(move |class| *class != self.class);
+        std::iter::once(self.class)
+            .chain(others)
+            .map(move |class| Self { durability: self.durability, class })
+    }
+}
+
+/// How a share's space is used. The four parts always sum to the capacity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpaceUse {
+    /// All of it.
+    pub capacity: ByteCount,
+    /// Held by tensors that can be read.
+    pub live: ByteCount,
+    /// Held by nothing, but in a segment that is not free yet.
+    pub dead: ByteCount,
+    /// Free segments, and what is left of the open ones.
+    pub free: ByteCount,
+    /// Held by writes in flight, by uncommitted batches, and by old versions that are being read.
+    pub reserved: ByteCount,
+}
+
+/// No space for an allocation; nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full {
+    /// What was asked for, rounded up to blocks.
+    pub needed: ByteCount,
+    /// What this lane could have had: `free` less what is left of other durability's open segments.
+    pub available: ByteCount,
+    /// How the space is used.
+    pub space: SpaceUse,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    /// A lane appends here.
+    Open(Lane),
+    /// Full, or found partly filled by recovery.
+    Sealed(Durability),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    state: State,
+    /// Blocks handed out so far, from the front.
+    filled: u32,
+    live: u32,
+    reserved: u32,
+}
+
+/// The space of a share.
+#[derive(Debug)]
+pub struct Space {
+    first_segment: u32,
+    segment_blocks: u32,
+    segments: Vec<Segment>,
+    /// Oldest first: a freed segment is reused as late as possible.
+    free: VecDeque<u32>,
+    /// The open segment of each lane.
+    open: [Option<u32>; LANES],
+    live: u64,
+    reserved: u64,
+}
+
+impl Space {
+    /// An empty share.
+    pub fn new(area: &ShareArea, segment_blocks: u64) -> Self {
+        let empty = Segment { state: State::Free, filled: 0, live: 0, reserved: 0 };
+        Self {
+            first_segment: area.first_segment,
+            segment_blocks: segment_blocks as u32,
+            segments: vec![empty; area.segments as usize],
+            free: (0..area.segments).collect(),
+            open: [None; LANES],
+            live: 0,
+            reserved: 0,
+        }
+    }
+
+    /// Reserves room for `bytes`: what is left of the lane's open segment, then free segments; what is
+    /// left of its sister lanes' segments only before giving up.
+    ///
+    /// # Errors
+    /// There is not enough; nothing has changed.
+    pub fn allocate(&mut self, lane: Lane, bytes: u64) -> Result<Vec<Run>, Full> {
+        let needed = bytes.div_ceil(BLOCK_BYTES);
+        let available = self.available(lane);
+        if needed > available {
+            return Err(Full {
+                needed: ByteCount(needed.saturating_mul(BLOCK_BYTES)),
+                available: ByteCount(available * BLOCK_BYTES),
+                space: self.space_use(),
+            });
+        }
+        let mut runs = Vec::new();
+        let mut missing = self.fill(lane, needed, &mut runs);
+        while missing > 0
+            && let Some(index) = self.free.pop_front()
+        {
+            self.segments[index as usize].state = State::Open(lane);
+            self.open[lane.index()] = Some(index);
+            missing = self.fill(lane, missing, &mut runs);
+        }
+        for sister in lane.family().skip(1) {
+            missing = self.fill(sister, missing, &mut runs);
+        }
+        debug_assert_eq!(missing, 0, "available() promised more than there was");
+        Ok(runs)
+    }
+
+    /// The reserved runs hold a readable tensor from now on.
+    pub fn install(&mut self, runs: &[Run]) {
+        for run in runs {
+            let segment = self.segment(run);
+            segment.reserved -= run.blocks;
+            segment.live += run.blocks;
+            self.reserved -= u64::from(run.blocks);
+            self.live += u64::from(run.blocks);
+        }
+    }
+
+    /// Nobody can find the tensor in these runs any more, but somebody still reads it.
+    pub fn retire(&mut self, runs: &[Run]) {
+        for run in runs {
+            let segment = self.segment(run);
+            segment.live -= run.blocks;
+            segment.reserved += run.blocks;
+            self.live -= u64::from(run.blocks);
+            self.reserved += u64::from(run.blocks);
+        }
+    }
+
+    /// The tensor in these runs is gone, and nobody reads it.
+    pub fn remove(&mut self, runs: &[Run]) {
+        self.retire(runs);
+        self.release(runs);
+    }
+
+    /// The reserved runs are of no more use: a write that failed, or the last read of an old version.
+    ///
+    /// What lies at the very edge of an open segment is handed out again, so that a put that fails over
+    /// and over costs no space.
+    pub fn release(&mut self, runs: &[Run]) {
+        for run in runs.iter().rev() {
+            let segment = self.segment(run);
+            segment.reserved -= run.blocks;
+            let at_edge = u64::from(segment.filled) == run.end();
+            if at_edge && matches!(segment.state, State::Open(_)) {
+                segment.filled -= run.blocks;
+            }
+            self.reserved -= u64::from(run.blocks);
+            self.free_if_empty(run.segment - self.first_segment);
+        }
+    }
+
+    /// Recovery found a live durable tensor in these runs. [`Self::resume`] ends recovery.
+    pub fn adopt(&mut self, runs: &[Run]) {
+        for run in runs {
+            let segment = self.segment(run);
+            segment.state = State::Sealed(Durability::Durable);
+            segment.filled = segment.filled.max(run.end() as u32);
+            segment.live += run.blocks;
+            self.live += u64::from(run.blocks);
+        }
+    }
+
+    /// Ends recovery: segments without a live tensor are free, and each durable lane goes on in the
+    /// segment of its class with the most room left. Nothing behind a segment's last live block was ever
+    /// part of a commit that still holds, so it may be written again.
+    ///
+    /// `class_of` gives the lifetime class of a segment that holds live tensors.
+    pub fn resume(&mut self, class_of: impl Fn(u32) -> Option<LifetimeClass>) {
+        let (first, blocks) = (self.first_segment, self.segment_blocks);
+        let segments = &self.segments;
+        self.free.retain(|&index| segments[index as usize].state == State::Free);
+        for class in LifetimeClass::ALL {
+            let lane = Lane { durability: Durability::Durable, class };
+            let roomiest = (0..self.segments.len() as u32)
+                .filter(|&index| {
+                    let segment = &self.segments[index as usize];
+                    segment.live > 0 && segment.filled < blocks
+                })
+                .filter(|&index| class_of(first + index) == Some(class))
+                .min_by_key(|&index| self.segments[index as usize].filled);
+            if let Some(index) = roomiest {
+                self.segments[index as usize].state = State::Open(lane);
+                self.open[lane.index()] = Some(index);
+            }
+        }
+    }
+
+    /// How the space is used.
+    pub fn space_use(&self) -> SpaceUse {
+        let open_room: u64 = self.open.iter().flatten().map(|&index| self.room(index)).sum();
+        let capacity = self.segments.len() as u64 * u64::from(self.segment_blocks);
+        let free = self.free.len() as u64 * u64::from(self.segment_blocks) + open_room;
+        let bytes = |blocks: u64| ByteCount(blocks * BLOCK_BYTES);
+        SpaceUse {
+            capacity: bytes(capacity),
+            live: bytes(self.live),
+            dead: bytes(capacity - self.live - self.reserved - free),
+            free: bytes(free),
+            reserved: bytes(self.reserved),
+        }
+    }
+
+    /// Checks every rule this module promises, by counting again from the ground up.
+    ///
+    /// `live` and `reserved` are all runs that the index and the writes in flight hold.
+    ///
+    /// # Errors
+    /// The first rule that does not hold.
+    pub fn audit<'a>(
+        &self,
+        live: impl Iterator<Item = (&'a Run, Durability)>,
+        reserved: impl Iterator<Item = (&'a Run, Durability)>,
+    ) -> Result<SpaceUse, String> {
+        let mut owners = vec![None; self.segments.len() * self.segment_blocks as usize];
+        let mut counts = vec![[0_u32; 2]; self.segments.len()];
+        let held = live.map(|held| (0, held)).chain(reserved.map(|held| (1, held)));
+        for (kind, (run, durability)) in held {
+            let index =
+                run.segment.checked_sub(self.first_segment).ok_or("a foreign share's run")?;
+            let segment = self.segments.get(index as usize).ok_or("a run past the share")?;
+            if run.end() > u64::from(segment.filled) {
+                return Err(format!("{run:?} lies past what its segment handed out: {segment:?}"));
+            }
+            match segment.state {
+                State::Free => return Err(format!("{run:?} lies in a free segment")),
+                State::Open(lane) if lane.durability != durability => {
+                    return Err(format!("{durability:?} {run:?} lies in an open {lane:?}"));
+                }
+                State::Sealed(sealed) if sealed != durability => {
+                    return Err(format!("{durability:?} {run:?} lies in a {sealed:?} segment"));
+                }
+                State::Open(_) | State::Sealed(_) => counts[index as usize][kind] += run.blocks,
+            }
+            let base = index as usize * self.segment_blocks as usize;
+            for block in run.block as usize..run.end() as usize {
+                if owners[base + block].replace(run).is_some() {
+                    return Err(format!("{run:?} overlaps another run"));
+                }
+            }
+        }
+        for (index, (segment, [live, reserved])) in self.segments.iter().zip(&counts).enumerate() {
+            if segment.live != *live || segment.reserved != *reserved {
+                return Err(format!("segment {index} holds {live}+{reserved} blocks: {segment:?}"));
+            }
+            let empty = *live == 0 && *reserved == 0;
+            if empty != (segment.state == State::Free) || (empty && segment.filled != 0) {
+                return Err(format!(
+                    "segment {index} leaked, or is free while in use: {segment:?}"
+                ));
+            }
+        }
+        let free = self.segments.iter().filter(|segment| segment.state == State::Free).count();
+        if free != self.free.len() {
+            return Err(format!("{free} free segments, {} in the list", self.free.len()));
+        }
+        let space = self.space_use();
+        let sum = space.live.0 + space.dead.0 + space.free.0 + space.reserved.0;
+        if sum != space.capacity.0 {
+            return Err(format!("{space:?} sums to {sum}"));
+        }
+        Ok(space)
+    }
+
+    /// Hands out up to `missing` blocks of the lane's open segment; returns how many are still missing.
+    fn fill(&mut self, lane: Lane, missing: u64, runs: &mut Vec<Run>) -> u64 {
+        let Some(index) = self.open[lane.index()] else { return missing };
+        let blocks = missing.min(self.room(index)) as u32;
+        let (first, limit) = (self.first_segment, self.segment_blocks);
+        let segment = &mut self.segments[index as usize];
+        if blocks > 0 {
+            runs.push(Run { segment: first + index, block: segment.filled, blocks });
+            segment.filled += blocks;
+            segment.reserved += blocks;
+            self.reserved += u64::from(blocks);
+        }
+        if segment.filled == limit {
+            segment.state = State::Sealed(lane.durability);
+            self.open[lane.index()] = None;
+        }
+        missing - u64::from(blocks)
+    }
+
+    /// Blocks that an allocation in this lane can have.
+    fn available(&self, lane: Lane) -> u64 {
+        let rooms =
+            lane.family().filter_map(|lane| self.open[lane.index()]).map(|index| self.room(index));
+        self.free.len() as u64 * u64::from(self.segment_blocks) + rooms.sum::<u64>()
+    }
+
+    fn room(&self, index: u32) -> u64 {
+        u64::from(self.segment_blocks - self.segments[index as usize].filled)
+    }
+
+    fn segment(&mut self, run: &Run) -> &mut Segment {
+        &mut self.segments[(run.segment - self.first_segment) as usize]
+    }
+
+    fn free_if_empty(&mut self, index: u32) {
+        let segment = &mut self.segments[index as usize];
+        if segment.live > 0 || segment.reserved > 0 || segment.state == State::Free {
+            return;
+        }
+        if let State::Open(lane) = segment.state {
+            self.open[lane.index()] = None;
+        }
+        *segment = Segment { state: State::Free, filled: 0, live: 0, reserved: 0 };
+        self.free.push_back(index);
+    }
+}
+
+#[cfg(test)]
+#[path = "space_tests.rs"]
+mod tests;

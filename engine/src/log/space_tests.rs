@@ -1,0 +1,155 @@
+//! The allocator alone, against a list of who holds what.
+
+use super::*;
+use crate::layout::SlotArea;
+use crate::log::random::Random;
+
+const SEGMENT_BLOCKS: u64 = 8;
+
+fn space(segments: u32) -> Space {
+    let slot = SlotArea { checkpoint_offset: 0, checkpoint_bytes: 0, log_offset: 0, log_bytes: 0 };
+    let area = ShareArea { first_segment: 3, segments, slots: [slot; 2] };
+    Space::new(&area, SEGMENT_BLOCKS)
+}
+
+fn scratch(class: LifetimeClass) -> Lane {
+    Lane { durability: Durability::Scratch, class }
+}
+
+const STEP: Lane = Lane { durability: Durability::Scratch, class: LifetimeClass::Step };
+const DURABLE: Lane = Lane { durability: Durability::Durable, class: LifetimeClass::Step };
+
+#[test]
+fn small_tensors_share_a_segment_and_large_ones_span_several() {
+    let mut space = space(4);
+    let small = space.allocate(STEP, 1).unwrap();
+    assert_eq!(small, [Run { segment: 3, block: 0, blocks: 1 }]);
+    let large = space.allocate(STEP, 10 * BLOCK_BYTES).unwrap();
+    assert_eq!(
+        large,
+        [Run { segment: 3, block: 1, blocks: 7 }, Run { segment: 4, block: 0, blocks: 3 }]
+    );
+    assert_eq!(space.allocate(STEP, 0), Ok(vec![]));
+}
+
+#[test]
+fn a_segment_is_free_again_exactly_when_its_last_tensor_dies() {
+    let mut space = space(2);
+    let first = space.allocate(STEP, 4 * BLOCK_BYTES).unwrap();
+    let second = space.allocate(STEP, 4 * BLOCK_BYTES).unwrap();
+    space.install(&first);
+    space.install(&second);
+    space.remove(&first);
+    assert_eq!(space.space_use().dead.0, 4 * BLOCK_BYTES);
+    assert_eq!(space.space_use().free.0, 8 * BLOCK_BYTES);
+    space.retire(&second);
+    assert_eq!(space.space_use().reserved.0, 4 * BLOCK_BYTES, "it is still being read");
+    space.release(&second);
+    assert_eq!(space.space_use().free, space.space_use().capacity);
+}
+
+#[test]
+fn a_full_space_answers_with_figures_and_changes_nothing() {
+    let mut space = space(2);
+    let durable = space.allocate(DURABLE, BLOCK_BYTES).unwrap();
+    space.install(&durable);
+    let before = space.space_use();
+    let full = space.allocate(STEP, 9 * BLOCK_BYTES).unwrap_err();
+    assert_eq!(full.needed.0, 9 * BLOCK_BYTES);
+    assert_eq!(full.available.0, 8 * BLOCK_BYTES, "the durable segment's rest is not for scratch");
+    assert_eq!(full.space.free.0, 15 * BLOCK_BYTES);
+    assert_eq!(space.space_use(), before);
+    assert!(space.allocate(STEP, 8 * BLOCK_BYTES).is_ok());
+    assert!(space.allocate(STEP, u64::MAX).is_err());
+}
+
+#[test]
+fn lanes_of_one_durability_lend_each_other_their_rest_before_giving_up() {
+    let mut space = space(2);
+    space.allocate(scratch(LifetimeClass::Transient), BLOCK_BYTES).unwrap();
+    space.allocate(STEP, BLOCK_BYTES).unwrap();
+    let runs = space.allocate(STEP, 14 * BLOCK_BYTES).unwrap();
+    assert_eq!(runs.len(), 2);
+    assert_eq!(space.space_use().free, ByteCount::ZERO);
+}
+
+#[test]
+fn a_put_that_fails_over_and_over_costs_no_space() {
+    let mut space = space(2);
+    let keeper = space.allocate(STEP, BLOCK_BYTES).unwrap();
+    space.install(&keeper);
+    for _ in 0..100 {
+        let runs = space.allocate(STEP, 3 * BLOCK_BYTES).unwrap();
+        space.release(&runs);
+    }
+    assert_eq!(space.space_use().dead, ByteCount::ZERO);
+}
+
+#[test]
+fn recovery_goes_on_where_the_roomiest_segment_of_the_class_ends() {
+    let mut space = space(4);
+    space.adopt(&[Run { segment: 4, block: 2, blocks: 2 }]);
+    space.adopt(&[Run { segment: 5, block: 0, blocks: 6 }]);
+    space.resume(|_| Some(LifetimeClass::Step));
+    assert_eq!(space.space_use().dead.0, (2 + 2) * BLOCK_BYTES);
+    let runs = space.allocate(DURABLE, BLOCK_BYTES).unwrap();
+    assert_eq!(runs, [Run { segment: 4, block: 4, blocks: 1 }]);
+    let runs = space.allocate(STEP, BLOCK_BYTES).unwrap();
+    assert!([3, 6].contains(&runs[0].segment), "scratch takes a free segment: {runs:?}");
+}
+
+/// What a random program does with one allocation.
+#[derive(Clone, Copy, PartialEq)]
+enum Phase {
+    Reserved,
+    Live,
+    Retired,
+}
+
+#[test]
+fn no_random_program_breaks_the_accounting() {
+    for seed in Random::seeds(200) {
+        let mut random = Random::new(seed);
+        let mut space = space(1 + random.below(12) as u32);
+        let mut held: Vec<(Vec<Run>, Durability, Phase)> = Vec::new();
+        for step in 0..400 {
+            let victim = random.below(held.len().max(1) as u64) as usize;
+            match (random.below(10), held.get(victim).map(|held| held.2)) {
+                (0..5, _) | (_, None) => {
+                    let durability =
+                        if random.chance(3) { Durability::Durable } else { Durability::Scratch };
+                    let class = LifetimeClass::ALL[random.below(3) as usize];
+                    let bytes = random.below(24 * BLOCK_BYTES);
+                    if let Ok(runs) = space.allocate(Lane { durability, class }, bytes) {
+                        let blocks: u64 = runs.iter().map(|run| u64::from(run.blocks)).sum();
+                        assert_eq!(blocks, bytes.div_ceil(BLOCK_BYTES));
+                        held.push((runs, durability, Phase::Reserved));
+                    }
+                }
+                (5..8, Some(Phase::Reserved)) => {
+                    space.install(&held[victim].0);
+                    held[victim].2 = Phase::Live;
+                }
+                (5, Some(Phase::Live)) => {
+                    space.retire(&held[victim].0);
+                    held[victim].2 = Phase::Retired;
+                }
+                (_, Some(Phase::Live)) => space.remove(&held.swap_remove(victim).0),
+                (_, Some(_)) => space.release(&held.swap_remove(victim).0),
+            }
+            let select = |live: bool| {
+                held.iter()
+                    .filter(move |(_, _, phase)| (*phase == Phase::Live) == live)
+                    .flat_map(|(runs, durability, _)| runs.iter().map(|run| (run, *durability)))
+            };
+            if let Err(broken) = space.audit(select(true), select(false)) {
+                panic!("TIDELOG_SEED={seed}, step {step}: {broken}");
+            }
+        }
+        while let Some((runs, _, phase)) = held.pop() {
+            if phase == Phase::Live { space.remove(&runs) } else { space.release(&runs) }
+        }
+        let end = space.space_use();
+        assert_eq!(end.free, end.capacity, "TIDELOG_SEED={seed}: space leaked");
+    }
+}

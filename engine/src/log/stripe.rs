@@ -1,0 +1,174 @@
+//! The stripe map: from runs of blocks in the log to bytes on devices.
+
+use crate::layout::{BLOCK_BYTES, Geometry, Run};
+
+/// One piece of a tensor: contiguous on one device, within one stripe unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The device's place in the pool.
+    pub device: u8,
+    /// Where the piece starts on the device.
+    pub device_offset: u64,
+    /// Where the piece starts in the tensor.
+    pub tensor_offset: u64,
+    /// The piece's bytes that belong to the tensor; the rest of its last block is padding.
+    pub length: u32,
+}
+
+/// How segments lie over the devices.
+#[derive(Clone, Copy, Debug)]
+pub struct StripeMap {
+    devices: u64,
+    unit_blocks: u64,
+    segment_bytes: u64,
+    data_offset: u64,
+}
+
+impl StripeMap {
+    /// The map of a pool.
+    pub fn new(geometry: &Geometry) -> Self {
+        Self {
+            devices: u64::from(geometry.devices),
+            unit_blocks: geometry.stripe_unit / BLOCK_BYTES,
+            segment_bytes: geometry.segment_bytes,
+            data_offset: geometry.data_offset,
+        }
+    }
+
+    /// The pieces of a tensor of `length` bytes that lies in `runs`, in tensor order.
+    ///
+    /// The pieces depend on the runs and the length alone, so that checksums kept per piece always find
+    /// theirs again.
+    pub fn placements(&self, runs: &[Run], length: u64) -> Vec<Placement> {
+        let mut placements = Vec::with_capacity(self.count(runs));
+        let mut tensor_offset = 0;
+        for run in runs {
+            let mut block = u64::from(run.block);
+            while block < run.end() {
+                let unit_end = (block / self.unit_blocks + 1) * self.unit_blocks;
+                let end = unit_end.min(run.end());
+                let bytes = (end - block) * BLOCK_BYTES;
+                let (device, device_offset) = self.locate(run.segment, block);
+                placements.push(Placement {
+                    device,
+                    device_offset,
+                    tensor_offset,
+                    length: bytes.min(length - tensor_offset) as u32,
+                });
+                tensor_offset += bytes.min(length - tensor_offset);
+                block = end;
+            }
+        }
+        placements
+    }
+
+    /// How many pieces the runs have: as many checksums belong to the tensor.
+    pub fn count(&self, runs: &[Run]) -> usize {
+        let units = |run: &Run| {
+            if run.blocks == 0 {
+                return 0;
+            }
+            (run.end() - 1) / self.unit_blocks - u64::from(run.block) / self.unit_blocks + 1
+        };
+        runs.iter().map(units).sum::<u64>() as usize
+    }
+
+    /// The devices that the runs touch, as a set of bits.
+    pub fn devices_of(&self, runs: &[Run]) -> u64 {
+        runs.iter().filter(|run| run.blocks > 0).fold(0, |touched, run| {
+            let first = u64::from(run.block) / self.unit_blocks;
+            let last = (run.end() - 1) / self.unit_blocks;
+            let units = (first..=last).take(self.devices as usize);
+            units.fold(touched, |bits, unit| bits | 1 << (unit % self.devices))
+        })
+    }
+
+    /// Device and byte of a block of a segment.
+    fn locate(&self, segment: u32, block: u64) -> (u8, u64) {
+        let unit = block / self.unit_blocks;
+        let row = unit / self.devices;
+        let within = row * self.unit_blocks + block % self.unit_blocks;
+        let offset =
+            self.data_offset + u64::from(segment) * self.segment_bytes + within * BLOCK_BYTES;
+        ((unit % self.devices) as u8, offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::layout::GeometryRequest;
+    use crate::units::ByteCount;
+
+    fn geometry(devices: usize) -> Geometry {
+        Geometry::plan(&GeometryRequest {
+            devices,
+            device_bytes: ByteCount::mib(8),
+            stripe_unit: ByteCount::kib(32),
+            segment_bytes: Some(ByteCount::kib(64)),
+            shares: 1,
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn every_block_of_the_log_has_its_own_place_inside_the_data() {
+        for devices in [1, 2, 3, 5] {
+            let geometry = geometry(devices);
+            let map = StripeMap::new(&geometry);
+            let mut places = HashSet::new();
+            for segment in 0..geometry.segments {
+                for block in 0..geometry.segment_blocks() {
+                    let (device, offset) = map.locate(segment, block);
+                    assert!(usize::from(device) < devices);
+                    assert!(offset >= geometry.data_offset);
+                    assert!(offset + BLOCK_BYTES <= geometry.second_superblock_offset());
+                    assert!(places.insert((device, offset)), "two blocks at {offset} of {device}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_cover_the_tensor_and_go_around_the_devices() {
+        let map = StripeMap::new(&geometry(3));
+        // Two blocks before the end of the first unit, 3 units, into another segment.
+        let runs =
+            [Run { segment: 0, block: 6, blocks: 18 }, Run { segment: 4, block: 0, blocks: 3 }];
+        let length = 21 * BLOCK_BYTES - 100;
+        let pieces = map.placements(&runs, length);
+        assert_eq!(pieces.len(), map.count(&runs));
+        assert_eq!(pieces.iter().map(|piece| piece.device).collect::<Vec<_>>(), [0, 1, 2, 0]);
+        let mut next = 0;
+        for piece in &pieces {
+            assert_eq!(piece.tensor_offset, next);
+            next += u64::from(piece.length);
+        }
+        assert_eq!(next, length);
+        assert_eq!(pieces[0].length as u64, 2 * BLOCK_BYTES);
+        assert_eq!(pieces[3].length as u64, 3 * BLOCK_BYTES - 100);
+    }
+
+    #[test]
+    fn the_devices_touched_are_those_that_have_a_piece() {
+        for devices in [1, 2, 3, 5] {
+            let map = StripeMap::new(&geometry(devices));
+            for (block, blocks) in [(0, 1), (7, 1), (7, 2), (3, 20), (9, 40), (60, 1)] {
+                let runs = [
+                    Run { segment: 1, block, blocks },
+                    Run { segment: 2, block: 15, blocks: 1 },
+                ];
+                let pieces = map.placements(&runs, (u64::from(blocks) + 1) * BLOCK_BYTES);
+                let expected = pieces.iter().fold(0, |bits, piece| bits | 1_u64 << piece.device);
+                assert_eq!(map.devices_of(&runs), expected, "{runs:?} on {devices}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_tensor_has_no_pieces() {
+        assert!(StripeMap::new(&geometry(2)).placements(&[], 0).is_empty());
+    }
+}
