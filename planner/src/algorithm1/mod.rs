@@ -9,6 +9,7 @@
 //!
 //! Each choice lowers memory and fills ledgers, so a score only ever falls. The best period is
 //! therefore found with a lazy heap: what comes up is scored again, and chosen if it still leads.
+//! Near ties are not told apart (`TIE_BITS`).
 
 mod pressure;
 mod ranges;
@@ -22,6 +23,10 @@ use pressure::{Pressure, rounds};
 use ranges::{Ranges, signed};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+
+/// A period within 1/64 of the best score that any other may still have counts as the best: the
+/// layers of a network are alike, and telling near ties apart exactly costs five times the time.
+const TIE_BITS: u32 = 6;
 
 /// How a period's benefit is weighed against its cost. `time` is the time of the ops over capacity
 /// that the eviction would relieve.
@@ -67,7 +72,7 @@ pub fn algorithm1(trace: &Trace, machine: &Machine, options: Options) -> Plan {
     while !planner.pressure.relieved() {
         let Some((_, Reverse(index))) = heap.pop() else { break };
         let Some(offer) = planner.offer(index) else { continue };
-        let leads = heap.peek().is_none_or(|best| *best <= (offer.score, Reverse(index)));
+        let leads = heap.peek().is_none_or(|best| best.0 - (best.0 >> TIE_BITS) <= offer.score);
         if leads {
             planner.choose(index, &offer);
         } else {
@@ -141,7 +146,7 @@ impl<'a> Planner<'a> {
         let mut offers = Vec::new();
         for (index, period) in self.periods.iter().enumerate() {
             let wanted = self.options.unused || period.end == PeriodEnd::Use;
-            if wanted && self.pressure.any_over(period.from, period.to) {
+            if wanted && self.pressure.time_over(period.from, period.to).0 > 0 {
                 offers.extend(self.offer(index).map(|offer| (offer.score, Reverse(index))));
             }
         }
@@ -183,10 +188,13 @@ impl<'a> Planner<'a> {
             PeriodEnd::Use => self.timeline.last_beginning_by(prefetch, period.from, period.to),
             PeriodEnd::Unused => period.to,
         };
-        if from >= to || !self.pressure.any_over(from, to) {
+        if from >= to {
             return None;
         }
         let time = u128::from(self.pressure.time_over(from, to).0);
+        if time == 0 {
+            return None;
+        }
         let benefit = time * u128::from(period.size.0);
         let elapsed = (written.0 - begin.0) + (end.0 - prefetch.0);
         let score = match self.options.score {

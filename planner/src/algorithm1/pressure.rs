@@ -9,22 +9,23 @@ pub(super) struct Pressure {
     ops: u32,
     /// `M'` minus the capacity of each op that is still over it.
     over: Ranges,
-    /// The duration of each op that is still over capacity, else 0.
+    /// For each op that is still over capacity its duration plus one nanosecond (an op without a
+    /// duration is worth relieving too), else 0.
     times: Fenwick,
-    /// 1 for each op that is still over capacity.
-    count: Fenwick,
+    /// How many ops are still over capacity.
+    count: u32,
 }
 
 impl Pressure {
     pub(super) fn new(memory: &[Bytes], capacity: Bytes, timeline: &Timeline) -> Self {
         let ops = memory.len() as u32;
         let over: Vec<i64> = memory.iter().map(|m| signed(*m) - signed(capacity)).collect();
-        let time = |op: u32| timeline.begin(op + 1).0 - timeline.begin(op).0;
+        let time = |op: u32| timeline.begin(op + 1).0 - timeline.begin(op).0 + 1;
         let mut pressure = Self {
             ops,
             over: Ranges::new(&over),
             times: Fenwick::new((0..ops).map(time).collect()),
-            count: Fenwick::new(vec![1; ops as usize]),
+            count: ops,
         };
         pressure.settle();
         pressure
@@ -32,12 +33,12 @@ impl Pressure {
 
     /// Whether every op fits.
     pub(super) fn relieved(&self) -> bool {
-        self.count.total() == 0
+        self.count == 0
     }
 
     /// How many ops do not fit.
     pub(super) fn ops_over(&self) -> u32 {
-        self.count.total() as u32
+        self.count
     }
 
     /// By how much the worst op does not fit.
@@ -45,15 +46,11 @@ impl Pressure {
         Bytes(u64::try_from(self.over.maximum(0, self.ops)).unwrap_or(0))
     }
 
-    /// Whether an op of the unrolled range is over capacity.
-    pub(super) fn any_over(&self, from: u32, to: u32) -> bool {
-        self.fold(from, to, &self.count) > 0
-    }
-
-    /// The time of the ops of the unrolled range that are over capacity. An op without a duration
-    /// counts as a nanosecond, so that it is worth relieving too.
+    /// The time of the ops of the unrolled range that are over capacity; 0 if none is.
     pub(super) fn time_over(&self, from: u32, to: u32) -> Nanos {
-        Nanos(self.fold(from, to, &self.times) + self.fold(from, to, &self.count))
+        let parts = rounds(self.ops, from, to).into_iter().filter(|(from, to)| from < to);
+        let sum = |op: u32| self.times.before(op as usize);
+        Nanos(parts.map(|(from, to)| sum(to) - sum(from)).sum())
     }
 
     /// Takes `size` from the ops of the unrolled range.
@@ -68,13 +65,8 @@ impl Pressure {
         let (times, count) = (&mut self.times, &mut self.count);
         self.over.take_settled(|op| {
             times.subtract(op, times.get(op));
-            count.subtract(op, 1);
+            *count -= 1;
         });
-    }
-
-    fn fold(&self, from: u32, to: u32, sums: &Fenwick) -> u64 {
-        let parts = rounds(self.ops, from, to).into_iter();
-        parts.map(|(from, to)| sums.before(to as usize) - sums.before(from as usize)).sum()
     }
 }
 

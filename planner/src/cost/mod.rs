@@ -65,38 +65,36 @@ impl Machine {
 /// When each op begins and ends if nothing waits, over two iterations.
 #[derive(Clone, Debug)]
 pub struct Timeline {
-    /// `begins[k]` is when op `k` begins; the last entry is the iteration's end.
-    begins: Vec<u64>,
+    /// When each op of two iterations begins; the last entry is the end of the second.
+    begins: Vec<Nanos>,
 }
 
 impl Timeline {
     /// The timeline of a valid trace.
     pub fn of(trace: &Trace) -> Self {
-        let mut begins = Vec::with_capacity(trace.ops.len() + 1);
+        let mut begins = Vec::with_capacity(2 * trace.ops.len() + 1);
         let mut now = 0;
-        begins.push(now);
-        for op in &trace.ops {
+        for op in trace.ops.iter().chain(&trace.ops) {
+            begins.push(Nanos(now));
             now += op.duration.0;
-            begins.push(now);
         }
+        begins.push(Nanos(now));
         Self { begins }
     }
 
     /// The number of ops in one iteration.
     pub fn ops(&self) -> u32 {
-        self.begins.len() as u32 - 1
+        (self.begins.len() as u32 - 1) / 2
     }
 
     /// The length of one iteration.
     pub fn period(&self) -> Nanos {
-        Nanos(self.begins[self.begins.len() - 1])
+        self.begin(self.ops())
     }
 
     /// When the unrolled op `op` (up to `2 K`) begins.
     pub fn begin(&self, op: u32) -> Nanos {
-        let ops = self.ops();
-        let (rounds, within) = (op / ops, op % ops);
-        Nanos(u64::from(rounds) * self.period().0 + self.begins[within as usize])
+        self.begins[op as usize]
     }
 
     /// The first unrolled op in `from..=to` that begins at `time` or later; `to` if none does.

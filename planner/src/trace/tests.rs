@@ -54,7 +54,14 @@ fn a_contradiction_is_named_with_its_op_and_storage() {
             "op 5 (op5): storage 4 (output 0 of op 0) is used after it died",
         ),
         (refusal(|t| t.ops[0].births.clear()), "is used before it is born"),
-        (refusal(|t| t.ops[3].births.clear()), "that op does not make it"),
+        (
+            refusal(|t| {
+                t.ops[3].births.clear();
+                t.ops[4].uses.pop();
+                t.ops[0].deaths.pop();
+            }),
+            "that op does not make it",
+        ),
         (refusal(|t| t.ops[1].births[0].slot = 3), "under another identity"),
         (
             refusal(|t| t.ops[4].deaths.push(Death { storage: PlanStorage(0), previous: false })),
