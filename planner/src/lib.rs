@@ -3,4 +3,12 @@
 //! Pure: no I/O, no clock, no threads. Every decision is made in whole bytes and nanoseconds, so
 //! the same input gives the same bytes out on every machine.
 
+pub mod algorithm1;
+pub mod cost;
+pub mod lifetime;
+pub mod plan;
+pub mod report;
+#[cfg(test)]
+mod testing;
+pub mod trace;
 pub mod units;

@@ -1,0 +1,317 @@
+//! The plan: which storages leave and come back when, as a file that people can read and diff.
+//!
+//! Rows name storages as the trace does, by a stable name or by the (op, output slot) that makes
+//! them, so that a plan applies to any process that runs the same iteration. The format is
+//! described in `docs/plan.md`.
+
+use crate::cost::Machine;
+use crate::trace::{Header, Identity, Trace, json};
+use crate::units::{Bandwidth, Bytes, Nanos, OpIndex};
+use serde::{Deserialize, Serialize};
+
+/// What the `format` field of a plan file says.
+pub const FORMAT: &str = "tidelog-plan";
+
+/// The version this build writes, and the only one it reads.
+pub const VERSION: u32 = 1;
+
+/// Where evicted bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Target {
+    /// The pool of SSDs.
+    Ssd,
+    /// Host memory.
+    Host,
+}
+
+/// What a row does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// Move the storage out; its memory is free once a valid copy is complete.
+    Evict,
+    /// Bring it back; its memory is taken from the start.
+    Prefetch,
+}
+
+/// One migration in one direction.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Row {
+    /// The op before which it begins. First, so that rows sort in the order they happen.
+    pub start: OpIndex,
+    /// The op before which it is complete. Smaller than `start` where it lies in the next iteration.
+    pub deadline: OpIndex,
+    /// What it does.
+    pub action: Action,
+    /// Where to, or where from.
+    pub target: Target,
+    /// Whose memory.
+    pub storage: Identity,
+}
+
+/// Bytes that a plan moves in one iteration, per link and direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlannedBytes {
+    /// Written to SSDs: what wears them.
+    pub ssd_written: Bytes,
+    /// Read from SSDs.
+    pub ssd_read: Bytes,
+    /// Copied to host memory.
+    pub host_written: Bytes,
+    /// Copied from host memory.
+    pub host_read: Bytes,
+}
+
+impl PlannedBytes {
+    /// Counts an eviction.
+    pub fn add_out(&mut self, target: Target, bytes: Bytes) {
+        match target {
+            Target::Ssd => self.ssd_written.0 += bytes.0,
+            Target::Host => self.host_written.0 += bytes.0,
+        }
+    }
+
+    /// Counts a fetch.
+    pub fn add_back(&mut self, target: Target, bytes: Bytes) {
+        match target {
+            Target::Ssd => self.ssd_read.0 += bytes.0,
+            Target::Host => self.host_read.0 += bytes.0,
+        }
+    }
+}
+
+/// What a plan's maker expects of one iteration in the steady state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Expectation {
+    /// Whether time, stalls and peak come from a simulation of this plan. Otherwise the time is
+    /// that of an iteration that never waits.
+    pub simulated: bool,
+    /// The length of the iteration.
+    #[serde(rename = "time_ns")]
+    pub time: Nanos,
+    /// The part of it in which an op waited for a migration.
+    #[serde(rename = "stall_ns")]
+    pub stall: Nanos,
+    /// How many ops waited.
+    pub stalled_ops: u32,
+    /// The most bytes that tensors and transfers held at once, staging apart.
+    pub peak: Bytes,
+    /// The bytes that move.
+    pub bytes: PlannedBytes,
+    /// Average bytes per second read from the SSDs over the iteration.
+    pub ssd_read_rate: Bandwidth,
+    /// Average bytes per second written to the SSDs over the iteration.
+    pub ssd_write_rate: Bandwidth,
+    /// Ops that the plan leaves over capacity: storages are evicted on demand there.
+    pub ops_over_capacity: u32,
+    /// By how much the worst of them is over capacity.
+    pub over_capacity: Bytes,
+}
+
+impl Expectation {
+    /// Sets the average rates from the bytes and the time.
+    #[must_use]
+    pub fn with_rates(mut self) -> Self {
+        self.ssd_read_rate = rate(self.bytes.ssd_read, self.time);
+        self.ssd_write_rate = rate(self.bytes.ssd_written, self.time);
+        self
+    }
+}
+
+/// Average bytes per second, rounded down.
+fn rate(bytes: Bytes, time: Nanos) -> Bandwidth {
+    let per_second = u128::from(bytes.0) * 1_000_000_000 / u128::from(time.0.max(1));
+    Bandwidth(u64::try_from(per_second).unwrap_or(u64::MAX))
+}
+
+/// The migrations of one iteration, for one trace on one machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Who made it: `algorithm1`.
+    pub policy: String,
+    /// The name of the trace it was made from.
+    pub trace: String,
+    /// [`Trace::fingerprint`] of that trace.
+    pub fingerprint: u64,
+    /// The number of ops in the iteration.
+    pub ops: u32,
+    /// What it was made for.
+    pub machine: Machine,
+    /// What it should bring.
+    pub expects: Expectation,
+    /// The migrations, in the order they begin.
+    pub rows: Vec<Row>,
+}
+
+/// Why a plan cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The text is not JSON of the right shape.
+    #[error("the plan is not readable: {0}")]
+    Json(#[from] serde_json::Error),
+    /// JSON, but something else.
+    #[error("not a plan: its format field says {found:?}, expected {FORMAT:?}")]
+    NotAPlan {
+        /// What the file calls itself.
+        found: String,
+    },
+    /// Written by another version.
+    #[error(
+        "plan version {found} is not known (this build reads {VERSION}): plan again from the trace"
+    )]
+    Version {
+        /// The file's version.
+        found: u32,
+    },
+    /// Made from a different iteration.
+    #[error(
+        "the plan was made from trace {plan:?} ({plan_fingerprint:016x}), not from {trace:?} \
+         ({trace_fingerprint:016x}): its ops or storages differ, plan again"
+    )]
+    OtherTrace {
+        /// The name of the plan's trace.
+        plan: String,
+        /// Its fingerprint.
+        plan_fingerprint: u64,
+        /// The name of the trace at hand.
+        trace: String,
+        /// Its fingerprint.
+        trace_fingerprint: u64,
+    },
+    /// A row points outside the iteration.
+    #[error("row {row} ({storage}) runs from op {} to op {}, but the iteration has {ops} ops", start.0, deadline.0)]
+    OpOutOfRange {
+        /// Which row, counted from 0.
+        row: usize,
+        /// Its storage.
+        storage: String,
+        /// Its start.
+        start: OpIndex,
+        /// Its deadline.
+        deadline: OpIndex,
+        /// How many ops there are.
+        ops: u32,
+    },
+    /// A row names a storage that the trace does not have, or that cannot be planned.
+    #[error("row {row} names {storage}, which {why}")]
+    Storage {
+        /// Which row, counted from 0.
+        row: usize,
+        /// The name.
+        storage: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+/// The file's shape.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    format: String,
+    version: u32,
+    policy: String,
+    trace: String,
+    #[serde(with = "json::hex")]
+    fingerprint: u64,
+    ops: u32,
+    machine: Machine,
+    expects: Expectation,
+    rows: Vec<Row>,
+}
+
+impl Plan {
+    /// A plan for `trace`; puts the rows in order.
+    pub fn new(
+        policy: &str,
+        trace: &Trace,
+        machine: &Machine,
+        mut rows: Vec<Row>,
+        expects: Expectation,
+    ) -> Self {
+        rows.sort();
+        Self {
+            policy: policy.to_owned(),
+            trace: trace.name.clone(),
+            fingerprint: trace.fingerprint(),
+            ops: trace.ops.len() as u32,
+            machine: *machine,
+            expects: expects.with_rates(),
+            rows,
+        }
+    }
+
+    /// Reads a plan file.
+    pub fn from_json(text: &str) -> Result<Self, PlanError> {
+        let header: Header = serde_json::from_str(text)?;
+        if header.format != FORMAT {
+            return Err(PlanError::NotAPlan { found: header.format });
+        }
+        if header.version != VERSION {
+            return Err(PlanError::Version { found: header.version });
+        }
+        let file: File = serde_json::from_str(text)?;
+        let plan = Self {
+            policy: file.policy,
+            trace: file.trace,
+            fingerprint: file.fingerprint,
+            ops: file.ops,
+            machine: file.machine,
+            expects: file.expects,
+            rows: file.rows,
+        };
+        plan.check_rows()?;
+        Ok(plan)
+    }
+
+    /// The plan as a file's text: one row per line, the same bytes for the same plan.
+    pub fn to_json(&self) -> String {
+        json::to_text(&File {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            policy: self.policy.clone(),
+            trace: self.trace.clone(),
+            fingerprint: self.fingerprint,
+            ops: self.ops,
+            machine: self.machine,
+            expects: self.expects,
+            rows: self.rows.clone(),
+        })
+    }
+
+    /// Whether the plan was made from this iteration.
+    pub fn check_trace(&self, trace: &Trace) -> Result<(), PlanError> {
+        let trace_fingerprint = trace.fingerprint();
+        if self.fingerprint == trace_fingerprint && self.ops as usize == trace.ops.len() {
+            return Ok(());
+        }
+        Err(PlanError::OtherTrace {
+            plan: self.trace.clone(),
+            plan_fingerprint: self.fingerprint,
+            trace: trace.name.clone(),
+            trace_fingerprint,
+        })
+    }
+
+    fn check_rows(&self) -> Result<(), PlanError> {
+        for (index, row) in self.rows.iter().enumerate() {
+            if row.start.0 >= self.ops || row.deadline.0 >= self.ops {
+                return Err(PlanError::OpOutOfRange {
+                    row: index,
+                    storage: row.storage.to_string(),
+                    start: row.start,
+                    deadline: row.deadline,
+                    ops: self.ops,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

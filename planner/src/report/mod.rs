@@ -1,0 +1,186 @@
+//! One self-contained HTML page: memory over time against the budget, the migrations under it,
+//! the bandwidth they used and the stalls they caused; then the figures.
+//!
+//! The page needs no network and no script to show its picture; the script adds hover and zoom. It
+//! is made from a plain [`Report`], which a simulation fills as well as a measured run: the same
+//! picture for what was promised and for what happened.
+
+mod chart;
+mod data;
+mod page;
+mod sample;
+mod text;
+
+use crate::plan::Target;
+use crate::trace::Kind;
+use crate::units::{Bandwidth, Bytes, Nanos};
+
+/// Everything that the page shows. Times are counted from the beginning of the shown step.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// What was trained: `byte-level GPT, 12 layers`.
+    pub title: String,
+    /// What the page shows: `simulated, algorithm1` or `measured, step 14`.
+    pub subtitle: String,
+    /// The length of the step.
+    pub duration: Nanos,
+    /// The length of the same step without a budget, if known.
+    pub unlimited: Option<Nanos>,
+    /// The most that tensors and staging may take.
+    pub budget: Bytes,
+    /// The part of the budget that staging takes.
+    pub staging: Bytes,
+    /// Memory over time, by time. Each sample holds until the next.
+    pub memory: Vec<MemorySample>,
+    /// The ops, by time.
+    pub ops: Vec<OpSpan>,
+    /// Every migration that was under way in the step.
+    pub transfers: Vec<TransferSpan>,
+    /// Every wait of an op for a migration.
+    pub stalls: Vec<Stall>,
+    /// What the SSDs can read, if known.
+    pub read_limit: Option<Bandwidth>,
+    /// What the SSDs can write, if known.
+    pub write_limit: Option<Bandwidth>,
+    /// Bytes written in the step by what they were.
+    pub written: Vec<(Kind, Bytes)>,
+    /// Evictions in the step that cost no write, because the copy was still good.
+    pub clean_evictions: u64,
+    /// The bytes of those.
+    pub clean_bytes: Bytes,
+    /// Storages whose memory cannot be taken away.
+    pub unmovable: Vec<Unmovable>,
+    /// Further figures, in words: name and value.
+    pub figures: Vec<(String, String)>,
+    /// What the reader should know: said-once messages of the run.
+    pub notices: Vec<String>,
+}
+
+/// Memory from one moment on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemorySample {
+    /// The moment.
+    pub at: Nanos,
+    /// Bytes of storages that are in memory and at rest.
+    pub resident: Bytes,
+    /// Bytes held by storages on their way out or in.
+    pub moving: Bytes,
+    /// Bytes that all living storages would take if none had left.
+    pub wanted: Bytes,
+}
+
+/// When an op ran.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpSpan {
+    /// `aten.mm`.
+    pub name: String,
+    /// When it began to run, its stall over.
+    pub begin: Nanos,
+    /// When it was done.
+    pub end: Nanos,
+}
+
+/// Which way a transfer goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// Out of memory.
+    Out,
+    /// Back into memory.
+    In,
+}
+
+/// What became of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ending {
+    /// It moved its bytes.
+    Moved,
+    /// The copy in the log was still good: nothing was written.
+    Clean,
+    /// It was called off.
+    Cancelled,
+    /// It failed.
+    Failed,
+}
+
+/// One migration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransferSpan {
+    /// The storage's name.
+    pub name: String,
+    /// What it holds.
+    pub kind: Kind,
+    /// Its size.
+    pub bytes: Bytes,
+    /// Out or in.
+    pub direction: Direction,
+    /// Where to or where from.
+    pub target: Target,
+    /// When it was asked for.
+    pub begin: Nanos,
+    /// When the first byte moved: before that it waited for its turn.
+    pub moved: Nanos,
+    /// When it was complete.
+    pub end: Nanos,
+    /// Whether an op was waiting for it.
+    pub urgent: bool,
+    /// What became of it.
+    pub ending: Ending,
+}
+
+/// A wait of an op.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stall {
+    /// The op that waited: `aten.mm (op 17)`.
+    pub op: String,
+    /// When it could have begun.
+    pub begin: Nanos,
+    /// When it did.
+    pub end: Nanos,
+    /// What it waited for: `blocks.0.weight`, or room.
+    pub waited_for: String,
+}
+
+/// A storage that stays where it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unmovable {
+    /// Its name.
+    pub name: String,
+    /// Its size.
+    pub bytes: Bytes,
+    /// Why it cannot move.
+    pub why: String,
+}
+
+impl Report {
+    /// The page. The same report gives the same bytes.
+    pub fn to_html(&self) -> String {
+        page::render(self)
+    }
+
+    /// The time in which an op waited.
+    pub fn stall_time(&self) -> Nanos {
+        Nanos(self.stalls.iter().map(|stall| stall.end.0.saturating_sub(stall.begin.0)).sum())
+    }
+
+    /// The most that tensors and staging took at once.
+    pub fn peak(&self) -> Bytes {
+        let held = self.memory.iter().map(|sample| sample.resident.0 + sample.moving.0);
+        Bytes(held.max().unwrap_or(0) + self.staging.0)
+    }
+
+    /// The most that tensors and staging would have taken without a budget.
+    pub fn wanted(&self) -> Bytes {
+        Bytes(self.memory.iter().map(|sample| sample.wanted.0).max().unwrap_or(0))
+    }
+
+    /// Bytes that the step's transfers moved in one direction, over one target.
+    pub fn moved(&self, direction: Direction, target: Target) -> Bytes {
+        let counted = |t: &&TransferSpan| {
+            t.direction == direction && t.target == target && t.ending == Ending::Moved
+        };
+        Bytes(self.transfers.iter().filter(counted).map(|t| t.bytes.0).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,264 @@
+//! The page around the picture: the claim in one sentence, the figures, the tables.
+
+use super::{Direction, Report, chart, data, text};
+use crate::plan::Target;
+use crate::trace::Kind;
+use crate::units::Bytes;
+use std::cmp::Reverse;
+use std::fmt::Write;
+
+/// Tables are for reading: of long lists the largest entries are shown.
+const TABLE_ROWS_MAX: usize = 20;
+
+/// The class that colours a kind.
+pub(super) const fn class_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Parameter => "parameter",
+        Kind::Gradient => "gradient",
+        Kind::OptimizerState => "optimizer",
+        Kind::Activation => "activation",
+        Kind::Other => "other",
+    }
+}
+
+pub(super) fn render(report: &Report) -> String {
+    let mut out = String::new();
+    let title = text::escape(&report.title);
+    let _ = write!(
+        out,
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <meta name=\"color-scheme\" content=\"light dark\">\
+         <title>{title} – Tidelog</title>\n<style>\n{}</style></head>\n<body><main>\n",
+        include_str!("page.css")
+    );
+    let _ = writeln!(
+        out,
+        "<header><p class=\"mark\">tidelog</p><h1>{title}</h1><p class=\"subtitle\">{}</p>\
+         <p class=\"claim\">{}</p></header>",
+        text::escape(&report.subtitle),
+        claim(report)
+    );
+    cards(report, &mut out);
+    out.push_str("<section class=\"picture\">");
+    legend(report, &mut out);
+    out.push_str("<div id=\"charts\">");
+    out.push_str(&chart::render(report));
+    out.push_str("<div id=\"cursor\"></div></div><div id=\"tip\" role=\"status\"></div>");
+    out.push_str(
+        "<p class=\"small hint\">Point at anything for its figures. Shift and wheel zoom, dragging moves, a \
+         double click shows the whole step.</p>",
+    );
+    let left_out = report.transfers.len().saturating_sub(chart::TRANSFERS_MAX);
+    if left_out > 0 {
+        let _ =
+            write!(out, "<p class=\"small\">The {left_out} smallest transfers are not drawn.</p>");
+    }
+    out.push_str("</section>\n<div class=\"columns\">");
+    written(report, &mut out);
+    figures(report, &mut out);
+    out.push_str("</div>\n");
+    stalls(report, &mut out);
+    unmovable(report, &mut out);
+    notices(report, &mut out);
+    let _ = write!(
+        out,
+        "</main>\n<script type=\"application/json\" id=\"data\">{}</script>\n<script>\n{}</script>\n\
+         </body></html>\n",
+        data::render(report),
+        include_str!("page.js")
+    );
+    out
+}
+
+/// What the picture shows, in one sentence.
+fn claim(report: &Report) -> String {
+    let (peak, wanted) = (report.peak(), report.wanted());
+    let mut claim = format!("A step holds <b>{}</b> at its peak", text::bytes(peak));
+    if wanted > peak {
+        let part = text::percent(peak.0, wanted.0);
+        let _ = write!(claim, ", {part} of the {} that it would take", text::bytes(wanted));
+    }
+    if let Some(unlimited) = report.unlimited {
+        let factor = text::factor(report.duration.0, unlimited.0);
+        let _ = write!(claim, ", in <b>{factor}</b> the time");
+    }
+    claim + "."
+}
+
+fn cards(report: &Report, out: &mut String) {
+    let stall = report.stall_time();
+    let ssd = |direction| text::bytes(report.moved(direction, Target::Ssd));
+    let host = |direction| {
+        let bytes = report.moved(direction, Target::Host);
+        if bytes.0 > 0 {
+            format!("and {} of host memory", text::bytes(bytes))
+        } else {
+            String::new()
+        }
+    };
+    let clean = match report.clean_evictions {
+        0 => host(Direction::Out),
+        _ => format!("{} more left without a write", text::bytes(report.clean_bytes)),
+    };
+    let unlimited = report.unlimited.map_or_else(String::new, |unlimited| {
+        format!("{} without a budget", text::time(unlimited))
+    });
+    let share = format!("{} of the step", text::percent(stall.0, report.duration.0));
+    let cards = [
+        ("step", text::time(report.duration), unlimited),
+        ("stalled", text::time(stall), share),
+        ("peak", text::bytes(report.peak()), format!("budget {}", text::bytes(report.budget))),
+        ("written to SSD", ssd(Direction::Out), clean),
+        ("read from SSD", ssd(Direction::In), host(Direction::In)),
+    ];
+    out.push_str("<dl class=\"cards\">");
+    for (name, value, note) in cards {
+        let _ = write!(out, "<div><dt>{name}</dt><dd>{value}</dd><p>{note}</p></div>");
+    }
+    out.push_str("</dl>\n");
+}
+
+fn legend(report: &Report, out: &mut String) {
+    out.push_str("<ul class=\"legend\">");
+    let mut entry = |class: &str, text: &str| {
+        let _ = write!(out, "<li><i class=\"{class}\"></i>{text}</li>");
+    };
+    entry("resident", "in memory");
+    entry("moving", "moving");
+    entry("staging", "staging");
+    entry("wanted", "without a budget");
+    entry("budget", "budget");
+    if !report.stalls.is_empty() {
+        entry("stall", "stall");
+    }
+    for kind in Kind::ALL {
+        if report.transfers.iter().any(|transfer| transfer.kind == kind) {
+            entry(&format!("bar {}", class_of(kind)), &kind.to_string());
+        }
+    }
+    out.push_str("</ul>");
+}
+
+fn written(report: &Report, out: &mut String) {
+    let total: u64 = report.written.iter().map(|(_, bytes)| bytes.0).sum();
+    out.push_str("<section><h2>Written in a step</h2>");
+    if total == 0 {
+        out.push_str("<p>Nothing.</p>");
+    } else {
+        out.push_str("<table class=\"written\">");
+        for (kind, bytes) in &report.written {
+            let per_mille = u128::from(bytes.0) * 1000 / u128::from(total);
+            let _ = write!(
+                out,
+                "<tr><th>{kind}</th><td class=\"number\">{}</td><td class=\"number\">{}</td>\
+                 <td class=\"meter\"><i class=\"bar {}\" style=\"width:{}.{}%\"></i></td></tr>",
+                text::bytes(*bytes),
+                text::percent(bytes.0, total),
+                class_of(*kind),
+                per_mille / 10,
+                per_mille % 10
+            );
+        }
+        let _ = write!(
+            out,
+            "<tr class=\"total\"><th>all</th><td class=\"number\">{}</td><td></td><td></td></tr></table>",
+            text::bytes(Bytes(total))
+        );
+    }
+    if report.clean_evictions > 0 {
+        let _ = write!(
+            out,
+            "<p class=\"small\">{} left without a write: the copy of {} was still good.</p>",
+            text::count(report.clean_evictions as usize, "storage"),
+            text::bytes(report.clean_bytes)
+        );
+    }
+    out.push_str("</section>");
+}
+
+fn figures(report: &Report, out: &mut String) {
+    out.push_str("<section><h2>Figures</h2><table class=\"figures\">");
+    let mut row = |name: &str, value: &str| {
+        let (name, value) = (text::escape(name), text::escape(value));
+        let _ = write!(out, "<tr><th>{name}</th><td class=\"number\">{value}</td></tr>");
+    };
+    row("ops", &report.ops.len().to_string());
+    row("transfers", &report.transfers.len().to_string());
+    row("staging", &text::bytes(report.staging));
+    for (limit, name) in [(report.write_limit, "write limit"), (report.read_limit, "read limit")] {
+        if let Some(limit) = limit {
+            row(name, &text::rate(limit));
+        }
+    }
+    for (name, value) in &report.figures {
+        row(name, value);
+    }
+    out.push_str("</table></section>");
+}
+
+/// A table of the largest of `rows`, which come largest first.
+fn table(out: &mut String, title: &str, head: [&str; 3], rows: &[[String; 3]]) {
+    let _ = write!(out, "<section><h2>{title}</h2><table><thead><tr>");
+    for (column, name) in head.iter().enumerate() {
+        let class = if column == 1 { " class=\"number\"" } else { "" };
+        let _ = write!(out, "<th{class}>{name}</th>");
+    }
+    out.push_str("</tr></thead>");
+    for [first, number, last] in rows.iter().take(TABLE_ROWS_MAX) {
+        let (first, last) = (text::escape(first), text::escape(last));
+        let _ = write!(
+            out,
+            "<tr><td>{first}</td><td class=\"number\">{number}</td><td>{last}</td></tr>"
+        );
+    }
+    out.push_str("</table>");
+    if rows.len() > TABLE_ROWS_MAX {
+        let _ = write!(out, "<p class=\"small\">and {} more</p>", rows.len() - TABLE_ROWS_MAX);
+    }
+    out.push_str("</section>\n");
+}
+
+fn stalls(report: &Report, out: &mut String) {
+    if report.stalls.is_empty() {
+        return;
+    }
+    let mut longest: Vec<_> = report.stalls.iter().collect();
+    longest.sort_by_key(|stall| (Reverse(stall.end.0.saturating_sub(stall.begin.0)), stall.begin));
+    let rows: Vec<_> = longest
+        .into_iter()
+        .map(|stall| {
+            let length = crate::units::Nanos(stall.end.0.saturating_sub(stall.begin.0));
+            [stall.op.clone(), text::time(length), stall.waited_for.clone()]
+        })
+        .collect();
+    let title = format!("{}, longest first", text::count(rows.len(), "stall"));
+    table(out, &title, ["op", "waited", "for"], &rows);
+}
+
+fn unmovable(report: &Report, out: &mut String) {
+    if report.unmovable.is_empty() {
+        return;
+    }
+    let mut largest: Vec<_> = report.unmovable.iter().collect();
+    largest.sort_by_key(|storage| (Reverse(storage.bytes), &storage.name));
+    let rows: Vec<_> = largest
+        .into_iter()
+        .map(|storage| [storage.name.clone(), text::bytes(storage.bytes), storage.why.clone()])
+        .collect();
+    let total = Bytes(report.unmovable.iter().map(|storage| storage.bytes.0).sum());
+    let counted = text::count(rows.len(), "storage");
+    let title = format!("{counted} that cannot move, {}", text::bytes(total));
+    table(out, &title, ["storage", "size", "why"], &rows);
+}
+
+fn notices(report: &Report, out: &mut String) {
+    if report.notices.is_empty() {
+        return;
+    }
+    out.push_str("<section><h2>Notices</h2><ul class=\"notices\">");
+    for notice in &report.notices {
+        let _ = write!(out, "<li>{}</li>", text::escape(notice));
+    }
+    out.push_str("</ul></section>\n");
+}

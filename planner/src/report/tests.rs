@@ -1,0 +1,132 @@
+use super::*;
+
+/// A step with every kind of event in it.
+fn report() -> Report {
+    let transfer = |name: &str, kind, direction, at: u64, ending| TransferSpan {
+        name: name.to_owned(),
+        kind,
+        bytes: Bytes(30 << 20),
+        direction,
+        target: Target::Ssd,
+        begin: Nanos(at),
+        moved: Nanos(at + 50_000),
+        end: Nanos(at + 400_000),
+        urgent: false,
+        ending,
+    };
+    let transfers = vec![
+        transfer("w0", Kind::Parameter, Direction::Out, 100_000, Ending::Moved),
+        transfer("w1", Kind::Parameter, Direction::Out, 200_000, Ending::Clean),
+        transfer("m0", Kind::OptimizerState, Direction::In, 900_000, Ending::Moved),
+        transfer("m1", Kind::OptimizerState, Direction::In, 950_000, Ending::Failed),
+        transfer("a0", Kind::Activation, Direction::Out, 1_950_000, Ending::Cancelled),
+    ];
+    let sample = |at: u64, resident: u64, moving: u64| MemorySample {
+        at: Nanos(at),
+        resident: Bytes(resident << 20),
+        moving: Bytes(moving << 20),
+        wanted: Bytes(200 << 20),
+    };
+    Report {
+        title: "a model".to_owned(),
+        subtitle: "measured, step 3".to_owned(),
+        duration: Nanos(2_000_000),
+        unlimited: Some(Nanos(1_880_000)),
+        budget: Bytes(100 << 20),
+        staging: Bytes(8 << 20),
+        memory: vec![sample(0, 60, 0), sample(100_000, 40, 30), sample(900_000, 50, 40)],
+        ops: vec![OpSpan { name: "aten.mm".to_owned(), begin: Nanos(0), end: Nanos(800_000) }],
+        transfers,
+        stalls: vec![Stall {
+            op: "aten.add (op 7)".to_owned(),
+            begin: Nanos(800_000),
+            end: Nanos(920_000),
+            waited_for: "m0".to_owned(),
+        }],
+        read_limit: Some(Bandwidth(6_700_000_000)),
+        written: vec![(Kind::Parameter, Bytes(30 << 20))],
+        clean_evictions: 1,
+        clean_bytes: Bytes(30 << 20),
+        unmovable: vec![Unmovable {
+            name: "tied.weight".to_owned(),
+            bytes: Bytes(4096),
+            why: "not resizable".to_owned(),
+        }],
+        notices: vec!["the third batch was smaller".to_owned()],
+        ..Report::default()
+    }
+}
+
+#[test]
+fn the_page_says_what_matters_first() {
+    let html = report().to_html();
+    let claim = "A step holds <b>98 MiB</b> at its peak, 49 % of the 200 MiB that it would take, \
+                 in <b>1.064×</b> the time.";
+    assert!(html.contains(claim));
+    let order = [
+        "class=\"claim\"",
+        "id=\"charts\"",
+        "<h2>Written in a step</h2>",
+        "1 storage that cannot move, 4 KiB",
+    ];
+    let places: Vec<_> = order.iter().map(|part| html.find(part).expect(part)).collect();
+    assert!(places.is_sorted(), "{places:?}");
+}
+
+#[test]
+fn the_page_needs_nothing_from_outside() {
+    let html = report().to_html();
+    for outside in ["http:", "https:", "src=", "@import", "url(//", "<link"] {
+        assert!(!html.contains(outside), "{outside}");
+    }
+}
+
+#[test]
+fn names_cannot_break_out_of_the_page() {
+    let evil = "</script><script>alert(1)</script><!--\"'>";
+    let mut report = report();
+    report.title = evil.to_owned();
+    report.subtitle = evil.to_owned();
+    report.ops[0].name = evil.to_owned();
+    report.transfers[0].name = evil.to_owned();
+    report.stalls[0].op = evil.to_owned();
+    report.stalls[0].waited_for = evil.to_owned();
+    report.unmovable[0].name = evil.to_owned();
+    report.unmovable[0].why = evil.to_owned();
+    report.notices.push(evil.to_owned());
+    report.figures.push((evil.to_owned(), evil.to_owned()));
+    let html = report.to_html();
+    assert!(!html.contains("alert(1)</script>"));
+    assert!(!html.contains("<!--"));
+    assert_eq!(html.matches("<script").count(), 2, "the data and our own script");
+    assert_eq!(html.matches("</script").count(), 2);
+}
+
+#[test]
+fn every_transfer_and_stall_is_drawn() {
+    let report = report();
+    let html = report.to_html();
+    for index in 0..report.transfers.len() {
+        assert!(html.contains(&format!(
+            "<rect class=\"bar {}",
+            chart::kind_class(&report.transfers[index])
+        )));
+        assert!(html.contains(&format!(" data-t=\"{index}\" x=")), "transfer {index}");
+    }
+    // One stall, marked in each of the four panels.
+    assert_eq!(html.matches("<rect class=\"stall\"").count(), 4);
+    for ending in ["clean", "failed", "cancelled"] {
+        assert!(html.contains(&format!(" {ending}\"")), "{ending}");
+    }
+}
+
+#[test]
+fn an_empty_report_is_still_a_page() {
+    let html = Report::default().to_html();
+    assert!(html.ends_with("</html>\n") && html.contains("Nothing."));
+}
+
+#[test]
+fn the_same_report_gives_the_same_bytes() {
+    assert_eq!(report().to_html(), report().to_html());
+}

@@ -1,0 +1,175 @@
+//! Small traces for this crate's tests.
+
+use crate::cost::{Machine, SsdLink};
+use crate::trace::{Access, Birth, Death, Identity, Kind, Op, PlanStorage, Storage, Trace, Use};
+use crate::units::{Bandwidth, Bytes, Nanos, OpIndex};
+
+/// Writes a trace op by op.
+#[derive(Default)]
+pub(crate) struct Builder {
+    pub(crate) trace: Trace,
+}
+
+impl Builder {
+    /// A storage that is alive across the iteration.
+    pub(crate) fn global(&mut self, name: &str, size: u64) -> PlanStorage {
+        self.storage(Identity::Name(name.to_owned()), size, Kind::Parameter)
+    }
+
+    /// The next op; returns its index.
+    pub(crate) fn op(&mut self, duration: u64) -> usize {
+        let index = self.trace.ops.len();
+        self.trace.ops.push(Op {
+            name: format!("op{index}"),
+            duration: Nanos(duration),
+            fingerprint: index as u64 ^ 0x9e37_79b9,
+            uses: Vec::new(),
+            births: Vec::new(),
+            deaths: Vec::new(),
+        });
+        index
+    }
+
+    /// The next `count` ops, all alike.
+    pub(crate) fn ops(&mut self, count: usize, duration: u64) {
+        for _ in 0..count {
+            self.op(duration);
+        }
+    }
+
+    pub(crate) fn uses(&mut self, op: usize, storage: PlanStorage, access: Access) {
+        self.trace.ops[op].uses.push(Use { storage, access, previous: false });
+    }
+
+    pub(crate) fn birth(&mut self, op: usize, size: u64) -> PlanStorage {
+        let slot = self.trace.ops[op].births.len() as u16;
+        let identity = Identity::Output { op: OpIndex(op as u32), slot };
+        let storage = self.storage(identity, size, Kind::Activation);
+        self.trace.ops[op].births.push(Birth { storage, slot });
+        storage
+    }
+
+    pub(crate) fn death(&mut self, op: usize, storage: PlanStorage, previous: bool) {
+        self.trace.ops[op].deaths.push(Death { storage, previous });
+    }
+
+    fn storage(&mut self, identity: Identity, size: u64, kind: Kind) -> PlanStorage {
+        let index = PlanStorage(self.trace.storages.len() as u32);
+        self.trace.storages.push(Storage { identity, size: Bytes(size), kind, movable: true });
+        index
+    }
+
+    pub(crate) fn finish(self) -> Trace {
+        self.trace.validate().expect("the test's trace is valid");
+        self.trace
+    }
+}
+
+/// One byte per nanosecond each way, no latency, no host memory.
+pub(crate) fn machine(budget: u64) -> Machine {
+    let rate = Bandwidth(1_000_000_000);
+    Machine {
+        budget: Bytes(budget),
+        staging: Bytes(0),
+        ssd: SsdLink { read: rate, write: rate, latency: Nanos(0) },
+        host: None,
+        verify: Bandwidth(1_000_000_000_000),
+    }
+}
+
+/// A splitmix64 generator: seeded, so that a failure names the case that replays it.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+
+    pub(crate) fn chance(&mut self, one_in: u64) -> bool {
+        self.below(one_in) == 0
+    }
+}
+
+/// A forward and backward pass over `layers` with an optimizer step: weights and momenta are
+/// global, activations are saved, gradients die in the next iteration.
+pub(crate) fn training(layers: u64, weight: u64, activation: u64, op_time: u64) -> Trace {
+    let mut b = Builder::default();
+    let layer_weights: Vec<_> =
+        (0..layers).map(|l| b.global(&format!("layer{l}.weight"), weight)).collect();
+    let momenta: Vec<_> =
+        (0..layers).map(|l| b.global(&format!("layer{l}.momentum"), weight)).collect();
+    let mut saved: Vec<PlanStorage> = Vec::new();
+    for layer in &layer_weights {
+        let op = b.op(op_time);
+        b.uses(op, *layer, Access::Read);
+        if let Some(input) = saved.last() {
+            b.uses(op, *input, Access::Read);
+        }
+        saved.push(b.birth(op, activation));
+    }
+    let mut gradients = Vec::new();
+    for layer in layer_weights.iter().rev() {
+        let op = b.op(2 * op_time);
+        b.uses(op, *layer, Access::Read);
+        let activation = saved.pop().expect("one per layer");
+        b.uses(op, activation, Access::Read);
+        b.death(op, activation, false);
+        gradients.push(b.birth(op, weight));
+    }
+    gradients.reverse();
+    for ((layer, momentum), gradient) in layer_weights.iter().zip(&momenta).zip(&gradients) {
+        let op = b.op(op_time / 2 + 1);
+        b.uses(op, *layer, Access::Update);
+        b.uses(op, *momentum, Access::Update);
+        b.uses(op, *gradient, Access::Read);
+        b.death(0, *gradient, true);
+    }
+    b.finish()
+}
+
+/// A random valid trace of up to `ops_max` ops and a handful of storages, for exhaustive tests.
+pub(crate) fn random_trace(random: &mut Random, ops_max: u64, storages_max: u64) -> Trace {
+    let mut b = Builder::default();
+    let ops = 3 + random.below(ops_max - 2);
+    for _ in 0..ops {
+        b.op(1 + random.below(30));
+    }
+    let access = |random: &mut Random| match random.below(4) {
+        0 => Access::Update,
+        1 => Access::Write,
+        _ => Access::Read,
+    };
+    for number in 0..=random.below(storages_max) {
+        let size = 1 + random.below(40);
+        if random.chance(2) {
+            let storage = b.global(&format!("global{number}"), size);
+            for op in 0..ops as usize {
+                if random.chance(3) {
+                    let access = access(random);
+                    b.uses(op, storage, access);
+                }
+            }
+            continue;
+        }
+        let birth = random.below(ops) as usize;
+        let storage = b.birth(birth, size);
+        let last = birth + random.below(ops - birth as u64) as usize;
+        for op in birth + 1..=last {
+            if random.chance(3) {
+                let access = access(random);
+                b.uses(op, storage, access);
+            }
+        }
+        if random.chance(3) && birth > 0 {
+            let death = random.below(birth as u64) as usize;
+            b.death(death, storage, true);
+        } else {
+            b.death(last, storage, false);
+        }
+    }
+    b.finish()
+}
