@@ -7,6 +7,7 @@ pub mod algorithm1;
 pub mod cost;
 pub mod lifetime;
 pub mod plan;
+pub mod residency;
 #[cfg(test)]
 mod testing;
 pub mod trace;
