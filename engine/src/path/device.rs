@@ -117,6 +117,8 @@ pub struct OpenMode {
     /// Claim a block device, which refuses one that is mounted or claimed. Files are not affected.
     /// Processes that share a pool's devices must not ask for this.
     pub exclusive: bool,
+    /// Open for reading only, to inspect; writes then fail.
+    pub read_only: bool,
 }
 
 /// A device could not be opened or made. Every variant names it.
@@ -213,7 +215,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens a device that exists, for reading and writing.
+    /// Opens a device that exists.
     pub fn open(spec: &DeviceSpec, mode: OpenMode) -> Result<Self, DeviceOpenError> {
         let path = spec.target();
         let metadata = std::fs::metadata(&path).map_err(|source| open_error(&path, source))?;
@@ -227,7 +229,7 @@ impl Device {
         }
         let file = OpenOptions::new()
             .read(true)
-            .write(true)
+            .write(!mode.read_only)
             .custom_flags(flags)
             .open(&path)
             .map_err(|source| open_error(&path, source))?;

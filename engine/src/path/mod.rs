@@ -24,6 +24,8 @@ mod operation;
 pub mod posix;
 pub mod sim;
 mod slots;
+#[cfg(test)]
+mod tests;
 pub mod uring;
 mod waker;
 
