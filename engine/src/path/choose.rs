@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::DataPath;
+use super::device::Device;
+use super::{DataPath, posix, uring};
 
 /// The backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,4 +94,32 @@ pub struct Opened {
 pub trait PathProvider: Send {
     /// Opens the path with room for `depth` operations in flight per device.
     fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError>;
+}
+
+/// Devices of the operating system, in stripe order, by the path of choice.
+pub struct KernelDevices {
+    /// The devices.
+    pub devices: Vec<Device>,
+    /// The path.
+    pub choice: PathChoice,
+}
+
+impl PathProvider for KernelDevices {
+    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
+        let Self { devices, choice } = *self;
+        let depth = depth.saturating_mul(devices.len() as u32);
+        let mut why_not = Vec::new();
+        if choice != PathChoice::Posix {
+            match uring::Ring::probe(depth) {
+                Ok(ring) => {
+                    let path = Box::new(uring::UringPath::new(ring, devices)?);
+                    return Ok(Opened { path, why_not });
+                }
+                Err(error) if choice == PathChoice::Uring => return Err(error),
+                Err(error) => why_not.push(error.to_string()),
+            }
+        }
+        let path = Box::new(posix::PosixPath::new(devices, depth)?);
+        Ok(Opened { path, why_not })
+    }
 }

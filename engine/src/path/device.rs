@@ -8,6 +8,8 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use super::DeviceCapabilities;
+use super::operation::Action;
 use crate::memory::ALIGNMENT;
 use crate::units::ByteCount;
 
@@ -115,6 +117,8 @@ pub struct OpenMode {
     /// Claim a block device, which refuses one that is mounted or claimed. Files are not affected.
     /// Processes that share a pool's devices must not ask for this.
     pub exclusive: bool,
+    /// Open for reading only, to inspect; writes then fail.
+    pub read_only: bool,
 }
 
 /// A device could not be opened or made. Every variant names it.
@@ -211,7 +215,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens a device that exists, for reading and writing.
+    /// Opens a device that exists.
     pub fn open(spec: &DeviceSpec, mode: OpenMode) -> Result<Self, DeviceOpenError> {
         let path = spec.target();
         let metadata = std::fs::metadata(&path).map_err(|source| open_error(&path, source))?;
@@ -225,7 +229,7 @@ impl Device {
         }
         let file = OpenOptions::new()
             .read(true)
-            .write(true)
+            .write(!mode.read_only)
             .custom_flags(flags)
             .open(&path)
             .map_err(|source| open_error(&path, source))?;
@@ -310,6 +314,28 @@ impl Device {
     pub fn is_direct(&self) -> bool {
         self.direct
     }
+}
+
+impl DeviceCapabilities {
+    /// What `device` is.
+    pub(super) fn of(device: &Device) -> Self {
+        Self {
+            name: device.path.display().to_string(),
+            size: device.size,
+            logical_block: device.logical_block,
+            direct: device.direct,
+            // The blocks of a file are its reservation: giving them back would let writes run out of
+            // space later.
+            deallocate: device.kind == DeviceKind::Block,
+        }
+    }
+}
+
+/// The mode of `fallocate` that does `action`. On block devices it becomes the device's own command.
+pub(super) fn fallocate_mode(kind: DeviceKind, action: &Action) -> i32 {
+    let punch = kind == DeviceKind::Block && matches!(action, Action::Deallocate);
+    let what = if punch { libc::FALLOC_FL_PUNCH_HOLE } else { libc::FALLOC_FL_ZERO_RANGE };
+    what | libc::FALLOC_FL_KEEP_SIZE
 }
 
 fn open_error(path: &Path, source: io::Error) -> DeviceOpenError {

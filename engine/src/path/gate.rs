@@ -99,7 +99,9 @@ mod tests {
 
     fn latched_by(errors: &[DeviceError]) -> Option<DeviceError> {
         let mut gate = Gate::new(1);
-        errors.iter().for_each(|&error| gate.judge(error));
+        for &error in errors {
+            gate.judge(error);
+        }
         gate.latches[0]
     }
 

@@ -21,14 +21,18 @@ pub mod choose;
 pub mod device;
 mod gate;
 mod operation;
+pub mod posix;
 pub mod sim;
 mod slots;
+#[cfg(test)]
+mod tests;
+pub mod uring;
 mod waker;
 
 use std::io;
 use std::time::{Duration, Instant};
 
-pub use choose::{Opened, PathChoice, PathError, PathKind, PathProvider};
+pub use choose::{KernelDevices, Opened, PathChoice, PathError, PathKind, PathProvider};
 pub use device::{Device, DeviceKind, DeviceOpenError, DeviceSpec, OpenMode, SpecError};
 pub use operation::{
     Action, Completion, DeviceError, Extent, Operation, OperationKind, Refusal, Refused, Status,

@@ -44,7 +44,6 @@ impl Slots {
     }
 
     /// Leaks every buffer still held, because a device may yet write it.
-    #[cfg_attr(test, allow(dead_code))]
     pub(super) fn leak(&mut self) {
         self.held.drain(..).flatten().for_each(std::mem::forget);
     }
