@@ -11,6 +11,8 @@
 
 mod dma;
 mod ends;
+#[cfg(test)]
+mod tests;
 
 pub use dma::{Backing, DmaBuffer, DmaPool, MemoryError};
 pub use ends::{Destination, ForeignDestination, ForeignSource, Source};

@@ -1,7 +1,7 @@
 //! What every data path promises, asked of each: simulated disks, `io_uring` and threads, the latter
 //! two on real files without the page cache.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,10 @@ const BLOCK: u64 = 4096;
 const READ_ONLY: OpenMode = OpenMode { buffered: false, exclusive: false, read_only: true };
 
 /// A directory that goes when the test ends. `/var/tmp` is on a disk where `/tmp` may be memory.
-struct Directory(PathBuf);
+pub(super) struct Directory(PathBuf);
 
 impl Directory {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = format!("/var/tmp/tidelog-path-{}-{number}", std::process::id());
@@ -26,7 +26,11 @@ impl Directory {
         Self(path.into())
     }
 
-    fn spec(&self, name: &str) -> DeviceSpec {
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(super) fn spec(&self, name: &str) -> DeviceSpec {
         DeviceSpec::new(self.0.join(name))
     }
 

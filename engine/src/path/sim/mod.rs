@@ -40,7 +40,7 @@ pub struct SimPath {
     disks: Vec<SimDisk>,
     capabilities: Capabilities,
     gate: Gate,
-    /// What is in flight, unsorted; there are few.
+    /// What is in flight, in the order it came: operations that are due together keep it.
     pending: Vec<Pending>,
     clock: Ticks,
     waker: Waker,
@@ -124,7 +124,7 @@ unsafe impl DataPath for SimPath {
 
     fn poll(&mut self, completions: &mut Vec<Completion>) -> usize {
         let Some(index) = self.next() else { return 0 };
-        let Pending { mut operation, started } = self.pending.swap_remove(index);
+        let Pending { mut operation, started } = self.pending.remove(index);
         let disk = &self.disks[usize::from(operation.device.0)];
         self.clock = self.clock.max(started.due());
         let moved = disk.finish(&started, &mut operation);
