@@ -26,6 +26,7 @@ impl ByteCount {
     }
 
     /// The smallest multiple of `unit` (a power of two) that holds this many bytes.
+    #[must_use]
     pub const fn round_up(self, unit: Self) -> Self {
         Self((self.0 + unit.0 - 1) & !(unit.0 - 1))
     }

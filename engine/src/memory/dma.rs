@@ -1,0 +1,333 @@
+//! The DMA pool: one anonymous mapping, carved into aligned buffers that return on drop.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use memmap2::{Advice, MmapMut, MmapOptions};
+
+use super::ALIGNMENT;
+use crate::units::ByteCount;
+
+/// One huge page: 2 MiB, the size every supported CPU has.
+const HUGE_PAGE: usize = 2 << 20;
+/// `log2(HUGE_PAGE)`, as `mmap` wants it.
+const HUGE_PAGE_BITS: u8 = 21;
+const _: () = assert!(HUGE_PAGE == 1 << HUGE_PAGE_BITS && HUGE_PAGE.is_multiple_of(ALIGNMENT));
+
+/// What kind of pages a pool lies on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// 2 MiB pages reserved by the administrator (`vm.nr_hugepages`).
+    HugeTlb,
+    /// Ordinary memory that the kernel was asked to back with 2 MiB pages.
+    TransparentHuge,
+    /// 4 KiB pages.
+    Plain,
+}
+
+impl fmt::Display for Backing {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::HugeTlb => "huge pages (2 MiB)",
+            Self::TransparentHuge => "transparent huge pages",
+            Self::Plain => "4 KiB pages",
+        })
+    }
+}
+
+/// A pool could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// A pool of no bytes has no buffers to give.
+    #[error("a DMA pool of 0 bytes was asked for; give it at least {ALIGNMENT} bytes")]
+    Empty,
+    /// The kernel has no such memory.
+    #[error("cannot map {bytes} for the DMA pool: {source}; ask for less staging memory")]
+    Map {
+        /// How much was asked for.
+        bytes: ByteCount,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+}
+
+/// Memory that devices read and write, handed out as [`DmaBuffer`]s.
+///
+/// Cloning makes another handle of the same pool. The mapping goes when the last handle and the last
+/// buffer are gone, so a buffer that is leaked because a device may still write it keeps the memory.
+#[derive(Clone)]
+pub struct DmaPool {
+    region: Arc<Region>,
+}
+
+impl DmaPool {
+    /// Maps `bytes` (rounded up to whole pages) and keeps them out of forked children.
+    ///
+    /// With `want_hugepages` the pool takes reserved huge pages if there are enough, else transparent
+    /// ones, else plain pages; [`DmaPool::backing`] and [`DmaPool::why`] say what it became.
+    pub fn new(bytes: ByteCount, want_hugepages: bool) -> Result<Self, MemoryError> {
+        if bytes.0 == 0 {
+            return Err(MemoryError::Empty);
+        }
+        let (mut mapping, backing, why) = map(bytes, want_hugepages)?;
+        // A child of fork that inherits pages under DMA would take copy-on-write faults on them, and
+        // the device would then write into the wrong process's copy.
+        mapping.advise(Advice::DontFork).map_err(|source| MemoryError::Map { bytes, source })?;
+        let length = mapping.len();
+        let base = NonNull::new(mapping.as_mut_ptr()).expect("mmap never answers null");
+        Ok(Self {
+            region: Arc::new(Region {
+                base,
+                length,
+                owner: std::process::id(),
+                mapping: Some(mapping),
+                backing,
+                why,
+                free: Mutex::new(vec![FreeRun { start: 0, length }]),
+            }),
+        })
+    }
+
+    /// Takes a buffer of `bytes` rounded up to 4 KiB, or `None` when no free run is that long.
+    pub fn take(&self, bytes: usize) -> Option<DmaBuffer> {
+        let length = bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
+        let mut free = self.region.free();
+        let at = free.iter().position(|run| run.length >= length)?;
+        let start = free[at].start;
+        free[at].start += length;
+        free[at].length -= length;
+        if free[at].length == 0 {
+            free.remove(at);
+        }
+        drop(free);
+        Some(DmaBuffer { region: Arc::clone(&self.region), start, length })
+    }
+
+    /// The bytes mapped.
+    pub fn size(&self) -> ByteCount {
+        ByteCount(self.region.length as u64)
+    }
+
+    /// The pages that the pool lies on.
+    pub fn backing(&self) -> Backing {
+        self.region.backing
+    }
+
+    /// Why the pages are not better ones; empty when they are the best there are.
+    pub fn why(&self) -> &str {
+        &self.region.why
+    }
+
+    /// The address and length of the mapping, for a data path that registers it.
+    pub(crate) fn span(&self) -> (*mut u8, usize) {
+        (self.region.base.as_ptr(), self.region.length)
+    }
+}
+
+impl fmt::Debug for DmaPool {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "DmaPool({} on {})", self.size(), self.backing())
+    }
+}
+
+/// Maps on the best pages there are; answers also why not on better ones.
+fn map(bytes: ByteCount, want_huge: bool) -> Result<(MmapMut, Backing, String), MemoryError> {
+    let failed = |source| MemoryError::Map { bytes, source };
+    let plain = |length: usize| MmapOptions::new().len(length).map_anon().map_err(failed);
+    let wanted = bytes.0 as usize;
+    let small = wanted.checked_next_multiple_of(ALIGNMENT);
+    let small = small.ok_or_else(|| failed(std::io::ErrorKind::OutOfMemory.into()))?;
+    if !want_huge {
+        return Ok((plain(small)?, Backing::Plain, "huge pages were not asked for".into()));
+    }
+    if wanted < HUGE_PAGE {
+        return Ok((plain(small)?, Backing::Plain, "smaller than one huge page".into()));
+    }
+    let large = wanted.next_multiple_of(HUGE_PAGE);
+    let reserved = MmapOptions::new().len(large).huge(Some(HUGE_PAGE_BITS)).map_anon();
+    let mut why = match reserved {
+        Ok(mapping) => return Ok((mapping, Backing::HugeTlb, String::new())),
+        Err(error) => format!(
+            "no {} reserved huge pages are free ({error}); vm.nr_hugepages reserves them",
+            large / HUGE_PAGE
+        ),
+    };
+    let mapping = plain(small)?;
+    // With "never" the advice is accepted and ignored: the setting, not the call, tells.
+    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    if setting.is_ok_and(|text| text.contains("[never]")) {
+        why.push_str("; transparent huge pages are switched off");
+        return Ok((mapping, Backing::Plain, why));
+    }
+    match mapping.advise(Advice::HugePage) {
+        Ok(()) => Ok((mapping, Backing::TransparentHuge, why)),
+        Err(error) => {
+            let why = format!("{why}; transparent huge pages were refused ({error})");
+            Ok((mapping, Backing::Plain, why))
+        }
+    }
+}
+
+struct FreeRun {
+    start: usize,
+    length: usize,
+}
+
+struct Region {
+    base: NonNull<u8>,
+    length: usize,
+    /// The process that mapped it; see `drop`.
+    owner: u32,
+    mapping: Option<MmapMut>,
+    backing: Backing,
+    why: String,
+    /// Free runs by ascending start; neighbours are always merged.
+    free: Mutex<Vec<FreeRun>>,
+}
+
+// SAFETY: `base` points into `mapping`, which the region owns and which is not tied to a thread. The
+// bytes behind it are reached only through DmaBuffers, whose ranges never overlap (see `take`).
+unsafe impl Send for Region {}
+// SAFETY: as above; everything else behind a shared reference is immutable or behind the mutex.
+unsafe impl Sync for Region {}
+
+impl Region {
+    fn free(&self) -> MutexGuard<'_, Vec<FreeRun>> {
+        // The list is consistent between any two statements, so a panic elsewhere cannot spoil it.
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give_back(&self, start: usize, length: usize) {
+        let mut free = self.free();
+        let at = free.partition_point(|run| run.start < start);
+        free.insert(at, FreeRun { start, length });
+        if at + 1 < free.len() && start + length == free[at + 1].start {
+            free[at].length += free[at + 1].length;
+            free.remove(at + 1);
+        }
+        if at > 0 && free[at - 1].start + free[at - 1].length == start {
+            free[at - 1].length += free[at].length;
+            free.remove(at);
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // A forked child never had these pages (DontFork); the addresses may be somebody else's now.
+        if std::process::id() != self.owner {
+            std::mem::forget(self.mapping.take());
+        }
+    }
+}
+
+/// Aligned memory out of a [`DmaPool`], exclusively owned, given back on drop.
+pub struct DmaBuffer {
+    region: Arc<Region>,
+    start: usize,
+    length: usize,
+}
+
+impl DmaBuffer {
+    /// Where the buffer lies, for the submission queue entry of a data path.
+    pub(crate) fn address(&mut self) -> *mut u8 {
+        // SAFETY: `start` lies within the mapping.
+        unsafe { self.region.base.as_ptr().add(self.start) }
+    }
+}
+
+impl Deref for DmaBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `start + length` lies within the mapping, which the Arc keeps alive; the range was
+        // taken off the free list, so no other buffer overlaps it; pages of an anonymous mapping are
+        // initialised. A device cannot write it: a data path owns the buffer while one could.
+        unsafe {
+            std::slice::from_raw_parts(self.region.base.as_ptr().add(self.start), self.length)
+        }
+    }
+}
+
+impl DerefMut for DmaBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; `&mut self` makes this the only reference to the range.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.region.base.as_ptr().add(self.start), self.length)
+        }
+    }
+}
+
+impl Drop for DmaBuffer {
+    fn drop(&mut self) {
+        self.region.give_back(self.start, self.length);
+    }
+}
+
+impl fmt::Debug for DmaBuffer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "DmaBuffer({} bytes at {} of its pool)", self.length, self.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned_disjoint_and_return_on_drop() {
+        let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
+        let mut held: Vec<DmaBuffer> = (0..16).map(|_| pool.take(100).unwrap()).collect();
+        assert!(pool.take(1).is_none(), "the pool is all out");
+        for (index, buffer) in held.iter_mut().enumerate() {
+            assert_eq!(buffer.address() as usize % ALIGNMENT, 0);
+            assert_eq!(buffer.len(), ALIGNMENT);
+            buffer.fill(index as u8);
+        }
+        for (index, buffer) in held.iter().enumerate() {
+            assert!(buffer.iter().all(|&byte| byte == index as u8));
+        }
+        // Returned in an order that makes every kind of merge happen.
+        for index in [3, 1, 1, 0, 5, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0] {
+            drop(held.remove(index));
+        }
+        assert_eq!(pool.take(64 << 10).unwrap().len(), 64 << 10, "the runs merged again");
+    }
+
+    #[test]
+    fn a_buffer_keeps_its_memory_after_the_pool_is_gone() {
+        let pool = DmaPool::new(ByteCount::kib(8), false).unwrap();
+        let mut buffer = pool.take(4096).unwrap();
+        drop(pool);
+        buffer.fill(7);
+        assert_eq!(buffer[4095], 7);
+    }
+
+    #[test]
+    fn anything_less_than_reserved_huge_pages_is_explained() {
+        let pool = DmaPool::new(ByteCount::mib(4), true).unwrap();
+        assert_eq!(pool.backing() == Backing::HugeTlb, pool.why().is_empty(), "{}", pool.why());
+        let small = DmaPool::new(ByteCount::kib(4), true).unwrap();
+        assert_eq!((small.backing(), small.why()), (Backing::Plain, "smaller than one huge page"));
+    }
+
+    #[test]
+    fn a_pool_of_nothing_or_of_too_much_is_refused() {
+        assert!(matches!(DmaPool::new(ByteCount::ZERO, false), Err(MemoryError::Empty)));
+        let absurd = DmaPool::new(ByteCount(u64::MAX), true);
+        assert!(matches!(absurd, Err(MemoryError::Map { .. })));
+    }
+
+    #[test]
+    fn a_child_of_fork_does_not_inherit_the_pages() {
+        let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
+        let (base, length) = pool.span();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let heading = format!("{:x}-", base as usize);
+        let entry = maps.split_once(&heading).expect("the mapping is listed").1;
+        let flags = entry.lines().find(|line| line.starts_with("VmFlags")).unwrap();
+        assert!(flags.contains(" dc"), "{length} bytes are marked do-not-copy: {flags}");
+    }
+}

@@ -1,0 +1,211 @@
+//! The two ends of a transfer: where its bytes come from and where they go.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Memory of somebody else that a transfer reads.
+pub struct ForeignSource {
+    address: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the constructor's contract makes the bytes readable from any thread until release.
+unsafe impl Send for ForeignSource {}
+// SAFETY: shared access only reads.
+unsafe impl Sync for ForeignSource {}
+
+impl ForeignSource {
+    /// `length` readable bytes at `address`. With a length of 0 the address may be null.
+    ///
+    /// # Safety
+    /// Until the transfer's ticket reports `released` (also after the ticket was dropped, so a caller
+    /// that drops it must learn of the end from a completion queue), the bytes stay allocated and
+    /// nobody writes them.
+    pub unsafe fn new(address: *const u8, length: usize) -> Self {
+        Self { address: non_null(address.cast_mut(), length), length }
+    }
+}
+
+/// Memory of somebody else that a transfer writes.
+pub struct ForeignDestination {
+    address: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the constructor's contract makes the bytes writable from any thread until release.
+unsafe impl Send for ForeignDestination {}
+
+impl ForeignDestination {
+    /// `length` writable bytes at `address`. With a length of 0 the address may be null.
+    ///
+    /// # Safety
+    /// Until the transfer's ticket reports `released` (also after the ticket was dropped), the bytes
+    /// stay allocated and nobody else reads or writes them.
+    pub unsafe fn new(address: *mut u8, length: usize) -> Self {
+        Self { address: non_null(address, length), length }
+    }
+}
+
+/// Frameworks give empty tensors a null address; slices may not have one.
+fn non_null(address: *mut u8, length: usize) -> NonNull<u8> {
+    assert!(length == 0 || !address.is_null(), "{length} bytes of foreign memory at null");
+    NonNull::new(address).unwrap_or(NonNull::dangling())
+}
+
+/// Where the bytes of a write come from.
+pub enum Source {
+    /// Memory that the caller keeps alive and unchanged until release.
+    Foreign(ForeignSource),
+    /// Bytes that the transfer owns.
+    Owned(Vec<u8>),
+    /// Bytes that the transfer shares.
+    Shared(Arc<[u8]>),
+}
+
+impl Source {
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Foreign(foreign) => foreign.length,
+            Self::Owned(bytes) => bytes.len(),
+            Self::Shared(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes; only the reactor reads them, and only before it reports release.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            // SAFETY: valid and unwritten until release by the contract of `ForeignSource::new`, and
+            // the reactor drops every such slice before it reports release.
+            Self::Foreign(foreign) => unsafe {
+                std::slice::from_raw_parts(foreign.address.as_ptr(), foreign.length)
+            },
+            Self::Owned(bytes) => bytes,
+            Self::Shared(bytes) => bytes,
+        }
+    }
+}
+
+impl From<ForeignSource> for Source {
+    fn from(foreign: ForeignSource) -> Self {
+        Self::Foreign(foreign)
+    }
+}
+
+impl From<Vec<u8>> for Source {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::Owned(bytes)
+    }
+}
+
+impl From<Arc<[u8]>> for Source {
+    fn from(bytes: Arc<[u8]>) -> Self {
+        Self::Shared(bytes)
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Source({} bytes)", self.len())
+    }
+}
+
+/// Where the bytes of a read go.
+pub enum Destination {
+    /// Memory that the caller keeps alive and untouched until release.
+    Foreign(ForeignDestination),
+    /// Bytes that the transfer owns; the ticket gives them out once it is done.
+    Owned(Vec<u8>),
+}
+
+impl Destination {
+    /// `length` bytes that the transfer owns; take them from the ticket (`take_bytes`).
+    pub fn buffer(length: usize) -> Self {
+        Self::Owned(vec![0; length])
+    }
+
+    /// How many bytes there is room for.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Foreign(foreign) => foreign.length,
+            Self::Owned(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether there is room for none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies `bytes` to `offset`; the caller has checked that they fit.
+    pub(crate) fn write(&mut self, offset: usize, bytes: &[u8]) {
+        let end = offset.checked_add(bytes.len());
+        assert!(end.is_some_and(|end| end <= self.len()), "a piece beyond its destination");
+        match self {
+            // SAFETY: the range lies within the foreign memory (asserted above), which is valid and
+            // ours alone until release by the contract of `ForeignDestination::new`; `bytes` is
+            // staging memory, which the engine mapped itself, so the two never overlap.
+            Self::Foreign(foreign) => unsafe {
+                let target = foreign.address.as_ptr().add(offset);
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len());
+            },
+            Self::Owned(owned) => owned[offset..offset + bytes.len()].copy_from_slice(bytes),
+        }
+    }
+}
+
+impl From<ForeignDestination> for Destination {
+    fn from(foreign: ForeignDestination) -> Self {
+        Self::Foreign(foreign)
+    }
+}
+
+impl fmt::Debug for Destination {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Destination({} bytes)", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_memory_is_read_and_written_in_place() {
+        let origin = [1_u8, 2, 3, 4];
+        let mut target = [0_u8; 4];
+        // SAFETY: both arrays outlive the ends made of them and are not touched meanwhile.
+        let (source, mut destination) = unsafe {
+            let source = ForeignSource::new(origin.as_ptr(), origin.len());
+            (
+                Source::from(source),
+                ForeignDestination::new(target.as_mut_ptr(), target.len()).into(),
+            )
+        };
+        Destination::write(&mut destination, 1, &source.bytes()[1..]);
+        drop(destination);
+        assert_eq!(target, [0, 2, 3, 4]);
+    }
+
+    #[test]
+    fn an_empty_tensor_may_lie_at_null() {
+        // SAFETY: no byte is behind either pointer.
+        let (source, destination) = unsafe {
+            let source = ForeignSource::new(std::ptr::null(), 0);
+            (Source::from(source), ForeignDestination::new(std::ptr::null_mut(), 0))
+        };
+        assert!(source.bytes().is_empty() && Destination::from(destination).is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond its destination")]
+    fn a_write_beyond_the_destination_is_a_bug_and_never_lands() {
+        Destination::buffer(4).write(3, &[1, 2]);
+    }
+}

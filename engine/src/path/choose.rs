@@ -1,0 +1,125 @@
+//! Opening devices by the best path there is, and saying why not by a better one.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::device::Device;
+use super::{DataPath, posix, uring};
+
+/// The backends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PathKind {
+    /// `io_uring`.
+    Uring,
+    /// Threads of `pread` and `pwrite`.
+    Posix,
+    /// Disks in memory.
+    Sim,
+}
+
+impl fmt::Display for PathKind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Uring => "uring",
+            Self::Posix => "posix",
+            Self::Sim => "sim",
+        })
+    }
+}
+
+/// Which path a caller wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PathChoice {
+    /// The best that works here.
+    #[default]
+    Auto,
+    /// `io_uring` or nothing.
+    Uring,
+    /// Threads of `pread` and `pwrite`.
+    Posix,
+}
+
+/// A data path's name is none of ours.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no data path; there are auto, uring and posix")]
+pub struct UnknownPath(String);
+
+impl FromStr for PathChoice {
+    type Err = UnknownPath;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPath> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "uring" => Ok(Self::Uring),
+            "posix" => Ok(Self::Posix),
+            _ => Err(UnknownPath(name.into())),
+        }
+    }
+}
+
+/// A data path could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum PathError {
+    /// This machine or container does not have it.
+    #[error("the {kind} data path does not work here: {reason}")]
+    Unavailable {
+        /// The path that was wanted.
+        kind: PathKind,
+        /// Why not, and what would help.
+        reason: String,
+    },
+    /// The operating system refused something every path needs.
+    #[error("the {kind} data path could not {what}: {source}")]
+    System {
+        /// The path that was wanted.
+        kind: PathKind,
+        /// What it tried.
+        what: &'static str,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+}
+
+/// A data path, and how it was come by.
+pub struct Opened {
+    /// The path.
+    pub path: Box<dyn DataPath>,
+    /// For each better path: why it is not this one.
+    pub why_not: Vec<String>,
+}
+
+/// Opens a data path on the thread that will drive it.
+///
+/// A provider travels to that thread; the path it opens need not be able to.
+pub trait PathProvider: Send {
+    /// Opens the path with room for `depth` operations in flight per device.
+    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError>;
+}
+
+/// Devices of the operating system, in stripe order, by the path of choice.
+pub struct KernelDevices {
+    /// The devices.
+    pub devices: Vec<Device>,
+    /// The path.
+    pub choice: PathChoice,
+}
+
+impl PathProvider for KernelDevices {
+    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
+        let Self { devices, choice } = *self;
+        let depth = depth.saturating_mul(devices.len() as u32);
+        let mut why_not = Vec::new();
+        if choice != PathChoice::Posix {
+            match uring::Ring::probe(depth) {
+                Ok(ring) => {
+                    let path = Box::new(uring::UringPath::new(ring, devices)?);
+                    return Ok(Opened { path, why_not });
+                }
+                Err(error) if choice == PathChoice::Uring => return Err(error),
+                Err(error) => why_not.push(error.to_string()),
+            }
+        }
+        let path = Box::new(posix::PosixPath::new(devices, depth)?);
+        Ok(Opened { path, why_not })
+    }
+}

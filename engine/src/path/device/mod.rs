@@ -1,0 +1,306 @@
+//! Devices as an operating system knows them: regular files, files in a directory, block devices.
+
+mod spec;
+#[cfg(test)]
+mod tests;
+
+pub use spec::{DEVICES_MAX, DeviceSpec, FILE_IN_DIRECTORY, SpecError};
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::DeviceCapabilities;
+use super::operation::Action;
+use crate::memory::ALIGNMENT;
+use crate::units::ByteCount;
+
+/// How to open a device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenMode {
+    /// Go through the page cache. Without this a file system that lacks `O_DIRECT` is refused.
+    pub buffered: bool,
+    /// Claim a block device, which refuses one that is mounted or claimed. Files are not affected.
+    /// Processes that share a pool's devices must not ask for this.
+    pub exclusive: bool,
+    /// Open for reading only, to inspect; writes then fail.
+    pub read_only: bool,
+}
+
+/// A device could not be opened or made. Every variant names it.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceOpenError {
+    /// There is nothing.
+    #[error("{path} does not exist; format the pool first")]
+    Missing {
+        /// Where.
+        path: PathBuf,
+    },
+    /// The file that was to be made is there already.
+    #[error("{path} exists already")]
+    Exists {
+        /// Where.
+        path: PathBuf,
+    },
+    /// The kernel would not open it.
+    #[error("cannot open {path}: {source}")]
+    Open {
+        /// Where.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The block device is mounted or otherwise claimed.
+    #[error("{path} is in use (mounted, or claimed by another program); unmount it first")]
+    InUse {
+        /// Where.
+        path: PathBuf,
+    },
+    /// The file system cannot bypass the page cache.
+    #[error(
+        "the file system of {path} has no O_DIRECT; ask for buffered access or use another one"
+    )]
+    NoDirect {
+        /// Where.
+        path: PathBuf,
+    },
+    /// A socket, a character device, a pipe.
+    #[error("{path} is {found}; a device is a regular file, a directory or a block device")]
+    Kind {
+        /// Where.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
+    /// The device's blocks are larger than Tidelog's smallest transfer.
+    #[error("{path} has {block} byte blocks; at most {ALIGNMENT} are supported")]
+    Block {
+        /// Where.
+        path: PathBuf,
+        /// Bytes in a block.
+        block: u32,
+    },
+    /// The space could not be reserved.
+    #[error("cannot reserve {size} in {path}: {source}")]
+    Reserve {
+        /// Where.
+        path: PathBuf,
+        /// How much.
+        size: ByteCount,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The size of the device could not be read.
+    #[error("cannot read the size of {path}: {source}")]
+    Size {
+        /// Where.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+/// What a device is to the operating system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// A regular file.
+    File,
+    /// A whole block device or a partition.
+    Block,
+}
+
+/// An open device.
+#[derive(Debug)]
+pub struct Device {
+    file: File,
+    path: PathBuf,
+    kind: DeviceKind,
+    size: ByteCount,
+    logical_block: u32,
+    direct: bool,
+}
+
+impl Device {
+    /// Opens a device that exists.
+    pub fn open(spec: &DeviceSpec, mode: OpenMode) -> Result<Self, DeviceOpenError> {
+        let path = spec.target();
+        let metadata = std::fs::metadata(&path).map_err(|source| open_error(&path, source))?;
+        let kind = kind_of(&path, metadata.file_type())?;
+        let mut flags = libc::O_CLOEXEC;
+        if !mode.buffered {
+            flags |= libc::O_DIRECT;
+        }
+        if mode.exclusive && kind == DeviceKind::Block {
+            flags |= libc::O_EXCL;
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(!mode.read_only)
+            .custom_flags(flags)
+            .open(&path)
+            .map_err(|source| open_error(&path, source))?;
+        Self::describe(file, path, kind, !mode.buffered)
+    }
+
+    /// Makes a file of `size` bytes with every byte reserved on its file system, so that a write can
+    /// not run out of space later. `sparse` leaves that out. A file that exists is refused.
+    pub fn create(
+        spec: &DeviceSpec,
+        size: ByteCount,
+        sparse: bool,
+        mode: OpenMode,
+    ) -> Result<Self, DeviceOpenError> {
+        let path = spec.target();
+        let fresh = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        let file = fresh.map_err(|source| match source.kind() {
+            io::ErrorKind::AlreadyExists => DeviceOpenError::Exists { path: path.clone() },
+            _ => DeviceOpenError::Open { path: path.clone(), source },
+        })?;
+        let opened = reserve(&file, &path, size, sparse).and_then(|()| Self::open(spec, mode));
+        if opened.is_err() {
+            // The file is ours and holds nothing; leaving it would block the next attempt.
+            let _ = std::fs::remove_file(&path);
+        }
+        opened
+    }
+
+    /// Makes a regular file `size` bytes long, reserving what is missing; a file that is longer
+    /// already stays as it is. Block devices have the size they have: the request is ignored.
+    pub fn grow(&mut self, size: ByteCount, sparse: bool) -> Result<(), DeviceOpenError> {
+        if self.kind == DeviceKind::File && self.size < size {
+            reserve(&self.file, &self.path, size, sparse)?;
+            self.size = size;
+        }
+        Ok(())
+    }
+
+    fn describe(
+        file: File,
+        path: PathBuf,
+        kind: DeviceKind,
+        direct: bool,
+    ) -> Result<Self, DeviceOpenError> {
+        let size_error = |source| DeviceOpenError::Size { path: path.clone(), source };
+        let (size, logical_block) = match kind {
+            DeviceKind::File => (file.metadata().map_err(size_error)?.len(), ALIGNMENT as u32),
+            DeviceKind::Block => block_geometry(&file).map_err(size_error)?,
+        };
+        if logical_block as usize > ALIGNMENT {
+            return Err(DeviceOpenError::Block { path, block: logical_block });
+        }
+        Ok(Self { file, path, kind, size: ByteCount(size), logical_block, direct })
+    }
+
+    /// The open file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> DeviceKind {
+        self.kind
+    }
+
+    /// Its capacity in bytes.
+    pub fn size(&self) -> ByteCount {
+        self.size
+    }
+
+    /// The smallest unit it reads and writes, in bytes.
+    pub fn logical_block(&self) -> u32 {
+        self.logical_block
+    }
+
+    /// Whether the page cache is bypassed.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+}
+
+impl DeviceCapabilities {
+    /// What `device` is.
+    pub(super) fn of(device: &Device) -> Self {
+        Self {
+            name: device.path.display().to_string(),
+            size: device.size,
+            logical_block: device.logical_block,
+            direct: device.direct,
+            // The blocks of a file are its reservation: giving them back would let writes run out of
+            // space later.
+            deallocate: device.kind == DeviceKind::Block,
+        }
+    }
+}
+
+/// The mode of `fallocate` that does `action`. On block devices it becomes the device's own command.
+pub(super) fn fallocate_mode(kind: DeviceKind, action: &Action) -> i32 {
+    let punch = kind == DeviceKind::Block && matches!(action, Action::Deallocate);
+    let what = if punch { libc::FALLOC_FL_PUNCH_HOLE } else { libc::FALLOC_FL_ZERO_RANGE };
+    what | libc::FALLOC_FL_KEEP_SIZE
+}
+
+fn open_error(path: &Path, source: io::Error) -> DeviceOpenError {
+    let path = path.to_path_buf();
+    match source.raw_os_error() {
+        Some(libc::ENOENT) => DeviceOpenError::Missing { path },
+        Some(libc::EBUSY) => DeviceOpenError::InUse { path },
+        // The only flag that a file system may reject as invalid is O_DIRECT.
+        Some(libc::EINVAL) => DeviceOpenError::NoDirect { path },
+        _ => DeviceOpenError::Open { path, source },
+    }
+}
+
+fn kind_of(path: &Path, found: std::fs::FileType) -> Result<DeviceKind, DeviceOpenError> {
+    let found = match found {
+        it if it.is_file() => return Ok(DeviceKind::File),
+        it if it.is_block_device() => return Ok(DeviceKind::Block),
+        it if it.is_char_device() => "a character device",
+        it if it.is_fifo() => "a pipe",
+        it if it.is_socket() => "a socket",
+        _ => "a directory",
+    };
+    Err(DeviceOpenError::Kind { path: path.into(), found })
+}
+
+/// Extends `file` to `size` bytes.
+fn reserve(file: &File, path: &Path, size: ByteCount, sparse: bool) -> Result<(), DeviceOpenError> {
+    let failed = |source| DeviceOpenError::Reserve { path: path.into(), size, source };
+    let length =
+        libc::off_t::try_from(size.0).map_err(|_| failed(io::ErrorKind::FileTooLarge.into()))?;
+    if sparse {
+        return file.set_len(size.0).map_err(failed);
+    }
+    // SAFETY: no memory arguments; the descriptor is open for the call.
+    match unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } {
+        0 => Ok(()),
+        _ => Err(failed(io::Error::last_os_error())),
+    }
+}
+
+/// The size in bytes and the logical block size of a block device.
+fn block_geometry(file: &File) -> io::Result<(u64, u32)> {
+    /// `BLKGETSIZE64` of `<linux/fs.h>`: `_IOR(0x12, 114, size_t)`.
+    const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
+    /// `BLKSSZGET` of `<linux/fs.h>`: `_IO(0x12, 104)`.
+    const BLKSSZGET: libc::c_ulong = 0x1268;
+    let (mut size, mut block) = (0_u64, 0_i32);
+    // SAFETY: both requests write one integer of exactly this type to a live local.
+    let answers = unsafe {
+        [
+            libc::ioctl(file.as_raw_fd(), BLKGETSIZE64 as _, &raw mut size),
+            libc::ioctl(file.as_raw_fd(), BLKSSZGET as _, &raw mut block),
+        ]
+    };
+    if answers.contains(&-1) {
+        return Err(io::Error::last_os_error());
+    }
+    let block = u32::try_from(block).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
+    Ok((size, block))
+}

@@ -1,0 +1,141 @@
+//! Opening and making devices, on a real file system.
+
+use std::os::unix::fs::MetadataExt;
+
+use super::*;
+use crate::path::tests::Directory;
+
+const BUFFERED: OpenMode = OpenMode { buffered: true, exclusive: false, read_only: false };
+const SIZE: ByteCount = ByteCount::mib(2);
+
+#[test]
+fn a_list_of_devices_is_read_in_order() {
+    let specs = DeviceSpec::parse_list("/a/tide, /b/tide").unwrap();
+    assert_eq!(specs, [DeviceSpec::new("/a/tide"), DeviceSpec::new("/b/tide")]);
+    assert_eq!("/dev/nvme0n1".parse(), Ok(DeviceSpec::new("/dev/nvme0n1")));
+}
+
+#[test]
+fn lists_that_name_no_pool_are_refused() {
+    let empty = |list: &str, position| SpecError::Empty { position, list: list.into() };
+    assert_eq!(DeviceSpec::parse_list(""), Err(empty("", 1)));
+    assert_eq!(DeviceSpec::parse_list("/a,"), Err(empty("/a,", 2)));
+    assert_eq!("".parse::<DeviceSpec>(), Err(empty("", 1)));
+    let twice = DeviceSpec::parse_list("/a,/b,/a").unwrap_err().to_string();
+    assert!(twice.starts_with("/a is named twice"), "{twice}");
+    let many: Vec<String> = (0..65).map(|index| format!("/{index}")).collect();
+    assert_eq!(DeviceSpec::parse_list(&many.join(",")), Err(SpecError::TooMany { count: 65 }));
+    assert_eq!(DeviceSpec::parse_list(&many[1..].join(",")).unwrap().len(), DEVICES_MAX);
+}
+
+#[test]
+fn a_directory_is_a_device_by_the_file_in_it() {
+    let directory = Directory::new();
+    let spec = DeviceSpec::new(directory.path());
+    assert!(!spec.exists());
+    assert!(matches!(Device::open(&spec, BUFFERED), Err(DeviceOpenError::Missing { .. })));
+    let device = Device::create(&spec, SIZE, false, OpenMode::default()).unwrap();
+    assert_eq!(device.path(), directory.path().join(FILE_IN_DIRECTORY));
+    assert_eq!((device.kind(), device.size()), (DeviceKind::File, SIZE));
+    assert!(spec.exists() && device.is_direct());
+    drop(device);
+    assert_eq!(Device::open(&spec, BUFFERED).unwrap().size(), SIZE);
+}
+
+#[test]
+fn every_byte_of_a_new_file_is_reserved_unless_sparse_was_asked_for() {
+    let directory = Directory::new();
+    for (name, sparse) in [("full", false), ("sparse", true)] {
+        let device = Device::create(&directory.spec(name), SIZE, sparse, BUFFERED).unwrap();
+        let blocks = device.file().metadata().unwrap().blocks() * 512;
+        assert_eq!(blocks >= SIZE.0, !sparse, "{name}: {blocks} bytes are on disk");
+        assert_eq!(device.size(), SIZE);
+    }
+}
+
+#[test]
+fn a_file_that_exists_is_never_made_again_nor_shortened() {
+    let directory = Directory::new();
+    let spec = directory.spec("precious");
+    std::fs::write(spec.target(), b"somebody's data").unwrap();
+    let again = Device::create(&spec, SIZE, false, BUFFERED);
+    assert!(matches!(again, Err(DeviceOpenError::Exists { .. })));
+    assert_eq!(std::fs::read(spec.target()).unwrap(), b"somebody's data");
+    let mut device = Device::open(&spec, BUFFERED).unwrap();
+    device.grow(ByteCount(4), false).unwrap();
+    assert_eq!(device.size(), ByteCount(15));
+    device.grow(SIZE, false).unwrap();
+    assert_eq!((device.size().0, device.file().metadata().unwrap().len()), (SIZE.0, SIZE.0));
+    assert!(std::fs::read(spec.target()).unwrap().starts_with(b"somebody's data"));
+}
+
+#[test]
+fn a_file_that_does_not_fit_is_refused_with_its_size_and_leaves_nothing_behind() {
+    let directory = Directory::new();
+    let spec = directory.spec("huge");
+    let refused = Device::create(&spec, ByteCount(1 << 60), false, BUFFERED).unwrap_err();
+    assert!(matches!(refused, DeviceOpenError::Reserve { .. }), "{refused}");
+    assert!(refused.to_string().contains("1 EiB"), "{refused}");
+    assert!(!spec.exists());
+    let beyond = Device::create(&spec, ByteCount(u64::MAX), false, BUFFERED);
+    assert!(matches!(beyond, Err(DeviceOpenError::Reserve { .. })));
+}
+
+#[test]
+fn what_is_no_device_is_refused_by_what_it_is() {
+    let refused = Device::open(&DeviceSpec::new("/dev/null"), BUFFERED).unwrap_err();
+    assert!(refused.to_string().contains("/dev/null is a character device"), "{refused}");
+    let directory = Directory::new();
+    std::fs::create_dir(directory.path().join(FILE_IN_DIRECTORY)).unwrap();
+    let refused = Device::open(&DeviceSpec::new(directory.path()), BUFFERED).unwrap_err();
+    assert!(refused.to_string().contains("is a directory"), "{refused}");
+}
+
+#[test]
+fn a_file_system_without_o_direct_is_refused_unless_buffered_was_asked_for() {
+    // procfs has files, and no O_DIRECT.
+    let spec = DeviceSpec::new("/proc/self/comm");
+    let refused = Device::open(&spec, OpenMode::default()).unwrap_err();
+    assert!(matches!(refused, DeviceOpenError::NoDirect { .. }), "{refused}");
+    assert!(!Device::open(&spec, BUFFERED).unwrap().is_direct());
+}
+
+#[test]
+#[ignore = "loses the contents of the block device named by TIDELOG_BLOCK_DEVICE"]
+fn a_block_device_is_measured_claimed_and_deallocated() {
+    use crate::memory::DmaPool;
+    use crate::path::{Action, Extent, KernelDevices, Operation, PathChoice, PathProvider};
+    use crate::units::DeviceIndex;
+
+    let spec = DeviceSpec::new(std::env::var("TIDELOG_BLOCK_DEVICE").unwrap());
+    let claim = OpenMode { exclusive: true, ..OpenMode::default() };
+    let device = Device::open(&spec, claim).unwrap();
+    assert_eq!(device.kind(), DeviceKind::Block);
+    assert!(device.size() >= ByteCount::mib(1), "{}", device.size());
+    assert!([512, 4096].contains(&device.logical_block()));
+    assert!(matches!(Device::open(&spec, claim), Err(DeviceOpenError::InUse { .. })));
+    for choice in [PathChoice::Uring, PathChoice::Posix] {
+        let devices = vec![Device::open(&spec, OpenMode::default()).unwrap()];
+        let mut path = Box::new(KernelDevices { devices, choice }).open(4).unwrap().path;
+        let pool = DmaPool::new(ByteCount::kib(8), false).unwrap();
+        let extent = Extent::new(4096, 4096);
+        let mut run = |action: Action| {
+            let operation = Operation { tag: 1, device: DeviceIndex(0), extent, action };
+            path.submit(operation).unwrap();
+            let mut completions = Vec::new();
+            while path.poll(&mut completions) == 0 {
+                path.wait(None).unwrap();
+            }
+            completions.pop().unwrap()
+        };
+        let mut buffer = pool.take(4096).unwrap();
+        buffer.fill(6);
+        run(Action::Write { buffer, fua: true }).result.unwrap();
+        let read = run(Action::Read(pool.take(4096).unwrap()));
+        assert!(read.buffer.unwrap().iter().all(|&byte| byte == 6));
+        run(Action::WriteZeroes).result.unwrap();
+        let read = run(Action::Read(pool.take(4096).unwrap()));
+        assert!(read.buffer.unwrap().iter().all(|&byte| byte == 0));
+        run(Action::Deallocate).result.unwrap();
+    }
+}

@@ -1,0 +1,125 @@
+//! What every backend checks before it takes an operation, and what it remembers of failures.
+
+use super::operation::{Action, DeviceError, Extent, Operation, OperationKind, Refusal};
+use super::{Capabilities, DeviceCapabilities};
+
+/// The rules of admission, and the latch of each device.
+pub(super) struct Gate {
+    latches: Vec<Option<DeviceError>>,
+}
+
+impl Gate {
+    pub(super) fn new(devices: usize) -> Self {
+        Self { latches: vec![None; devices] }
+    }
+
+    /// Whether `operation` may go to its device.
+    pub(super) fn admit(
+        &self,
+        capabilities: &Capabilities,
+        operation: &Operation,
+    ) -> Result<(), Refusal> {
+        let index = usize::from(operation.device.0);
+        let Some(device) = capabilities.devices.get(index) else {
+            return Err(Refusal::Invalid("there is no such device"));
+        };
+        if operation.tag == u64::MAX {
+            return Err(Refusal::Invalid("the tag u64::MAX is reserved"));
+        }
+        check_extent(device, operation)?;
+        match self.latches[index] {
+            Some(cause) if refuses(cause, operation.action.kind()) => Err(Refusal::Latched(cause)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Remembers a failure that makes what the device holds uncertain.
+    pub(super) fn judge(&mut self, error: DeviceError) {
+        let latch = &mut self.latches[usize::from(error.device.0)];
+        let harmless = match error.kind {
+            OperationKind::Read => !error.status.is_removal(),
+            _ => error.status.is_unsupported(),
+        };
+        // A removal outranks a failed write, since it shuts reads out as well.
+        let known =
+            latch.is_some_and(|cause| cause.status.is_removal() || !error.status.is_removal());
+        if !harmless && !known {
+            *latch = Some(error);
+        }
+    }
+}
+
+/// A device whose write failed still gives back what was written before (and checksums tell if not):
+/// shutting reads out would lose the last good copy of everything it holds.
+fn refuses(cause: DeviceError, kind: OperationKind) -> bool {
+    cause.status.is_removal() || kind != OperationKind::Read
+}
+
+fn check_extent(device: &DeviceCapabilities, operation: &Operation) -> Result<(), Refusal> {
+    let extent = operation.extent;
+    if matches!(operation.action, Action::Flush) {
+        let nothing = extent == Extent::NOTHING;
+        return if nothing { Ok(()) } else { Err(Refusal::Invalid("a flush has no extent")) };
+    }
+    if extent.length.0 == 0 {
+        return Err(Refusal::Invalid("the extent is empty"));
+    }
+    if !extent.fits(device.size) {
+        return Err(Refusal::Invalid("the extent is unaligned or ends beyond the device"));
+    }
+    match &operation.action {
+        Action::Read(buffer) | Action::Write { buffer, .. }
+            if buffer.len() as u64 >= extent.length.0 =>
+        {
+            if extent.length.0 > u64::from(u32::MAX) {
+                return Err(Refusal::Invalid("the extent is longer than one transfer can be"));
+            }
+            Ok(())
+        }
+        Action::Read(_) | Action::Write { .. } => {
+            Err(Refusal::Invalid("the buffer is shorter than the extent"))
+        }
+        Action::Deallocate if !device.deallocate => {
+            Err(Refusal::Invalid("only block devices are deallocated, never files"))
+        }
+        Action::WriteZeroes | Action::Deallocate | Action::Flush => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::path::Status;
+    use crate::units::DeviceIndex;
+
+    fn failed(kind: OperationKind, errno: i32) -> DeviceError {
+        let status = Status::Errno(errno);
+        DeviceError { device: DeviceIndex(0), kind, extent: Extent::new(0, 4096), status }
+    }
+
+    fn latched_by(errors: &[DeviceError]) -> Option<DeviceError> {
+        let mut gate = Gate::new(1);
+        for &error in errors {
+            gate.judge(error);
+        }
+        gate.latches[0]
+    }
+
+    #[test]
+    fn only_failures_that_leave_the_medium_uncertain_latch() {
+        assert_eq!(latched_by(&[failed(OperationKind::Read, libc::EIO)]), None);
+        assert_eq!(latched_by(&[failed(OperationKind::WriteZeroes, libc::EOPNOTSUPP)]), None);
+        for kind in [OperationKind::Write, OperationKind::Flush] {
+            assert_eq!(latched_by(&[failed(kind, libc::EIO)]), Some(failed(kind, libc::EIO)));
+        }
+    }
+
+    #[test]
+    fn a_removal_outranks_an_earlier_failed_write() {
+        let write = failed(OperationKind::Write, libc::EIO);
+        let gone = failed(OperationKind::Read, libc::ENODEV);
+        assert_eq!(latched_by(&[write, gone]), Some(gone));
+        assert_eq!(latched_by(&[gone, write]), Some(gone));
+        assert!(refuses(gone, OperationKind::Read) && !refuses(write, OperationKind::Read));
+    }
+}

@@ -1,0 +1,152 @@
+//! How bytes reach a device: the data path, its rules, and its backends.
+//!
+//! A [`DataPath`] is one queue to a few devices, driven by one thread. Operations own their buffer:
+//! it moves in with [`DataPath::submit`] and comes back in its [`Completion`], on errors too. What
+//! holds for every backend:
+//!
+//! - *Refused* (nothing happened, the operation comes back) and *failed* (the device answered) are
+//!   different types. A short transfer is a failure.
+//! - A media error on a read fails that operation only. A failed write or flush latches the device:
+//!   from then on it refuses everything but reads, which still reach what was written before, until
+//!   it is opened again. A device that is gone refuses reads too.
+//! - Neither locks, allocations nor system calls per operation beyond what the path itself needs.
+//!
+//! [`uring`] is the path of choice, [`posix`] serves where a container forbids `io_uring`, [`sim`]
+//! is a disk in memory with faults on demand. [`choose`] opens devices and picks.
+//!
+//! This is one of the two rooms of the engine in which `unsafe` is allowed.
+#![allow(unsafe_code)]
+
+pub mod choose;
+pub mod device;
+mod gate;
+mod operation;
+pub mod posix;
+pub mod sim;
+mod slots;
+#[cfg(test)]
+mod tests;
+pub mod uring;
+mod waker;
+
+use std::io;
+use std::time::{Duration, Instant};
+
+pub use choose::{KernelDevices, Opened, PathChoice, PathError, PathKind, PathProvider};
+pub use device::{Device, DeviceKind, DeviceOpenError, DeviceSpec, OpenMode, SpecError};
+pub use operation::{
+    Action, Completion, DeviceError, Extent, Operation, OperationKind, Refusal, Refused, Status,
+};
+pub use waker::Waker;
+
+use crate::memory::DmaPool;
+use crate::units::ByteCount;
+
+/// What a data path can do, found out when it was opened.
+#[derive(Clone, Debug)]
+pub struct Capabilities {
+    /// Which backend this is.
+    pub kind: PathKind,
+    /// The devices, by index.
+    pub devices: Vec<DeviceCapabilities>,
+    /// Operations that may be in flight at once, over all devices.
+    pub depth: u32,
+    /// Whether transfers skip the per-operation pinning of their buffer.
+    pub registered_buffers: Feature,
+    /// Whether operations skip the lookup of their file.
+    pub registered_files: Feature,
+    /// What else the backend found (kernel features in use, threads), for people.
+    pub notes: Vec<String>,
+}
+
+/// What one device is.
+#[derive(Clone, Debug)]
+pub struct DeviceCapabilities {
+    /// Its path, or a name for a simulated one.
+    pub name: String,
+    /// Its capacity.
+    pub size: ByteCount,
+    /// The smallest unit it reads and writes, in bytes.
+    pub logical_block: u32,
+    /// Whether the page cache is bypassed.
+    pub direct: bool,
+    /// Whether freed ranges may be given back to the medium (TRIM).
+    pub deallocate: bool,
+}
+
+/// Whether something is in use, and if not why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Feature {
+    /// It is in use.
+    On,
+    /// It is not, for this reason.
+    Off(String),
+}
+
+/// One queue to a few devices.
+///
+/// # Safety
+/// From an accepted [`submit`](DataPath::submit) until the buffer comes back in a completion, the
+/// implementation owns the buffer and must neither free nor hand it out, not even when it is itself
+/// dropped: memory that a device may still touch is leaked instead. A completion that claims success
+/// means that every byte of the extent was moved.
+pub unsafe trait DataPath {
+    /// What this path can do; changes only when something is registered.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// Registers the memory that buffers will come from. Where that is not possible the path goes on
+    /// without, and [`Capabilities::registered_buffers`] says why.
+    fn register(&mut self, region: &DmaPool);
+
+    /// Takes an operation, or gives it back untouched. Accepted operations may wait for
+    /// [`ring`](DataPath::ring). Their order is not kept.
+    fn submit(&mut self, operation: Operation) -> Result<(), Refused>;
+
+    /// Lets the devices see everything submitted. An error means that the path itself is dead.
+    fn ring(&mut self) -> io::Result<()>;
+
+    /// Appends what has completed; answers how many.
+    fn poll(&mut self, completions: &mut Vec<Completion>) -> usize;
+
+    /// Rings, then sleeps until a completion can be polled, the (armed) [`Waker`] is woken, or the
+    /// time is up. May return early.
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
+
+    /// The handle with which other threads end a [`wait`](DataPath::wait).
+    fn waker(&self) -> Waker;
+
+    /// Asks that the operation with this tag ends soon. It completes all the same: as aborted, or as
+    /// if nothing had been asked.
+    fn abort(&mut self, tag: u64);
+
+    /// Operations accepted and not yet polled.
+    fn in_flight(&self) -> usize;
+
+    /// Waits for everything in flight, aborting it once `deadline` has passed. Answers how many
+    /// operations are in flight even then; their buffers stay leaked.
+    fn drain(&mut self, deadline: Instant, completions: &mut Vec<Completion>) -> usize {
+        /// How long aborted operations get to come back.
+        const GRACE: Duration = Duration::from_millis(500);
+        let last = deadline + GRACE;
+        let mut tags_asked = false;
+        while self.in_flight() > 0 {
+            self.poll(completions);
+            let now = Instant::now();
+            if self.in_flight() == 0 || now >= last {
+                break;
+            }
+            if now >= deadline && !tags_asked {
+                self.abort_all();
+                tags_asked = true;
+            }
+            let until = if now < deadline { deadline } else { last };
+            if self.wait(Some(until - now)).is_err() {
+                break;
+            }
+        }
+        self.in_flight()
+    }
+
+    /// Asks that everything in flight ends soon.
+    fn abort_all(&mut self);
+}

@@ -1,0 +1,211 @@
+//! What is asked of a device, and what it answers.
+
+use std::fmt;
+
+use crate::memory::{ALIGNMENT, DmaBuffer};
+use crate::units::{ByteCount, DeviceIndex};
+
+/// A run of bytes on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The first byte, counted from the device's start.
+    pub offset: ByteCount,
+    /// How many bytes.
+    pub length: ByteCount,
+}
+
+impl Extent {
+    /// No bytes; what a flush refers to.
+    pub const NOTHING: Self = Self { offset: ByteCount::ZERO, length: ByteCount::ZERO };
+
+    /// `length` bytes from `offset` on.
+    pub const fn new(offset: u64, length: u64) -> Self {
+        Self { offset: ByteCount(offset), length: ByteCount(length) }
+    }
+
+    /// Whether both ends lie on 4 KiB boundaries and within `size` bytes.
+    pub(crate) fn fits(self, size: ByteCount) -> bool {
+        let unit = ALIGNMENT as u64;
+        self.offset.0.is_multiple_of(unit)
+            && self.length.0.is_multiple_of(unit)
+            && self.offset.0.checked_add(self.length.0).is_some_and(|end| end <= size.0)
+    }
+}
+
+impl fmt::Display for Extent {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} at byte {}", self.length, self.offset.0)
+    }
+}
+
+/// One request to one device.
+#[derive(Debug)]
+pub struct Operation {
+    /// The caller's name for it; comes back in the completion. `u64::MAX` is not allowed.
+    pub tag: u64,
+    /// The device.
+    pub device: DeviceIndex,
+    /// The bytes on the device: multiples of 4 KiB, and [`Extent::NOTHING`] for a flush.
+    pub extent: Extent,
+    /// What to do with them.
+    pub action: Action,
+}
+
+/// What an operation does. Buffers are at least as long as the extent and used from their start.
+#[derive(Debug)]
+pub enum Action {
+    /// Fills the buffer from the extent.
+    Read(DmaBuffer),
+    /// Writes the buffer to the extent.
+    Write {
+        /// The bytes.
+        buffer: DmaBuffer,
+        /// Whether the bytes are on the medium, past any volatile cache, when this completes.
+        fua: bool,
+    },
+    /// Makes the extent read as zeroes.
+    WriteZeroes,
+    /// Puts every write that completed before this was submitted on the medium.
+    Flush,
+    /// Tells the device that nobody needs the extent's bytes any more; they read as anything after.
+    Deallocate,
+}
+
+impl Action {
+    /// The kind, without the buffer.
+    pub fn kind(&self) -> OperationKind {
+        match self {
+            Self::Read(_) => OperationKind::Read,
+            Self::Write { .. } => OperationKind::Write,
+            Self::WriteZeroes => OperationKind::WriteZeroes,
+            Self::Flush => OperationKind::Flush,
+            Self::Deallocate => OperationKind::Deallocate,
+        }
+    }
+
+    /// Gives the buffer out, if there is one.
+    pub fn into_buffer(self) -> Option<DmaBuffer> {
+        match self {
+            Self::Read(buffer) | Self::Write { buffer, .. } => Some(buffer),
+            Self::WriteZeroes | Self::Flush | Self::Deallocate => None,
+        }
+    }
+}
+
+/// The kinds of operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OperationKind {
+    /// Device to memory.
+    Read,
+    /// Memory to device.
+    Write,
+    /// Zeroes to device.
+    WriteZeroes,
+    /// Volatile cache to medium.
+    Flush,
+    /// TRIM.
+    Deallocate,
+}
+
+impl fmt::Display for OperationKind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::WriteZeroes => "write zeroes",
+            Self::Flush => "flush",
+            Self::Deallocate => "deallocate",
+        })
+    }
+}
+
+/// The end of an operation.
+#[derive(Debug)]
+pub struct Completion {
+    /// The operation's tag.
+    pub tag: u64,
+    /// The operation's buffer.
+    pub buffer: Option<DmaBuffer>,
+    /// Whether the whole extent was done.
+    pub result: Result<(), DeviceError>,
+}
+
+/// The device answered that an operation failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{kind} of {extent} failed on {device}: {status}")]
+pub struct DeviceError {
+    /// The device.
+    pub device: DeviceIndex,
+    /// What was asked of it.
+    pub kind: OperationKind,
+    /// The bytes on it.
+    pub extent: Extent,
+    /// What it answered.
+    pub status: Status,
+}
+
+/// What a device or the kernel answered, as it came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Status {
+    /// The kernel's error number.
+    Errno(i32),
+    /// Fewer bytes than asked for were moved.
+    Short {
+        /// How many were.
+        moved: u32,
+    },
+}
+
+impl Status {
+    /// Whether this says that the device is not there any more.
+    pub fn is_removal(self) -> bool {
+        matches!(self, Self::Errno(libc::ENODEV | libc::ENXIO | libc::ENOMEDIUM | libc::ESHUTDOWN))
+    }
+
+    /// Whether this says that the device does not know the operation, so that nothing happened.
+    pub fn is_unsupported(self) -> bool {
+        matches!(self, Self::Errno(libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOSYS))
+    }
+
+    /// Whether this says that the operation was aborted on request.
+    pub fn is_aborted(self) -> bool {
+        matches!(self, Self::Errno(libc::ECANCELED))
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Errno(errno) => write!(out, "{}", std::io::Error::from_raw_os_error(*errno)),
+            Self::Short { moved } => {
+                write!(out, "short transfer, {} moved", ByteCount(u64::from(*moved)))
+            }
+        }
+    }
+}
+
+/// An operation was not taken; nothing happened.
+#[derive(Debug)]
+pub struct Refused {
+    /// Why.
+    pub reason: Refusal,
+    /// The operation, with its buffer.
+    pub operation: Operation,
+}
+
+/// Why an operation was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// As much is in flight as the path can hold; poll, then try again.
+    #[error("the queue is full")]
+    Full,
+    /// The operation breaks the path's rules.
+    #[error("the operation is invalid: {0}")]
+    Invalid(&'static str),
+    /// An earlier failure latched the device.
+    #[error(
+        "the device takes no more of this until it is opened again, because of an earlier failure: {0}"
+    )]
+    Latched(DeviceError),
+}

@@ -1,0 +1,221 @@
+//! Threads of `pread` and `pwrite`, for containers that forbid `io_uring`.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crossbeam::channel::{Receiver, Sender, bounded};
+
+use super::choose::{PathError, PathKind};
+use super::device::{Device, fallocate_mode};
+use super::gate::Gate;
+use super::operation::{Action, Completion, Operation, Refusal, Refused};
+use super::slots::complete;
+use super::{Capabilities, DataPath, DeviceCapabilities, Feature, Waker};
+use crate::memory::DmaPool;
+
+/// Threads per device: enough to hide the latency of a disk, too few to crowd a small machine.
+const THREADS_PER_DEVICE: u32 = 4;
+/// Threads at most.
+const THREADS_MAX: u32 = 32;
+
+/// A few threads that do one operation at a time.
+pub struct PosixPath {
+    capabilities: Capabilities,
+    gate: Gate,
+    /// The tag of what is in flight, by slot; the operation itself is with a thread.
+    tags: Vec<Option<u64>>,
+    free: Vec<u32>,
+    aborted: Arc<[AtomicBool]>,
+    jobs: Sender<Job>,
+    done: Receiver<(u32, Completion)>,
+    waker: Waker,
+}
+
+struct Job {
+    slot: u32,
+    operation: Operation,
+}
+
+impl PosixPath {
+    /// Opens `devices` with room for `depth` operations and starts the threads. Threads end when the
+    /// path is dropped; one that is stuck in a device keeps its buffer.
+    pub fn new(devices: Vec<Device>, depth: u32) -> Result<Self, PathError> {
+        let kind = PathKind::Posix;
+        let failed = |what| move |source| PathError::System { kind, what, source };
+        let depth = depth.max(1);
+        let threads = (devices.len() as u32 * THREADS_PER_DEVICE).clamp(1, THREADS_MAX).min(depth);
+        let waker = Waker::new().map_err(failed("make an eventfd"))?;
+        // As large as what may be in flight, so that neither side ever waits to send.
+        let (jobs, to_do) = bounded(depth as usize);
+        let (finished, done) = bounded(depth as usize);
+        let aborted: Arc<[AtomicBool]> = (0..depth).map(|_| AtomicBool::new(false)).collect();
+        let capabilities = Capabilities {
+            kind,
+            devices: devices.iter().map(DeviceCapabilities::of).collect(),
+            depth,
+            registered_buffers: Feature::Off("pread and pwrite know none".into()),
+            registered_files: Feature::Off("pread and pwrite know none".into()),
+            notes: vec![format!("{threads} threads")],
+        };
+        let gate = Gate::new(devices.len());
+        let devices: Arc<[Device]> = devices.into();
+        for index in 0..threads {
+            let worker = Worker {
+                devices: Arc::clone(&devices),
+                aborted: Arc::clone(&aborted),
+                jobs: to_do.clone(),
+                done: finished.clone(),
+                waker: waker.clone(),
+            };
+            std::thread::Builder::new()
+                .name(format!("tidelog-posix-{index}"))
+                .spawn(move || worker.run())
+                .map_err(failed("start a thread"))?;
+        }
+        let (tags, free) = (vec![None; depth as usize], (0..depth).rev().collect());
+        Ok(Self { capabilities, gate, tags, free, aborted, jobs, done, waker })
+    }
+}
+
+// SAFETY: an operation and its buffer move to a thread and come back by value; a thread that never
+// returns never drops them. Success is claimed only for whole extents (`complete`).
+unsafe impl DataPath for PosixPath {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn register(&mut self, _region: &DmaPool) {}
+
+    fn submit(&mut self, operation: Operation) -> Result<(), Refused> {
+        if let Err(reason) = self.gate.admit(&self.capabilities, &operation) {
+            return Err(Refused { reason, operation });
+        }
+        let Some(slot) = self.free.pop() else {
+            return Err(Refused { reason: Refusal::Full, operation });
+        };
+        let tag = operation.tag;
+        self.aborted[slot as usize].store(false, Ordering::Relaxed);
+        if let Err(unsent) = self.jobs.try_send(Job { slot, operation }) {
+            self.free.push(slot);
+            let operation = unsent.into_inner().operation;
+            return Err(Refused { reason: Refusal::Full, operation });
+        }
+        self.tags[slot as usize] = Some(tag);
+        Ok(())
+    }
+
+    fn ring(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) -> usize {
+        let before = completions.len();
+        for (slot, completion) in self.done.try_iter() {
+            self.tags[slot as usize] = None;
+            self.free.push(slot);
+            if let Err(error) = completion.result {
+                self.gate.judge(error);
+            }
+            completions.push(completion);
+        }
+        completions.len() - before
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        // The threads use the same waker; arming again costs nothing if the caller did.
+        self.waker.arm();
+        if self.done.is_empty() { self.waker.sleep(timeout) } else { Ok(()) }
+    }
+
+    fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    fn abort(&mut self, tag: u64) {
+        for (carried, aborted) in self.tags.iter().zip(self.aborted.iter()) {
+            aborted.fetch_or(*carried == Some(tag), Ordering::Relaxed);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.tags.len() - self.free.len()
+    }
+
+    fn abort_all(&mut self) {
+        self.aborted.iter().for_each(|aborted| aborted.store(true, Ordering::Relaxed));
+    }
+}
+
+/// One thread.
+struct Worker {
+    devices: Arc<[Device]>,
+    aborted: Arc<[AtomicBool]>,
+    jobs: Receiver<Job>,
+    done: Sender<(u32, Completion)>,
+    waker: Waker,
+}
+
+impl Worker {
+    fn run(self) {
+        for Job { slot, mut operation } in &self.jobs {
+            let answer = if self.aborted[slot as usize].load(Ordering::Relaxed) {
+                Err(libc::ECANCELED)
+            } else {
+                let device = &self.devices[usize::from(operation.device.0)];
+                perform(device, &mut operation)
+                    .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+            };
+            if self.done.send((slot, complete(operation, answer))).is_err() {
+                return;
+            }
+            self.waker.wake();
+        }
+    }
+}
+
+/// Does the operation; answers the bytes moved.
+fn perform(device: &Device, operation: &mut Operation) -> io::Result<u32> {
+    let (offset, length) = (operation.extent.offset.0, operation.extent.length.0);
+    let moved = match &mut operation.action {
+        Action::Read(buffer) => {
+            uninterrupted(|| device.file().read_at(&mut buffer[..length as usize], offset))?
+        }
+        Action::Write { buffer, fua } => {
+            let moved =
+                uninterrupted(|| device.file().write_at(&buffer[..length as usize], offset))?;
+            if *fua {
+                device.file().sync_data()?;
+            }
+            moved
+        }
+        Action::Flush => device.file().sync_data().map(|()| 0)?,
+        action @ (Action::WriteZeroes | Action::Deallocate) => {
+            let mode = fallocate_mode(device.kind(), action);
+            let descriptor = device.file().as_raw_fd();
+            uninterrupted(|| {
+                // SAFETY: no memory arguments; the descriptor is open for the call. Offsets beyond
+                // what the kernel's signed type holds were refused, as no device is that large.
+                match unsafe {
+                    libc::fallocate(descriptor, mode, offset.cast_signed(), length.cast_signed())
+                } {
+                    0 => Ok(0),
+                    _ => Err(io::Error::last_os_error()),
+                }
+            })?
+        }
+    };
+    Ok(moved as u32)
+}
+
+fn uninterrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            answer => return answer,
+        }
+    }
+}

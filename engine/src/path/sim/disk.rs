@@ -1,0 +1,374 @@
+//! One simulated disk: its medium, its faults and its latencies.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::media::Media;
+use crate::memory::ALIGNMENT;
+use crate::path::operation::{Action, Extent, Operation, OperationKind};
+use crate::path::waker::Waker;
+use crate::units::ByteCount;
+
+/// Virtual time.
+pub(super) type Ticks = u64;
+
+/// How a simulated disk behaves when nothing is wrong with it.
+#[derive(Clone, Copy, Debug)]
+pub struct SimProfile {
+    /// Decides latencies, hence the order of completions, and what a torn cache keeps.
+    pub seed: u64,
+    /// The longest an operation takes, in ticks; the shortest is one. One tick for all keeps order.
+    pub latency_ticks_max: u64,
+    /// The smallest unit that is written whole or not at all, in bytes: 512 or 4096.
+    pub logical_block: u32,
+}
+
+impl Default for SimProfile {
+    fn default() -> Self {
+        Self { seed: 1, latency_ticks_max: 64, logical_block: 512 }
+    }
+}
+
+/// What happens to one operation to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails with this error number and nothing is moved.
+    Errno(i32),
+    /// It moves this many bytes (rounded down to 4 KiB) and says so.
+    Short(u32),
+    /// A read answers with one bit flipped, this once, and claims success.
+    Corrupt,
+}
+
+/// What remains of writes that were not flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PowerCut {
+    /// Nothing.
+    DropAll,
+    /// Everything acknowledged.
+    KeepAll,
+    /// Each block survives or not, decided by this seed. Also tears what was in flight.
+    Torn(u64),
+}
+
+/// What a disk was asked to do, for tests of how much is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SimCounters {
+    /// Reads completed.
+    pub reads: u64,
+    /// Writes completed.
+    pub writes: u64,
+    /// Flushes completed.
+    pub flushes: u64,
+    /// Bytes written.
+    pub bytes_written: u64,
+}
+
+/// A disk in memory. Clones are handles of the same disk.
+#[derive(Clone)]
+pub struct SimDisk {
+    size: ByteCount,
+    logical_block: u32,
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    media: Media,
+    profile: SimProfile,
+    random: Random,
+    faults: Vec<Planned>,
+    counters: SimCounters,
+    waker: Option<Waker>,
+    held: bool,
+    vanished: bool,
+    /// Counts power cuts; what was started in an earlier life fails.
+    life: u64,
+    next_id: u64,
+    /// Operations started and not completed.
+    operations: usize,
+    /// Writes that were started and have not completed, with their bytes.
+    in_flight: Vec<(u64, u64, Vec<u8>)>,
+}
+
+struct Planned {
+    kind: OperationKind,
+    /// Operations of this kind that pass before the fault strikes.
+    passes: u64,
+    fault: Fault,
+}
+
+/// An operation in flight, decided but not completed.
+pub(super) struct Started {
+    id: u64,
+    life: u64,
+    due: Ticks,
+    fault: Option<Fault>,
+    aborted: bool,
+}
+
+impl Started {
+    pub(super) fn due(&self) -> Ticks {
+        self.due
+    }
+
+    pub(super) fn abort(&mut self) {
+        self.aborted = true;
+    }
+}
+
+impl SimDisk {
+    /// A disk of `size` bytes (a multiple of 4 KiB), all zero, that reorders by seed 1.
+    pub fn new(size: ByteCount) -> Self {
+        Self::with_profile(size, SimProfile::default())
+    }
+
+    /// A disk that behaves as `profile` says.
+    pub fn with_profile(size: ByteCount, profile: SimProfile) -> Self {
+        let state = State {
+            media: Media::default(),
+            profile,
+            random: Random::new(profile.seed),
+            faults: Vec::new(),
+            counters: SimCounters::default(),
+            waker: None,
+            held: false,
+            vanished: false,
+            life: 0,
+            next_id: 0,
+            operations: 0,
+            in_flight: Vec::new(),
+        };
+        let size = ByteCount(size.0 & !(ALIGNMENT as u64 - 1));
+        Self { size, logical_block: profile.logical_block, state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// The capacity.
+    pub fn size(&self) -> ByteCount {
+        self.size
+    }
+
+    /// The smallest unit that is written whole or not at all.
+    pub fn logical_block(&self) -> u32 {
+        self.logical_block
+    }
+
+    /// Strikes the `nth` operation of `kind` from now on (0 is the next one) with `fault`.
+    pub fn plan_fault(&self, kind: OperationKind, nth: u64, fault: Fault) {
+        self.state().faults.push(Planned { kind, passes: nth, fault });
+    }
+
+    /// Forgets the faults that have not struck.
+    pub fn clear_faults(&self) {
+        self.state().faults.clear();
+    }
+
+    /// Flips the bits of `mask` in the byte at `offset`, on every read until it is written again.
+    pub fn rot(&self, offset: u64, mask: u8) {
+        self.state().media.rot(offset, mask);
+    }
+
+    /// Completes nothing from now on, so that a test can look at what is in flight.
+    pub fn hold(&self) {
+        self.state().held = true;
+    }
+
+    /// Ends a [`hold`](SimDisk::hold).
+    pub fn release(&self) {
+        let mut state = self.state();
+        state.held = false;
+        state.wake();
+    }
+
+    /// Pulls the disk: everything in flight and to come fails with `ENODEV`.
+    pub fn vanish(&self) {
+        let mut state = self.state();
+        state.vanished = true;
+        state.wake();
+    }
+
+    /// Cuts the power. Unflushed writes end as `cut` says; what is in flight fails with `ENODEV`, and
+    /// so does what comes, until a path opens the disk again (which also ends hold and vanish).
+    pub fn cut_power(&self, cut: PowerCut) {
+        let mut state = self.state();
+        let state = &mut *state;
+        if let PowerCut::Torn(seed) = cut {
+            let mut random = Random::new(seed);
+            for (_, offset, data) in std::mem::take(&mut state.in_flight) {
+                // The host gave it away; the disk may have taken it in before the power went.
+                if random.below(2) == 0 {
+                    state.media.write(offset, &data);
+                }
+            }
+            state.media.tear_cache(self.logical_block, &mut random);
+        }
+        if cut == PowerCut::KeepAll {
+            state.media.flush();
+        }
+        state.media.drop_cache();
+        state.in_flight.clear();
+        state.life += 1;
+        state.vanished = true;
+        state.wake();
+    }
+
+    /// What the disk did so far.
+    pub fn counters(&self) -> SimCounters {
+        self.state().counters
+    }
+
+    /// How many operations are in flight.
+    pub fn in_flight(&self) -> usize {
+        self.state().operations
+    }
+
+    /// The bytes that a read would answer now, damage included.
+    pub fn peek(&self, offset: u64, length: usize) -> Vec<u8> {
+        let first = offset - offset % ALIGNMENT as u64;
+        let skip = (offset - first) as usize;
+        let mut bytes = vec![0; skip + length];
+        self.state().media.read(first, &mut bytes);
+        bytes.split_off(skip)
+    }
+
+    pub(super) fn attach(&self, waker: Waker) {
+        let mut state = self.state();
+        (state.vanished, state.held) = (false, false);
+        state.waker = Some(waker);
+    }
+
+    /// Decides how an operation will end, and when.
+    pub(super) fn start(
+        &self,
+        kind: OperationKind,
+        extent: Extent,
+        data: &[u8],
+        now: Ticks,
+    ) -> Started {
+        let mut state = self.state();
+        let id = state.next_id;
+        state.next_id += 1;
+        state.operations += 1;
+        let latency_max = state.profile.latency_ticks_max.max(1);
+        let due = now + 1 + state.random.below(latency_max);
+        let fault = state.strike(kind);
+        // A flush covers what has completed by now. Deciding at submission is the strictest reading
+        // that still never loses what was promised: later completions stay volatile.
+        if kind == OperationKind::Flush && fault.is_none() && !state.vanished {
+            state.media.flush();
+        }
+        if kind == OperationKind::Write
+            && !matches!(fault, Some(Fault::Errno(_)))
+            && !state.vanished
+        {
+            state.in_flight.push((id, extent.offset.0, data.to_vec()));
+        }
+        Started { id, life: state.life, due, fault, aborted: false }
+    }
+
+    /// When a started operation may complete, or `None` while the disk is held.
+    pub(super) fn due(&self, started: &Started) -> Option<Ticks> {
+        let state = self.state();
+        (!state.held || state.vanished || started.aborted).then_some(started.due)
+    }
+
+    /// Completes an operation; answers the bytes moved or an error number, as the kernel does.
+    pub(super) fn finish(&self, started: &Started, operation: &mut Operation) -> Result<u32, i32> {
+        let mut state = self.state();
+        state.operations -= 1;
+        let at = state.in_flight.iter().position(|(id, ..)| *id == started.id);
+        let write = at.map(|at| state.in_flight.swap_remove(at));
+        if state.vanished || state.life != started.life {
+            return Err(libc::ENODEV);
+        }
+        if started.aborted {
+            return Err(libc::ECANCELED);
+        }
+        let Extent { offset, length } = operation.extent;
+        let mut moved = length.0;
+        match started.fault {
+            Some(Fault::Errno(errno)) => return Err(errno),
+            Some(Fault::Short(bytes)) => moved = u64::from(bytes - bytes % ALIGNMENT as u32),
+            Some(Fault::Corrupt) | None => {}
+        }
+        match &mut operation.action {
+            Action::Read(buffer) => {
+                state.media.read(offset.0, &mut buffer[..moved as usize]);
+                if started.fault == Some(Fault::Corrupt) {
+                    buffer[moved as usize / 2] ^= 0x10;
+                }
+                state.counters.reads += 1;
+            }
+            Action::Write { fua, .. } => {
+                if let Some((_, _, data)) = write {
+                    state.media.write(offset.0, &data[..moved as usize]);
+                    if *fua {
+                        state.media.settle(offset.0, moved);
+                    }
+                }
+                state.counters.writes += 1;
+                state.counters.bytes_written += moved;
+            }
+            Action::WriteZeroes | Action::Deallocate => state.media.zero(offset.0, length.0),
+            Action::Flush => state.counters.flushes += 1,
+        }
+        Ok(moved as u32)
+    }
+
+    /// The process went with this in flight: a write of it counts as taken in, unflushed.
+    pub(super) fn abandon(&self, started: &Started) {
+        let mut state = self.state();
+        state.operations -= 1;
+        if let Some(at) = state.in_flight.iter().position(|(id, ..)| *id == started.id) {
+            let (_, offset, data) = state.in_flight.swap_remove(at);
+            state.media.write(offset, &data);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A test that panicked while holding the lock fails anyway; the others may go on.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Has the path look again, if it sleeps.
+    fn wake(&self) {
+        if let Some(waker) = &self.waker {
+            waker.wake();
+        }
+    }
+
+    /// The fault that this operation meets, if any.
+    fn strike(&mut self, kind: OperationKind) -> Option<Fault> {
+        let mut struck = None;
+        self.faults.retain_mut(|planned| {
+            if planned.kind != kind {
+                return true;
+            }
+            if planned.passes == 0 && struck.is_none() {
+                struck = Some(planned.fault);
+                return false;
+            }
+            planned.passes = planned.passes.saturating_sub(1);
+            true
+        });
+        struck
+    }
+}
+
+/// Splitmix64: small, seeded, the same everywhere.
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// A number below `bound`, which is not 0.
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}

@@ -1,0 +1,172 @@
+//! Disks in memory: a data path whose every fault and delay is decided by a seed and by the test.
+//!
+//! A [`SimDisk`] is the medium and outlives the path, as a disk outlives a process: a test cuts its
+//! power, opens it again, and finds what a real disk with a volatile cache could have kept. Time is
+//! virtual: an operation takes a random number of ticks and the clock jumps to the next completion,
+//! so a run takes no time but operations overlap and complete out of order.
+
+mod disk;
+mod media;
+#[cfg(test)]
+mod tests;
+
+pub use disk::{Fault, PowerCut, SimCounters, SimDisk, SimProfile};
+
+use std::io;
+use std::time::Duration;
+
+use super::choose::{Opened, PathError, PathKind, PathProvider};
+use super::gate::Gate;
+use super::operation::{Action, Completion, Operation, Refusal, Refused};
+use super::{Capabilities, DataPath, DeviceCapabilities, Feature, Waker};
+use crate::memory::DmaPool;
+use disk::{Started, Ticks};
+
+/// Opens simulated disks, in stripe order.
+pub struct SimDisks(
+    /// The disks.
+    pub Vec<SimDisk>,
+);
+
+impl PathProvider for SimDisks {
+    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
+        let path = Box::new(SimPath::new(self.0, depth)?);
+        Ok(Opened { path, why_not: Vec::new() })
+    }
+}
+
+/// A queue to simulated disks.
+pub struct SimPath {
+    disks: Vec<SimDisk>,
+    capabilities: Capabilities,
+    gate: Gate,
+    /// What is in flight, in the order it came: operations that are due together keep it.
+    pending: Vec<Pending>,
+    clock: Ticks,
+    waker: Waker,
+}
+
+struct Pending {
+    operation: Operation,
+    started: Started,
+}
+
+impl SimPath {
+    /// Powers the disks on and opens them, with room for `depth` operations per disk.
+    pub fn new(disks: Vec<SimDisk>, depth: u32) -> Result<Self, PathError> {
+        let waker = Waker::new().map_err(|source| PathError::System {
+            kind: PathKind::Sim,
+            what: "make an eventfd",
+            source,
+        })?;
+        for disk in &disks {
+            disk.attach(waker.clone());
+        }
+        let describe = |(index, disk): (usize, &SimDisk)| DeviceCapabilities {
+            name: format!("sim{index}"),
+            size: disk.size(),
+            logical_block: disk.logical_block(),
+            direct: true,
+            deallocate: true,
+        };
+        let capabilities = Capabilities {
+            kind: PathKind::Sim,
+            devices: disks.iter().enumerate().map(describe).collect(),
+            depth: depth.saturating_mul(disks.len() as u32),
+            registered_buffers: Feature::Off("simulated disks need none".into()),
+            registered_files: Feature::Off("simulated disks need none".into()),
+            notes: Vec::new(),
+        };
+        let gate = Gate::new(disks.len());
+        Ok(Self { disks, capabilities, gate, pending: Vec::new(), clock: 0, waker })
+    }
+
+    /// The pending operation that completes next, unless all are held.
+    fn next(&self) -> Option<usize> {
+        let due = self.pending.iter().enumerate().filter_map(|(index, pending)| {
+            let disk = &self.disks[usize::from(pending.operation.device.0)];
+            let at = disk.due(&pending.started)?;
+            Some((at, index))
+        });
+        due.min().map(|(_, index)| index)
+    }
+}
+
+// SAFETY: a pending operation owns its buffer until `poll` completes it, and no device exists that
+// could touch it besides; success is claimed only after `SimDisk::finish` moved every byte.
+unsafe impl DataPath for SimPath {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn register(&mut self, _region: &DmaPool) {}
+
+    fn submit(&mut self, operation: Operation) -> Result<(), Refused> {
+        if self.pending.len() >= self.capabilities.depth as usize {
+            return Err(Refused { reason: Refusal::Full, operation });
+        }
+        if let Err(reason) = self.gate.admit(&self.capabilities, &operation) {
+            return Err(Refused { reason, operation });
+        }
+        let data = match &operation.action {
+            Action::Write { buffer, .. } => &buffer[..operation.extent.length.0 as usize],
+            _ => &[],
+        };
+        let disk = &self.disks[usize::from(operation.device.0)];
+        let started = disk.start(operation.action.kind(), operation.extent, data, self.clock);
+        self.pending.push(Pending { operation, started });
+        Ok(())
+    }
+
+    fn ring(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) -> usize {
+        let Some(index) = self.next() else { return 0 };
+        let Pending { mut operation, started } = self.pending.remove(index);
+        let disk = &self.disks[usize::from(operation.device.0)];
+        self.clock = self.clock.max(started.due());
+        let moved = disk.finish(&started, &mut operation);
+        let completion = super::slots::complete(operation, moved);
+        if let Err(error) = completion.result {
+            self.gate.judge(error);
+        }
+        completions.push(completion);
+        1
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        // With something in flight virtual time passes at once; only an idle (or held) path sleeps.
+        if self.next().is_some() { Ok(()) } else { self.waker.sleep(timeout) }
+    }
+
+    fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    fn abort(&mut self, tag: u64) {
+        for pending in self.pending.iter_mut().filter(|pending| pending.operation.tag == tag) {
+            pending.started.abort();
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+
+    fn abort_all(&mut self) {
+        self.pending.iter_mut().for_each(|pending| pending.started.abort());
+    }
+}
+
+impl Drop for SimPath {
+    fn drop(&mut self) {
+        // What was in flight when the process went may or may not have reached the medium: the disks
+        // keep it as writes that were never flushed.
+        for pending in self.pending.drain(..) {
+            let disk = &self.disks[usize::from(pending.operation.device.0)];
+            disk.abandon(&pending.started);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The fixed table of what is in flight: what the backends keep while a device owns a buffer.
+
+use super::operation::{Completion, DeviceError, Operation, Status};
+
+/// A table of as many slots as may be in flight. Nothing is allocated after `new`.
+pub(super) struct Slots {
+    held: Vec<Option<Operation>>,
+    free: Vec<u32>,
+}
+
+impl Slots {
+    pub(super) fn new(depth: u32) -> Self {
+        let held = std::iter::repeat_with(|| None).take(depth as usize).collect();
+        Self { held, free: (0..depth).rev().collect() }
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.held.len() - self.free.len()
+    }
+
+    /// Keeps `operation`; answers its slot and where it lies there. The table must not be full.
+    pub(super) fn keep(&mut self, operation: Operation) -> (u32, &mut Operation) {
+        let slot = self.free.pop().expect("the caller saw a free slot");
+        (slot, self.held[slot as usize].insert(operation))
+    }
+
+    /// Empties a slot; `None` if it was empty.
+    pub(super) fn take(&mut self, slot: u32) -> Option<Operation> {
+        let operation = self.held.get_mut(slot as usize)?.take()?;
+        self.free.push(slot);
+        Some(operation)
+    }
+
+    /// The slots in use whose operation carries `tag`, or all of them.
+    pub(super) fn find(&self, tag: Option<u64>) -> impl Iterator<Item = u32> + '_ {
+        self.held.iter().enumerate().filter_map(move |(slot, operation)| {
+            let carried = operation.as_ref()?.tag;
+            tag.is_none_or(|tag| tag == carried).then_some(slot as u32)
+        })
+    }
+
+    /// Leaks every buffer still held, because a device may yet write it.
+    pub(super) fn leak(&mut self) {
+        self.held.drain(..).flatten().for_each(std::mem::forget);
+    }
+}
+
+/// The completion of `operation`, given what the kernel answered: the bytes moved (anything for calls
+/// that move none), or an error number.
+pub(super) fn complete(operation: Operation, answer: Result<u32, i32>) -> Completion {
+    let Operation { tag, device, extent, action } = operation;
+    let kind = action.kind();
+    let buffer = action.into_buffer();
+    let expected = if buffer.is_some() { extent.length.0 } else { 0 };
+    let status = match answer {
+        Err(errno) => Some(Status::Errno(errno)),
+        Ok(moved) if u64::from(moved) < expected => Some(Status::Short { moved }),
+        Ok(_) => None,
+    };
+    let result = match status {
+        Some(status) => Err(DeviceError { device, kind, extent, status }),
+        None => Ok(()),
+    };
+    Completion { tag, buffer, result }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::DmaPool;
+    use crate::path::{Action, Extent};
+    use crate::units::{ByteCount, DeviceIndex};
+
+    fn read_of_8_kib() -> Operation {
+        let buffer = DmaPool::new(ByteCount::kib(8), false).unwrap().take(8192).unwrap();
+        let extent = Extent::new(4096, 8192);
+        Operation { tag: 5, device: DeviceIndex(1), extent, action: Action::Read(buffer) }
+    }
+
+    #[test]
+    fn a_short_transfer_is_a_failure_and_gives_the_buffer_back() {
+        let completion = complete(read_of_8_kib(), Ok(4096));
+        assert_eq!(completion.result.unwrap_err().status, Status::Short { moved: 4096 });
+        assert_eq!(completion.buffer.unwrap().len(), 8192);
+        assert!(complete(read_of_8_kib(), Ok(0)).result.is_err(), "nothing at all is short too");
+        assert!(complete(read_of_8_kib(), Ok(8192)).result.is_ok());
+    }
+
+    #[test]
+    fn a_failure_names_device_extent_and_cause() {
+        let error = complete(read_of_8_kib(), Err(libc::EIO)).result.unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with("read of 8 KiB at byte 4096 failed on device 1: "), "{text}");
+        assert!(text.contains("os error 5"), "{text}");
+    }
+
+    #[test]
+    fn a_slot_is_free_again_once_taken() {
+        let mut slots = Slots::new(1);
+        let (slot, _) = slots.keep(read_of_8_kib());
+        assert!(slots.is_full());
+        assert_eq!(slots.find(Some(5)).collect::<Vec<_>>(), [slot]);
+        assert_eq!(slots.find(Some(6)).count(), 0);
+        assert!(slots.take(slot).is_some() && slots.take(slot).is_none());
+        assert_eq!(slots.in_flight(), 0);
+    }
+}

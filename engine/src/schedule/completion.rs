@@ -1,0 +1,120 @@
+//! A queue of ended transfers that one thread drains, and a flag that says cheaply whether it must.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::ticket::FOREVER;
+use super::transfer::Outcome;
+
+/// Where to tell of a transfer's end, and the tag to tell it by.
+pub type Notify = (CompletionQueue, u64);
+
+/// Ended transfers, in the order of their end. Clones are handles of the same queue.
+#[derive(Clone, Debug, Default)]
+pub struct CompletionQueue(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// How many entries there are; read without the lock.
+    attention: AtomicU32,
+    entries: Mutex<VecDeque<(u64, Outcome)>>,
+    arrived: Condvar,
+}
+
+impl CompletionQueue {
+    /// An empty queue.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the oldest entry: the tag it was submitted with, and how it ended.
+    pub fn try_pop(&self) -> Option<(u64, Outcome)> {
+        if self.0.attention.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.pop(&mut self.entries())
+    }
+
+    /// Takes the oldest entry, waiting up to `timeout` for one to come.
+    pub fn wait_pop(&self, timeout: Duration) -> Option<(u64, Outcome)> {
+        let deadline = Instant::now() + timeout.min(FOREVER);
+        let mut entries = self.entries();
+        loop {
+            if let Some(entry) = self.pop(&mut entries) {
+                return Some(entry);
+            }
+            let left = deadline.duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let woken = self.0.arrived.wait_timeout(entries, left);
+            entries = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// How many entries wait.
+    pub fn len(&self) -> usize {
+        self.0.attention.load(Ordering::Acquire) as usize
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The address of a 32-bit number that is not 0 while entries wait. It is valid, and may be read
+    /// (atomically) by any thread, while a handle of the queue lives.
+    pub fn attention_address(&self) -> *const u32 {
+        self.0.attention.as_ptr()
+    }
+
+    pub(super) fn push(&self, tag: u64, outcome: Outcome) {
+        let mut entries = self.entries();
+        entries.push_back((tag, outcome));
+        self.0.attention.store(entries.len() as u32, Ordering::Release);
+        drop(entries);
+        self.0.arrived.notify_one();
+    }
+
+    fn pop(&self, entries: &mut VecDeque<(u64, Outcome)>) -> Option<(u64, Outcome)> {
+        let entry = entries.pop_front()?;
+        self.0.attention.store(entries.len() as u32, Ordering::Release);
+        Some(entry)
+    }
+
+    fn entries(&self) -> MutexGuard<'_, VecDeque<(u64, Outcome)>> {
+        // The deque is whole between any two statements, so a panic elsewhere cannot spoil it.
+        self.0.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::transfer::Done;
+    use super::*;
+
+    #[test]
+    fn attention_is_raised_exactly_while_entries_wait() {
+        let queue = CompletionQueue::new();
+        let flag = queue.0.attention.as_ptr();
+        assert_eq!(queue.attention_address(), flag.cast_const());
+        queue.push(4, Ok(Done { bytes: 1, matched: true }));
+        queue.clone().push(5, Ok(Done { bytes: 2, matched: true }));
+        assert_eq!(queue.0.attention.load(Ordering::Relaxed), 2);
+        assert_eq!(queue.try_pop().unwrap().0, 4);
+        assert_eq!(queue.wait_pop(Duration::ZERO).unwrap().0, 5);
+        assert_eq!(queue.0.attention.load(Ordering::Relaxed), 0);
+        assert!(queue.try_pop().is_none() && queue.wait_pop(Duration::from_millis(1)).is_none());
+    }
+
+    #[test]
+    fn a_waiter_is_woken_by_an_entry() {
+        let queue = CompletionQueue::new();
+        let waiter = queue.clone();
+        let thread = std::thread::spawn(move || waiter.wait_pop(Duration::MAX));
+        queue.push(9, Ok(Done { bytes: 0, matched: true }));
+        assert_eq!(thread.join().unwrap().unwrap().0, 9);
+    }
+}

@@ -1,0 +1,101 @@
+//! How other threads reach the reactor's.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::active::Active;
+use super::options::SubmitError;
+use crate::path::Waker;
+
+/// What the reactor thread is told.
+pub(super) enum Command {
+    Begin(Box<Active>),
+    Cancel(u64),
+    Expedite(u64),
+}
+
+/// Where other threads leave commands.
+pub(super) struct Mailbox {
+    owner: u32,
+    inbox: Mutex<Inbox>,
+    waker: Waker,
+}
+
+#[derive(Default)]
+struct Inbox {
+    commands: VecDeque<Command>,
+    closed: Option<String>,
+    /// The reactor thread is gone: nobody will empty this any more.
+    abandoned: bool,
+}
+
+impl Mailbox {
+    pub(super) fn new(waker: Waker) -> Self {
+        Self { owner: std::process::id(), inbox: Mutex::default(), waker }
+    }
+
+    pub(super) fn begin(&self, active: Active) -> Result<(), SubmitError> {
+        let mut inbox = self.inbox();
+        if let Some(reason) = inbox.closed.clone() {
+            // The caller learns it from the error; nobody else may hear of a transfer that never was.
+            drop(inbox);
+            active.disown();
+            return Err(SubmitError::Stopped(reason));
+        }
+        inbox.commands.push_back(Command::Begin(Box::new(active)));
+        drop(inbox);
+        self.waker.wake();
+        Ok(())
+    }
+
+    pub(super) fn send(&self, command: Command) {
+        if self.is_forked() {
+            return;
+        }
+        let mut inbox = self.inbox();
+        if !inbox.abandoned {
+            inbox.commands.push_back(command);
+        }
+        drop(inbox);
+        self.waker.wake();
+    }
+
+    /// Takes no transfers from now on.
+    pub(super) fn close(&self, reason: &str) {
+        self.inbox().closed.get_or_insert_with(|| reason.into());
+        self.waker.wake();
+    }
+
+    /// Closes for good, when the reactor thread ends in whatever way. Transfers that it never saw end
+    /// as stopped.
+    pub(super) fn abandon(&self) {
+        let mut inbox = self.inbox();
+        inbox.closed.get_or_insert_with(|| "its thread ended".into());
+        inbox.abandoned = true;
+        let left = std::mem::take(&mut inbox.commands);
+        drop(inbox);
+        drop(left);
+    }
+
+    /// Moves the commands to `target` (empty); answers whether the mailbox is closed.
+    pub(super) fn empty_into(&self, target: &mut VecDeque<Command>) -> bool {
+        let mut inbox = self.inbox();
+        std::mem::swap(&mut inbox.commands, target);
+        inbox.closed.is_some()
+    }
+
+    /// Whether the reactor has reason not to sleep.
+    pub(super) fn has_news(&self, knows_closed: bool) -> bool {
+        let inbox = self.inbox();
+        !inbox.commands.is_empty() || (inbox.closed.is_some() && !knows_closed)
+    }
+
+    pub(super) fn is_forked(&self) -> bool {
+        std::process::id() != self.owner
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        // Whole between any two statements, so a panic elsewhere cannot spoil it.
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

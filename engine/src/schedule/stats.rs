@@ -1,0 +1,96 @@
+//! What a reactor counts.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::memory::Backing;
+use crate::path::{Capabilities, OperationKind};
+use crate::units::ByteCount;
+
+/// What a reactor is made of, and what it has done so far.
+#[derive(Clone, Debug)]
+pub struct ReactorStats {
+    /// The data path, as it was opened.
+    pub capabilities: Capabilities,
+    /// For each better data path: why it is not that one.
+    pub why_not: Vec<String>,
+    /// The staging memory.
+    pub staging: ByteCount,
+    /// The pages that it lies on.
+    pub backing: Backing,
+    /// Why not on better ones; empty when they are the best.
+    pub backing_why: String,
+    /// The devices, by index.
+    pub devices: Vec<DeviceStats>,
+}
+
+/// What went to and came from one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceStats {
+    /// Reads that succeeded.
+    pub reads: u64,
+    /// Writes that succeeded.
+    pub writes: u64,
+    /// Flushes that succeeded.
+    pub flushes: u64,
+    /// Bytes read, padding included.
+    pub bytes_read: u64,
+    /// Bytes written, padding included: the host bytes that wear counts by.
+    pub bytes_written: u64,
+    /// Operations that failed.
+    pub errors: u64,
+    /// Reads whose checksum did not match the first time.
+    pub checksum_retries: u64,
+    /// Reads whose checksum did not match the second time either.
+    pub checksum_failures: u64,
+}
+
+/// One device's counters; the reactor thread adds, anybody reads.
+#[derive(Debug, Default)]
+pub(super) struct DeviceCounters {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    flushes: AtomicU64,
+    bytes_read: AtomicU64,
+    bytes_written: AtomicU64,
+    errors: AtomicU64,
+    checksum_retries: AtomicU64,
+    checksum_failures: AtomicU64,
+}
+
+impl DeviceCounters {
+    /// An operation of `bytes` on the device ended.
+    pub(super) fn ended(&self, kind: OperationKind, bytes: u64, failed: bool) {
+        let (operations, moved) = match kind {
+            _ if failed => (&self.errors, None),
+            OperationKind::Read => (&self.reads, Some(&self.bytes_read)),
+            OperationKind::Write => (&self.writes, Some(&self.bytes_written)),
+            OperationKind::Flush => (&self.flushes, None),
+            // Neither moves bytes; wear does not count them.
+            OperationKind::WriteZeroes | OperationKind::Deallocate => return,
+        };
+        operations.fetch_add(1, Ordering::Relaxed);
+        if let Some(moved) = moved {
+            moved.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// A checksum did not match; `last` when it will not be tried again.
+    pub(super) fn mismatched(&self, last: bool) {
+        let counter = if last { &self.checksum_failures } else { &self.checksum_retries };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn snapshot(&self) -> DeviceStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        DeviceStats {
+            reads: read(&self.reads),
+            writes: read(&self.writes),
+            flushes: read(&self.flushes),
+            bytes_read: read(&self.bytes_read),
+            bytes_written: read(&self.bytes_written),
+            errors: read(&self.errors),
+            checksum_retries: read(&self.checksum_retries),
+            checksum_failures: read(&self.checksum_failures),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The handle of a transfer in flight.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::mailbox::{Command, Mailbox};
+use super::transfer::{Outcome, TransferError};
+
+/// Longer than any process lives, yet within what the clock can say.
+pub(super) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Follows one transfer. It may be polled, waited on, or dropped at any time: dropping it detaches,
+/// the transfer goes on, and its memory stays in use until the reactor is done with it.
+pub struct Ticket {
+    shared: Arc<TicketShared>,
+    mailbox: Arc<Mailbox>,
+}
+
+/// What the reactor and the holder of a ticket share.
+pub(super) struct TicketShared {
+    pub(super) id: u64,
+    /// The process that submitted.
+    owner: u32,
+    ready: AtomicBool,
+    released: AtomicBool,
+    end: Mutex<End>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct End {
+    outcome: Option<Outcome>,
+    bytes: Option<Vec<u8>>,
+}
+
+impl Ticket {
+    pub(super) fn new(shared: Arc<TicketShared>, mailbox: Arc<Mailbox>) -> Self {
+        Self { shared, mailbox }
+    }
+
+    /// How the transfer ended, or `None` while it has not.
+    pub fn poll(&self) -> Option<Outcome> {
+        // A child of fork may have inherited the lock in a locked state: the process is asked first.
+        if self.shared.is_forked() {
+            return Some(Err(TransferError::Forked));
+        }
+        if self.shared.ready.load(Ordering::Acquire) {
+            self.shared.end().outcome.clone()
+        } else {
+            None
+        }
+    }
+
+    /// Waits for the end.
+    pub fn wait(&self) -> Outcome {
+        loop {
+            if let Some(outcome) = self.wait_timeout(FOREVER) {
+                return outcome;
+            }
+        }
+    }
+
+    /// Waits for the end, at most `timeout`.
+    pub fn wait_timeout(&self, timeout: Duration) -> Option<Outcome> {
+        if self.shared.is_forked() {
+            return Some(Err(TransferError::Forked));
+        }
+        let deadline = Instant::now() + timeout.min(FOREVER);
+        let mut end = self.shared.end();
+        while end.outcome.is_none() {
+            let left = deadline.duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let woken = self.shared.ended.wait_timeout(end, left);
+            end = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        end.outcome.clone()
+    }
+
+    /// Asks that the transfer stops at its next piece. It then ends as cancelled, once nothing touches
+    /// its memory any more; if it had no piece left to begin, it ends as if nothing had been asked.
+    pub fn cancel(&self) {
+        self.mailbox.send(Command::Cancel(self.shared.id));
+    }
+
+    /// Makes the transfer urgent from its next piece on.
+    pub fn expedite(&self) {
+        self.mailbox.send(Command::Expedite(self.shared.id));
+    }
+
+    /// Whether the transfer's memory is the caller's again. This may come before the end: a write is
+    /// done with its source when the last byte is in staging memory.
+    pub fn released(&self) -> bool {
+        self.shared.released.load(Ordering::Acquire)
+    }
+
+    /// The bytes of an owned destination, once, after a read has ended well.
+    pub fn take_bytes(&self) -> Option<Vec<u8>> {
+        if self.shared.is_forked() { None } else { self.shared.end().bytes.take() }
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Ticket({}, {:?})", self.shared.id, self.poll())
+    }
+}
+
+impl TicketShared {
+    pub(super) fn new(id: u64) -> Self {
+        Self {
+            id,
+            owner: std::process::id(),
+            ready: AtomicBool::new(false),
+            released: AtomicBool::new(false),
+            end: Mutex::default(),
+            ended: Condvar::new(),
+        }
+    }
+
+    /// The memory is the caller's again.
+    pub(super) fn release(&self) {
+        self.released.store(true, Ordering::Release);
+    }
+
+    /// The transfer is over; the memory must have been released.
+    pub(super) fn finish(&self, outcome: Outcome, bytes: Option<Vec<u8>>) {
+        let mut end = self.end();
+        *end = End { outcome: Some(outcome), bytes };
+        self.ready.store(true, Ordering::Release);
+        drop(end);
+        self.ended.notify_all();
+    }
+
+    fn is_forked(&self) -> bool {
+        std::process::id() != self.owner
+    }
+
+    fn end(&self) -> MutexGuard<'_, End> {
+        // Assigned in one statement, so a panic elsewhere cannot leave it half done.
+        self.end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

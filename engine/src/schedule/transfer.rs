@@ -1,0 +1,224 @@
+//! What is asked of the reactor, and what it answers.
+
+use crate::memory::{Destination, Source};
+use crate::path::{DeviceError, Extent};
+use crate::units::{ByteCount, DeviceIndex};
+
+/// A run of a tensor's bytes on one device. On the device it takes its length rounded up to 4 KiB; a
+/// write fills the rest with zeroes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The device.
+    pub device: DeviceIndex,
+    /// Where it begins there; a multiple of 4 KiB.
+    pub offset: ByteCount,
+    /// Where its bytes lie in the source or destination: its first byte, or the first byte of its
+    /// window if it has one.
+    pub tensor_offset: u64,
+    /// How many bytes it holds: at least 1, at most the reactor's chunk.
+    pub length: u32,
+    /// The CRC32C that these bytes should have, for reads (`None`: not checked) and for
+    /// verification (which needs it).
+    pub checksum: Option<u32>,
+    /// For a read that wants only some of the bytes. The checksum still covers all of them.
+    pub window: Option<Window>,
+}
+
+/// The wanted part of a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Bytes of the piece before it.
+    pub skip: u32,
+    /// Its length in bytes.
+    pub take: u32,
+}
+
+impl Piece {
+    /// A piece without checksum, wanted whole.
+    pub const fn new(
+        device: DeviceIndex,
+        offset: ByteCount,
+        tensor_offset: u64,
+        length: u32,
+    ) -> Self {
+        Self { device, offset, tensor_offset, length, checksum: None, window: None }
+    }
+
+    /// The same piece with the checksum that its bytes should have.
+    #[must_use]
+    pub const fn expecting(self, checksum: u32) -> Self {
+        Self { checksum: Some(checksum), ..self }
+    }
+
+    /// The same piece, of which a read wants `take` bytes from byte `skip` on.
+    #[must_use]
+    pub const fn window(self, skip: u32, take: u32) -> Self {
+        Self { window: Some(Window { skip, take }), ..self }
+    }
+
+    /// The bytes of the piece that go to or come from memory.
+    pub(super) fn wanted(&self) -> Window {
+        self.window.unwrap_or(Window { skip: 0, take: self.length })
+    }
+
+    /// The bytes of the device that it takes up.
+    pub(super) fn extent(&self) -> Extent {
+        let length = ByteCount(u64::from(self.length));
+        Extent { offset: self.offset, length: length.round_up(ByteCount::kib(4)) }
+    }
+}
+
+/// Bytes to move or to check.
+#[derive(Debug)]
+pub enum Transfer {
+    /// Memory to devices. The CRC32C of every piece is taken on the way.
+    Write {
+        /// The memory.
+        source: Source,
+        /// Where it goes.
+        pieces: Vec<Piece>,
+    },
+    /// Devices to memory.
+    Read {
+        /// The memory.
+        destination: Destination,
+        /// Where it comes from.
+        pieces: Vec<Piece>,
+    },
+    /// Compares memory with checksums; no device is touched.
+    Verify {
+        /// The memory.
+        source: Source,
+        /// The expected checksums, by piece. Device and offset serve only as names.
+        pieces: Vec<Piece>,
+    },
+}
+
+/// How soon a transfer is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// Somebody waits.
+    Urgent,
+    /// Asked for ahead of time; makes way for urgent pieces.
+    Ahead,
+}
+
+/// What became of a transfer, for whoever submitted it. Runs once, on the reactor thread, after the
+/// last device operation has ended and before the ticket turns ready. It must not wait for the reactor.
+pub type Finish = Box<dyn FnOnce(TransferResult) + Send>;
+
+/// The end of a transfer, in full.
+#[derive(Clone, Debug)]
+pub struct TransferResult {
+    /// What was done, or the first failure.
+    pub outcome: Result<TransferDone, TransferError>,
+    /// Bytes of memory that were moved or checked, on failure too.
+    pub bytes: u64,
+}
+
+/// A transfer that ended well.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TransferDone {
+    /// For a write: the CRC32C of each piece's bytes, in the order of the pieces. Else empty.
+    pub checksums: Vec<u32>,
+    /// For a verification: whether every checksum matched. Else true.
+    pub matched: bool,
+}
+
+/// The end of a transfer, for those who hold its ticket.
+pub type Outcome = Result<Done, TransferError>;
+
+/// A transfer that ended well, in short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// Bytes moved or checked.
+    pub bytes: u64,
+    /// For a verification: whether every checksum matched. Else true.
+    pub matched: bool,
+}
+
+/// A transfer that did not end well.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TransferError {
+    /// A device gave back other bytes than were written, twice.
+    #[error(
+        "the bytes of {length} at byte {} on {device} (byte {tensor_offset} of the tensor) have \
+         CRC32C {found:#010x} where {expected:#010x} was written; the medium is damaged there",
+        offset.0
+    )]
+    Checksum {
+        /// The device.
+        device: DeviceIndex,
+        /// Where on it.
+        offset: ByteCount,
+        /// How many bytes the checksum covers.
+        length: ByteCount,
+        /// Where in the transfer's memory.
+        tensor_offset: u64,
+        /// The checksum of what was written.
+        expected: u32,
+        /// The checksum of what was read.
+        found: u32,
+    },
+    /// A device failed an operation.
+    #[error("{error} (byte {tensor_offset} of the tensor)")]
+    Device {
+        /// Where in the transfer's memory.
+        tensor_offset: u64,
+        /// What the device answered.
+        error: DeviceError,
+    },
+    /// A device had failed before and refuses until it is opened again.
+    #[error(
+        "{device} refuses byte {} (byte {tensor_offset} of the tensor) until the pool is opened \
+         again, because of an earlier failure: {cause}",
+        offset.0
+    )]
+    Latched {
+        /// The device.
+        device: DeviceIndex,
+        /// Where on it.
+        offset: ByteCount,
+        /// Where in the transfer's memory.
+        tensor_offset: u64,
+        /// What had failed.
+        cause: DeviceError,
+    },
+    /// The data path does not do what was asked, on this device.
+    #[error("{device} refuses byte {}: {reason}", offset.0)]
+    Refused {
+        /// The device.
+        device: DeviceIndex,
+        /// Where on it.
+        offset: ByteCount,
+        /// Why.
+        reason: &'static str,
+    },
+    /// The ticket was cancelled in time.
+    #[error("the transfer was cancelled")]
+    Cancelled,
+    /// The reactor stopped before the transfer was done.
+    #[error("the engine stopped before the transfer was done: {reason}")]
+    Stopped {
+        /// Why it stopped.
+        reason: String,
+    },
+    /// The transfer belongs to the process that this one was forked from.
+    #[error(
+        "the transfer belongs to the process that this one was forked from; open the pool here"
+    )]
+    Forked,
+}
+
+impl TransferError {
+    /// The device that is to blame, if one is.
+    pub fn device(&self) -> Option<DeviceIndex> {
+        match self {
+            Self::Checksum { device, .. }
+            | Self::Latched { device, .. }
+            | Self::Refused { device, .. } => Some(*device),
+            Self::Device { error, .. } => Some(error.device),
+            Self::Cancelled | Self::Stopped { .. } | Self::Forked => None,
+        }
+    }
+}
