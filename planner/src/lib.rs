@@ -8,6 +8,7 @@ pub mod cost;
 pub mod lifetime;
 pub mod plan;
 pub mod report;
+pub mod residency;
 #[cfg(test)]
 mod testing;
 pub mod trace;

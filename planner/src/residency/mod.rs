@@ -1,0 +1,57 @@
+//! Which storages are where, now: a state machine without I/O.
+//!
+//! [`Residency`] is told what happens (a storage was born, changed, died; an op begins and ends; a
+//! transfer completed) and answers with [`Action`]s to perform, in order. It owns the budget: what
+//! storages, transfers on them and staging take together. The same events give the same actions.
+//!
+//! A storage is in memory, in the log, or on the way:
+//!
+//! ```text
+//!             Evict                    Done, Matched: Release
+//!  Resident ---------> Evicting ------------------------------> Evicted
+//!     ^  ^                |  a reader came, it was cancelled,       |
+//!     |  +----------------+  it failed: the memory stays            |
+//!     |                                                             |
+//!     +-------------------------- Fetching <------------------------+
+//!                 Done                 |              Fetch
+//!                                      +--> Evicted: cancelled, failed
+//! ```
+//!
+//! What holds, whatever the order of events:
+//! - An op is [`Progress::Ready`] only when everything it uses is in memory, up to date, and its
+//!   outputs have room. Its storages do not leave before it ends.
+//! - Memory is given up only when the log holds a valid copy, and the copy is forgotten only when
+//!   it is out of date or its storage is gone.
+//! - [`Progress::Waiting`] means that a transfer is in flight whose completion brings it on.
+//! - An op's own needs come first: a prefetch gets the room that is left, and gives it back.
+//!
+//! Without a schedule the least recently used storage leaves first. With one, migrations begin when
+//! it says; where it is wrong, the storage whose next use is furthest leaves, and from an op that
+//! was not planned until the end of that step, the machine is reactive again.
+
+mod follow;
+mod machine;
+mod op;
+mod query;
+mod refusal;
+mod room;
+mod schedule;
+mod stats;
+mod storage;
+mod transfer;
+mod types;
+mod victims;
+
+pub use machine::Residency;
+pub use refusal::{CONTRIBUTORS_MAX, Contributor, Refusal};
+pub use schedule::{
+    Schedule, ScheduleError, ScheduleParts, ScheduledBirth, ScheduledMove, ScheduledUses,
+};
+pub use stats::Stats;
+pub use types::{
+    Action, Attributes, Config, CopyKind, Desync, Direction, EvictError, FailureInfo, Misuse,
+    OpBegin, Outcome, Progress, State, StorageId, TransferFailure, TransferId, Urgency, Use,
+};
+
+#[cfg(test)]
+mod tests;

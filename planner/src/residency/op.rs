@@ -1,0 +1,352 @@
+//! Ops: what they use comes back, what they make gets room, and nothing of it leaves before the
+//! op's end.
+
+use super::follow::{Due, Follow};
+use super::machine::Residency;
+use super::storage::{Kind, Place, Storage};
+use super::types::{
+    Action, EvictError, OpBegin, Progress, StorageId, TransferFailure, Urgency, Use,
+};
+use crate::plan::{Action as Move, Target};
+use crate::units::OpIndex;
+
+/// What `resume` looks at again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pending {
+    Nothing,
+    Op,
+    Settle,
+    Evict(StorageId),
+}
+
+/// The op that runs, or waits to run.
+#[derive(Debug)]
+pub(super) struct CurrentOp {
+    /// Protects the storages that carry this number. Another one for every op, and between ops.
+    pub(super) serial: u64,
+    /// Each storage once.
+    pub(super) uses: Vec<Use>,
+    /// Memory for outputs: what the caller said, and what the schedule expects.
+    outputs: u64,
+    expected: u64,
+    /// The part of that for which there is room, and which was not born yet.
+    pub(super) reserve: u64,
+    /// A fetch that it waited for failed.
+    pub(super) failure: Option<TransferFailure>,
+}
+
+impl Default for CurrentOp {
+    fn default() -> Self {
+        let (outputs, expected, reserve) = (0, 0, 0);
+        Self { serial: 1, uses: Vec::new(), outputs, expected, reserve, failure: None }
+    }
+}
+
+/// What an op still lacks.
+struct Lacks {
+    /// Whether a transfer on a storage that it uses must end first.
+    transfers: bool,
+    /// Bytes that are in the log only.
+    bytes: u64,
+}
+
+impl Residency {
+    /// An op wants to run. If an op ran or waited without an end being told, it ended here.
+    pub fn op_begin(&mut self, begin: &OpBegin<'_>) -> Progress {
+        self.abandon();
+        if let Some(failure) = self.failure.take() {
+            return Progress::Failed(Box::new(failure));
+        }
+        self.adopt(begin);
+        if let Some(index) = begin.index
+            && self.follow.is_some()
+        {
+            self.follow_to(index);
+        }
+        self.pending = Pending::Op;
+        let progress = self.advance_op();
+        if progress == Progress::Waiting {
+            self.stats.stalls += 1;
+        }
+        progress
+    }
+
+    /// The op ran, or was given up.
+    pub fn op_end(&mut self) {
+        self.abandon();
+        self.pump();
+    }
+
+    /// Looks again at what waits, after completions were reported. `Ready` if nothing does.
+    pub fn resume(&mut self) -> Progress {
+        match self.pending {
+            Pending::Op => self.advance_op(),
+            Pending::Settle => self.advance_settle(),
+            Pending::Evict(id) => self.advance_evict(id),
+            Pending::Nothing => self.failed().unwrap_or(Progress::Ready),
+        }
+    }
+
+    /// Storages leave until what is committed is within the budget: for after births, and after the
+    /// budget became smaller. Takes the place of an op that waits.
+    pub fn settle(&mut self) -> Progress {
+        if self.pending == Pending::Op {
+            self.abandon();
+        }
+        self.pending = Pending::Settle;
+        self.advance_settle()
+    }
+
+    /// Moves one storage out, also one whose last write failed. `Ready` when it is out, or when
+    /// something wanted it back meanwhile. Takes the place of an op that waits.
+    pub fn evict(&mut self, id: StorageId) -> Result<Progress, EvictError> {
+        let storage = self.alive(id).ok_or(EvictError::Unknown(id))?;
+        if !storage.movable {
+            return Err(EvictError::Unmovable(id));
+        }
+        if storage.pins > 0 {
+            return Err(EvictError::Pinned(id));
+        }
+        if storage.used_by == self.op.serial {
+            return Err(EvictError::InUse(id));
+        }
+        if self.pending == Pending::Op {
+            self.abandon();
+        }
+        self.unwritable.retain(|failed| *failed != id);
+        self.change(id, |storage| storage.unwritable = false);
+        if self.get(id).is_some_and(Storage::may_leave) {
+            self.leave(id, Target::Ssd);
+        }
+        self.pending = Pending::Evict(id);
+        Ok(self.advance_evict(id))
+    }
+
+    /// Ends the current op, if any: what it used may leave again.
+    pub(super) fn abandon(&mut self) {
+        self.pending = Pending::Nothing;
+        self.op.serial += 1;
+        self.op.reserve = 0;
+        self.op.failure = None;
+        let mut uses = std::mem::take(&mut self.op.uses);
+        for one in uses.drain(..) {
+            self.offer(one.storage);
+        }
+        self.op.uses = uses;
+    }
+
+    fn adopt(&mut self, begin: &OpBegin<'_>) {
+        self.op.outputs = begin.needs.0;
+        self.op.expected = 0;
+        for &one in begin.uses {
+            let known = self.storages.get_mut(one.storage.0 as usize).and_then(Option::as_mut);
+            let Some(storage) = known.filter(|storage| !storage.dead) else {
+                self.stats.unknown_uses += 1;
+                continue;
+            };
+            if storage.used_by == self.op.serial {
+                self.op.uses[storage.use_slot as usize].modifies |= one.modifies;
+                continue;
+            }
+            storage.used_by = self.op.serial;
+            storage.use_slot = self.op.uses.len() as u32;
+            self.op.uses.push(one);
+        }
+    }
+
+    /// The schedule's time goes on to this op, and the moves begin that start by then.
+    fn follow_to(&mut self, index: OpIndex) {
+        let reason = self.follow.as_mut().and_then(|follow| follow.op_begins(index));
+        self.lose_sync(reason);
+        let Some(follow) = self.follow.as_ref().filter(|follow| follow.in_sync()) else { return };
+        self.op.expected = follow.schedule.needs(index).0;
+        while let Some(row) = self.follow.as_mut().and_then(Follow::next_started) {
+            let Some(follow) = &mut self.follow else { return };
+            if row.action == Move::Prefetch {
+                let due = Due { storage: row.storage, cautious: false };
+                follow.put_off(follow.deadline(&row), due);
+            } else if let Some(id) = follow.bound(row.storage) {
+                self.evict_as_planned(id, row.target);
+            }
+        }
+    }
+
+    fn evict_as_planned(&mut self, id: StorageId, target: Target) {
+        let Some(storage) = self.get(id) else { return };
+        let fetching = matches!(storage.place, Place::Moving(flight) if flight.kind == Kind::Fetch);
+        let used = storage.used_by == self.op.serial;
+        if storage.may_leave() && !used && !fetching {
+            self.stats.evictions_planned += 1;
+            self.leave(id, target);
+        }
+    }
+
+    fn advance_op(&mut self) -> Progress {
+        if let Some(failure) = self.op.failure.take() {
+            self.abandon();
+            return Progress::Failed(Box::new(failure));
+        }
+        if let Some(failed) = self.failed() {
+            return failed;
+        }
+        let limit = self.limit().0;
+        loop {
+            let lacks = self.look_at_uses();
+            let outputs = self.op.outputs.max(self.op.expected);
+            let wanted = self.sums.committed.saturating_add(outputs);
+            if !lacks.transfers && lacks.bytes == 0 && wanted <= limit {
+                return self.grant(outputs);
+            }
+            if let Some(refusal) = self.refusal(outputs) {
+                if outputs > self.op.outputs {
+                    // A schedule may be wrong; it never refuses an op that would fit.
+                    self.op.expected = 0;
+                    continue;
+                }
+                self.stats.refusals += 1;
+                self.abandon();
+                return Progress::Refused(refusal);
+            }
+            let left = self.fetch_uses();
+            let committed = self.sums.committed;
+            let wanted = committed.saturating_add(left).saturating_add(outputs);
+            let shortage = wanted.saturating_sub(limit);
+            self.make_room(shortage);
+            if self.sums.committed < committed {
+                continue;
+            }
+            if shortage == 0 {
+                self.op.reserve = outputs;
+                self.pump();
+            }
+            return Progress::Waiting;
+        }
+    }
+
+    /// Finds what the op lacks, and turns transfers on what it uses to its side: a storage that is
+    /// on its way out stays, at once if the op only reads it; a fetch hurries.
+    fn look_at_uses(&mut self) -> Lacks {
+        let mut lacks = Lacks { transfers: false, bytes: 0 };
+        for index in 0..self.op.uses.len() {
+            let Use { storage: id, modifies } = self.op.uses[index];
+            let Some(storage) = self.alive(id) else { continue };
+            let flight = match storage.place {
+                Place::Resident => continue,
+                Place::Out => {
+                    lacks.bytes = lacks.bytes.saturating_add(storage.size);
+                    continue;
+                }
+                Place::Moving(flight) => flight,
+            };
+            if flight.leaving {
+                self.change_flight(id, |flight| flight.leaving = false);
+            }
+            if flight.kind == Kind::Fetch {
+                lacks.transfers = true;
+                self.expedite(id);
+            } else if modifies {
+                self.cancel(id);
+                let stopped = self.get(id).is_some_and(|one| matches!(one.place, Place::Resident));
+                lacks.transfers |= !stopped;
+            } else if flight.leaving {
+                self.stats.kept_by_reader += 1;
+            }
+        }
+        lacks
+    }
+
+    fn expedite(&mut self, id: StorageId) {
+        let Some(Place::Moving(flight)) = self.get(id).map(|storage| storage.place) else { return };
+        if flight.urgent {
+            return;
+        }
+        self.change_flight(id, |flight| flight.urgent = true);
+        self.stats.fetches_late += 1;
+        if !flight.cancelled {
+            self.actions.push(Action::Expedite { transfer: flight.transfer });
+        }
+    }
+
+    /// Begins to fetch what the op uses as far as there is room; answers how many bytes are left.
+    fn fetch_uses(&mut self) -> u64 {
+        let mut left: u64 = 0;
+        for index in 0..self.op.uses.len() {
+            let id = self.op.uses[index].storage;
+            let Some(storage) = self.alive(id) else { continue };
+            if !matches!(storage.place, Place::Out) {
+                continue;
+            }
+            let size = storage.size;
+            if self.sums.committed.saturating_add(size) <= self.limit().0 {
+                self.begin_fetch(id, Urgency::Urgent);
+            } else {
+                left = left.saturating_add(size);
+            }
+        }
+        left
+    }
+
+    /// The op may run: copies of what it modifies are out of date from now on.
+    fn grant(&mut self, outputs: u64) -> Progress {
+        self.pending = Pending::Nothing;
+        self.grants += 1;
+        let now = self.follow.as_ref().map_or(0, Follow::now);
+        for index in 0..self.op.uses.len() {
+            let Use { storage: id, modifies } = self.op.uses[index];
+            if let Some(storage) = &mut self.storages[id.0 as usize] {
+                storage.last_use = self.grants;
+                storage.last_op = now;
+            }
+            if modifies {
+                self.forget(id);
+            }
+        }
+        self.op.reserve = outputs;
+        self.pump();
+        self.keep_headroom();
+        Progress::Ready
+    }
+
+    fn advance_settle(&mut self) -> Progress {
+        if let Some(failed) = self.failed() {
+            return failed;
+        }
+        let limit = self.limit().0;
+        if self.sums.committed > limit
+            && let Some(refusal) = self.refusal(0)
+        {
+            self.pending = Pending::Nothing;
+            self.stats.refusals += 1;
+            return Progress::Refused(refusal);
+        }
+        self.make_room(self.sums.committed.saturating_sub(limit));
+        if self.sums.committed > limit {
+            return Progress::Waiting;
+        }
+        self.pending = Pending::Nothing;
+        self.pump();
+        self.keep_headroom();
+        Progress::Ready
+    }
+
+    fn advance_evict(&mut self, id: StorageId) -> Progress {
+        if let Some(failed) = self.failed() {
+            return failed;
+        }
+        if self.alive(id).is_some_and(|storage| matches!(storage.place, Place::Moving(_))) {
+            return Progress::Waiting;
+        }
+        self.pending = Pending::Nothing;
+        Progress::Ready
+    }
+
+    /// Reports a failed write, which ends whatever waits.
+    fn failed(&mut self) -> Option<Progress> {
+        let failure = self.failure.take()?;
+        if self.pending == Pending::Op {
+            self.abandon();
+        }
+        self.pending = Pending::Nothing;
+        Some(Progress::Failed(Box::new(failure)))
+    }
+}

@@ -1,0 +1,77 @@
+//! What the machine can be asked. Nothing here changes a decision.
+
+use super::machine::Residency;
+use super::stats::Stats;
+use super::storage::Storage;
+use super::types::{State, StorageId};
+use crate::units::Bytes;
+
+impl Residency {
+    /// All memory there may be.
+    pub fn budget(&self) -> Bytes {
+        self.config.budget
+    }
+
+    /// The part of the budget that storages may take: all but staging.
+    pub fn limit(&self) -> Bytes {
+        Bytes(self.config.budget.0.saturating_sub(self.config.staging.0))
+    }
+
+    /// Memory that storages and transfers on them take now.
+    pub fn committed(&self) -> Bytes {
+        Bytes(self.sums.committed)
+    }
+
+    /// The part of it that holds storages' bytes: all but what is being filled.
+    pub fn resident(&self) -> Bytes {
+        Bytes(self.sums.committed - self.sums.fetching)
+    }
+
+    /// The part of it that goes when transfers in flight complete.
+    pub fn departing(&self) -> Bytes {
+        Bytes(self.sums.departing)
+    }
+
+    /// Bytes that are only in the log.
+    pub fn evicted(&self) -> Bytes {
+        Bytes(self.sums.evicted)
+    }
+
+    /// The most that was ever committed, or since [`Self::reset_peak`].
+    pub fn peak(&self) -> Bytes {
+        Bytes(self.peak)
+    }
+
+    /// Measures the peak anew from now on.
+    pub fn reset_peak(&mut self) {
+        self.peak = self.sums.committed;
+    }
+
+    /// What was counted so far.
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// How many transfers are in flight.
+    pub fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// Where a storage is; `None` if it is not known or died.
+    pub fn state(&self, id: StorageId) -> Option<State> {
+        self.alive(id).map(Storage::state)
+    }
+
+    /// Whether this number is taken, if only by a storage that died with a transfer in flight.
+    pub fn knows(&self, id: StorageId) -> bool {
+        self.get(id).is_some()
+    }
+
+    /// Every storage that is alive, by number, with its size.
+    pub fn storages(&self) -> impl Iterator<Item = (StorageId, Bytes, State)> + '_ {
+        self.storages.iter().enumerate().filter_map(|(index, storage)| {
+            let storage = storage.as_ref().filter(|storage| !storage.dead)?;
+            Some((StorageId(index as u32), Bytes(storage.size), storage.state()))
+        })
+    }
+}

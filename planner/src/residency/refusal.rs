@@ -1,0 +1,61 @@
+//! Why something does not fit: the figures that a person needs to choose another budget.
+
+use super::types::StorageId;
+use crate::units::Bytes;
+use std::fmt;
+
+/// How many storages a refusal names.
+pub const CONTRIBUTORS_MAX: usize = 8;
+
+/// A storage that must be in memory, and its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Contributor {
+    /// Which one.
+    pub storage: StorageId,
+    /// Its size.
+    pub size: Bytes,
+    /// Whether the op uses it; otherwise it is here because it cannot leave.
+    pub used: bool,
+}
+
+/// More must be in memory at once than the budget allows, whatever is evicted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// All memory there may be.
+    pub budget: Bytes,
+    /// What must be there at once: the sum of the next five.
+    pub smallest_budget: Bytes,
+    /// The staging ring.
+    pub staging: Bytes,
+    /// Storages that the op uses and that could leave otherwise.
+    pub uses: Bytes,
+    /// The op's outputs.
+    pub outputs: Bytes,
+    /// Storages that are pinned or cannot move.
+    pub unmovable: Bytes,
+    /// Storages whose last write failed, so that only memory has them.
+    pub unwritable: Bytes,
+    /// The largest of these storages, largest first.
+    pub largest: Vec<Contributor>,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            out,
+            "{} must be in memory at once, but the budget is {}: {} that the op uses, {} of \
+             outputs, {} pinned or not movable",
+            self.smallest_budget, self.budget, self.uses, self.outputs, self.unmovable
+        )?;
+        if self.unwritable.0 > 0 {
+            write!(out, ", {} whose write failed", self.unwritable)?;
+        }
+        write!(out, ", {} of staging; largest:", self.staging)?;
+        for contributor in &self.largest {
+            write!(out, " {} ({})", contributor.storage, contributor.size)?;
+        }
+        write!(out, "; the smallest budget that would do is {} bytes", self.smallest_budget.0)
+    }
+}
+
+impl std::error::Error for Refusal {}

@@ -1,0 +1,192 @@
+//! Making room: who leaves, what is kept free, which prefetch may begin.
+
+use super::machine::Residency;
+use super::refusal::{CONTRIBUTORS_MAX, Contributor, Refusal};
+use super::storage::{Kind, Place, Storage};
+use super::types::{StorageId, Urgency};
+use super::victims::Priority;
+use crate::plan::Target;
+use crate::units::Bytes;
+
+impl Residency {
+    /// Storages leave until `shortage` bytes of memory are on their way out, or none is left that
+    /// may leave.
+    pub(super) fn make_room(&mut self, shortage: u64) {
+        let goal = self.sums.committed.saturating_sub(shortage);
+        // What goes on the spot (a fetch that nobody took yet) leaves `committed` instead of
+        // joining `departing`: what remains is the same.
+        while self.sums.committed - self.sums.departing > goal {
+            let Some(victim) = self.next_victim() else { return };
+            self.leave(victim, Target::Ssd);
+        }
+    }
+
+    /// Keeps memory free ahead of need, so that evictions run while ops compute.
+    pub(super) fn keep_headroom(&mut self) {
+        let headroom =
+            if self.in_sync() { self.config.planned_headroom.0 } else { self.config.headroom.0 };
+        if headroom == 0 {
+            return;
+        }
+        let wanted = self.sums.committed.saturating_add(self.op.reserve).saturating_add(headroom);
+        let shortage = wanted.saturating_sub(self.limit().0);
+        if shortage > 0 {
+            self.make_room(shortage);
+        }
+    }
+
+    /// Begins the prefetches that are due, earliest deadline first, as far as there is room that
+    /// nobody else was promised.
+    pub(super) fn pump(&mut self) {
+        while let Some(follow) = self.follow.as_mut().filter(|follow| follow.has_due()) {
+            let Some((_, due)) = follow.first_due() else { return };
+            let bound = follow.bound(due.storage);
+            let ahead = if due.cautious { follow.needs_ahead() } else { 0 };
+            let place =
+                bound.and_then(|id| Some((id, self.alive(id)?.place, self.alive(id)?.size)));
+            match place {
+                Some((id, Place::Out, size)) => {
+                    let promised = self.op.reserve.max(ahead);
+                    let taken = self.sums.committed.saturating_add(promised);
+                    if taken.saturating_add(size) > self.limit().0 {
+                        return;
+                    }
+                    self.begin_fetch(id, Urgency::Ahead);
+                }
+                // Still on its way out: it need not go.
+                Some((id, Place::Moving(flight), _)) if flight.kind != Kind::Fetch => {
+                    self.change_flight(id, |flight| flight.leaving = false);
+                    self.offer(id);
+                }
+                Some((_, Place::Moving(_) | Place::Resident, _)) | None => {}
+            }
+            if let Some(follow) = &mut self.follow {
+                follow.drop_first_due();
+            }
+        }
+    }
+
+    /// Puts a storage that may leave where it belongs in the queue of victims.
+    pub(super) fn offer(&mut self, id: StorageId) {
+        let Some(storage) = self.get(id) else { return };
+        if !storage.may_leave() || storage.used_by == self.op.serial {
+            return;
+        }
+        let priority = self.priority(storage);
+        if storage.queued >= priority {
+            return;
+        }
+        self.queue(id, priority);
+        if self.victims.is_overgrown(self.known()) {
+            self.requeue();
+        }
+    }
+
+    /// Queues all storages anew: their priorities mean something else now.
+    pub(super) fn requeue(&mut self) {
+        let mut entries = Vec::with_capacity(self.known());
+        for index in 0..self.storages.len() {
+            let Some(storage) = &self.storages[index] else { continue };
+            let listed = storage.may_leave() && storage.used_by != self.op.serial;
+            let priority = if listed { self.priority(storage) } else { 0 };
+            if listed {
+                entries.push((priority, index as u32));
+            }
+            if let Some(storage) = &mut self.storages[index] {
+                storage.queued = priority;
+            }
+        }
+        self.victims.rebuild(entries.into_iter());
+    }
+
+    /// How good a victim a storage is. Without a schedule the least recently used is best, with one
+    /// that whose next use is furthest; among equals one with a valid copy, which costs no write.
+    fn priority(&self, storage: &Storage) -> Priority {
+        const NEVER: u64 = u64::MAX >> 1;
+        let order = match self.follow.as_ref().filter(|follow| follow.in_sync()) {
+            None => NEVER - storage.last_use,
+            Some(follow) => match storage.plan {
+                Some((plan, birth)) => {
+                    follow.schedule.next_use(plan, birth, follow.now()).unwrap_or(NEVER)
+                }
+                // Not in the schedule: taken to be half an iteration away.
+                None => storage.last_op + u64::from(follow.schedule.ops() / 2) + 1,
+            },
+        };
+        (order << 1) | u64::from(storage.copy)
+    }
+
+    fn queue(&mut self, id: StorageId, priority: Priority) {
+        if let Some(storage) = &mut self.storages[id.0 as usize] {
+            storage.queued = priority;
+            self.victims.push(priority, id.0);
+        }
+    }
+
+    fn next_victim(&mut self) -> Option<StorageId> {
+        loop {
+            let (priority, index) = self.victims.pop()?;
+            let Some(storage) = &mut self.storages[index as usize] else { continue };
+            if storage.queued != priority {
+                continue;
+            }
+            storage.queued = 0;
+            if !storage.may_leave() || storage.used_by == self.op.serial {
+                continue;
+            }
+            let id = StorageId(index);
+            let current = self.storages[index as usize].as_ref().map(|one| self.priority(one))?;
+            if current >= priority {
+                return Some(id);
+            }
+            self.queue(id, current);
+        }
+    }
+
+    /// Whether what the current op uses, `outputs`, and what cannot leave fit at once; if not, why.
+    pub(super) fn refusal(&self, outputs: u64) -> Option<Box<Refusal>> {
+        let uses: u64 = self.uses_that_could_leave().map(|(_, size)| size).sum();
+        let needed = self.sums.fixed.saturating_add(uses).saturating_add(outputs);
+        if needed <= self.limit().0 {
+            return None;
+        }
+        let mut largest: Vec<Contributor> = self
+            .uses_that_could_leave()
+            .map(|(storage, size)| Contributor { storage, size: Bytes(size), used: true })
+            .collect();
+        let mut unwritable = 0;
+        for (index, storage) in self.storages.iter().enumerate() {
+            let Some(storage) = storage else { continue };
+            let size = storage.sums().fixed;
+            if size == 0 {
+                continue;
+            }
+            if storage.unwritable && storage.pins == 0 && storage.movable {
+                unwritable += size;
+            }
+            let by_op = storage.used_by == self.op.serial;
+            let storage = StorageId(index as u32);
+            largest.push(Contributor { storage, size: Bytes(size), used: by_op });
+        }
+        largest.sort_by_key(|one| (std::cmp::Reverse(one.size), one.storage));
+        largest.truncate(CONTRIBUTORS_MAX);
+        Some(Box::new(Refusal {
+            budget: self.config.budget,
+            smallest_budget: Bytes(needed.saturating_add(self.config.staging.0)),
+            staging: self.config.staging,
+            uses: Bytes(uses),
+            outputs: Bytes(outputs),
+            unmovable: Bytes(self.sums.fixed - unwritable),
+            unwritable: Bytes(unwritable),
+            largest,
+        }))
+    }
+
+    /// What the current op uses, apart from what is counted as fixed already.
+    fn uses_that_could_leave(&self) -> impl Iterator<Item = (StorageId, u64)> + '_ {
+        self.op.uses.iter().filter_map(|one| {
+            let storage = self.alive(one.storage)?;
+            (storage.sums().fixed == 0).then_some((one.storage, storage.size))
+        })
+    }
+}

@@ -1,0 +1,162 @@
+//! One storage as the machine sees it, and the sums over all storages that decide whether there
+//! is room.
+
+use super::types::{State, TransferId};
+use crate::plan::Target;
+use crate::trace::PlanStorage;
+
+/// What a transfer does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Write,
+    Verify,
+    Fetch,
+}
+
+/// A transfer in flight.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "independent facts, each with its own event")]
+pub(super) struct Flight {
+    pub(super) transfer: TransferId,
+    pub(super) kind: Kind,
+    /// Fetches only: an op waits for it.
+    pub(super) urgent: bool,
+    /// It was asked to stop.
+    pub(super) cancelled: bool,
+    /// Whether the memory is to go when it completes. A reader takes this back without stopping
+    /// the transfer.
+    pub(super) leaving: bool,
+    /// The memory changed since it began: what it copies is worthless.
+    pub(super) stale: bool,
+    /// The batch of actions that it began in.
+    pub(super) batch: u64,
+}
+
+/// Where the bytes are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    Resident,
+    Out,
+    Moving(Flight),
+}
+
+#[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "independent facts, each with its own event")]
+pub(super) struct Storage {
+    pub(super) size: u64,
+    pub(super) place: Place,
+    /// The log holds a valid copy.
+    pub(super) copy: bool,
+    /// It was written to the log at least once.
+    pub(super) written: bool,
+    /// Where that copy is.
+    pub(super) target: Target,
+    pub(super) movable: bool,
+    pub(super) pins: u32,
+    /// Its last write failed; not tried again before a retry.
+    pub(super) unwritable: bool,
+    /// It died while a transfer was in flight; known until that completes.
+    pub(super) dead: bool,
+    /// The op that uses it, by serial number: protected while that is the current one.
+    pub(super) used_by: u64,
+    /// Where it stands in that op's list of uses.
+    pub(super) use_slot: u32,
+    /// When it was last used: in grants, and in ops of the schedule's time.
+    pub(super) last_use: u64,
+    pub(super) last_op: u64,
+    /// Which storage of the schedule it is, and the time of op 0 of the step of its birth.
+    pub(super) plan: Option<(PlanStorage, u64)>,
+    /// The priority under which the victim queue knows it; 0 if it does not.
+    pub(super) queued: u64,
+    /// The batch of actions that released its memory last.
+    pub(super) released_in: u64,
+}
+
+/// What one storage adds to the sums, or the sums themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sums {
+    /// Memory that is taken.
+    pub(super) committed: u64,
+    /// The part of it that goes when transfers in flight complete.
+    pub(super) departing: u64,
+    /// The part of it that cannot go: pinned, not movable, not writable.
+    pub(super) fixed: u64,
+    /// The part of it that is being filled.
+    pub(super) fetching: u64,
+    /// Bytes that only the log has.
+    pub(super) evicted: u64,
+}
+
+impl Storage {
+    pub(super) fn born(size: u64, movable: bool) -> Self {
+        Self {
+            size,
+            place: Place::Resident,
+            copy: false,
+            written: false,
+            target: Target::Ssd,
+            movable,
+            pins: 0,
+            unwritable: false,
+            dead: false,
+            used_by: 0,
+            use_slot: 0,
+            last_use: 0,
+            last_op: 0,
+            plan: None,
+            queued: 0,
+            released_in: 0,
+        }
+    }
+
+    pub(super) fn sums(&self) -> Sums {
+        let (has_memory, leaves) = match self.place {
+            Place::Resident => (true, false),
+            Place::Out => (false, false),
+            Place::Moving(flight) => (true, self.dead || flight.leaving),
+        };
+        let count = |holds: bool| if holds { self.size } else { 0 };
+        Sums {
+            committed: count(has_memory),
+            departing: count(has_memory && leaves),
+            fixed: count(has_memory && !leaves && self.stays()),
+            fetching: count(self.state() == State::Fetching),
+            evicted: count(!has_memory),
+        }
+    }
+
+    /// Whether nothing can make it leave.
+    pub(super) fn stays(&self) -> bool {
+        !self.movable || self.pins > 0 || self.unwritable
+    }
+
+    /// Whether its memory could be asked to leave, protection by an op apart.
+    pub(super) fn may_leave(&self) -> bool {
+        let here = match self.place {
+            Place::Resident => true,
+            Place::Out => false,
+            Place::Moving(flight) => !flight.leaving,
+        };
+        here && !self.dead && self.size > 0 && !self.stays()
+    }
+
+    pub(super) fn state(&self) -> State {
+        match self.place {
+            Place::Resident => State::Resident { clean: self.copy },
+            Place::Out => State::Evicted,
+            Place::Moving(Flight { kind: Kind::Fetch, .. }) => State::Fetching,
+            Place::Moving(_) => State::Evicting,
+        }
+    }
+}
+
+impl Sums {
+    /// Replaces what a storage added `before` by what it adds now.
+    pub(super) fn exchange(&mut self, before: Self, now: Self) {
+        self.committed = self.committed - before.committed + now.committed;
+        self.departing = self.departing - before.departing + now.departing;
+        self.fixed = self.fixed - before.fixed + now.fixed;
+        self.fetching = self.fetching - before.fetching + now.fetching;
+        self.evicted = self.evicted - before.evicted + now.evicted;
+    }
+}

@@ -1,0 +1,403 @@
+//! Case by case, without a schedule.
+
+use super::*;
+use crate::plan::Target;
+
+fn evict(storage: u32, transfer: u64, copy: CopyKind) -> Action {
+    let transfer = TransferId(transfer);
+    Action::Evict { storage: id(storage), transfer, copy, target: Target::Ssd }
+}
+
+fn fetch(storage: u32, transfer: u64) -> Action {
+    let transfer = TransferId(transfer);
+    Action::Fetch { storage: id(storage), transfer, urgency: Urgency::Urgent }
+}
+
+fn failed(message: &str) -> Outcome {
+    Outcome::Failed(FailureInfo { message: message.to_owned() })
+}
+
+/// Storages of 10 bytes each, the first one out, in a machine with room for two.
+fn first_one_out(clean: bool) -> Residency {
+    let mut machine = machine(20);
+    populate(&mut machine, &[10, 10]);
+    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    perform(&mut machine);
+    if clean {
+        assert_eq!(begin(&mut machine, &[reads(0)], 0), Progress::Waiting);
+        perform(&mut machine);
+        assert_eq!(machine.resume(), Progress::Ready);
+        machine.op_end();
+    }
+    machine
+}
+
+#[test]
+fn an_op_with_everything_at_hand_needs_nothing() {
+    let mut machine = machine(30);
+    populate(&mut machine, &[10, 10]);
+    assert_eq!(begin(&mut machine, &[reads(0), writes(1)], 10), Progress::Ready);
+    assert_eq!(actions(&mut machine), []);
+}
+
+#[test]
+fn the_least_recently_used_makes_room_and_comes_back_when_touched() {
+    let mut machine = machine(30);
+    populate(&mut machine, &[10, 10, 10]);
+    for storage in [1, 0, 2] {
+        assert_eq!(begin(&mut machine, &[reads(storage)], 0), Progress::Ready);
+        machine.op_end();
+    }
+    assert_eq!(begin(&mut machine, &[reads(2)], 10), Progress::Waiting);
+    assert_eq!(actions(&mut machine), [evict(1, 0, CopyKind::Write)]);
+    assert_eq!(machine.committed(), Bytes(30));
+    machine.completed(TransferId(0), Outcome::Done);
+    assert_eq!(machine.resume(), Progress::Ready);
+    assert_eq!(actions(&mut machine), [Action::Release { storage: id(1) }]);
+    assert_eq!(machine.committed(), Bytes(20));
+    machine.op_end();
+    assert_eq!(begin(&mut machine, &[reads(1)], 0), Progress::Waiting);
+    assert_eq!(actions(&mut machine), [fetch(1, 1)]);
+    assert_eq!(machine.committed(), Bytes(30));
+    machine.completed(TransferId(1), Outcome::Done);
+    assert_eq!(machine.resume(), Progress::Ready);
+    assert_eq!(machine.stats().stalls, 2);
+}
+
+#[test]
+fn a_clean_storage_is_checked_and_not_written_again() {
+    let mut machine = first_one_out(true);
+    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    assert_eq!(actions(&mut machine), [evict(0, 2, CopyKind::Verify)]);
+    machine.completed(TransferId(2), Outcome::Matched);
+    assert_eq!(machine.resume(), Progress::Ready);
+    assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
+    assert_eq!(machine.stats().verify_hits, 1);
+    assert_eq!(machine.stats().bytes_written, Bytes(10));
+}
+
+#[test]
+fn a_check_that_differs_turns_into_a_write() {
+    let mut machine = first_one_out(true);
+    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    actions(&mut machine);
+    machine.completed(TransferId(2), Outcome::Differs);
+    assert_eq!(machine.resume(), Progress::Waiting);
+    let expected = [Action::Forget { storage: id(0) }, evict(0, 3, CopyKind::Write)];
+    assert_eq!(actions(&mut machine), expected);
+    machine.completed(TransferId(3), Outcome::Done);
+    assert_eq!(machine.state(id(0)), Some(State::Evicted));
+}
+
+#[test]
+fn a_reader_takes_what_is_being_evicted_without_waiting() {
+    let mut machine = machine(20);
+    populate(&mut machine, &[10, 10]);
+    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    actions(&mut machine);
+    assert_eq!(begin(&mut machine, &[reads(0)], 0), Progress::Ready);
+    machine.op_end();
+    machine.completed(TransferId(0), Outcome::Done);
+    assert_eq!(machine.state(id(0)), Some(State::Resident { clean: true }));
+    assert_eq!(actions(&mut machine), []);
+    assert_eq!(machine.stats().kept_by_reader, 1);
+}
+
+#[test]
+fn what_a_reader_kept_leaves_with_the_same_transfer_when_room_is_short() {
+    let mut machine = machine(20);
+    populate(&mut machine, &[10, 10]);
+    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    actions(&mut machine);
+    assert_eq!(begin(&mut machine, &[reads(0)], 0), Progress::Ready);
+    machine.op_end();
+    assert_eq!(begin(&mut machine, &[reads(1)], 10), Progress::Waiting);
+    assert_eq!(actions(&mut machine), []);
+    machine.completed(TransferId(0), Outcome::Done);
+    assert_eq!(machine.resume(), Progress::Ready);
+    assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
+}
+
+#[test]
+fn a_writer_waits_until_nothing_copies_its_storage() {
+    for outcome in [Outcome::Cancelled, Outcome::Done] {
+        let mut machine = machine(20);
+        populate(&mut machine, &[10, 10]);
+        assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+        actions(&mut machine);
+        assert_eq!(begin(&mut machine, &[writes(0)], 0), Progress::Waiting);
+        assert_eq!(actions(&mut machine), [Action::Cancel { transfer: TransferId(0) }]);
+        assert_eq!(machine.resume(), Progress::Waiting);
+        assert_eq!(actions(&mut machine), []);
+        machine.completed(TransferId(0), outcome.clone());
+        assert_eq!(machine.resume(), Progress::Ready);
+        // If it was too late to cancel, the log has a copy of what the op is about to change.
+        let copied = outcome == Outcome::Done;
+        let expected: &[Action] = if copied { &[Action::Forget { storage: id(0) }] } else { &[] };
+        assert_eq!(actions(&mut machine), expected);
+        assert_eq!(machine.state(id(0)), Some(State::Resident { clean: false }));
+    }
+}
+
+#[test]
+fn a_write_makes_the_copy_obsolete() {
+    let mut machine = first_one_out(true);
+    assert_eq!(begin(&mut machine, &[reads(0), writes(0)], 0), Progress::Ready);
+    assert_eq!(actions(&mut machine), [Action::Forget { storage: id(0) }]);
+}
+
+#[test]
+fn a_change_behind_an_eviction_is_not_taken_for_a_copy() {
+    let mut machine = machine(20);
+    populate(&mut machine, &[10, 10]);
+    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    actions(&mut machine);
+    assert_eq!(machine.modified(id(0)), Ok(()));
+    assert_eq!(actions(&mut machine), [Action::Cancel { transfer: TransferId(0) }]);
+    machine.completed(TransferId(0), Outcome::Done);
+    assert_eq!(actions(&mut machine), [Action::Forget { storage: id(0) }]);
+    assert_eq!(machine.state(id(0)), Some(State::Resident { clean: false }));
+}
+
+#[test]
+fn what_is_out_cannot_have_changed() {
+    let mut machine = first_one_out(false);
+    assert_eq!(machine.modified(id(0)), Err(Misuse::NotResident(id(0))));
+    assert_eq!(machine.resized(id(0), Bytes(4)), Err(Misuse::NotResident(id(0))));
+    assert_eq!(machine.modified(id(9)), Err(Misuse::Unknown(id(9))));
+    assert_eq!(machine.state(id(0)), Some(State::Evicted));
+}
+
+#[test]
+fn a_death_in_flight_counts_until_the_transfer_ends() {
+    for outcome in [Outcome::Cancelled, Outcome::Done, failed("gone")] {
+        let mut machine = machine(20);
+        populate(&mut machine, &[10, 10]);
+        assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+        actions(&mut machine);
+        machine.died(id(0));
+        machine.died(id(0));
+        assert_eq!(actions(&mut machine), [Action::Cancel { transfer: TransferId(0) }]);
+        assert_eq!((machine.state(id(0)), machine.knows(id(0))), (None, true));
+        assert_eq!(machine.committed(), Bytes(20));
+        machine.completed(TransferId(0), outcome.clone());
+        assert_eq!(machine.committed(), Bytes(10));
+        let copied = outcome == Outcome::Done;
+        let expected: &[Action] = if copied { &[Action::Forget { storage: id(0) }] } else { &[] };
+        assert_eq!(actions(&mut machine), expected);
+        assert!(!machine.knows(id(0)));
+        assert_eq!(machine.resume(), Progress::Ready);
+    }
+}
+
+#[test]
+fn a_death_before_the_transfer_was_taken_withdraws_it() {
+    let mut machine = machine(20);
+    populate(&mut machine, &[10, 10]);
+    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    machine.died(id(0));
+    assert_eq!(actions(&mut machine), []);
+    assert_eq!((machine.in_flight(), machine.committed()), (0, Bytes(10)));
+}
+
+#[test]
+fn a_death_leaves_nobody_to_release_and_no_copy() {
+    let mut machine = machine(20);
+    populate(&mut machine, &[10, 10]);
+    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    actions(&mut machine);
+    machine.completed(TransferId(0), Outcome::Done);
+    machine.died(id(0));
+    assert_eq!(actions(&mut machine), [Action::Forget { storage: id(0) }]);
+}
+
+#[test]
+fn a_failed_write_keeps_the_memory_is_told_once_and_not_tried_again_before_a_retry() {
+    let mut machine = machine(20);
+    populate(&mut machine, &[10, 10]);
+    assert_eq!(begin(&mut machine, &[reads(1)], 10), Progress::Waiting);
+    actions(&mut machine);
+    machine.completed(TransferId(0), failed("no space"));
+    let Progress::Failed(failure) = machine.resume() else { panic!("not reported") };
+    assert_eq!((failure.storage, failure.direction), (id(0), Direction::Out));
+    assert!(failure.to_string().contains("no space"), "{failure}");
+    assert_eq!(machine.state(id(0)), Some(State::Resident { clean: false }));
+    let Progress::Refused(refusal) = begin(&mut machine, &[reads(1)], 10) else {
+        panic!("a storage that cannot be written was chosen again")
+    };
+    assert_eq!((refusal.unwritable, refusal.unmovable), (Bytes(10), Bytes(0)));
+    assert_eq!(actions(&mut machine), []);
+    machine.step_begin();
+    assert_eq!(begin(&mut machine, &[reads(1)], 10), Progress::Waiting);
+    assert_eq!(begun(&actions(&mut machine)), [TransferId(1)]);
+}
+
+#[test]
+fn a_failed_fetch_is_told_at_every_touch_and_costs_no_memory() {
+    let mut machine = first_one_out(false);
+    for transfer in 1..4 {
+        assert_eq!(begin(&mut machine, &[reads(0)], 0), Progress::Waiting);
+        assert_eq!(actions(&mut machine), [fetch(0, transfer)]);
+        machine.completed(TransferId(transfer), failed("bad block"));
+        let Progress::Failed(failure) = machine.resume() else { panic!("not reported") };
+        assert_eq!((failure.storage, failure.direction), (id(0), Direction::Back));
+        assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
+        assert_eq!(machine.committed(), Bytes(10));
+    }
+    assert_eq!(begin(&mut machine, &[reads(1)], 0), Progress::Ready);
+}
+
+#[test]
+fn a_completion_told_twice_changes_nothing() {
+    let mut machine = first_one_out(true);
+    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    actions(&mut machine);
+    assert!(machine.completed(TransferId(2), Outcome::Matched));
+    assert!(!machine.completed(TransferId(2), Outcome::Matched));
+    assert!(!machine.completed(TransferId(77), Outcome::Done));
+    assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
+}
+
+#[test]
+fn an_eviction_that_the_executor_gave_up_is_a_failure_and_not_begun_for_ever() {
+    let mut machine = machine(20);
+    populate(&mut machine, &[10, 10]);
+    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    actions(&mut machine);
+    machine.completed(TransferId(0), Outcome::Cancelled);
+    assert!(matches!(machine.resume(), Progress::Failed(_)));
+    assert_eq!(machine.in_flight(), 0);
+}
+
+#[test]
+fn a_refusal_says_what_would_do() {
+    let mut machine = machine(40);
+    populate(&mut machine, &[10, 10, 10]);
+    machine.born(id(3), Bytes(5), Attributes { movable: false, birth: None });
+    machine.pin(id(0));
+    let Progress::Refused(refusal) = begin(&mut machine, &[reads(1), reads(2), reads(1)], 20)
+    else {
+        panic!("it cannot fit")
+    };
+    assert_eq!(refusal.smallest_budget, Bytes(7 + 15 + 20 + 20));
+    let figures = (refusal.staging, refusal.unmovable, refusal.uses, refusal.outputs);
+    assert_eq!(figures, (Bytes(7), Bytes(15), Bytes(20), Bytes(20)));
+    let named: Vec<u32> = refusal.largest.iter().map(|one| one.storage.0).collect();
+    assert_eq!(named, [0, 1, 2, 3]);
+    assert_eq!(actions(&mut machine), [], "nothing moves for an op that cannot run");
+    machine.set_budget(refusal.smallest_budget);
+    assert_eq!(begin(&mut machine, &[reads(1), reads(2)], 20), Progress::Ready);
+}
+
+#[test]
+fn settling_brings_births_within_the_budget() {
+    let mut machine = machine(20);
+    populate(&mut machine, &[10, 10, 10]);
+    assert_eq!(machine.committed(), Bytes(30));
+    assert_eq!(machine.settle(), Progress::Waiting);
+    assert_eq!(actions(&mut machine).len(), 1);
+    machine.completed(TransferId(0), Outcome::Done);
+    assert_eq!(machine.resume(), Progress::Ready);
+    assert_eq!(machine.committed(), Bytes(20));
+    machine.set_budget(Bytes(17));
+    assert_eq!(machine.settle(), Progress::Waiting);
+    perform(&mut machine);
+    assert_eq!((machine.resume(), machine.committed()), (Progress::Ready, Bytes(10)));
+    machine.pin(id(0));
+    machine.pin(id(1));
+    machine.pin(id(2));
+    machine.set_budget(Bytes(8));
+    assert!(matches!(machine.settle(), Progress::Refused(_)));
+}
+
+#[test]
+fn headroom_is_made_while_the_op_runs() {
+    let limit = Bytes(40);
+    let mut machine = Residency::new(Config::new(limit, Bytes(0)));
+    machine.set_headroom(Bytes(10), Bytes(0));
+    populate(&mut machine, &[10, 10, 10, 10]);
+    assert_eq!(begin(&mut machine, &[reads(3)], 0), Progress::Ready);
+    assert_eq!(begun(&actions(&mut machine)).len(), 1);
+    assert_eq!(machine.departing(), Bytes(10));
+    machine.op_end();
+    assert_eq!(begin(&mut machine, &[reads(3)], 0), Progress::Ready);
+    assert_eq!(actions(&mut machine), [], "what is on its way is enough");
+}
+
+#[test]
+fn an_op_that_replaces_one_that_waits_takes_over_its_room() {
+    let mut machine = machine(20);
+    populate(&mut machine, &[10, 10, 10]);
+    assert_eq!(machine.settle(), Progress::Waiting);
+    perform(&mut machine);
+    assert_eq!(machine.resume(), Progress::Ready);
+    let out = (0..3).find(|&storage| machine.state(id(storage)) == Some(State::Evicted));
+    let out = out.expect("one had to leave");
+    let others: Vec<Use> = (0..3).filter(|&storage| storage != out).map(reads).collect();
+    assert_eq!(begin(&mut machine, &[reads(out)], 0), Progress::Waiting);
+    perform(&mut machine);
+    // The first op never came back: the other two are wanted instead.
+    assert_eq!(begin(&mut machine, &others, 0), Progress::Waiting);
+    perform(&mut machine);
+    while machine.resume() == Progress::Waiting {
+        perform(&mut machine);
+    }
+    for one in others {
+        assert!(matches!(machine.state(one.storage), Some(State::Resident { .. })));
+    }
+    assert_eq!(machine.state(id(out)), Some(State::Evicted));
+}
+
+#[test]
+fn pinned_and_used_storages_cannot_be_evicted() {
+    let mut machine = machine(40);
+    populate(&mut machine, &[10, 10]);
+    machine.born(id(2), Bytes(10), Attributes { movable: false, birth: None });
+    machine.pin(id(0));
+    machine.pin(id(0));
+    machine.unpin(id(0));
+    assert_eq!(begin(&mut machine, &[reads(1)], 0), Progress::Ready);
+    assert_eq!(machine.evict(id(0)), Err(EvictError::Pinned(id(0))));
+    assert_eq!(machine.evict(id(1)), Err(EvictError::InUse(id(1))));
+    assert_eq!(machine.evict(id(2)), Err(EvictError::Unmovable(id(2))));
+    assert_eq!(machine.evict(id(3)), Err(EvictError::Unknown(id(3))));
+    machine.unpin(id(0));
+    machine.op_end();
+    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(1)), Ok(Progress::Waiting));
+}
+
+#[test]
+fn a_pin_keeps_what_is_being_evicted() {
+    let mut machine = machine(40);
+    populate(&mut machine, &[10, 10]);
+    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    actions(&mut machine);
+    machine.pin(id(0));
+    machine.completed(TransferId(0), Outcome::Done);
+    assert_eq!(machine.state(id(0)), Some(State::Resident { clean: true }));
+    assert_eq!(machine.resume(), Progress::Ready);
+}
+
+#[test]
+fn a_resize_makes_the_copy_obsolete_and_counts_from_now_on() {
+    let mut machine = first_one_out(true);
+    assert_eq!(machine.resized(id(0), Bytes(10)), Ok(()));
+    assert_eq!(actions(&mut machine), []);
+    assert_eq!(machine.resized(id(0), Bytes(14)), Ok(()));
+    assert_eq!(actions(&mut machine), [Action::Forget { storage: id(0) }]);
+    assert_eq!(machine.committed(), Bytes(24));
+    assert_eq!(machine.settle(), Progress::Waiting);
+}
+
+#[test]
+fn a_birth_told_twice_is_one_birth() {
+    let mut machine = machine(20);
+    assert!(machine.born(id(0), Bytes(10), Attributes::default()));
+    assert!(!machine.born(id(0), Bytes(3), Attributes::default()));
+    assert_eq!(machine.committed(), Bytes(10));
+    machine.died(id(0));
+    machine.died(id(0));
+    assert_eq!(machine.committed(), Bytes(0));
+    assert_eq!(machine.stats().bytes_never_written, Bytes(10));
+}

@@ -1,0 +1,267 @@
+//! Transfers: how they begin, what becomes of a storage when they end.
+
+use super::follow::Due;
+use super::machine::Residency;
+use super::op::Pending;
+use super::storage::{Flight, Kind, Place};
+use super::types::{
+    Action, CopyKind, Direction, FailureInfo, Outcome, StorageId, TransferFailure, TransferId,
+    Urgency,
+};
+use crate::plan::Target;
+use crate::units::Bytes;
+
+/// What is known of the log's copy when an eviction's transfer has ended.
+enum Verdict {
+    /// It is there and equal to memory.
+    Good,
+    /// It is there and differs from memory.
+    Bad,
+    /// Nothing was found out.
+    Open,
+    /// Nothing was found out, because it went wrong.
+    Broken(FailureInfo),
+}
+
+impl Residency {
+    /// A transfer ended: nothing touches its memory any more. `false` if it is not in flight (a
+    /// completion told twice): then nothing changed.
+    ///
+    /// An outcome that the transfer cannot have counts as a failure: a fetch that `Matched`, or
+    /// `Cancelled` where nobody asked for it (it would be begun again without end).
+    pub fn completed(&mut self, transfer: TransferId, outcome: Outcome) -> bool {
+        let Some(id) = self.flights.remove(&transfer) else { return false };
+        let Some(Place::Moving(flight)) = self.get(id).map(|storage| storage.place) else {
+            return false;
+        };
+        if flight.kind == Kind::Fetch {
+            self.fetched(id, flight, outcome);
+        } else {
+            self.copied(id, flight, outcome);
+        }
+        if self.pending == Pending::Nothing {
+            self.pump();
+        }
+        true
+    }
+
+    /// Asks a storage in memory to leave. An eviction that a reader had kept goes on to leave; a
+    /// fetch is given up.
+    pub(super) fn leave(&mut self, id: StorageId, target: Target) {
+        match self.get(id).map(|storage| storage.place) {
+            Some(Place::Resident) => self.begin_eviction(id, target),
+            Some(Place::Moving(flight)) => {
+                self.change_flight(id, |flight| flight.leaving = true);
+                if flight.kind == Kind::Fetch {
+                    self.stats.fetches_yielded += 1;
+                    self.cancel(id);
+                }
+            }
+            Some(Place::Out) | None => {}
+        }
+    }
+
+    fn begin_eviction(&mut self, id: StorageId, target: Target) {
+        let Some(storage) = self.get(id) else { return };
+        let (kind, copy) = if storage.copy {
+            (Kind::Verify, CopyKind::Verify)
+        } else {
+            (Kind::Write, CopyKind::Write)
+        };
+        let target = if storage.copy { storage.target } else { target };
+        let transfer = self.take_off(id, kind, false);
+        self.change(id, |storage| storage.target = target);
+        self.stats.evictions += 1;
+        self.actions.push(Action::Evict { storage: id, transfer, copy, target });
+    }
+
+    /// Begins to bring a storage back. The caller has made sure of the room.
+    pub(super) fn begin_fetch(&mut self, id: StorageId, urgency: Urgency) {
+        let urgent = urgency == Urgency::Urgent;
+        let transfer = self.take_off(id, Kind::Fetch, urgent);
+        let counter = match urgency {
+            Urgency::Urgent => &mut self.stats.fetches_urgent,
+            Urgency::Ahead => &mut self.stats.fetches_ahead,
+        };
+        *counter += 1;
+        self.actions.push(Action::Fetch { storage: id, transfer, urgency });
+        self.offer(id);
+    }
+
+    fn take_off(&mut self, id: StorageId, kind: Kind, urgent: bool) -> TransferId {
+        let transfer = TransferId(self.transfers_begun);
+        self.transfers_begun += 1;
+        self.flights.insert(transfer, id);
+        let leaving = kind != Kind::Fetch;
+        let (cancelled, stale, batch) = (false, false, self.batches);
+        let flight = Flight { transfer, kind, urgent, cancelled, leaving, stale, batch };
+        self.change(id, |storage| storage.place = Place::Moving(flight));
+        transfer
+    }
+
+    /// Asks a storage's transfer to stop. One that nobody took yet is withdrawn on the spot.
+    pub(super) fn cancel(&mut self, id: StorageId) {
+        let Some(Place::Moving(flight)) = self.get(id).map(|storage| storage.place) else { return };
+        if flight.cancelled {
+            return;
+        }
+        let begins = |action: &Action| match *action {
+            Action::Evict { transfer, .. } | Action::Fetch { transfer, .. } => {
+                transfer == flight.transfer
+            }
+            _ => false,
+        };
+        let untaken = flight.batch == self.batches;
+        let Some(at) = untaken.then(|| self.actions.iter().rposition(begins)).flatten() else {
+            self.change_flight(id, |flight| flight.cancelled = true);
+            self.stats.cancels += 1;
+            self.actions.push(Action::Cancel { transfer: flight.transfer });
+            return;
+        };
+        self.actions.remove(at);
+        self.actions.retain(|action| *action != Action::Expedite { transfer: flight.transfer });
+        self.flights.remove(&flight.transfer);
+        if flight.kind == Kind::Fetch {
+            self.change(id, |storage| storage.place = Place::Out);
+            self.back_in_log(id, flight);
+        } else {
+            let withdrawn = Flight { leaving: false, cancelled: true, ..flight };
+            self.copied(id, withdrawn, Outcome::Cancelled);
+        }
+    }
+
+    /// The end of an eviction's transfer.
+    fn copied(&mut self, id: StorageId, flight: Flight, outcome: Outcome) {
+        let bytes = Bytes(self.get(id).map_or(0, |storage| storage.size));
+        let verdict = match (flight.kind, outcome) {
+            (_, Outcome::Cancelled) if flight.cancelled => Verdict::Open,
+            (_, Outcome::Failed(info)) => Verdict::Broken(info),
+            (Kind::Write, Outcome::Done) => {
+                self.stats.bytes_written.0 += bytes.0;
+                self.change(id, |storage| {
+                    storage.copy = true;
+                    storage.written = true;
+                });
+                Verdict::Good
+            }
+            (Kind::Verify, Outcome::Matched) => {
+                self.stats.verify_hits += 1;
+                self.stats.bytes_verified.0 += bytes.0;
+                Verdict::Good
+            }
+            (Kind::Verify, Outcome::Differs) => {
+                self.stats.verify_misses += 1;
+                Verdict::Bad
+            }
+            (_, outcome) => Verdict::Broken(misfit(flight.kind, &outcome)),
+        };
+        self.change(id, |storage| storage.place = Place::Resident);
+        if flight.stale || matches!(verdict, Verdict::Bad) {
+            self.forget(id);
+        }
+        let Some(storage) = self.get(id) else { return };
+        if storage.dead {
+            self.bury(id);
+            return;
+        }
+        let target = storage.target;
+        match verdict {
+            Verdict::Broken(info) => {
+                self.change(id, |storage| storage.unwritable = true);
+                self.unwritable.push(id);
+                self.fail(id, flight.transfer, Direction::Out, info);
+            }
+            Verdict::Good if flight.leaving && !flight.stale => self.release(id),
+            _ if flight.leaving => self.begin_eviction(id, target),
+            _ => self.offer(id),
+        }
+    }
+
+    /// The end of a fetch.
+    fn fetched(&mut self, id: StorageId, flight: Flight, outcome: Outcome) {
+        let arrived = outcome == Outcome::Done;
+        if arrived {
+            let bytes = self.get(id).map_or(0, |storage| storage.size);
+            self.stats.bytes_fetched.0 += bytes;
+        }
+        if self.alive(id).is_none() {
+            self.bury(id);
+        } else if arrived && !flight.leaving {
+            self.change(id, |storage| storage.place = Place::Resident);
+            self.offer(id);
+        } else {
+            self.release(id);
+            let failure = match outcome {
+                Outcome::Done => None,
+                Outcome::Cancelled if flight.cancelled => None,
+                Outcome::Failed(info) => Some(info),
+                outcome => Some(misfit(Kind::Fetch, &outcome)),
+            };
+            match failure {
+                None => self.back_in_log(id, flight),
+                Some(info) => self.fail(id, flight.transfer, Direction::Back, info),
+            }
+        }
+    }
+
+    /// A fetch was given up. If it was ahead of need, it is tried again when there is room.
+    fn back_in_log(&mut self, id: StorageId, flight: Flight) {
+        let Some(storage) = self.alive(id) else {
+            self.bury(id);
+            return;
+        };
+        let Some((plan, birth)) = storage.plan.filter(|_| !flight.urgent) else { return };
+        if let Some(follow) = self.follow.as_mut().filter(|follow| follow.in_sync())
+            && let Some(deadline) = follow.schedule.next_use(plan, birth, follow.now())
+        {
+            follow.put_off(deadline, Due { storage: plan, cautious: true });
+        }
+    }
+
+    /// Gives up memory that the log has a valid copy of.
+    fn release(&mut self, id: StorageId) {
+        let batch = self.batches;
+        self.change(id, |storage| {
+            storage.place = Place::Out;
+            storage.released_in = batch;
+        });
+        self.stats.releases += 1;
+        self.actions.push(Action::Release { storage: id });
+    }
+
+    /// Keeps a failure for whom it concerns: a fetch concerns the op that waits for it, and nobody
+    /// else (the next touch tries again); a write concerns whoever comes next.
+    fn fail(
+        &mut self,
+        storage: StorageId,
+        transfer: TransferId,
+        direction: Direction,
+        info: FailureInfo,
+    ) {
+        self.stats.failures += 1;
+        let used = self.get(storage).is_some_and(|one| one.used_by == self.op.serial);
+        let bytes = Bytes(self.get(storage).map_or(0, |one| one.size));
+        let report = match direction {
+            Direction::Out => &mut self.failure,
+            Direction::Back if used && self.pending == Pending::Op => &mut self.op.failure,
+            Direction::Back => return,
+        };
+        match report {
+            Some(first) => first.others += 1,
+            None => {
+                *report =
+                    Some(TransferFailure { storage, transfer, direction, bytes, info, others: 0 });
+            }
+        }
+    }
+}
+
+/// What to say of an outcome that its transfer cannot have.
+fn misfit(kind: Kind, outcome: &Outcome) -> FailureInfo {
+    let what = match kind {
+        Kind::Write => "write",
+        Kind::Verify => "check",
+        Kind::Fetch => "fetch",
+    };
+    FailureInfo { message: format!("the {what} ended as {outcome:?}, which was not asked for") }
+}

@@ -1,0 +1,303 @@
+//! The words of the residency machine: what it is told, and what it answers.
+
+use super::refusal::Refusal;
+use crate::plan::Target;
+use crate::units::{Bytes, OpIndex};
+use std::fmt;
+
+/// A storage: one piece of memory that tensors view. Chosen by the caller, dense (a table is as
+/// long as the largest one), and not used for another storage while this one is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StorageId(pub u32);
+
+/// A transfer that the machine asked for. Chosen by the machine, never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TransferId(pub u64);
+
+impl fmt::Display for StorageId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "storage {}", self.0)
+    }
+}
+
+impl fmt::Display for TransferId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "transfer {}", self.0)
+    }
+}
+
+/// How much memory there is, and how eagerly it is kept free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// All memory: storages, transfers on them, and staging.
+    pub budget: Bytes,
+    /// The part of the budget that the engine's staging ring takes; storages get the rest.
+    pub staging: Bytes,
+    /// Memory that is kept free ahead of need while there is no schedule to follow, so that
+    /// evictions run while ops compute and outputs of unknown size find room.
+    pub headroom: Bytes,
+    /// The same while a schedule is followed. A schedule evicts in time by itself: usually 0.
+    pub planned_headroom: Bytes,
+}
+
+impl Config {
+    /// Headroom of a sixteenth of what storages may take, none while a schedule is followed.
+    pub fn new(budget: Bytes, staging: Bytes) -> Self {
+        let headroom = Bytes(budget.0.saturating_sub(staging.0) / 16);
+        Self { budget, staging, headroom, planned_headroom: Bytes(0) }
+    }
+}
+
+/// How an eviction comes to a valid copy in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyKind {
+    /// The memory is written.
+    Write,
+    /// The log has a copy; the memory is checked against its checksums, and nothing is written.
+    Verify,
+}
+
+/// How soon a fetch is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// An op waits for it.
+    Urgent,
+    /// A later op will use it.
+    Ahead,
+}
+
+/// What to do, in the order given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Make sure of a valid copy in the log. The memory stays until [`Action::Release`].
+    Evict {
+        /// Whose memory.
+        storage: StorageId,
+        /// What the completion is to name.
+        transfer: TransferId,
+        /// Write, or check the copy that is there.
+        copy: CopyKind,
+        /// Where the copy goes, or is.
+        target: Target,
+    },
+    /// Free the memory now: the log holds a valid copy. Follows an eviction, and a fetch that
+    /// failed, was cancelled, or came too late to be wanted.
+    Release {
+        /// Whose memory.
+        storage: StorageId,
+    },
+    /// Allocate the memory (it counts from now on) and read the copy into it. If that cannot even
+    /// begin, the answer is a completion that failed.
+    Fetch {
+        /// Whose memory.
+        storage: StorageId,
+        /// What the completion is to name.
+        transfer: TransferId,
+        /// How soon.
+        urgency: Urgency,
+    },
+    /// An op waits for this fetch now.
+    Expedite {
+        /// A fetch that began [`Urgency::Ahead`].
+        transfer: TransferId,
+    },
+    /// Stop as soon as possible. A completion still comes.
+    Cancel {
+        /// A transfer in flight.
+        transfer: TransferId,
+    },
+    /// The copy in the log is obsolete, or the storage is gone: delete it.
+    Forget {
+        /// Whose copy.
+        storage: StorageId,
+    },
+}
+
+/// One storage that an op uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Use {
+    /// Which one. One that the machine does not know is passed over (and counted).
+    pub storage: StorageId,
+    /// Whether a copy made before the op is out of date after it.
+    pub modifies: bool,
+}
+
+/// An op that wants to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpBegin<'a> {
+    /// Its place in the step; `None` outside a step.
+    pub index: Option<OpIndex>,
+    /// What it uses. A storage may stand here more than once.
+    pub uses: &'a [Use],
+    /// Memory for its outputs, as far as known beforehand.
+    pub needs: Bytes,
+}
+
+/// Whether what was asked for can go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "an op may only run when it is Ready"]
+pub enum Progress {
+    /// Go on, once the actions are performed.
+    Ready,
+    /// A transfer in flight must complete first: perform the actions, wait for a completion,
+    /// report it, then call `resume`.
+    Waiting,
+    /// It cannot be done within the budget. Nothing is pending any more.
+    Refused(Box<Refusal>),
+    /// A transfer failed. Nothing is pending any more.
+    Failed(Box<TransferFailure>),
+}
+
+/// How a transfer ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// A write or a fetch is complete.
+    Done,
+    /// A check found the memory equal to the log's copy.
+    Matched,
+    /// A check found it different.
+    Differs,
+    /// Stopped; nothing touches the memory any more. A cancelled write left no copy.
+    Cancelled,
+    /// It went wrong; nothing touches the memory any more. A failed write left no copy.
+    Failed(FailureInfo),
+}
+
+/// What went wrong, in the words of whoever performed the transfer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailureInfo {
+    /// For people: device, offset, status.
+    pub message: String,
+}
+
+/// The way the bytes went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From memory to the log; the memory still has them.
+    Out,
+    /// From the log to memory; the log still has its copy, readable or not.
+    Back,
+}
+
+/// A transfer that failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{transfer} of {storage} ({bytes}) {} failed: {}{}", match .direction {
+    Direction::Out => "to the log",
+    Direction::Back => "back from the log",
+}, .info.message, Also(*.others))]
+pub struct TransferFailure {
+    /// Whose bytes.
+    pub storage: StorageId,
+    /// Which transfer.
+    pub transfer: TransferId,
+    /// Which way.
+    pub direction: Direction,
+    /// The storage's size.
+    pub bytes: Bytes,
+    /// What went wrong.
+    pub info: FailureInfo,
+    /// How many more transfers failed since the last report.
+    pub others: u32,
+}
+
+struct Also(u32);
+
+impl fmt::Display for Also {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 { Ok(()) } else { write!(out, " (and {} more)", self.0) }
+    }
+}
+
+/// What is known of a storage when it is born.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// Whether its memory can be taken away and given back.
+    pub movable: bool,
+    /// The op of this step that made it, and which output it is: how a schedule names it.
+    pub birth: Option<(OpIndex, u16)>,
+}
+
+impl Default for Attributes {
+    fn default() -> Self {
+        Self { movable: true, birth: None }
+    }
+}
+
+/// Where a storage's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// In memory.
+    Resident {
+        /// Whether the log holds a valid copy too.
+        clean: bool,
+    },
+    /// In memory, and on the way to the log.
+    Evicting,
+    /// In the log only.
+    Evicted,
+    /// In the log, and on the way to memory.
+    Fetching,
+}
+
+/// A message that contradicts what the machine knows. It changed nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Misuse {
+    /// The storage was never born, or it died.
+    #[error("{0} is not known: it was never born, or it died")]
+    Unknown(StorageId),
+    /// It has no memory that could have changed.
+    #[error("{0} is not in memory: bring it back by an op that uses it, then change it")]
+    NotResident(StorageId),
+}
+
+/// Why a storage cannot be evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EvictError {
+    /// The storage was never born, or it died.
+    #[error("{0} is not known: it was never born, or it died")]
+    Unknown(StorageId),
+    /// Its memory belongs to somebody else.
+    #[error("{0} cannot move: its memory cannot be taken away and given back")]
+    Unmovable(StorageId),
+    /// An alias of its memory exists.
+    #[error("{0} is pinned: something outside sees its memory")]
+    Pinned(StorageId),
+    /// The op that runs, or waits to run, uses it.
+    #[error("{0} is used by the current op: end the op first")]
+    InUse(StorageId),
+}
+
+/// Why the rest of a step is reactive.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Desync {
+    /// Another op than expected.
+    #[error("op {} is not the one that was planned (fingerprint {found:016x}, planned {expected:016x})", op.0)]
+    OtherOp {
+        /// Where.
+        op: OpIndex,
+        /// The schedule's fingerprint.
+        expected: u64,
+        /// The op's.
+        found: u64,
+    },
+    /// The step goes on where the schedule ends.
+    #[error("the step has more than the {planned} ops that were planned")]
+    Longer {
+        /// The schedule's ops.
+        planned: u32,
+    },
+    /// The step ended before the schedule did.
+    #[error("the step ended after {ops} of the {planned} ops that were planned")]
+    Shorter {
+        /// The ops of the step.
+        ops: u32,
+        /// The schedule's ops.
+        planned: u32,
+    },
+    /// The schedule was taken away.
+    #[error("the plan was dropped: {reason}")]
+    Cleared {
+        /// Why, in the caller's words.
+        reason: String,
+    },
+}
