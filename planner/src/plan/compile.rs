@@ -81,3 +81,7 @@ fn names(trace: &Trace) -> Vec<(String, PlanStorage)> {
     });
     named.collect()
 }
+
+#[cfg(test)]
+#[path = "compile_tests.rs"]
+mod tests;
