@@ -9,6 +9,7 @@ pub mod lifetime;
 pub mod plan;
 pub mod report;
 pub mod residency;
+pub mod simulate;
 #[cfg(test)]
 mod testing;
 pub mod trace;

@@ -25,7 +25,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 /// A period within 1/64 of the best score that any other may still have counts as the best: the
-/// layers of a network are alike, and telling near ties apart exactly costs five times the time.
+/// layers of a network are alike, and telling near ties apart exactly costs several times the time.
 const TIE_BITS: u32 = 6;
 
 /// How a period's benefit is weighed against its cost. `time` is the time of the ops over capacity
@@ -268,3 +268,6 @@ impl<'a> Planner<'a> {
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod exhaustive_tests;

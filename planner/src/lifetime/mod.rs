@@ -86,9 +86,9 @@ pub struct Lifetimes {
 
 /// One use on the line of two iterations.
 #[derive(Clone, Copy)]
-struct At {
-    op: u32,
-    modifies: bool,
+pub(crate) struct At {
+    pub(crate) op: u32,
+    pub(crate) modifies: bool,
 }
 
 impl Lifetimes {
@@ -132,7 +132,7 @@ impl Lifetimes {
 }
 
 /// Per storage the ops that use it in the order of their times, births included.
-fn uses_by_storage(trace: &Trace) -> Vec<Vec<At>> {
+pub(crate) fn uses_by_storage(trace: &Trace) -> Vec<Vec<At>> {
     let ops = trace.ops.len() as u32;
     let mut uses: Vec<Vec<At>> = vec![Vec::new(); trace.storages.len()];
     for (index, op) in trace.ops.iter().enumerate() {

@@ -4,10 +4,16 @@
 //! them, so that a plan applies to any process that runs the same iteration. The format is
 //! described in `docs/plan.md`.
 
+mod compile;
+
 use crate::cost::Machine;
+use crate::residency::ScheduleError;
 use crate::trace::{Header, Identity, Trace, json};
 use crate::units::{Bandwidth, Bytes, Nanos, OpIndex};
 use serde::{Deserialize, Serialize};
+
+pub(crate) use compile::born_bytes;
+pub use compile::compile;
 
 /// What the `format` field of a plan file says.
 pub const FORMAT: &str = "tidelog-plan";
@@ -206,6 +212,9 @@ pub enum PlanError {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// The trace makes no schedule.
+    #[error("the plan's trace makes no schedule: {0}")]
+    Schedule(#[from] ScheduleError),
 }
 
 /// The file's shape.

@@ -14,8 +14,12 @@ pub(super) const WIDTH: u64 = 100_000;
 
 const MEMORY_HEIGHT: u64 = 300;
 const RATE_HEIGHT: u64 = 120;
+const STALL_HEIGHT: u64 = 10;
 const LANE_HEIGHT_MAX: u64 = 14;
 const LANES_HEIGHT_MAX: u64 = 120;
+
+/// Ends what [`open`] began.
+const CLOSE: &str = "</svg></div>";
 
 /// More transfers than this are not drawn: the largest are.
 pub(super) const TRANSFERS_MAX: usize = 20_000;
@@ -24,6 +28,9 @@ pub(super) const TRANSFERS_MAX: usize = 20_000;
 pub(super) fn render(report: &Report) -> String {
     let mut out = String::new();
     memory_panel(report, &mut out);
+    if !report.stalls.is_empty() {
+        stall_panel(report, &mut out);
+    }
     for (direction, label) in [(Direction::Out, "out"), (Direction::In, "in")] {
         lanes_panel(report, direction, label, &mut out);
     }
@@ -54,7 +61,14 @@ fn scale(amount: u64, top: u64, height: u64) -> u64 {
 }
 
 /// Opens a panel: its title, then the labels of its y axis at `(pixels from the top, text)`.
-fn open(out: &mut String, class: &str, title: &str, height: u64, labels: &[(u64, String)]) {
+fn open(
+    report: &Report,
+    out: &mut String,
+    class: &str,
+    title: &str,
+    height: u64,
+    labels: &[(u64, String)],
+) {
     let _ = write!(
         out,
         "<div class=\"panel {class}\"><div class=\"side\"><span class=\"title\">{title}</span>"
@@ -70,18 +84,26 @@ fn open(out: &mut String, class: &str, title: &str, height: u64, labels: &[(u64,
     for (y, _) in labels {
         let _ = write!(out, "<path class=\"grid\" d=\"M0,{y}H{WIDTH}\"/>");
     }
+    stall_marks(report, height, "tint", out);
 }
 
-fn close(report: &Report, height: u64, out: &mut String) {
+/// Stalls as a tint behind what the panel shows, or as the panel's own bars.
+fn stall_marks(report: &Report, height: u64, class: &str, out: &mut String) {
     for stall in &report.stalls {
         let (from, to) = (x(stall.begin, report.duration), x(stall.end, report.duration));
         let width = to - from.min(to);
         let _ = write!(
             out,
-            "<rect class=\"stall\" x=\"{from}\" y=\"0\" width=\"{width}\" height=\"{height}\"/>"
+            "<rect class=\"{class}\" x=\"{from}\" y=\"0\" width=\"{width}\" height=\"{height}\"/>"
         );
     }
-    out.push_str("</svg></div>");
+}
+
+/// The stalls on their own, where nothing hides a short one.
+fn stall_panel(report: &Report, out: &mut String) {
+    open(report, out, "stalls", "stalls", STALL_HEIGHT, &[]);
+    stall_marks(report, STALL_HEIGHT, "stall", out);
+    out.push_str(CLOSE);
 }
 
 fn memory_panel(report: &Report, out: &mut String) {
@@ -91,7 +113,7 @@ fn memory_panel(report: &Report, out: &mut String) {
     let y = |bytes: u64| MEMORY_HEIGHT - scale(bytes, top, MEMORY_HEIGHT);
     let ticks = byte_ticks(Bytes(top));
     let labels: Vec<_> = ticks.iter().map(|tick| (y(tick.0), text::bytes(*tick))).collect();
-    open(out, "memory", "memory", MEMORY_HEIGHT, &labels);
+    open(report, out, "memory", "memory", MEMORY_HEIGHT, &labels);
     let staging = report.staging.0;
     let area =
         |upper: &dyn Fn(&MemorySample) -> u64| area(&samples, report.duration, &|s| y(upper(s)));
@@ -110,7 +132,7 @@ fn memory_panel(report: &Report, out: &mut String) {
         y(staging),
         MEMORY_HEIGHT - y(staging),
     );
-    close(report, MEMORY_HEIGHT, out);
+    out.push_str(CLOSE);
 }
 
 /// A closed path under a row of steps.
@@ -138,7 +160,7 @@ fn lanes_panel(report: &Report, direction: Direction, label: &str, out: &mut Str
     let count = (count as u64).max(1);
     let lane_height = (LANES_HEIGHT_MAX / count).clamp(4, LANE_HEIGHT_MAX);
     let height = lane_height * count + 4;
-    open(out, "lanes", label, height, &[]);
+    open(report, out, "lanes", label, height, &[]);
     for ((index, transfer), lane) in indices.iter().zip(&transfers).zip(&lane_of) {
         transfer_mark(
             report,
@@ -149,7 +171,7 @@ fn lanes_panel(report: &Report, direction: Direction, label: &str, out: &mut Str
             out,
         );
     }
-    close(report, height, out);
+    out.push_str(CLOSE);
 }
 
 /// A thin line while the transfer waits for its turn, a bar while its bytes move.
@@ -165,7 +187,7 @@ fn transfer_mark(
     let (begin, moved, end) = (at(transfer.begin), at(transfer.moved), at(transfer.end));
     let kind = kind_class(transfer);
     let ending = match transfer.ending {
-        Ending::Moved => "",
+        Ending::Moved | Ending::UnderWay => "",
         Ending::Clean => " clean",
         Ending::Cancelled => " cancelled",
         Ending::Failed => " failed",
@@ -207,7 +229,7 @@ fn rate_panel(report: &Report, out: &mut String) {
     let at_most = Some(Bandwidth(top));
     labels.extend(limit(report.write_limit.or(at_most), &up));
     labels.extend(limit(report.read_limit.or(at_most), &down));
-    open(out, "rates", "bandwidth", RATE_HEIGHT, &labels);
+    open(report, out, "rates", "bandwidth", RATE_HEIGHT, &labels);
     for (class, rates, y) in [
         ("out", &written, &up as &dyn Fn(Bandwidth) -> u64),
         ("in", &read, &down as &dyn Fn(Bandwidth) -> u64),
@@ -219,7 +241,7 @@ fn rate_panel(report: &Report, out: &mut String) {
         }
         let _ = write!(out, "<path class=\"rate {class}\" d=\"{path}V{half}Z\"/>");
     }
-    close(report, RATE_HEIGHT, out);
+    out.push_str(CLOSE);
 }
 
 fn time_axis(duration: Nanos, out: &mut String) {

@@ -97,6 +97,7 @@ fn transfer(report: &Report, index: usize) -> TransferRow<'_> {
             Ending::Clean => "copy still good: nothing written",
             Ending::Cancelled => "called off",
             Ending::Failed => "failed",
+            Ending::UnderWay => "goes on in the next step",
         },
     }
 }

@@ -100,6 +100,8 @@ pub enum Ending {
     Cancelled,
     /// It failed.
     Failed,
+    /// It was still under way when the step ended; the next step counts it.
+    UnderWay,
 }
 
 /// One migration.

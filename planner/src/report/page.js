@@ -10,7 +10,7 @@
   let from = 0, to = data.duration, drag = null, hot = null;
 
   const significant = (value) => value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0);
-  const time = (ns) => ns < 1e3 ? `${Math.round(ns)} ns` : ns < 1e6 ? `${significant(ns / 1e3)} µs`
+  const time = (ns) => ns === 0 ? "0" : ns < 1e3 ? `${Math.round(ns)} ns` : ns < 1e6 ? `${significant(ns / 1e3)} µs`
     : ns < 1e9 ? `${significant(ns / 1e6)} ms` : `${significant(ns / 1e9)} s`;
   const bytes = (count) => {
     const names = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];

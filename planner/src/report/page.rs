@@ -99,7 +99,7 @@ fn cards(report: &Report, out: &mut String) {
     };
     let clean = match report.clean_evictions {
         0 => host(Direction::Out),
-        _ => format!("{} more left without a write", text::bytes(report.clean_bytes)),
+        _ => format!("and {} left clean", text::bytes(report.clean_bytes)),
     };
     let unlimited = report.unlimited.map_or_else(String::new, |unlimited| {
         format!("{} without a budget", text::time(unlimited))
@@ -142,13 +142,14 @@ fn legend(report: &Report, out: &mut String) {
 
 fn written(report: &Report, out: &mut String) {
     let total: u64 = report.written.iter().map(|(_, bytes)| bytes.0).sum();
+    let most = report.written.iter().map(|(_, bytes)| bytes.0).max().unwrap_or(0).max(1);
     out.push_str("<section><h2>Written in a step</h2>");
     if total == 0 {
         out.push_str("<p>Nothing.</p>");
     } else {
         out.push_str("<table class=\"written\">");
         for (kind, bytes) in &report.written {
-            let per_mille = u128::from(bytes.0) * 1000 / u128::from(total);
+            let per_mille = u128::from(bytes.0) * 1000 / u128::from(most);
             let _ = write!(
                 out,
                 "<tr><th>{kind}</th><td class=\"number\">{}</td><td class=\"number\">{}</td>\

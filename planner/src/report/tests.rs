@@ -113,8 +113,9 @@ fn every_transfer_and_stall_is_drawn() {
         )));
         assert!(html.contains(&format!(" data-t=\"{index}\" x=")), "transfer {index}");
     }
-    // One stall, marked in each of the four panels.
-    assert_eq!(html.matches("<rect class=\"stall\"").count(), 4);
+    // One stall: a bar of its own, and a tint in each of the five panels.
+    assert_eq!(html.matches("<rect class=\"stall\"").count(), 1);
+    assert_eq!(html.matches("<rect class=\"tint\"").count(), 5);
     for ending in ["clean", "failed", "cancelled"] {
         assert!(html.contains(&format!(" {ending}\"")), "{ending}");
     }

@@ -23,7 +23,8 @@ pub(super) fn escape(text: &str) -> String {
 /// Three significant digits: `1.23 ms`, `45.6 s`.
 pub(super) fn time(time: Nanos) -> String {
     let (unit, name) = match time.0 {
-        0..1_000 => return format!("{} ns", time.0),
+        0 => return "0".to_owned(),
+        1..1_000 => return format!("{} ns", time.0),
         1_000..1_000_000 => (1_000, "µs"),
         1_000_000..1_000_000_000 => (1_000_000, "ms"),
         _ => (1_000_000_000, "s"),

@@ -1,0 +1,161 @@
+//! All links of the machine, and the transfers on them.
+
+use super::link::{Landed, Link};
+use crate::cost::Machine;
+use crate::plan::Target;
+use crate::report::{Direction, Ending};
+use crate::residency::{Outcome, StorageId, TransferId};
+use crate::trace::PlanStorage;
+use crate::units::{Bytes, Nanos};
+use std::collections::HashMap;
+
+/// Which link a transfer takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Out(Target),
+    In(Target),
+    /// Memory against checksums: no device takes part.
+    Verify(Target),
+}
+
+/// A transfer since it was asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flight {
+    pub(super) id: StorageId,
+    pub(super) storage: PlanStorage,
+    pub(super) way: Way,
+    pub(super) bytes: Bytes,
+    pub(super) begin: u64,
+    pub(super) urgent: bool,
+    pub(super) cancelled: bool,
+}
+
+/// A transfer that ended.
+pub(super) struct Ended {
+    pub(super) transfer: TransferId,
+    pub(super) flight: Flight,
+    pub(super) moved: u64,
+    pub(super) end: u64,
+}
+
+/// The links by way, and what is on them.
+pub(super) struct Links {
+    ssd: [Link; 2],
+    host: [Link; 2],
+    verify: Link,
+    flights: HashMap<TransferId, Flight>,
+    /// Taken off a link; their completions are due at once.
+    cancelled: Vec<(u64, TransferId)>,
+}
+
+impl Links {
+    pub(super) fn new(machine: &Machine) -> Self {
+        let pair = |write, read, latency| [Link::new(write, latency), Link::new(read, latency)];
+        let ssd = pair(machine.ssd.write, machine.ssd.read, machine.ssd.latency);
+        // Without host memory nothing is sent there; a plan for another machine may name it, and
+        // then goes over the SSDs.
+        let host = machine.host.map_or_else(|| ssd.clone(), |h| pair(h.write, h.read, h.latency));
+        Self {
+            ssd,
+            host,
+            verify: Link::new(machine.verify, Nanos(0)),
+            flights: HashMap::new(),
+            cancelled: Vec::new(),
+        }
+    }
+
+    pub(super) fn submit(&mut self, transfer: TransferId, flight: Flight) {
+        self.link(flight.way).submit(flight.begin, transfer, flight.bytes, flight.urgent);
+        self.flights.insert(transfer, flight);
+    }
+
+    pub(super) fn expedite(&mut self, now: u64, transfer: TransferId) {
+        let Some(flight) = self.flights.get_mut(&transfer) else { return };
+        flight.urgent = true;
+        let way = flight.way;
+        self.link(way).expedite(now, transfer);
+    }
+
+    /// A transfer whose bytes have all moved completes as if it had not been cancelled.
+    pub(super) fn cancel(&mut self, now: u64, transfer: TransferId) {
+        let Some(way) = self.flights.get(&transfer).map(|flight| flight.way) else { return };
+        if self.link(way).cancel(now, transfer) {
+            self.cancelled.push((now, transfer));
+            if let Some(flight) = self.flights.get_mut(&transfer) {
+                flight.cancelled = true;
+            }
+        }
+    }
+
+    pub(super) fn next_completion(&self) -> Option<u64> {
+        let moving = self.all().filter_map(Link::next_completion);
+        moving.chain(self.cancelled.iter().map(|(at, _)| *at)).min()
+    }
+
+    /// What has ended by `now`, in the order it ended.
+    pub(super) fn take_ended(&mut self, now: u64) -> Vec<Ended> {
+        let mut landed: Vec<Landed> = self
+            .cancelled
+            .drain(..)
+            .map(|(at, transfer)| Landed { at, transfer, started: at })
+            .collect();
+        for link in self.ssd.iter_mut().chain(&mut self.host).chain([&mut self.verify]) {
+            link.take_landed(now, &mut landed);
+        }
+        landed.sort_unstable();
+        let ended = landed.into_iter().filter_map(|landed| {
+            let flight = self.flights.remove(&landed.transfer)?;
+            let (transfer, moved, end) = (landed.transfer, landed.started, landed.at);
+            Some(Ended { transfer, flight, moved, end })
+        });
+        ended.collect()
+    }
+
+    /// What is still under way.
+    pub(super) fn under_way(&self) -> Vec<Flight> {
+        let mut flights: Vec<_> = self.flights.iter().collect();
+        flights.sort_unstable_by_key(|(transfer, _)| **transfer);
+        flights.into_iter().map(|(_, flight)| *flight).collect()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Link> {
+        self.ssd.iter().chain(&self.host).chain([&self.verify])
+    }
+
+    fn link(&mut self, way: Way) -> &mut Link {
+        match way {
+            Way::Out(Target::Ssd) => &mut self.ssd[0],
+            Way::In(Target::Ssd) => &mut self.ssd[1],
+            Way::Out(Target::Host) => &mut self.host[0],
+            Way::In(Target::Host) => &mut self.host[1],
+            Way::Verify(_) => &mut self.verify,
+        }
+    }
+}
+
+impl Flight {
+    pub(super) fn direction(&self) -> Direction {
+        if matches!(self.way, Way::In(_)) { Direction::In } else { Direction::Out }
+    }
+
+    pub(super) fn target(&self) -> Target {
+        let (Way::Out(target) | Way::In(target) | Way::Verify(target)) = self.way;
+        target
+    }
+
+    pub(super) fn ending(&self) -> Ending {
+        match self.way {
+            _ if self.cancelled => Ending::Cancelled,
+            Way::Verify(_) => Ending::Clean,
+            _ => Ending::Moved,
+        }
+    }
+
+    pub(super) fn outcome(&self) -> Outcome {
+        match self.ending() {
+            Ending::Cancelled => Outcome::Cancelled,
+            Ending::Clean => Outcome::Matched,
+            _ => Outcome::Done,
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! What an iteration would take: the residency machine itself, on simulated links and one clock.
+//!
+//! The simulator only moves the clock. Which storage leaves when, what is fetched, who waits: all of
+//! that is [`crate::residency`], the same code that runs under a training loop. It is told of ops
+//! as the bridge tells it, and of completions when the bridge would see them: at op boundaries, or
+//! while an op waits. Three iterations are run and the last is reported, when everything that wraps
+//! around the iteration has settled.
+
+mod link;
+mod links;
+mod picture;
+mod run;
+mod world;
+
+use crate::cost::Machine;
+use crate::plan::{Expectation, Plan, PlanError, PlannedBytes, Target};
+use crate::report::{Direction, Ending, MemorySample};
+use crate::residency::{Refusal, Stats, TransferFailure};
+use crate::trace::{PlanStorage, Trace};
+use crate::units::{Bytes, Nanos, OpIndex};
+
+pub use picture::report;
+
+/// Iterations before the one that is reported.
+const WARM_UP: u32 = 2;
+
+/// Who decides what moves.
+#[derive(Clone, Copy, Debug)]
+pub enum Policy<'a> {
+    /// Memory without end: nothing moves.
+    Ideal,
+    /// No plan: what is touched comes back first, the least recently used leaves.
+    Lru,
+    /// A plan, and the machine's own choice where it says nothing.
+    Planned(&'a Plan),
+}
+
+impl Policy<'_> {
+    /// Its name in files and reports.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Ideal => "ideal",
+            Self::Lru => "lru",
+            Self::Planned(plan) => &plan.policy,
+        }
+    }
+}
+
+/// One iteration in the steady state. Times count from its beginning.
+#[derive(Clone, Debug, Default)]
+pub struct Simulation {
+    /// The policy's name.
+    pub policy: String,
+    /// The length of the iteration.
+    pub time: Nanos,
+    /// When each op began to run.
+    pub begins: Vec<Nanos>,
+    /// The waits, in order.
+    pub stalls: Vec<OpStall>,
+    /// Memory over time.
+    pub memory: Vec<MemorySample>,
+    /// The most bytes held at once in any iteration, staging apart.
+    pub peak: Bytes,
+    /// The transfers that ended or were under way in the iteration.
+    pub transfers: Vec<SimulatedTransfer>,
+    /// The bytes moved by transfers that completed in the iteration.
+    pub bytes: PlannedBytes,
+    /// The residency machine's counters over all iterations.
+    pub stats: Stats,
+}
+
+/// A wait of an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpStall {
+    /// Which op.
+    pub op: OpIndex,
+    /// When it could have begun.
+    pub begin: Nanos,
+    /// How long it waited.
+    pub length: Nanos,
+    /// The first storage that was not there; `None` if it waited for room.
+    pub waited_for: Option<PlanStorage>,
+}
+
+/// A transfer in a simulated iteration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimulatedTransfer {
+    /// Whose bytes.
+    pub storage: PlanStorage,
+    /// Out or in.
+    pub direction: Direction,
+    /// Where to or where from.
+    pub target: Target,
+    /// When the machine asked for it.
+    pub begin: Nanos,
+    /// When its first byte moved.
+    pub moved: Nanos,
+    /// When it was complete.
+    pub end: Nanos,
+    /// Whether an op waited for it.
+    pub urgent: bool,
+    /// How it ended.
+    pub ending: Ending,
+}
+
+/// Why an iteration cannot be simulated.
+#[derive(Debug, thiserror::Error)]
+pub enum SimulateError {
+    /// The plan does not belong to the trace.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The budget is too small for an op, whatever is evicted.
+    #[error("{what} does not fit: {refusal}")]
+    Refused {
+        /// The op, or the storage that was to be made.
+        what: String,
+        /// The figures.
+        refusal: Box<Refusal>,
+    },
+    /// The residency machine reports a failed transfer; the simulator makes none fail.
+    #[error("{what}: {failure}")]
+    Failed {
+        /// The op, or the storage that was to be made.
+        what: String,
+        /// The failure.
+        failure: Box<TransferFailure>,
+    },
+    /// The residency machine waits although nothing is under way.
+    #[error("{what} waits for a transfer, but none is under way: please report this")]
+    Stuck {
+        /// The op, or the storage that was to be made.
+        what: String,
+    },
+}
+
+/// Runs iterations of `trace` on `machine` until they are in the steady state, and reports one.
+///
+/// # Panics
+/// If the residency machine holds more than the budget: that would be a bug in it.
+pub fn simulate(
+    trace: &Trace,
+    machine: &Machine,
+    policy: Policy<'_>,
+) -> Result<Simulation, SimulateError> {
+    let mut run = run::Run::new(trace, machine, policy)?;
+    for _ in 0..WARM_UP {
+        run.iteration()?;
+    }
+    run.record();
+    run.iteration()?;
+    Ok(run.into_simulation(policy.name()))
+}
+
+impl Simulation {
+    /// The time in which an op waited.
+    pub fn stall_time(&self) -> Nanos {
+        Nanos(self.stalls.iter().map(|stall| stall.length.0).sum())
+    }
+
+    /// What a plan may expect, if this is its simulation. What it leaves over capacity is the
+    /// planner's to say, and is kept.
+    pub fn expectation(&self, planned: &Expectation) -> Expectation {
+        Expectation {
+            simulated: true,
+            time: self.time,
+            stall: self.stall_time(),
+            stalled_ops: self.stalls.len() as u32,
+            peak: self.peak,
+            bytes: self.bytes,
+            ops_over_capacity: planned.ops_over_capacity,
+            over_capacity: planned.over_capacity,
+            ..Expectation::default()
+        }
+        .with_rates()
+    }
+}
+
+/// Simulates a plan and writes what came out into its expectations.
+pub fn with_expectations(
+    mut plan: Plan,
+    trace: &Trace,
+    machine: &Machine,
+) -> Result<(Plan, Simulation), SimulateError> {
+    let simulation = simulate(trace, machine, Policy::Planned(&plan))?;
+    plan.expects = simulation.expectation(&plan.expects);
+    Ok((plan, simulation))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+//! Iterations on one clock: the residency machine is asked, its actions are performed on the links.
+
+use super::links::Links;
+use super::world::World;
+use super::{OpStall, Policy, SimulateError, Simulation};
+use crate::cost::Machine;
+use crate::plan::{born_bytes, compile};
+use crate::residency::{Config, OpBegin, Progress, Residency, StorageId, Use};
+use crate::trace::{Identity, PlanStorage, Trace};
+use crate::units::{Bytes, Nanos, OpIndex};
+use std::sync::Arc;
+
+/// A budget that nothing reaches: sizes of a valid trace sum up to less than 2^53.
+const UNLIMITED: Bytes = Bytes(1 << 60);
+
+/// The instances that a name of the trace means.
+#[derive(Clone, Copy, Debug, Default)]
+struct Instances {
+    current: Option<StorageId>,
+    previous: Option<StorageId>,
+}
+
+pub(super) struct Run<'a> {
+    world: World<'a>,
+    named: Vec<Instances>,
+    /// Whether a storage that is born in an iteration dies in the next one.
+    ends_late: Vec<bool>,
+}
+
+impl<'a> Run<'a> {
+    /// A run whose global storages are all made, out of memory where they do not fit.
+    pub(super) fn new(
+        trace: &'a Trace,
+        machine: &Machine,
+        policy: Policy<'_>,
+    ) -> Result<Self, SimulateError> {
+        let (budget, staging) = match policy {
+            Policy::Ideal => (UNLIMITED, Bytes(0)),
+            _ => (machine.budget, machine.staging),
+        };
+        let residency = Residency::new(Config::new(budget, staging));
+        let capacity = Bytes(budget.0.saturating_sub(staging.0));
+        let mut run = Self {
+            world: World::new(trace, residency, Links::new(machine), capacity),
+            named: vec![Instances::default(); trace.storages.len()],
+            ends_late: ends_late(trace),
+        };
+        let schedule = match policy {
+            Policy::Planned(plan) => Some(Arc::new(compile(plan, trace)?)),
+            _ => None,
+        };
+        if let Some(schedule) = &schedule {
+            run.world.residency.load_schedule(Arc::clone(schedule));
+        }
+        for (index, storage) in trace.storages.iter().enumerate() {
+            if matches!(storage.identity, Identity::Name(_)) {
+                let storage = PlanStorage(index as u32);
+                let id = run.make_between_steps(storage)?;
+                if schedule.is_some() {
+                    run.world.residency.bind(storage, id);
+                }
+            }
+        }
+        Ok(run)
+    }
+
+    /// Keeps what happens from now on.
+    pub(super) fn record(&mut self) {
+        self.world.recording = true;
+    }
+
+    pub(super) fn iteration(&mut self) -> Result<(), SimulateError> {
+        self.world.begin_iteration();
+        for (index, storage) in self.world.trace.storages.iter().enumerate() {
+            if storage.identity == Identity::Arrival {
+                self.make_between_steps(PlanStorage(index as u32))?;
+            }
+        }
+        self.world.residency.step_begin();
+        for index in 0..self.world.trace.ops.len() {
+            self.op(index)?;
+        }
+        self.world.residency.step_end();
+        self.world.perform();
+        for index in 0..self.named.len() {
+            let storage = PlanStorage(index as u32);
+            if matches!(self.world.trace.storage(storage).identity, Identity::Name(_)) {
+                continue;
+            }
+            let Some(current) = self.named[index].current.take() else { continue };
+            if self.ends_late[index] {
+                self.named[index].previous = Some(current);
+            } else {
+                // Never seen to die: it is let go where the lifetimes end it.
+                self.world.unmake(current);
+            }
+        }
+        self.world.perform();
+        Ok(())
+    }
+
+    fn op(&mut self, index: usize) -> Result<(), SimulateError> {
+        let trace = self.world.trace;
+        let op = &trace.ops[index];
+        let op_index = OpIndex(index as u32);
+        let uses = self.uses(op);
+        self.world.residency.expect(op.fingerprint);
+        let ready_at = self.world.now;
+        let waited_for = self.first_absent(&uses);
+        let begin = OpBegin { index: Some(op_index), uses: &uses, needs: born_bytes(trace, op) };
+        let progress = self.world.residency.op_begin(&begin);
+        self.until_ready(progress, || format!("op {index} ({})", op.name))?;
+        for birth in &op.births {
+            self.make(birth.storage, Some((op_index, birth.slot)));
+        }
+        let progress = self.world.residency.settle();
+        self.until_ready(progress, || format!("the outputs of op {index} ({})", op.name))?;
+        if self.world.recording {
+            let (begin, now) =
+                (self.world.since_origin(ready_at), self.world.since_origin(self.world.now));
+            self.world.result.begins.push(now);
+            if begin < now {
+                let length = Nanos(now.0 - begin.0);
+                self.world.result.stalls.push(OpStall { op: op_index, begin, length, waited_for });
+            }
+        }
+        self.world.now += op.duration.0;
+        self.world.residency.op_end();
+        for death in &op.deaths {
+            let instances = &mut self.named[death.storage.0 as usize];
+            let named =
+                if death.previous { &mut instances.previous } else { &mut instances.current };
+            if let Some(id) = named.take() {
+                self.world.unmake(id);
+            }
+        }
+        self.world.complete();
+        self.world.perform();
+        Ok(())
+    }
+
+    fn uses(&self, op: &crate::trace::Op) -> Vec<Use> {
+        let named = op.uses.iter().filter_map(|used| {
+            let instances = self.named[used.storage.0 as usize];
+            // The first iteration has no instances of an iteration before.
+            let id = if used.previous { instances.previous } else { instances.current };
+            Some(Use { storage: id?, modifies: used.access.modifies() })
+        });
+        named.collect()
+    }
+
+    fn first_absent(&self, uses: &[Use]) -> Option<PlanStorage> {
+        let mut instances = uses.iter().map(|used| self.world.instance(used.storage));
+        instances.find(|i| !i.holds_memory || i.moving).map(|instance| instance.storage)
+    }
+
+    /// Performs actions and lets time pass until what was asked for can go on.
+    fn until_ready(
+        &mut self,
+        mut progress: Progress,
+        what: impl Fn() -> String,
+    ) -> Result<(), SimulateError> {
+        loop {
+            self.world.perform();
+            match progress {
+                Progress::Ready => return Ok(()),
+                Progress::Waiting => {}
+                Progress::Refused(refusal) => {
+                    return Err(SimulateError::Refused { what: what(), refusal });
+                }
+                Progress::Failed(failure) => {
+                    return Err(SimulateError::Failed { what: what(), failure });
+                }
+            }
+            let Some(next) = self.world.links.next_completion() else {
+                return Err(SimulateError::Stuck { what: what() });
+            };
+            self.world.now = self.world.now.max(next);
+            self.world.complete();
+            progress = self.world.residency.resume();
+        }
+    }
+
+    /// Makes a storage outside any op, when there is room for it.
+    fn make_between_steps(&mut self, storage: PlanStorage) -> Result<StorageId, SimulateError> {
+        let needs = self.world.trace.storage(storage).size;
+        let progress = self.world.residency.op_begin(&OpBegin { index: None, uses: &[], needs });
+        self.until_ready(progress, || self.world.trace.storage(storage).identity.to_string())?;
+        let id = self.make(storage, None);
+        self.world.residency.op_end();
+        self.world.perform();
+        Ok(id)
+    }
+
+    fn make(&mut self, storage: PlanStorage, birth: Option<(OpIndex, u16)>) -> StorageId {
+        let id = self.world.make(storage, birth);
+        self.named[storage.0 as usize].current = Some(id);
+        id
+    }
+
+    pub(super) fn into_simulation(self, policy: &str) -> Simulation {
+        self.world.into_simulation(policy)
+    }
+}
+
+fn ends_late(trace: &Trace) -> Vec<bool> {
+    let mut late = vec![false; trace.storages.len()];
+    for death in trace.ops.iter().flat_map(|op| &op.deaths).filter(|death| death.previous) {
+        late[death.storage.0 as usize] = true;
+    }
+    late
+}

@@ -1,0 +1,156 @@
+use super::*;
+use crate::algorithm1::{Options, algorithm1};
+use crate::lifetime::Lifetimes;
+use crate::testing::{Builder, Random, machine, random_trace, training};
+use crate::trace::Access;
+use crate::units::Bandwidth;
+
+fn time(trace: &Trace, machine: &Machine, policy: Policy<'_>) -> Nanos {
+    simulate(trace, machine, policy).unwrap().time
+}
+
+/// One activation of 10 bytes that is idle over a peak which needs its memory.
+fn one_peak() -> Trace {
+    let mut b = Builder::default();
+    b.ops(6, 10);
+    let idle = b.birth(0, 10);
+    let peak = b.birth(2, 15);
+    b.death(3, peak, false);
+    b.uses(5, idle, Access::Read);
+    b.death(5, idle, false);
+    b.finish()
+}
+
+#[test]
+fn without_a_budget_nothing_waits_and_nothing_moves() {
+    let mut random = Random(21);
+    for case in 0..200 {
+        let trace = random_trace(&mut random, 16, 8);
+        let ideal = simulate(&trace, &machine(1), Policy::Ideal).unwrap();
+        assert_eq!(ideal.time, trace.duration(), "case {case}");
+        assert!(ideal.stalls.is_empty() && ideal.transfers.is_empty(), "case {case}");
+        assert_eq!(ideal.peak, Lifetimes::of(&trace).peak(), "case {case}");
+    }
+}
+
+#[test]
+fn the_plan_hides_what_lru_waits_for() {
+    let trace = one_peak();
+    let mut machine = machine(20);
+    machine.ssd.write = Bandwidth(2_000_000_000);
+    let plan = algorithm1(&trace, &machine, Options::default());
+    let planned = simulate(&trace, &machine, Policy::Planned(&plan)).unwrap();
+    assert_eq!((planned.time, planned.stalls.len()), (Nanos(60), 0));
+    assert_eq!(planned.bytes.ssd_written, Bytes(10));
+    assert_eq!(planned.bytes.ssd_read, Bytes(10));
+    let lru = simulate(&trace, &machine, Policy::Lru).unwrap();
+    // It writes when the peak wants the room (5 ns), and reads when the use is there (10 ns).
+    assert_eq!((lru.time, lru.stall_time()), (Nanos(75), Nanos(15)));
+    let waits: Vec<_> = lru.stalls.iter().map(|s| (s.op.0, s.waited_for)).collect();
+    assert_eq!(waits, [(2, None), (5, Some(PlanStorage(0)))]);
+}
+
+#[test]
+fn every_policy_stays_within_the_budget_and_above_the_ideal_time() {
+    let mut random = Random(22);
+    let (mut simulated, mut moved) = (0, 0);
+    for case in 0..1500 {
+        let trace = random_trace(&mut random, 14, 9);
+        let lifetimes = Lifetimes::of(&trace);
+        // Each op fits, and each storage can be made at all.
+        let largest = trace.storages.iter().map(|storage| storage.size.0).max().unwrap();
+        let least = lifetimes.largest_op().1.0.max(largest);
+        let budget = least + random.below(lifetimes.peak().0 - least + 1);
+        let mut machine = machine(budget);
+        machine.ssd.read = Bandwidth(200_000_000 << random.below(4));
+        machine.ssd.latency = Nanos(random.below(5));
+        let plan = algorithm1(&trace, &machine, Options::default());
+        for policy in [Policy::Lru, Policy::Planned(&plan)] {
+            // The simulator itself refuses to hold more than the budget.
+            let result = simulate(&trace, &machine, policy);
+            let context = format!("case {case}, {}", policy.name());
+            let simulation = result.unwrap_or_else(|error| panic!("{context}: {error}"));
+            assert_eq!(
+                simulation.time.0,
+                trace.duration().0 + simulation.stall_time().0,
+                "{context}"
+            );
+            assert!(simulation.peak.0 <= budget, "{context}");
+            assert_eq!(simulation.begins.len(), trace.ops.len(), "{context}");
+            simulated += 1;
+            moved += usize::from(!simulation.transfers.is_empty());
+        }
+    }
+    assert_eq!(simulated, 3000);
+    assert!(moved > 1000, "only {moved} simulations moved anything");
+}
+
+#[test]
+fn an_op_that_can_never_fit_is_refused_with_the_figures() {
+    let trace = training(3, 100, 100, 50);
+    let (op, needed) = Lifetimes::of(&trace).largest_op();
+    let error = simulate(&trace, &machine(needed.0 - 1), Policy::Lru).unwrap_err();
+    let SimulateError::Refused { what, refusal } = &error else { panic!("{error}") };
+    assert!(what.contains(&format!("op {}", op.0)), "{what}");
+    assert_eq!(refusal.smallest_budget, needed);
+    assert!(simulate(&trace, &machine(needed.0), Policy::Lru).is_ok());
+}
+
+#[test]
+fn the_same_input_gives_the_same_page() {
+    let trace = training(12, 40, 100, 60);
+    let machine = machine(900);
+    let page = || {
+        let simulation = simulate(&trace, &machine, Policy::Lru).unwrap();
+        report(&trace, &machine, &simulation).to_html()
+    };
+    assert_eq!(page(), page());
+}
+
+#[test]
+fn faster_ssds_never_make_a_plan_slower_on_a_training_step() {
+    let trace = training(10, 60, 120, 80);
+    let mut before = u64::MAX;
+    for gigabytes in [1, 2, 4, 8, 16] {
+        let mut machine = machine(Lifetimes::of(&trace).peak().0 / 2);
+        let rate = Bandwidth(gigabytes * 1_000_000_000);
+        (machine.ssd.read, machine.ssd.write) = (rate, rate);
+        let plan = algorithm1(&trace, &machine, Options::default());
+        let now = time(&trace, &machine, Policy::Planned(&plan)).0;
+        assert!(now <= before, "{gigabytes} GB/s: {now} ns after {before} ns");
+        before = now;
+    }
+    assert_eq!(before, trace.duration().0, "16 GB/s hide everything");
+}
+
+#[test]
+fn expectations_say_what_the_simulation_found() {
+    let trace = training(12, 40, 100, 60);
+    let machine = machine(900);
+    let plan = algorithm1(&trace, &machine, Options::default());
+    assert!(!plan.expects.simulated);
+    let (plan, simulation) = with_expectations(plan, &trace, &machine).unwrap();
+    assert!(plan.expects.simulated);
+    assert_eq!(plan.expects.time, simulation.time);
+    assert_eq!(plan.expects.bytes, simulation.bytes);
+    assert_eq!(plan.expects.stall, simulation.stall_time());
+    let read = crate::plan::Plan::from_json(&plan.to_json()).unwrap();
+    assert_eq!(read, plan);
+}
+
+#[test]
+fn storages_from_outside_the_ops_come_and_go_each_iteration() {
+    let mut trace = training(4, 50, 80, 60);
+    let batch = PlanStorage(trace.storages.len() as u32);
+    let mut storage = trace.storages[0].clone();
+    storage.identity = crate::trace::Identity::Arrival;
+    trace.storages.push(storage);
+    let read = crate::trace::Use { storage: batch, access: Access::Read, previous: false };
+    trace.ops[0].uses.push(read);
+    trace.validate().unwrap();
+    let peak = Lifetimes::of(&trace).peak();
+    let ideal = simulate(&trace, &machine(1), Policy::Ideal).unwrap();
+    assert_eq!((ideal.time, ideal.peak), (trace.duration(), peak));
+    let lru = simulate(&trace, &machine(peak.0 * 2 / 3), Policy::Lru).unwrap();
+    assert!(lru.time > ideal.time);
+}
