@@ -86,15 +86,14 @@ impl Follow {
         Some(Desync::Shorter { ops, planned })
     }
 
-    /// Compares the step's next op with the schedule's.
-    pub(super) fn expect(&mut self, found: u64) -> Option<Desync> {
+    /// Compares an op of this step with the schedule's. Not every op needs to be compared.
+    pub(super) fn expect(&mut self, op: OpIndex, found: u64) -> Option<Desync> {
         if !self.in_step || !self.in_sync {
             return None;
         }
-        let op = OpIndex(self.compared);
         let reason = match self.schedule.fingerprint(op) {
             Some(expected) if expected == found => {
-                self.compared += 1;
+                self.compared = self.compared.max(op.0 + 1);
                 return None;
             }
             Some(expected) => Desync::OtherOp { op, expected, found },
@@ -191,7 +190,7 @@ impl Follow {
     }
 
     /// Until the next step nothing is planned.
-    fn leave(&mut self) {
+    pub(super) fn leave(&mut self) {
         self.in_sync = false;
         self.due.clear();
     }

@@ -11,7 +11,7 @@ use super::types::{
 };
 use super::victims::Victims;
 use crate::trace::PlanStorage;
-use crate::units::Bytes;
+use crate::units::{Bytes, OpIndex};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -244,12 +244,20 @@ impl Residency {
         self.lose_sync(reason);
     }
 
-    /// Compares the next op of the step, in order, with the schedule's; `true` while in sync. To be
-    /// called before the op begins.
-    pub fn expect(&mut self, fingerprint: u64) -> bool {
-        let reason = self.follow.as_mut().and_then(|follow| follow.expect(fingerprint));
+    /// Compares an op of the step with the schedule's, before it begins. Where they differ the rest of
+    /// the step is reactive, and [`Residency::desync`] tells why, once. Answers whether the schedule holds.
+    pub fn expect(&mut self, op: OpIndex, fingerprint: u64) -> bool {
+        let reason = self.follow.as_mut().and_then(|follow| follow.expect(op, fingerprint));
         self.lose_sync(reason);
         self.in_sync()
+    }
+
+    /// The caller saw by itself that this step is not the one that was planned: the rest is reactive.
+    pub fn leave_schedule(&mut self) {
+        if let Some(follow) = &mut self.follow {
+            follow.leave();
+            self.requeue();
+        }
     }
 
     /// Whether a schedule is being followed.

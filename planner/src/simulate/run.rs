@@ -104,7 +104,7 @@ impl<'a> Run<'a> {
         let op = &trace.ops[index];
         let op_index = OpIndex(index as u32);
         let uses = self.uses(op);
-        self.world.residency.expect(op.fingerprint);
+        self.world.residency.expect(op_index, op.fingerprint);
         let ready_at = self.world.now;
         let waited_for = self.first_absent(&uses);
         let begin = OpBegin { index: Some(op_index), uses: &uses, needs: born_bytes(trace, op) };
