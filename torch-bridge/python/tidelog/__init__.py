@@ -1,0 +1,38 @@
+"""Tidelog: train with NVMe SSDs as if they were memory.
+
+    import tidelog
+
+    with tidelog.offload(model, optimizer, pool="/mnt/nvme/tide", memory="20GiB") as tide:
+        for batch in loader:
+            with tide.step():
+                ...  # the loop as it was
+
+Results are bit-identical to the same run without offloading. See ``help(tidelog.offload)``.
+"""
+
+from tidelog._errors import (
+    BudgetError,
+    DeviceError,
+    Error,
+    ForkedError,
+    LeftBehindWarning,
+    PinnedError,
+    PoolError,
+    UnmovableError,
+)
+from tidelog._session import Tide, offload
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BudgetError",
+    "DeviceError",
+    "Error",
+    "ForkedError",
+    "LeftBehindWarning",
+    "PinnedError",
+    "PoolError",
+    "Tide",
+    "UnmovableError",
+    "offload",
+]

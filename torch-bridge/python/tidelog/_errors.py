@@ -1,0 +1,33 @@
+"""What can go wrong, one class per thing a caller may want to handle."""
+
+
+class Error(RuntimeError):
+    """Anything Tidelog reports. Its text says what was wrong, where, and what to do."""
+
+
+class PoolError(Error):
+    """The pool could not be formatted, opened or written: held by another process, full, damaged."""
+
+
+class DeviceError(Error):
+    """A device failed an operation. The text names the device and the tensor."""
+
+
+class BudgetError(Error):
+    """One op's own tensors exceed the budget. The text gives the smallest budget that would do."""
+
+
+class ForkedError(Error):
+    """The offload block belongs to the parent process; a forked child cannot move tensors."""
+
+
+class PinnedError(Error):
+    """The tensor's memory has an alias that Tidelog cannot see (numpy, DLPack, a raw pointer)."""
+
+
+class UnmovableError(Error):
+    """The tensor's memory is not torch's own (from_numpy, shared memory, a file): it stays."""
+
+
+class LeftBehindWarning(UserWarning):
+    """Tensors stayed on NVMe when the offload block ended, because they did not fit."""

@@ -1,0 +1,205 @@
+"""Accesses that do not go through the dispatcher: bring the bytes back first, pin where an alias stays.
+
+torch.save, deepcopy, pickle, numpy(), data_ptr() and the like read memory without an op that the
+dispatch mode could see. While a block is open, the methods they go through are wrapped. What is
+not wrapped meets the guard of the mover: an error that names the tensor, never old bytes.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import tempfile
+import threading
+
+import torch
+
+_untyped_storage = torch._C.TensorBase.untyped_storage
+_data_ptr = torch._C.StorageBase.data_ptr
+
+_TENSOR_READS = ("tolist", "__repr__", "__deepcopy__", "__reduce_ex__", "storage", "_typed_storage")
+_TENSOR_ALIASES = ("numpy", "__dlpack__", "share_memory_")
+# is_shared: torch aborts the process there when the storage is guarded.
+_STORAGE_READS = (
+    "nbytes", "size", "__len__", "__getitem__", "tolist", "clone", "cpu", "__deepcopy__", "_write_file", "is_shared"
+)
+_STORAGE_WRITES = ("copy_", "fill_", "__setitem__", "resize_", "byteswap", "_byteswap", "_set_from_file")
+_STORAGE_ALIASES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_shared_incref")
+
+_undo = []
+_scope = threading.local()
+
+
+def install(tide):
+    """Wraps the entry points for the block of `tide`."""
+    torch.UntypedStorage._tide = None  # so that looking up a storage's record never raises
+    for name in _TENSOR_READS:
+        _wrap(torch.Tensor, name, lambda tensor: _read(tide, _storage_of(tensor)))
+    for name in _TENSOR_ALIASES:
+        _wrap(torch.Tensor, name, lambda tensor: _alias(tide, _storage_of(tensor)))
+    for name in _STORAGE_READS:
+        _wrap(torch.UntypedStorage, name, lambda storage: _read(tide, storage))
+    for name in _STORAGE_WRITES:
+        _wrap(
+            torch.UntypedStorage,
+            name,
+            lambda storage: _read(tide, storage),
+            lambda storage: tide.storage_modified(storage),
+        )
+    for name in _STORAGE_ALIASES:
+        _wrap(torch.UntypedStorage, name, lambda storage: _alias(tide, storage))
+    _replace(torch.Tensor, "data_ptr", lambda original: _tensor_pointer(tide, original))
+    _replace(torch.UntypedStorage, "data_ptr", lambda original: _storage_pointer(tide, original))
+    _replace(torch, "save", lambda original: _within("identity", original))
+    for owner, name in ((torch._C, "_to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack")):
+        if hasattr(owner, name):
+            _wrap(owner, name, lambda tensor: _alias(tide, _storage_of(tensor)))
+    if importlib.util.find_spec("safetensors") is not None:
+        _install_safetensors(tide)
+
+
+def remove():
+    """Puts every entry point back as it was."""
+    while _undo:
+        owner, name, own = _undo.pop()
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
+
+
+def _replace(owner, name, make):
+    original = getattr(owner, name)
+    _undo.append((owner, name, vars(owner).get(name)))
+    setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+def _wrap(owner, name, before, after=None):
+    if not hasattr(owner, name):
+        return
+
+    def make(original):
+        def wrapper(subject, *args, **kwargs):
+            before(subject)
+            result = original(subject, *args, **kwargs)
+            if after is not None:
+                after(subject)
+            return result
+
+        return wrapper
+
+    _replace(owner, name, make)
+
+
+def _storage_of(tensor):
+    try:
+        return _untyped_storage(tensor)
+    except (NotImplementedError, RuntimeError, TypeError):
+        return None  # sparse, opaque or not a tensor at all: the original says what is wrong
+
+
+def _read(tide, storage):
+    record = storage._tide if storage is not None else None
+    if record is not None and record.state:
+        record.tide.bring_back(storage)
+
+
+def _alias(tide, storage):
+    """From here on somebody holds the memory's address: it must never move again."""
+    if storage is None:
+        return
+    _read(tide, storage)
+    record = storage._tide
+    if record is not None:
+        if not record.pins:
+            record.tide.pin(record)
+    elif not tide.forked:
+        tide.record_of(storage)
+
+
+# -- addresses ---------------------------------------------------------------------------------------
+# torch.save and safetensors compare addresses only to find tensors that share memory. Giving them the
+# storage's identity instead neither pins nor restores anything, and stays true while storages move.
+
+
+@contextlib.contextmanager
+def _pointers_mean(meaning):
+    before = getattr(_scope, "meaning", None)
+    _scope.meaning = meaning
+    try:
+        yield
+    finally:
+        _scope.meaning = before
+
+
+def _within(meaning, original):
+    def wrapper(*args, **kwargs):
+        with _pointers_mean(meaning):
+            return original(*args, **kwargs)
+
+    return wrapper
+
+
+def _identity(storage):
+    return (storage._cdata << 8) & 0x7FFF_FFFF_FFFF_FFFF
+
+
+def _storage_pointer(tide, original):
+    def wrapper(storage):
+        meaning = getattr(_scope, "meaning", None)
+        if meaning == "identity":
+            return _identity(storage)
+        if meaning == "momentary":
+            _read(tide, storage)
+        else:
+            _alias(tide, storage)
+        return original(storage)
+
+    return wrapper
+
+
+def _tensor_pointer(tide, original):
+    def wrapper(tensor):
+        storage = _storage_of(tensor)
+        if storage is not None:
+            meaning = getattr(_scope, "meaning", None)
+            if meaning == "identity":
+                return _identity(storage) + tensor.storage_offset() * tensor.element_size()
+            if meaning == "momentary":
+                _read(tide, storage)
+            else:
+                _alias(tide, storage)
+        return original(tensor)
+
+    return wrapper
+
+
+# -- safetensors -------------------------------------------------------------------------------------
+
+
+def _install_safetensors(tide):
+    """safetensors hands raw addresses of all tensors to its writer at once. Where they do not fit in
+    memory together, each is copied in turn to a file without a name, whose pages the kernel may drop."""
+    import safetensors.torch as library
+
+    for name in ("_evaluate_tensors_for_save", "_remove_duplicate_names", "_find_shared_tensors"):
+        if hasattr(library, name):
+            _replace(library, name, lambda original: _within("identity", original))
+    if hasattr(library, "_tobytes"):  # copies each tensor itself, one after the other
+        _replace(library, "_tobytes", lambda original: _within("momentary", original))
+    if hasattr(library, "_to_ndarray"):
+        _replace(library, "_to_ndarray", lambda original: _through_a_file(tide, original))
+
+
+def _through_a_file(tide, original):
+    import numpy
+
+    def wrapper(tensor):
+        with _pointers_mean("momentary"):
+            data, owner = original(tensor)
+            if data.nbytes == 0 or not tide.moves(tensor):
+                return data, owner
+            copy = numpy.memmap(tempfile.TemporaryFile(), dtype=data.dtype, mode="w+", shape=data.shape)
+            copy[...] = data
+            return copy, copy
+
+    return wrapper

@@ -1,0 +1,180 @@
+"""The dispatch mode: every op of the block passes here, before and after it runs.
+
+Three paths, by how much must be known. Correctness never depends on which one is taken:
+
+quiet     nothing is out or on its way and there is room: only an op's new storages are taken on.
+watchful  a plan is being followed: the op's storages are checked for being out, the plan's triggers
+          fire at their op index, and the op is checked against the one that the plan expects.
+observed  the residency machine is asked about every storage that the op touches.
+"""
+
+import array
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+import torch
+
+from tidelog import _record
+from tidelog._ops import halves, info_of, merged, storages_in
+
+_untyped_storage = torch._C.TensorBase.untyped_storage
+_nbytes = torch._C.StorageBase.nbytes
+
+# A use's top bit in the C ABI: the op writes the storage.
+_MODIFIES = 1 << 31
+# Beyond this many remembered shapes the memory of output sizes starts afresh.
+_FORESIGHT_ENTRIES_MAX = 1 << 16
+
+
+class Hook(TorchDispatchMode):
+    """Asks the residency machine before each op and reports to it afterwards."""
+
+    def __init__(self, tide):
+        super().__init__()
+        self._tide = tide
+        self.quiet = False  # set by the session whenever its conditions change
+        self.plan = None  # the Plan that this step follows, as long as it matches
+        self.next_op = -1  # outside a step; inside, the index of the next op
+        self._uses = {}  # storage id -> use, of the op that is running
+        self._foresight = {}  # (op, shapes, sizes) -> bytes of its new outputs, when last seen
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if self.quiet:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            kind = type(result)
+            if kind is Tensor:
+                storage = _untyped_storage(result)
+                if storage._tide is None:
+                    self._tide.take_on(storage, func)
+            elif kind is not type(None):
+                self._take_on_all(result, func)
+            return result
+        if kwargs is None:
+            kwargs = {}
+        if self._tide.forked:
+            return func(*args, **kwargs)
+        if self.plan is not None:
+            return self._watchful(func, info_of(func), args, kwargs)
+        return self._observed(func, info_of(func), args, kwargs)
+
+    def _take_on_all(self, result, func):
+        storages = []
+        storages_in(result, storages)
+        for storage in storages:
+            if storage._tide is None:
+                self._tide.take_on(storage, func)
+
+    # -- a plan is being followed ---------------------------------------------------------------------
+
+    def _watchful(self, func, info, args, kwargs):
+        tide, plan, index = self._tide, self.plan, self.next_op
+        if index >= plan.ops or func is not plan.funcs[index]:
+            tide.leave_plan(index, func)
+            return self._observed(func, info, args, kwargs)
+        if info.chunks or plan.due[index] or tide.attention[0] or tide.live + plan.needs[index] > tide.limit:
+            return self._observed(func, info, args, kwargs)
+        storages = []
+        for value in args:
+            storages_in(value, storages)
+        for value in kwargs.values():
+            storages_in(value, storages)
+        for storage in storages:
+            record = storage._tide
+            if record is None or record.tide is not tide or (
+                record.state and (record.state != _record.CLEAN or info.written)
+            ):
+                return self._observed(func, info, args, kwargs)
+        self.next_op = index + 1
+        result = func(*args, **kwargs)
+        self._take_on(result, index, info)
+        if tide.live > tide.limit:
+            tide.end_op()
+        return result
+
+    # -- one op, looked at in full ----------------------------------------------------------------------
+
+    def _observed(self, func, info, args, kwargs):
+        tide = self._tide
+        storages, shapes, sizes = [], [info.seed], []
+        for value in args:
+            storages_in(value, storages, shapes, sizes)
+        for value in kwargs.values():
+            storages_in(value, storages, shapes, sizes)
+        records = self._records_of(storages)
+        if info.chunks and sum(record.size for record in records) > tide.chunk_limit:
+            pieces = halves(args, kwargs)
+            if pieces is not None:
+                return merged([self._observed(func, info, *piece) for piece in pieces])
+
+        uses = {record.id: 0 for record in records}
+        if info.written:
+            for record in self._records_of(info.modified(args, kwargs)):
+                uses[record.id] = _MODIFIES
+                tide.modifies(record)
+        fingerprint = _fingerprint(shapes, records)
+        foreseen = (fingerprint, *sizes)
+        index = self.next_op
+        self._begin(index, info.text, fingerprint, uses, self._foresight.get(foreseen, 0))
+        if index >= 0:
+            self.next_op = index + 1
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self._uses = {}
+        born = self._take_on(result, index, info)
+        if born:
+            if len(self._foresight) >= _FORESIGHT_ENTRIES_MAX:
+                self._foresight.clear()
+            self._foresight[foreseen] = born
+        if info.resizes:
+            for record in records:
+                tide.measure_again(record)
+        tide.op_ran(index, func, born)
+        return result
+
+    def _records_of(self, storages):
+        tide = self._tide
+        records = []
+        for storage in storages:
+            record = storage._tide
+            if record is None or record.tide is not tide:
+                record = tide.record_of(storage)
+            if record is not None:
+                records.append(record)
+        return records
+
+    def _begin(self, index, name, fingerprint, uses, needs):
+        packed = array.array("I", [storage | use for storage, use in uses.items()])
+        address, count = packed.buffer_info()
+        self._uses = uses
+        self._tide.begin_op(index, fingerprint, name, address, count, needs)
+
+    def _take_on(self, result, index, info):
+        """Registers the storages that an op brought into the world; returns their bytes."""
+        storages = []
+        storages_in(result, storages)
+        born = 0
+        for slot, storage in enumerate(storages):
+            record = storage._tide
+            if record is None or record.tide is not self._tide:
+                record = self._tide.record_of(storage, (index, slot, info.name))
+                if record is not None:
+                    born += record.size
+        return born
+
+    # -- an access that is no op ----------------------------------------------------------------------
+
+    def touch(self, record):
+        """Brings a storage back for an access from outside the dispatcher, also from inside a running op."""
+        outer = self._uses
+        self._begin(-1, b"an access outside the dispatcher", 0, {**outer, record.id: 0}, 0)
+        self._uses = outer
+        if not outer:
+            self._tide.end_op()
+
+
+def _fingerprint(shapes, records):
+    """A hash over the op, the shapes and types of its tensors, and which of them share memory."""
+    places = {}
+    aliasing = [places.setdefault(record.id, len(places)) for record in records]
+    return hash((*shapes, *aliasing)) & 0xFFFFFFFFFFFFFFFF

@@ -1,0 +1,107 @@
+"""How a storage loses its memory and regains it.
+
+Both movers set torch's data-pointer access guard on a storage that is out, so that a stray touch
+(another thread, a kernel that does not go through the dispatcher) raises an error that names the
+tensor. Neither touches version counters.
+
+Taking and giving run their torch calls as one C-level loop: Python delivers Ctrl-C only between
+bytecodes, and a storage that is emptied but not yet guarded would be a segmentation fault.
+"""
+
+from functools import partial
+from operator import methodcaller
+
+import torch
+
+from tidelog._errors import Error
+
+_call = methodcaller("__call__")
+_set_guard = getattr(torch._C, "_set_storage_data_ptr_access_error_msg", None)
+_clear_guard = getattr(torch._C, "_clear_storage_data_ptr_access_error_msg", None)
+
+# The unpatched methods: inside an offload block `torch.UntypedStorage` carries wrappers of these.
+_data_ptr = torch._C.StorageBase.data_ptr
+_resize = torch._C.StorageBase.resize_
+_swap = getattr(torch._C.StorageBase, "_swap_data_ptr_", None)
+
+
+def _in_one_go(*calls):
+    """Runs zero-argument calls with no bytecode, hence no signal handler, between them."""
+    return list(map(_call, calls))
+
+
+class ResizeMover:
+    """`resize_(0)` and back: the reference. Portable; a view of an emptied storage fails its bounds check."""
+
+    name = "resize"
+
+    @staticmethod
+    def take(storage, message):
+        _in_one_go(
+            partial(_clear_guard, storage._cdata),  # repeated after an interrupt: resize_ needs the pointer
+            partial(_resize, storage, 0),
+            partial(_set_guard, storage._cdata, message),
+        )
+
+    @staticmethod
+    def give(storage, size, message):
+        _, _, address, _ = _in_one_go(
+            partial(_clear_guard, storage._cdata),
+            partial(_resize, storage, size),
+            partial(_data_ptr, storage),
+            partial(_set_guard, storage._cdata, message),
+        )
+        return address
+
+
+class SwapMover:
+    """Swaps the storage's pointer with an empty storage's: `nbytes` stays, so views keep working."""
+
+    name = "swap"
+
+    @staticmethod
+    def take(storage, message):
+        empty = torch.UntypedStorage(0)
+        _in_one_go(
+            partial(_clear_guard, storage._cdata),
+            partial(_swap, storage, empty),
+            partial(_set_guard, storage._cdata, message),
+        )
+
+    @staticmethod
+    def give(storage, size, message):
+        fresh = torch.UntypedStorage(size)
+        address = _data_ptr(fresh)
+        _in_one_go(
+            partial(_clear_guard, storage._cdata),
+            partial(_swap, storage, fresh),
+            partial(_set_guard, storage._cdata, message),
+        )
+        return address
+
+
+def open_to_reads(storage):
+    """Lifts the guard: the storage's bytes are back."""
+    _clear_guard(storage._cdata)
+
+
+def data_pointer(storage):
+    """The storage's address, past the wrappers that pin."""
+    return _data_ptr(storage)
+
+
+def choose(name):
+    """The mover for `name`: "resize", "swap", or "auto" (swap where this torch has it)."""
+    if _set_guard is None or _clear_guard is None:
+        raise Error(
+            f"torch {torch.__version__} has no data-pointer access guard, without which a stray touch "
+            "of a tensor that is on NVMe would read other bytes. Use torch 2.15 or newer."
+        )
+    if name == "auto":
+        name = "swap" if _swap else "resize"
+    if name == "swap" and _swap is None:
+        raise Error(f"torch {torch.__version__} cannot swap data pointers; use mover='resize'.")
+    movers = {"resize": ResizeMover, "swap": SwapMover}
+    if name not in movers:
+        raise Error(f"mover={name!r}: expected 'auto', 'resize' or 'swap'.")
+    return movers[name]

@@ -1,0 +1,135 @@
+"""What an op touches and what its schema says: which arguments it writes, what may be split."""
+
+import zlib
+
+import torch
+from torch import Tensor
+
+_untyped_storage = torch._C.TensorBase.untyped_storage
+
+# How an argument is walked, by its type.
+_PLAIN, _TENSOR, _LIST, _STORAGE, _INTEGER = range(5)
+_walks = {Tensor: _TENSOR, torch.nn.Parameter: _TENSOR, list: _LIST, tuple: _LIST, int: _INTEGER}
+
+
+def _walk_of(kind):
+    """Classifies a type that has not been met before, and remembers it."""
+    for base, walk in (
+        (Tensor, _TENSOR),
+        ((list, tuple), _LIST),
+        (torch.UntypedStorage, _STORAGE),
+        (int, _INTEGER),
+    ):
+        if issubclass(kind, base):
+            break
+    else:
+        walk = _PLAIN
+    _walks[kind] = walk
+    return walk
+
+
+def storages_in(value, storages, shapes=None, sizes=None):
+    """Appends the storages of every tensor in an argument to `storages`, the tensors' shapes and types to
+    `shapes`, and whole numbers (sizes and offsets) to `sizes`."""
+    walk = _walks.get(type(value))
+    if walk is None:
+        walk = _walk_of(type(value))
+    if walk == _TENSOR:
+        try:
+            storages.append(_untyped_storage(value))
+        except (NotImplementedError, RuntimeError):
+            _components_in(value, storages, shapes, sizes)
+        if shapes is not None:
+            shapes.append(value.shape)
+            shapes.append(value.dtype)
+    elif walk == _LIST:
+        for item in value:
+            storages_in(item, storages, shapes, sizes)
+    elif walk == _STORAGE:
+        storages.append(value)
+    elif walk == _INTEGER and sizes is not None:
+        sizes.append(value)
+
+
+def _components_in(tensor, storages, shapes, sizes):
+    """A sparse tensor has no storage of its own; its components have. Opaque layouts stay where they are."""
+    if tensor.layout is torch.sparse_coo:
+        parts = (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    else:
+        parts = ()
+    storages_in(parts, storages, shapes, sizes)
+
+
+class OpInfo:
+    """Facts of one overload, read from its schema once."""
+
+    __slots__ = ("chunks", "name", "resizes", "seed", "text", "written")
+
+    def __init__(self, func):
+        self.name = str(func)
+        self.text = self.name.encode()
+        self.seed = zlib.crc32(self.text)  # stands for the op in fingerprints; the same in every process
+        schema = getattr(func, "_schema", None)
+        self.written = tuple(
+            (position, argument.name)
+            for position, argument in enumerate(schema.arguments if schema is not None else ())
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        base = self.name.removeprefix("aten.")
+        # Only these can change the size of a storage that exists already.
+        self.resizes = bool(self.written) and (
+            "resize" in base or base.startswith("set_") or any(name.startswith("out") for _, name in self.written)
+        )
+        # Element-wise over lists: doing a list in pieces gives the same bits.
+        self.chunks = base.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
+
+    def modified(self, args, kwargs):
+        """The storages of the arguments that the op writes."""
+        found = []
+        for position, name in self.written:
+            if position < len(args):
+                storages_in(args[position], found)
+            elif name in kwargs:
+                storages_in(kwargs[name], found)
+        return found
+
+
+_infos = {}
+
+
+def info_of(func):
+    info = _infos.get(func)
+    if info is None:
+        info = _infos[func] = OpInfo(func)
+    return info
+
+
+def halves(args, kwargs):
+    """The arguments of a foreach or fused op with their tensor lists cut in two; None where they hold one tensor."""
+    lists = [a for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple))]
+    length = max(map(len, lists), default=0)
+    if length < 2:
+        return None
+    middle = length // 2
+
+    def cut(value, piece):
+        return value[piece] if isinstance(value, (list, tuple)) and len(value) == length else value
+
+    return [
+        (tuple(cut(a, piece) for a in args), {name: cut(a, piece) for name, a in kwargs.items()})
+        for piece in (slice(0, middle), slice(middle, length))
+    ]
+
+
+def merged(results):
+    """One op's result out of its pieces' results: lists are joined, tuples of lists member by member."""
+    first = results[0]
+    if isinstance(first, list):
+        return [item for result in results for item in result]
+    if isinstance(first, tuple):
+        return tuple(merged([result[i] for result in results]) for i in range(len(first)))
+    return first

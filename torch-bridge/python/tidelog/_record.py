@@ -1,0 +1,49 @@
+"""What Python knows of one storage: a weak reference to it, hung on the storage itself.
+
+A storage owns its record (`storage._tide`), so that a lookup is one attribute read and a record
+never outlives its storage unnoticed: the weak reference's callback reports the death.
+"""
+
+import weakref
+
+# Record.state: the mark that the residency machine put on a storage. 0: resident, no copy in the log.
+SETTLED = 0
+CLEAN = 1  # resident, and the log holds the same bytes: a modification must be reported
+LEAVING = 2  # resident, a copy is being written
+OUT = 4  # no memory; guarded
+COMING = 8  # memory is there, its bytes are not yet; guarded
+AWAY = OUT | COMING
+
+
+class Record(weakref.ref):
+    __slots__ = ("birth", "id", "name", "pins", "size", "state", "tide", "told")
+
+    def __new__(cls, storage, tide, identity, size):
+        return super().__new__(cls, storage, _died)
+
+    def __init__(self, storage, tide, identity, size):
+        super().__init__(storage, _died)
+        self.tide = tide
+        self.id = identity
+        self.size = size
+        self.state = SETTLED
+        self.told = False  # whether the residency machine has heard of it
+        self.pins = 0  # aliases that we cannot see; above zero the memory stays where it is
+        self.name = None
+        self.birth = None  # (op index, output slot, op name), or the op alone
+
+    def describe(self):
+        """The name people know the tensor by."""
+        if self.name is not None:
+            return self.name
+        if self.birth is not None:
+            if not isinstance(self.birth, tuple):
+                return f"an output of {self.birth}"
+            index, slot, op = self.birth
+            where = f"op {index}" if index >= 0 else "outside a step"
+            return f"output {slot} of {op} ({where})"
+        return f"a tensor of {self.size} bytes (storage {self.id})"
+
+
+def _died(record):
+    record.tide._storage_died(record)

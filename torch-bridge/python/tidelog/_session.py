@@ -1,0 +1,688 @@
+"""The offload block: storages, the residency machine's requests, and what the user asks of a block."""
+
+import array
+import atexit
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import re
+import threading
+import time
+import warnings
+
+import torch
+
+from tidelog import _errors, _escape, _movers, _native, _record
+from tidelog._hook import Hook
+from tidelog._plan import Plan
+
+_resizable = torch._C.StorageBase.resizable
+_nbytes = torch._C.StorageBase.nbytes
+_is_shared = torch._C.StorageBase.is_shared
+_untyped_storage = torch._C.TensorBase.untyped_storage
+
+# Births that the machine has not heard of, at most: most storages die before anybody needs to know.
+_BIRTHS_UNTOLD_MAX = 4096
+
+# Asking a storage for its device costs as much as all the rest of taking it on; below this size it cannot matter.
+_DEVICE_CHECK_BYTES_MIN = 64 << 10
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+# The session whose block is open (at most one in a process), and those that ended with tensors out.
+_active = None
+_left_behind = []
+
+
+def parse_bytes(value, what):
+    """An int, or text such as "20GiB", "512M", "1048576"."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", str(value).lower())
+        if not match:
+            raise _errors.Error(f'{what}={value!r}: expected a number of bytes such as "20GiB" or 21474836480.')
+        size = int(float(match[1]) * _UNITS[match[2]])
+    if size <= 0:
+        raise _errors.Error(f"{what}={value!r}: must be above zero.")
+    return size
+
+
+class Tide:
+    """An open offload block. Made by `offload`."""
+
+    def __init__(self, model, optimizer, *, pool, memory, mode, mover, pool_size, staging, data_path, buffered, report):
+        self.budget = parse_bytes(memory, "memory")
+        self.staging = (
+            parse_bytes(staging, "staging")
+            if staging is not None
+            else max(256 << 10, min(self.budget // 8, 16 << 20))
+        )
+        if mode not in ("auto", "reactive"):
+            raise _errors.Error(f"mode={mode!r}: expected 'auto' or 'reactive'.")
+        self.mode = mode
+        self._mover = _movers.choose(mover)
+        self._library = _native.load()
+        self._model, self._optimizer = model, optimizer
+        self._report_path = report
+        self._pool = pool
+        self._options = _native.SessionOptions(
+            devices=os.fsencode(pool),
+            data_path=data_path.encode(),
+            budget=self.budget,
+            staging=self.staging,
+            pool_size=parse_bytes(pool_size, "pool_size") if pool_size is not None else 0,
+            share=0,
+            buffered=bool(buffered),
+            reactive=mode == "reactive",
+        )
+        self._handle = 0
+        self._records = {}
+        self._in_flight = {}  # storage id -> storage: alive while a device or a copy may touch it
+        self._births, self._deaths, self._pin_requests = [], [], []
+        # Numbers of dead storages serve again, but not within a step: a profile tells storages apart by them.
+        self._next_id, self._free_ids, self._retired_ids = 0, [], []
+        self.live = 0
+        self._peak = 0
+        self._op_index = -1  # outside a step
+        self._steps = 0
+        self._last_step = {}
+        self._thread = threading.get_ident()
+        self._pid = os.getpid()
+        self.forked = False  # true in a child of a fork: its handles are dead
+        if self.budget <= self.staging:
+            raise _errors.BudgetError(
+                f"memory={memory!r} leaves nothing beside the staging buffers of {self.staging} bytes; "
+                "give more, or pass a smaller staging=."
+            )
+        self.limit = self.budget - self.staging  # of live storages
+        self.chunk_limit = max(self.limit // 4, 1)  # foreach ops are done in pieces of this
+        self._marked = 0  # storages that are not plainly resident
+        self._funcs, self._needs = [], []  # of the ops of a step that is being profiled
+        self._plan = None
+        self._pressed = False  # whether the budget was ever reached: from then on ops are looked at
+        self._notices = []
+        self._action = _native.Action()
+        self._hook = Hook(self)
+        self._open = False
+
+    # -- the block ------------------------------------------------------------------------------
+
+    def __enter__(self):
+        global _active
+        if _active is not None:
+            raise _errors.Error(
+                "an offload block is open already in this process; leave it before entering another "
+                "(one block can hold several models: pass a torch.nn.ModuleList)."
+            )
+        handle = ctypes.c_uint64()
+        self._check(self._library.tide_session_open(ctypes.byref(self._options), ctypes.byref(handle)))
+        self._handle = handle.value
+        address = self._library.tide_session_attention(self._handle)
+        self.attention = memoryview((ctypes.c_uint32 * 1).from_address(address)).cast("B").cast("I")
+        _active = self
+        try:
+            _escape.install(self)
+            self._open = True
+            self._adopt_what_lives()
+            self._drive(self._library.tide_session_settle(self._sync()))
+            self._peak = self.live
+            self._hook.quiet = self._is_quiet()
+            self._hook.__enter__()
+        except BaseException:
+            self._end_block()
+            raise
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self._hook.__exit__(kind, error, trace)
+        try:
+            if kind is None and self._report_path is not None:
+                self.report(self._report_path)
+        finally:
+            self._end_block()
+        return False
+
+    def _end_block(self):
+        global _active
+        try:
+            self._restore_what_fits()
+        finally:
+            self._open = False
+            _escape.remove()
+            _active = None
+            left = [record for record in self._records.values() if record.state & _record.AWAY]
+            if left:
+                _left_behind.append(self)
+                self._warn_of(left)
+            else:
+                self._close()
+
+    def _restore_what_fits(self):
+        self._op_index = -1
+        self._drive(self._library.tide_session_settle(self._sync()))
+        for record in sorted(self._records.values(), key=lambda record: record.id):
+            if record.state & _record.AWAY:
+                storage = record()
+                if storage is not None and self.live + record.size + self.staging <= self.budget:
+                    self.bring_back(storage)
+
+    def _warn_of(self, left):
+        names = [record.describe() for record in left]
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        warnings.warn(
+            f"{len(names)} tensors ({sum(record.size for record in left)} bytes) stay on NVMe because they do not fit "
+            f"the budget of {self.budget} bytes: {shown}. They are safe until this process ends; touching one raises "
+            "an error. Enter another offload block to use them, or call restore() on this one to bring them back.",
+            _errors.LeftBehindWarning,
+            stacklevel=4,
+        )
+
+    def _close(self):
+        handle, self._handle = self._handle, 0
+        if handle and not self.forked:
+            self.attention = None
+            self._library.tide_session_close(handle)
+        self._in_flight.clear()
+        if self in _left_behind:
+            _left_behind.remove(self)
+
+    @contextlib.contextmanager
+    def step(self):
+        """Marks one training step. Results do not depend on it; plans do."""
+        self._require_open()
+        started = time.perf_counter()
+        self._begin_step()
+        completed = False
+        try:
+            yield self
+            completed = True
+        finally:
+            self._hook.next_op, self._hook.plan = -1, None
+            if self._open and not self.forked:
+                self._end_step(completed, started)
+
+    def _begin_step(self):
+        hook = self._hook
+        hook.quiet = self._is_quiet()
+        self._drive(self._library.tide_session_step(self._sync(), 1))
+        self._free_ids += self._retired_ids
+        self._retired_ids.clear()
+        self._funcs, self._needs = [], []
+        if not hook.quiet:
+            hook.next_op = 0
+            hook.plan = self._plan
+
+    def _end_step(self, completed, started):
+        if not self._hook.quiet:
+            self._name_states()
+        self._hook.quiet = False
+        status = self._library.tide_session_step(self._sync(), 0 if completed else 2)
+        if not completed:
+            return  # an exception is on its way: what else is wrong surfaces at the next touch
+        self._drive(status)
+        self._hook.quiet = self._is_quiet()
+        if self.mode == "auto" and self._plan is None and self._funcs:
+            plan = Plan(self._library, self._handle, self._funcs, self._needs)
+            self._plan = plan if plan.ops else None
+        self._last_step = {"seconds": time.perf_counter() - started}
+
+    def _is_quiet(self):
+        """Nothing is out, on its way, or copied; and the last step left room."""
+        return self._marked == 0 and self.live <= self.limit and not self._pressed
+
+    # -- what users ask ---------------------------------------------------------------------------
+
+    def evict(self, tensor):
+        """Moves a tensor's memory out now and waits until it is out."""
+        self._require_open()
+        storage = _untyped_storage(tensor)
+        record = self.record_of(storage)
+        if record is not None and record.state & _record.OUT:
+            return
+        if record is None or not self._movable(storage):
+            raise _errors.UnmovableError(f"{record.describe() if record else 'the tensor'} cannot move: its memory is not torch's own.")
+        if record.pins:
+            raise _errors.PinnedError(
+                f"{record.describe()} cannot move: numpy, DLPack or a raw pointer holds an alias of its memory."
+            )
+        self._drive(self._library.tide_session_settle(self._sync()))
+        self._drive(self._library.tide_session_evict(self._handle, record.id))
+        if not record.state & _record.OUT:
+            raise _errors.Error(f"{record.describe()} could not be moved out; stats()['notices'] says why.")
+
+    def is_resident(self, tensor):
+        """Whether the tensor's bytes are in memory now."""
+        record = _untyped_storage(tensor)._tide
+        return record is None or not record.state & _record.AWAY
+
+    def restore(self, *tensors):
+        """Brings tensors back; without arguments, everything that is out, whatever the budget says."""
+        if tensors:
+            for tensor in tensors:
+                self.bring_back(_untyped_storage(tensor))
+            return
+        self._check(self._library.tide_session_set_budget(self._handle, (1 << 63) - 1))
+        for record in list(self._records.values()):
+            storage = record()
+            if storage is not None and record.state & _record.AWAY:
+                self.bring_back(storage)
+        if not self._open:
+            self._close()
+
+    @property
+    def live_bytes(self):
+        """Bytes of storages in memory, staging included."""
+        return self.live + self.staging
+
+    @property
+    def peak_bytes(self):
+        """The highest `live_bytes` at an op boundary so far."""
+        return self._peak + self.staging
+
+    @property
+    def phase(self):
+        """"profiling", "planned" or "reactive"."""
+        if self.mode == "reactive":
+            return "reactive"
+        return "profiling" if self._plan is None else "planned"
+
+    def stats(self):
+        """Figures of the block so far, as a dict."""
+        self._sync()
+        stats = json.loads(_native.text_of(lambda buffer, size: self._library.tide_session_stats(self._handle, buffer, size)))
+        stats["unmovable"] = [
+            record.describe()
+            for record in list(self._records.values())
+            if not record.state & _record.AWAY and (storage := record()) is not None and not self._movable(storage)
+        ]
+        return stats
+
+    def last_step(self):
+        """Figures of the last complete step: seconds, bytes_written, bytes_read, evictions, fetches, stalls, stall_seconds."""
+        figures = self.stats()["last_step"]
+        return {**self._last_step, **figures, "stall_seconds": figures["stall_ns"] / 1e9}
+
+    def report(self, path):
+        """Writes the HTML report."""
+        self._check(self._library.tide_session_report(self._sync(), os.fsencode(path)))
+
+    # -- storages ---------------------------------------------------------------------------------
+
+    def record_of(self, storage, birth=None):
+        """The storage's record; a storage that was never met is taken on. None: not ours to move."""
+        record = storage._tide
+        if record is not None and record.tide is self:
+            return record
+        if record is not None and record.state & _record.AWAY:
+            record.tide.bring_back(storage)  # left behind by an earlier block
+        if storage.device.type != "cpu":
+            return None
+        record = _record.Record(storage, self, self._new_id(), _nbytes(storage))
+        record.birth = birth
+        self._records[record.id] = record
+        self._births.append(record)
+        storage._tide = record
+        self.live += record.size
+        return record
+
+    def take_on(self, storage, func):
+        """Registers an op's new storage while all is quiet, and ends the quiet where the budget is reached."""
+        size = _nbytes(storage)
+        if size >= _DEVICE_CHECK_BYTES_MIN and storage.device.type != "cpu":
+            return  # a meta tensor: it has a size, and no memory
+        record = _record.Record(storage, self, self._new_id(), size)
+        record.birth = func
+        storage._tide = record
+        self._records[record.id] = record
+        self._births.append(record)
+        self.live = live = self.live + record.size
+        if live > self._peak:
+            if live > self.limit:
+                self._end_quiet()
+            self._peak = self.live
+        elif len(self._births) >= _BIRTHS_UNTOLD_MAX:
+            self._births = [record for record in self._births if record() is not None]
+            self._sync()
+
+    def _end_quiet(self):
+        self._pressed = True
+        self._hook.quiet = False
+        self._hook.next_op, self._hook.plan = -1, None
+        self.end_op()
+
+    def _new_id(self):
+        if self._free_ids:
+            return self._free_ids.pop()
+        self._next_id += 1
+        return self._next_id - 1
+
+    def _storage_died(self, record):
+        if self._records.pop(record.id, None) is not None:
+            if record.state:
+                self._marked -= 1
+            if not record.state & _record.OUT:
+                self.live -= record.size
+            if record.told:
+                self._deaths.append(record.id)
+            else:
+                self._retired_ids.append(record.id)
+
+    def _movable(self, storage):
+        return _resizable(storage) and not _is_shared(storage)
+
+    def _adopt_what_lives(self):
+        """Every tensor of this process counts against the budget from the start, ours or not."""
+        for thing in gc.get_objects():
+            if issubclass(type(thing), torch.Tensor):
+                for tensor in (thing, thing.grad if thing.is_leaf else None):
+                    self._adopt(tensor)
+        for earlier in list(_left_behind):
+            for record in list(earlier._records.values()):
+                storage = record()
+                if storage is not None and record.state & _record.AWAY:
+                    self.record_of(storage)
+                    self._drive(self._library.tide_session_settle(self._sync()))
+            earlier._close()
+        if self._model is not None:
+            for name, tensor in self._model.named_parameters():
+                self._name(tensor, 1, name)
+            for name, tensor in self._model.named_buffers():
+                self._name(tensor, 5, name)
+        self._name_states()
+
+    def _adopt(self, tensor):
+        if tensor is not None:
+            try:
+                return self.record_of(_untyped_storage(tensor))
+            except (NotImplementedError, RuntimeError):
+                return None  # sparse and opaque layouts have no storage of their own
+        return None
+
+    def _name(self, tensor, kind, name):
+        record = self._adopt(tensor)
+        if record is not None and record.name != name:
+            record.name = name
+            self._sync()
+            self._library.tide_session_name(self._handle, record.id, kind, name.encode())
+
+    def _name_states(self):
+        """Gradients and optimizer state appear as training goes: name them for errors and figures."""
+        names = {}
+        if self._model is not None:
+            for name, parameter in self._model.named_parameters():
+                names[parameter] = name
+                if parameter.grad is not None:
+                    self._name(parameter.grad, 2, f"grad of {name}")
+        if self._optimizer is not None:
+            for parameter, state in self._optimizer.state.items():
+                for key, value in state.items():
+                    if isinstance(value, torch.Tensor):
+                        self._name(value, 3, f"{key} of {names.get(parameter, 'a parameter')}")
+
+    # -- talking to the residency machine -----------------------------------------------------------
+
+    def _sync(self):
+        """Tells births, deaths and pins that it has not heard of yet. Returns the handle, for chaining.
+
+        Ctrl-C may land anywhere: what was sent but not yet crossed off is sent again, which is harmless.
+        """
+        if self._births or self._deaths:
+            births = array.array("Q")
+            for record in self._births:
+                if record.told or record() is not None:
+                    record.told = True  # before it is sent: from here on its death is reported
+                    index, slot = record.birth[:2] if isinstance(record.birth, tuple) else (-1, 0)
+                    births.extend((record.id, record.size, ((index & 0xFFFFFFFF) << 16) | slot))
+            deaths = array.array("I", self._deaths)
+            address, length = births.buffer_info()
+            dead_address, dead = deaths.buffer_info()
+            self._check(self._library.tide_session_sync(self._handle, address, length // 3, dead_address, dead))
+            self._births.clear()
+            self._retired_ids += deaths
+            del self._deaths[:dead]
+        while self._pin_requests:
+            self._check(self._library.tide_session_pin(self._handle, *self._pin_requests[-1]))
+            self._pin_requests.pop()
+        return self._handle
+
+    def _drive(self, status):
+        """Performs what the machine asks for and waits where it waits, until it is ready."""
+        while status != _native.READY:
+            if status == _native.ACTION:
+                self._perform()
+                status = self._library.tide_session_resume(self._sync())
+            elif status == _native.WAITING:
+                # Short, so that Ctrl-C is heard; the lock of the interpreter is released meanwhile.
+                status = self._library.tide_session_wait(self._sync(), 50)
+            else:
+                raise self._error(status)
+
+    def _perform(self):
+        """What only Python can do: free and allocate storages' memory. An action that an interrupt
+        cut short is handed out again until it is reported done."""
+        action = self._action
+        while self._library.tide_session_next_action(self._handle, ctypes.byref(action)) == _native.ACTION:
+            record = self._records.get(action.storage)
+            storage = record() if record is not None else None
+            address = 0
+            if storage is not None:
+                address = self._ACTIONS[action.kind](self, record, storage, action.size)
+            self._library.tide_session_action_done(self._handle, action.sequence, address)
+
+    def _begin_eviction(self, record, storage, _size):
+        if record.pins or not self._movable(storage):
+            if not record.pins:
+                self.pin(record)
+            return 0
+        self._in_flight[record.id] = storage
+        self._mark(record, _record.LEAVING)
+        return _movers.data_pointer(storage)
+
+    def _release(self, record, storage, _size):
+        if not record.state & _record.OUT:
+            self._mover.take(storage, self._guard_text(record))
+            self._mark(record, _record.OUT)
+            self.live -= record.size
+        self._in_flight.pop(record.id, None)
+        return 0
+
+    def _allocate(self, record, storage, size):
+        address = self._mover.give(storage, size, self._guard_text(record))
+        if record.state & _record.OUT:
+            self._mark(record, _record.COMING)
+            self.live += record.size
+        self._in_flight[record.id] = storage
+        return address
+
+    def _settle(self, record, storage, clean):
+        if record.state & _record.AWAY:
+            _movers.open_to_reads(storage)
+        self._mark(record, _record.CLEAN if clean else _record.SETTLED)
+        self._in_flight.pop(record.id, None)
+        return 0
+
+    _ACTIONS = {
+        _native.EVICT: _begin_eviction,
+        _native.RELEASE: _release,
+        _native.ALLOCATE: _allocate,
+        _native.SETTLE: _settle,
+    }
+
+    def _mark(self, record, state):
+        self._marked += bool(state) - bool(record.state)
+        record.state = state
+        if state:
+            self._hook.quiet = False
+
+    def modifies(self, record):
+        """The storage is about to differ from its copy in the log."""
+        if record.state == _record.CLEAN:
+            self._mark(record, _record.SETTLED)
+
+    def _guard_text(self, record):
+        return (
+            f"tidelog: tensor {record.describe()} is on NVMe, and this access did not go through the offload block "
+            "(another thread, a raw kernel, or after the block). Touch it by a torch op inside the block first, "
+            "or call restore() on the block's object."
+        )
+
+    def pin(self, record):
+        """Keeps a storage where it is for its life: an alias exists that Tidelog cannot see."""
+        record.pins += 1
+        self._pin_requests.append((record.id, 1))
+
+    def unpin(self, record):
+        record.pins -= 1
+        self._pin_requests.append((record.id, 0))
+
+    def begin_op(self, index, fingerprint, name, uses, count, needs):
+        """Blocks until the op's storages are resident and its outputs have room."""
+        self._drive(
+            self._library.tide_session_op_begin(self._sync(), index, fingerprint, name, uses, count, needs)
+        )
+
+    def end_op(self):
+        """Reports that the op has run and waits until the budget holds with its outputs."""
+        self._drive(self._library.tide_session_op_end(self._sync()))
+        self._peak = max(self._peak, self.live)
+
+    def op_ran(self, index, func, born):
+        """An op that was looked at in full has run."""
+        if index >= 0 and self._plan is None:
+            del self._funcs[index:], self._needs[index:]
+            self._funcs.append(func)
+            self._needs.append(born)
+        self.end_op()
+
+    def leave_plan(self, index, func):
+        """The program does something else than the step that was planned: the rest of the step is reactive."""
+        expected = self._hook.plan.funcs[index] if index < self._hook.plan.ops else "the end of the step"
+        self._hook.plan = None
+        self._check(self._library.tide_session_leave_plan(self._handle))
+        if not any("left the plan" in notice for notice in self._notices):
+            self._notices.append(
+                f"a step left the plan at op {index}: {func} ran where {expected} was planned; "
+                "that step went on reactively (said once)"
+            )
+
+    def measure_again(self, record):
+        """An op may have resized this storage."""
+        storage = record()
+        if storage is not None and _nbytes(storage) != record.size:
+            self._resized(record, _nbytes(storage))
+
+    def _resized(self, record, size):
+        self.live += size - record.size
+        record.size = size
+        self._check(self._library.tide_session_resized(self._sync(), record.id, size))
+
+    def storage_modified(self, storage):
+        """A storage was written by a call that is no op."""
+        record = storage._tide
+        if record is None or self.forked:
+            return
+        self.modifies(record)
+        self._check(self._library.tide_session_modified(self._sync(), record.id))
+        self.measure_again(record)
+
+    def moves(self, tensor):
+        """Whether the tensor's memory may leave while the block is open."""
+        record = self._adopt(tensor)
+        return record is not None and not record.pins
+
+    def bring_back(self, storage):
+        """Makes a storage resident for an access that does not go through the dispatcher."""
+        record = storage._tide
+        if record is None or not record.state & _record.AWAY:
+            return
+        if self.forked:
+            raise _errors.ForkedError(
+                f"{record.describe()} is on NVMe and belongs to the parent process ({self._pid}); "
+                "touch it before the fork, or restore it there."
+            )
+        if threading.get_ident() != self._thread:
+            raise _errors.Error(self._guard_text(record))
+        self._hook.touch(record)
+
+    def _error(self, code):
+        kind, text, about = _native.last_error(self._library, code)
+        record = self._records.get(about)
+        return kind(f"{record.describe()}: {text}" if record is not None else text)
+
+    def _check(self, code):
+        if code < 0:
+            raise self._error(code)
+        return code
+
+    def _require_open(self):
+        if not self._open:
+            raise _errors.Error("this offload block is not open: use `with tidelog.offload(...) as tide:`.")
+        if self.forked:
+            raise _errors.ForkedError("this offload block belongs to the parent process.")
+
+
+def offload(
+    model=None,
+    optimizer=None,
+    *,
+    pool,
+    memory,
+    mode="auto",
+    mover="auto",
+    pool_size=None,
+    staging=None,
+    data_path="auto",
+    buffered=False,
+    report=None,
+):
+    """Runs the block with at most `memory` bytes of tensors in memory; the rest lies on `pool`.
+
+    model, optimizer  whose tensors get names in errors and reports. Every tensor of the process
+                      counts against the budget and may move, named or not.
+    pool              devices separated by commas: directories (Tidelog makes its file there), files or raw
+                      block devices. Striped over all of them. No redundancy: one lost device loses the pool.
+    memory            the budget: bytes, or text such as "20GiB". Includes `staging`.
+    mode              "auto" learns a step, then plans its migrations; "reactive" only reacts.
+    mover             "auto", "resize" or "swap": how a storage loses its memory.
+    pool_size         size of the pool where Tidelog makes its files; default: 8 times the tensors alive,
+                      at least 1 GiB, at most half of the free space.
+    staging           buffers that the devices read and write; default: an eighth of `memory`, 256 KiB to 16 MiB.
+    data_path         "auto", "uring" or "posix". Which one runs, and why, is in `stats()`.
+    buffered          allow a file system without O_DIRECT.
+    report            path of an HTML report, written when the block ends.
+
+    Raises PoolError, BudgetError, DeviceError (all tidelog.Error). The block covers the thread that entered it.
+    """
+    return Tide(
+        model,
+        optimizer,
+        pool=pool,
+        memory=memory,
+        mode=mode,
+        mover=mover,
+        pool_size=pool_size,
+        staging=staging,
+        data_path=data_path,
+        buffered=buffered,
+        report=report,
+    )
+
+
+@atexit.register
+def _drain_at_exit():
+    """No device may write into memory that the interpreter is about to free."""
+    for tide in [_active, *_left_behind]:
+        if tide is not None:
+            tide._close()
+
+
+def _mark_forked():
+    for tide in [_active, *_left_behind]:
+        if tide is not None:
+            tide.forked = True
+
+
+os.register_at_fork(after_in_child=_mark_forked)

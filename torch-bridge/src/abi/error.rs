@@ -1,0 +1,109 @@
+//! Status codes, and the text behind the last error of each thread.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char};
+
+use super::{write_result, write_text};
+
+/// What a function answers. Zero and above: a state. Below zero: an error.
+#[repr(i32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Done; nothing is asked of the caller.
+    Ready = 0,
+    /// Take requests with `tide_session_next_action`, then call `tide_session_resume`.
+    Action = 1,
+    /// Transfers are in flight: call `tide_session_wait`.
+    Waiting = 2,
+    /// An argument was wrong; nothing happened.
+    InvalidArgument = -1,
+    /// The pool cannot be formatted, opened or written.
+    PoolFailed = -2,
+    /// A device failed an operation.
+    DeviceFailed = -3,
+    /// One op's storages exceed the budget.
+    BudgetExceeded = -4,
+    /// The handle belongs to the parent of this forked process.
+    Forked = -5,
+    /// No such handle: closed already, or never given out.
+    StaleHandle = -6,
+    /// An internal error was caught at the boundary.
+    Panicked = -7,
+}
+
+/// "No storage" where an error is about none.
+pub const TIDE_NO_STORAGE: u32 = u32::MAX;
+
+/// An error on its way to the caller.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    status: Status,
+    text: String,
+    storage: u32,
+}
+
+impl Failure {
+    /// An error of the given kind.
+    pub fn new(status: Status, text: impl Into<String>) -> Self {
+        Self { status, text: text.into(), storage: TIDE_NO_STORAGE }
+    }
+
+    /// A wrong argument.
+    pub fn invalid(text: impl Into<String>) -> Self {
+        Self::new(Status::InvalidArgument, text)
+    }
+
+    /// Names the storage that the error is about.
+    #[must_use]
+    pub fn about(mut self, storage: u32) -> Self {
+        self.storage = storage;
+        self
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<Option<Failure>> = const { RefCell::new(None) };
+}
+
+/// Keeps the error for [`tide_last_error`] and answers its status.
+pub(super) fn remember(failure: Failure) -> i32 {
+    let status = failure.status as i32;
+    LAST.with(|last| *last.borrow_mut() = Some(failure));
+    status
+}
+
+/// The version of the library, as text.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_version() -> *const c_char {
+    const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+        Ok(version) => version,
+        Err(_) => c"",
+    };
+    VERSION.as_ptr()
+}
+
+/// The text of this thread's last error, written to `buffer` (at most `capacity` bytes with the
+/// closing NUL), and in `storage`, unless null, the storage it is about or TIDE_NO_STORAGE.
+/// Answers the text's length.
+///
+/// # Safety
+/// `buffer` is null or has `capacity` bytes; `storage` is null or points to one u32.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_last_error(
+    buffer: *mut c_char,
+    capacity: usize,
+    storage: *mut u32,
+) -> usize {
+    LAST.with(|last| {
+        let last = last.borrow();
+        let (text, about) =
+            last.as_ref().map_or(("", TIDE_NO_STORAGE), |failure| (&failure.text, failure.storage));
+        if !storage.is_null() {
+            // SAFETY: by this function's contract it points to one u32 of the caller's; a
+            // misaligned one is refused by `write_result` and left as it was.
+            let _ = unsafe { write_result(storage, about, "storage") };
+        }
+        // SAFETY: by this function's contract the buffer has `capacity` bytes of the caller's.
+        unsafe { write_text(text, buffer, capacity) }
+    })
+}

@@ -1,0 +1,104 @@
+//! The C ABI: what crosses it, and what never does.
+//!
+//! Pointers are checked for null and turned into slices here, and nowhere else. A panic stops at
+//! this boundary and becomes [`Status::Panicked`]. Handles are numbers looked up in a table, so a
+//! stale one is an error.
+#![allow(unsafe_code)]
+
+mod error;
+mod pool;
+mod session;
+
+pub use error::*;
+pub use pool::*;
+pub use session::*;
+
+use std::ffi::{CStr, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Runs the body of an ABI function: an error is remembered for [`tide_last_error`], a panic
+/// becomes a status.
+fn boundary(body: impl FnOnce() -> Result<i32, Failure>) -> i32 {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(status)) => status,
+        Ok(Err(failure)) => remember(failure),
+        Err(payload) => {
+            let text = payload
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| payload.downcast_ref::<&str>().copied())
+                .unwrap_or("no message");
+            remember(Failure::new(
+                Status::Panicked,
+                format!("internal error (please report it): {text}"),
+            ))
+        }
+    }
+}
+
+/// A caller's text argument.
+///
+/// # Safety
+/// `text` is null or points to a NUL-terminated string that outlives the returned reference.
+unsafe fn text_argument<'a>(text: *const c_char, name: &str) -> Result<&'a str, Failure> {
+    if text.is_null() {
+        return Err(Failure::invalid(format!("{name} is a null pointer; pass a string")));
+    }
+    // SAFETY: not null, and by this function's contract NUL-terminated and alive for 'a.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map_err(|_| Failure::invalid(format!("{name} is not UTF-8 text")))
+}
+
+/// A caller's array argument; null is allowed where `count` is zero.
+///
+/// # Safety
+/// `items` is null or points to `count` initialised items that outlive the returned slice.
+unsafe fn array_argument<'a, T>(
+    items: *const T,
+    count: usize,
+    name: &str,
+) -> Result<&'a [T], Failure> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if items.is_null() || !items.is_aligned() || count > isize::MAX as usize / size_of::<T>().max(1)
+    {
+        return Err(Failure::invalid(format!(
+            "{name} is null, misaligned or impossibly long ({count} items)"
+        )));
+    }
+    // SAFETY: not null, aligned, of a possible size, and by this function's contract initialised
+    // and alive for 'a; nobody writes it during the call.
+    Ok(unsafe { std::slice::from_raw_parts(items, count) })
+}
+
+/// A caller's result argument.
+///
+/// # Safety
+/// `place` is null or points to memory for one `T` that nobody else touches during the call.
+unsafe fn write_result<T>(place: *mut T, value: T, name: &str) -> Result<(), Failure> {
+    if place.is_null() || !place.is_aligned() {
+        return Err(Failure::invalid(format!("{name} is null or misaligned")));
+    }
+    // SAFETY: not null, aligned, and ours to write by this function's contract.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// Copies text into a caller's buffer as a C string, cut where it is too small. Answers the
+/// text's whole length, so that the caller can come back with a larger buffer.
+///
+/// # Safety
+/// `buffer` is null or points to `capacity` bytes that nobody else touches during the call.
+unsafe fn write_text(text: &str, buffer: *mut c_char, capacity: usize) -> usize {
+    if !buffer.is_null() && capacity > 0 {
+        let length = text.len().min(capacity - 1);
+        // SAFETY: `length + 1 <= capacity` bytes are ours to write by this function's contract;
+        // `text` is our own memory and cannot overlap a caller's exclusive buffer.
+        unsafe {
+            std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast::<u8>(), length);
+            buffer.add(length).write(0);
+        }
+    }
+    text.len()
+}

@@ -1,0 +1,337 @@
+//! The tensor log itself, for frameworks that do their own residency: put, get, delete, commit.
+
+use std::ffi::{c_char, c_void};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tidelog_engine::memory::{Destination, ForeignDestination, ForeignSource, Source};
+use tidelog_engine::pool::{Batch, Pool, PutOptions};
+use tidelog_engine::layout::{LifetimeClass, TensorId};
+use tidelog_engine::schedule::{Ticket, TransferError, Urgency};
+
+use super::{Failure, Status, array_argument, boundary, text_argument, write_result};
+use crate::handles::Table;
+use crate::session::{SessionConfig, open_pool};
+
+static POOLS: Table<Pool> = Table::new("pool");
+static TICKETS: Table<Ticket> = Table::new("ticket");
+static BATCHES: Table<Mutex<Option<Batch>>> = Table::new("batch");
+
+/// In `flags` of a transfer: it goes before those that are not urgent.
+pub const TIDE_URGENT: u32 = 1;
+
+/// How to open a pool.
+#[repr(C)]
+pub struct tide_pool_options {
+    /// Devices of the pool, separated by commas: directories, files or block devices.
+    pub devices: *const c_char,
+    /// "auto", "uring" or "posix".
+    pub data_path: *const c_char,
+    /// Bytes of staging buffers.
+    pub staging: u64,
+    /// Bytes of the pool where Tidelog makes the files of directories; 0 lets it choose.
+    pub pool_size: u64,
+    /// The share of the pool to own.
+    pub share: u32,
+    /// Non-zero allows a file system without O_DIRECT.
+    pub buffered: u8,
+}
+
+/// Opens a share of a pool, formatting it first where its devices are fresh directories.
+///
+/// # Safety
+/// `options` points to options whose texts are NUL-terminated; `pool` points to one u64.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool: *mut u64) -> i32 {
+    boundary(|| {
+        // SAFETY: by this function's contract null or one set of options.
+        let options = &unsafe { array_argument(options, 1, "options") }?[0];
+        let config = SessionConfig {
+            // SAFETY: by this function's contract null or NUL-terminated.
+            devices: unsafe { text_argument(options.devices, "devices") }?,
+            // SAFETY: as above.
+            data_path: unsafe { text_argument(options.data_path, "data_path") }?,
+            budget: u64::MAX,
+            staging: options.staging,
+            pool_size: options.pool_size,
+            share: options.share,
+            buffered: options.buffered != 0,
+            reactive: true,
+        };
+        let handle = POOLS.insert(open_pool(&config)?);
+        // SAFETY: by this function's contract null or one u64 of the caller's.
+        unsafe { write_result(pool, handle, "pool") }.inspect_err(|_| {
+            drop(POOLS.remove(handle));
+        })?;
+        Ok(0)
+    })
+}
+
+/// Closes a pool: waits for its transfers and releases the share.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_pool_close(pool: u64) -> i32 {
+    boundary(|| {
+        POOLS.remove(pool)?.close().map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        Ok(0)
+    })
+}
+
+/// Writes `length` bytes as the scratch tensor `name`, replacing an older version once complete. The memory
+/// belongs to the library until `tide_ticket_released` says otherwise, also after `tide_ticket_drop`.
+///
+/// # Safety
+/// `name` is NUL-terminated; `address` has `length` bytes that nobody writes until the ticket is released; `ticket` points to one u64.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_put(
+    pool: u64,
+    name: *const c_char,
+    address: *const c_void,
+    length: u64,
+    flags: u32,
+    ticket: *mut u64,
+) -> i32 {
+    boundary(|| {
+        let pool = POOLS.get(pool)?;
+        // SAFETY: by this function's contract.
+        let name = unsafe { text_argument(name, "name") }?;
+        // SAFETY: by this function's contract.
+        let source = unsafe { source(address, length) }?;
+        let options = PutOptions {
+            lifetime: LifetimeClass::Step,
+            urgency: urgency(flags),
+            notify: None,
+        };
+        let submitted = pool
+            .put(TensorId::from_name(name), source, options)
+            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        // SAFETY: by this function's contract.
+        unsafe { give_out(submitted, ticket) }
+    })
+}
+
+/// Reads `length` bytes from `offset` of the tensor `name` into `address`, checksums verified.
+///
+/// # Safety
+/// `name` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket is released; `ticket` points to one u64.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_get(
+    pool: u64,
+    name: *const c_char,
+    offset: u64,
+    address: *mut c_void,
+    length: u64,
+    flags: u32,
+    ticket: *mut u64,
+) -> i32 {
+    boundary(|| {
+        let pool = POOLS.get(pool)?;
+        // SAFETY: by this function's contract.
+        let name = unsafe { text_argument(name, "name") }?;
+        if address.is_null() && length > 0 {
+            return Err(Failure::invalid("address is a null pointer"));
+        }
+        let end = offset
+            .checked_add(length)
+            .ok_or_else(|| Failure::invalid(format!("{length} bytes from {offset} overflow")))?;
+        // SAFETY: by this function's contract.
+        let destination = unsafe { ForeignDestination::new(address.cast(), length as usize) };
+        let submitted = pool
+            .get(
+                TensorId::from_name(name),
+                offset..end,
+                Destination::Foreign(destination),
+                urgency(flags),
+                None,
+            )
+            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        // SAFETY: by this function's contract.
+        unsafe { give_out(submitted, ticket) }
+    })
+}
+
+/// Forgets the scratch tensor `name`; its space is free once no transfer reads it.
+///
+/// # Safety
+/// `name` is NUL-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_delete(pool: u64, name: *const c_char) -> i32 {
+    boundary(|| {
+        let pool = POOLS.get(pool)?;
+        // SAFETY: by this function's contract.
+        let name = unsafe { text_argument(name, "name") }?;
+        pool.delete(TensorId::from_name(name))
+            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        Ok(0)
+    })
+}
+
+/// The length of the tensor `name`, in `length`.
+///
+/// # Safety
+/// `name` is NUL-terminated; `length` points to one u64.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_length(pool: u64, name: *const c_char, length: *mut u64) -> i32 {
+    boundary(|| {
+        let pool = POOLS.get(pool)?;
+        // SAFETY: by this function's contract.
+        let name = unsafe { text_argument(name, "name") }?;
+        let found = pool.length(TensorId::from_name(name)).ok_or_else(|| {
+            Failure::new(Status::PoolFailed, format!("the pool has no tensor named {name:?}"))
+        })?;
+        // SAFETY: by this function's contract.
+        unsafe { write_result(length, found, "length") }?;
+        Ok(0)
+    })
+}
+
+/// Waits at most `timeout_ms` for a ticket: TIDE_READY's status once its transfer succeeded, TIDE_WAITING's while it
+/// has not ended, an error once it failed. A time-out of 0 only looks.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_ticket_wait(ticket: u64, timeout_ms: u32) -> i32 {
+    boundary(|| {
+        let timeout = Duration::from_millis(timeout_ms.into());
+        match TICKETS.get(ticket)?.wait_timeout(timeout) {
+            Some(Ok(_)) => Ok(Status::Ready as i32),
+            Some(Err(error)) => Err(failed(&error)),
+            None => Ok(Status::Waiting as i32),
+        }
+    })
+}
+
+/// Stops a transfer as soon as its pieces in flight are back. Its ticket then ends with an error.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_ticket_cancel(ticket: u64) -> i32 {
+    boundary(|| {
+        TICKETS.get(ticket)?.cancel();
+        Ok(0)
+    })
+}
+
+/// 1 once no device and no copy touches the transfer's memory any more, 0 before.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_ticket_released(ticket: u64) -> i32 {
+    boundary(|| Ok(i32::from(TICKETS.get(ticket)?.released())))
+}
+
+/// Forgets a ticket. Its transfer goes on, and its memory stays in use until it ends: to know when, keep the
+/// ticket until it is released.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_ticket_drop(ticket: u64) -> i32 {
+    boundary(|| {
+        TICKETS.remove(ticket)?;
+        Ok(0)
+    })
+}
+
+/// Begins a batch of durable tensors: what it holds appears whole with its commit, or not at all.
+///
+/// # Safety
+/// `batch` points to one u64.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_batch_begin(pool: u64, batch: *mut u64) -> i32 {
+    boundary(|| {
+        let begun = POOLS.get(pool)?.batch();
+        let handle = BATCHES.insert(Mutex::new(Some(begun)));
+        // SAFETY: by this function's contract.
+        unsafe { write_result(batch, handle, "batch") }.inspect_err(|_| {
+            drop(BATCHES.remove(handle));
+        })?;
+        Ok(0)
+    })
+}
+
+/// Adds a durable tensor to a batch. The bytes are copied before the call returns.
+///
+/// # Safety
+/// `name` is NUL-terminated; `address` has `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_batch_put(
+    batch: u64,
+    name: *const c_char,
+    address: *const c_void,
+    length: u64,
+) -> i32 {
+    with_batch(batch, |batch| {
+        // SAFETY: by this function's contract.
+        let name = unsafe { text_argument(name, "name") }?;
+        // SAFETY: by this function's contract.
+        let bytes =
+            unsafe { array_argument(address.cast::<u8>(), length as usize, "address") }?;
+        batch
+            .put(name, Source::from(bytes.to_vec()), PutOptions::default())
+            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        Ok(0)
+    })
+}
+
+/// Adds the deletion of a durable tensor to a batch.
+///
+/// # Safety
+/// `name` is NUL-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_batch_delete(batch: u64, name: *const c_char) -> i32 {
+    with_batch(batch, |batch| {
+        // SAFETY: by this function's contract.
+        let name = unsafe { text_argument(name, "name") }?;
+        batch.delete(TensorId::from_name(name)).map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        Ok(0)
+    })
+}
+
+/// Commits a batch and ends it, whatever the answer: on TIDE_READY's status everything in it is on the media.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_batch_commit(batch: u64) -> i32 {
+    boundary(|| {
+        let batch = BATCHES.remove(batch)?;
+        let begun = batch.lock().unwrap_or_else(PoisonError::into_inner).take();
+        begun
+            .ok_or_else(|| Failure::invalid("the batch was committed already"))?
+            .commit()
+            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        Ok(0)
+    })
+}
+
+/// Drops a batch: nothing in it happens.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_batch_drop(batch: u64) -> i32 {
+    boundary(|| {
+        BATCHES.remove(batch)?;
+        Ok(0)
+    })
+}
+
+fn with_batch(handle: u64, body: impl FnOnce(&mut Batch) -> Result<i32, Failure>) -> i32 {
+    boundary(|| {
+        let batch = BATCHES.get(handle)?;
+        let mut batch = batch.lock().unwrap_or_else(PoisonError::into_inner);
+        body(batch.as_mut().ok_or_else(|| Failure::invalid("the batch was committed already"))?)
+    })
+}
+
+fn urgency(flags: u32) -> Urgency {
+    if flags & TIDE_URGENT != 0 { Urgency::Urgent } else { Urgency::Ahead }
+}
+
+fn failed(error: &TransferError) -> Failure {
+    Failure::new(Status::DeviceFailed, error.to_string())
+}
+
+/// # Safety
+/// `address` has `length` bytes that stay valid and unwritten until the transfer's ticket is released.
+unsafe fn source(address: *const c_void, length: u64) -> Result<Source, Failure> {
+    if address.is_null() && length > 0 {
+        return Err(Failure::invalid("address is a null pointer"));
+    }
+    // SAFETY: by this function's contract.
+    Ok(Source::Foreign(unsafe { ForeignSource::new(address.cast(), length as usize) }))
+}
+
+/// # Safety
+/// `place` is null or points to one u64 of the caller's.
+unsafe fn give_out(ticket: Ticket, place: *mut u64) -> Result<i32, Failure> {
+    let handle = TICKETS.insert(ticket);
+    // SAFETY: by this function's contract.
+    unsafe { write_result(place, handle, "ticket") }?;
+    Ok(0)
+}

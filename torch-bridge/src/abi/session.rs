@@ -1,0 +1,344 @@
+//! A training session: the residency machine and its pool, driven op by op by the framework.
+
+use std::ffi::{c_char, c_void};
+use std::time::Duration;
+
+use super::{Failure, array_argument, boundary, remember, text_argument, write_result, write_text};
+use crate::handles::Table;
+use crate::session::{Birth, Op, Request, Session, SessionConfig};
+
+static SESSIONS: Table<Session> = Table::new("session");
+
+/// How to open a session.
+#[repr(C)]
+pub struct tide_session_options {
+    /// Devices of the pool, separated by commas: directories, files or block devices.
+    pub devices: *const c_char,
+    /// "auto", "uring" or "posix".
+    pub data_path: *const c_char,
+    /// Bytes of storages and staging that may be in memory at once.
+    pub budget: u64,
+    /// Bytes of staging buffers, part of the budget.
+    pub staging: u64,
+    /// Bytes of the pool where Tidelog makes the files of directories; 0 lets it choose.
+    pub pool_size: u64,
+    /// The share of the pool to own.
+    pub share: u32,
+    /// Non-zero allows a file system without O_DIRECT.
+    pub buffered: u8,
+    /// Non-zero never makes a plan.
+    pub reactive: u8,
+}
+
+/// A request to the caller, who alone can free and allocate a storage's memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct tide_action {
+    /// Hand back to `tide_session_action_done`.
+    pub sequence: u64,
+    /// Bytes of the storage; for TIDE_SETTLE non-zero where the log holds the same bytes.
+    pub size: u64,
+    /// TIDE_EVICT, TIDE_RELEASE, TIDE_ALLOCATE or TIDE_SETTLE.
+    pub kind: u32,
+    /// The storage's number.
+    pub storage: u32,
+}
+
+/// Keep the storage alive and answer its address: its bytes are about to be copied out. Answer 0 if it cannot move.
+pub const TIDE_EVICT: u32 = 1;
+/// Free the storage's memory and guard it: its bytes are in the log.
+pub const TIDE_RELEASE: u32 = 2;
+/// Allocate the storage's memory, keep it alive and guarded, and answer its address: its bytes are coming.
+pub const TIDE_ALLOCATE: u32 = 3;
+/// Lift the guard: the storage is resident, no transfer touches it.
+pub const TIDE_SETTLE: u32 = 4;
+
+/// In an element of `uses`: the op writes the storage.
+pub const TIDE_MODIFIES: u32 = 1 << 31;
+
+/// A storage that came into being.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct tide_birth {
+    /// The storage's number, below TIDE_MODIFIES, chosen by the caller: small, and not that of another living storage.
+    pub storage: u64,
+    /// Its bytes.
+    pub size: u64,
+    /// The op's index times 65,536 plus the output slot; an index of 0xFFFFFFFF is outside a step.
+    pub place: u64,
+}
+
+fn with_session(handle: u64, body: impl FnOnce(&Session) -> Result<i32, Failure>) -> i32 {
+    boundary(|| body(&*SESSIONS.get(handle)?))
+}
+
+/// Opens a session: formats the pool where its devices are fresh directories, opens the share, starts the reactor.
+///
+/// # Safety
+/// `options` points to options whose texts are NUL-terminated; `session` points to one u64.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_open(
+    options: *const tide_session_options,
+    session: *mut u64,
+) -> i32 {
+    boundary(|| {
+        // SAFETY: by this function's contract null or one set of options.
+        let options = unsafe { array_argument(options, 1, "options") }?;
+        let options = &options[0];
+        // SAFETY: by this function's contract null or NUL-terminated.
+        let devices = unsafe { text_argument(options.devices, "devices") }?;
+        // SAFETY: as above.
+        let data_path = unsafe { text_argument(options.data_path, "data_path") }?;
+        let opened = Session::open(&SessionConfig {
+            devices,
+            data_path,
+            budget: options.budget,
+            staging: options.staging,
+            pool_size: options.pool_size,
+            share: options.share,
+            buffered: options.buffered != 0,
+            reactive: options.reactive != 0,
+        })?;
+        let handle = SESSIONS.insert(opened);
+        // SAFETY: by this function's contract null or one u64 of the caller's.
+        unsafe { write_result(session, handle, "session") }.inspect_err(|_| {
+            drop(SESSIONS.remove(handle));
+        })?;
+        Ok(0)
+    })
+}
+
+/// Closes a session: cancels what is in flight, waits until no device or copy touches the caller's memory, releases the share.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_close(session: u64) -> i32 {
+    boundary(|| {
+        SESSIONS.remove(session)?.close()?;
+        Ok(0)
+    })
+}
+
+/// The address of a u32 that is non-zero while completions wait to be taken in: a cheap look between ops.
+/// Null for a stale handle. It is valid until the session is closed.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_attention(session: u64) -> *const c_void {
+    let mut address = std::ptr::null();
+    with_session(session, |session| {
+        address = session.attention_address().cast();
+        Ok(0)
+    });
+    address
+}
+
+/// Changes the budget; takes effect at the next op boundary.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_set_budget(session: u64, budget: u64) -> i32 {
+    with_session(session, |session| session.set_budget(budget))
+}
+
+/// Reports storages that were born and that died. Repeating a report is harmless.
+///
+/// # Safety
+/// `births` has `birth_count` items and `deaths` has `death_count`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_sync(
+    session: u64,
+    births: *const tide_birth,
+    birth_count: usize,
+    deaths: *const u32,
+    death_count: usize,
+) -> i32 {
+    with_session(session, |session| {
+        // SAFETY: by this function's contract.
+        let births = unsafe { array_argument(births, birth_count, "births") }?;
+        // SAFETY: by this function's contract.
+        let deaths = unsafe { array_argument(deaths, death_count, "deaths") }?;
+        let births = births.iter().map(|birth| {
+            let index = (birth.place >> 16) as u32;
+            Birth {
+                storage: birth.storage as u32,
+                size: birth.size,
+                op: (index != u32::MAX).then_some(index),
+                slot: birth.place as u16,
+            }
+        });
+        session.sync(births, deaths)
+    })
+}
+
+/// Names a storage for errors and reports, and says what it is for: 0 other, 1 parameter, 2 gradient, 3 optimizer state, 4 activation, 5 buffer.
+///
+/// # Safety
+/// `name` is NUL-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_name(
+    session: u64,
+    storage: u32,
+    kind: u32,
+    name: *const c_char,
+) -> i32 {
+    with_session(session, |session| {
+        // SAFETY: by this function's contract.
+        let name = unsafe { text_argument(name, "name") }?;
+        session.name(storage, kind, name)
+    })
+}
+
+/// Reports that a storage now has another size.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_resized(session: u64, storage: u32, size: u64) -> i32 {
+    with_session(session, |session| session.resized(storage, size))
+}
+
+/// Reports that a resident storage was written by something that is no op.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_modified(session: u64, storage: u32) -> i32 {
+    with_session(session, |session| session.modified(storage))
+}
+
+/// Pins (`on` non-zero) or unpins a storage: pinned, its memory stays where it is. Pins are counted.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_pin(session: u64, storage: u32, on: i32) -> i32 {
+    with_session(session, |session| session.pin(storage, on != 0))
+}
+
+/// Asks that one storage be moved out now; ready when it is out, or when it cannot go.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_evict(session: u64, storage: u32) -> i32 {
+    with_session(session, |session| session.evict(storage))
+}
+
+/// Marks a step: 1 begins, 0 ends one that is complete, 2 ends one that an exception cut short.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_step(session: u64, mark: i32) -> i32 {
+    with_session(session, |session| session.step(mark))
+}
+
+/// Before an op: ready once its storages are resident and its outputs have room. `index` below zero is outside a step.
+///
+/// # Safety
+/// `name` is NUL-terminated; `uses` has `use_count` items.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_op_begin(
+    session: u64,
+    index: i64,
+    fingerprint: u64,
+    name: *const c_char,
+    uses: *const u32,
+    use_count: usize,
+    needs: u64,
+) -> i32 {
+    with_session(session, |session| {
+        // SAFETY: by this function's contract.
+        let name = unsafe { text_argument(name, "name") }?;
+        // SAFETY: by this function's contract.
+        let uses = unsafe { array_argument(uses, use_count, "uses") }?;
+        session.op_begin(&Op {
+            index: u32::try_from(index).ok(),
+            fingerprint,
+            name,
+            uses,
+            needs,
+        })
+    })
+}
+
+/// After an op, its births reported: ready once the budget holds with its outputs.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_op_end(session: u64) -> i32 {
+    with_session(session, Session::op_end)
+}
+
+/// Takes in what completed and evicts until the budget holds.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_settle(session: u64) -> i32 {
+    with_session(session, Session::settle)
+}
+
+/// Looks again at what the last call waits for.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_resume(session: u64) -> i32 {
+    with_session(session, Session::resume)
+}
+
+/// Waits for a completion, at most `timeout_ms`, then looks again at what the last call waits for.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_wait(session: u64, timeout_ms: u32) -> i32 {
+    with_session(session, |session| session.wait(Duration::from_millis(timeout_ms.into())))
+}
+
+/// The next request: answers TIDE_ACTION's status where there is one. The same request comes again until it is reported done.
+///
+/// # Safety
+/// `action` points to one tide_action.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_next_action(session: u64, action: *mut tide_action) -> i32 {
+    with_session(session, |session| {
+        let Some(Request { sequence, kind, storage, size, .. }) = session.next_request() else {
+            return Ok(0);
+        };
+        let request = tide_action { sequence, size, kind: kind as u32, storage };
+        // SAFETY: by this function's contract null or one tide_action of the caller's.
+        unsafe { write_result(action, request, "action") }?;
+        Ok(1)
+    })
+}
+
+/// Reports a request as done, with the storage's address where one was asked for (0: it cannot be done).
+///
+/// # Safety
+/// `address` is 0 or that of the request's `size` bytes. They stay alive, and for TIDE_ALLOCATE nobody else touches
+/// them, until the storage is released or settled.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_action_done(session: u64, sequence: u64, address: u64) -> i32 {
+    with_session(session, |session| {
+        // SAFETY: by this function's contract, which is the session's.
+        unsafe { session.request_done(sequence, address as usize) }
+    })
+}
+
+/// Figures of the session so far as JSON, written to `buffer`. Answers the text's length, 0 for a stale handle.
+///
+/// # Safety
+/// `buffer` is null or has `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_stats(
+    session: u64,
+    buffer: *mut c_char,
+    capacity: usize,
+) -> usize {
+    match SESSIONS.get(session) {
+        // SAFETY: by this function's contract.
+        Ok(session) => unsafe { write_text(&session.stats_json(), buffer, capacity) },
+        Err(failure) => {
+            remember(failure);
+            0
+        }
+    }
+}
+
+/// The step follows the plan no longer: the caller saw that it does something else.
+#[unsafe(no_mangle)]
+pub extern "C" fn tide_session_leave_plan(session: u64) -> i32 {
+    with_session(session, Session::leave_plan)
+}
+
+/// The plan's triggers: in `due` one byte per op, non-zero where a migration begins, and in `count` how many; 0 while
+/// there is no plan. They stay where they are until the session is closed.
+///
+/// # Safety
+/// `due` points to one pointer and `count` to one u64.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_plan(
+    session: u64,
+    due: *mut *const u8,
+    count: *mut u64,
+) -> i32 {
+    with_session(session, |session| {
+        let (address, ops) = session.due();
+        // SAFETY: by this function's contract.
+        unsafe { write_result(due, address, "due") }?;
+        // SAFETY: by this function's contract.
+        unsafe { write_result(count, ops, "count") }?;
+        Ok(0)
+    })
+}

@@ -1,0 +1,284 @@
+//! What the caller reports, handed to the machine; and the answer that each call gives.
+
+use std::time::{Duration, Instant};
+
+use tidelog_planner::residency::{
+    Attributes, Misuse, OpBegin, Progress, Refusal, StorageId, TransferId, Use,
+};
+use tidelog_planner::trace::Kind;
+use tidelog_planner::units::{Bytes, OpIndex};
+
+use super::{Known, Session, State};
+use crate::abi::{Failure, Status, TIDE_MODIFIES};
+
+/// A storage that came into being.
+pub(crate) struct Birth {
+    pub(crate) storage: u32,
+    pub(crate) size: u64,
+    pub(crate) op: Option<u32>,
+    pub(crate) slot: u16,
+}
+
+/// An op that is about to run.
+pub(crate) struct Op<'a> {
+    pub(crate) index: Option<u32>,
+    pub(crate) fingerprint: u64,
+    pub(crate) name: &'a str,
+    /// Storage numbers, with `TIDE_MODIFIES` where the op writes.
+    pub(crate) uses: &'a [u32],
+    pub(crate) needs: u64,
+}
+
+impl Session {
+    pub(crate) fn sync(
+        &self,
+        births: impl Iterator<Item = Birth>,
+        deaths: &[u32],
+    ) -> Result<i32, Failure> {
+        let mut state = self.lock();
+        for birth in births {
+            state.born(&birth)?;
+        }
+        for &storage in deaths {
+            state.died(StorageId(storage));
+        }
+        self.carry_out(&mut state);
+        Ok(0)
+    }
+
+    pub(crate) fn name(&self, storage: u32, kind: u32, name: &str) -> Result<i32, Failure> {
+        const KINDS: [Kind; 6] = [
+            Kind::Other,
+            Kind::Parameter,
+            Kind::Gradient,
+            Kind::OptimizerState,
+            Kind::Activation,
+            Kind::Parameter,
+        ];
+        let kind = KINDS.get(kind as usize).copied().ok_or_else(|| {
+            Failure::invalid(format!("kind {kind} is unknown; the header lists 0 to 5"))
+        })?;
+        let mut state = self.lock();
+        let known = state.known_mut(storage)?;
+        known.kind = kind;
+        known.name = Some(name.to_owned());
+        Ok(0)
+    }
+
+    pub(crate) fn resized(&self, storage: u32, size: u64) -> Result<i32, Failure> {
+        self.change(storage, |state, id| {
+            if let Some(known) = state.known.get_mut(&id) {
+                known.size = size;
+            }
+            state.profile.resized(id, size);
+            state.machine.resized(id, Bytes(size))
+        })
+    }
+
+    pub(crate) fn modified(&self, storage: u32) -> Result<i32, Failure> {
+        self.change(storage, |state, id| state.machine.modified(id))
+    }
+
+    pub(crate) fn pin(&self, storage: u32, on: bool) -> Result<i32, Failure> {
+        self.change(storage, |state, id| {
+            if on {
+                state.machine.pin(id);
+            } else {
+                state.machine.unpin(id);
+            }
+            Ok(())
+        })
+    }
+
+    pub(crate) fn set_budget(&self, budget: u64) -> Result<i32, Failure> {
+        let mut state = self.lock();
+        state.machine.set_budget(Bytes(budget));
+        self.carry_out(&mut state);
+        Ok(0)
+    }
+
+    /// One event about one storage that the session knows.
+    fn change(
+        &self,
+        storage: u32,
+        event: impl FnOnce(&mut State, StorageId) -> Result<(), Misuse>,
+    ) -> Result<i32, Failure> {
+        let mut state = self.lock();
+        state.known_mut(storage)?;
+        event(&mut state, StorageId(storage))
+            .map_err(|misuse| Failure::invalid(misuse.to_string()).about(storage))?;
+        self.carry_out(&mut state);
+        Ok(0)
+    }
+
+    pub(crate) fn evict(&self, storage: u32) -> Result<i32, Failure> {
+        let mut refused = None;
+        let status = self.advance(|state| {
+            state.machine.evict(StorageId(storage)).unwrap_or_else(|error| {
+                refused = Some(error);
+                Progress::Ready
+            })
+        });
+        match refused {
+            Some(error) => Err(Failure::invalid(error.to_string()).about(storage)),
+            None => status,
+        }
+    }
+
+    pub(crate) fn op_begin(&self, op: &Op<'_>) -> Result<i32, Failure> {
+        self.advance(|state| {
+            state.held = None;
+            state.op_name.clear();
+            state.op_name.push_str(op.name);
+            let mut uses = std::mem::take(&mut state.uses);
+            uses.clear();
+            uses.extend(op.uses.iter().map(|&word| Use {
+                storage: StorageId(word & !TIDE_MODIFIES),
+                modifies: word & TIDE_MODIFIES != 0,
+            }));
+            if let Some(index) = op.index {
+                state.follow(index, op.fingerprint);
+                state.profile.op_begins(index, op.name, op.fingerprint, &uses);
+            }
+            let progress = state.machine.op_begin(&OpBegin {
+                index: op.index.map(OpIndex),
+                uses: &uses,
+                needs: Bytes(op.needs),
+            });
+            state.uses = uses;
+            progress
+        })
+    }
+
+    pub(crate) fn op_end(&self) -> Result<i32, Failure> {
+        self.advance(|state| {
+            state.profile.op_ends();
+            state.machine.op_end();
+            state.machine.settle()
+        })
+    }
+
+    pub(crate) fn settle(&self) -> Result<i32, Failure> {
+        self.advance(|state| state.machine.settle())
+    }
+
+    pub(crate) fn resume(&self) -> Result<i32, Failure> {
+        self.advance(|state| match state.held.take() {
+            Some(error) => error,
+            None => state.machine.resume(),
+        })
+    }
+
+    /// Waits for one completion at most `timeout`, without the lock, then looks again.
+    pub(crate) fn wait(&self, timeout: Duration) -> Result<i32, Failure> {
+        let completed = self.completions.wait_pop(timeout);
+        if let Some((tag, outcome)) = completed {
+            self.complete(&mut self.lock(), TransferId(tag), outcome);
+        }
+        self.resume()
+    }
+
+    /// Takes in what completed, tells the machine one thing, carries out what it decides, and says
+    /// what the caller must do before it goes on.
+    pub(super) fn advance(&self, event: impl FnOnce(&mut State) -> Progress) -> Result<i32, Failure> {
+        let mut state = self.lock();
+        self.take_in(&mut state);
+        let progress = event(&mut state);
+        self.carry_out(&mut state);
+        if !state.requests.is_empty() {
+            if matches!(progress, Progress::Refused(_) | Progress::Failed(_)) {
+                state.held = Some(progress);
+            }
+            return Ok(Status::Action as i32);
+        }
+        state.count_stall(&progress);
+        match progress {
+            Progress::Ready => {
+                state.profile.op_runs();
+                Ok(Status::Ready as i32)
+            }
+            Progress::Waiting if state.in_flight.is_empty() => Err(Failure::new(
+                Status::Panicked,
+                "internal error (please report it): the op waits, but nothing is in flight",
+            )),
+            Progress::Waiting => Ok(Status::Waiting as i32),
+            Progress::Refused(refusal) => Err(state.refused(&refusal)),
+            Progress::Failed(failure) => {
+                let text = failure.info.message.clone();
+                Err(Failure::new(Status::DeviceFailed, text).about(failure.storage.0))
+            }
+        }
+    }
+}
+
+impl State {
+    fn born(&mut self, birth: &Birth) -> Result<(), Failure> {
+        if birth.storage & TIDE_MODIFIES != 0 {
+            return Err(Failure::invalid(format!(
+                "storage number {} is too large: numbers stay below {TIDE_MODIFIES}",
+                birth.storage
+            )));
+        }
+        let storage = StorageId(birth.storage);
+        let place = birth.op.map(|op| (OpIndex(op), birth.slot));
+        let kind = if place.is_some() { Kind::Activation } else { Kind::Other };
+        let movable = birth.size > 0;
+        let known = Known { size: birth.size, kind, name: None, movable };
+        self.known.entry(storage).or_insert(known);
+        self.machine.born(storage, Bytes(birth.size), Attributes { movable, birth: place });
+        self.profile.born(storage, birth.size, place);
+        Ok(())
+    }
+
+    fn died(&mut self, storage: StorageId) {
+        if self.known.remove(&storage).is_some() {
+            self.machine.died(storage);
+            self.profile.died(storage);
+        }
+    }
+
+    fn known_mut(&mut self, storage: u32) -> Result<&mut Known, Failure> {
+        self.known.get_mut(&StorageId(storage)).ok_or_else(|| {
+            Failure::invalid(format!("storage {storage} is not known: report its birth first"))
+        })
+    }
+
+    /// Time from the first Waiting to the first Ready is a stall of the op.
+    fn count_stall(&mut self, progress: &Progress) {
+        if matches!(progress, Progress::Waiting) {
+            self.waiting_since.get_or_insert_with(Instant::now);
+        } else if let Some(since) = self.waiting_since.take() {
+            self.figures.stalled(since.elapsed());
+        }
+    }
+
+    fn refused(&self, refusal: &Refusal) -> Failure {
+        let largest: Vec<String> = refusal
+            .largest
+            .iter()
+            .map(|part| format!("{} ({})", self.describe(part.storage), part.size))
+            .collect();
+        Failure::new(
+            Status::BudgetExceeded,
+            format!(
+                "{} does not fit the budget: {} must be in memory at once, but the budget is {}: {} that it uses, \
+                 {} of outputs, {} pinned or not movable, {} of staging; the largest: {}. The smallest budget that \
+                 would do is {} bytes: raise memory= to it, or make the op smaller (a smaller batch, fewer tensors at once)",
+                self.op_name,
+                refusal.smallest_budget,
+                refusal.budget,
+                refusal.uses,
+                refusal.outputs,
+                refusal.unmovable,
+                refusal.staging,
+                largest.join(", "),
+                refusal.smallest_budget.0,
+            ),
+        )
+    }
+
+    fn describe(&self, storage: StorageId) -> String {
+        let name = self.known.get(&storage).and_then(|known| known.name.clone());
+        name.unwrap_or_else(|| storage.to_string())
+    }
+}

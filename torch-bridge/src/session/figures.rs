@@ -1,0 +1,134 @@
+//! What a session counts: bytes by class and direction, stalls, and how fast the pool moves bytes.
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use tidelog_planner::residency::CopyKind;
+use tidelog_planner::trace::Kind;
+use tidelog_planner::units::Bandwidth;
+
+use super::transfers::Direction;
+
+/// Bytes by what their storage is for, in the order of [`Kind::ALL`].
+pub(super) type BytesByKind = [u64; Kind::ALL.len()];
+
+/// Counted since the session was opened, or over one step.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Totals {
+    pub(super) bytes_written: u64,
+    pub(super) bytes_read: u64,
+    pub(super) evictions: u64,
+    pub(super) fetches: u64,
+    /// Evictions that wrote nothing, because the log's copy was proved to be the same.
+    pub(super) clean_drops: u64,
+    pub(super) stalls: u64,
+    pub(super) stall_ns: u64,
+}
+
+impl Totals {
+    fn since(self, before: Self) -> Self {
+        Self {
+            bytes_written: self.bytes_written - before.bytes_written,
+            bytes_read: self.bytes_read - before.bytes_read,
+            evictions: self.evictions - before.evictions,
+            fetches: self.fetches - before.fetches,
+            clean_drops: self.clean_drops - before.clean_drops,
+            stalls: self.stalls - before.stalls,
+            stall_ns: self.stall_ns - before.stall_ns,
+        }
+    }
+}
+
+/// The session's counters.
+#[derive(Default)]
+pub(super) struct Figures {
+    pub(super) totals: Totals,
+    pub(super) written: BytesByKind,
+    pub(super) read: BytesByKind,
+    pub(super) last_step: Totals,
+    step_began_at: Totals,
+    writes: Busy,
+    reads: Busy,
+}
+
+/// How long at least one transfer of a direction was in flight, and what moved meanwhile.
+#[derive(Default)]
+struct Busy {
+    in_flight: u32,
+    since: Option<Instant>,
+    time: Duration,
+    bytes: u64,
+}
+
+impl Busy {
+    fn started(&mut self) {
+        self.in_flight += 1;
+        self.since.get_or_insert_with(Instant::now);
+    }
+
+    fn finished(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        self.in_flight = self.in_flight.saturating_sub(1);
+        if self.in_flight == 0 {
+            self.time += self.since.take().map_or(Duration::ZERO, |since| since.elapsed());
+        }
+    }
+
+    /// Bytes per second while busy, once enough has moved to tell.
+    fn bandwidth(&self) -> Option<Bandwidth> {
+        const ENOUGH_BYTES: u64 = 16 << 20;
+        (self.bytes >= ENOUGH_BYTES && !self.time.is_zero())
+            .then(|| Bandwidth((self.bytes as f64 / self.time.as_secs_f64()) as u64))
+    }
+}
+
+impl Figures {
+    pub(super) fn started(&mut self, direction: Direction) {
+        match direction {
+            Direction::Out(CopyKind::Write) => self.writes.started(),
+            Direction::Out(CopyKind::Verify) => {}
+            Direction::In => self.reads.started(),
+        }
+    }
+
+    pub(super) fn finished(&mut self, direction: Direction, done: bool, kind: Kind, bytes: u64) {
+        let moved = if done { bytes } else { 0 };
+        let place = Kind::ALL.iter().position(|&each| each == kind).unwrap_or(0);
+        match direction {
+            Direction::Out(CopyKind::Write) => {
+                self.writes.finished(moved);
+                self.totals.evictions += u64::from(done);
+                self.totals.bytes_written += moved;
+                self.written[place] += moved;
+            }
+            Direction::Out(CopyKind::Verify) => {
+                self.totals.evictions += u64::from(done);
+                self.totals.clean_drops += u64::from(done);
+            }
+            Direction::In => {
+                self.reads.finished(moved);
+                self.totals.fetches += u64::from(done);
+                self.totals.bytes_read += moved;
+                self.read[place] += moved;
+            }
+        }
+    }
+
+    pub(super) fn stalled(&mut self, time: Duration) {
+        self.totals.stalls += 1;
+        self.totals.stall_ns += time.as_nanos() as u64;
+    }
+
+    pub(super) fn step_begins(&mut self) {
+        self.step_began_at = self.totals;
+    }
+
+    pub(super) fn step_ends(&mut self) {
+        self.last_step = self.totals.since(self.step_began_at);
+    }
+
+    /// Measured bandwidths of the pool, reading and writing, as far as transfers have shown them.
+    pub(super) fn bandwidths(&self) -> (Option<Bandwidth>, Option<Bandwidth>) {
+        (self.reads.bandwidth(), self.writes.bandwidth())
+    }
+}

@@ -1,0 +1,148 @@
+//! Opening a session: the pool's devices, formatted where they are fresh, and the share.
+
+use std::collections::{HashMap, VecDeque};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tidelog_engine::path::{DeviceSpec, PathChoice};
+use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
+use tidelog_engine::schedule::CompletionQueue;
+use tidelog_engine::units::ByteCount;
+use tidelog_planner::residency::{Config, Residency};
+use tidelog_planner::units::Bytes;
+
+use super::figures::Figures;
+use super::profile::Profile;
+use super::{Session, State};
+use crate::abi::{Failure, Status};
+
+/// Of the free space of its file system, the most that a pool that Tidelog makes may take: one part in this many.
+const FREE_SPACE_PARTS: u64 = 2;
+/// The size of a pool that Tidelog makes, where the caller does not say.
+const POOL_SIZE_DEFAULT: ByteCount = ByteCount::gib(8);
+
+/// How to open a session.
+pub(crate) struct SessionConfig<'a> {
+    pub(crate) devices: &'a str,
+    pub(crate) data_path: &'a str,
+    pub(crate) budget: u64,
+    pub(crate) staging: u64,
+    pub(crate) pool_size: u64,
+    pub(crate) share: u32,
+    pub(crate) buffered: bool,
+    pub(crate) reactive: bool,
+}
+
+impl Session {
+    pub(crate) fn open(config: &SessionConfig<'_>) -> Result<Self, Failure> {
+        if config.staging >= config.budget {
+            return Err(Failure::new(
+                Status::BudgetExceeded,
+                format!(
+                    "staging of {} leaves nothing of a budget of {}",
+                    ByteCount(config.staging),
+                    ByteCount(config.budget)
+                ),
+            ));
+        }
+        let pool = open_pool(config)?;
+        let machine = Residency::new(Config::new(Bytes(config.budget), Bytes(config.staging)));
+        Ok(Self {
+            pool,
+            completions: CompletionQueue::new(),
+            state: Mutex::new(State::new(machine, config)),
+        })
+    }
+
+    pub(crate) fn attention_address(&self) -> *const u32 {
+        self.completions.attention_address()
+    }
+
+    /// Stops what is in flight and waits until no device or copy touches the caller's memory.
+    pub(crate) fn close(&self) -> Result<(), Failure> {
+        let state = self.lock();
+        for in_flight in state.in_flight.values() {
+            in_flight.stop();
+        }
+        drop(state);
+        self.pool.close().map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
+    }
+}
+
+/// Opens the share, after formatting the pool where every device is a fresh directory.
+pub(crate) fn open_pool(config: &SessionConfig<'_>) -> Result<Pool, Failure> {
+    let failed = |error: &dyn std::fmt::Display| Failure::new(Status::PoolFailed, error.to_string());
+    let devices = DeviceSpec::parse_list(config.devices).map_err(|error| failed(&error))?;
+    let path: PathChoice = config.data_path.parse().map_err(|error| failed(&error))?;
+    if devices.iter().all(|device| !device.exists()) {
+        let device_size = device_size(&devices, config.pool_size).map_err(|error| failed(&error))?;
+        let options = FormatOptions {
+            device_size: Some(device_size),
+            buffered: config.buffered,
+            ..FormatOptions::default()
+        };
+        Pool::format(&devices, &options).map_err(|error| failed(&error))?;
+    }
+    let options = OpenOptions {
+        path,
+        buffered: config.buffered,
+        share: config.share,
+        staging: ByteCount(config.staging),
+        ..OpenOptions::default()
+    };
+    Pool::open(&devices, &options).map_err(|error| failed(&error))
+}
+
+/// Each device's part of the pool: as told, or a default that leaves room on the file system.
+fn device_size(devices: &[DeviceSpec], pool_size: u64) -> std::io::Result<ByteCount> {
+    const GRAIN: ByteCount = ByteCount::mib(1);
+    let count = devices.len() as u64;
+    if pool_size > 0 {
+        return Ok(ByteCount(pool_size.div_ceil(count)).round_up(GRAIN));
+    }
+    let mut size = POOL_SIZE_DEFAULT.0 / count;
+    for device in devices {
+        // Devices may share a file system, so each takes its part of what is free.
+        size = size.min(free_space(device)? / FREE_SPACE_PARTS / count);
+    }
+    Ok(ByteCount(size & !(GRAIN.0 - 1)))
+}
+
+impl State {
+    fn new(machine: Residency, config: &SessionConfig<'_>) -> Self {
+        Self {
+            machine,
+            staging: Bytes(config.staging),
+            known: HashMap::new(),
+            in_flight: HashMap::new(),
+            requests: VecDeque::new(),
+            next_sequence: 0,
+            log_prefix: unique_prefix(),
+            held: None,
+            figures: Figures::default(),
+            profile: Profile::new(!config.reactive),
+            planned: None,
+            op_name: String::new(),
+            waiting_since: None,
+            actions: Vec::new(),
+            uses: Vec::new(),
+            notices: Vec::new(),
+        }
+    }
+}
+
+/// Tells sessions of one process on one pool apart; scratch tensors never outlive the process.
+fn unique_prefix() -> u64 {
+    static SESSIONS: AtomicU64 = AtomicU64::new(1);
+    SESSIONS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Bytes that a file system can still give to a file that is to be made there.
+fn free_space(device: &DeviceSpec) -> std::io::Result<u64> {
+    let path = device.path();
+    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let figures = rustix::fs::statvfs(folder)?;
+    Ok(figures.f_bavail * figures.f_frsize)
+}

@@ -1,0 +1,132 @@
+//! Steps, and the plan that is made once two of them were alike.
+
+use std::sync::Arc;
+
+use tidelog_planner::algorithm1::{Options, algorithm1};
+use tidelog_planner::cost::{Machine, SsdLink};
+use tidelog_planner::plan::{Plan, compile};
+use tidelog_planner::residency::Progress;
+use tidelog_planner::trace::{Kind, Trace};
+use tidelog_planner::units::{Bandwidth, Nanos, OpIndex};
+
+use super::profile::Profiled;
+use super::{Session, State};
+use crate::abi::Failure;
+
+/// Assumed of a pool until enough has moved to measure it.
+const SSD_BANDWIDTH_DEFAULT: Bandwidth = Bandwidth(1_000_000_000);
+/// What one transfer costs beyond its bytes: two boundary calls and a trip through the reactor.
+const TRANSFER_LATENCY: Nanos = Nanos(200_000);
+/// One core comparing checksums.
+const VERIFY_BANDWIDTH: Bandwidth = Bandwidth(8_000_000_000);
+
+/// The plan that the session follows.
+pub(super) struct Planned {
+    pub(super) trace: Trace,
+    pub(super) plan: Plan,
+    /// Per op, 1 where a migration begins: the caller must come by there.
+    pub(super) due: Vec<u8>,
+}
+
+impl Session {
+    /// A step begins (1), ends (0), or ends early because of an exception (2).
+    pub(crate) fn step(&self, mark: i32) -> Result<i32, Failure> {
+        match mark {
+            1 => self.advance(|state| {
+                state.figures.step_begins();
+                state.profile.step_begins();
+                state.machine.step_begin();
+                state.machine.settle()
+            }),
+            0 | 2 => self.advance(|state| state.step_ends(mark == 0)),
+            _ => Err(Failure::invalid(format!("step mark {mark}: expected 0, 1 or 2"))),
+        }
+    }
+
+    /// The step follows the plan no longer.
+    pub(crate) fn leave_plan(&self) -> Result<i32, Failure> {
+        self.lock().machine.leave_schedule();
+        Ok(0)
+    }
+
+    /// Which ops have a migration beginning, one byte each; empty without a plan. Stays where it is
+    /// until the session is closed.
+    pub(crate) fn due(&self) -> (*const u8, u64) {
+        let state = self.lock();
+        state.planned.as_ref().map_or((std::ptr::null(), 0), |planned| {
+            (planned.due.as_ptr(), planned.due.len() as u64)
+        })
+    }
+}
+
+impl State {
+    fn step_ends(&mut self, complete: bool) -> Progress {
+        self.machine.step_end();
+        let known = &self.known;
+        let profiled = self.profile.step_ends(complete, |storage| {
+            known.get(&storage).map_or((None, Kind::Activation, true), |known| {
+                (known.name.clone(), known.kind, known.movable)
+            })
+        });
+        if let Some(profiled) = profiled {
+            self.plan(profiled);
+        }
+        self.figures.step_ends();
+        self.machine.settle()
+    }
+
+    /// The plan's step is guarded op by op: from the first that differs on, the rest of the step is reactive.
+    pub(super) fn follow(&mut self, index: u32, fingerprint: u64) {
+        if self.planned.is_some() && !self.machine.expect(OpIndex(index), fingerprint) {
+            if let Some(reason) = self.machine.desync() {
+                self.notice_once("left the plan", format!("a step left the plan: {reason}; it went on reactively"));
+            }
+        }
+    }
+
+    /// Keeps a message for the user; of those about one thing only the first.
+    fn notice_once(&mut self, about: &str, text: String) {
+        if !self.notices.iter().any(|notice| notice.contains(about)) {
+            self.notices.push(format!("{text} (said once)"));
+        }
+    }
+
+    fn plan(&mut self, profiled: Profiled) {
+        let Profiled { trace, bindings } = profiled;
+        let (read, write) = self.figures.bandwidths();
+        let machine = Machine {
+            budget: self.machine.budget(),
+            staging: self.staging,
+            ssd: SsdLink {
+                read: read.unwrap_or(SSD_BANDWIDTH_DEFAULT),
+                write: write.unwrap_or(SSD_BANDWIDTH_DEFAULT),
+                latency: TRANSFER_LATENCY,
+            },
+            host: None,
+            verify: VERIFY_BANDWIDTH,
+        };
+        let plan = algorithm1(&trace, &machine, Options { clean_drop: true, unused: true, ..Options::default() });
+        let schedule = match compile(&plan, &trace) {
+            Ok(schedule) => schedule,
+            Err(error) => {
+                self.notices.push(format!("no plan: {error}; going on reactively"));
+                self.profile.recording = false;
+                return;
+            }
+        };
+        let mut due = vec![0; trace.ops.len()];
+        for row in &plan.rows {
+            due[row.start.0 as usize] = 1;
+        }
+        // The caller always comes by at the end, so that the machine knows how far the step came.
+        if let Some(last) = due.last_mut() {
+            *last = 1;
+        }
+        self.machine.load_schedule(Arc::new(schedule));
+        for (planned, storage) in bindings {
+            self.machine.bind(planned, storage);
+        }
+        self.profile.recording = false;
+        self.planned = Some(Planned { trace, plan, due });
+    }
+}

@@ -1,0 +1,267 @@
+//! Records what a training step does, and makes a planner's trace of it once two steps are alike.
+//!
+//! Storages are followed by the caller's numbers. When a step ends they get the names under which a
+//! plan finds them again: parameters and optimizer state by name, what an op made by (op, output slot),
+//! also where it lives on into the next step.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Instant;
+
+use tidelog_planner::residency::{StorageId, Use as Touched};
+use tidelog_planner::trace::{
+    Access, Birth, Death, Identity, Kind, Op, PlanStorage, Storage, Trace, Use,
+};
+use tidelog_planner::units::{Bytes, Nanos, OpIndex};
+
+/// A storage as the recorder sees it.
+struct Seen {
+    size: u64,
+    /// The step and place of its birth; None: made between steps or before the block.
+    born: Option<(u64, OpIndex, u16)>,
+}
+
+/// One recorded op.
+struct Recorded {
+    name: String,
+    duration: Nanos,
+    fingerprint: u64,
+    uses: Vec<Touched>,
+    births: Vec<(StorageId, u16)>,
+    deaths: Vec<StorageId>,
+}
+
+/// The recorder.
+#[derive(Default)]
+pub(super) struct Profile {
+    /// Whether steps are being recorded: not any more once there is a plan.
+    pub(super) recording: bool,
+    step: u64,
+    in_step: bool,
+    ops: Vec<Recorded>,
+    running_since: Option<Instant>,
+    storages: HashMap<StorageId, Seen>,
+    /// Died during the step: their facts are needed until it ends.
+    died: HashMap<StorageId, Seen>,
+    alive_at_begin: Vec<StorageId>,
+    last_fingerprint: Option<u64>,
+}
+
+/// A trace, and which living storage is meant by each of its names.
+pub(super) struct Profiled {
+    pub(super) trace: Trace,
+    pub(super) bindings: Vec<(PlanStorage, StorageId)>,
+}
+
+impl Profile {
+    pub(super) fn new(recording: bool) -> Self {
+        Self { recording, ..Self::default() }
+    }
+
+    pub(super) fn step_begins(&mut self) {
+        self.step += 1;
+        self.in_step = true;
+        self.ops.clear();
+        self.died.clear();
+        self.alive_at_begin.clear();
+        self.alive_at_begin.extend(self.storages.keys().copied());
+        self.alive_at_begin.sort_unstable();
+    }
+
+    pub(super) fn born(&mut self, storage: StorageId, size: u64, place: Option<(OpIndex, u16)>) {
+        let born = place.filter(|_| self.in_step).map(|(op, slot)| (self.step, op, slot));
+        if self.recording
+            && let Some((_, op, slot)) = born
+            && let Some(op) = self.ops.get_mut(op.0 as usize)
+            && !op.births.iter().any(|&(known, _)| known == storage)
+        {
+            op.births.push((storage, slot));
+        }
+        self.storages.entry(storage).or_insert(Seen { size, born });
+    }
+
+    pub(super) fn resized(&mut self, storage: StorageId, size: u64) {
+        if let Some(seen) = self.storages.get_mut(&storage) {
+            seen.size = seen.size.max(size);
+        }
+    }
+
+    pub(super) fn died(&mut self, storage: StorageId) {
+        if let Some(seen) = self.storages.remove(&storage)
+            && self.in_step
+            && self.recording
+        {
+            self.died.insert(storage, seen);
+            if let Some(op) = self.ops.last_mut() {
+                op.deaths.push(storage);
+            }
+        }
+    }
+
+    pub(super) fn op_begins(&mut self, index: u32, name: &str, fingerprint: u64, uses: &[Touched]) {
+        if !self.recording || !self.in_step {
+            return;
+        }
+        // An op that raised, and was tried again, stands at the same index.
+        self.ops.truncate(index as usize);
+        let name = name.to_owned();
+        self.ops.push(Recorded {
+            name,
+            duration: Nanos(0),
+            fingerprint,
+            uses: uses.to_vec(),
+            births: Vec::new(),
+            deaths: Vec::new(),
+        });
+    }
+
+    /// The op's storages are there: from here on its own time counts.
+    pub(super) fn op_runs(&mut self) {
+        if self.recording {
+            self.running_since = Some(Instant::now());
+        }
+    }
+
+    pub(super) fn op_ends(&mut self) {
+        if let (Some(since), Some(op)) = (self.running_since.take(), self.ops.last_mut()) {
+            op.duration = Nanos(since.elapsed().as_nanos() as u64);
+        }
+    }
+
+    /// Ends a step. A trace comes out once the step was complete and did the same as the one before.
+    pub(super) fn step_ends(
+        &mut self,
+        complete: bool,
+        describe: impl Fn(StorageId) -> (Option<String>, Kind, bool),
+    ) -> Option<Profiled> {
+        self.in_step = false;
+        if !complete || !self.recording || self.ops.is_empty() {
+            self.last_fingerprint = None;
+            return None;
+        }
+        let profiled = self.make_trace(describe);
+        let fingerprint = profiled.trace.fingerprint();
+        let alike = self.last_fingerprint.replace(fingerprint) == Some(fingerprint);
+        (alike && profiled.trace.validate().is_ok()).then_some(profiled)
+    }
+
+    fn make_trace(
+        &self,
+        describe: impl Fn(StorageId) -> (Option<String>, Kind, bool),
+    ) -> Profiled {
+        let mut names = Names { profile: self, describe, storages: Vec::new(), by_place: HashMap::new(), meanings: HashMap::new(), names: HashSet::new() };
+        // What this step makes comes first: what the step before made at the same place is then known
+        // as the previous instance under the same name.
+        for (storage, _) in self.ops.iter().flat_map(|op| &op.births) {
+            names.meaning(*storage);
+        }
+        let ops = self.ops.iter().map(|op| names.op(op)).collect();
+        for &storage in &self.alive_at_begin {
+            names.meaning(storage); // idle all step long: it still takes memory
+        }
+        Profiled {
+            bindings: names.bindings(),
+            trace: Trace { name: "profiled step".to_owned(), storages: names.storages, ops },
+        }
+    }
+}
+
+/// Finds the trace's name for each storage.
+struct Names<'a, D> {
+    profile: &'a Profile,
+    describe: D,
+    storages: Vec<Storage>,
+    by_place: HashMap<(OpIndex, u16), PlanStorage>,
+    names: HashSet<String>,
+    meanings: HashMap<StorageId, Meaning>,
+}
+
+/// A storage of the trace, or the instance of it that the step before left behind.
+#[derive(Clone, Copy)]
+struct Meaning {
+    storage: PlanStorage,
+    previous: bool,
+}
+
+impl<D: Fn(StorageId) -> (Option<String>, Kind, bool)> Names<'_, D> {
+    fn meaning(&mut self, storage: StorageId) -> Meaning {
+        if let Some(&meaning) = self.meanings.get(&storage) {
+            return meaning;
+        }
+        let meaning = self.find_meaning(storage);
+        self.meanings.insert(storage, meaning);
+        meaning
+    }
+
+    fn find_meaning(&mut self, storage: StorageId) -> Meaning {
+        let profile = self.profile;
+        let seen = profile.storages.get(&storage).or_else(|| profile.died.get(&storage));
+        let (name, kind, movable) = (self.describe)(storage);
+        let size = Bytes(seen.map_or(0, |seen| seen.size));
+        let born = seen.and_then(|seen| seen.born);
+        let in_this_step = born.is_some_and(|(step, ..)| step == profile.step);
+        if let Some((step, op, slot)) = born
+            && !in_this_step
+            && step + 1 == profile.step
+            && let Some(&storage) = self.by_place.get(&(op, slot))
+        {
+            return Meaning { storage, previous: true };
+        }
+        let identity = match born {
+            Some((_, op, slot)) if in_this_step => Identity::Output { op, slot },
+            _ if self.is_global(storage) => {
+                // Two storages may carry one name (an optimizer's state that was replaced).
+                let unnamed = || format!("storage {}", storage.0);
+                let name = name.unwrap_or_else(unnamed);
+                let free = self.names.insert(name.clone());
+                Identity::Name(if free { name } else { format!("{name} ({})", unnamed()) })
+            }
+            _ => Identity::Arrival,
+        };
+        let named = PlanStorage(self.storages.len() as u32);
+        if let Identity::Output { op, slot } = identity {
+            self.by_place.insert((op, slot), named);
+        }
+        self.storages.push(Storage { identity, size, kind, movable });
+        Meaning { storage: named, previous: false }
+    }
+
+    /// Alive before the step and after it.
+    fn is_global(&self, storage: StorageId) -> bool {
+        self.profile.storages.contains_key(&storage)
+            && self.profile.alive_at_begin.binary_search(&storage).is_ok()
+    }
+
+    fn op(&mut self, op: &Recorded) -> Op {
+        let mut uses: Vec<Use> = Vec::with_capacity(op.uses.len());
+        for &Touched { storage, modifies } in &op.uses {
+            let Meaning { storage, previous } = self.meaning(storage);
+            let access = if modifies { Access::Update } else { Access::Read };
+            uses.push(Use { storage, access, previous });
+        }
+        let births = op
+            .births
+            .iter()
+            .map(|&(storage, slot)| Birth { storage: self.meaning(storage).storage, slot })
+            .collect();
+        let deaths = op
+            .deaths
+            .iter()
+            .map(|&storage| {
+                let Meaning { storage, previous } = self.meaning(storage);
+                Death { storage, previous }
+            })
+            .collect();
+        Op { name: op.name.clone(), duration: op.duration, fingerprint: op.fingerprint, uses, births, deaths }
+    }
+
+    fn bindings(&self) -> Vec<(PlanStorage, StorageId)> {
+        let mut bindings: Vec<_> = self
+            .meanings
+            .iter()
+            .filter(|(storage, _)| self.profile.storages.contains_key(storage))
+            .map(|(&storage, meaning)| (meaning.storage, storage))
+            .collect();
+        bindings.sort_unstable();
+        bindings
+    }
+}

@@ -1,0 +1,263 @@
+//! The machine's actions as operations of the engine, and their completions on the way back.
+
+use tidelog_engine::memory::{Destination, ForeignDestination, ForeignSource, Source};
+use tidelog_engine::pool::{PutOptions};
+use tidelog_engine::layout::{LifetimeClass, TensorId};
+use tidelog_engine::schedule::{Outcome as Transferred, Ticket, TransferError, Urgency};
+use tidelog_planner::residency::{
+    Action, CopyKind, FailureInfo, Outcome, State as Residence, StorageId, TransferId,
+    Urgency as Wanted,
+};
+use tidelog_planner::trace::Kind;
+
+use super::{Request, RequestKind, Session, State};
+use crate::abi::Failure;
+
+/// A transfer that the machine asked for and has not heard the end of.
+pub(super) struct InFlight {
+    pub(super) storage: StorageId,
+    pub(super) direction: Direction,
+    urgency: Urgency,
+    /// None until the caller has answered with the memory's address.
+    ticket: Option<Ticket>,
+}
+
+impl InFlight {
+    /// Asks the engine to stop; what has not begun has nothing to stop.
+    pub(super) fn stop(&self) {
+        if let Some(ticket) = &self.ticket {
+            ticket.cancel();
+        }
+    }
+}
+
+/// Which way a transfer's bytes go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    Out(CopyKind),
+    In,
+}
+
+impl Session {
+    /// Carries out the machine's actions until it has none left.
+    pub(super) fn carry_out(&self, state: &mut State) {
+        let mut actions = std::mem::take(&mut state.actions);
+        loop {
+            actions.clear();
+            state.machine.take_actions(&mut actions);
+            if actions.is_empty() {
+                break;
+            }
+            for action in actions.drain(..) {
+                self.perform(state, action);
+            }
+        }
+        state.actions = actions;
+    }
+
+    fn perform(&self, state: &mut State, action: Action) {
+        match action {
+            Action::Evict { storage, transfer, copy, .. } => {
+                state.begin(transfer, storage, Direction::Out(copy), Urgency::Ahead);
+            }
+            Action::Fetch { storage, transfer, urgency } => {
+                state.begin(transfer, storage, Direction::In, urgency_of(urgency));
+            }
+            Action::Release { storage } => {
+                state.request(RequestKind::Release, storage, state.size_of(storage), None);
+            }
+            Action::Expedite { transfer } => {
+                if let Some(in_flight) = state.in_flight.get_mut(&transfer) {
+                    in_flight.urgency = Urgency::Urgent;
+                    if let Some(ticket) = &in_flight.ticket {
+                        ticket.expedite();
+                    }
+                }
+            }
+            Action::Cancel { transfer } => self.cancel(state, transfer),
+            Action::Forget { storage } => {
+                // Unknown to the log where a first write never finished: nothing to forget.
+                let _ = self.pool.delete(state.log_id(storage));
+            }
+        }
+    }
+
+    /// Stops a transfer: the engine's at its next piece, one that has not begun at once.
+    fn cancel(&self, state: &mut State, transfer: TransferId) {
+        match state.in_flight.get(&transfer).map(|in_flight| &in_flight.ticket) {
+            Some(Some(ticket)) => ticket.cancel(),
+            Some(None) => {
+                state.requests.retain(|request| request.transfer != Some(transfer));
+                self.end(state, transfer, Outcome::Cancelled);
+            }
+            None => {}
+        }
+    }
+
+    pub(crate) fn next_request(&self) -> Option<Request> {
+        self.lock().requests.front().copied()
+    }
+
+    /// The caller has done what the request asked for.
+    ///
+    /// # Safety
+    /// `address` is 0, or that of the request's `size` bytes, which stay alive (and for an allocation
+    /// untouched by anybody else) until the storage is released or settled.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn request_done(
+        &self,
+        sequence: u64,
+        address: usize,
+    ) -> Result<i32, Failure> {
+        let mut state = self.lock();
+        let Some(request) = state.requests.front().copied() else {
+            return Ok(0); // reported twice: an interrupt fell between the report and its answer
+        };
+        if request.sequence != sequence {
+            return if sequence < request.sequence {
+                Ok(0)
+            } else {
+                Err(Failure::invalid(format!(
+                    "request {sequence} was not handed out yet; the next is {}",
+                    request.sequence
+                )))
+            };
+        }
+        state.requests.pop_front();
+        if let Some(transfer) = request.transfer {
+            if address == 0 {
+                self.end(&mut state, transfer, Outcome::Cancelled);
+            } else {
+                // SAFETY: by this function's contract the memory stays valid until the storage is
+                // released or settled, which the session asks for only after the ticket's completion.
+                unsafe { self.submit(&mut state, transfer, &request, address) };
+            }
+            self.carry_out(&mut state);
+        }
+        Ok(0)
+    }
+
+    /// Hands a transfer to the engine.
+    ///
+    /// # Safety
+    /// `address` is that of the request's `size` bytes, valid until the transfer's completion was taken in.
+    #[allow(unsafe_code)]
+    unsafe fn submit(
+        &self,
+        state: &mut State,
+        transfer: TransferId,
+        request: &Request,
+        address: usize,
+    ) {
+        let Some(in_flight) = state.in_flight.get(&transfer) else { return };
+        let (storage, direction, urgency) =
+            (in_flight.storage, in_flight.direction, in_flight.urgency);
+        let (id, size) = (state.log_id(storage), request.size as usize);
+        let notify = Some((self.completions.clone(), transfer.0));
+        let submitted = match direction {
+            Direction::Out(copy) => {
+                // SAFETY: by this function's contract.
+                let source = Source::Foreign(unsafe { ForeignSource::new(address as *const u8, size) });
+                if copy == CopyKind::Verify {
+                    self.pool.verify(id, source, notify).map_err(|error| error.to_string())
+                } else {
+                    let lifetime = lifetime_of(state.kind_of(storage));
+                    let options = PutOptions { lifetime, urgency, notify };
+                    self.pool.put(id, source, options).map_err(|error| error.to_string())
+                }
+            }
+            Direction::In => {
+                // SAFETY: by this function's contract, which gives exclusive use for an allocation.
+                let destination =
+                    Destination::Foreign(unsafe { ForeignDestination::new(address as *mut u8, size) });
+                self.pool
+                    .get(id, 0..request.size, destination, urgency, notify)
+                    .map_err(|error| error.to_string())
+            }
+        };
+        match submitted {
+            Ok(ticket) => {
+                if let Some(in_flight) = state.in_flight.get_mut(&transfer) {
+                    in_flight.ticket = Some(ticket);
+                }
+                state.figures.started(direction);
+            }
+            Err(message) => {
+                self.end(state, transfer, Outcome::Failed(FailureInfo { message }));
+            }
+        }
+    }
+
+    /// Takes in every completion that is there.
+    pub(super) fn take_in(&self, state: &mut State) {
+        while let Some((tag, transferred)) = self.completions.try_pop() {
+            self.complete(state, TransferId(tag), transferred);
+        }
+    }
+
+    pub(super) fn complete(&self, state: &mut State, transfer: TransferId, transferred: Transferred) {
+        let Some(in_flight) = state.in_flight.get(&transfer) else { return };
+        let (storage, direction) = (in_flight.storage, in_flight.direction);
+        let outcome = match transferred {
+            Ok(done) if direction == Direction::Out(CopyKind::Verify) => {
+                if done.matched { Outcome::Matched } else { Outcome::Differs }
+            }
+            Ok(_) => Outcome::Done,
+            Err(TransferError::Cancelled) => Outcome::Cancelled,
+            Err(error) => Outcome::Failed(FailureInfo { message: error.to_string() }),
+        };
+        let moved = matches!(outcome, Outcome::Done | Outcome::Matched);
+        let (kind, size) = (state.kind_of(storage), state.size_of(storage));
+        state.figures.finished(direction, moved, kind, size);
+        self.end(state, transfer, outcome);
+    }
+
+    /// Tells the machine how a transfer ended, and the caller where its storage is resident again.
+    fn end(&self, state: &mut State, transfer: TransferId, outcome: Outcome) {
+        let Some(in_flight) = state.in_flight.remove(&transfer) else { return };
+        state.machine.completed(transfer, outcome);
+        self.carry_out(state);
+        if let Some(Residence::Resident { clean }) = state.machine.state(in_flight.storage) {
+            state.request(RequestKind::Settle, in_flight.storage, u64::from(clean), None);
+        }
+    }
+}
+
+impl State {
+    fn begin(
+        &mut self,
+        transfer: TransferId,
+        storage: StorageId,
+        direction: Direction,
+        urgency: Urgency,
+    ) {
+        self.in_flight.insert(transfer, InFlight { storage, direction, urgency, ticket: None });
+        let kind = match direction {
+            Direction::Out(_) => RequestKind::Evict,
+            Direction::In => RequestKind::Allocate,
+        };
+        self.request(kind, storage, self.size_of(storage), Some(transfer));
+    }
+
+    /// The name under which a storage lies in the log.
+    fn log_id(&self, storage: StorageId) -> TensorId {
+        TensorId(u128::from(self.log_prefix) << 64 | u128::from(storage.0))
+    }
+}
+
+fn urgency_of(wanted: Wanted) -> Urgency {
+    match wanted {
+        Wanted::Urgent => Urgency::Urgent,
+        Wanted::Ahead => Urgency::Ahead,
+    }
+}
+
+/// What dies together shares segments: activations within a step, gradients and what the optimizer
+/// rewrites once a step, and the rest, which may stay for the whole run.
+fn lifetime_of(kind: Kind) -> LifetimeClass {
+    match kind {
+        Kind::Activation => LifetimeClass::Transient,
+        Kind::Gradient | Kind::Parameter | Kind::OptimizerState => LifetimeClass::Step,
+        Kind::Other => LifetimeClass::Persistent,
+    }
+}
