@@ -42,6 +42,8 @@ pub(super) struct Active {
     pub(super) urgency: Urgency,
     /// The first piece that was not begun.
     pub(super) next: usize,
+    /// Whether it stands in a queue of the reactor.
+    pub(super) queued: bool,
     /// Pieces on a device.
     pub(super) flying: usize,
     checksums: Vec<u32>,
@@ -70,6 +72,7 @@ impl Active {
             pieces,
             urgency,
             next: 0,
+            queued: false,
             flying: 0,
             checksums: vec![0; sums],
             bytes: 0,

@@ -172,7 +172,7 @@ impl Worker {
                     let Some(active) = self.transfers.get_mut(&id) else { continue };
                     if active.urgency == Urgency::Ahead && active.has_more() {
                         active.urgency = Urgency::Urgent;
-                        self.ahead.retain(|&waiting| waiting != id);
+                        remove(&mut self.ahead, id);
                         self.urgent.push_back(id);
                     }
                 }
@@ -180,11 +180,12 @@ impl Worker {
         }
     }
 
-    fn admit(&mut self, active: Active) {
+    fn admit(&mut self, mut active: Active) {
         if !active.has_more() {
             return active.conclude();
         }
         let id = active.id();
+        active.queued = true;
         match active.urgency {
             Urgency::Urgent => self.urgent.push_back(id),
             Urgency::Ahead => self.ahead.push_back(id),
@@ -211,7 +212,9 @@ impl Worker {
             (None, None) => return Begun::Nothing,
         };
         let Some(active) = self.transfers.get_mut(&id) else {
-            self.forget(id);
+            // Only what is in the table stands in a queue.
+            remove(&mut self.urgent, id);
+            remove(&mut self.ahead, id);
             return Begun::Light;
         };
         let piece = active.pieces[active.next];
@@ -368,24 +371,21 @@ impl Worker {
 
     /// Takes a transfer off its queue when it has begun everything, and ends it when all is back.
     fn settle(&mut self, id: u64) {
-        let Some(active) = self.transfers.get(&id) else { return };
+        let Some(active) = self.transfers.get_mut(&id) else { return };
         if active.has_more() {
             return;
         }
-        let over = active.is_over();
-        self.forget(id);
-        if over && let Some(active) = self.transfers.remove(&id) {
-            active.conclude();
+        if std::mem::take(&mut active.queued) {
+            let queue = match active.urgency {
+                Urgency::Urgent => &mut self.urgent,
+                Urgency::Ahead => &mut self.ahead,
+            };
+            remove(queue, id);
         }
-    }
-
-    fn forget(&mut self, id: u64) {
-        for queue in [&mut self.urgent, &mut self.ahead] {
-            if queue.front() == Some(&id) {
-                queue.pop_front();
-            } else {
-                queue.retain(|&waiting| waiting != id);
-            }
+        if active.is_over()
+            && let Some(active) = self.transfers.remove(&id)
+        {
+            active.conclude();
         }
     }
 
@@ -416,6 +416,15 @@ impl Worker {
                 self.settle(id);
             }
         }
+    }
+}
+
+/// Takes `id` out of a queue; nearly always it is the first.
+fn remove(queue: &mut VecDeque<u64>, id: u64) {
+    if queue.front() == Some(&id) {
+        queue.pop_front();
+    } else {
+        queue.retain(|&waiting| waiting != id);
     }
 }
 
