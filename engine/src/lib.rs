@@ -2,12 +2,13 @@
 //!
 //! Read the rooms from the bottom up: [`units`] are the words, [`memory`] is where bytes may lie,
 //! [`path`] is how they reach a device, [`schedule`] keeps a device busy without drowning it,
-//! [`layout`] is what stands on the media, [`log`] decides where a tensor goes, `pool` is the public
+//! [`layout`] is what stands on the media, [`log`] decides where a tensor goes, [`pool`] is the public
 //! face.
 
 pub mod layout;
 pub mod log;
 pub mod memory;
 pub mod path;
+pub mod pool;
 pub mod schedule;
 pub mod units;

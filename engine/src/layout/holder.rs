@@ -3,6 +3,8 @@
 //! The lock itself is the operating system's and dies with its holder; this block is only the name on
 //! the door, and a stale one means nothing.
 
+use std::fmt;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::endian::{U32, U64, U128};
@@ -37,6 +39,35 @@ pub struct Holder {
     pub command: String,
     /// When it opened the share, in seconds since 1970.
     pub since: u64,
+}
+
+impl fmt::Display for Holder {
+    /// As in `process 12 (python train.py) since 2026-01-31 12:00:00 UTC`.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (year, month, day) = civil_date(self.since / 86_400);
+        let second = self.since % 86_400;
+        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+        write!(
+            out,
+            "process {} ({}) since {year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC",
+            self.process, self.command
+        )
+    }
+}
+
+/// Year, month and day of a day counted from 1970-01-01.
+fn civil_date(days: u64) -> (u64, u64, u64) {
+    // Years begin in March, so that the leap day is a year's last; 719468 days lie between 1 March of the
+    // year 0 and 1970. The calendar repeats every 400 years, which have 146097 days.
+    let days = days.saturating_add(719_468);
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let date = day - (153 * month + 2) / 5 + 1;
+    let january_or_february = month >= 10;
+    let month = if january_or_february { month - 9 } else { month + 3 };
+    (era * 400 + year + u64::from(january_or_february), month, date)
 }
 
 impl Holder {
@@ -89,6 +120,16 @@ mod tests {
         let long = Holder { command: "é".repeat(2000), ..holder };
         let read = Holder::decode(&long.encode(1, 0), 0).unwrap();
         assert_eq!(read.command, "é".repeat(512));
+    }
+
+    #[test]
+    fn the_holder_is_said_with_a_date_a_person_can_read() {
+        let said = |since| Holder { process: 7, command: "x y".into(), since }.to_string();
+        assert_eq!(said(0), "process 7 (x y) since 1970-01-01 00:00:00 UTC");
+        assert_eq!(said(951_782_399), "process 7 (x y) since 2000-02-28 23:59:59 UTC");
+        assert_eq!(said(951_782_400), "process 7 (x y) since 2000-02-29 00:00:00 UTC");
+        assert_eq!(said(1_798_761_600), "process 7 (x y) since 2027-01-01 00:00:00 UTC");
+        assert!(!said(u64::MAX).is_empty());
     }
 
     #[test]

@@ -1,0 +1,310 @@
+//! What can go wrong with a pool: one enum per kind of call.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use crate::layout::{
+    DEVICES_MAX, GeometryError, Holder, NAME_BYTES_MAX, SuperblockError, TensorId,
+};
+use crate::log::SpaceUse;
+use crate::path::DeviceOpenError;
+use crate::schedule::{ControlError, DrainError, StartError, SubmitError, TransferError};
+use crate::units::ByteCount;
+
+/// The pool's handle is of no use any more, whatever is asked of it.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum Unusable {
+    /// This process was forked from the one that opened the pool.
+    #[error("the pool was opened by process {opener}, of which this one is a fork; open it here")]
+    Forked {
+        /// The process that opened the pool.
+        opener: u32,
+    },
+    /// Somebody closed it.
+    #[error("the pool is closed")]
+    Closed,
+}
+
+/// Why devices could not be formatted. Unless the error says otherwise nothing on them has changed.
+#[derive(Debug, Error)]
+pub enum FormatError {
+    /// Too few or too many devices.
+    #[error("a pool has 1 to {DEVICES_MAX} devices, not {0}")]
+    Devices(usize),
+    /// One device under two names.
+    #[error("{0} and {1} are the same device")]
+    SameDevice(String, String),
+    /// A file is to be made and no size was given.
+    #[error("{0} does not exist yet or is empty: say how large it is to be (device_size)")]
+    SizeNeeded(String),
+    /// The device belongs to a pool.
+    #[error(
+        "{device} belongs to Tidelog pool {pool:032x}; overwrite it only if that pool may be lost"
+    )]
+    HoldsPool {
+        /// The device.
+        device: String,
+        /// The pool.
+        pool: u128,
+    },
+    /// The device holds something else.
+    #[error("{device} is not blank ({found}); overwrite it only if that may be lost")]
+    HoldsData {
+        /// The device.
+        device: String,
+        /// What was found.
+        found: String,
+    },
+    /// A process has a share of the pool on this device open.
+    #[error("{path} is in use{}", by(.holder.as_ref()))]
+    InUse {
+        /// The device.
+        path: PathBuf,
+        /// The process, if it said its name.
+        holder: Option<Holder>,
+    },
+    /// The devices cannot be divided as asked.
+    #[error(transparent)]
+    Geometry(#[from] GeometryError),
+    /// A device could not be opened or made.
+    #[error(transparent)]
+    Device(#[from] DeviceOpenError),
+    /// The operating system refused something else.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried, on what.
+        what: String,
+        /// Its answer.
+        source: io::Error,
+    },
+    /// The data path could not be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// Writing failed half way: the devices are not a pool and may have lost what they held.
+    #[error("formatting failed half way, the devices are no pool: {0}")]
+    HalfWay(String),
+}
+
+/// Why a pool could not be opened.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// Too few or too many devices.
+    #[error("a pool has 1 to {DEVICES_MAX} devices, not {0}")]
+    Devices(usize),
+    /// Another process owns the share.
+    #[error("share {share} of the pool is held{} (lock on {path})", by(.holder.as_ref()))]
+    ShareHeld {
+        /// The share.
+        share: u32,
+        /// The device whose lock was refused.
+        path: PathBuf,
+        /// The process that holds it, if it said its name: process id, command, since when.
+        holder: Option<Holder>,
+    },
+    /// There is no such share.
+    #[error("the pool has {shares} share(s), numbered from 0; there is no share {share}")]
+    NoShare {
+        /// The share asked for.
+        share: u32,
+        /// Shares of the pool.
+        shares: u32,
+    },
+    /// A device carries no superblock that can be used.
+    #[error("{device}: {source}")]
+    Superblock {
+        /// The device.
+        device: String,
+        /// What is wrong with its superblocks.
+        source: SuperblockError,
+    },
+    /// The devices do not make up one pool.
+    #[error("these devices are not one pool: {0}")]
+    NotOnePool(String),
+    /// A device has shrunk.
+    #[error("{device} has {found}, and the pool was formatted for {needed}")]
+    Shrunk {
+        /// The device.
+        device: String,
+        /// Its size now.
+        found: ByteCount,
+        /// The size the pool uses.
+        needed: ByteCount,
+    },
+    /// A device could not be opened.
+    #[error(transparent)]
+    Device(#[from] DeviceOpenError),
+    /// The operating system refused something else.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried, on what.
+        what: String,
+        /// Its answer.
+        source: io::Error,
+    },
+    /// The data path could not be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The share's index could not be recovered, or not be written again. Nothing was lost by trying.
+    #[error("the index of share {share} could not be recovered: {what}")]
+    Recovery {
+        /// The share.
+        share: u32,
+        /// Why.
+        what: String,
+    },
+    /// A device failed.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+}
+
+/// Why a tensor could not be put. Nothing has changed; the older version is there as before.
+#[derive(Debug, Error)]
+pub enum PutError {
+    /// There is no space. The pool stays usable; delete something and try again.
+    #[error(
+        "the pool is full: {id} needs {needed} and {available} can be had \
+         (capacity {}, live {}, dead {}, free {}, reserved {})",
+        .space.capacity, .space.live, .space.dead, .space.free, .space.reserved
+    )]
+    PoolFull {
+        /// The tensor.
+        id: TensorId,
+        /// What it needs, in whole blocks.
+        needed: ByteCount,
+        /// What a tensor of its durability could have had.
+        available: ByteCount,
+        /// How the share's space is used.
+        space: SpaceUse,
+    },
+    /// A scratch put to an id under which a durable tensor stands, or is being put.
+    #[error("{0} is durable: it is replaced and deleted by a batch")]
+    IsDurable(TensorId),
+    /// A durable put to an id with a scratch put in flight.
+    #[error("{0} has a scratch put in flight; wait for it first")]
+    ScratchInFlight(TensorId),
+    /// Two names share an id. One of them must change.
+    #[error("{name:?} has the id of another durable tensor, {other:?}")]
+    NameCollision {
+        /// The name of this put.
+        name: String,
+        /// The name that stands under the id.
+        other: String,
+    },
+    /// The name is longer than the log stores.
+    #[error("a name of {0} bytes is too long; {NAME_BYTES_MAX} are stored")]
+    NameTooLong(usize),
+    /// The engine takes nothing.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// The handle is of no use.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+}
+
+/// Why a tensor could not be read or verified. What goes wrong later is in the ticket's outcome.
+#[derive(Debug, Error)]
+pub enum GetError {
+    /// There is no such tensor.
+    #[error("there is no {0}")]
+    Unknown(TensorId),
+    /// The range reaches past the tensor's end, or is turned around.
+    #[error("bytes {start}..{end} are not within {id}, which has {length} bytes")]
+    Range {
+        /// The tensor.
+        id: TensorId,
+        /// The range's first byte.
+        start: u64,
+        /// One past the range's last byte.
+        end: u64,
+        /// The tensor's length.
+        length: u64,
+    },
+    /// The memory is not as long as what it is to hold.
+    #[error("the memory has {found} bytes and {needed} bytes of {id} are to be there")]
+    Memory {
+        /// The tensor.
+        id: TensorId,
+        /// The memory's length.
+        found: u64,
+        /// The length that was asked for.
+        needed: u64,
+    },
+    /// The engine takes nothing.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// The handle is of no use.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+}
+
+/// Why a tensor could not be deleted.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum DeleteError {
+    /// There is no such tensor.
+    #[error("there is no {0}")]
+    Unknown(TensorId),
+    /// It is durable.
+    #[error("{0} is durable: it is deleted by a batch")]
+    IsDurable(TensorId),
+    /// The handle is of no use.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+}
+
+/// Why a commit did not return.
+#[derive(Debug, Error)]
+pub enum CommitError {
+    /// One of the writes failed or was cancelled. Nothing has changed, the space is given back.
+    #[error("{id} could not be written, so nothing of the batch was committed: {source}")]
+    Write {
+        /// The tensor.
+        id: TensorId,
+        /// What happened to its write.
+        source: TransferError,
+    },
+    /// The data could not be flushed. Nothing has changed, the space is given back.
+    #[error("the batch's data could not be flushed, so nothing of it was committed: {0}")]
+    Flush(ControlError),
+    /// The index has outgrown its place. Nothing has changed, the space is given back.
+    #[error("the index needs {needed} and its place has {room}; delete durable tensors")]
+    IndexFull {
+        /// What the index with this commit needs.
+        needed: ByteCount,
+        /// What there is.
+        room: ByteCount,
+    },
+    /// The change log failed. The batch is there whole or not at all, which shows when the pool is opened
+    /// again; until then this handle shows the state before, and takes no commit.
+    #[error(
+        "the change log failed, and only opening the pool again shows whether the batch is there: {0}"
+    )]
+    InDoubt(ControlError),
+    /// An earlier commit is in doubt.
+    #[error("nothing can be committed after an earlier commit failed ({0}); open the pool again")]
+    Stopped(String),
+    /// The handle is of no use.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+}
+
+/// Why closing did not end well.
+#[derive(Debug, Error)]
+pub enum CloseError {
+    /// Operations never came back. Their memory is leaked and the share stays locked by this process,
+    /// because they may still reach the devices.
+    #[error(transparent)]
+    Drain(#[from] DrainError),
+    /// The handle is of no use.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+}
+
+/// " by process 12 (python train.py) since 2026-01-31 12:00:00 UTC", or that nothing is known.
+fn by(holder: Option<&Holder>) -> String {
+    holder.map_or_else(
+        || " by a process that left no name".to_owned(),
+        |holder| format!(" by {holder}"),
+    )
+}

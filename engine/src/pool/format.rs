@@ -1,0 +1,247 @@
+//! Making a pool out of devices.
+
+use std::io::Read;
+use std::sync::atomic::AtomicU64;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::devices::{Member, MemberError, Members};
+use super::error::FormatError;
+use super::media::MetadataIo;
+use super::options::{FormatOptions, PoolDescription};
+use super::share_lock::{LockError, Shares};
+use crate::layout::{
+    BLOCK_BYTES, DEVICES_MAX, Geometry, GeometryRequest, METADATA_OFFSET, SUPERBLOCK_OFFSET,
+    Superblock, SuperblockError, protective_mbr,
+};
+use crate::log::{ChangeLog, Media, Place};
+use crate::path::sim::SimDisk;
+use crate::path::{Device, DeviceSpec, OpenMode, PathChoice};
+use crate::schedule::{Reactor, ReactorOptions};
+use crate::units::ByteCount;
+
+/// A device counts as blank if this much at both its ends is zero.
+const BLANK_BYTES: u64 = 1 << 20;
+
+/// Makes a pool of files and block devices.
+pub(super) fn format(
+    specs: &[DeviceSpec],
+    options: &FormatOptions,
+) -> Result<PoolDescription, FormatError> {
+    check_count(specs.len())?;
+    // Whatever can be refused is refused before the first file is made.
+    let mode = OpenMode { buffered: options.buffered, exclusive: true, ..OpenMode::default() };
+    let mut members: Vec<Option<Member>> = Vec::new();
+    for spec in specs {
+        members.push(if spec.exists() { Some(existing(spec, mode, options)?) } else { None });
+    }
+    refuse_twins(members.iter().flatten())?;
+    let size_of = |(spec, member): (&DeviceSpec, &Option<Member>)| {
+        let size = member.as_ref().map_or(ByteCount::ZERO, Member::size);
+        match (size, options.device_size) {
+            (ByteCount::ZERO, None) => Err(FormatError::SizeNeeded(spec.to_string())),
+            (ByteCount::ZERO, Some(asked)) => Ok(asked),
+            (size, asked) => Ok(size.min(asked.unwrap_or(size))),
+        }
+    };
+    let sizes = specs.iter().zip(&members).map(size_of).collect::<Result<Vec<_>, _>>()?;
+    let geometry = plan(&sizes, options)?;
+
+    let mut created = MadeFiles(Vec::new());
+    let mut complete = Vec::new();
+    for ((spec, member), size) in specs.iter().zip(members).zip(sizes) {
+        complete.push(if let Some(mut member) = member {
+            member.grow(size)?;
+            member
+        } else {
+            Device::create(spec, size, false, mode)?;
+            created.0.push(spec.target());
+            Member::open(spec, Shares::All, mode).map_err(refused)?
+        });
+    }
+    // A directory and the file in it are twins only once the file is there.
+    refuse_twins(complete.iter())?;
+    let description = write(&Members(complete), geometry, options)?;
+    created.0.clear();
+    Ok(description)
+}
+
+/// Makes a pool of simulated disks.
+pub(super) fn format_sim(
+    disks: &[SimDisk],
+    options: &FormatOptions,
+) -> Result<PoolDescription, FormatError> {
+    check_count(disks.len())?;
+    let members: Vec<Member> =
+        disks.iter().enumerate().map(|(index, disk)| Member::sim(disk, index)).collect();
+    members.iter().try_for_each(|member| refuse_content(member, options.overwrite))?;
+    let limit = options.device_size.unwrap_or(ByteCount(u64::MAX));
+    let sizes: Vec<ByteCount> = members.iter().map(|member| member.size().min(limit)).collect();
+    write(&Members(members), plan(&sizes, options)?, options)
+}
+
+/// Files that this call made and that disappear again if it fails.
+struct MadeFiles(Vec<std::path::PathBuf>);
+
+impl Drop for MadeFiles {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            // The call reports why it failed; a file left behind is empty of meaning.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn check_count(count: usize) -> Result<(), FormatError> {
+    if count == 0 || count > DEVICES_MAX { Err(FormatError::Devices(count)) } else { Ok(()) }
+}
+
+fn plan(sizes: &[ByteCount], options: &FormatOptions) -> Result<Geometry, FormatError> {
+    Ok(Geometry::plan(&GeometryRequest {
+        devices: sizes.len(),
+        device_bytes: sizes.iter().copied().min().unwrap_or_default(),
+        stripe_unit: options.stripe_unit,
+        segment_bytes: options.segment_size,
+        shares: options.share_count,
+    })?)
+}
+
+fn existing(
+    spec: &DeviceSpec,
+    mode: OpenMode,
+    options: &FormatOptions,
+) -> Result<Member, FormatError> {
+    let member = Member::open(spec, Shares::All, mode).map_err(refused)?;
+    refuse_content(&member, options.overwrite)?;
+    Ok(member)
+}
+
+fn refused(error: MemberError) -> FormatError {
+    match error {
+        MemberError::Device(error) => FormatError::Device(error),
+        MemberError::Lock(LockError::Held { path, holder }) => FormatError::InUse { path, holder },
+        MemberError::Lock(LockError::System { path, source }) => {
+            FormatError::System { what: format!("cannot lock {}", path.display()), source }
+        }
+    }
+}
+
+fn refuse_twins<'a>(members: impl Iterator<Item = &'a Member>) -> Result<(), FormatError> {
+    let mut seen: Vec<((u64, u64), String)> = Vec::new();
+    for member in members {
+        let Some(identity) = member.identity() else { continue };
+        if let Some((_, twin)) = seen.iter().find(|(other, _)| *other == identity) {
+            return Err(FormatError::SameDevice(twin.clone(), member.name()));
+        }
+        seen.push((identity, member.name()));
+    }
+    Ok(())
+}
+
+/// Refuses a device that holds anything, unless it may be lost.
+fn refuse_content(member: &Member, overwrite: bool) -> Result<(), FormatError> {
+    if overwrite || member.size() == ByteCount::ZERO {
+        return Ok(());
+    }
+    match member.superblock() {
+        Ok((superblock, _)) => {
+            return Err(FormatError::HoldsPool { device: member.name(), pool: superblock.pool });
+        }
+        Err(SuperblockError::Absent) => (),
+        Err(damaged) => {
+            let found = format!("a superblock that cannot be used: {damaged}");
+            return Err(FormatError::HoldsData { device: member.name(), found });
+        }
+    }
+    let size = member.size().0;
+    for start in [0, size.saturating_sub(BLANK_BYTES)] {
+        let length = BLANK_BYTES.min(size - start) as usize;
+        let bytes = member.read(start, length).map_err(|source| FormatError::System {
+            what: format!("cannot read {}", member.name()),
+            source,
+        })?;
+        if let Some(at) = bytes.iter().position(|&byte| byte != 0) {
+            let found = format!("data at byte {}", start + at as u64);
+            return Err(FormatError::HoldsData { device: member.name(), found });
+        }
+    }
+    Ok(())
+}
+
+/// Writes everything a pool is made of; the superblocks last, because they are what counts.
+fn write(
+    members: &Members,
+    geometry: Geometry,
+    options: &FormatOptions,
+) -> Result<PoolDescription, FormatError> {
+    let pool = match options.pool_id {
+        Some(pool) => pool,
+        None => random_id()?,
+    };
+    // The members hold block devices exclusively; the path opens them once more beside that.
+    let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
+    let reactor = Reactor::start(
+        members.provider(PathChoice::Auto, mode)?,
+        ReactorOptions {
+            chunk: ByteCount::kib(256),
+            staging: ByteCount::mib(16),
+            huge_pages: false,
+            ..ReactorOptions::default()
+        },
+    )?;
+    write_through(&reactor, members, geometry, pool)
+        .map_err(|error| FormatError::HalfWay(error.to_string()))?;
+    reactor.close().map_err(|error| FormatError::HalfWay(error.to_string()))?;
+    let segments = u64::from(geometry.segments) * geometry.segment_blocks();
+    Ok(PoolDescription {
+        pool,
+        geometry,
+        devices: members.names(),
+        capacity: ByteCount(segments * BLOCK_BYTES),
+    })
+}
+
+fn write_through(
+    reactor: &Reactor,
+    members: &Members,
+    geometry: Geometry,
+    pool: u128,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let media = MetadataIo { reactor, written: &AtomicU64::new(0) };
+    let devices = 0..members.0.len() as u8;
+    // Until the end no device may look like part of any pool.
+    for (device, member) in devices.clone().zip(&members.0) {
+        let head = vec![0; METADATA_OFFSET as usize];
+        media.write(device, 0, head)?;
+        let end = member.size().0 / BLOCK_BYTES * BLOCK_BYTES - BLOCK_BYTES;
+        media.write(device, end, vec![0; BLOCK_BYTES as usize])?;
+        media.flush(device)?;
+    }
+    for share in 0..geometry.shares {
+        let area = geometry.share(share).ok_or("the geometry lacks a share")?;
+        let place = Place { pool, share, area, devices: geometry.metadata_devices() };
+        ChangeLog::format(place, &media)?;
+    }
+    let formatted_at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    for (device, member) in devices.clone().zip(&members.0) {
+        let superblock =
+            Superblock { generation: 1, pool, device: device.into(), geometry, formatted_at };
+        if member.is_block_device() {
+            media.write(device, 0, protective_mbr(member.size().0))?;
+        }
+        media.write(device, geometry.second_superblock_offset(), superblock.encode())?;
+        media.write(device, SUPERBLOCK_OFFSET, superblock.encode())?;
+    }
+    devices.into_iter().try_for_each(|device| media.flush(device))?;
+    Ok(())
+}
+
+fn random_id() -> Result<u128, FormatError> {
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut source| source.read_exact(&mut bytes))
+        .map_err(|source| FormatError::System {
+            what: "cannot read /dev/urandom".into(),
+            source,
+        })?;
+    Ok(u128::from_le_bytes(bytes))
+}

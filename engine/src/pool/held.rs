@@ -1,0 +1,67 @@
+//! What operations in flight hold, given back wherever they end.
+
+use std::sync::Arc;
+
+use super::Shared;
+use crate::layout::TensorId;
+use crate::log::{Reservation, Version};
+
+/// The space of a write. Dropped without being used, it is given back.
+pub(super) struct PendingWrite {
+    shared: Arc<Shared>,
+    reservation: Option<Reservation>,
+}
+
+impl PendingWrite {
+    pub(super) fn new(shared: Arc<Shared>, reservation: Reservation) -> Self {
+        Self { shared, reservation: Some(reservation) }
+    }
+
+    /// The write is complete: the scratch tensor can be read.
+    pub(super) fn install(mut self, checksums: Vec<u32>) {
+        if let Some(reservation) = self.reservation.take() {
+            self.shared.contents().install(&reservation, checksums);
+        }
+    }
+
+    /// The reservation, still held by this.
+    pub(super) fn reservation(&self) -> Option<&Reservation> {
+        self.reservation.as_ref()
+    }
+
+    /// The reservation, for whoever goes on with it.
+    pub(super) fn take(mut self) -> Option<Reservation> {
+        self.reservation.take()
+    }
+}
+
+impl Drop for PendingWrite {
+    fn drop(&mut self) {
+        if let Some(reservation) = self.reservation.take() {
+            self.shared.contents().abandon(&reservation);
+        }
+    }
+}
+
+/// A version that is being read: its space stays until this is dropped.
+pub(super) struct Reading {
+    shared: Arc<Shared>,
+    version: Arc<Version>,
+}
+
+impl Reading {
+    pub(super) fn start(shared: &Arc<Shared>, id: TensorId) -> Option<Self> {
+        let version = shared.contents().pin(id)?;
+        Some(Self { shared: Arc::clone(shared), version })
+    }
+
+    pub(super) fn version(&self) -> &Version {
+        &self.version
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.shared.contents().unpin(&self.version);
+    }
+}

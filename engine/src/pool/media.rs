@@ -1,0 +1,32 @@
+//! The change log's view of devices: blocking reads, writes and flushes through the reactor.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::log::Media;
+use crate::schedule::{ControlError, Reactor};
+use crate::units::{ByteCount, DeviceIndex};
+
+/// Metadata I/O through a reactor.
+pub(super) struct MetadataIo<'a> {
+    pub(super) reactor: &'a Reactor,
+    /// Counts the metadata bytes written.
+    pub(super) written: &'a AtomicU64,
+}
+
+impl Media for MetadataIo<'_> {
+    type Error = ControlError;
+
+    fn read(&self, device: u8, offset: u64, length: u64) -> Result<Vec<u8>, ControlError> {
+        self.reactor.read_meta(DeviceIndex(device), ByteCount(offset), length as usize)
+    }
+
+    fn write(&self, device: u8, offset: u64, bytes: Vec<u8>) -> Result<(), ControlError> {
+        self.written.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        // Not forced one by one: the flush that follows covers the whole write at once.
+        self.reactor.write_meta(DeviceIndex(device), ByteCount(offset), bytes, false)
+    }
+
+    fn flush(&self, device: u8) -> Result<(), ControlError> {
+        self.reactor.flush(&[DeviceIndex(device)])
+    }
+}

@@ -1,0 +1,429 @@
+//! The public face: a share of a pool of devices, holding tensors.
+//!
+//! Scratch tensors are put, read and deleted one by one and cost no metadata. Durable tensors appear and
+//! disappear in a [`Batch`], whole or not at all, and survive a crash once its commit has returned.
+//!
+//! ```
+//! use tidelog_engine::layout::TensorId;
+//! use tidelog_engine::memory::{Destination, Source};
+//! use tidelog_engine::path::sim::SimDisk;
+//! use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
+//! use tidelog_engine::schedule::Urgency;
+//! use tidelog_engine::units::ByteCount;
+//!
+//! let disks = [SimDisk::new(ByteCount::mib(16)), SimDisk::new(ByteCount::mib(16))];
+//! Pool::format_sim(&disks, &FormatOptions::default())?;
+//! let pool = Pool::open_sim(&disks, &OpenOptions::default())?;
+//! let id = TensorId::from_name("layer.0.weight");
+//! pool.put(id, Source::from(b"tides".to_vec()), PutOptions::default())?.wait()?;
+//! let ticket = pool.get(id, 1..4, Destination::buffer(3), Urgency::Urgent, None)?;
+//! ticket.wait()?;
+//! assert_eq!(ticket.take_bytes().unwrap(), b"ide");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod batch;
+mod devices;
+mod error;
+mod format;
+mod held;
+mod media;
+mod open;
+mod options;
+mod share_lock;
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+
+pub use batch::{Batch, TensorKey};
+pub use error::{
+    CloseError, CommitError, DeleteError, FormatError, GetError, OpenError, PutError, Unusable,
+};
+pub use options::{
+    FormatOptions, OpenOptions, PoolDescription, PoolStats, PutOptions, WrittenBytes,
+};
+
+use crate::layout::{LifetimeClass, TensorEntry, TensorId};
+use crate::log::{
+    BeginError, ChangeLog, Contents, Durability, Lane, Placement, RemoveError, Request, SpaceUse,
+    StripeMap, Version,
+};
+use crate::memory::{Destination, Source};
+use crate::path::DeviceSpec;
+use crate::path::sim::SimDisk;
+use crate::schedule::{Notify, Piece, Reactor, Ticket, Transfer, Urgency};
+use crate::units::{ByteCount, DeviceIndex};
+use devices::Members;
+use held::{PendingWrite, Reading};
+
+/// A share of a pool, owned by this process. Clones are handles of the same share, usable from any
+/// thread; the last one closes it.
+#[derive(Clone)]
+pub struct Pool(Arc<Inner>);
+
+struct Inner {
+    /// `None` once closed.
+    reactor: RwLock<Option<Reactor>>,
+    shared: Arc<Shared>,
+    /// Held for a whole commit: commits go to the change log one after the other.
+    log: Mutex<ChangeLog>,
+    /// Keeps the locks. Behind the reactor, so that they go last.
+    members: Mutex<Option<Members>>,
+    stripes: StripeMap,
+    description: PoolDescription,
+    share: u32,
+    verify_reads: bool,
+    repaired_superblocks: Vec<String>,
+    opener: u32,
+}
+
+/// What the reactor's thread also needs. It holds no reactor, which could not end on its own thread.
+struct Shared {
+    contents: Mutex<Contents>,
+    /// Tensor bytes written: scratch classes, then durable ones.
+    written: [AtomicU64; 2 * LifetimeClass::ALL.len()],
+    metadata_written: AtomicU64,
+}
+
+impl Shared {
+    fn contents(&self) -> MutexGuard<'_, Contents> {
+        // A panic within `Contents` is a bug that its own checks report; other threads' tensors stay
+        // readable meanwhile.
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count_written(&self, lane: Lane, bytes: u64) {
+        let base = match lane.durability {
+            Durability::Scratch => 0,
+            Durability::Durable => LifetimeClass::ALL.len(),
+        };
+        self.written[base + lane.class as usize].fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Pool {
+    /// Makes a pool of these devices, in stripe order. What they hold is lost, which is refused unless
+    /// they are blank or `options.overwrite` says that it may be.
+    pub fn format(
+        specs: &[DeviceSpec],
+        options: &FormatOptions,
+    ) -> Result<PoolDescription, FormatError> {
+        format::format(specs, options)
+    }
+
+    /// Makes a pool of simulated disks.
+    pub fn format_sim(
+        disks: &[SimDisk],
+        options: &FormatOptions,
+    ) -> Result<PoolDescription, FormatError> {
+        format::format_sim(disks, options)
+    }
+
+    /// Opens a share of the pool on these devices, named in any order.
+    pub fn open(specs: &[DeviceSpec], options: &OpenOptions) -> Result<Self, OpenError> {
+        Ok(Self::new(open::open(specs, options)?, options))
+    }
+
+    /// Opens a share of the pool on simulated disks. Shares of these are not locked.
+    pub fn open_sim(disks: &[SimDisk], options: &OpenOptions) -> Result<Self, OpenError> {
+        Ok(Self::new(open::open_sim(disks, options)?, options))
+    }
+
+    fn new(opened: open::Opened, options: &OpenOptions) -> Self {
+        let shared = Shared {
+            contents: Mutex::new(opened.contents),
+            written: Default::default(),
+            metadata_written: AtomicU64::new(opened.metadata_written),
+        };
+        Self(Arc::new(Inner {
+            reactor: RwLock::new(Some(opened.reactor)),
+            shared: Arc::new(shared),
+            log: Mutex::new(opened.log),
+            members: Mutex::new(Some(opened.members)),
+            stripes: opened.stripes,
+            description: opened.description,
+            share: options.share,
+            verify_reads: options.verify_reads,
+            repaired_superblocks: opened.repaired_superblocks,
+            opener: std::process::id(),
+        }))
+    }
+
+    /// Writes a scratch tensor of `source.len()` bytes. It takes the place of an older version when it
+    /// is complete, in the order in which puts were called.
+    pub fn put(
+        &self,
+        id: TensorId,
+        source: Source,
+        options: PutOptions,
+    ) -> Result<Ticket, PutError> {
+        let lane = Lane { durability: Durability::Scratch, class: options.lifetime };
+        let request = Request { id, name: None, length: source.len() as u64, lane };
+        self.start_put(request, source, options, |write, outcome| {
+            if let Ok(checksums) = outcome {
+                write.install(checksums);
+            }
+        })
+    }
+
+    /// Reserves space and submits the write; `finish` gets the complete write, or drops it and thereby
+    /// gives its space back.
+    fn start_put(
+        &self,
+        request: Request,
+        source: Source,
+        options: PutOptions,
+        finish: impl FnOnce(PendingWrite, Result<Vec<u32>, crate::schedule::TransferError>)
+        + Send
+        + 'static,
+    ) -> Result<Ticket, PutError> {
+        let reactor = self.reactor()?;
+        let Some(reactor) = reactor.as_ref() else { return Err(Unusable::Closed.into()) };
+        let (id, length, lane) = (request.id, request.length, request.lane);
+        let name = request.name.clone();
+        let begun = self.0.shared.contents().begin(request);
+        let reservation = begun.map_err(|error| put_error(id, name, error))?;
+        let placements = self.0.stripes.placements(&reservation.runs, length);
+        let pieces = placements.iter().map(piece).collect();
+        let write = PendingWrite::new(Arc::clone(&self.0.shared), reservation);
+        let shared = Arc::clone(&self.0.shared);
+        let ended = move |result: crate::schedule::TransferResult| {
+            shared.count_written(lane, result.bytes);
+            finish(write, result.outcome.map(|done| done.checksums));
+        };
+        let transfer = Transfer::Write { source, pieces };
+        // Where the engine takes nothing, it drops `ended` and with it the reservation.
+        Ok(reactor.submit(transfer, options.urgency, options.notify, Box::new(ended))?)
+    }
+
+    /// Reads the bytes `range` of a tensor into memory of exactly that length. The version that stands
+    /// there now is read, whatever happens to the tensor meanwhile.
+    pub fn get(
+        &self,
+        id: TensorId,
+        range: Range<u64>,
+        destination: Destination,
+        urgency: Urgency,
+        notify: Option<Notify>,
+    ) -> Result<Ticket, GetError> {
+        let reactor = self.reactor()?;
+        let Some(reactor) = reactor.as_ref() else { return Err(Unusable::Closed.into()) };
+        let reading = Reading::start(&self.0.shared, id).ok_or(GetError::Unknown(id))?;
+        let entry = &reading.version().entry;
+        if range.start > range.end || range.end > entry.length {
+            let Range { start, end } = range;
+            return Err(GetError::Range { id, start, end, length: entry.length });
+        }
+        let (found, needed) = (destination.len() as u64, range.end - range.start);
+        if found != needed {
+            return Err(GetError::Memory { id, found, needed });
+        }
+        let pieces = self.pieces_of(entry, &range, self.0.verify_reads);
+        let transfer = Transfer::Read { destination, pieces };
+        Ok(reactor.submit(transfer, urgency, notify, Box::new(move |_| drop(reading)))?)
+    }
+
+    /// Compares memory with a tensor by the checksums in the index, without any I/O. The outcome says
+    /// whether all of it `matched`.
+    pub fn verify(
+        &self,
+        id: TensorId,
+        source: Source,
+        notify: Option<Notify>,
+    ) -> Result<Ticket, GetError> {
+        let reactor = self.reactor()?;
+        let Some(reactor) = reactor.as_ref() else { return Err(Unusable::Closed.into()) };
+        let version = self.current(id).ok_or(GetError::Unknown(id))?;
+        let entry = &version.entry;
+        if source.len() as u64 != entry.length {
+            let (found, needed) = (source.len() as u64, entry.length);
+            return Err(GetError::Memory { id, found, needed });
+        }
+        let pieces = self.pieces_of(entry, &(0..entry.length), true);
+        let transfer = Transfer::Verify { source, pieces };
+        Ok(reactor.submit(transfer, Urgency::Ahead, notify, Box::new(|_| ()))?)
+    }
+
+    /// Removes a scratch tensor. Reads in flight end well, puts in flight do not bring it back.
+    pub fn delete(&self, id: TensorId) -> Result<(), DeleteError> {
+        self.check_usable()?;
+        self.0.shared.contents().remove_scratch(id).map_err(|error| match error {
+            RemoveError::Unknown => DeleteError::Unknown(id),
+            RemoveError::IsDurable => DeleteError::IsDurable(id),
+        })
+    }
+
+    /// Begins a batch of durable changes.
+    pub fn batch(&self) -> Batch {
+        Batch::new(self.clone())
+    }
+
+    /// Whether a tensor can be read under this id; `false` in a fork.
+    pub fn contains(&self, id: TensorId) -> bool {
+        self.current(id).is_some()
+    }
+
+    /// The length in bytes of the tensor that can be read under this id.
+    pub fn length(&self, id: TensorId) -> Option<u64> {
+        self.current(id).map(|version| version.entry.length)
+    }
+
+    /// Every durable tensor's id and name, in the order of ids.
+    pub fn durable_tensors(&self) -> Result<Vec<(TensorId, Option<String>)>, Unusable> {
+        self.check_usable()?;
+        let contents = self.0.shared.contents();
+        let mut tensors: Vec<_> = contents
+            .durable()
+            .map(|version| (version.entry.id, version.entry.name.as_deref().map(str::to_owned)))
+            .collect();
+        tensors.sort_unstable();
+        Ok(tensors)
+    }
+
+    /// What the pool is.
+    pub fn description(&self) -> &PoolDescription {
+        &self.0.description
+    }
+
+    /// What the pool is doing.
+    pub fn stats(&self) -> Result<PoolStats, Unusable> {
+        let reactor = self.reactor()?;
+        let reactor = reactor.as_ref().ok_or(Unusable::Closed)?.stats();
+        let contents = self.0.shared.contents();
+        let (space, tensors) = (contents.space_use(), contents.ids().count());
+        drop(contents);
+        let read = |counter: &AtomicU64| ByteCount(counter.load(Ordering::Relaxed));
+        let mut written = WrittenBytes {
+            metadata: read(&self.0.shared.metadata_written),
+            ..WrittenBytes::default()
+        };
+        let (scratch, durable) = self.0.shared.written.split_at(LifetimeClass::ALL.len());
+        for class in 0..LifetimeClass::ALL.len() {
+            written.scratch[class] = read(&scratch[class]);
+            written.durable[class] = read(&durable[class]);
+        }
+        Ok(PoolStats {
+            description: self.0.description.clone(),
+            share: self.0.share,
+            reactor,
+            space,
+            tensors,
+            written,
+            repaired_superblocks: self.0.repaired_superblocks.clone(),
+        })
+    }
+
+    /// Counts everything again from the ground up and compares it with the books, for tests and tools.
+    ///
+    /// # Errors
+    /// The first rule of the log that does not hold.
+    pub fn audit(&self) -> Result<SpaceUse, String> {
+        self.check_usable().map_err(|unusable| unusable.to_string())?;
+        self.0.shared.contents().audit()
+    }
+
+    /// Ends everything in flight and gives the share back, for all handles. What is not committed is gone.
+    pub fn close(&self) -> Result<(), CloseError> {
+        self.check_fork()?;
+        self.0.close()
+    }
+
+    fn current(&self, id: TensorId) -> Option<Arc<Version>> {
+        self.check_fork().ok()?;
+        self.0.shared.contents().current(id).cloned()
+    }
+
+    /// The pieces of a range of a tensor, placed in memory that holds just that range.
+    fn pieces_of(&self, entry: &TensorEntry, range: &Range<u64>, checked: bool) -> Vec<Piece> {
+        let placements = self.0.stripes.placements(&entry.runs, entry.length);
+        let wanted = placements.iter().zip(&entry.checksums).filter(|(placement, _)| {
+            let end = placement.tensor_offset + u64::from(placement.length);
+            placement.tensor_offset < range.end && range.start < end
+        });
+        wanted
+            .map(|(placement, checksum)| {
+                let end = placement.tensor_offset + u64::from(placement.length);
+                let first = placement.tensor_offset.max(range.start);
+                let skip = (first - placement.tensor_offset) as u32;
+                let take = (end.min(range.end) - first) as u32;
+                let mut piece = piece(placement);
+                piece.tensor_offset = first - range.start;
+                if checked {
+                    piece = piece.expecting(*checksum);
+                }
+                if take < placement.length { piece.window(skip, take) } else { piece }
+            })
+            .collect()
+    }
+
+    fn check_fork(&self) -> Result<(), Unusable> {
+        if std::process::id() == self.0.opener {
+            Ok(())
+        } else {
+            Err(Unusable::Forked { opener: self.0.opener })
+        }
+    }
+
+    fn check_usable(&self) -> Result<(), Unusable> {
+        self.reactor()?.as_ref().map(|_| ()).ok_or(Unusable::Closed)
+    }
+
+    /// The process is asked first: a fork may have inherited a lock in a locked state.
+    fn reactor(&self) -> Result<RwLockReadGuard<'_, Option<Reactor>>, Unusable> {
+        self.check_fork()?;
+        Ok(self.0.reactor.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Inner {
+    fn close(&self) -> Result<(), CloseError> {
+        let reactor = self.reactor.write().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(reactor) = reactor else { return Err(Unusable::Closed.into()) };
+        let closed = reactor.close();
+        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if closed.is_err() {
+            // What never came back may still reach the devices: nobody else may have them meanwhile.
+            std::mem::forget(members);
+        }
+        Ok(closed?)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // In a fork the threads and locks are the parent's. Elsewhere whoever wanted to know how closing
+        // went has called `close`.
+        if std::process::id() == self.opener {
+            let _ = self.close();
+        }
+    }
+}
+
+fn piece(placement: &Placement) -> Piece {
+    Piece::new(
+        DeviceIndex(placement.device),
+        ByteCount(placement.device_offset),
+        placement.tensor_offset,
+        placement.length,
+    )
+}
+
+fn put_error(id: TensorId, name: Option<Box<str>>, error: BeginError) -> PutError {
+    match error {
+        BeginError::Full(full) => PutError::PoolFull {
+            id,
+            needed: full.needed,
+            available: full.available,
+            space: full.space,
+        },
+        BeginError::IsDurable => PutError::IsDurable(id),
+        BeginError::ScratchInFlight => PutError::ScratchInFlight(id),
+        BeginError::NameCollision(other) => {
+            PutError::NameCollision { name: name.unwrap_or_default().into(), other: other.into() }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Opening a share of a pool: locks, superblocks, data path, recovery, in this order.
+
+use std::sync::atomic::AtomicU64;
+
+use super::devices::{Member, MemberError, Members};
+use super::error::OpenError;
+use super::media::MetadataIo;
+use super::options::{OpenOptions, PoolDescription};
+use super::share_lock::{LockError, Shares};
+use crate::layout::{BLOCK_BYTES, DEVICES_MAX, SUPERBLOCK_OFFSET, Superblock};
+use crate::log::{ChangeLog, Contents, Media, Place, Recovered, Space, StripeMap, recover};
+use crate::path::sim::SimDisk;
+use crate::path::{DeviceSpec, OpenMode};
+use crate::schedule::{Reactor, ReactorOptions};
+use crate::units::ByteCount;
+
+/// An open share, before it becomes a `Pool`.
+pub(super) struct Opened {
+    pub(super) members: Members,
+    pub(super) reactor: Reactor,
+    pub(super) contents: Contents,
+    pub(super) log: ChangeLog,
+    pub(super) stripes: StripeMap,
+    pub(super) description: PoolDescription,
+    pub(super) repaired_superblocks: Vec<String>,
+    pub(super) metadata_written: u64,
+}
+
+/// Opens files and block devices, named in any order.
+pub(super) fn open(specs: &[DeviceSpec], options: &OpenOptions) -> Result<Opened, OpenError> {
+    check_count(specs.len())?;
+    // A share of a block device may not claim it alone: other shares are other processes'.
+    let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
+    let members = specs
+        .iter()
+        .map(|spec| {
+            Member::open(spec, Shares::One(options.share), mode)
+                .map_err(|error| refused(error, options.share))
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    open_members(members, options)
+}
+
+/// Opens simulated disks. There is no lock on them.
+pub(super) fn open_sim(disks: &[SimDisk], options: &OpenOptions) -> Result<Opened, OpenError> {
+    check_count(disks.len())?;
+    let members = disks.iter().enumerate().map(|(index, disk)| Member::sim(disk, index));
+    open_members(members.collect(), options)
+}
+
+fn check_count(count: usize) -> Result<(), OpenError> {
+    if count == 0 || count > DEVICES_MAX { Err(OpenError::Devices(count)) } else { Ok(()) }
+}
+
+fn refused(error: MemberError, share: u32) -> OpenError {
+    match error {
+        MemberError::Device(error) => OpenError::Device(error),
+        MemberError::Lock(LockError::Held { path, holder }) => {
+            OpenError::ShareHeld { share, path, holder }
+        }
+        MemberError::Lock(LockError::System { path, source }) => {
+            OpenError::System { what: format!("cannot lock {}", path.display()), source }
+        }
+    }
+}
+
+fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, OpenError> {
+    let (members, superblocks, damaged) = arrange(members)?;
+    let Superblock { pool, geometry, .. } = superblocks[0];
+    let share = options.share;
+    let no_share = OpenError::NoShare { share, shares: geometry.shares };
+    let area = geometry.share(share).ok_or(no_share)?;
+    for member in &members.0 {
+        member.sign(pool, share).map_err(|source| OpenError::System {
+            what: format!("cannot write the share's holder to {}", member.name()),
+            source,
+        })?;
+    }
+    let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
+    let reactor = Reactor::start(
+        members.provider(options.path, mode)?,
+        ReactorOptions {
+            staging: options.staging,
+            chunk: ByteCount(geometry.stripe_unit),
+            depth: options.depth,
+            huge_pages: options.huge_pages,
+            ..ReactorOptions::default()
+        },
+    )?;
+
+    let metadata_written = AtomicU64::new(0);
+    let media = MetadataIo { reactor: &reactor, written: &metadata_written };
+    let mut repaired_superblocks = Vec::new();
+    for (device, copy) in damaged {
+        let offset = match copy {
+            'A' => SUPERBLOCK_OFFSET,
+            _ => geometry.second_superblock_offset(),
+        };
+        media.write(device, offset, superblocks[usize::from(device)].encode())?;
+        media.flush(device)?;
+        repaired_superblocks.push(format!("{} copy {copy}", members.0[usize::from(device)].name()));
+    }
+
+    let place = Place { pool, share, area, devices: geometry.metadata_devices() };
+    // What a process that died had written may still be in a cache; once it has been read here it must
+    // not disappear any more.
+    (0..place.devices).try_for_each(|device| media.flush(device))?;
+    let stripes = StripeMap::new(&geometry);
+    let failed = |what: String| OpenError::Recovery { share, what };
+    let recovered = recover(place, &stripes, geometry.segment_blocks(), &media);
+    let Recovered { tensors, mut log, settled } =
+        recovered.map_err(|error| failed(error.to_string()))?;
+    if !settled {
+        log.checkpoint(&media, &tensors).map_err(|error| failed(error.to_string()))?;
+    }
+    let contents = Contents::recovered(Space::new(&area, geometry.segment_blocks()), tensors);
+
+    let capacity = u64::from(geometry.segments) * geometry.segment_blocks() * BLOCK_BYTES;
+    let description =
+        PoolDescription { pool, geometry, devices: members.names(), capacity: ByteCount(capacity) };
+    let metadata_written = metadata_written.into_inner();
+    Ok(Opened {
+        members,
+        reactor,
+        contents,
+        log,
+        stripes,
+        description,
+        repaired_superblocks,
+        metadata_written,
+    })
+}
+
+/// A damaged copy of a superblock: the device's place and which copy.
+type Damaged = (u8, char);
+
+/// Puts the devices into stripe order; they must be one whole pool.
+fn arrange(members: Vec<Member>) -> Result<(Members, Vec<Superblock>, Vec<Damaged>), OpenError> {
+    let mut places: Vec<(Superblock, Vec<char>, Member)> = Vec::new();
+    for member in members {
+        let (superblock, damaged) = member
+            .superblock()
+            .map_err(|source| OpenError::Superblock { device: member.name(), source })?;
+        let needed = ByteCount(superblock.geometry.device_bytes);
+        if member.size() < needed {
+            return Err(OpenError::Shrunk { device: member.name(), found: member.size(), needed });
+        }
+        if let Some((other, _, twin)) = places.first()
+            && (other.pool != superblock.pool || other.geometry != superblock.geometry)
+        {
+            return Err(OpenError::NotOnePool(format!(
+                "{} belongs to pool {:032x}, {} to pool {:032x}",
+                twin.name(),
+                other.pool,
+                member.name(),
+                superblock.pool
+            )));
+        }
+        let taken = places.iter().find(|(other, ..)| other.device == superblock.device);
+        if let Some((_, _, twin)) = taken {
+            return Err(OpenError::NotOnePool(format!(
+                "{} and {} both say that they are device {}",
+                twin.name(),
+                member.name(),
+                superblock.device
+            )));
+        }
+        places.push((superblock, damaged, member));
+    }
+    let expected = places.first().map_or(0, |(superblock, ..)| superblock.geometry.devices);
+    if places.len() as u32 != expected {
+        let missing: Vec<String> = (0..expected)
+            .filter(|device| places.iter().all(|(other, ..)| other.device != *device))
+            .map(|device| device.to_string())
+            .collect();
+        return Err(OpenError::NotOnePool(format!(
+            "the pool has {expected} devices; device {} is missing",
+            missing.join(", ")
+        )));
+    }
+    places.sort_by_key(|(superblock, ..)| superblock.device);
+    let damaged = places
+        .iter()
+        .flat_map(|(superblock, damaged, _)| {
+            damaged.iter().map(move |copy| (superblock.device as u8, *copy))
+        })
+        .collect();
+    let superblocks = places.iter().map(|(superblock, ..)| *superblock).collect();
+    let members = places.into_iter().map(|(_, _, member)| member).collect();
+    Ok((Members(members), superblocks, damaged))
+}

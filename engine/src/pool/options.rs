@@ -1,0 +1,136 @@
+//! How a pool is made, opened and used.
+
+use crate::layout::{Geometry, LifetimeClass};
+use crate::log::SpaceUse;
+use crate::path::PathChoice;
+use crate::schedule::{Notify, ReactorStats, Urgency};
+use crate::units::ByteCount;
+
+/// How a pool is made.
+#[derive(Clone, Debug)]
+pub struct FormatOptions {
+    /// Bytes to use of each device: the size of a file that is made, an upper bound for one that exists.
+    /// Needed where a file is to be made.
+    pub device_size: Option<ByteCount>,
+    /// Contiguous bytes on one device before the next takes over: a power of two from 4 KiB to 16 MiB.
+    pub stripe_unit: ByteCount,
+    /// One segment's slice of each device; by default 4 MiB, less in small pools.
+    pub segment_size: Option<ByteCount>,
+    /// Parts of the pool that one process each may own.
+    pub share_count: u32,
+    /// Whether what the devices hold may be lost.
+    pub overwrite: bool,
+    /// Go through the page cache, where the file system has no `O_DIRECT`.
+    pub buffered: bool,
+    /// The pool's identity; random if not given.
+    pub pool_id: Option<u128>,
+}
+
+impl Default for FormatOptions {
+    fn default() -> Self {
+        Self {
+            device_size: None,
+            stripe_unit: ByteCount::kib(256),
+            segment_size: None,
+            share_count: 1,
+            overwrite: false,
+            buffered: false,
+            pool_id: None,
+        }
+    }
+}
+
+/// What a pool is.
+#[derive(Clone, Debug)]
+pub struct PoolDescription {
+    /// Its random 128 bits.
+    pub pool: u128,
+    /// Where everything lies on each device.
+    pub geometry: Geometry,
+    /// The devices' names, in stripe order.
+    pub devices: Vec<String>,
+    /// Bytes that tensors may take, over all devices and shares. Striping has no redundancy: losing one
+    /// device loses the pool.
+    pub capacity: ByteCount,
+}
+
+/// How a pool is opened.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// The data path.
+    pub path: PathChoice,
+    /// Go through the page cache, where the file system has no `O_DIRECT`.
+    pub buffered: bool,
+    /// The part of the pool that this process is to own.
+    pub share: u32,
+    /// Memory between the caller's and the devices; at least one stripe unit.
+    pub staging: ByteCount,
+    /// Operations in flight per device, at most.
+    pub depth: u32,
+    /// Whether checksums are compared on every read.
+    pub verify_reads: bool,
+    /// Whether to try for huge pages.
+    pub huge_pages: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            path: PathChoice::Auto,
+            buffered: false,
+            share: 0,
+            staging: ByteCount::mib(16),
+            depth: 32,
+            verify_reads: true,
+            huge_pages: true,
+        }
+    }
+}
+
+/// How a tensor is put.
+#[derive(Clone, Debug)]
+pub struct PutOptions {
+    /// What it dies together with.
+    pub lifetime: LifetimeClass,
+    /// How soon the write is needed.
+    pub urgency: Urgency,
+    /// Where to tell of the write's end.
+    pub notify: Option<Notify>,
+}
+
+impl Default for PutOptions {
+    fn default() -> Self {
+        Self { lifetime: LifetimeClass::Step, urgency: Urgency::Ahead, notify: None }
+    }
+}
+
+/// Tensor bytes written since the pool was opened, by lifetime class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WrittenBytes {
+    /// Scratch tensors, in the order of [`LifetimeClass::ALL`].
+    pub scratch: [ByteCount; LifetimeClass::ALL.len()],
+    /// Durable tensors, in the same order.
+    pub durable: [ByteCount; LifetimeClass::ALL.len()],
+    /// Superblocks, change log and checkpoints, both copies.
+    pub metadata: ByteCount,
+}
+
+/// What a pool is doing.
+#[derive(Clone, Debug)]
+pub struct PoolStats {
+    /// What the pool is.
+    pub description: PoolDescription,
+    /// The share this process owns.
+    pub share: u32,
+    /// The data path, why it is not a better one, staging memory, and each device's counters.
+    pub reactor: ReactorStats,
+    /// How the share's space is used.
+    pub space: SpaceUse,
+    /// Tensors that can be read.
+    pub tensors: usize,
+    /// Bytes written by class.
+    pub written: WrittenBytes,
+    /// Superblock copies that were damaged when the pool was opened and have been written again, as
+    /// device and copy.
+    pub repaired_superblocks: Vec<String>,
+}

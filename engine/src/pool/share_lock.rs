@@ -1,0 +1,174 @@
+//! The lock on a share: a byte range of every device file, held by an open file description.
+//!
+//! The operating system drops it with the last descriptor, however the process ends, so a lock is never
+//! stale. Whole shares are what is locked: byte `LOCK_BASE + share`, far behind any device's end.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+
+use crate::layout::{BLOCK_BYTES, HOLDERS_OFFSET, Holder, SHARES_MAX};
+
+/// Where the lock bytes begin; no device reaches there.
+const LOCK_BASE: i64 = 1 << 62;
+
+/// How long a refused opener waits for the holder to have written its name.
+const NAME_WAIT: Duration = Duration::from_millis(200);
+
+/// Which shares to lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shares {
+    One(u32),
+    /// All there can be: for formatting.
+    All,
+}
+
+/// Why a lock was not given.
+#[derive(Debug)]
+pub(super) enum LockError {
+    /// Another process (or another handle in this one) holds it.
+    Held { path: PathBuf, holder: Option<Holder> },
+    /// The file could not be opened or locked.
+    System { path: PathBuf, source: io::Error },
+}
+
+/// A locked device file. Dropping it gives the lock back.
+#[derive(Debug)]
+pub(super) struct LockedFile {
+    file: File,
+}
+
+impl LockedFile {
+    /// Opens the device and locks the shares on it.
+    pub(super) fn acquire(path: &Path, shares: Shares) -> Result<Self, LockError> {
+        let system = |source| LockError::System { path: path.into(), source };
+        let file = File::options().read(true).write(true).open(path).map_err(system)?;
+        let (first, count) = match shares {
+            Shares::One(share) => (share, 1),
+            Shares::All => (0, SHARES_MAX),
+        };
+        let range = nix::libc::flock {
+            l_type: nix::libc::F_WRLCK as i16,
+            l_whence: nix::libc::SEEK_SET as i16,
+            l_start: LOCK_BASE + i64::from(first),
+            l_len: i64::from(count),
+            l_pid: 0,
+        };
+        match fcntl(&file, FcntlArg::F_OFD_SETLK(&range)) {
+            Ok(_) => Ok(Self { file }),
+            Err(Errno::EAGAIN | Errno::EACCES) => {
+                Err(LockError::Held { path: path.into(), holder: find_holder(&file, shares) })
+            }
+            Err(errno) => Err(system(errno.into())),
+        }
+    }
+
+    /// Reads through the page cache; the lock's file is also how superblocks are probed before a data
+    /// path is open.
+    pub(super) fn read(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        self.file.read_exact_at(&mut bytes, offset)?;
+        Ok(bytes)
+    }
+
+    /// Writes this process's name on the door.
+    pub(super) fn sign(&self, pool: u128, share: u32) -> io::Result<()> {
+        let block = this_process().encode(pool, share);
+        self.file.write_all_at(&block, holder_offset(share))
+    }
+}
+
+fn holder_offset(share: u32) -> u64 {
+    HOLDERS_OFFSET + u64::from(share) * BLOCK_BYTES
+}
+
+/// The recorded holder, once a living process stands there: right after the lock was taken the record
+/// may still be the last holder's, or none.
+fn find_holder(file: &File, shares: Shares) -> Option<Holder> {
+    let deadline = Instant::now() + NAME_WAIT;
+    let candidates = match shares {
+        Shares::One(share) => share..share + 1,
+        Shares::All => 0..SHARES_MAX,
+    };
+    loop {
+        let mut block = [0; BLOCK_BYTES as usize];
+        for share in candidates.clone() {
+            let read = file.read_exact_at(&mut block, holder_offset(share));
+            let holder = read.ok().and_then(|()| Holder::decode(&block, share));
+            if let Some(holder) = holder.filter(is_alive) {
+                return Some(holder);
+            }
+        }
+        if Instant::now() >= deadline {
+            // A record of a dead process would only mislead: some child it forked may hold the lock.
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn is_alive(holder: &Holder) -> bool {
+    Path::new(&format!("/proc/{}", holder.process)).exists()
+}
+
+fn this_process() -> Holder {
+    let command = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    let command = String::from_utf8_lossy(&command).replace('\0', " ");
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    Holder { process: std::process::id(), command: command.trim_end().to_owned(), since }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("tidelog-{}-{name}", std::process::id()));
+            File::create(&path).unwrap().set_len(1 << 20).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_held_share_names_its_holder_and_other_shares_stay_open_to_others() {
+        let device = Scratch::new("lock");
+        let held = LockedFile::acquire(&device.0, Shares::One(1)).unwrap();
+        held.sign(1, 1).unwrap();
+        let other = LockedFile::acquire(&device.0, Shares::One(2)).unwrap();
+        for shares in [Shares::One(1), Shares::All] {
+            match LockedFile::acquire(&device.0, shares) {
+                Err(LockError::Held { holder: Some(holder), .. }) => {
+                    assert_eq!(holder.process, std::process::id());
+                    assert!(holder.command.contains("tidelog_engine"), "{}", holder.command);
+                }
+                other => panic!("{shares:?} was not refused with a name: {other:?}"),
+            }
+        }
+        drop((held, other));
+        LockedFile::acquire(&device.0, Shares::All).unwrap();
+    }
+
+    #[test]
+    fn the_record_of_a_dead_process_names_nobody() {
+        let device = Scratch::new("stale");
+        let held = LockedFile::acquire(&device.0, Shares::One(0)).unwrap();
+        let dead = Holder { process: u32::MAX, command: "gone".into(), since: 1 };
+        held.file.write_all_at(&dead.encode(1, 0), holder_offset(0)).unwrap();
+        let refused = LockedFile::acquire(&device.0, Shares::One(0));
+        assert!(matches!(refused, Err(LockError::Held { holder: None, .. })));
+    }
+}
