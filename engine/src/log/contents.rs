@@ -12,7 +12,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::space::{Durability, Full, Lane, Space, SpaceUse};
-use crate::layout::{Change, LifetimeClass, Run, TensorEntry, TensorId};
+use crate::layout::{Change, Run, TensorEntry, TensorId};
 
 /// A version of a tensor that can be, or could be, read.
 #[derive(Debug)]
@@ -114,14 +114,10 @@ pub struct Contents {
 impl Contents {
     /// What recovery found: the durable tensors, in a share with this space.
     pub fn recovered(mut space: Space, tensors: Vec<TensorEntry>) -> Self {
-        let mut classes: HashMap<u32, LifetimeClass> = HashMap::new();
         let mut slots = HashMap::with_capacity(tensors.len());
         let mut last_serial = 0;
         for entry in tensors {
-            space.adopt(&entry.runs);
-            for run in &entry.runs {
-                classes.entry(run.segment).or_insert(entry.class);
-            }
+            space.adopt(&entry.runs, entry.class);
             last_serial += 1;
             let id = entry.id;
             let version = Version { entry, durability: Durability::Durable, serial: last_serial };
@@ -129,7 +125,7 @@ impl Contents {
                 Slot { current: Some(Arc::new(version)), newest: last_serial, ..Slot::default() };
             slots.insert(id, slot);
         }
-        space.resume(|segment| classes.get(&segment).copied());
+        space.resume();
         Self {
             space,
             slots,
@@ -193,7 +189,7 @@ impl Contents {
         let serial = reservation.serial;
         let slot = self.slots.entry(pending.request.id).or_default();
         if slot.newest > serial {
-            self.space.release(&pending.runs);
+            self.space.abandon(&pending.runs);
             self.forget_if_unused(pending.request.id);
             return;
         }
@@ -209,7 +205,7 @@ impl Contents {
     /// A write failed, was cancelled or belongs to a batch that nobody commits: its space comes back.
     pub fn abandon(&mut self, reservation: &Reservation) {
         if let Some(pending) = self.end(reservation) {
-            self.space.release(&pending.runs);
+            self.space.abandon(&pending.runs);
             self.forget_if_unused(pending.request.id);
         }
     }

@@ -1,7 +1,7 @@
 //! The index without devices: who may be read when, and whose space is kept.
 
 use super::*;
-use crate::layout::{BLOCK_BYTES, ShareArea, SlotArea};
+use crate::layout::{BLOCK_BYTES, LifetimeClass, ShareArea, SlotArea};
 
 const ID: TensorId = TensorId(7);
 

@@ -12,11 +12,14 @@ use crate::units::ByteCount;
 #[error("device {0} failed")]
 struct Failed(u8);
 
+/// A block's offset and its bytes.
+type Block = (u64, Vec<u8>);
+
 /// Two devices: what is on media, and writes that only their caches hold.
 #[derive(Default)]
 struct Disks {
     media: [RefCell<BTreeMap<u64, Vec<u8>>>; 2],
-    cached: [RefCell<Vec<(u64, Vec<u8>)>>; 2],
+    cached: [RefCell<Vec<Block>>; 2],
     /// Writes that still succeed; then everything fails.
     writes_left: RefCell<Option<u32>>,
     unreadable: RefCell<Option<u8>>,

@@ -4,7 +4,7 @@
 //! in a segment only ever turns from reserved to live to dead, and when nothing in it is reserved or live
 //! any more, the whole segment is free again. Scratch and durable lanes never touch the same segment.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::layout::{BLOCK_BYTES, LifetimeClass, Run, ShareArea};
 use crate::units::ByteCount;
@@ -79,17 +79,24 @@ enum State {
     Free,
     /// A lane appends here.
     Open(Lane),
-    /// Full, or found partly filled by recovery.
-    Sealed(Durability),
+    /// Filled by this lane, or found partly filled by recovery.
+    Sealed(Lane),
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Segment {
     state: State,
     /// Blocks handed out so far, from the front.
     filled: u32,
     live: u32,
     reserved: u32,
+    /// Runs that were handed out and never held anything readable, by their end: their start.
+    unused: BTreeMap<u32, u32>,
+}
+
+impl Segment {
+    const FREE: Self =
+        Self { state: State::Free, filled: 0, live: 0, reserved: 0, unused: BTreeMap::new() };
 }
 
 /// The space of a share.
@@ -102,6 +109,8 @@ pub struct Space {
     free: VecDeque<u32>,
     /// The open segment of each lane.
     open: [Option<u32>; LANES],
+    /// The segment that each lane filled last; it may have become free since.
+    filled_last: [Option<u32>; LANES],
     live: u64,
     reserved: u64,
 }
@@ -109,13 +118,13 @@ pub struct Space {
 impl Space {
     /// An empty share.
     pub fn new(area: &ShareArea, segment_blocks: u64) -> Self {
-        let empty = Segment { state: State::Free, filled: 0, live: 0, reserved: 0 };
         Self {
             first_segment: area.first_segment,
             segment_blocks: segment_blocks as u32,
-            segments: vec![empty; area.segments as usize],
+            segments: vec![Segment::FREE; area.segments as usize],
             free: (0..area.segments).collect(),
             open: [None; LANES],
+            filled_last: [None; LANES],
             live: 0,
             reserved: 0,
         }
@@ -180,28 +189,43 @@ impl Space {
         self.release(runs);
     }
 
-    /// The reserved runs are of no more use: a write that failed, or the last read of an old version.
-    ///
-    /// What lies at the very edge of an open segment is handed out again, so that a put that fails over
-    /// and over costs no space.
+    /// The last read of an old version in these runs has ended.
     pub fn release(&mut self, runs: &[Run]) {
-        for run in runs.iter().rev() {
-            let segment = self.segment(run);
-            segment.reserved -= run.blocks;
-            let at_edge = u64::from(segment.filled) == run.end();
-            if at_edge && matches!(segment.state, State::Open(_)) {
-                segment.filled -= run.blocks;
-            }
+        for run in runs {
+            self.segment(run).reserved -= run.blocks;
             self.reserved -= u64::from(run.blocks);
             self.free_if_empty(run.segment - self.first_segment);
         }
     }
 
+    /// The write into these reserved runs has failed or was given up, and nothing touches them any more.
+    ///
+    /// Nobody has ever read them, so what lies at the edge of what a lane has filled is handed out again:
+    /// a put that fails over and over costs no space.
+    pub fn abandon(&mut self, runs: &[Run]) {
+        for run in runs {
+            self.segment(run).unused.insert(run.end() as u32, run.block);
+        }
+        self.release(runs);
+        for run in runs.iter().rev() {
+            self.take_back(run.segment - self.first_segment);
+        }
+        // A lane that has lost the segment it went on in goes back to the one before.
+        for lane in 0..LANES {
+            if let (None, Some(last)) = (self.open[lane], self.filled_last[lane]) {
+                self.take_back(last);
+            }
+        }
+    }
+
     /// Recovery found a live durable tensor in these runs. [`Self::resume`] ends recovery.
-    pub fn adopt(&mut self, runs: &[Run]) {
+    pub fn adopt(&mut self, runs: &[Run], class: LifetimeClass) {
+        let lane = Lane { durability: Durability::Durable, class };
         for run in runs {
             let segment = self.segment(run);
-            segment.state = State::Sealed(Durability::Durable);
+            if segment.state == State::Free {
+                segment.state = State::Sealed(lane);
+            }
             segment.filled = segment.filled.max(run.end() as u32);
             segment.live += run.blocks;
             self.live += u64::from(run.blocks);
@@ -211,24 +235,17 @@ impl Space {
     /// Ends recovery: segments without a live tensor are free, and each durable lane goes on in the
     /// segment of its class with the most room left. Nothing behind a segment's last live block was ever
     /// part of a commit that still holds, so it may be written again.
-    ///
-    /// `class_of` gives the lifetime class of a segment that holds live tensors.
-    pub fn resume(&mut self, class_of: impl Fn(u32) -> Option<LifetimeClass>) {
-        let (first, blocks) = (self.first_segment, self.segment_blocks);
-        let segments = &self.segments;
-        self.free.retain(|&index| segments[index as usize].state == State::Free);
+    pub fn resume(&mut self) {
+        let Self { segments, free, open, .. } = self;
+        free.retain(|&index| segments[index as usize].state == State::Free);
         for class in LifetimeClass::ALL {
             let lane = Lane { durability: Durability::Durable, class };
-            let roomiest = (0..self.segments.len() as u32)
-                .filter(|&index| {
-                    let segment = &self.segments[index as usize];
-                    segment.live > 0 && segment.filled < blocks
-                })
-                .filter(|&index| class_of(first + index) == Some(class))
-                .min_by_key(|&index| self.segments[index as usize].filled);
-            if let Some(index) = roomiest {
-                self.segments[index as usize].state = State::Open(lane);
-                self.open[lane.index()] = Some(index);
+            let candidates = segments.iter_mut().enumerate().filter(|(_, segment)| {
+                segment.state == State::Sealed(lane) && segment.filled < self.segment_blocks
+            });
+            if let Some((index, segment)) = candidates.min_by_key(|(_, segment)| segment.filled) {
+                segment.state = State::Open(lane);
+                open[lane.index()] = Some(index as u32);
             }
         }
     }
@@ -271,11 +288,8 @@ impl Space {
             }
             match segment.state {
                 State::Free => return Err(format!("{run:?} lies in a free segment")),
-                State::Open(lane) if lane.durability != durability => {
-                    return Err(format!("{durability:?} {run:?} lies in an open {lane:?}"));
-                }
-                State::Sealed(sealed) if sealed != durability => {
-                    return Err(format!("{durability:?} {run:?} lies in a {sealed:?} segment"));
+                State::Open(lane) | State::Sealed(lane) if lane.durability != durability => {
+                    return Err(format!("{durability:?} {run:?} lies in a segment of {lane:?}"));
                 }
                 State::Open(_) | State::Sealed(_) => counts[index as usize][kind] += run.blocks,
             }
@@ -322,8 +336,9 @@ impl Space {
             self.reserved += u64::from(blocks);
         }
         if segment.filled == limit {
-            segment.state = State::Sealed(lane.durability);
+            segment.state = State::Sealed(lane);
             self.open[lane.index()] = None;
+            self.filled_last[lane.index()] = Some(index);
         }
         missing - u64::from(blocks)
     }
@@ -343,6 +358,22 @@ impl Space {
         &mut self.segments[(run.segment - self.first_segment) as usize]
     }
 
+    /// Moves the edge of what has been handed out back over runs that were never used.
+    fn take_back(&mut self, index: u32) {
+        let segment = &mut self.segments[index as usize];
+        let (State::Open(lane) | State::Sealed(lane)) = segment.state else { return };
+        // The lane goes on in one place; a segment behind it keeps its hole until it is free.
+        let open = &mut self.open[lane.index()];
+        if open.is_some_and(|open| open != index) {
+            return;
+        }
+        while let Some(start) = segment.unused.remove(&segment.filled) {
+            segment.filled = start;
+            segment.state = State::Open(lane);
+            *open = Some(index);
+        }
+    }
+
     fn free_if_empty(&mut self, index: u32) {
         let segment = &mut self.segments[index as usize];
         if segment.live > 0 || segment.reserved > 0 || segment.state == State::Free {
@@ -351,7 +382,7 @@ impl Space {
         if let State::Open(lane) = segment.state {
             self.open[lane.index()] = None;
         }
-        *segment = Segment { state: State::Free, filled: 0, live: 0, reserved: 0 };
+        *segment = Segment::FREE;
         self.free.push_back(index);
     }
 }

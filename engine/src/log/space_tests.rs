@@ -78,19 +78,25 @@ fn a_put_that_fails_over_and_over_costs_no_space() {
     let mut space = space(2);
     let keeper = space.allocate(STEP, BLOCK_BYTES).unwrap();
     space.install(&keeper);
-    for _ in 0..100 {
-        let runs = space.allocate(STEP, 3 * BLOCK_BYTES).unwrap();
-        space.release(&runs);
+    for blocks in 1..13 {
+        let one = space.allocate(STEP, blocks * BLOCK_BYTES).unwrap();
+        let two = space.allocate(STEP, 2 * BLOCK_BYTES).unwrap();
+        // In any order, over a segment's end or not.
+        space.abandon(&one);
+        space.abandon(&two);
+        assert_eq!(space.space_use().free.0, 15 * BLOCK_BYTES, "{blocks} blocks");
+        let runs = space.allocate(STEP, BLOCK_BYTES).unwrap();
+        assert_eq!(runs, [Run { segment: 3, block: 1, blocks: 1 }], "{blocks} blocks");
+        space.abandon(&runs);
     }
-    assert_eq!(space.space_use().dead, ByteCount::ZERO);
 }
 
 #[test]
 fn recovery_goes_on_where_the_roomiest_segment_of_the_class_ends() {
     let mut space = space(4);
-    space.adopt(&[Run { segment: 4, block: 2, blocks: 2 }]);
-    space.adopt(&[Run { segment: 5, block: 0, blocks: 6 }]);
-    space.resume(|_| Some(LifetimeClass::Step));
+    space.adopt(&[Run { segment: 4, block: 2, blocks: 2 }], LifetimeClass::Step);
+    space.adopt(&[Run { segment: 5, block: 0, blocks: 6 }], LifetimeClass::Step);
+    space.resume();
     assert_eq!(space.space_use().dead.0, (2 + 2) * BLOCK_BYTES);
     let runs = space.allocate(DURABLE, BLOCK_BYTES).unwrap();
     assert_eq!(runs, [Run { segment: 4, block: 4, blocks: 1 }]);
@@ -135,7 +141,8 @@ fn no_random_program_breaks_the_accounting() {
                     held[victim].2 = Phase::Retired;
                 }
                 (_, Some(Phase::Live)) => space.remove(&held.swap_remove(victim).0),
-                (_, Some(_)) => space.release(&held.swap_remove(victim).0),
+                (_, Some(Phase::Retired)) => space.release(&held.swap_remove(victim).0),
+                (_, Some(Phase::Reserved)) => space.abandon(&held.swap_remove(victim).0),
             }
             let select = |live: bool| {
                 held.iter()
@@ -147,7 +154,11 @@ fn no_random_program_breaks_the_accounting() {
             }
         }
         while let Some((runs, _, phase)) = held.pop() {
-            if phase == Phase::Live { space.remove(&runs) } else { space.release(&runs) }
+            match phase {
+                Phase::Live => space.remove(&runs),
+                Phase::Retired => space.release(&runs),
+                Phase::Reserved => space.abandon(&runs),
+            }
         }
         let end = space.space_use();
         assert_eq!(end.free, end.capacity, "TIDELOG_SEED={seed}: space leaked");

@@ -147,8 +147,22 @@ mod tests {
             next += u64::from(piece.length);
         }
         assert_eq!(next, length);
-        assert_eq!(pieces[0].length as u64, 2 * BLOCK_BYTES);
-        assert_eq!(pieces[3].length as u64, 3 * BLOCK_BYTES - 100);
+        assert_eq!(u64::from(pieces[0].length), 2 * BLOCK_BYTES);
+        assert_eq!(u64::from(pieces[3].length), 3 * BLOCK_BYTES - 100);
+    }
+
+    #[test]
+    fn the_devices_touched_are_those_that_have_a_piece() {
+        for devices in [1, 2, 3, 5] {
+            let map = StripeMap::new(&geometry(devices));
+            for (block, blocks) in [(0, 1), (7, 1), (7, 2), (3, 20), (9, 40), (60, 1)] {
+                let runs =
+                    [Run { segment: 1, block, blocks }, Run { segment: 2, block: 15, blocks: 1 }];
+                let pieces = map.placements(&runs, (u64::from(blocks) + 1) * BLOCK_BYTES);
+                let expected = pieces.iter().fold(0, |bits, piece| bits | 1_u64 << piece.device);
+                assert_eq!(map.devices_of(&runs), expected, "{runs:?} on {devices}");
+            }
+        }
     }
 
     #[test]

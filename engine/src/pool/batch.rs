@@ -3,11 +3,11 @@
 use std::sync::PoisonError;
 use std::sync::mpsc::{Receiver, sync_channel};
 
+use super::Pool;
 use super::error::{CommitError, DeleteError, PutError, Unusable};
 use super::held::PendingWrite;
 use super::media::MetadataIo;
 use super::options::PutOptions;
-use super::Pool;
 use crate::layout::{Change, NAME_BYTES_MAX, TensorId};
 use crate::log::{AppendError, Durability, Lane, Request};
 use crate::memory::Source;
@@ -94,7 +94,7 @@ impl Batch {
         let contents = self.pool.0.shared.contents();
         let stands = contents.current(id).is_some_and(|it| it.durability == Durability::Durable);
         drop(contents);
-        if !staged && !stands {
+        if !staged && (!stands || self.deletes.contains(&id)) {
             return Err(DeleteError::Unknown(id));
         }
         self.forget(id);
@@ -143,21 +143,19 @@ fn commit(
     flush_data(pool, reactor, &written).map_err(CommitError::Flush)?;
 
     let contents = shared.contents();
-    let puts = written.iter().filter_map(|it| {
-        contents.entry(it.write.reservation()?, &it.checksums).map(Change::Put)
-    });
+    let puts = written
+        .iter()
+        .filter_map(|it| contents.entry(it.write.reservation()?, &it.checksums).map(Change::Put));
     // What another batch has deleted meanwhile is gone already.
     let stands = |id: &TensorId| {
         contents.current(*id).is_some_and(|it| it.durability == Durability::Durable)
     };
     let deletes: Vec<TensorId> = deletes.iter().copied().filter(stands).collect();
-    let changes: Vec<Change> =
-        puts.chain(deletes.iter().map(|id| Change::Delete(*id))).collect();
+    let changes: Vec<Change> = puts.chain(deletes.iter().map(|id| Change::Delete(*id))).collect();
     drop(contents);
 
     let media = MetadataIo { reactor, written: &shared.metadata_written };
-    let appended =
-        log.append(&media, changes, |changes| shared.contents().durable_after(changes));
+    let appended = log.append(&media, changes, |changes| shared.contents().durable_after(changes));
     match appended {
         Ok(()) => {
             let puts = written

@@ -6,12 +6,13 @@ use std::os::unix::fs::MetadataExt;
 use super::share_lock::{LockError, LockedFile, Shares};
 use crate::layout::{BLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError};
 use crate::path::sim::{SimDisk, SimDisks};
-use crate::path::{Device, DeviceKind, DeviceOpenError, DeviceSpec, OpenMode, PathChoice};
-use crate::path::{KernelDevices, PathProvider};
+use crate::path::{
+    Device, DeviceKind, DeviceOpenError, DeviceSpec, KernelDevices, OpenMode, PathChoice,
+    PathProvider,
+};
 use crate::units::ByteCount;
 
 /// One device, locked.
-#[derive(Debug)]
 pub(super) enum Member {
     File { spec: DeviceSpec, lock: LockedFile, device: Device },
     Sim { disk: SimDisk, name: String },
@@ -131,7 +132,6 @@ impl Member {
 }
 
 /// The members of a pool, in stripe order once they have been put into it.
-#[derive(Debug)]
 pub(super) struct Members(pub(super) Vec<Member>);
 
 impl Members {
@@ -152,7 +152,7 @@ impl Members {
         if devices.is_empty() {
             Ok(Box::new(SimDisks(disks)))
         } else {
-            Ok(Box::new(KernelDevices::new(devices, choice)))
+            Ok(Box::new(KernelDevices { devices, choice }))
         }
     }
 

@@ -40,7 +40,9 @@ pub enum FormatError {
     #[error("{0} does not exist yet or is empty: say how large it is to be (device_size)")]
     SizeNeeded(String),
     /// The device belongs to a pool.
-    #[error("{device} belongs to Tidelog pool {pool:032x}; overwrite it only if that pool may be lost")]
+    #[error(
+        "{device} belongs to Tidelog pool {pool:032x}; overwrite it only if that pool may be lost"
+    )]
     HoldsPool {
         /// The device.
         device: String,
@@ -275,7 +277,9 @@ pub enum CommitError {
     },
     /// The change log failed. The batch is there whole or not at all, which shows when the pool is opened
     /// again; until then this handle shows the state before, and takes no commit.
-    #[error("the change log failed, and only opening the pool again shows whether the batch is there: {0}")]
+    #[error(
+        "the change log failed, and only opening the pool again shows whether the batch is there: {0}"
+    )]
     InDoubt(ControlError),
     /// An earlier commit is in doubt.
     #[error("nothing can be committed after an earlier commit failed ({0}); open the pool again")]

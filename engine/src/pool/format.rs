@@ -10,8 +10,8 @@ use super::media::MetadataIo;
 use super::options::{FormatOptions, PoolDescription};
 use super::share_lock::{LockError, Shares};
 use crate::layout::{
-    BLOCK_BYTES, DEVICES_MAX, Geometry, GeometryRequest, METADATA_OFFSET,
-    SUPERBLOCK_OFFSET, Superblock, SuperblockError, protective_mbr,
+    BLOCK_BYTES, DEVICES_MAX, Geometry, GeometryRequest, METADATA_OFFSET, SUPERBLOCK_OFFSET,
+    Superblock, SuperblockError, protective_mbr,
 };
 use crate::log::{ChangeLog, Media, Place};
 use crate::path::sim::SimDisk;
@@ -29,7 +29,7 @@ pub(super) fn format(
 ) -> Result<PoolDescription, FormatError> {
     check_count(specs.len())?;
     // Whatever can be refused is refused before the first file is made.
-    let mode = OpenMode { buffered: options.buffered, exclusive: true };
+    let mode = OpenMode { buffered: options.buffered, exclusive: true, ..OpenMode::default() };
     let mut members: Vec<Option<Member>> = Vec::new();
     for spec in specs {
         members.push(if spec.exists() { Some(existing(spec, mode, options)?) } else { None });
@@ -46,25 +46,22 @@ pub(super) fn format(
     let sizes = specs.iter().zip(&members).map(size_of).collect::<Result<Vec<_>, _>>()?;
     let geometry = plan(&sizes, options)?;
 
-    let mut made = MadeFiles(Vec::new());
+    let mut created = MadeFiles(Vec::new());
     let mut complete = Vec::new();
     for ((spec, member), size) in specs.iter().zip(members).zip(sizes) {
-        complete.push(match member {
-            Some(mut member) => {
-                member.grow(size)?;
-                member
-            }
-            None => {
-                Device::create(spec, size, false, mode)?;
-                made.0.push(spec.target());
-                Member::open(spec, Shares::All, mode).map_err(refused)?
-            }
+        complete.push(if let Some(mut member) = member {
+            member.grow(size)?;
+            member
+        } else {
+            Device::create(spec, size, false, mode)?;
+            created.0.push(spec.target());
+            Member::open(spec, Shares::All, mode).map_err(refused)?
         });
     }
     // A directory and the file in it are twins only once the file is there.
     refuse_twins(complete.iter())?;
     let description = write(&Members(complete), geometry, options)?;
-    made.0.clear();
+    created.0.clear();
     Ok(description)
 }
 
@@ -181,7 +178,7 @@ fn write(
         None => random_id()?,
     };
     // The members hold block devices exclusively; the path opens them once more beside that.
-    let mode = OpenMode { buffered: options.buffered, exclusive: false };
+    let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
     let reactor = Reactor::start(
         members.provider(PathChoice::Auto, mode)?,
         ReactorOptions {
@@ -242,6 +239,9 @@ fn random_id() -> Result<u128, FormatError> {
     let mut bytes = [0; 16];
     std::fs::File::open("/dev/urandom")
         .and_then(|mut source| source.read_exact(&mut bytes))
-        .map_err(|source| FormatError::System { what: "cannot read /dev/urandom".into(), source })?;
+        .map_err(|source| FormatError::System {
+            what: "cannot read /dev/urandom".into(),
+            source,
+        })?;
     Ok(u128::from_le_bytes(bytes))
 }

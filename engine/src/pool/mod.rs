@@ -188,7 +188,7 @@ impl Pool {
         let begun = self.0.shared.contents().begin(request);
         let reservation = begun.map_err(|error| put_error(id, name, error))?;
         let placements = self.0.stripes.placements(&reservation.runs, length);
-        let pieces = placements.iter().map(|placement| piece(placement)).collect();
+        let pieces = placements.iter().map(piece).collect();
         let write = PendingWrite::new(Arc::clone(&self.0.shared), reservation);
         let shared = Arc::clone(&self.0.shared);
         let ended = move |result: crate::schedule::TransferResult| {
@@ -422,9 +422,8 @@ fn put_error(id: TensorId, name: Option<Box<str>>, error: BeginError) -> PutErro
         },
         BeginError::IsDurable => PutError::IsDurable(id),
         BeginError::ScratchInFlight => PutError::ScratchInFlight(id),
-        BeginError::NameCollision(other) => PutError::NameCollision {
-            name: name.unwrap_or_default().into(),
-            other: other.into(),
-        },
+        BeginError::NameCollision(other) => {
+            PutError::NameCollision { name: name.unwrap_or_default().into(), other: other.into() }
+        }
     }
 }

@@ -30,7 +30,7 @@ pub(super) struct Opened {
 pub(super) fn open(specs: &[DeviceSpec], options: &OpenOptions) -> Result<Opened, OpenError> {
     check_count(specs.len())?;
     // A share of a block device may not claim it alone: other shares are other processes'.
-    let mode = OpenMode { buffered: options.buffered, exclusive: false };
+    let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
     let members = specs
         .iter()
         .map(|spec| {
@@ -76,7 +76,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
             source,
         })?;
     }
-    let mode = OpenMode { buffered: options.buffered, exclusive: false };
+    let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
     let reactor = Reactor::start(
         members.provider(options.path, mode)?,
         ReactorOptions {
@@ -116,12 +116,8 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
     let contents = Contents::recovered(Space::new(&area, geometry.segment_blocks()), tensors);
 
     let capacity = u64::from(geometry.segments) * geometry.segment_blocks() * BLOCK_BYTES;
-    let description = PoolDescription {
-        pool,
-        geometry,
-        devices: members.names(),
-        capacity: ByteCount(capacity),
-    };
+    let description =
+        PoolDescription { pool, geometry, devices: members.names(), capacity: ByteCount(capacity) };
     let metadata_written = metadata_written.into_inner();
     Ok(Opened {
         members,
@@ -139,9 +135,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
 type Damaged = (u8, char);
 
 /// Puts the devices into stripe order; they must be one whole pool.
-fn arrange(
-    members: Vec<Member>,
-) -> Result<(Members, Vec<Superblock>, Vec<Damaged>), OpenError> {
+fn arrange(members: Vec<Member>) -> Result<(Members, Vec<Superblock>, Vec<Damaged>), OpenError> {
     let mut places: Vec<(Superblock, Vec<char>, Member)> = Vec::new();
     for member in members {
         let (superblock, damaged) = member

@@ -1,0 +1,104 @@
+//! What may be formatted and opened, and what is refused.
+
+use super::*;
+use crate::layout::{BLOCK_BYTES, SuperblockError};
+
+fn blank(count: usize) -> Vec<SimDisk> {
+    (0..count).map(|_| SimDisk::new(ByteCount::mib(4))).collect()
+}
+
+#[test]
+fn a_pool_is_not_formatted_over_unless_it_may_be_lost() {
+    let disks = disks(2, ByteCount::mib(4));
+    let pool = open(&disks);
+    let mut batch = pool.batch();
+    batch.put("precious", Source::from(vec![1]), PutOptions::default()).unwrap();
+    batch.commit().unwrap();
+    drop(pool);
+    let refused = Pool::format_sim(&disks, &small());
+    assert!(matches!(refused, Err(FormatError::HoldsPool { .. })), "{refused:?}");
+    assert!(open(&disks).contains(TensorId::from_name("precious")));
+    let options = FormatOptions { overwrite: true, ..small() };
+    Pool::format_sim(&disks, &options).unwrap();
+    assert!(!open(&disks).contains(TensorId::from_name("precious")));
+}
+
+#[test]
+fn the_right_number_of_devices_is_asked_for() {
+    assert!(matches!(Pool::format_sim(&[], &small()), Err(FormatError::Devices(0))));
+    assert!(matches!(Pool::format_sim(&blank(65), &small()), Err(FormatError::Devices(65))));
+    assert!(matches!(Pool::open_sim(&[], &quick()), Err(OpenError::Devices(0))));
+    let many = disks(64, ByteCount::mib(2));
+    let pool = open(&many);
+    let content = bytes(1, 64 * (16 << 10) + 5);
+    put(&pool, 1, &content);
+    assert_eq!(get(&pool, 1).unwrap(), content);
+}
+
+#[test]
+fn devices_may_be_named_in_any_order_but_must_be_one_whole_pool() {
+    let mut disks = disks(3, ByteCount::mib(4));
+    let pool = open(&disks);
+    let content = bytes(1, 300_000);
+    let mut batch = pool.batch();
+    batch.put(TensorId(1), Source::from(content.clone()), PutOptions::default()).unwrap();
+    batch.commit().unwrap();
+    drop(pool);
+    disks.reverse();
+    assert_eq!(get(&open(&disks), 1).unwrap(), content);
+
+    let refused = |disks: &[SimDisk]| match Pool::open_sim(disks, &quick()) {
+        Err(OpenError::NotOnePool(what)) => what,
+        Err(other) => panic!("another error: {other}"),
+        Ok(_) => panic!("opened"),
+    };
+    assert!(refused(&disks[..2]).contains("device 0 is missing"));
+    let twice = [disks[0].clone(), disks[1].clone(), disks[0].clone()];
+    assert!(refused(&twice).contains("both say that they are device 2"));
+    let other = super::disks(3, ByteCount::mib(4));
+    let mixed = [disks[0].clone(), disks[1].clone(), other[0].clone()];
+    assert!(refused(&mixed).contains("belongs to pool"));
+}
+
+#[test]
+fn what_is_no_pool_is_not_opened() {
+    let fresh = blank(1);
+    let refused = Pool::open_sim(&fresh, &quick());
+    let Err(OpenError::Superblock { source, .. }) = refused else { panic!("opened a blank disk") };
+    assert_eq!(source, SuperblockError::Absent);
+    let both = disks(1, ByteCount::mib(4));
+    let second = Pool::open_sim(&both, &quick()).unwrap().description().geometry;
+    for offset in [BLOCK_BYTES, second.second_superblock_offset()] {
+        both[0].rot(offset + 100, 1);
+    }
+    let Err(OpenError::Superblock { source, .. }) = Pool::open_sim(&both, &quick()) else {
+        panic!("opened a pool without a superblock");
+    };
+    assert!(matches!(source, SuperblockError::Checksum { .. }));
+}
+
+#[test]
+fn shares_are_apart() {
+    let disks = blank(2);
+    let options = FormatOptions { share_count: 2, ..small() };
+    Pool::format_sim(&disks, &options).unwrap();
+    let share = |share| Pool::open_sim(&disks, &OpenOptions { share, ..quick() });
+    let (one, two) = (share(0).unwrap(), share(1).unwrap());
+    let Err(OpenError::NoShare { share: 2, shares: 2 }) = share(2) else {
+        panic!("there are two shares");
+    };
+    let fill = |pool: &Pool, seed: u64| {
+        let mut batch = pool.batch();
+        let content = bytes(seed, space(pool).capacity.0 as usize);
+        batch.put(TensorId(1), Source::from(content), PutOptions::default()).unwrap();
+        batch.commit().unwrap();
+    };
+    fill(&one, 1);
+    fill(&two, 2);
+    drop((one, two));
+    let (one, two) = (share(0).unwrap(), share(1).unwrap());
+    assert_eq!(get(&one, 1).unwrap(), bytes(1, space(&one).capacity.0 as usize));
+    assert_eq!(get(&two, 1).unwrap(), bytes(2, space(&two).capacity.0 as usize));
+    let sum = space(&one).capacity.0 + space(&two).capacity.0;
+    assert_eq!(one.description().capacity.0, sum);
+}

@@ -1,0 +1,64 @@
+//! The pool over simulated disks; `engine/tests` has it over files and processes.
+
+mod behaviour;
+mod durable;
+mod format;
+mod workload;
+
+use super::*;
+use crate::log::random::Random;
+
+/// Formatted disks, small enough to be filled.
+fn disks(count: usize, size: ByteCount) -> Vec<SimDisk> {
+    let disks: Vec<SimDisk> = (0..count).map(|_| SimDisk::new(size)).collect();
+    Pool::format_sim(&disks, &small()).unwrap();
+    disks
+}
+
+fn small() -> FormatOptions {
+    FormatOptions { stripe_unit: ByteCount::kib(16), ..FormatOptions::default() }
+}
+
+fn open(disks: &[SimDisk]) -> Pool {
+    let options = OpenOptions { staging: ByteCount::kib(256), ..quick() };
+    Pool::open_sim(disks, &options).unwrap()
+}
+
+fn quick() -> OpenOptions {
+    OpenOptions { huge_pages: false, ..OpenOptions::default() }
+}
+
+/// Bytes that tell one tensor's version from every other.
+fn bytes(seed: u64, length: usize) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    let words = std::iter::repeat_with(|| random.next().to_le_bytes());
+    words.take(length.div_ceil(8)).flatten().take(length).collect()
+}
+
+fn put(pool: &Pool, id: u128, content: &[u8]) {
+    start_put(pool, id, content).unwrap().wait().unwrap();
+}
+
+fn start_put(pool: &Pool, id: u128, content: &[u8]) -> Result<Ticket, PutError> {
+    pool.put(TensorId(id), Source::from(content.to_vec()), PutOptions::default())
+}
+
+fn get(pool: &Pool, id: u128) -> Option<Vec<u8>> {
+    let length = pool.length(TensorId(id))?;
+    Some(get_range(pool, id, 0..length))
+}
+
+fn get_range(pool: &Pool, id: u128, range: Range<u64>) -> Vec<u8> {
+    let ticket = start_get(pool, id, range);
+    ticket.wait().unwrap();
+    ticket.take_bytes().unwrap()
+}
+
+fn start_get(pool: &Pool, id: u128, range: Range<u64>) -> Ticket {
+    let memory = Destination::buffer((range.end - range.start) as usize);
+    pool.get(TensorId(id), range, memory, Urgency::Urgent, None).unwrap()
+}
+
+fn space(pool: &Pool) -> SpaceUse {
+    pool.audit().unwrap()
+}

@@ -1,0 +1,226 @@
+//! Random programs against a reference model: what a pool must answer at any time, across faults, power
+//! cuts and reopenings. A failure prints its seed; `TIDELOG_SEED` replays it.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::path::OperationKind;
+use crate::path::sim::{Fault, PowerCut, SimProfile};
+
+type Tensors = BTreeMap<u128, Vec<u8>>;
+
+struct Program {
+    seed: u64,
+    step: u32,
+    random: Random,
+    disks: Vec<SimDisk>,
+    pool: Pool,
+    durable: Tensors,
+    scratch: Tensors,
+    /// Puts whose end was not waited for, in the order of their calls.
+    in_flight: Vec<Ticket>,
+}
+
+impl Program {
+    fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let disks: Vec<SimDisk> = (0..=random.below(4))
+            .map(|_| {
+                let profile = SimProfile { seed: random.next(), ..SimProfile::default() };
+                SimDisk::with_profile(ByteCount::mib(2 + random.below(3)), profile)
+            })
+            .collect();
+        let options = FormatOptions {
+            stripe_unit: ByteCount::kib(4 << random.below(4)),
+            ..FormatOptions::default()
+        };
+        Pool::format_sim(&disks, &options).unwrap();
+        let pool = open(&disks);
+        let (durable, scratch) = (Tensors::new(), Tensors::new());
+        Self { seed, step: 0, random, disks, pool, durable, scratch, in_flight: Vec::new() }
+    }
+
+    fn at(&self) -> String {
+        format!("TIDELOG_SEED={}, step {}", self.seed, self.step)
+    }
+
+    fn content(&mut self) -> Vec<u8> {
+        let length_max = if self.random.chance(6) { 600_000 } else { 20_000 };
+        let length = self.random.below(length_max) as usize;
+        bytes(self.random.next(), length)
+    }
+
+    /// Scratch and durable ids are apart, since one may not replace the other at will.
+    fn scratch_id(&mut self) -> u128 {
+        u128::from(self.random.below(12))
+    }
+
+    fn durable_id(&mut self) -> u128 {
+        100 + u128::from(self.random.below(12))
+    }
+
+    fn options(&mut self) -> PutOptions {
+        let lifetime = LifetimeClass::ALL[self.random.below(3) as usize];
+        PutOptions { lifetime, ..PutOptions::default() }
+    }
+
+    fn put(&mut self) {
+        let (id, content, options) = (self.scratch_id(), self.content(), self.options());
+        match self.pool.put(TensorId(id), Source::from(content.clone()), options) {
+            Ok(ticket) => {
+                self.in_flight.push(ticket);
+                self.scratch.insert(id, content);
+            }
+            Err(PutError::PoolFull { needed, available, space, .. }) => {
+                assert!(needed > available && available <= space.free, "{}", self.at());
+            }
+            Err(error) => panic!("{}: {error}", self.at()),
+        }
+    }
+
+    fn settle(&mut self) {
+        for ticket in self.in_flight.drain(..) {
+            ticket.wait().unwrap_or_else(|error| {
+                panic!("TIDELOG_SEED={}, step {}: {error}", self.seed, self.step)
+            });
+        }
+    }
+
+    fn read(&mut self) {
+        self.settle();
+        let durable = self.random.chance(2);
+        let id = if durable { self.durable_id() } else { self.scratch_id() };
+        let model = if durable { &self.durable } else { &self.scratch };
+        let Some(content) = model.get(&id) else {
+            assert!(!self.pool.contains(TensorId(id)), "{}: {id}", self.at());
+            return;
+        };
+        let length = content.len() as u64;
+        assert_eq!(self.pool.length(TensorId(id)), Some(length), "{}: {id}", self.at());
+        let start = self.random.below(length + 1);
+        let end = start + self.random.below(length - start + 1);
+        let found = get_range(&self.pool, id, start..end);
+        assert!(found == content[start as usize..end as usize], "{}: {id}", self.at());
+    }
+
+    fn delete(&mut self) {
+        let id = self.scratch_id();
+        let expected = match self.scratch.remove(&id) {
+            Some(_) => Ok(()),
+            None => Err(DeleteError::Unknown(TensorId(id))),
+        };
+        let deleted = self.pool.delete(TensorId(id));
+        assert_eq!(deleted, expected, "{}", self.at());
+    }
+
+    /// A batch; sometimes a device fails in the middle, sometimes nobody commits it.
+    fn batch(&mut self) {
+        self.settle();
+        let mut after = self.durable.clone();
+        let mut batch = self.pool.batch();
+        if self.random.chance(4) {
+            let kind = [OperationKind::Write, OperationKind::Flush][self.random.below(2) as usize];
+            let disk = self.random.below(self.disks.len() as u64) as usize;
+            self.disks[disk].plan_fault(kind, self.random.below(6), Fault::Errno(5));
+        }
+        for _ in 0..=self.random.below(5) {
+            let id = self.durable_id();
+            if self.random.chance(3) {
+                let deleted = batch.delete(TensorId(id));
+                assert_eq!(deleted.is_ok(), after.contains_key(&id), "{}", self.at());
+                after.remove(&id);
+                continue;
+            }
+            let (content, options) = (self.content(), self.options());
+            match batch.put(TensorId(id), Source::from(content.clone()), options) {
+                Ok(_) => drop(after.insert(id, content)),
+                Err(PutError::PoolFull { .. }) => (),
+                Err(error) => panic!("{}: {error}", self.at()),
+            }
+        }
+        if self.random.chance(5) {
+            drop(batch);
+            return self.reopen_after_fault();
+        }
+        if batch.commit().is_ok() {
+            self.durable = after;
+        } else {
+            // Until the pool is opened again the state before is what is seen.
+            self.check_all();
+            self.crash();
+            if self.found() == after {
+                self.durable = after;
+            }
+            // Whole or not at all.
+            self.check_all();
+        }
+        self.reopen_after_fault();
+    }
+
+    /// A fault that has not struck would strike somewhere else; one that has latched its device.
+    fn reopen_after_fault(&mut self) {
+        self.disks.iter().for_each(SimDisk::clear_faults);
+        if self.random.chance(2) {
+            self.pool.close().unwrap();
+        }
+        self.reopen();
+    }
+
+    fn crash(&mut self) {
+        let cut = match self.random.below(3) {
+            0 => PowerCut::DropAll,
+            1 => PowerCut::KeepAll,
+            _ => PowerCut::Torn(self.random.next()),
+        };
+        self.disks.iter().for_each(|disk| disk.cut_power(cut));
+        self.disks.iter().for_each(SimDisk::clear_faults);
+        self.reopen();
+    }
+
+    fn reopen(&mut self) {
+        self.in_flight.clear();
+        self.scratch.clear();
+        // The old handle goes first: its reactor must not drive the disks any more.
+        drop(self.pool.close());
+        self.pool = open(&self.disks);
+    }
+
+    fn found(&self) -> Tensors {
+        let tensors = self.pool.durable_tensors().unwrap();
+        tensors.iter().map(|(id, _)| (id.0, get(&self.pool, id.0).unwrap())).collect()
+    }
+
+    fn check_all(&mut self) {
+        assert!(self.found() == self.durable, "{}", self.at());
+    }
+
+    fn run(&mut self, steps: u32) {
+        for step in 0..steps {
+            self.step = step;
+            match self.random.below(40) {
+                0..14 => self.put(),
+                14..24 => self.read(),
+                24..29 => self.delete(),
+                29..38 => self.batch(),
+                38 => {
+                    self.crash();
+                    self.check_all();
+                }
+                _ => self.settle(),
+            }
+            let space =
+                self.pool.audit().unwrap_or_else(|broken| panic!("{}: {broken}", self.at()));
+            let sum = space.live.0 + space.dead.0 + space.free.0 + space.reserved.0;
+            assert_eq!(sum, space.capacity.0, "{}", self.at());
+        }
+        self.settle();
+        self.check_all();
+    }
+}
+
+#[test]
+fn a_pool_answers_like_the_model_through_faults_and_power_cuts() {
+    for seed in Random::seeds(60) {
+        Program::new(seed).run(120);
+    }
+}
