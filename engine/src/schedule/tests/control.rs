@@ -113,6 +113,21 @@ fn a_drain_that_runs_out_of_time_fails_the_tickets_and_ends() {
 }
 
 #[test]
+fn a_device_that_never_lets_go_is_counted_and_does_not_hold_up_the_close() {
+    let disks = disks(1);
+    let chunk = ByteCount(u64::from(CHUNK));
+    let drain_timeout = Duration::from_millis(10);
+    let options = ReactorOptions { staging: chunk, chunk, drain_timeout, ..Default::default() };
+    let reactor = Reactor::start(Box::new(SimDisks(disks.clone())), options).unwrap();
+    disks[0].hang();
+    let transfer = Transfer::Write { source: vec![1; 10].into(), pieces: striped(10, 1, 0) };
+    let ticket = reactor.submit(transfer, Urgency::Ahead, None, nothing()).unwrap();
+    assert_eq!(reactor.close(), Err(DrainError { in_flight: 1 }));
+    let ended = ticket.poll().unwrap().unwrap_err();
+    assert!(ticket.released() && matches!(ended, TransferError::Stopped { .. }), "{ended}");
+}
+
+#[test]
 fn a_reactor_dropped_inside_a_finish_ends_without_deadlock() {
     let reactor = std::sync::Arc::new(start(&disks(1), 1));
     let (go, gate) = mpsc::channel::<()>();

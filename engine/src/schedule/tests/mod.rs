@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::memory::{Destination, Source};
+use crate::path::checked::CheckedProvider;
 use crate::path::sim::{Fault, PowerCut, SimDisk, SimDisks, SimProfile};
 use crate::path::{Extent, OperationKind, Status};
 use crate::units::{ByteCount, DeviceIndex};
@@ -26,7 +27,8 @@ fn start(disks: &[SimDisk], chunks: u64) -> Reactor {
     let chunk = ByteCount(u64::from(CHUNK));
     let staging = ByteCount(chunk.0 * chunks);
     let options = ReactorOptions { staging, chunk, ..ReactorOptions::default() };
-    Reactor::start(Box::new(SimDisks(disks.to_vec())), options).unwrap()
+    let watched = CheckedProvider(Box::new(SimDisks(disks.to_vec())));
+    Reactor::start(Box::new(watched), options).unwrap()
 }
 
 fn bytes(length: usize, seed: u8) -> Vec<u8> {
