@@ -7,7 +7,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::operation::{Action, Completion, Operation, OperationKind, Refused};
-use super::{Capabilities, DataPath, Waker};
+use super::{Capabilities, DataPath, Opened, PathError, PathProvider, Waker};
 use crate::memory::DmaPool;
 use crate::units::DeviceIndex;
 
@@ -15,6 +15,19 @@ use crate::units::DeviceIndex;
 pub struct Checked<P: DataPath + ?Sized> {
     in_flight: HashMap<u64, Watched>,
     path: Box<P>,
+}
+
+/// Watches over whatever path a provider opens.
+pub struct CheckedProvider(
+    /// The provider.
+    pub Box<dyn PathProvider>,
+);
+
+impl PathProvider for CheckedProvider {
+    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
+        let Opened { path, why_not } = self.0.open(depth)?;
+        Ok(Opened { path: Box::new(Checked::new(path)), why_not })
+    }
 }
 
 /// What must come back with a tag.
