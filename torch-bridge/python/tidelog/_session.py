@@ -29,6 +29,8 @@ _BIRTHS_UNTOLD_MAX = 4096
 # Asking a storage for its device costs as much as all the rest of taking it on; below this size it cannot matter.
 _DEVICE_CHECK_BYTES_MIN = 64 << 10
 
+_UNLIMITED = (1 << 63) - 1
+
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 # The session whose block is open (at most one in a process), and those that ended with tensors out.
@@ -153,10 +155,9 @@ class Tide:
             self._open = False
             _escape.remove()
             _active = None
-            left = [record for record in self._records.values() if record.state & _record.AWAY]
-            if left:
+            if self.has_left_behind():
                 _left_behind.append(self)
-                self._warn_of(left)
+                self._warn_of([record for record in self._records.values() if record.state & _record.AWAY])
             else:
                 self._close()
 
@@ -264,7 +265,7 @@ class Tide:
             for tensor in tensors:
                 self.bring_back(_untyped_storage(tensor))
             return
-        self._check(self._library.tide_session_set_budget(self._handle, (1 << 63) - 1))
+        self.lift_budget()
         for record in list(self._records.values()):
             storage = record()
             if storage is not None and record.state & _record.AWAY:
@@ -316,8 +317,8 @@ class Tide:
         record = storage._tide
         if record is not None and record.tide is self:
             return record
-        if record is not None and record.state & _record.AWAY:
-            record.tide.bring_back(storage)  # left behind by an earlier block
+        if record is not None:
+            record.tide.hand_over(storage, record)
         if storage.device.type != "cpu":
             return None
         record = _record.Record(storage, self, self._new_id(), _nbytes(storage))
@@ -327,6 +328,20 @@ class Tide:
         storage._tide = record
         self.live += record.size
         return record
+
+    def hand_over(self, storage, record):
+        """Another block takes a storage over from this one, which has ended."""
+        if record.state & _record.AWAY:
+            self.bring_back(storage)
+        if self._records.pop(record.id, None) is not None and self._handle and not self.forked:
+            self._deaths.append(record.id)
+            self._sync()
+
+    def has_left_behind(self):
+        return any(record.state & _record.AWAY for record in self._records.values())
+
+    def lift_budget(self):
+        self._check(self._library.tide_session_set_budget(self._handle, _UNLIMITED))
 
     def take_on(self, storage, func):
         """Registers an op's new storage while all is quiet, and ends the quiet where the budget is reached."""
@@ -375,17 +390,17 @@ class Tide:
 
     def _adopt_what_lives(self):
         """Every tensor of this process counts against the budget from the start, ours or not."""
+        for earlier in _left_behind:
+            earlier.lift_budget()  # it must not evict what this block has taken over
         for thing in gc.get_objects():
             if issubclass(type(thing), torch.Tensor):
                 for tensor in (thing, thing.grad if thing.is_leaf else None):
                     self._adopt(tensor)
+                    if self.live > self.limit:
+                        self._drive(self._library.tide_session_settle(self._sync()))
         for earlier in list(_left_behind):
-            for record in list(earlier._records.values()):
-                storage = record()
-                if storage is not None and record.state & _record.AWAY:
-                    self.record_of(storage)
-                    self._drive(self._library.tide_session_settle(self._sync()))
-            earlier._close()
+            if not earlier.has_left_behind():
+                earlier._close()
         if self._model is not None:
             for name, tensor in self._model.named_parameters():
                 self._name(tensor, 1, name)
@@ -396,9 +411,10 @@ class Tide:
     def _adopt(self, tensor):
         if tensor is not None:
             try:
-                return self.record_of(_untyped_storage(tensor))
+                storage = _untyped_storage(tensor)
             except (NotImplementedError, RuntimeError):
                 return None  # sparse and opaque layouts have no storage of their own
+            return self.record_of(storage)
         return None
 
     def _name(self, tensor, kind, name):
@@ -444,7 +460,9 @@ class Tide:
             self._retired_ids += deaths
             del self._deaths[:dead]
         while self._pin_requests:
-            self._check(self._library.tide_session_pin(self._handle, *self._pin_requests[-1]))
+            identity, on = self._pin_requests[-1]
+            if identity in self._records:
+                self._check(self._library.tide_session_pin(self._handle, identity, on))
             self._pin_requests.pop()
         return self._handle
 
