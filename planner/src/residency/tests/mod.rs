@@ -1,6 +1,8 @@
 //! What the machine promises, case by case, and then at random.
 
+mod random;
 mod reactive;
+mod world;
 
 use super::*;
 use crate::units::Bytes;
