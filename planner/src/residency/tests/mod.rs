@@ -1,7 +1,9 @@
 //! What the machine promises, case by case, and then at random.
 
+mod planned;
 mod random;
 mod reactive;
+mod speed;
 mod world;
 
 use super::*;
