@@ -173,6 +173,44 @@ fn a_prefetch_yields_to_an_op_and_is_tried_again() {
 }
 
 #[test]
+fn a_prefetch_that_arrives_after_it_had_to_yield_leaves_at_once_and_unchecked() {
+    let moves = vec![row(0, Move::Prefetch, 1, 11)];
+    let all = vec![uses(&[11], true), uses(&[0, 1, 2, 3], true)];
+    let mut machine = planned(30, &[20, 10], parts(12, all, moves));
+    // It left as a victim, so that only the fetch itself can make it one again.
+    assert_eq!(op(&mut machine, 0, &[reads(1)], 20), Progress::Waiting);
+    perform(&mut machine);
+    assert_eq!(machine.resume(), Progress::Ready);
+    machine.op_end();
+    assert_eq!(op(&mut machine, 1, &[reads(1)], 0), Progress::Ready);
+    perform_none_of(&mut machine);
+    assert_eq!(op(&mut machine, 2, &[reads(1)], 20), Progress::Waiting);
+    let taken = actions(&mut machine);
+    let [Action::Cancel { transfer }] = taken[..] else { panic!("{taken:?}") };
+    machine.completed(transfer, Outcome::Done);
+    assert_eq!(machine.resume(), Progress::Ready);
+    assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
+}
+
+/// Takes the actions and leaves their transfers in flight.
+fn perform_none_of(machine: &mut Residency) {
+    assert!(!actions(machine).is_empty());
+}
+
+#[test]
+fn a_prefetch_whose_deadline_passed_is_not_begun() {
+    let moves = vec![row(0, Move::Prefetch, 0, 1)];
+    let mut machine = planned(30, &[20], parts(12, vec![uses(&[1, 9], true)], moves));
+    out(&mut machine, 0);
+    assert_eq!(op(&mut machine, 0, &[], 15), Progress::Ready);
+    machine.born(id(1), Bytes(15), Attributes::default());
+    assert_eq!(op(&mut machine, 2, &[], 0), Progress::Ready);
+    machine.died(id(1));
+    machine.op_end();
+    assert_eq!(actions(&mut machine), []);
+}
+
+#[test]
 fn an_op_that_reaches_its_prefetch_in_flight_hurries_it() {
     let moves = vec![row(0, Move::Prefetch, 0, 2)];
     let mut machine = planned(30, &[10], parts(4, vec![uses(&[2], true)], moves));

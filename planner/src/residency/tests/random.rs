@@ -291,8 +291,8 @@ fn schedules_right_and_wrong_never_lose_a_byte_nor_exceed_the_budget() {
         let mut living: Vec<Option<u32>> = vec![None; iteration.sizes.len()];
         let lies = world.random.below(3) * world.random.below(60);
         let astray = world.random.below(2) * world.random.below(12);
-        for storage in 0..iteration.globals {
-            living[storage] = Some(world.born(iteration.sizes[storage], Attributes::default()));
+        for (storage, &size) in living.iter_mut().zip(&iteration.sizes).take(iteration.globals) {
+            *storage = Some(world.born(size, Attributes::default()));
         }
         for round in 0..4 {
             if round == 1 || world.random.percent(10) {

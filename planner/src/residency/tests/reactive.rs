@@ -77,6 +77,23 @@ fn a_clean_storage_is_checked_and_not_written_again() {
 }
 
 #[test]
+fn among_equals_the_one_with_a_copy_leaves() {
+    for clean in [0, 1, 2] {
+        let mut machine = machine(30);
+        populate(&mut machine, &[10, 10, 10]);
+        assert_eq!(machine.evict(id(clean)), Ok(Progress::Waiting));
+        perform(&mut machine);
+        let uses = [reads(0), reads(1), reads(2)];
+        assert_eq!(begin(&mut machine, &uses, 0), Progress::Waiting);
+        perform(&mut machine);
+        assert_eq!(machine.resume(), Progress::Ready);
+        machine.op_end();
+        assert_eq!(begin(&mut machine, &[], 10), Progress::Waiting);
+        assert_eq!(actions(&mut machine), [evict(clean, 2, CopyKind::Verify)]);
+    }
+}
+
+#[test]
 fn a_check_that_differs_turns_into_a_write() {
     let mut machine = first_one_out(true);
     assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));

@@ -30,7 +30,7 @@ fn best(mut op: impl FnMut(u32)) -> Duration {
 #[test]
 fn an_op_with_nothing_to_do_costs_less_than_a_microsecond() {
     let mut machine = machine(u64::from(STORAGES) * 10);
-    populate(&mut machine, &[10; STORAGES as usize]);
+    populate(&mut machine, &vec![10; STORAGES as usize]);
     let mut random = Random::new(1);
     let cost = best(|_| {
         let uses = three(&mut random);
@@ -45,7 +45,7 @@ fn choosing_victims_does_not_look_at_every_storage_and_pays_with_a_schedule() {
     let mut releases = Vec::new();
     for planned in [false, true] {
         let mut machine = machine(u64::from(STORAGES) * 5);
-        populate(&mut machine, &[10; STORAGES as usize]);
+        populate(&mut machine, &vec![10; STORAGES as usize]);
         let mut random = Random::new(2);
         let uses: Vec<[Use; 3]> = (0..OPS).map(|_| three(&mut random)).collect();
         if planned {
