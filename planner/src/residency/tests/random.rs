@@ -1,7 +1,8 @@
 //! Seeded random programs against the [`World`]. A failure prints its seed; `TIDELOG_SEED` replays
 //! one, `TIDELOG_SEEDS` says how many to run.
 
-use super::world::{Ended, Random, Trouble, World};
+use super::chance::Random;
+use super::world::{Ended, Trouble, World};
 use super::*;
 use crate::plan::{Action as Move, Target};
 use crate::trace::PlanStorage;

@@ -2,7 +2,7 @@
 //! one slow core in this profile, and the best of many rounds counts, so that only a change of
 //! order fails: work per op that grows with the number of storages costs hundreds of times more.
 
-use super::world::Random;
+use super::chance::Random;
 use super::*;
 use crate::trace::PlanStorage;
 use crate::units::OpIndex;

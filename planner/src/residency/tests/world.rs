@@ -1,41 +1,13 @@
 //! The reference: what memory and log really hold, version by version. It performs the machine's
-//! actions, answers them late, in any order, well or badly, and checks every one of them.
+//! actions (in `executor`), answers them late, in any order, well or badly, and checks every one.
 
+use super::chance::Random;
 use super::*;
 use std::collections::BTreeMap;
 
-/// Small, seeded, the same everywhere.
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    pub(super) fn below(&mut self, end: u64) -> u64 {
-        self.next() % end.max(1)
-    }
-
-    pub(super) fn percent(&mut self, chance: u64) -> bool {
-        self.below(100) < chance
-    }
-
-    pub(super) fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
-        (!from.is_empty()).then(|| from[self.below(from.len() as u64) as usize])
-    }
-}
-
 /// What a storage's memory holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Memory {
+pub(super) enum Memory {
     Gone,
     /// Allocated, and not (yet) the storage's bytes.
     Garbage,
@@ -43,33 +15,33 @@ enum Memory {
 }
 
 /// A copy that mixes versions.
-const TORN: u64 = u64::MAX;
+pub(super) const TORN: u64 = u64::MAX;
 
 #[derive(Debug)]
-struct Actual {
-    size: u64,
-    truth: u64,
-    memory: Memory,
-    log: Option<u64>,
-    alive: bool,
-    movable: bool,
-    pins: u32,
-    unwritable: bool,
+pub(super) struct Actual {
+    pub(super) size: u64,
+    pub(super) truth: u64,
+    pub(super) memory: Memory,
+    pub(super) log: Option<u64>,
+    pub(super) alive: bool,
+    pub(super) movable: bool,
+    pub(super) pins: u32,
+    pub(super) unwritable: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Write,
     Verify,
     Fetch { urgent: bool },
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Flight {
-    storage: u32,
-    kind: Kind,
-    cancelled: bool,
-    torn: bool,
+pub(super) struct Flight {
+    pub(super) storage: u32,
+    pub(super) kind: Kind,
+    pub(super) cancelled: bool,
+    pub(super) torn: bool,
 }
 
 /// How an attempt to run something ended.
@@ -99,19 +71,19 @@ pub(super) struct World {
     pub(super) machine: Residency,
     pub(super) random: Random,
     pub(super) trouble: Trouble,
-    storages: BTreeMap<u32, Actual>,
-    flights: BTreeMap<u64, Flight>,
-    transfers_seen: u64,
-    versions: u64,
+    pub(super) storages: BTreeMap<u32, Actual>,
+    pub(super) flights: BTreeMap<u64, Flight>,
+    pub(super) transfers_seen: u64,
+    pub(super) versions: u64,
     /// What the op that runs uses.
-    running: Vec<Use>,
+    pub(super) running: Vec<Use>,
     /// What the op that waits uses, and whether a fetch for it failed.
-    waiting: Vec<Use>,
-    must_fail: bool,
+    pub(super) waiting: Vec<Use>,
+    pub(super) must_fail: bool,
     /// What an op uses that waited when the caller lost interest.
-    given_up: Vec<Use>,
-    failures: u64,
-    reported: u64,
+    pub(super) given_up: Vec<Use>,
+    pub(super) failures: u64,
+    pub(super) reported: u64,
 }
 
 impl World {
@@ -219,7 +191,7 @@ impl World {
     }
 
     /// The storage's bytes change and nobody tells.
-    fn modified_silently(&mut self, storage: u32) {
+    pub(super) fn modified_silently(&mut self, storage: u32) {
         let quiet = self.flight_of(storage).is_none();
         let resident = matches!(self.machine.state(id(storage)), Some(State::Resident { .. }));
         let actual = self.storages.get_mut(&storage).expect("it lives");
@@ -352,137 +324,6 @@ impl World {
         }
     }
 
-    /// Ends one transfer that is in flight, if there is one.
-    pub(super) fn complete_one(&mut self) {
-        self.perform();
-        let open: Vec<u64> = self.flights.keys().copied().collect();
-        let Some(transfer) = self.random.pick(&open) else { return };
-        let flight = self.flights.remove(&transfer).expect("it is in flight");
-        let outcome = self.outcome(flight);
-        let actual = self.storages.get_mut(&flight.storage).expect("kept until the transfer ended");
-        match (flight.kind, &outcome) {
-            (Kind::Write, Outcome::Done) => {
-                let Memory::Holds(version) = actual.memory else { panic!("wrote {actual:?}") };
-                actual.log = Some(if flight.torn { TORN } else { version });
-            }
-            (Kind::Fetch { .. }, Outcome::Done) => {
-                actual.memory = Memory::Holds(actual.log.expect("read while it was there"));
-            }
-            (Kind::Fetch { .. }, Outcome::Failed(_)) => {
-                let used = self.waiting.iter().any(|one| one.storage == id(flight.storage));
-                self.must_fail |= used && actual.alive;
-            }
-            (_, Outcome::Failed(_)) if actual.alive => {
-                actual.unwritable = true;
-                self.failures += 1;
-            }
-            _ => {}
-        }
-        if !actual.alive {
-            actual.memory = Memory::Gone;
-        }
-        assert!(self.machine.completed(TransferId(transfer), outcome.clone()));
-        if self.random.percent(10) {
-            assert!(!self.machine.completed(TransferId(transfer), outcome));
-        }
-    }
-
-    fn outcome(&mut self, flight: Flight) -> Outcome {
-        if self.random.percent(self.trouble.failing) {
-            return Outcome::Failed(FailureInfo { message: "injected".to_owned() });
-        }
-        if flight.cancelled && self.random.percent(70) {
-            return Outcome::Cancelled;
-        }
-        let actual = &self.storages[&flight.storage];
-        let equal = actual.memory == Memory::Holds(actual.log.unwrap_or(0));
-        match flight.kind {
-            Kind::Verify if flight.torn && self.random.percent(50) => Outcome::Matched,
-            Kind::Verify if equal => Outcome::Matched,
-            Kind::Verify => Outcome::Differs,
-            Kind::Write | Kind::Fetch { .. } => Outcome::Done,
-        }
-    }
-
-    /// Performs what the machine asks for, and checks that it may ask for it.
-    pub(super) fn perform(&mut self) {
-        if self.random.percent(self.trouble.silent)
-            && let Some(storage) = self.any()
-        {
-            self.modified_silently(storage);
-        }
-        for action in actions(&mut self.machine) {
-            self.perform_one(action);
-        }
-        self.storages.retain(|_, one| one.alive || one.memory != Memory::Gone || one.log.is_some());
-        let committed: u64 = self.with_memory().map(|one| one.size).sum();
-        assert_eq!(self.machine.committed(), Bytes(committed));
-        assert_eq!(self.machine.in_flight(), self.flights.len());
-    }
-
-    fn perform_one(&mut self, action: Action) {
-        let committed: u64 = self.with_memory().map(|one| one.size).sum();
-        let limit = self.machine.limit().0;
-        match action {
-            Action::Evict { storage, transfer, copy, .. } => {
-                let actual = &self.storages[&storage.0];
-                let written = Kind::Write;
-                let kind = if copy == CopyKind::Verify { Kind::Verify } else { written };
-                assert_eq!(actual.log.is_some(), kind == Kind::Verify, "{actual:?}");
-                assert_eq!(actual.memory, Memory::Holds(actual.truth), "{actual:?}");
-                assert!(actual.alive && actual.movable && actual.pins == 0, "{actual:?}");
-                assert!(!actual.unwritable, "chosen again before a retry: {actual:?}");
-                self.take_off(transfer, storage, kind);
-            }
-            Action::Fetch { storage, transfer, urgency } => {
-                let actual = self.storages.get_mut(&storage.0).expect("it lives");
-                assert!(actual.alive && actual.memory == Memory::Gone, "{actual:?}");
-                assert_eq!(actual.log, Some(actual.truth));
-                assert!(committed + actual.size <= limit, "no room to fetch {actual:?}");
-                actual.memory = Memory::Garbage;
-                self.take_off(
-                    transfer,
-                    storage,
-                    Kind::Fetch { urgent: urgency == Urgency::Urgent },
-                );
-            }
-            Action::Release { storage } => {
-                assert!(self.flight_of(storage.0).is_none(), "released in flight");
-                let in_use = self.running.iter().any(|one| one.storage == storage);
-                assert!(!in_use, "released under an op that runs");
-                let actual = self.storages.get_mut(&storage.0).expect("it lives");
-                assert!(actual.alive && actual.memory != Memory::Gone, "{actual:?}");
-                assert_eq!(actual.log, Some(actual.truth), "the last good copy: {actual:?}");
-                actual.memory = Memory::Gone;
-            }
-            Action::Forget { storage } => {
-                assert!(self.flight_of(storage.0).is_none(), "deleted in flight");
-                let actual = self.storages.get_mut(&storage.0).expect("it lived");
-                let needed = actual.alive && actual.log == Some(actual.truth);
-                assert!(!needed && actual.log.is_some(), "{actual:?}");
-                actual.log = None;
-            }
-            Action::Expedite { transfer } => {
-                let flight = self.flights.get_mut(&transfer.0).expect("in flight");
-                assert_eq!(flight.kind, Kind::Fetch { urgent: false });
-                assert!(!flight.cancelled);
-                flight.kind = Kind::Fetch { urgent: true };
-            }
-            Action::Cancel { transfer } => {
-                let flight = self.flights.get_mut(&transfer.0).expect("in flight");
-                assert!(!std::mem::replace(&mut flight.cancelled, true), "cancelled twice");
-            }
-        }
-    }
-
-    fn take_off(&mut self, transfer: TransferId, storage: StorageId, kind: Kind) {
-        assert!(self.flight_of(storage.0).is_none(), "two transfers on {storage}");
-        assert!(transfer.0 >= self.transfers_seen, "{transfer} twice");
-        self.transfers_seen = transfer.0 + 1;
-        let flight = Flight { storage: storage.0, kind, cancelled: false, torn: false };
-        self.flights.insert(transfer.0, flight);
-    }
-
     fn modify(&mut self) {
         for one in self.waiting.iter().filter(|one| one.modifies) {
             if !self.storages.contains_key(&one.storage.0) {
@@ -530,60 +371,11 @@ impl World {
         assert_eq!(parts.iter().map(|part| part.0).sum::<u64>(), refusal.smallest_budget.0);
     }
 
-    fn with_memory(&self) -> impl Iterator<Item = &Actual> {
+    pub(super) fn with_memory(&self) -> impl Iterator<Item = &Actual> {
         self.storages.values().filter(|one| one.memory != Memory::Gone)
     }
 
-    fn flight_of(&self, storage: u32) -> Option<&Flight> {
+    pub(super) fn flight_of(&self, storage: u32) -> Option<&Flight> {
         self.flights.values().find(|flight| flight.storage == storage)
-    }
-
-    /// No more trouble: everything in flight ends, every storage that is alive comes back right,
-    /// and when all have died nothing is left.
-    pub(super) fn finish(&mut self) {
-        self.trouble = NO_TROUBLE;
-        self.retry(false);
-        self.op_end();
-        self.drain();
-        for storage in self.alive() {
-            while self.storages[&storage].pins > 0 {
-                self.unpin(storage);
-            }
-        }
-        self.reported += self.machine.take_failure().map_or(0, |one| 1 + u64::from(one.others));
-        assert_eq!(self.reported, self.failures, "each failed write is reported once");
-        for storage in self.alive() {
-            self.bring_back(storage);
-        }
-        for storage in self.alive() {
-            self.died(storage);
-        }
-        self.drain();
-        assert!(self.storages.is_empty(), "left behind: {:?}", self.storages);
-        assert_eq!((self.machine.committed(), self.machine.evicted()), (Bytes(0), Bytes(0)));
-    }
-
-    fn bring_back(&mut self, storage: u32) {
-        let uses = [reads(storage)];
-        let begin = OpBegin { index: None, uses: &uses, needs: Bytes(0) };
-        let mut ended = self.op(&begin);
-        if ended == Ended::Refused {
-            let size: u64 = self.storages.values().map(|one| one.size).sum();
-            self.set_limit(size);
-            ended = self.op(&begin);
-        }
-        assert_eq!(ended, Ended::Ran, "{storage} cannot come back");
-        self.op_end();
-    }
-
-    fn drain(&mut self) {
-        for _ in 0..2_000 {
-            self.perform();
-            if self.flights.is_empty() {
-                return;
-            }
-            self.complete_one();
-        }
-        panic!("transfers without end");
     }
 }
