@@ -17,6 +17,8 @@ _untyped_storage = torch._C.TensorBase.untyped_storage
 _data_ptr = torch._C.StorageBase.data_ptr
 
 _TENSOR_READS = ("tolist", "__repr__", "__deepcopy__", "__reduce_ex__", "storage", "_typed_storage")
+# These run a Python function over the bytes.
+_TENSOR_WRITES = ("apply_", "map_", "map2_")
 _TENSOR_ALIASES = ("numpy", "__dlpack__", "share_memory_")
 # is_shared: torch aborts the process there when the storage is guarded.
 _STORAGE_READS = (
@@ -34,6 +36,14 @@ def install(tide):
     torch.UntypedStorage._tide = None  # so that looking up a storage's record never raises
     for name in _TENSOR_READS:
         _wrap(torch.Tensor, name, lambda tensor: _read(tide, _storage_of(tensor)))
+    for name in _TENSOR_WRITES:
+        _wrap(
+            torch.Tensor,
+            name,
+            lambda *tensors: [_read(tide, _storage_of(tensor)) for tensor in tensors],
+            lambda tensor: tide.storage_modified(_storage_of(tensor)),
+            arguments=True,
+        )
     for name in _TENSOR_ALIASES:
         _wrap(torch.Tensor, name, lambda tensor: _alias(tide, _storage_of(tensor)))
     for name in _STORAGE_READS:
@@ -73,13 +83,13 @@ def _replace(owner, name, make):
     setattr(owner, name, functools.wraps(original)(make(original)))
 
 
-def _wrap(owner, name, before, after=None):
+def _wrap(owner, name, before, after=None, arguments=False):
     if not hasattr(owner, name):
         return
 
     def make(original):
         def wrapper(subject, *args, **kwargs):
-            before(subject)
+            before(subject, *(args if arguments else ()))
             result = original(subject, *args, **kwargs)
             if after is not None:
                 after(subject)

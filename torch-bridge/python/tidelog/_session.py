@@ -104,6 +104,7 @@ class Tide:
         self._marked = 0  # storages that are not plainly resident
         self._funcs, self._needs = [], []  # of the ops of a step that is being profiled
         self._plan = None
+        self._rested = False  # whether the last step needed no migration at all
         self._pressed = False  # whether the budget was ever reached: from then on ops are looked at
         self._notices = []
         self._action = _native.Action()
@@ -219,6 +220,7 @@ class Tide:
     def _end_step(self, completed, started):
         if not self._hook.quiet:
             self._name_states()
+        self._rested = self._hook.quiet
         self._hook.quiet = False
         status = self._library.tide_session_step(self._sync(), 0 if completed else 2)
         if not completed:
@@ -288,7 +290,7 @@ class Tide:
         """"profiling", "planned" or "reactive"."""
         if self.mode == "reactive":
             return "reactive"
-        return "profiling" if self._plan is None else "planned"
+        return "planned" if self._plan is not None or self._rested else "profiling"
 
     def stats(self):
         """Figures of the block so far, as a dict."""
@@ -451,7 +453,9 @@ class Tide:
                 if record.told or record() is not None:
                     record.told = True  # before it is sent: from here on its death is reported
                     index, slot = record.birth[:2] if isinstance(record.birth, tuple) else (-1, 0)
-                    births.extend((record.id, record.size, ((index & 0xFFFFFFFF) << 16) | slot))
+                    storage = record()
+                    stays = storage is None or not self._movable(storage)
+                    births.extend((record.id | stays << 32, record.size, ((index & 0xFFFFFFFF) << 16) | slot))
             deaths = array.array("I", self._deaths)
             address, length = births.buffer_info()
             dead_address, dead = deaths.buffer_info()
@@ -492,8 +496,7 @@ class Tide:
 
     def _begin_eviction(self, record, storage, _size):
         if record.pins or not self._movable(storage):
-            if not record.pins:
-                self.pin(record)
+            record.pins += 1  # answered with 0, the machine pins it too
             return 0
         self._in_flight[record.id] = storage
         self._mark(record, _record.LEAVING)

@@ -56,11 +56,14 @@ pub const TIDE_SETTLE: u32 = 4;
 /// In an element of `uses`: the op writes the storage.
 pub const TIDE_MODIFIES: u32 = 1 << 31;
 
+/// In the `storage` of a birth: its memory is not the framework's own and must stay.
+pub const TIDE_UNMOVABLE: u64 = 1 << 32;
+
 /// A storage that came into being.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct tide_birth {
-    /// The storage's number, below TIDE_MODIFIES, chosen by the caller: small, and not that of another living storage.
+    /// The storage's number, plus TIDE_UNMOVABLE where its memory must stay; below TIDE_MODIFIES, chosen by the caller: small, and not that of another living storage.
     pub storage: u64,
     /// Its bytes.
     pub size: u64,
@@ -157,6 +160,7 @@ pub unsafe extern "C" fn tide_session_sync(
             Birth {
                 storage: birth.storage as u32,
                 size: birth.size,
+                movable: birth.storage & TIDE_UNMOVABLE == 0,
                 op: (index != u32::MAX).then_some(index),
                 slot: birth.place as u16,
             }

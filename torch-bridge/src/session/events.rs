@@ -15,6 +15,7 @@ use crate::abi::{Failure, Status, TIDE_MODIFIES};
 pub(crate) struct Birth {
     pub(crate) storage: u32,
     pub(crate) size: u64,
+    pub(crate) movable: bool,
     pub(crate) op: Option<u32>,
     pub(crate) slot: u16,
 }
@@ -222,7 +223,7 @@ impl State {
         let storage = StorageId(birth.storage);
         let place = birth.op.map(|op| (OpIndex(op), birth.slot));
         let kind = if place.is_some() { Kind::Activation } else { Kind::Other };
-        let movable = birth.size > 0;
+        let movable = birth.movable && birth.size > 0;
         let known = Known { size: birth.size, kind, name: None, movable };
         self.known.entry(storage).or_insert(known);
         self.machine.born(storage, Bytes(birth.size), Attributes { movable, birth: place });

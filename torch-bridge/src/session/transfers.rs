@@ -126,7 +126,7 @@ impl Session {
         state.requests.pop_front();
         if let Some(transfer) = request.transfer {
             if address == 0 {
-                self.end(&mut state, transfer, Outcome::Cancelled);
+                self.decline(&mut state, transfer);
             } else {
                 // SAFETY: by this function's contract the memory stays valid until the storage is
                 // released or settled, which the session asks for only after the ticket's completion.
@@ -135,6 +135,21 @@ impl Session {
             self.carry_out(&mut state);
         }
         Ok(0)
+    }
+
+    /// The caller cannot do what a transfer needs: the storage stays where it is from now on.
+    fn decline(&self, state: &mut State, transfer: TransferId) {
+        let Some(in_flight) = state.in_flight.get(&transfer) else { return };
+        let (storage, direction) = (in_flight.storage, in_flight.direction);
+        if direction == Direction::In {
+            let message = "its memory could not be allocated".to_owned();
+            return self.end(state, transfer, Outcome::Failed(FailureInfo { message }));
+        }
+        state.machine.pin(storage);
+        // Takes the eviction back; the machine's cancellation ends it.
+        if state.machine.modified(storage).is_err() {
+            self.end(state, transfer, Outcome::Cancelled);
+        }
     }
 
     /// Hands a transfer to the engine.

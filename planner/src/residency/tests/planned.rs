@@ -67,7 +67,7 @@ fn moves_begin_at_their_start_and_a_right_plan_never_waits() {
     assert_eq!(machine.resume(), Progress::Ready);
     for step in 0..3 {
         for index in 0..6 {
-            assert!(machine.expect(u64::from(index)));
+            assert!(machine.expect(OpIndex(index), u64::from(index)));
             let progress = op(&mut machine, index, &[reads(index / 2)], 0);
             assert!(progress == Progress::Ready || step == 0, "step {step} op {index}");
             while machine.resume() == Progress::Waiting {
@@ -282,13 +282,13 @@ fn another_op_ends_the_plan_for_the_rest_of_the_step_and_is_told_once() {
     let moves = vec![row(0, Move::Evict, 1, 3), row(1, Move::Evict, 2, 3)];
     let all = vec![uses(&[0], true), uses(&[0], true)];
     let mut machine = planned(30, &[10, 10], parts(4, all, moves));
-    assert!(machine.expect(0));
+    assert!(machine.expect(OpIndex(0), 0));
     assert_eq!(op(&mut machine, 0, &[reads(0), reads(1)], 0), Progress::Ready);
-    assert!(machine.expect(1));
+    assert!(machine.expect(OpIndex(1), 1));
     assert_eq!(op(&mut machine, 1, &[], 0), Progress::Ready);
     assert_eq!(begun(&actions(&mut machine)).len(), 1);
-    assert!(!machine.expect(77));
-    assert!(!machine.expect(78));
+    assert!(!machine.expect(OpIndex(2), 77));
+    assert!(!machine.expect(OpIndex(3), 78));
     assert_eq!(op(&mut machine, 2, &[], 0), Progress::Ready);
     assert_eq!(actions(&mut machine), []);
     let told = machine.desync().expect("told");
@@ -304,13 +304,13 @@ fn another_op_ends_the_plan_for_the_rest_of_the_step_and_is_told_once() {
 fn steps_that_are_longer_or_shorter_are_noticed() {
     let mut machine = planned(30, &[10], parts(2, vec![uses(&[0], true)], vec![]));
     for index in 0..2 {
-        assert!(machine.expect(index));
+        assert!(machine.expect(OpIndex(index), u64::from(index)));
     }
-    assert!(!machine.expect(2));
+    assert!(!machine.expect(OpIndex(2), 2));
     assert_eq!(machine.desync(), Some(Desync::Longer { planned: 2 }));
     machine.step_end();
     machine.step_begin();
-    assert!(machine.expect(0));
+    assert!(machine.expect(OpIndex(0), 0));
     machine.step_end();
     assert_eq!(machine.desync(), Some(Desync::Shorter { ops: 1, planned: 2 }));
     machine.step_begin();
@@ -319,7 +319,7 @@ fn steps_that_are_longer_or_shorter_are_noticed() {
     machine.clear_schedule("the model changed");
     let told = machine.desync().expect("told").to_string();
     assert!(told.contains("the model changed"), "{told}");
-    assert!(!machine.expect(0));
+    assert!(!machine.expect(OpIndex(0), 0));
 }
 
 #[test]

@@ -231,7 +231,7 @@ fn step(world: &mut World, iteration: &Iteration, living: &mut [Option<u32>], as
             // An op that is not in the schedule, under its index or none at all.
             random_op(world);
             let fingerprint = 1_000 + world.random.below(9);
-            let _ = world.random.percent(50) && world.machine.expect(fingerprint);
+            let _ = world.random.percent(50) && world.machine.expect(OpIndex(index as u32), fingerprint);
         }
         if world.random.percent(astray / 4) {
             break;
@@ -246,8 +246,8 @@ fn step(world: &mut World, iteration: &Iteration, living: &mut [Option<u32>], as
             .collect();
         let told = world.random.percent(70);
         let needs = if told { iteration.needs(index) } else { 0 };
-        world.machine.expect(index as u64);
         let at = OpIndex(index as u32);
+        world.machine.expect(at, index as u64);
         let ended = world.op(&OpBegin { index: Some(at), uses: &uses, needs: Bytes(needs) });
         for (slot, &storage) in op.births.iter().enumerate() {
             if ended == Ended::Ran {
