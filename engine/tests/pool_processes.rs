@@ -146,7 +146,7 @@ fn every_commit_that_returned_survives_sigkill_at_any_moment() {
     Pool::format(&specs, &small()).unwrap();
     let number = TensorId::from_name("number");
     let mut last_seen = 0;
-    for life in 0..12_u64 {
+    for life in 0..25_u64 {
         let test = "every_commit_that_returned_survives_sigkill_at_any_moment";
         let mut other = Other::start(test, &directory.0, last_seen + 1);
         // After its first commit the child dies at some moment of the ones that follow.

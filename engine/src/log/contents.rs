@@ -79,6 +79,8 @@ struct Slot {
     current: Option<Arc<Version>>,
     /// Serial of the newest version or deletion: an older write that completes later is not installed.
     newest: u64,
+    /// Serial of the last write that began.
+    last_begun: u64,
     scratch_writes: u32,
     durable_writes: u32,
     /// The name of durable writes that are not committed yet.
@@ -146,7 +148,9 @@ impl Contents {
         }
         let runs: Arc<[Run]> =
             self.space.allocate(request.lane, request.length).map_err(BeginError::Full)?.into();
+        let serial = self.next_serial();
         let slot = self.slots.entry(request.id).or_default();
+        slot.last_begun = serial;
         match request.lane.durability {
             Durability::Scratch => slot.scratch_writes += 1,
             Durability::Durable => {
@@ -156,7 +160,6 @@ impl Contents {
                 }
             }
         }
-        let serial = self.next_serial();
         let pending = Pending { request, runs: Arc::clone(&runs), in_doubt: false };
         self.pending.insert(serial, pending);
         Ok(Reservation { serial, runs })
@@ -286,7 +289,10 @@ impl Contents {
             Some(version) if version.durability == Durability::Durable => {
                 return Err(RemoveError::IsDurable);
             }
-            None if slot.scratch_writes == 0 => return Err(RemoveError::Unknown),
+            // A write that began after the last deletion may still bring the tensor.
+            None if slot.scratch_writes == 0 || slot.last_begun < slot.newest => {
+                return Err(RemoveError::Unknown);
+            }
             _ => (),
         }
         slot.newest = serial;
