@@ -12,11 +12,13 @@
 //! - Neither locks, allocations nor system calls per operation beyond what the path itself needs.
 //!
 //! [`uring`] is the path of choice, [`posix`] serves where a container forbids `io_uring`, [`sim`]
-//! is a disk in memory with faults on demand. [`choose`] opens devices and picks.
+//! is a disk in memory with faults on demand. [`choose`] opens devices and picks. [`checked`] wraps any
+//! of them and panics when it breaks a rule.
 //!
 //! This is one of the two rooms of the engine in which `unsafe` is allowed.
 #![allow(unsafe_code)]
 
+pub mod checked;
 pub mod choose;
 pub mod device;
 mod gate;

@@ -60,7 +60,7 @@ fn on_each(check: impl Fn(&mut dyn DataPath, &DmaPool)) {
         kernel(&directories[1], PathChoice::Uring),
     ];
     for opened in paths {
-        let mut path = opened.path;
+        let mut path: Box<dyn DataPath> = Box::new(checked::Checked::new(opened.path));
         let pool = DmaPool::new(ByteCount::kib(256), false).unwrap();
         path.register(&pool);
         check(path.as_mut(), &pool);

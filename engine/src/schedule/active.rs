@@ -7,6 +7,7 @@ use super::ticket::TicketShared;
 use super::transfer::{Done, Finish, Piece, TransferDone, TransferError, TransferResult, Urgency};
 use crate::memory::{Destination, DmaBuffer, Source};
 use crate::path::OperationKind;
+use crate::units::ByteCount;
 
 /// Copying and checksumming alternate in blocks of this size, so that the checksum finds the bytes
 /// in the nearest cache.
@@ -42,6 +43,8 @@ pub(super) struct Active {
     pub(super) urgency: Urgency,
     /// The first piece that was not begun.
     pub(super) next: usize,
+    /// Whether it stands in a queue of the reactor.
+    pub(super) queued: bool,
     /// Pieces on a device.
     pub(super) flying: usize,
     checksums: Vec<u32>,
@@ -70,6 +73,7 @@ impl Active {
             pieces,
             urgency,
             next: 0,
+            queued: false,
             flying: 0,
             checksums: vec![0; sums],
             bytes: 0,
@@ -137,12 +141,20 @@ impl Active {
         self.advance();
     }
 
-    /// The checksum of a piece just read, if it is not the expected one.
-    pub(super) fn mismatch(&self, piece: usize, chunk: &DmaBuffer) -> Option<u32> {
-        let piece = self.pieces[piece];
-        let expected = piece.checksum?;
-        let found = crc32c::crc32c(&chunk[..piece.length as usize]);
-        (found != expected).then_some(found)
+    /// What is wrong with a piece just read into `chunk`, if its checksum is not the expected one.
+    pub(super) fn mismatch(&self, piece: usize, chunk: &DmaBuffer) -> Option<TransferError> {
+        let Job::Read { destination: Some(_) } = &self.job else { return None };
+        let Piece { device, offset, tensor_offset, length, .. } = self.pieces[piece];
+        let expected = self.pieces[piece].checksum?;
+        let found = crc32c::crc32c(&chunk[..length as usize]);
+        (found != expected).then_some(TransferError::Checksum {
+            device,
+            offset,
+            length: ByteCount(u64::from(length)),
+            tensor_offset,
+            expected,
+            found,
+        })
     }
 
     /// A piece came back well; a read's bytes are in `chunk`.

@@ -1,7 +1,8 @@
 //! How other threads reach the reactor's.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::active::Active;
 use super::options::SubmitError;
@@ -68,7 +69,7 @@ impl Mailbox {
 
     /// Closes for good, when the reactor thread ends in whatever way. Transfers that it never saw end
     /// as stopped.
-    pub(super) fn abandon(&self) {
+    fn abandon(&self) {
         let mut inbox = self.inbox();
         inbox.closed.get_or_insert_with(|| "its thread ended".into());
         inbox.abandoned = true;
@@ -97,5 +98,28 @@ impl Mailbox {
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         // Whole between any two statements, so a panic elsewhere cannot spoil it.
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The reactor thread's handle: closes the mailbox when the thread ends, in whatever way.
+pub(super) struct Abandon(Arc<Mailbox>);
+
+impl Abandon {
+    pub(super) fn new(mailbox: &Arc<Mailbox>) -> Self {
+        Self(Arc::clone(mailbox))
+    }
+}
+
+impl Deref for Abandon {
+    type Target = Mailbox;
+
+    fn deref(&self) -> &Mailbox {
+        &self.0
+    }
+}
+
+impl Drop for Abandon {
+    fn drop(&mut self) {
+        self.0.abandon();
     }
 }

@@ -24,6 +24,7 @@
 
 mod active;
 mod completion;
+mod flights;
 mod mailbox;
 mod options;
 mod reactor;

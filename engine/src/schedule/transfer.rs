@@ -1,7 +1,7 @@
 //! What is asked of the reactor, and what it answers.
 
 use crate::memory::{Destination, Source};
-use crate::path::{DeviceError, Extent};
+use crate::path::{DeviceError, Extent, Refusal};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// A run of a tensor's bytes on one device. On the device it takes its length rounded up to 4 KiB; a
@@ -211,6 +211,16 @@ pub enum TransferError {
 }
 
 impl TransferError {
+    /// Why a path refused a piece; `None` if it was only full.
+    pub(super) fn refused(reason: Refusal, piece: Piece) -> Option<Self> {
+        let Piece { device, offset, tensor_offset, .. } = piece;
+        match reason {
+            Refusal::Full => None,
+            Refusal::Invalid(reason) => Some(Self::Refused { device, offset, reason }),
+            Refusal::Latched(cause) => Some(Self::Latched { device, offset, tensor_offset, cause }),
+        }
+    }
+
     /// The device that is to blame, if one is.
     pub fn device(&self) -> Option<DeviceIndex> {
         match self {

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::active::{Active, Job};
-use super::mailbox::{Command, Mailbox};
+use super::flights::{Flight, Flights};
+use super::mailbox::{Abandon, Command, Mailbox};
 use super::options::{ReactorOptions, StartError};
 use super::stats::{DeviceCounters, ReactorStats};
 use super::ticket::FOREVER;
 use super::transfer::{Piece, TransferError, Urgency};
 use crate::memory::{DmaBuffer, DmaPool};
-use crate::path::{Action, Completion, DataPath, Operation, PathProvider, Refusal};
+use crate::path::{Action, Completion, DataPath, Operation, PathProvider};
 use crate::units::ByteCount;
 
 /// What the starter of a reactor gets from its thread.
@@ -29,11 +30,7 @@ pub(super) struct Worker {
     /// Transfers that have pieces to begin, in the order they came.
     urgent: VecDeque<u64>,
     ahead: VecDeque<u64>,
-    /// Pieces on their devices; a slot's number is the operation's tag.
-    flights: Vec<Option<Flight>>,
-    free_flights: Vec<u32>,
-    /// Operations in flight, by device.
-    per_device: Vec<u32>,
+    flights: Flights,
     chunks: Vec<DmaBuffer>,
     /// Chunks that only urgent pieces may take.
     reserve: usize,
@@ -42,15 +39,6 @@ pub(super) struct Worker {
     options: ReactorOptions,
     mailbox: Abandon,
     path: Box<dyn DataPath>,
-}
-
-/// A piece on its device.
-#[derive(Clone, Copy)]
-struct Flight {
-    transfer: u64,
-    piece: usize,
-    /// A read that is done again because its checksum did not match.
-    again: bool,
 }
 
 /// What beginning the next piece came to.
@@ -62,15 +50,6 @@ enum Begun {
     Light,
     /// Something was, and it took the time of a copy: others should have a look in.
     Heavy,
-}
-
-/// Closes the mailbox when the thread ends, in whatever way.
-struct Abandon(Arc<Mailbox>);
-
-impl Drop for Abandon {
-    fn drop(&mut self) {
-        self.0.abandon();
-    }
 }
 
 impl Worker {
@@ -106,16 +85,14 @@ impl Worker {
             commands: VecDeque::new(),
             urgent: VecDeque::new(),
             ahead: VecDeque::new(),
-            flights: vec![None; depth as usize],
-            free_flights: (0..depth).rev().collect(),
-            per_device: vec![0; devices],
+            flights: Flights::new(depth, devices, options.depth),
             // An urgent piece should find a chunk without waiting for a device, where there are enough.
             reserve: if count >= 4 { (count / 8).max(1) } else { 0 },
             chunks,
             completions: Vec::with_capacity(depth as usize),
             counters: Arc::clone(&counters),
             options,
-            mailbox: Abandon(Arc::clone(&mailbox)),
+            mailbox: Abandon::new(&mailbox),
             path,
         };
         Ok((worker, Started { mailbox, stats, counters }))
@@ -126,7 +103,7 @@ impl Worker {
     pub(super) fn run(mut self) -> usize {
         let mut last_moment = None;
         loop {
-            if self.mailbox.0.empty_into(&mut self.commands) && last_moment.is_none() {
+            if self.mailbox.empty_into(&mut self.commands) && last_moment.is_none() {
                 last_moment = Some(Instant::now() + self.options.drain_timeout.min(FOREVER));
             }
             self.obey();
@@ -146,7 +123,7 @@ impl Worker {
             }
             let waker = self.path.waker();
             waker.arm();
-            let slept = if self.mailbox.0.has_news(last_moment.is_some()) {
+            let slept = if self.mailbox.has_news(last_moment.is_some()) {
                 Ok(())
             } else {
                 self.path.wait(left)
@@ -172,7 +149,7 @@ impl Worker {
                     let Some(active) = self.transfers.get_mut(&id) else { continue };
                     if active.urgency == Urgency::Ahead && active.has_more() {
                         active.urgency = Urgency::Urgent;
-                        self.ahead.retain(|&waiting| waiting != id);
+                        remove(&mut self.ahead, id);
                         self.urgent.push_back(id);
                     }
                 }
@@ -180,11 +157,12 @@ impl Worker {
         }
     }
 
-    fn admit(&mut self, active: Active) {
+    fn admit(&mut self, mut active: Active) {
         if !active.has_more() {
             return active.conclude();
         }
         let id = active.id();
+        active.queued = true;
         match active.urgency {
             Urgency::Urgent => self.urgent.push_back(id),
             Urgency::Ahead => self.ahead.push_back(id),
@@ -211,7 +189,9 @@ impl Worker {
             (None, None) => return Begun::Nothing,
         };
         let Some(active) = self.transfers.get_mut(&id) else {
-            self.forget(id);
+            // Only what is in the table stands in a queue.
+            remove(&mut self.urgent, id);
+            remove(&mut self.ahead, id);
             return Begun::Light;
         };
         let piece = active.pieces[active.next];
@@ -224,8 +204,8 @@ impl Worker {
             Job::Write { .. } | Job::Read { .. } => true,
             Job::WriteZeroes | Job::Flush | Job::Deallocate => false,
         };
-        let busy = self.per_device[usize::from(piece.device.0)] >= self.options.depth;
-        if busy || self.free_flights.is_empty() || (needs_chunk && self.chunks.len() <= spare) {
+        let starved = needs_chunk && self.chunks.len() <= spare;
+        if starved || !self.flights.has_room(piece.device) {
             return Begun::Nothing;
         }
         let mut cost = Begun::Light;
@@ -266,25 +246,23 @@ impl Worker {
         piece: Piece,
         action: Action,
     ) -> Result<(), Option<TransferError>> {
-        let Some(slot) = self.free_flights.pop() else {
+        let device = piece.device;
+        let Some(tag) = self.flights.begin(flight, device) else {
             self.chunks.extend(action.into_buffer());
             return Err(None);
         };
-        let device = piece.device;
-        let operation = Operation { tag: u64::from(slot), device, extent: piece.extent(), action };
+        let operation = Operation { tag, device, extent: piece.extent(), action };
         match self.path.submit(operation) {
             Ok(()) => {
-                self.flights[slot as usize] = Some(flight);
-                self.per_device[usize::from(device.0)] += 1;
                 if let Some(active) = self.transfers.get_mut(&flight.transfer) {
                     active.flying += 1;
                 }
                 Ok(())
             }
             Err(refused) => {
-                self.free_flights.push(slot);
+                self.flights.land(tag);
                 self.chunks.extend(refused.operation.action.into_buffer());
-                Err(refusal(refused.reason, piece))
+                Err(TransferError::refused(refused.reason, piece))
             }
         }
     }
@@ -301,91 +279,73 @@ impl Worker {
 
     fn land_one(&mut self, completion: Completion) {
         let Completion { tag, buffer, result } = completion;
-        let Some(flight) = self.flights.get_mut(tag as usize).and_then(Option::take) else {
-            return;
+        let flight = self.flights.land(tag);
+        let Some((flight, active)) =
+            flight.and_then(|flight| Some((flight, self.transfers.get_mut(&flight.transfer)?)))
+        else {
+            return self.chunks.extend(buffer);
         };
-        self.free_flights.push(tag as u32);
-        let id = flight.transfer;
-        let Some(active) = self.transfers.get_mut(&id) else { return };
         active.flying -= 1;
         let piece = active.pieces[flight.piece];
-        let device = usize::from(piece.device.0);
-        self.per_device[device] -= 1;
-        let kind = active.job.kind();
-        self.counters[device].ended(kind, piece.extent().length.0, result.is_err());
-        let found = match (&result, &buffer, &active.job) {
-            (Ok(()), Some(chunk), Job::Read { destination: Some(_) }) => {
-                active.mismatch(flight.piece, chunk)
-            }
-            _ => None,
+        let counters = &self.counters[usize::from(piece.device.0)];
+        counters.ended(active.job.kind(), piece.extent().length.0, result.is_err());
+        let failure = match result {
+            Ok(()) => buffer.as_ref().and_then(|chunk| active.mismatch(flight.piece, chunk)),
+            Err(error) => Some(TransferError::Device { tensor_offset: piece.tensor_offset, error }),
         };
-        match (result, found) {
-            (Err(error), _) => {
-                active.fail(TransferError::Device { tensor_offset: piece.tensor_offset, error });
+        match (failure, buffer) {
+            // A flip on the way to us does not repeat; one on the medium does.
+            (Some(TransferError::Checksum { .. }), Some(chunk)) if !flight.again => {
+                counters.mismatched(false);
+                self.read_again(flight, piece, chunk);
             }
-            (Ok(()), None) => active.landed(flight.piece, buffer.as_ref()),
-            (Ok(()), Some(found)) => {
-                self.counters[device].mismatched(flight.again);
-                // A flip on the way to us does not repeat; one on the medium does.
-                if let (false, Some(chunk)) = (flight.again, buffer) {
-                    return self.read_again(flight, piece, chunk);
+            (failure, buffer) => {
+                match failure {
+                    None => active.landed(flight.piece, buffer.as_ref()),
+                    Some(failure) => {
+                        if matches!(failure, TransferError::Checksum { .. }) {
+                            counters.mismatched(true);
+                        }
+                        active.fail(failure);
+                    }
                 }
-                return self.damaged(id, piece, found);
+                self.chunks.extend(buffer);
             }
-        }
-        self.chunks.extend(buffer);
-        self.settle(id);
-    }
-
-    fn read_again(&mut self, flight: Flight, piece: Piece, chunk: DmaBuffer) {
-        let flight = Flight { again: true, ..flight };
-        let failure = match self.launch(flight, piece, Action::Read(chunk)) {
-            Ok(()) => return,
-            Err(Some(failure)) => failure,
-            // Its own slot was freed a moment ago, so the path cannot be full; never lose a piece.
-            Err(None) => refusal(Refusal::Invalid("the queue is full"), piece)
-                .unwrap_or(TransferError::Cancelled),
-        };
-        if let Some(active) = self.transfers.get_mut(&flight.transfer) {
-            active.fail(failure);
         }
         self.settle(flight.transfer);
     }
 
-    fn damaged(&mut self, id: u64, piece: Piece, found: u32) {
-        if let (Some(active), Some(expected)) = (self.transfers.get_mut(&id), piece.checksum) {
-            active.fail(TransferError::Checksum {
-                device: piece.device,
-                offset: piece.offset,
-                length: ByteCount(u64::from(piece.length)),
-                tensor_offset: piece.tensor_offset,
-                expected,
-                found,
-            });
+    fn read_again(&mut self, flight: Flight, piece: Piece, chunk: DmaBuffer) {
+        let flight = Flight { again: true, ..flight };
+        let Err(refused) = self.launch(flight, piece, Action::Read(chunk)) else { return };
+        // Its own slot was freed a moment ago, so the path cannot be full; but never lose a piece.
+        let full = || TransferError::Refused {
+            device: piece.device,
+            offset: piece.offset,
+            reason: "the queue has no room to read it again",
+        };
+        if let Some(active) = self.transfers.get_mut(&flight.transfer) {
+            active.fail(refused.unwrap_or_else(full));
         }
-        self.settle(id);
     }
 
     /// Takes a transfer off its queue when it has begun everything, and ends it when all is back.
     fn settle(&mut self, id: u64) {
-        let Some(active) = self.transfers.get(&id) else { return };
+        let Some(active) = self.transfers.get_mut(&id) else { return };
         if active.has_more() {
             return;
         }
-        let over = active.is_over();
-        self.forget(id);
-        if over && let Some(active) = self.transfers.remove(&id) {
-            active.conclude();
+        if std::mem::take(&mut active.queued) {
+            let queue = match active.urgency {
+                Urgency::Urgent => &mut self.urgent,
+                Urgency::Ahead => &mut self.ahead,
+            };
+            remove(queue, id);
         }
-    }
-
-    fn forget(&mut self, id: u64) {
-        for queue in [&mut self.urgent, &mut self.ahead] {
-            if queue.front() == Some(&id) {
-                queue.pop_front();
-            } else {
-                queue.retain(|&waiting| waiting != id);
-            }
+        if active.is_over()
+            && let Some(active) = self.transfers.remove(&id)
+        {
+            active.conclude();
         }
     }
 
@@ -403,7 +363,7 @@ impl Worker {
     /// Ends the thread because the kernel refuses the path as a whole.
     fn die(mut self, error: &std::io::Error) -> usize {
         let reason = format!("its data path died: {error}");
-        self.mailbox.0.close(&reason);
+        self.mailbox.close(&reason);
         self.fail_all(&reason);
         self.path.in_flight()
     }
@@ -419,14 +379,11 @@ impl Worker {
     }
 }
 
-/// Why a path refused a piece, as its transfer tells it; `None` if it was only full.
-fn refusal(reason: Refusal, piece: Piece) -> Option<TransferError> {
-    let Piece { device, offset, tensor_offset, .. } = piece;
-    match reason {
-        Refusal::Full => None,
-        Refusal::Invalid(reason) => Some(TransferError::Refused { device, offset, reason }),
-        Refusal::Latched(cause) => {
-            Some(TransferError::Latched { device, offset, tensor_offset, cause })
-        }
+/// Takes `id` out of a queue; nearly always it is the first.
+fn remove(queue: &mut VecDeque<u64>, id: u64) {
+    if queue.front() == Some(&id) {
+        queue.pop_front();
+    } else {
+        queue.retain(|&waiting| waiting != id);
     }
 }

@@ -277,10 +277,16 @@ fn reserve(file: &File, path: &Path, size: ByteCount, sparse: bool) -> Result<()
     if sparse {
         return file.set_len(size.0).map_err(failed);
     }
-    // SAFETY: no memory arguments; the descriptor is open for the call.
-    match unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } {
-        0 => Ok(()),
-        _ => Err(failed(io::Error::last_os_error())),
+    loop {
+        // SAFETY: no memory arguments; the descriptor is open for the call.
+        if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } == 0 {
+            return Ok(());
+        }
+        match io::Error::last_os_error() {
+            // Reserving a large file takes a while, in which a signal may come.
+            error if error.kind() == io::ErrorKind::Interrupted => {}
+            error => return Err(failed(error)),
+        }
     }
 }
 

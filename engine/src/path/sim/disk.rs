@@ -79,6 +79,7 @@ struct State {
     counters: SimCounters,
     waker: Option<Waker>,
     held: bool,
+    hung: bool,
     vanished: bool,
     /// Counts power cuts; what was started in an earlier life fails.
     life: u64,
@@ -131,6 +132,7 @@ impl SimDisk {
             counters: SimCounters::default(),
             waker: None,
             held: false,
+            hung: false,
             vanished: false,
             life: 0,
             next_id: 0,
@@ -178,6 +180,11 @@ impl SimDisk {
         state.wake();
     }
 
+    /// Completes nothing any more, not even what is aborted: a device that never lets go.
+    pub fn hang(&self) {
+        self.state().hung = true;
+    }
+
     /// Pulls the disk: everything in flight and to come fails with `ENODEV`.
     pub fn vanish(&self) {
         let mut state = self.state();
@@ -186,7 +193,7 @@ impl SimDisk {
     }
 
     /// Cuts the power. Unflushed writes end as `cut` says; what is in flight fails with `ENODEV`, and
-    /// so does what comes, until a path opens the disk again (which also ends hold and vanish).
+    /// so does what comes, until a path opens the disk again (which also ends hold, hang and vanish).
     pub fn cut_power(&self, cut: PowerCut) {
         let mut state = self.state();
         let state = &mut *state;
@@ -231,7 +238,7 @@ impl SimDisk {
 
     pub(super) fn attach(&self, waker: Waker) {
         let mut state = self.state();
-        (state.vanished, state.held) = (false, false);
+        (state.vanished, state.held, state.hung) = (false, false, false);
         state.waker = Some(waker);
     }
 
@@ -267,7 +274,8 @@ impl SimDisk {
     /// When a started operation may complete, or `None` while the disk is held.
     pub(super) fn due(&self, started: &Started) -> Option<Ticks> {
         let state = self.state();
-        (!state.held || state.vanished || started.aborted).then_some(started.due)
+        let lets_go = !state.hung && (!state.held || started.aborted);
+        (lets_go || state.vanished).then_some(started.due)
     }
 
     /// Completes an operation; answers the bytes moved or an error number, as the kernel does.

@@ -1,0 +1,69 @@
+//! Which pieces are on their devices: a fixed table, and a bound for each device.
+
+use crate::units::DeviceIndex;
+
+/// A piece on its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Flight {
+    pub(super) transfer: u64,
+    /// Which of the transfer's pieces.
+    pub(super) piece: usize,
+    /// A read that is done again because its checksum did not match.
+    pub(super) again: bool,
+}
+
+/// The table. A slot's number is the operation's tag.
+pub(super) struct Flights {
+    held: Vec<Option<(Flight, DeviceIndex)>>,
+    free: Vec<u32>,
+    /// Operations in flight, by device.
+    per_device: Vec<u32>,
+    per_device_max: u32,
+}
+
+impl Flights {
+    pub(super) fn new(slots: u32, devices: usize, per_device_max: u32) -> Self {
+        let (held, free) = (vec![None; slots as usize], (0..slots).rev().collect());
+        Self { held, free, per_device: vec![0; devices], per_device_max }
+    }
+
+    /// Whether one more operation may go to `device`.
+    pub(super) fn has_room(&self, device: DeviceIndex) -> bool {
+        !self.free.is_empty() && self.per_device[usize::from(device.0)] < self.per_device_max
+    }
+
+    /// Enters a flight; answers its tag, or `None` if the table is full.
+    pub(super) fn begin(&mut self, flight: Flight, device: DeviceIndex) -> Option<u64> {
+        let slot = self.free.pop()?;
+        self.held[slot as usize] = Some((flight, device));
+        self.per_device[usize::from(device.0)] += 1;
+        Some(slot.into())
+    }
+
+    /// Strikes a flight off; `None` if there is no such tag.
+    pub(super) fn land(&mut self, tag: u64) -> Option<Flight> {
+        let (flight, device) = self.held.get_mut(usize::try_from(tag).ok()?)?.take()?;
+        self.free.push(tag as u32);
+        self.per_device[usize::from(device.0)] -= 1;
+        Some(flight)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_at_its_bound_leaves_room_for_the_others() {
+        let (first, second) = (DeviceIndex(0), DeviceIndex(1));
+        let mut flights = Flights::new(4, 2, 2);
+        let flight = |piece| Flight { transfer: 9, piece, again: false };
+        let tags: Vec<u64> =
+            (0..2).map(|piece| flights.begin(flight(piece), first).unwrap()).collect();
+        assert!(!flights.has_room(first) && flights.has_room(second));
+        assert_eq!(flights.land(tags[1]), Some(flight(1)));
+        assert_eq!(flights.land(tags[1]), None, "a tag lands once");
+        assert_eq!(flights.land(u64::MAX), None);
+        assert!(flights.has_room(first));
+    }
+}

@@ -1,0 +1,141 @@
+//! Who goes first, and what cancelling, expediting and dropping a ticket do.
+
+use super::*;
+
+#[test]
+fn an_urgent_read_overtakes_writes_that_were_asked_for_ahead() {
+    let disks =
+        [SimDisk::with_profile(DISK, SimProfile { latency_ticks_max: 1, ..SimProfile::default() })];
+    let reactor = start(&disks, 4);
+    let small = bytes(4096, 9);
+    let pieces = write(&reactor, &small, &striped(4096, 1, 7 << 20));
+    let (order, ended) = mpsc::channel();
+    let note = |name: &'static str| -> Finish {
+        let (order, disk) = (order.clone(), disks[0].clone());
+        Box::new(move |_| order.send((name, disk.counters().writes)).unwrap())
+    };
+    disks[0].hold();
+    let source = Source::from(bytes(4 << 20, 1));
+    let transfer = Transfer::Write { source, pieces: striped(4 << 20, 1, 0) };
+    let ahead = reactor.submit(transfer, Urgency::Ahead, None, note("ahead")).unwrap();
+    let destination = Destination::buffer(4096);
+    let transfer = Transfer::Read { destination, pieces };
+    let urgent = reactor.submit(transfer, Urgency::Urgent, None, note("urgent")).unwrap();
+    disks[0].release();
+    urgent.wait().unwrap();
+    ahead.wait().unwrap();
+    let ended: Vec<_> = ended.iter().take(2).collect();
+    assert_eq!((ended[0].0, ended[1].0), ("urgent", "ahead"));
+    let written = ended[0].1;
+    assert!(written < 16, "{written} of 129 pieces went first");
+}
+
+#[test]
+fn an_expedited_transfer_overtakes_the_ones_before_it() {
+    let disks = disks(1);
+    let reactor = start(&disks, 2);
+    let (order, ended) = mpsc::channel();
+    disks[0].hold();
+    let submit = |name: u8, offset| {
+        let order = order.clone();
+        let finish: Finish = Box::new(move |_| order.send(name).unwrap());
+        let source = Source::from(bytes(1 << 20, name));
+        let transfer = Transfer::Write { source, pieces: striped(1 << 20, 1, offset) };
+        reactor.submit(transfer, Urgency::Ahead, None, finish).unwrap()
+    };
+    let tickets = [submit(0, 0), submit(1, 1 << 20), submit(2, 2 << 20)];
+    tickets[2].expedite();
+    disks[0].release();
+    for ticket in &tickets {
+        ticket.wait().unwrap();
+    }
+    assert_eq!(ended.iter().take(3).collect::<Vec<_>>(), [2, 0, 1]);
+}
+
+#[test]
+fn a_cancelled_write_stops_at_the_next_piece_and_says_so_once_nothing_is_in_flight() {
+    let disks = disks(1);
+    let reactor = start(&disks, 2);
+    disks[0].hold();
+    let memory = bytes(1 << 20, 2);
+    let transfer = Transfer::Write { source: memory.into(), pieces: striped(1 << 20, 1, 0) };
+    let ticket = reactor.submit(transfer, Urgency::Ahead, None, nothing()).unwrap();
+    until("a full ring", || disks[0].in_flight() == 2);
+    assert!(!ticket.released());
+    ticket.cancel();
+    until("the release of the memory", || ticket.released());
+    assert_eq!(ticket.wait_timeout(Duration::from_millis(20)), None, "the device still writes");
+    disks[0].release();
+    assert_eq!(ticket.wait(), Err(TransferError::Cancelled));
+    assert!(reactor.stats().devices[0].writes <= 2);
+    let tensor = bytes(1 << 20, 3);
+    let pieces = write(&reactor, &tensor, &striped(1 << 20, 1, 0));
+    assert_eq!(read(&reactor, 1 << 20, &pieces).unwrap(), tensor, "the reactor goes on");
+}
+
+#[test]
+fn a_cancelled_read_writes_its_memory_no_more() {
+    let disks = disks(1);
+    let reactor = start(&disks, 4);
+    let tensor = bytes(2 * CHUNK as usize, 2);
+    let pieces = write(&reactor, &tensor, &striped(tensor.len(), 1, 0));
+    disks[0].hold();
+    let ticket = read_ticket(&reactor, tensor.len(), &pieces);
+    until("both reads in flight", || disks[0].in_flight() == 2);
+    ticket.cancel();
+    until("the release of the memory", || ticket.released());
+    disks[0].release();
+    assert_eq!(ticket.wait(), Err(TransferError::Cancelled));
+    assert_eq!(ticket.take_bytes(), None);
+}
+
+#[test]
+fn a_cancel_that_comes_too_late_changes_nothing() {
+    let disks = disks(1);
+    let reactor = start(&disks, 2);
+    let transfer = Transfer::Write { source: vec![1; 10].into(), pieces: striped(10, 1, 0) };
+    let ticket = reactor.submit(transfer, Urgency::Ahead, None, nothing()).unwrap();
+    ticket.wait().unwrap();
+    ticket.cancel();
+    ticket.expedite();
+    assert_eq!(reactor.flush(&[DeviceIndex(0)]), Ok(()));
+    assert_eq!(ticket.poll(), Some(Ok(Done { bytes: 10, matched: true })));
+}
+
+#[test]
+fn a_dropped_ticket_detaches_and_the_transfer_goes_on() {
+    let disks = disks(1);
+    let reactor = start(&disks, 2);
+    let queue = CompletionQueue::new();
+    disks[0].hold();
+    let tensor = bytes(300_000, 1);
+    let pieces = striped(tensor.len(), 1, 0);
+    let transfer = Transfer::Write { source: tensor.clone().into(), pieces: pieces.clone() };
+    let notify = Some((queue.clone(), 77));
+    drop(reactor.submit(transfer, Urgency::Ahead, notify, nothing()).unwrap());
+    assert_eq!(queue.try_pop(), None);
+    disks[0].release();
+    let (tag, outcome) = queue.wait_pop(SOON).unwrap();
+    assert_eq!((tag, outcome.unwrap().bytes), (77, 300_000));
+    assert_eq!(read(&reactor, tensor.len(), &pieces).unwrap(), tensor);
+}
+
+#[test]
+fn the_finish_runs_before_the_ticket_turns_ready_and_before_the_queue_is_told() {
+    let disks = disks(1);
+    let reactor = start(&disks, 2);
+    let queue = CompletionQueue::new();
+    let (go, gate) = mpsc::channel::<()>();
+    let watched = queue.clone();
+    let finish: Finish = Box::new(move |_| {
+        gate.recv().unwrap();
+        assert!(watched.is_empty());
+    });
+    let transfer = Transfer::Write { source: vec![1; 10].into(), pieces: striped(10, 1, 0) };
+    let ticket = reactor.submit(transfer, Urgency::Ahead, Some((queue.clone(), 1)), finish);
+    let ticket = ticket.unwrap();
+    assert_eq!(ticket.wait_timeout(Duration::from_millis(20)), None);
+    go.send(()).unwrap();
+    ticket.wait().unwrap();
+    assert_eq!(queue.wait_pop(SOON).unwrap().0, 1);
+}
