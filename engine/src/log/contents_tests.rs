@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::layout::{BLOCK_BYTES, LifetimeClass, ShareArea, SlotArea};
+use crate::log::space::Lane;
 
 const ID: TensorId = TensorId(7);
 
