@@ -208,7 +208,9 @@ fn after_a_commit_in_doubt_each_device_alone_has_the_index_again() {
             let geometry = Pool::open_sim(&disks, &quick()).unwrap().description().geometry;
             for slot in geometry.share(0).unwrap().slots {
                 disks[kept].rot(slot.checkpoint_offset, 1);
-                disks[kept].rot(slot.log_offset, 1);
+                for block in 0..slot.log_bytes / BLOCK_BYTES {
+                    disks[kept].rot(slot.log_offset + block * BLOCK_BYTES, 1);
+                }
             }
             let pool = open(&disks);
             assert_eq!(pool.contains(TensorId(2)), survives, "write {nth} of disk {broken}");
