@@ -16,13 +16,13 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use tidelog_engine::pool::Pool;
 use tidelog_engine::schedule::CompletionQueue;
 use tidelog_planner::residency::{Action, Progress, Residency, StorageId, TransferId, Use};
 use tidelog_planner::trace::Kind;
 use tidelog_planner::units::Bytes;
 
 use figures::Figures;
+use open::Lease;
 use planned::Planned;
 use profile::Profile;
 use transfers::InFlight;
@@ -32,7 +32,7 @@ pub(crate) use open::{SessionConfig, open_pool};
 
 /// An open session.
 pub(crate) struct Session {
-    pool: Pool,
+    pool: Lease,
     completions: CompletionQueue,
     state: Mutex<State>,
 }

@@ -13,6 +13,8 @@ import threading
 
 import torch
 
+from tidelog._record import AWAY
+
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _data_ptr = torch._C.StorageBase.data_ptr
 
@@ -40,7 +42,7 @@ def install(tide):
         _wrap(
             torch.Tensor,
             name,
-            lambda *tensors: [_read(tide, _storage_of(tensor)) for tensor in tensors],
+            lambda *tensors: _read(tide, *map(_storage_of, tensors)),
             lambda tensor: tide.storage_modified(_storage_of(tensor)),
             arguments=True,
         )
@@ -52,8 +54,9 @@ def install(tide):
         _wrap(
             torch.UntypedStorage,
             name,
-            lambda storage: _read(tide, storage),
+            lambda *storages: _read(tide, *storages),
             lambda storage: tide.storage_modified(storage),
+            arguments=True,
         )
     for name in _STORAGE_ALIASES:
         _wrap(torch.UntypedStorage, name, lambda storage: _alias(tide, storage))
@@ -107,10 +110,11 @@ def _storage_of(tensor):
         return None  # sparse, opaque or not a tensor at all: the original says what is wrong
 
 
-def _read(tide, storage):
-    record = storage._tide if storage is not None else None
-    if record is not None and record.state:
-        record.tide.bring_back(storage)
+def _read(tide, *accessed):
+    """Brings back what is out of the storages among `accessed`, all at once."""
+    storages = [each for each in accessed if isinstance(each, torch.UntypedStorage)]
+    if any(each._tide is not None and each._tide.state & AWAY for each in storages):
+        tide.bring_back(*storages)
 
 
 def _alias(tide, storage):

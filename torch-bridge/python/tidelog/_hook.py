@@ -129,8 +129,8 @@ class Hook(TorchDispatchMode):
             self._foresight.clear()
         self._foresight[foreseen] = born
         if info.resizes:
-            for record in records:
-                tide.measure_again(record)
+            for storage in storages:
+                tide.measure_again(storage)
         tide.op_ran(index, func, born)
         return result
 
@@ -166,10 +166,10 @@ class Hook(TorchDispatchMode):
 
     # -- an access that is no op ----------------------------------------------------------------------
 
-    def touch(self, record):
-        """Brings a storage back for an access from outside the dispatcher, also from inside a running op."""
+    def touch(self, records):
+        """Brings storages back for an access from outside the dispatcher, also from inside a running op."""
         outer = self._uses
-        self._begin(-1, b"an access outside the dispatcher", 0, {**outer, record.id: 0}, 0)
+        self._begin(-1, b"an access outside the dispatcher", 0, {**outer, **dict.fromkeys((record.id for record in records), 0)}, 0)
         self._uses = outer
         if not outer:
             self._tide.end_op()

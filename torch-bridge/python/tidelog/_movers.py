@@ -54,6 +54,13 @@ class ResizeMover:
         return address
 
 
+    @staticmethod
+    def leave(storage, size, message):
+        """The block ends and the storage stays out. Its size comes back, its memory is never touched: views of
+        it then meet the guard, which names the tensor, and not a bounds check."""
+        ResizeMover.give(storage, size, message)
+
+
 class SwapMover:
     """Swaps the storage's pointer with an empty storage's: `nbytes` stays, so views keep working."""
 
@@ -78,6 +85,11 @@ class SwapMover:
             partial(_set_guard, storage._cdata, message),
         )
         return address
+
+
+    @staticmethod
+    def leave(storage, size, message):
+        """The block ends and the storage stays out: it is guarded, and its size was never gone."""
 
 
 def open_to_reads(storage):

@@ -41,7 +41,7 @@ def storages_in(value, storages, shapes=None, sizes=None):
         except (NotImplementedError, RuntimeError):
             _components_in(value, storages, shapes, sizes)
         if shapes is not None:
-            shapes.append(value.shape)
+            shapes.append(value.shape if not value.is_nested else value.numel())
             shapes.append(value.dtype)
     elif walk == _LIST:
         for item in value:
