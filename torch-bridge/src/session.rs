@@ -95,7 +95,13 @@ impl Session {
 }
 
 impl State {
-    fn request(&mut self, kind: RequestKind, storage: StorageId, size: u64, transfer: Option<TransferId>) {
+    fn request(
+        &mut self,
+        kind: RequestKind,
+        storage: StorageId,
+        size: u64,
+        transfer: Option<TransferId>,
+    ) {
         self.next_sequence += 1;
         let sequence = self.next_sequence;
         self.requests.push_back(Request { sequence, kind, storage: storage.0, size, transfer });

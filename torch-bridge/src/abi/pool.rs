@@ -4,9 +4,9 @@ use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use tidelog_engine::layout::{LifetimeClass, TensorId};
 use tidelog_engine::memory::{Destination, ForeignDestination, ForeignSource, Source};
 use tidelog_engine::pool::{Batch, Pool, PutOptions};
-use tidelog_engine::layout::{LifetimeClass, TensorId};
 use tidelog_engine::schedule::{Ticket, TransferError, Urgency};
 
 use super::{Failure, Status, array_argument, boundary, text_argument, write_result};
@@ -71,7 +71,10 @@ pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool:
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_pool_close(pool: u64) -> i32 {
     boundary(|| {
-        POOLS.remove(pool)?.close().map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        POOLS
+            .remove(pool)?
+            .close()
+            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
         Ok(0)
     })
 }
@@ -96,11 +99,8 @@ pub unsafe extern "C" fn tide_put(
         let name = unsafe { text_argument(name, "name") }?;
         // SAFETY: by this function's contract.
         let source = unsafe { source(address, length) }?;
-        let options = PutOptions {
-            lifetime: LifetimeClass::Step,
-            urgency: urgency(flags),
-            notify: None,
-        };
+        let options =
+            PutOptions { lifetime: LifetimeClass::Step, urgency: urgency(flags), notify: None };
         let submitted = pool
             .put(TensorId::from_name(name), source, options)
             .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
@@ -255,8 +255,7 @@ pub unsafe extern "C" fn tide_batch_put(
         // SAFETY: by this function's contract.
         let name = unsafe { text_argument(name, "name") }?;
         // SAFETY: by this function's contract.
-        let bytes =
-            unsafe { array_argument(address.cast::<u8>(), length as usize, "address") }?;
+        let bytes = unsafe { array_argument(address.cast::<u8>(), length as usize, "address") }?;
         batch
             .put(name, Source::from(bytes.to_vec()), PutOptions::default())
             .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
@@ -273,7 +272,9 @@ pub unsafe extern "C" fn tide_batch_delete(batch: u64, name: *const c_char) -> i
     with_batch(batch, |batch| {
         // SAFETY: by this function's contract.
         let name = unsafe { text_argument(name, "name") }?;
-        batch.delete(TensorId::from_name(name)).map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        batch
+            .delete(TensorId::from_name(name))
+            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
         Ok(0)
     })
 }

@@ -232,13 +232,7 @@ pub unsafe extern "C" fn tide_session_op_begin(
         let name = unsafe { text_argument(name, "name") }?;
         // SAFETY: by this function's contract.
         let uses = unsafe { array_argument(uses, use_count, "uses") }?;
-        session.op_begin(&Op {
-            index: u32::try_from(index).ok(),
-            fingerprint,
-            name,
-            uses,
-            needs,
-        })
+        session.op_begin(&Op { index: u32::try_from(index).ok(), fingerprint, name, uses, needs })
     })
 }
 
@@ -289,7 +283,11 @@ pub unsafe extern "C" fn tide_session_next_action(session: u64, action: *mut tid
 /// `address` is 0 or that of the request's `size` bytes. They stay alive, and for TIDE_ALLOCATE nobody else touches
 /// them, until the storage is released or settled.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tide_session_action_done(session: u64, sequence: u64, address: u64) -> i32 {
+pub unsafe extern "C" fn tide_session_action_done(
+    session: u64,
+    sequence: u64,
+    address: u64,
+) -> i32 {
     with_session(session, |session| {
         // SAFETY: by this function's contract, which is the session's.
         unsafe { session.request_done(sequence, address as usize) }

@@ -180,7 +180,10 @@ impl Session {
 
     /// Takes in what completed, tells the machine one thing, carries out what it decides, and says
     /// what the caller must do before it goes on.
-    pub(super) fn advance(&self, event: impl FnOnce(&mut State) -> Progress) -> Result<i32, Failure> {
+    pub(super) fn advance(
+        &self,
+        event: impl FnOnce(&mut State) -> Progress,
+    ) -> Result<i32, Failure> {
         let mut state = self.lock();
         self.take_in(&mut state);
         let progress = event(&mut state);

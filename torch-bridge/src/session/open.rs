@@ -72,11 +72,13 @@ impl Session {
 
 /// Opens the share, after formatting the pool where every device is a fresh directory.
 pub(crate) fn open_pool(config: &SessionConfig<'_>) -> Result<Pool, Failure> {
-    let failed = |error: &dyn std::fmt::Display| Failure::new(Status::PoolFailed, error.to_string());
+    let failed =
+        |error: &dyn std::fmt::Display| Failure::new(Status::PoolFailed, error.to_string());
     let devices = DeviceSpec::parse_list(config.devices).map_err(|error| failed(&error))?;
     let path: PathChoice = config.data_path.parse().map_err(|error| failed(&error))?;
     if devices.iter().all(|device| !device.exists()) {
-        let device_size = device_size(&devices, config.pool_size).map_err(|error| failed(&error))?;
+        let device_size =
+            device_size(&devices, config.pool_size).map_err(|error| failed(&error))?;
         let options = FormatOptions {
             device_size: Some(device_size),
             buffered: config.buffered,

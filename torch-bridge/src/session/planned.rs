@@ -79,7 +79,10 @@ impl State {
     pub(super) fn follow(&mut self, index: u32, fingerprint: u64) {
         if self.planned.is_some() && !self.machine.expect(OpIndex(index), fingerprint) {
             if let Some(reason) = self.machine.desync() {
-                self.notice_once("left the plan", format!("a step left the plan: {reason}; it went on reactively"));
+                self.notice_once(
+                    "left the plan",
+                    format!("a step left the plan: {reason}; it went on reactively"),
+                );
             }
         }
     }
@@ -105,7 +108,11 @@ impl State {
             host: None,
             verify: VERIFY_BANDWIDTH,
         };
-        let plan = algorithm1(&trace, &machine, Options { clean_drop: true, unused: true, ..Options::default() });
+        let plan = algorithm1(
+            &trace,
+            &machine,
+            Options { clean_drop: true, unused: true, ..Options::default() },
+        );
         let schedule = match compile(&plan, &trace) {
             Ok(schedule) => schedule,
             Err(error) => {

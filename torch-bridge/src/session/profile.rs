@@ -144,11 +144,15 @@ impl Profile {
         (alike && profiled.trace.validate().is_ok()).then_some(profiled)
     }
 
-    fn make_trace(
-        &self,
-        describe: impl Fn(StorageId) -> (Option<String>, Kind, bool),
-    ) -> Profiled {
-        let mut names = Names { profile: self, describe, storages: Vec::new(), by_place: HashMap::new(), meanings: HashMap::new(), names: HashSet::new() };
+    fn make_trace(&self, describe: impl Fn(StorageId) -> (Option<String>, Kind, bool)) -> Profiled {
+        let mut names = Names {
+            profile: self,
+            describe,
+            storages: Vec::new(),
+            by_place: HashMap::new(),
+            meanings: HashMap::new(),
+            names: HashSet::new(),
+        };
         // What this step makes comes first: what the step before made at the same place is then known
         // as the previous instance under the same name.
         for (storage, _) in self.ops.iter().flat_map(|op| &op.births) {
@@ -251,7 +255,14 @@ impl<D: Fn(StorageId) -> (Option<String>, Kind, bool)> Names<'_, D> {
                 Death { storage, previous }
             })
             .collect();
-        Op { name: op.name.clone(), duration: op.duration, fingerprint: op.fingerprint, uses, births, deaths }
+        Op {
+            name: op.name.clone(),
+            duration: op.duration,
+            fingerprint: op.fingerprint,
+            uses,
+            births,
+            deaths,
+        }
     }
 
     fn bindings(&self) -> Vec<(PlanStorage, StorageId)> {

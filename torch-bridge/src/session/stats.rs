@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 use tidelog_planner::trace::Kind;
 
-use super::figures::BytesByKind;
 use super::Session;
+use super::figures::BytesByKind;
 
 impl Session {
     /// Figures since the session was opened.
@@ -33,7 +33,10 @@ impl Session {
 }
 
 fn by_kind(bytes: &BytesByKind) -> Value {
-    let named = Kind::ALL.iter().zip(bytes).map(|(kind, &bytes)| (kind_name(*kind).to_owned(), json!(bytes)));
+    let named = Kind::ALL
+        .iter()
+        .zip(bytes)
+        .map(|(kind, &bytes)| (kind_name(*kind).to_owned(), json!(bytes)));
     Value::Object(named.collect::<Map<_, _>>())
 }
 

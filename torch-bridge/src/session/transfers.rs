@@ -1,8 +1,8 @@
 //! The machine's actions as operations of the engine, and their completions on the way back.
 
-use tidelog_engine::memory::{Destination, ForeignDestination, ForeignSource, Source};
-use tidelog_engine::pool::{PutOptions};
 use tidelog_engine::layout::{LifetimeClass, TensorId};
+use tidelog_engine::memory::{Destination, ForeignDestination, ForeignSource, Source};
+use tidelog_engine::pool::PutOptions;
 use tidelog_engine::schedule::{Outcome as Transferred, Ticket, TransferError, Urgency};
 use tidelog_planner::residency::{
     Action, CopyKind, FailureInfo, Outcome, State as Residence, StorageId, TransferId,
@@ -157,7 +157,8 @@ impl Session {
         let submitted = match direction {
             Direction::Out(copy) => {
                 // SAFETY: by this function's contract.
-                let source = Source::Foreign(unsafe { ForeignSource::new(address as *const u8, size) });
+                let source =
+                    Source::Foreign(unsafe { ForeignSource::new(address as *const u8, size) });
                 if copy == CopyKind::Verify {
                     self.pool.verify(id, source, notify).map_err(|error| error.to_string())
                 } else {
@@ -168,8 +169,9 @@ impl Session {
             }
             Direction::In => {
                 // SAFETY: by this function's contract, which gives exclusive use for an allocation.
-                let destination =
-                    Destination::Foreign(unsafe { ForeignDestination::new(address as *mut u8, size) });
+                let destination = Destination::Foreign(unsafe {
+                    ForeignDestination::new(address as *mut u8, size)
+                });
                 self.pool
                     .get(id, 0..request.size, destination, urgency, notify)
                     .map_err(|error| error.to_string())
@@ -195,12 +197,21 @@ impl Session {
         }
     }
 
-    pub(super) fn complete(&self, state: &mut State, transfer: TransferId, transferred: Transferred) {
+    pub(super) fn complete(
+        &self,
+        state: &mut State,
+        transfer: TransferId,
+        transferred: Transferred,
+    ) {
         let Some(in_flight) = state.in_flight.get(&transfer) else { return };
         let (storage, direction) = (in_flight.storage, in_flight.direction);
         let outcome = match transferred {
             Ok(done) if direction == Direction::Out(CopyKind::Verify) => {
-                if done.matched { Outcome::Matched } else { Outcome::Differs }
+                if done.matched {
+                    Outcome::Matched
+                } else {
+                    Outcome::Differs
+                }
             }
             Ok(_) => Outcome::Done,
             Err(TransferError::Cancelled) => Outcome::Cancelled,
