@@ -314,6 +314,19 @@ pub unsafe extern "C" fn tide_session_stats(
     }
 }
 
+/// Writes the HTML report to the file `path`.
+///
+/// # Safety
+/// `path` is NUL-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_report(session: u64, path: *const c_char) -> i32 {
+    with_session(session, |session| {
+        // SAFETY: by this function's contract.
+        let path = unsafe { text_argument(path, "path") }?;
+        session.write_report(path.as_ref())
+    })
+}
+
 /// The step follows the plan no longer: the caller saw that it does something else.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_leave_plan(session: u64) -> i32 {
