@@ -54,7 +54,7 @@ pub const TIDE_ALLOCATE: u32 = 3;
 pub const TIDE_SETTLE: u32 = 4;
 
 /// In an element of `uses`: the op writes the storage.
-pub const TIDE_MODIFIES: u32 = 1 << 31;
+pub const TIDE_MODIFIES: u32 = 0x8000_0000;
 
 /// A storage that came into being.
 #[repr(C)]
@@ -75,7 +75,7 @@ fn with_session(handle: u64, body: impl FnOnce(&Session) -> Result<i32, Failure>
 /// Opens a session: formats the pool where its devices are fresh directories, opens the share, starts the reactor.
 ///
 /// # Safety
-/// `options` points to options whose texts are NUL-terminated; `session` points to one u64.
+/// `options` points to options whose texts are NUL-terminated; `session` points to one uint64_t.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_open(
     options: *const tide_session_options,
@@ -117,7 +117,7 @@ pub extern "C" fn tide_session_close(session: u64) -> i32 {
     })
 }
 
-/// The address of a u32 that is non-zero while completions wait to be taken in: a cheap look between ops.
+/// The address of a uint32_t that is non-zero while completions wait to be taken in: a cheap look between ops.
 /// Null for a stale handle. It is valid until the session is closed.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_attention(session: u64) -> *const c_void {
@@ -260,7 +260,7 @@ pub extern "C" fn tide_session_wait(session: u64, timeout_ms: u32) -> i32 {
     with_session(session, |session| session.wait(Duration::from_millis(timeout_ms.into())))
 }
 
-/// The next request: answers TIDE_ACTION's status where there is one. The same request comes again until it is reported done.
+/// The next request: answers TIDE_ACTION where there is one. The same request comes again until it is reported done.
 ///
 /// # Safety
 /// `action` points to one tide_action.
@@ -337,7 +337,7 @@ pub extern "C" fn tide_session_leave_plan(session: u64) -> i32 {
 /// there is no plan. They stay where they are until the session is closed.
 ///
 /// # Safety
-/// `due` points to one pointer and `count` to one u64.
+/// `due` points to one pointer and `count` to one uint64_t.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_plan(
     session: u64,
