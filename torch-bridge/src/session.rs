@@ -6,14 +6,16 @@
 
 mod events;
 mod figures;
+mod history;
 mod open;
 mod planned;
 mod profile;
+mod report;
 mod stats;
 mod transfers;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tidelog_engine::schedule::CompletionQueue;
@@ -22,6 +24,7 @@ use tidelog_planner::trace::Kind;
 use tidelog_planner::units::Bytes;
 
 use figures::Figures;
+use history::{History, Label};
 use open::Lease;
 use planned::Planned;
 use profile::Profile;
@@ -49,11 +52,13 @@ struct State {
     /// An error that the machine answered while requests had to be carried out first.
     held: Option<Progress>,
     figures: Figures,
+    history: History,
+    /// Bytes of storages on which a transfer is in flight.
+    moving: u64,
     profile: Profile,
     planned: Option<Planned>,
-    /// The name of the op that is being begun, for errors.
-    op_name: String,
-    waiting_since: Option<Instant>,
+    op: CurrentOp,
+    waiting: Option<Waiting>,
     actions: Vec<Action>,
     uses: Vec<Use>,
     notices: Vec<String>,
@@ -63,8 +68,30 @@ struct State {
 struct Known {
     size: u64,
     kind: Kind,
-    name: Option<String>,
+    name: Option<Arc<str>>,
     movable: bool,
+    /// The op of its step that made it, and which output it is.
+    birth: Option<(u32, u16)>,
+    /// How often the caller has pinned it.
+    pins: u32,
+}
+
+/// The op that was begun last.
+#[derive(Default)]
+struct CurrentOp {
+    name: String,
+    index: Option<u32>,
+    /// Asked for, and not ended yet.
+    open: bool,
+    /// When it was told to go.
+    running_since: Option<Instant>,
+}
+
+/// What a call waits for: from the first time it had to until it is ready.
+struct Waiting {
+    since: Instant,
+    /// The first storage that was not there; `None`: room.
+    storage: Option<Label>,
 }
 
 /// What only the caller can do to a storage's memory; the numbers are the ABI's.
@@ -109,6 +136,23 @@ impl State {
 
     fn kind_of(&self, storage: StorageId) -> Kind {
         self.known.get(&storage).map_or(Kind::Other, |known| known.kind)
+    }
+
+    fn label(&self, storage: StorageId) -> Label {
+        let known = self.known.get(&storage);
+        Label {
+            storage: storage.0,
+            name: known.and_then(|known| known.name.clone()),
+            birth: known.and_then(|known| known.birth),
+        }
+    }
+
+    /// Keeps how much memory is taken now, for the report.
+    fn sample(&mut self) {
+        let committed = self.machine.committed().0;
+        let wanted = committed + self.machine.evicted().0;
+        let resident = committed.saturating_sub(self.moving);
+        self.history.sample(Instant::now(), resident, self.moving, wanted);
     }
 
     fn size_of(&self, storage: StorageId) -> u64 {

@@ -5,30 +5,53 @@ use std::ffi::{CStr, c_char};
 
 use super::{write_result, write_text};
 
-/// What a function answers. Zero and above: a state. Below zero: an error.
+// What functions answer. Zero and above: a state. Below zero: an error.
+
+/// Done; nothing is asked of the caller.
+pub const TIDE_READY: i32 = 0;
+/// Take requests with `tide_session_next_action`, then call `tide_session_resume`.
+pub const TIDE_ACTION: i32 = 1;
+/// Transfers are in flight: call `tide_session_wait`, or `tide_ticket_wait` again.
+pub const TIDE_WAITING: i32 = 2;
+/// An argument was wrong; nothing happened.
+pub const TIDE_INVALID_ARGUMENT: i32 = -1;
+/// The pool cannot be formatted, opened, read or written, or has no such tensor.
+pub const TIDE_POOL_FAILED: i32 = -2;
+/// A transfer ended without having moved its bytes: a device failed it, or it was cancelled.
+pub const TIDE_DEVICE_FAILED: i32 = -3;
+/// One op's storages exceed the budget.
+pub const TIDE_BUDGET_EXCEEDED: i32 = -4;
+/// The handle belongs to the parent of this forked process.
+pub const TIDE_FORKED: i32 = -5;
+/// No such handle: closed already, or never given out.
+pub const TIDE_STALE_HANDLE: i32 = -6;
+/// An internal error was caught at the boundary.
+pub const TIDE_PANICKED: i32 = -7;
+
+/// The same, for Rust.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Done; nothing is asked of the caller.
-    Ready = 0,
-    /// Take requests with `tide_session_next_action`, then call `tide_session_resume`.
-    Action = 1,
-    /// Transfers are in flight: call `tide_session_wait`.
-    Waiting = 2,
-    /// An argument was wrong; nothing happened.
-    InvalidArgument = -1,
-    /// The pool cannot be formatted, opened or written.
-    PoolFailed = -2,
-    /// A device failed an operation.
-    DeviceFailed = -3,
-    /// One op's storages exceed the budget.
-    BudgetExceeded = -4,
-    /// The handle belongs to the parent of this forked process.
-    Forked = -5,
-    /// No such handle: closed already, or never given out.
-    StaleHandle = -6,
-    /// An internal error was caught at the boundary.
-    Panicked = -7,
+    /// [`TIDE_READY`]
+    Ready = TIDE_READY,
+    /// [`TIDE_ACTION`]
+    Action = TIDE_ACTION,
+    /// [`TIDE_WAITING`]
+    Waiting = TIDE_WAITING,
+    /// [`TIDE_INVALID_ARGUMENT`]
+    InvalidArgument = TIDE_INVALID_ARGUMENT,
+    /// [`TIDE_POOL_FAILED`]
+    PoolFailed = TIDE_POOL_FAILED,
+    /// [`TIDE_DEVICE_FAILED`]
+    DeviceFailed = TIDE_DEVICE_FAILED,
+    /// [`TIDE_BUDGET_EXCEEDED`]
+    BudgetExceeded = TIDE_BUDGET_EXCEEDED,
+    /// [`TIDE_FORKED`]
+    Forked = TIDE_FORKED,
+    /// [`TIDE_STALE_HANDLE`]
+    StaleHandle = TIDE_STALE_HANDLE,
+    /// [`TIDE_PANICKED`]
+    Panicked = TIDE_PANICKED,
 }
 
 /// "No storage" where an error is about none.
@@ -88,7 +111,7 @@ pub extern "C" fn tide_version() -> *const c_char {
 /// Answers the text's length.
 ///
 /// # Safety
-/// `buffer` is null or has `capacity` bytes; `storage` is null or points to one u32.
+/// `buffer` is null or has `capacity` bytes; `storage` is null or points to one uint32_t.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_last_error(
     buffer: *mut c_char,

@@ -40,7 +40,7 @@ pub struct tide_pool_options {
 /// Opens a share of a pool, formatting it first where its devices are fresh directories.
 ///
 /// # Safety
-/// `options` points to options whose texts are NUL-terminated; `pool` points to one u64.
+/// `options` points to options whose texts are NUL-terminated; `pool` points to one uint64_t.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool: *mut u64) -> i32 {
     boundary(|| {
@@ -83,7 +83,7 @@ pub extern "C" fn tide_pool_close(pool: u64) -> i32 {
 /// belongs to the library until `tide_ticket_released` says otherwise, also after `tide_ticket_drop`.
 ///
 /// # Safety
-/// `name` is NUL-terminated; `address` has `length` bytes that nobody writes until the ticket is released; `ticket` points to one u64.
+/// `name` is NUL-terminated; `address` has `length` bytes that nobody writes until the ticket is released; `ticket` points to one uint64_t.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_put(
     pool: u64,
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn tide_put(
 /// Reads `length` bytes from `offset` of the tensor `name` into `address`, checksums verified.
 ///
 /// # Safety
-/// `name` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket is released; `ticket` points to one u64.
+/// `name` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket is released; `ticket` points to one uint64_t.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_get(
     pool: u64,
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn tide_delete(pool: u64, name: *const c_char) -> i32 {
 /// The length of the tensor `name`, in `length`.
 ///
 /// # Safety
-/// `name` is NUL-terminated; `length` points to one u64.
+/// `name` is NUL-terminated; `length` points to one uint64_t.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_length(pool: u64, name: *const c_char, length: *mut u64) -> i32 {
     boundary(|| {
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn tide_length(pool: u64, name: *const c_char, length: *mu
     })
 }
 
-/// Waits at most `timeout_ms` for a ticket: TIDE_READY's status once its transfer succeeded, TIDE_WAITING's while it
+/// Waits at most `timeout_ms` for a ticket: TIDE_READY once its transfer succeeded, TIDE_WAITING while it
 /// has not ended, an error once it failed. A time-out of 0 only looks.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_ticket_wait(ticket: u64, timeout_ms: u32) -> i32 {
@@ -226,7 +226,7 @@ pub extern "C" fn tide_ticket_drop(ticket: u64) -> i32 {
 /// Begins a batch of durable tensors: what it holds appears whole with its commit, or not at all.
 ///
 /// # Safety
-/// `batch` points to one u64.
+/// `batch` points to one uint64_t.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_batch_begin(pool: u64, batch: *mut u64) -> i32 {
     boundary(|| {
@@ -279,7 +279,7 @@ pub unsafe extern "C" fn tide_batch_delete(batch: u64, name: *const c_char) -> i
     })
 }
 
-/// Commits a batch and ends it, whatever the answer: on TIDE_READY's status everything in it is on the media.
+/// Commits a batch and ends it, whatever the answer: on TIDE_READY everything in it is on the media.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_batch_commit(batch: u64) -> i32 {
     boundary(|| {

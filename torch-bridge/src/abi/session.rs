@@ -54,7 +54,7 @@ pub const TIDE_ALLOCATE: u32 = 3;
 pub const TIDE_SETTLE: u32 = 4;
 
 /// In an element of `uses`: the op writes the storage.
-pub const TIDE_MODIFIES: u32 = 1 << 31;
+pub const TIDE_MODIFIES: u32 = 0x8000_0000;
 
 /// In the `storage` of a birth: its memory is not the framework's own and must stay.
 pub const TIDE_UNMOVABLE: u64 = 1 << 32;
@@ -78,7 +78,7 @@ fn with_session(handle: u64, body: impl FnOnce(&Session) -> Result<i32, Failure>
 /// Opens a session: formats the pool where its devices are fresh directories, opens the share, starts the reactor.
 ///
 /// # Safety
-/// `options` points to options whose texts are NUL-terminated; `session` points to one u64.
+/// `options` points to options whose texts are NUL-terminated; `session` points to one uint64_t.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_open(
     options: *const tide_session_options,
@@ -120,7 +120,7 @@ pub extern "C" fn tide_session_close(session: u64) -> i32 {
     })
 }
 
-/// The address of a u32 that is non-zero while completions wait to be taken in: a cheap look between ops.
+/// The address of a uint32_t that is non-zero while completions wait to be taken in: a cheap look between ops.
 /// Null for a stale handle. It is valid until the session is closed.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_attention(session: u64) -> *const c_void {
@@ -264,7 +264,7 @@ pub extern "C" fn tide_session_wait(session: u64, timeout_ms: u32) -> i32 {
     with_session(session, |session| session.wait(Duration::from_millis(timeout_ms.into())))
 }
 
-/// The next request: answers TIDE_ACTION's status where there is one. The same request comes again until it is reported done.
+/// The next request: answers TIDE_ACTION where there is one. The same request comes again until it is reported done.
 ///
 /// # Safety
 /// `action` points to one tide_action.
@@ -318,6 +318,19 @@ pub unsafe extern "C" fn tide_session_stats(
     }
 }
 
+/// Writes the HTML report to the file `path`.
+///
+/// # Safety
+/// `path` is NUL-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_report(session: u64, path: *const c_char) -> i32 {
+    with_session(session, |session| {
+        // SAFETY: by this function's contract.
+        let path = unsafe { text_argument(path, "path") }?;
+        session.write_report(path.as_ref())
+    })
+}
+
 /// The step follows the plan no longer: the caller saw that it does something else.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_leave_plan(session: u64) -> i32 {
@@ -328,7 +341,7 @@ pub extern "C" fn tide_session_leave_plan(session: u64) -> i32 {
 /// there is no plan. They stay where they are until the session is closed.
 ///
 /// # Safety
-/// `due` points to one pointer and `count` to one u64.
+/// `due` points to one pointer and `count` to one uint64_t.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_plan(
     session: u64,

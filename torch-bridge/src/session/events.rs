@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use tidelog_planner::residency::{
-    Attributes, Misuse, OpBegin, Progress, Refusal, StorageId, TransferId, Use,
+    Attributes, Misuse, OpBegin, Progress, Refusal, State as Residence, StorageId, TransferId, Use,
 };
 use tidelog_planner::trace::Kind;
 use tidelog_planner::units::{Bytes, OpIndex};
 
-use super::{Known, Session, State};
+use super::history::Label;
+use super::{CurrentOp, Known, Session, State, Waiting};
 use crate::abi::{Failure, Status, TIDE_MODIFIES};
 
 /// A storage that came into being.
@@ -62,7 +63,7 @@ impl Session {
         let mut state = self.lock();
         let known = state.known_mut(storage)?;
         known.kind = kind;
-        known.name = Some(name.to_owned());
+        known.name = Some(name.into());
         Ok(0)
     }
 
@@ -82,6 +83,10 @@ impl Session {
 
     pub(crate) fn pin(&self, storage: u32, on: bool) -> Result<i32, Failure> {
         self.change(storage, |state, id| {
+            if let Some(known) = state.known.get_mut(&id) {
+                known.pins =
+                    if on { known.pins.saturating_add(1) } else { known.pins.saturating_sub(1) };
+            }
             if on {
                 state.machine.pin(id);
             } else {
@@ -129,8 +134,7 @@ impl Session {
     pub(crate) fn op_begin(&self, op: &Op<'_>) -> Result<i32, Failure> {
         self.advance(|state| {
             state.held = None;
-            state.op_name.clear();
-            state.op_name.push_str(op.name);
+            state.op_begins(op);
             let mut uses = std::mem::take(&mut state.uses);
             uses.clear();
             uses.extend(op.uses.iter().map(|&word| Use {
@@ -154,6 +158,7 @@ impl Session {
     pub(crate) fn op_end(&self) -> Result<i32, Failure> {
         self.advance(|state| {
             state.profile.op_ends();
+            state.op_ended();
             state.machine.op_end();
             state.machine.settle()
         })
@@ -196,9 +201,11 @@ impl Session {
             return Ok(Status::Action as i32);
         }
         state.count_stall(&progress);
+        state.sample();
         match progress {
             Progress::Ready => {
                 state.profile.op_runs();
+                state.op_runs();
                 Ok(Status::Ready as i32)
             }
             Progress::Waiting if state.in_flight.is_empty() => Err(Failure::new(
@@ -227,7 +234,14 @@ impl State {
         let place = birth.op.map(|op| (OpIndex(op), birth.slot));
         let kind = if place.is_some() { Kind::Activation } else { Kind::Other };
         let movable = birth.movable && birth.size > 0;
-        let known = Known { size: birth.size, kind, name: None, movable };
+        let known = Known {
+            size: birth.size,
+            kind,
+            name: None,
+            movable,
+            birth: birth.op.map(|op| (op, birth.slot)),
+            pins: 0,
+        };
         self.known.entry(storage).or_insert(known);
         self.machine.born(storage, Bytes(birth.size), Attributes { movable, birth: place });
         self.profile.born(storage, birth.size, place);
@@ -247,13 +261,56 @@ impl State {
         })
     }
 
+    fn op_begins(&mut self, op: &Op<'_>) {
+        self.op.name.clear();
+        self.op.name.push_str(op.name);
+        self.op = CurrentOp {
+            name: std::mem::take(&mut self.op.name),
+            index: op.index,
+            open: true,
+            running_since: None,
+        };
+    }
+
+    /// The op that was begun may run.
+    fn op_runs(&mut self) {
+        if self.op.open {
+            self.op.running_since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    fn op_ended(&mut self) {
+        self.op.open = false;
+        if let Some(since) = self.op.running_since.take() {
+            self.history.ran(&self.op.name, self.op.index, since, Instant::now());
+        }
+    }
+
     /// Time from the first Waiting to the first Ready is a stall of the op.
     fn count_stall(&mut self, progress: &Progress) {
         if matches!(progress, Progress::Waiting) {
-            self.waiting_since.get_or_insert_with(Instant::now);
-        } else if let Some(since) = self.waiting_since.take() {
+            if self.waiting.is_none() {
+                let storage = self.missing();
+                self.waiting = Some(Waiting { since: Instant::now(), storage });
+            }
+        } else if let Some(Waiting { since, storage }) = self.waiting.take() {
             self.figures.stalled(since.elapsed());
+            let named = !self.op.name.is_empty();
+            let op = named.then_some((self.op.name.as_str(), self.op.index));
+            self.history.waited(op, storage, since, Instant::now());
         }
+    }
+
+    /// The first storage of the op that is begun which is not in memory.
+    fn missing(&self) -> Option<Label> {
+        if !self.op.open {
+            return None;
+        }
+        let away = |used: &&Use| {
+            let state = self.machine.state(used.storage);
+            matches!(state, Some(Residence::Evicted | Residence::Fetching))
+        };
+        self.uses.iter().find(away).map(|used| self.label(used.storage))
     }
 
     fn refused(&self, refusal: &Refusal) -> Failure {
@@ -268,7 +325,7 @@ impl State {
                 "{} does not fit the budget: {} must be in memory at once, but the budget is {}: {} that it uses, \
                  {} of outputs, {} pinned or not movable, {} of staging; the largest: {}. The smallest budget that \
                  would do is {} bytes: raise memory= to it, or make the op smaller (a smaller batch, fewer tensors at once)",
-                self.op_name,
+                self.op.name,
                 refusal.smallest_budget,
                 refusal.budget,
                 refusal.uses,
@@ -281,8 +338,8 @@ impl State {
         )
     }
 
-    fn describe(&self, storage: StorageId) -> String {
-        let name = self.known.get(&storage).and_then(|known| known.name.clone());
-        name.unwrap_or_else(|| storage.to_string())
+    pub(super) fn describe(&self, storage: StorageId) -> String {
+        let name = self.known.get(&storage).and_then(|known| known.name.as_deref());
+        name.map_or_else(|| storage.to_string(), str::to_owned)
     }
 }

@@ -14,9 +14,10 @@ use tidelog_planner::residency::{Config, Residency};
 use tidelog_planner::units::Bytes;
 
 use super::figures::Figures;
+use super::history::History;
 use super::profile::Profile;
 use super::transfers::InFlight;
-use super::{Session, State};
+use super::{CurrentOp, Session, State};
 use crate::abi::{Failure, Status};
 
 /// Of the free space of its file system, the most that a pool that Tidelog makes may take: one part in this many.
@@ -178,10 +179,12 @@ impl State {
             log_prefix: unique_prefix(),
             held: None,
             figures: Figures::default(),
+            history: History::default(),
+            moving: 0,
             profile: Profile::new(!config.reactive),
             planned: None,
-            op_name: String::new(),
-            waiting_since: None,
+            op: CurrentOp::default(),
+            waiting: None,
             actions: Vec::new(),
             uses: Vec::new(),
             notices: Vec::new(),

@@ -1,6 +1,7 @@
 //! Steps, and the plan that is made once two of them were alike.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use tidelog_planner::algorithm1::{Options, algorithm1};
 use tidelog_planner::cost::{Machine, SsdLink};
@@ -10,7 +11,7 @@ use tidelog_planner::trace::{Kind, Trace};
 use tidelog_planner::units::{Bandwidth, Nanos, OpIndex};
 
 use super::profile::Profiled;
-use super::{Session, State};
+use super::{CurrentOp, Session, State};
 use crate::abi::Failure;
 
 /// Assumed of a pool until enough has moved to measure it.
@@ -34,6 +35,9 @@ impl Session {
         match mark {
             1 => self.advance(|state| {
                 state.figures.step_begins();
+                state.op = CurrentOp::default();
+                state.history.step_begins(Instant::now());
+                state.sample();
                 state.profile.step_begins();
                 state.machine.step_begin();
                 state.machine.settle()
@@ -65,13 +69,14 @@ impl State {
         let known = &self.known;
         let profiled = self.profile.step_ends(complete, |storage| {
             known.get(&storage).map_or((None, Kind::Activation, true), |known| {
-                (known.name.clone(), known.kind, known.movable)
+                (known.name.as_deref().map(str::to_owned), known.kind, known.movable)
             })
         });
         if let Some(profiled) = profiled {
             self.plan(profiled);
         }
         self.figures.step_ends();
+        self.end_history(complete);
         self.machine.settle()
     }
 

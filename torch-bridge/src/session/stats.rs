@@ -1,6 +1,7 @@
-//! What the session tells about itself: JSON for programs, the HTML report for people.
+//! What the session tells programs about itself, as JSON; what it tells people is in `report`.
 
 use serde_json::{Map, Value, json};
+use tidelog_engine::pool::PoolStats;
 use tidelog_planner::trace::Kind;
 
 use super::Session;
@@ -9,8 +10,14 @@ use super::figures::BytesByKind;
 impl Session {
     /// Figures since the session was opened.
     pub(crate) fn stats_json(&self) -> String {
+        let pool = self.pool.stats().ok();
         let state = self.lock();
         json!({
+            "data_path": pool.as_ref().map(data_path),
+            "why_not": pool.as_ref().map(|pool| &pool.reactor.why_not),
+            "staging_backing": pool.as_ref().map(staging_backing),
+            "pool": pool.as_ref().map(space),
+            "devices": pool.as_ref().map(devices),
             "totals": state.figures.totals,
             "last_step": state.figures.last_step,
             "bytes_written": by_kind(&state.figures.written),
@@ -30,6 +37,41 @@ impl Session {
         })
         .to_string()
     }
+}
+
+/// The data path that was opened: `uring`, `posix`.
+pub(super) fn data_path(pool: &PoolStats) -> String {
+    pool.reactor.capabilities.kind.to_string()
+}
+
+/// The pages under the staging buffers and, where there are better ones, why it is not those.
+pub(super) fn staging_backing(pool: &PoolStats) -> String {
+    let (backing, why) = (pool.reactor.backing, &pool.reactor.backing_why);
+    if why.is_empty() { backing.to_string() } else { format!("{backing}: {why}") }
+}
+
+/// The share's space, in bytes.
+fn space(pool: &PoolStats) -> Value {
+    json!({
+        "capacity": pool.space.capacity.0,
+        "live": pool.space.live.0,
+        "dead": pool.space.dead.0,
+        "free": pool.space.free.0,
+    })
+}
+
+/// What went to and came from each device, padding included.
+fn devices(pool: &PoolStats) -> Value {
+    let counted = pool.description.devices.iter().zip(&pool.reactor.devices);
+    let each = counted.map(|(path, device)| {
+        json!({
+            "path": path,
+            "bytes_read": device.bytes_read,
+            "bytes_written": device.bytes_written,
+            "errors": device.errors,
+        })
+    });
+    each.collect()
 }
 
 fn by_kind(bytes: &BytesByKind) -> Value {

@@ -1,15 +1,19 @@
 //! The machine's actions as operations of the engine, and their completions on the way back.
 
+use std::time::Instant;
+
 use tidelog_engine::layout::{LifetimeClass, TensorId};
 use tidelog_engine::memory::{Destination, ForeignDestination, ForeignSource, Source};
 use tidelog_engine::pool::PutOptions;
 use tidelog_engine::schedule::{Outcome as Transferred, Ticket, TransferError, Urgency};
+use tidelog_planner::report::{self, Ending};
 use tidelog_planner::residency::{
     Action, CopyKind, FailureInfo, Outcome, State as Residence, StorageId, TransferId,
     Urgency as Wanted,
 };
 use tidelog_planner::trace::Kind;
 
+use super::history::{Ended, Label};
 use super::{Request, RequestKind, Session, State};
 use crate::abi::Failure;
 
@@ -18,6 +22,12 @@ pub(super) struct InFlight {
     pub(super) storage: StorageId,
     pub(super) direction: Direction,
     urgency: Urgency,
+    /// What the report says of it; the storage may be gone when the transfer ends.
+    label: Label,
+    kind: Kind,
+    bytes: u64,
+    asked: Instant,
+    submitted: Option<Instant>,
     /// None until the caller has answered with the memory's address.
     ticket: Option<Ticket>,
 }
@@ -32,6 +42,24 @@ impl InFlight {
     pub(super) fn stop(&self) {
         if let Some(ticket) = &self.ticket {
             ticket.cancel();
+        }
+    }
+
+    /// The transfer as the report tells of it.
+    fn told(&self, ending: Ending) -> Ended {
+        let direction = match self.direction {
+            Direction::Out(_) => report::Direction::Out,
+            Direction::In => report::Direction::In,
+        };
+        Ended {
+            label: self.label.clone(),
+            kind: self.kind,
+            bytes: self.bytes,
+            direction,
+            asked: self.asked,
+            submitted: self.submitted,
+            urgent: self.urgency == Urgency::Urgent,
+            ending,
         }
     }
 }
@@ -201,6 +229,7 @@ impl Session {
             Ok(ticket) => {
                 if let Some(in_flight) = state.in_flight.get_mut(&transfer) {
                     in_flight.ticket = Some(ticket);
+                    in_flight.submitted = Some(Instant::now());
                 }
                 state.figures.started(direction);
             }
@@ -246,8 +275,11 @@ impl Session {
     /// Tells the machine how a transfer ended, and the caller where its storage is resident again.
     fn end(&self, state: &mut State, transfer: TransferId, outcome: Outcome) {
         let Some(in_flight) = state.in_flight.remove(&transfer) else { return };
+        state.moving -= in_flight.bytes;
+        state.history.transferred(in_flight.told(ending_of(&outcome)), Instant::now());
         state.machine.completed(transfer, outcome);
         self.carry_out(state);
+        state.sample();
         if let Some(Residence::Resident { clean }) = state.machine.state(in_flight.storage) {
             state.request(RequestKind::Settle, in_flight.storage, u64::from(clean), None);
         }
@@ -262,17 +294,52 @@ impl State {
         direction: Direction,
         urgency: Urgency,
     ) {
-        self.in_flight.insert(transfer, InFlight { storage, direction, urgency, ticket: None });
+        let bytes = self.size_of(storage);
+        let in_flight = InFlight {
+            storage,
+            direction,
+            urgency,
+            label: self.label(storage),
+            kind: self.kind_of(storage),
+            bytes,
+            asked: Instant::now(),
+            submitted: None,
+            ticket: None,
+        };
+        self.in_flight.insert(transfer, in_flight);
+        self.moving += bytes;
         let kind = match direction {
             Direction::Out(_) => RequestKind::Evict,
             Direction::In => RequestKind::Allocate,
         };
-        self.request(kind, storage, self.size_of(storage), Some(transfer));
+        self.request(kind, storage, bytes, Some(transfer));
+    }
+
+    /// The step ends in the report too, with what goes on beyond it.
+    pub(super) fn end_history(&mut self, complete: bool) {
+        self.sample();
+        let now = Instant::now();
+        let mut under_way: Vec<_> = self.in_flight.iter().collect();
+        under_way.sort_unstable_by_key(|(transfer, _)| **transfer);
+        for (_, in_flight) in under_way {
+            self.history.transferred(in_flight.told(Ending::UnderWay), now);
+        }
+        self.history.step_ends(complete, now);
     }
 
     /// The name under which a storage lies in the log.
     fn log_id(&self, storage: StorageId) -> TensorId {
         TensorId(u128::from(self.log_prefix) << 64 | u128::from(storage.0))
+    }
+}
+
+fn ending_of(outcome: &Outcome) -> Ending {
+    match outcome {
+        Outcome::Done => Ending::Moved,
+        Outcome::Matched => Ending::Clean,
+        // What differs from its copy is written next, and that transfer tells of itself.
+        Outcome::Cancelled | Outcome::Differs => Ending::Cancelled,
+        Outcome::Failed(_) => Ending::Failed,
     }
 }
 

@@ -1,0 +1,346 @@
+/* Tidelog: NVMe SSDs as if they were memory. The C ABI of libtidelog.
+ *
+ * Generated from torch-bridge/src/abi by cbindgen; do not edit.
+ *
+ * Every function may be called from any thread. What functions answer is one of the codes below: zero
+ * and above a state, below zero an error whose text tide_last_error gives, on the thread that got
+ * it. Handles are numbers: a stale or foreign one is an error, never undefined behaviour. After fork()
+ * those of the parent answer TIDE_FORKED in the child.
+ */
+
+#ifndef TIDELOG_H
+#define TIDELOG_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Done; nothing is asked of the caller.
+#define TIDE_READY 0
+
+// Take requests with `tide_session_next_action`, then call `tide_session_resume`.
+#define TIDE_ACTION 1
+
+// Transfers are in flight: call `tide_session_wait`, or `tide_ticket_wait` again.
+#define TIDE_WAITING 2
+
+// An argument was wrong; nothing happened.
+#define TIDE_INVALID_ARGUMENT -1
+
+// The pool cannot be formatted, opened, read or written, or has no such tensor.
+#define TIDE_POOL_FAILED -2
+
+// A transfer ended without having moved its bytes: a device failed it, or it was cancelled.
+#define TIDE_DEVICE_FAILED -3
+
+// One op's storages exceed the budget.
+#define TIDE_BUDGET_EXCEEDED -4
+
+// The handle belongs to the parent of this forked process.
+#define TIDE_FORKED -5
+
+// No such handle: closed already, or never given out.
+#define TIDE_STALE_HANDLE -6
+
+// An internal error was caught at the boundary.
+#define TIDE_PANICKED -7
+
+// "No storage" where an error is about none.
+#define TIDE_NO_STORAGE UINT32_MAX
+
+// In `flags` of a transfer: it goes before those that are not urgent.
+#define TIDE_URGENT 1
+
+// Keep the storage alive and answer its address: its bytes are about to be copied out. Answer 0 if it cannot move.
+#define TIDE_EVICT 1
+
+// Free the storage's memory and guard it: its bytes are in the log.
+#define TIDE_RELEASE 2
+
+// Allocate the storage's memory, keep it alive and guarded, and answer its address: its bytes are coming.
+#define TIDE_ALLOCATE 3
+
+// Lift the guard: the storage is resident, no transfer touches it.
+#define TIDE_SETTLE 4
+
+// In an element of `uses`: the op writes the storage.
+#define TIDE_MODIFIES 2147483648
+
+// How to open a pool.
+typedef struct tide_pool_options {
+  // Devices of the pool, separated by commas: directories, files or block devices.
+  const char *devices;
+  // "auto", "uring" or "posix".
+  const char *data_path;
+  // Bytes of staging buffers.
+  uint64_t staging;
+  // Bytes of the pool where Tidelog makes the files of directories; 0 lets it choose.
+  uint64_t pool_size;
+  // The share of the pool to own.
+  uint32_t share;
+  // Non-zero allows a file system without O_DIRECT.
+  uint8_t buffered;
+} tide_pool_options;
+
+// How to open a session.
+typedef struct tide_session_options {
+  // Devices of the pool, separated by commas: directories, files or block devices.
+  const char *devices;
+  // "auto", "uring" or "posix".
+  const char *data_path;
+  // Bytes of storages and staging that may be in memory at once.
+  uint64_t budget;
+  // Bytes of staging buffers, part of the budget.
+  uint64_t staging;
+  // Bytes of the pool where Tidelog makes the files of directories; 0 lets it choose.
+  uint64_t pool_size;
+  // The share of the pool to own.
+  uint32_t share;
+  // Non-zero allows a file system without O_DIRECT.
+  uint8_t buffered;
+  // Non-zero never makes a plan.
+  uint8_t reactive;
+} tide_session_options;
+
+// A storage that came into being.
+typedef struct tide_birth {
+  // The storage's number, below TIDE_MODIFIES, chosen by the caller: small, and not that of another living storage.
+  uint64_t storage;
+  // Its bytes.
+  uint64_t size;
+  // The op's index times 65,536 plus the output slot; an index of 0xFFFFFFFF is outside a step.
+  uint64_t place;
+} tide_birth;
+
+// A request to the caller, who alone can free and allocate a storage's memory.
+typedef struct tide_action {
+  // Hand back to `tide_session_action_done`.
+  uint64_t sequence;
+  // Bytes of the storage; for TIDE_SETTLE non-zero where the log holds the same bytes.
+  uint64_t size;
+  // TIDE_EVICT, TIDE_RELEASE, TIDE_ALLOCATE or TIDE_SETTLE.
+  uint32_t kind;
+  // The storage's number.
+  uint32_t storage;
+} tide_action;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// The version of the library, as text.
+const char *tide_version(void);
+
+// The text of this thread's last error, written to `buffer` (at most `capacity` bytes with the
+// closing NUL), and in `storage`, unless null, the storage it is about or TIDE_NO_STORAGE.
+// Answers the text's length.
+//
+// # Safety
+// `buffer` is null or has `capacity` bytes; `storage` is null or points to one uint32_t.
+size_t tide_last_error(char *buffer, size_t capacity, uint32_t *storage);
+
+// Opens a share of a pool, formatting it first where its devices are fresh directories.
+//
+// # Safety
+// `options` points to options whose texts are NUL-terminated; `pool` points to one uint64_t.
+int32_t tide_pool_open(const struct tide_pool_options *options, uint64_t *pool);
+
+// Closes a pool: waits for its transfers and releases the share.
+int32_t tide_pool_close(uint64_t pool);
+
+// Writes `length` bytes as the scratch tensor `name`, replacing an older version once complete. The memory
+// belongs to the library until `tide_ticket_released` says otherwise, also after `tide_ticket_drop`.
+//
+// # Safety
+// `name` is NUL-terminated; `address` has `length` bytes that nobody writes until the ticket is released; `ticket` points to one uint64_t.
+int32_t tide_put(uint64_t pool,
+                 const char *name,
+                 const void *address,
+                 uint64_t length,
+                 uint32_t flags,
+                 uint64_t *ticket);
+
+// Reads `length` bytes from `offset` of the tensor `name` into `address`, checksums verified.
+//
+// # Safety
+// `name` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket is released; `ticket` points to one uint64_t.
+int32_t tide_get(uint64_t pool,
+                 const char *name,
+                 uint64_t offset,
+                 void *address,
+                 uint64_t length,
+                 uint32_t flags,
+                 uint64_t *ticket);
+
+// Forgets the scratch tensor `name`; its space is free once no transfer reads it.
+//
+// # Safety
+// `name` is NUL-terminated.
+int32_t tide_delete(uint64_t pool, const char *name);
+
+// The length of the tensor `name`, in `length`.
+//
+// # Safety
+// `name` is NUL-terminated; `length` points to one uint64_t.
+int32_t tide_length(uint64_t pool, const char *name, uint64_t *length);
+
+// Waits at most `timeout_ms` for a ticket: TIDE_READY once its transfer succeeded, TIDE_WAITING while it
+// has not ended, an error once it failed. A time-out of 0 only looks.
+int32_t tide_ticket_wait(uint64_t ticket,
+                         uint32_t timeout_ms);
+
+// Stops a transfer as soon as its pieces in flight are back. Its ticket then ends with an error.
+int32_t tide_ticket_cancel(uint64_t ticket);
+
+// 1 once no device and no copy touches the transfer's memory any more, 0 before.
+int32_t tide_ticket_released(uint64_t ticket);
+
+// Forgets a ticket. Its transfer goes on, and its memory stays in use until it ends: to know when, keep the
+// ticket until it is released.
+int32_t tide_ticket_drop(uint64_t ticket);
+
+// Begins a batch of durable tensors: what it holds appears whole with its commit, or not at all.
+//
+// # Safety
+// `batch` points to one uint64_t.
+int32_t tide_batch_begin(uint64_t pool, uint64_t *batch);
+
+// Adds a durable tensor to a batch. The bytes are copied before the call returns.
+//
+// # Safety
+// `name` is NUL-terminated; `address` has `length` bytes.
+int32_t tide_batch_put(uint64_t batch, const char *name, const void *address, uint64_t length);
+
+// Adds the deletion of a durable tensor to a batch.
+//
+// # Safety
+// `name` is NUL-terminated.
+int32_t tide_batch_delete(uint64_t batch, const char *name);
+
+// Commits a batch and ends it, whatever the answer: on TIDE_READY everything in it is on the media.
+int32_t tide_batch_commit(uint64_t batch);
+
+// Drops a batch: nothing in it happens.
+int32_t tide_batch_drop(uint64_t batch);
+
+// Opens a session: formats the pool where its devices are fresh directories, opens the share, starts the reactor.
+//
+// # Safety
+// `options` points to options whose texts are NUL-terminated; `session` points to one uint64_t.
+int32_t tide_session_open(const struct tide_session_options *options,
+                          uint64_t *session);
+
+// Closes a session: cancels what is in flight, waits until no device or copy touches the caller's memory, releases the share.
+int32_t tide_session_close(uint64_t session);
+
+// The address of a uint32_t that is non-zero while completions wait to be taken in: a cheap look between ops.
+// Null for a stale handle. It is valid until the session is closed.
+const void *tide_session_attention(uint64_t session);
+
+// Changes the budget; takes effect at the next op boundary.
+int32_t tide_session_set_budget(uint64_t session, uint64_t budget);
+
+// Reports storages that were born and that died. Repeating a report is harmless.
+//
+// # Safety
+// `births` has `birth_count` items and `deaths` has `death_count`.
+int32_t tide_session_sync(uint64_t session,
+                          const struct tide_birth *births,
+                          size_t birth_count,
+                          const uint32_t *deaths,
+                          size_t death_count);
+
+// Names a storage for errors and reports, and says what it is for: 0 other, 1 parameter, 2 gradient, 3 optimizer state, 4 activation, 5 buffer.
+//
+// # Safety
+// `name` is NUL-terminated.
+int32_t tide_session_name(uint64_t session,
+                          uint32_t storage,
+                          uint32_t kind,
+                          const char *name);
+
+// Reports that a storage now has another size.
+int32_t tide_session_resized(uint64_t session, uint32_t storage, uint64_t size);
+
+// Reports that a resident storage was written by something that is no op.
+int32_t tide_session_modified(uint64_t session, uint32_t storage);
+
+// Pins (`on` non-zero) or unpins a storage: pinned, its memory stays where it is. Pins are counted.
+int32_t tide_session_pin(uint64_t session, uint32_t storage, int32_t on);
+
+// Asks that one storage be moved out now; ready when it is out, or when it cannot go.
+int32_t tide_session_evict(uint64_t session, uint32_t storage);
+
+// Marks a step: 1 begins, 0 ends one that is complete, 2 ends one that an exception cut short.
+int32_t tide_session_step(uint64_t session, int32_t mark);
+
+// Before an op: ready once its storages are resident and its outputs have room. `index` below zero is outside a step.
+//
+// # Safety
+// `name` is NUL-terminated; `uses` has `use_count` items.
+int32_t tide_session_op_begin(uint64_t session,
+                              int64_t index,
+                              uint64_t fingerprint,
+                              const char *name,
+                              const uint32_t *uses,
+                              size_t use_count,
+                              uint64_t needs);
+
+// After an op, its births reported: ready once the budget holds with its outputs.
+int32_t tide_session_op_end(uint64_t session);
+
+// Takes in what completed and evicts until the budget holds.
+int32_t tide_session_settle(uint64_t session);
+
+// Looks again at what the last call waits for.
+int32_t tide_session_resume(uint64_t session);
+
+// Waits for a completion, at most `timeout_ms`, then looks again at what the last call waits for.
+int32_t tide_session_wait(uint64_t session, uint32_t timeout_ms);
+
+// The next request: answers TIDE_ACTION where there is one. The same request comes again until it is reported done.
+//
+// # Safety
+// `action` points to one tide_action.
+int32_t tide_session_next_action(uint64_t session,
+                                 struct tide_action *action);
+
+// Reports a request as done, with the storage's address where one was asked for (0: it cannot be done).
+//
+// # Safety
+// `address` is 0 or that of the request's `size` bytes. They stay alive, and for TIDE_ALLOCATE nobody else touches
+// them, until the storage is released or settled.
+int32_t tide_session_action_done(uint64_t session,
+                                 uint64_t sequence,
+                                 uint64_t address);
+
+// Figures of the session so far as JSON, written to `buffer`. Answers the text's length, 0 for a stale handle.
+//
+// # Safety
+// `buffer` is null or has `capacity` bytes.
+size_t tide_session_stats(uint64_t session,
+                          char *buffer,
+                          size_t capacity);
+
+// Writes the HTML report to the file `path`.
+//
+// # Safety
+// `path` is NUL-terminated.
+int32_t tide_session_report(uint64_t session, const char *path);
+
+// The step follows the plan no longer: the caller saw that it does something else.
+int32_t tide_session_leave_plan(uint64_t session);
+
+// The plan's triggers: in `due` one byte per op, non-zero where a migration begins, and in `count` how many; 0 while
+// there is no plan. They stay where they are until the session is closed.
+//
+// # Safety
+// `due` points to one pointer and `count` to one uint64_t.
+int32_t tide_session_plan(uint64_t session,
+                          const uint8_t **due,
+                          uint64_t *count);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* TIDELOG_H */
