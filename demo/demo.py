@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "torch-bridge" / "python"))
@@ -80,6 +81,8 @@ def run_offloaded(arguments):
     import tidelog
     from memory import ProcessPeak
 
+    # The process ends with the block: what stays on NVMe then is of no use to anybody.
+    warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
     with tempfile.TemporaryDirectory(prefix="tidelog-demo-") as temporary, ProcessPeak() as process:
         folder = pathlib.Path(arguments.pool or temporary)
         devices = [folder / "first", folder / "second"]

@@ -1,22 +1,45 @@
 """Freed memory must leave the process, or a budget for tensors is none for the machine.
 
-glibc raises its threshold for giving blocks their own mapping as large blocks are freed, up to 32 MiB, and keeps
-what it freed below. A fixed threshold makes every block above it come and go with its tensor (mallopt(3)).
+glibc keeps what is freed for later, and gives blocks above a threshold a mapping of their own, which costs a page
+fault for every 4 KiB each time. Both are wrong here: the first breaks the budget, the second costs a fifth of a step.
+So blocks stay in the heap, where they serve again, and the heap is trimmed when the process outgrows its allowance.
 """
 
 import ctypes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_OWN_MAPPING_BYTES_MIN = 256 << 10
-_TRIM_BYTES_MIN = 1 << 20
+_MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc takes (mallopt(3))
+_TRIM_THRESHOLD_BYTES = 16 << 20
+# What the process may hold above its tensors before the heap is trimmed: fragments, and blocks between two uses.
+_ALLOWANCE_BYTES = 24 << 20
+_PAGE_BYTES = 4096
 
 
-def give_back_freed_memory():
-    """From now on freed blocks return to the kernel; those freed before do so now. Without glibc: nothing."""
-    libc = ctypes.CDLL(None)
-    try:
-        libc.mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING_BYTES_MIN)
-        libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES_MIN)
-        libc.malloc_trim(0)
-    except AttributeError:
-        pass
+class Heap:
+    """Keeps a process's anonymous memory near what its tensors take."""
+
+    def __init__(self, base):
+        """`base`: what the process holds beside its tensors."""
+        self._base = base
+        self._libc = ctypes.CDLL(None)
+
+    def take_over(self):
+        """Sets glibc's thresholds. On another C library freed memory is left as that library has it."""
+        try:
+            self._libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+            self._libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
+            self._libc.malloc_trim(0)
+        except AttributeError:
+            self.trim = lambda tensors_max: None
+
+    def trim(self, tensors_max):
+        """Gives freed memory back to the kernel where the process holds more than `tensors_max` and the allowance."""
+        if anonymous_bytes() > self._base + tensors_max + _ALLOWANCE_BYTES:
+            self._libc.malloc_trim(0)
+
+
+def anonymous_bytes():
+    """Resident memory that is no file's (proc(5): resident less shared pages)."""
+    with open("/proc/self/statm", "rb") as figures:
+        _, resident, shared, *_ = figures.read().split()
+    return (int(resident) - int(shared)) * _PAGE_BYTES

@@ -16,21 +16,15 @@ AWAY = OUT | COMING
 
 
 class Record(weakref.ref):
-    __slots__ = ("birth", "id", "name", "pins", "size", "state", "tide", "told")
+    """Made once per new storage, on the hot path: what most records never need is a default of the class."""
 
-    def __new__(cls, storage, tide, identity, size):
-        return super().__new__(cls, storage, _died)
-
-    def __init__(self, storage, tide, identity, size):
-        super().__init__(storage, _died)
-        self.tide = tide
-        self.id = identity
-        self.size = size
-        self.state = SETTLED
-        self.told = False  # whether the residency machine has heard of it
-        self.pins = 0  # aliases that we cannot see; above zero the memory stays where it is
-        self.name = None
-        self.birth = None  # (op index, output slot, op name), or the op alone
+    tide = None  # set by each block in a class of its own
+    id = None  # the machine's number for it, given when the machine must hear of it
+    state = SETTLED
+    told = False  # whether the residency machine has heard of it
+    pins = 0  # aliases that we cannot see; above zero the memory stays where it is
+    name = None
+    birth = None  # (op index, output slot, op name), or the op alone
 
     def describe(self):
         """The name people know the tensor by."""
@@ -43,7 +37,3 @@ class Record(weakref.ref):
             where = f"op {index}" if index >= 0 else "outside a step"
             return f"output {slot} of {op} ({where})"
         return f"a tensor of {self.size} bytes (storage {self.id})"
-
-
-def _died(record):
-    record.tide._storage_died(record)

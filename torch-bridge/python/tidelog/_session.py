@@ -85,6 +85,8 @@ class Tide:
         self._in_flight = {}  # storage id -> storage: alive while a device or a copy may touch it
         self._births, self._deaths, self._pin_requests = [], [], []
         # Numbers of dead storages serve again, but not within a step: a profile tells storages apart by them.
+        self._births_max = _BIRTHS_UNTOLD_MAX
+        self._record_type = type("Record", (_record.Record,), {"tide": self})
         self._next_id, self._free_ids, self._retired_ids = 0, [], []
         self.live = 0
         self._peak = 0
@@ -102,6 +104,7 @@ class Tide:
         self.limit = self.budget - self.staging  # of live storages
         self.chunk_limit = max(self.limit // 4, 1)  # foreach ops are done in pieces of this
         self._aliased = {}  # storage id -> its addresses, of pinned storages: others may lie in the same memory
+        self._heap = None
         self._marked = 0  # storages that are not plainly resident
         self._funcs, self._needs = [], []  # of the ops of a step that is being profiled
         self._plan = None
@@ -130,10 +133,12 @@ class Tide:
         try:
             _escape.install(self)
             self._open = True
+            before = _heap.anonymous_bytes()
             self._adopt_what_lives()
+            self._heap = _heap.Heap(before - sum(record.size for record in self._records.values()))
             self._drive(self._library.tide_session_settle(self._sync()))
             if self._marked:
-                _heap.give_back_freed_memory()
+                self._heap.take_over()
             self._peak = self.live
             self._hook.quiet = self._is_quiet()
             self._hook.__enter__()
@@ -333,12 +338,12 @@ class Tide:
         size = 0 if self._is_alias(storage) else _nbytes(storage)
         if size == 0:
             return None  # nothing to move; looked at again when an op has given it bytes
-        record = _record.Record(storage, self, self._new_id(), size)
+        record = storage._tide = self._record_type(storage, self._storage_died)
+        record.size = size
         record.birth = birth
-        self._records[record.id] = record
+        self._number(record)
         self._births.append(record)
-        storage._tide = record
-        self.live += record.size
+        self.live += size
         return record
 
     def _is_alias(self, storage):
@@ -369,35 +374,39 @@ class Tide:
             return
         if size >= _DEVICE_CHECK_BYTES_MIN and storage.device.type != "cpu":
             return  # a meta tensor: it has a size, and no memory
-        record = _record.Record(storage, self, self._new_id(), size)
+        record = storage._tide = self._record_type(storage, self._storage_died)
+        record.size = size
         record.birth = func
-        storage._tide = record
-        self._records[record.id] = record
-        self._births.append(record)
-        self.live = live = self.live + record.size
+        births = self._births
+        births.append(record)
+        self.live = live = self.live + size
         if live > self._peak:
             if live > self.limit:
                 self._end_quiet()
             self._peak = self.live
-        elif len(self._births) >= _BIRTHS_UNTOLD_MAX:
-            self._births = [record for record in self._births if record() is not None]
-            self._sync()
+        elif len(births) > self._births_max:
+            self._births = [record for record in births if record() is not None]
+            self._births_max = 2 * len(self._births) + _BIRTHS_UNTOLD_MAX
 
     def _end_quiet(self):
         self._pressed = True
-        _heap.give_back_freed_memory()
+        self._heap.take_over()
         self._hook.quiet = False
         self._hook.next_op, self._hook.plan = -1, None
         self.end_op()
 
-    def _new_id(self):
+    def _number(self, record):
         if self._free_ids:
-            return self._free_ids.pop()
-        self._next_id += 1
-        return self._next_id - 1
+            record.id = self._free_ids.pop()
+        else:
+            record.id = self._next_id
+            self._next_id += 1
+        self._records[record.id] = record
 
     def _storage_died(self, record):
-        if self._records.pop(record.id, None) is not None:
+        if record.id is None:
+            self.live -= record.size
+        elif self._records.pop(record.id, None) is not None:
             if record.state:
                 self._marked -= 1
             self._aliased.pop(record.id, None)
@@ -472,6 +481,8 @@ class Tide:
             births = array.array("Q")
             for record in self._births:
                 if record.told or record() is not None:
+                    if record.id is None:
+                        self._number(record)
                     record.told = True  # before it is sent: from here on its death is reported
                     index, slot = record.birth[:2] if isinstance(record.birth, tuple) else (-1, 0)
                     storage = record()
@@ -514,6 +525,8 @@ class Tide:
             if storage is not None:
                 address = self._ACTIONS[action.kind](self, record, storage, action.size)
             self._library.tide_session_action_done(self._handle, action.sequence, address)
+        if self._heap is not None:
+            self._heap.trim(self.budget)
 
     def _begin_eviction(self, record, storage, _size):
         if record.pins or not self._movable(storage):

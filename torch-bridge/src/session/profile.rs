@@ -18,6 +18,8 @@ struct Seen {
     size: u64,
     /// The step and place of its birth; None: made between steps or before the block.
     born: Option<(u64, OpIndex, u16)>,
+    /// The number of steps that had begun when it was first seen.
+    since: u64,
 }
 
 /// One recorded op.
@@ -76,7 +78,7 @@ impl Profile {
         {
             op.births.push((storage, slot));
         }
-        self.storages.entry(storage).or_insert(Seen { size, born });
+        self.storages.entry(storage).or_insert(Seen { size, born, since: self.step });
     }
 
     pub(super) fn resized(&mut self, storage: StorageId, size: u64) {
@@ -160,7 +162,11 @@ impl Profile {
         }
         let ops = self.ops.iter().map(|op| names.op(op)).collect();
         for &storage in &self.alive_at_begin {
-            names.meaning(storage); // idle all step long: it still takes memory
+            // Idle all step long, but known by name: it still takes memory. What has neither a name nor a use
+            // (a list of losses that grows) is left to the machine, which evicts it first.
+            if (names.describe)(storage).0.is_some() {
+                names.meaning(storage);
+            }
         }
         Profiled {
             bindings: names.bindings(),
@@ -212,12 +218,11 @@ impl<D: Fn(StorageId) -> (Option<String>, Kind, bool)> Names<'_, D> {
         }
         let identity = match born {
             Some((_, op, slot)) if in_this_step => Identity::Output { op, slot },
-            _ if self.is_global(storage) => {
+            _ if name.is_some() && self.is_global(storage) => {
                 // Two storages may carry one name (an optimizer's state that was replaced).
-                let unnamed = || format!("storage {}", storage.0);
-                let name = name.unwrap_or_else(unnamed);
+                let name = name.unwrap_or_default();
                 let free = self.names.insert(name.clone());
-                Identity::Name(if free { name } else { format!("{name} ({})", unnamed()) })
+                Identity::Name(if free { name } else { format!("{name} ({storage})") })
             }
             _ => Identity::Arrival,
         };
@@ -229,10 +234,12 @@ impl<D: Fn(StorageId) -> (Option<String>, Kind, bool)> Names<'_, D> {
         Meaning { storage: named, previous: false }
     }
 
-    /// Alive before the step and after it.
+    /// Alive after the step, and all through the one before: what is made between two steps, such as a
+    /// batch, is another one every time.
     fn is_global(&self, storage: StorageId) -> bool {
         self.profile.storages.contains_key(&storage)
             && self.profile.alive_at_begin.binary_search(&storage).is_ok()
+            && self.profile.storages[&storage].since + 1 < self.profile.step
     }
 
     fn op(&mut self, op: &Recorded) -> Op {
