@@ -50,13 +50,15 @@
 // In `flags` of a transfer: it goes before those that are not urgent.
 #define TIDE_URGENT 1
 
-// Keep the storage alive and answer its address: its bytes are about to be copied out. Answer 0 if it cannot move.
+// Keep the storage alive and answer its address: its bytes are about to be copied out. Answer 0 if it cannot move now: it
+// is not asked for again before the next op.
 #define TIDE_EVICT 1
 
 // Free the storage's memory and guard it: its bytes are in the log.
 #define TIDE_RELEASE 2
 
-// Allocate the storage's memory, keep it alive and guarded, and answer its address: its bytes are coming.
+// Allocate the storage's memory, keep it alive and guarded, and answer its address: its bytes are
+// coming. Answer 0 if there is no memory: the op that needs it fails.
 #define TIDE_ALLOCATE 3
 
 // Lift the guard: the storage is resident, no transfer touches it.

@@ -9,7 +9,10 @@ use tidelog_engine::memory::{Destination, ForeignDestination, ForeignSource, Sou
 use tidelog_engine::pool::{Batch, Pool, PutOptions};
 use tidelog_engine::schedule::{Ticket, TransferError, Urgency};
 
-use super::{Failure, Status, array_argument, boundary, text_argument, write_result};
+use super::{
+    Failure, Status, array_argument, boundary, check_length, check_result, text_argument,
+    write_result,
+};
 use crate::handles::Table;
 use crate::session::{SessionConfig, open_pool};
 
@@ -99,6 +102,7 @@ pub unsafe extern "C" fn tide_put(
         let name = unsafe { text_argument(name, "name") }?;
         // SAFETY: by this function's contract.
         let source = unsafe { source(address, length) }?;
+        check_result(ticket, "ticket")?;
         let options =
             PutOptions { lifetime: LifetimeClass::Step, urgency: urgency(flags), notify: None };
         let submitted = pool
@@ -133,8 +137,10 @@ pub unsafe extern "C" fn tide_get(
         let end = offset
             .checked_add(length)
             .ok_or_else(|| Failure::invalid(format!("{length} bytes from {offset} overflow")))?;
+        let length = check_length(length)?;
+        check_result(ticket, "ticket")?;
         // SAFETY: by this function's contract.
-        let destination = unsafe { ForeignDestination::new(address.cast(), length as usize) };
+        let destination = unsafe { ForeignDestination::new(address.cast(), length) };
         let submitted = pool
             .get(
                 TensorId::from_name(name),
@@ -324,8 +330,9 @@ unsafe fn source(address: *const c_void, length: u64) -> Result<Source, Failure>
     if address.is_null() && length > 0 {
         return Err(Failure::invalid("address is a null pointer"));
     }
-    // SAFETY: by this function's contract.
-    Ok(Source::Foreign(unsafe { ForeignSource::new(address.cast(), length as usize) }))
+    let length = check_length(length)?;
+    // SAFETY: not null unless empty, and valid until release by this function's contract.
+    Ok(Source::Foreign(unsafe { ForeignSource::new(address.cast(), length) }))
 }
 
 /// # Safety

@@ -44,11 +44,13 @@ pub struct tide_action {
     pub storage: u32,
 }
 
-/// Keep the storage alive and answer its address: its bytes are about to be copied out. Answer 0 if it cannot move.
+/// Keep the storage alive and answer its address: its bytes are about to be copied out. Answer 0 if it cannot move now: it
+/// is not asked for again before the next op.
 pub const TIDE_EVICT: u32 = 1;
 /// Free the storage's memory and guard it: its bytes are in the log.
 pub const TIDE_RELEASE: u32 = 2;
-/// Allocate the storage's memory, keep it alive and guarded, and answer its address: its bytes are coming.
+/// Allocate the storage's memory, keep it alive and guarded, and answer its address: its bytes are
+/// coming. Answer 0 if there is no memory: the op that needs it fails.
 pub const TIDE_ALLOCATE: u32 = 3;
 /// Lift the guard: the storage is resident, no transfer touches it.
 pub const TIDE_SETTLE: u32 = 4;
@@ -155,7 +157,7 @@ pub unsafe extern "C" fn tide_session_sync(
         let births = births.iter().map(|birth| {
             let index = (birth.place >> 16) as u32;
             Birth {
-                storage: birth.storage as u32,
+                storage: birth.storage,
                 size: birth.size,
                 op: (index != u32::MAX).then_some(index),
                 slot: birth.place as u16,

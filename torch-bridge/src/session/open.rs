@@ -12,6 +12,7 @@ use tidelog_engine::units::ByteCount;
 use tidelog_planner::residency::{Config, Residency};
 use tidelog_planner::units::Bytes;
 
+use super::events::BYTES_MAX;
 use super::figures::Figures;
 use super::history::History;
 use super::profile::Profile;
@@ -48,7 +49,8 @@ impl Session {
             ));
         }
         let pool = open_pool(config)?;
-        let machine = Residency::new(Config::new(Bytes(config.budget), Bytes(config.staging)));
+        let machine =
+            Residency::new(Config::new(Bytes(config.budget.min(BYTES_MAX)), Bytes(config.staging)));
         Ok(Self {
             pool,
             completions: CompletionQueue::new(),
@@ -75,6 +77,13 @@ impl Session {
 pub(crate) fn open_pool(config: &SessionConfig<'_>) -> Result<Pool, Failure> {
     let failed =
         |error: &dyn std::fmt::Display| Failure::new(Status::PoolFailed, error.to_string());
+    for (name, bytes) in [("staging", config.staging), ("pool_size", config.pool_size)] {
+        if bytes > BYTES_MAX {
+            return Err(Failure::invalid(format!(
+                "{name} is {bytes} bytes: nothing is that large"
+            )));
+        }
+    }
     let devices = DeviceSpec::parse_list(config.devices).map_err(|error| failed(&error))?;
     let path: PathChoice = config.data_path.parse().map_err(|error| failed(&error))?;
     if devices.iter().all(|device| !device.exists()) {
@@ -121,6 +130,7 @@ impl State {
             in_flight: HashMap::new(),
             requests: VecDeque::new(),
             next_sequence: 0,
+            declined: Vec::new(),
             log_prefix: unique_prefix(),
             held: None,
             figures: Figures::default(),

@@ -35,6 +35,7 @@ impl Session {
         match mark {
             1 => self.advance(|state| {
                 state.figures.step_begins();
+                state.ask_declined_again();
                 state.op = CurrentOp::default();
                 state.history.step_begins(Instant::now());
                 state.sample();

@@ -21,7 +21,7 @@ impl Session {
     pub(crate) fn write_report(&self, path: &Path) -> Result<i32, Failure> {
         let page = self.report().to_html();
         replace(path, page.as_bytes()).map_err(|(what, error)| {
-            Failure::invalid(format!("the report cannot be written: {what}: {error}"))
+            Failure::invalid(format!("the report cannot be written to {what:?}: {error}"))
         })?;
         Ok(0)
     }

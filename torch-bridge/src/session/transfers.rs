@@ -12,6 +12,7 @@ use tidelog_planner::residency::{
     Urgency as Wanted,
 };
 use tidelog_planner::trace::Kind;
+use tidelog_planner::units::Bytes;
 
 use super::history::{Ended, Label};
 use super::{Request, RequestKind, Session, State};
@@ -138,6 +139,9 @@ impl Session {
         address: usize,
     ) -> Result<i32, Failure> {
         let mut state = self.lock();
+        if sequence > state.next_sequence {
+            return Err(Failure::invalid(format!("request {sequence} was never handed out")));
+        }
         let Some(request) = state.requests.front().copied() else {
             return Ok(0); // reported twice: an interrupt fell between the report and its answer
         };
@@ -154,7 +158,7 @@ impl Session {
         state.requests.pop_front();
         if let Some(transfer) = request.transfer {
             if address == 0 {
-                self.end(&mut state, transfer, Outcome::Cancelled);
+                self.decline(&mut state, transfer, &request);
             } else {
                 // SAFETY: by this function's contract the memory stays valid until the storage is
                 // released or settled, which the session asks for only after the ticket's completion.
@@ -163,6 +167,26 @@ impl Session {
             self.carry_out(&mut state);
         }
         Ok(0)
+    }
+
+    /// The caller cannot do what a transfer needs of it.
+    fn decline(&self, state: &mut State, transfer: TransferId, request: &Request) {
+        let storage = StorageId(request.storage);
+        if request.kind == RequestKind::Allocate {
+            let message = format!("there was no memory for its {}", Bytes(request.size));
+            self.end(state, transfer, Outcome::Failed(FailureInfo { message }));
+            return;
+        }
+        // It stays, until the next op at least: asked again at once, it would be declined again.
+        state.machine.pin(storage);
+        state.declined.push(storage);
+        // The machine calls the eviction off by itself; that nobody has to answer for it is what
+        // tells this from a transfer that failed.
+        let _ = state.machine.modified(storage);
+        self.carry_out(state);
+        if state.in_flight.contains_key(&transfer) {
+            self.end(state, transfer, Outcome::Cancelled);
+        }
     }
 
     /// Hands a transfer to the engine.
