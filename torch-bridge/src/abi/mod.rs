@@ -6,10 +6,12 @@
 #![allow(unsafe_code)]
 
 mod error;
+mod memory;
 mod pool;
 mod session;
 
 pub use error::*;
+pub(crate) use memory::CallerMemory;
 pub use pool::*;
 pub use session::*;
 

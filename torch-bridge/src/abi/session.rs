@@ -3,7 +3,10 @@
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
-use super::{Failure, array_argument, boundary, remember, text_argument, write_result, write_text};
+use super::{
+    CallerMemory, Failure, array_argument, boundary, remember, text_argument, write_result,
+    write_text,
+};
 use crate::handles::Table;
 use crate::session::{Birth, Op, Request, Session, SessionConfig};
 
@@ -24,7 +27,7 @@ pub struct tide_session_options {
     pub pool_size: u64,
     /// The share of the pool to own.
     pub share: u32,
-    /// Non-zero allows a file system without O_DIRECT.
+    /// Non-zero allows a file system without `O_DIRECT`.
     pub buffered: u8,
     /// Non-zero never makes a plan.
     pub reactive: u8,
@@ -36,9 +39,9 @@ pub struct tide_session_options {
 pub struct tide_action {
     /// Hand back to `tide_session_action_done`.
     pub sequence: u64,
-    /// Bytes of the storage; for TIDE_SETTLE non-zero where the log holds the same bytes.
+    /// Bytes of the storage; for `TIDE_SETTLE` non-zero where the log holds the same bytes.
     pub size: u64,
-    /// TIDE_EVICT, TIDE_RELEASE, TIDE_ALLOCATE or TIDE_SETTLE.
+    /// `TIDE_EVICT`, `TIDE_RELEASE`, `TIDE_ALLOCATE` or `TIDE_SETTLE`.
     pub kind: u32,
     /// The storage's number.
     pub storage: u32,
@@ -62,7 +65,7 @@ pub const TIDE_MODIFIES: u32 = 0x8000_0000;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct tide_birth {
-    /// The storage's number, below TIDE_MODIFIES, chosen by the caller: small, and not that of another living storage.
+    /// The storage's number, below `TIDE_MODIFIES`, chosen by the caller: small, and not that of another living storage.
     pub storage: u64,
     /// Its bytes.
     pub size: u64,
@@ -77,7 +80,7 @@ fn with_session(handle: u64, body: impl FnOnce(&Session) -> Result<i32, Failure>
 /// Opens a session: formats the pool where its devices are fresh directories, opens the share, starts the reactor.
 ///
 /// # Safety
-/// `options` points to options whose texts are NUL-terminated; `session` points to one uint64_t.
+/// `options` points to options whose texts are NUL-terminated; `session` points to one `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_open(
     options: *const tide_session_options,
@@ -119,7 +122,7 @@ pub extern "C" fn tide_session_close(session: u64) -> i32 {
     })
 }
 
-/// The address of a uint32_t that is non-zero while completions wait to be taken in: a cheap look between ops.
+/// The address of a `uint32_t` that is non-zero while completions wait to be taken in: a cheap look between ops.
 /// Null for a stale handle. It is valid until the session is closed.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_attention(session: u64) -> *const c_void {
@@ -134,7 +137,7 @@ pub extern "C" fn tide_session_attention(session: u64) -> *const c_void {
 /// Changes the budget; takes effect at the next op boundary.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_set_budget(session: u64, budget: u64) -> i32 {
-    with_session(session, |session| session.set_budget(budget))
+    with_session(session, |session| Ok(session.set_budget(budget)))
 }
 
 /// Reports storages that were born and that died. Repeating a report is harmless.
@@ -262,10 +265,10 @@ pub extern "C" fn tide_session_wait(session: u64, timeout_ms: u32) -> i32 {
     with_session(session, |session| session.wait(Duration::from_millis(timeout_ms.into())))
 }
 
-/// The next request: answers TIDE_ACTION where there is one. The same request comes again until it is reported done.
+/// The next request: answers `TIDE_ACTION` where there is one. The same request comes again until it is reported done.
 ///
 /// # Safety
-/// `action` points to one tide_action.
+/// `action` points to one `tide_action`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_next_action(session: u64, action: *mut tide_action) -> i32 {
     with_session(session, |session| {
@@ -282,7 +285,7 @@ pub unsafe extern "C" fn tide_session_next_action(session: u64, action: *mut tid
 /// Reports a request as done, with the storage's address where one was asked for (0: it cannot be done).
 ///
 /// # Safety
-/// `address` is 0 or that of the request's `size` bytes. They stay alive, and for TIDE_ALLOCATE nobody else touches
+/// `address` is 0 or that of the request's `size` bytes. They stay alive, and for `TIDE_ALLOCATE` nobody else touches
 /// them, until the storage is released or settled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_action_done(
@@ -291,8 +294,9 @@ pub unsafe extern "C" fn tide_session_action_done(
     address: u64,
 ) -> i32 {
     with_session(session, |session| {
-        // SAFETY: by this function's contract, which is the session's.
-        unsafe { session.request_done(sequence, address as usize) }
+        // SAFETY: by this function's contract.
+        let memory = unsafe { CallerMemory::new(sequence, address) };
+        session.request_done(&memory)
     })
 }
 
@@ -332,14 +336,14 @@ pub unsafe extern "C" fn tide_session_report(session: u64, path: *const c_char) 
 /// The step follows the plan no longer: the caller saw that it does something else.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_leave_plan(session: u64) -> i32 {
-    with_session(session, Session::leave_plan)
+    with_session(session, |session| Ok(session.leave_plan()))
 }
 
 /// The plan's triggers: in `due` one byte per op, non-zero where a migration begins, and in `count` how many; 0 while
 /// there is no plan. They stay where they are until the session is closed.
 ///
 /// # Safety
-/// `due` points to one pointer and `count` to one uint64_t.
+/// `due` points to one pointer and `count` to one `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_plan(
     session: u64,

@@ -102,11 +102,11 @@ impl Session {
         })
     }
 
-    pub(crate) fn set_budget(&self, budget: u64) -> Result<i32, Failure> {
+    pub(crate) fn set_budget(&self, budget: u64) -> i32 {
         let mut state = self.lock();
         state.machine.set_budget(Bytes(budget.min(BYTES_MAX)));
         self.carry_out(&mut state);
-        Ok(0)
+        Status::Ready as i32
     }
 
     /// One event about one storage that the session knows.

@@ -151,7 +151,7 @@ impl Profile {
             storages: Vec::new(),
             by_place: HashMap::new(),
             meanings: HashMap::new(),
-            names: HashSet::new(),
+            taken: HashSet::new(),
         };
         // What this step makes comes first: what the step before made at the same place is then known
         // as the previous instance under the same name.
@@ -175,7 +175,7 @@ struct Names<'a, D> {
     describe: D,
     storages: Vec<Storage>,
     by_place: HashMap<(OpIndex, u16), PlanStorage>,
-    names: HashSet<String>,
+    taken: HashSet<String>,
     meanings: HashMap<StorageId, Meaning>,
 }
 
@@ -216,7 +216,7 @@ impl<D: Fn(StorageId) -> (Option<String>, Kind, bool)> Names<'_, D> {
                 // Two storages may carry one name (an optimizer's state that was replaced).
                 let unnamed = || format!("storage {}", storage.0);
                 let name = name.unwrap_or_else(unnamed);
-                let free = self.names.insert(name.clone());
+                let free = self.taken.insert(name.clone());
                 Identity::Name(if free { name } else { format!("{name} ({})", unnamed()) })
             }
             _ => Identity::Arrival,

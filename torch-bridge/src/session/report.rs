@@ -11,7 +11,7 @@ use tidelog_planner::report::{OpSpan, Report, Stall, TransferSpan, Unmovable};
 use tidelog_planner::trace::{Kind, Trace};
 use tidelog_planner::units::Bytes;
 
-use super::history::{Label, Moved, OpRun, Step, Waited};
+use super::history::{Label, OpRun, Step, Transfer, Wait};
 use super::stats::{data_path, staging_backing};
 use super::{Session, State};
 use crate::abi::Failure;
@@ -60,16 +60,15 @@ impl State {
                 report.figures.push((name.to_owned(), value));
             }
         }
-        match self.history.shown() {
-            Some(step) => self.show(step, &mut report),
-            None => {
-                "measured, no step yet".clone_into(&mut report.subtitle);
-                report.notices.push(
-                    "no step was marked: put each training step into `with tide.step():`, and the \
-                     report shows the last complete one"
-                        .to_owned(),
-                );
-            }
+        if let Some(step) = self.history.shown() {
+            self.show(step, &mut report);
+        } else {
+            "measured, no step yet".clone_into(&mut report.subtitle);
+            report.notices.push(
+                "no step was marked: put each training step into `with tide.step():`, and the \
+                 report shows the last complete one"
+                    .to_owned(),
+            );
         }
         report
     }
@@ -145,7 +144,7 @@ impl<'a> Words<'a> {
         Self { planned, seen }
     }
 
-    fn span(&self, moved: &Moved) -> TransferSpan {
+    fn span(&self, moved: &Transfer) -> TransferSpan {
         TransferSpan {
             name: self.storage(&moved.label),
             kind: moved.kind,
@@ -160,7 +159,7 @@ impl<'a> Words<'a> {
         }
     }
 
-    fn stall(&self, waited: &Waited) -> Stall {
+    fn stall(&self, waited: &Wait) -> Stall {
         let op = match &waited.op {
             Some((name, Some(index))) => format!("{name} (op {index})"),
             Some((name, None)) => name.to_string(),

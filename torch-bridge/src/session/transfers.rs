@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use tidelog_engine::layout::{LifetimeClass, TensorId};
-use tidelog_engine::memory::{Destination, ForeignDestination, ForeignSource, Source};
 use tidelog_engine::pool::PutOptions;
 use tidelog_engine::schedule::{Outcome as Transferred, Ticket, TransferError, Urgency};
 use tidelog_planner::report::{self, Ending};
@@ -16,7 +15,7 @@ use tidelog_planner::units::Bytes;
 
 use super::history::{Ended, Label};
 use super::{Request, RequestKind, Session, State};
-use crate::abi::Failure;
+use crate::abi::{CallerMemory, Failure};
 
 /// A transfer that the machine asked for and has not heard the end of.
 pub(super) struct InFlight {
@@ -127,17 +126,9 @@ impl Session {
         self.lock().requests.front().copied()
     }
 
-    /// The caller has done what the request asked for.
-    ///
-    /// # Safety
-    /// `address` is 0, or that of the request's `size` bytes, which stay alive (and for an allocation
-    /// untouched by anybody else) until the storage is released or settled.
-    #[allow(unsafe_code)]
-    pub(crate) unsafe fn request_done(
-        &self,
-        sequence: u64,
-        address: usize,
-    ) -> Result<i32, Failure> {
+    /// The caller has done what a request asked for.
+    pub(crate) fn request_done(&self, memory: &CallerMemory) -> Result<i32, Failure> {
+        let sequence = memory.sequence();
         let mut state = self.lock();
         if sequence > state.next_sequence {
             return Err(Failure::invalid(format!("request {sequence} was never handed out")));
@@ -157,12 +148,10 @@ impl Session {
         }
         state.requests.pop_front();
         if let Some(transfer) = request.transfer {
-            if address == 0 {
+            if memory.is_none() {
                 self.decline(&mut state, transfer, &request);
             } else {
-                // SAFETY: by this function's contract the memory stays valid until the storage is
-                // released or settled, which the session asks for only after the ticket's completion.
-                unsafe { self.submit(&mut state, transfer, &request, address) };
+                self.submit(&mut state, transfer, &request, memory);
             }
             self.carry_out(&mut state);
         }
@@ -190,27 +179,21 @@ impl Session {
     }
 
     /// Hands a transfer to the engine.
-    ///
-    /// # Safety
-    /// `address` is that of the request's `size` bytes, valid until the transfer's completion was taken in.
-    #[allow(unsafe_code)]
-    unsafe fn submit(
+    fn submit(
         &self,
         state: &mut State,
         transfer: TransferId,
         request: &Request,
-        address: usize,
+        memory: &CallerMemory,
     ) {
         let Some(in_flight) = state.in_flight.get(&transfer) else { return };
         let (storage, direction, urgency) =
             (in_flight.storage, in_flight.direction, in_flight.urgency);
-        let (id, size) = (state.log_id(storage), request.size as usize);
+        let id = state.log_id(storage);
         let notify = Some((self.completions.clone(), transfer.0));
         let submitted = match direction {
             Direction::Out(copy) => {
-                // SAFETY: by this function's contract.
-                let source =
-                    Source::Foreign(unsafe { ForeignSource::new(address as *const u8, size) });
+                let source = memory.source(request);
                 if copy == CopyKind::Verify {
                     self.pool.verify(id, source, notify).map_err(|error| error.to_string())
                 } else {
@@ -220,10 +203,7 @@ impl Session {
                 }
             }
             Direction::In => {
-                // SAFETY: by this function's contract, which gives exclusive use for an allocation.
-                let destination = Destination::Foreign(unsafe {
-                    ForeignDestination::new(address as *mut u8, size)
-                });
+                let destination = memory.destination(request);
                 self.pool
                     .get(id, 0..request.size, destination, urgency, notify)
                     .map_err(|error| error.to_string())

@@ -183,7 +183,7 @@ impl Framework {
                 || self.parked_numbers.contains(n)
                 || self.deaths.contains(n)
         };
-        (0..).find(|number| !taken(number)).unwrap()
+        (0..u32::MAX).find(|number| !taken(number)).unwrap()
     }
 
     /// A storage comes into being with some bytes in it, told at the next call.
@@ -374,13 +374,13 @@ impl Framework {
     fn check_refusal(&mut self, uses: &[(u32, bool)], outputs: &[(u32, usize)]) {
         let mut needed: BTreeSet<u32> = uses.iter().map(|&(number, _)| number).collect();
         needed.extend(self.storages.iter().filter(|(_, s)| s.pins > 0).map(|(&number, _)| number));
-        let used: usize = needed.iter().map(|number| self.storages[number].size).sum();
+        let held: usize = needed.iter().map(|number| self.storages[number].size).sum();
         let made: usize = outputs.iter().map(|&(_, size)| size).sum();
         let text = last_error();
         if self.manners.refused > 0 {
             return; // what was declined stays in the way of the op
         }
-        assert!((used + made) as u64 + STAGING > self.budget, "refused, but it fits: {text}");
+        assert!((held + made) as u64 + STAGING > self.budget, "refused, but it fits: {text}");
     }
 
     pub(crate) fn pin(&mut self, number: u32, on: bool) {
