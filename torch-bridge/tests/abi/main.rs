@@ -3,4 +3,5 @@
 
 mod arguments;
 mod framework;
+mod memory;
 mod session;

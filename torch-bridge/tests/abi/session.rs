@@ -4,7 +4,8 @@ use std::ffi::CString;
 
 use tidelog::abi::*;
 
-use crate::framework::{Folder, Framework, Manners, Random, STAGING, last_error};
+use crate::framework::{Folder, Framework, Manners, STAGING, last_error};
+use crate::memory::Random;
 
 const KIB: usize = 1 << 10;
 
