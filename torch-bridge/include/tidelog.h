@@ -67,6 +67,9 @@
 // In an element of `uses`: the op writes the storage.
 #define TIDE_MODIFIES 2147483648
 
+// In the `storage` of a birth: its memory is not the framework's own and must stay.
+#define TIDE_UNMOVABLE (1 << 32)
+
 // How to open a pool.
 typedef struct tide_pool_options {
   // Devices of the pool, separated by commas: directories, files or block devices.
@@ -105,7 +108,7 @@ typedef struct tide_session_options {
 
 // A storage that came into being.
 typedef struct tide_birth {
-  // The storage's number, below `TIDE_MODIFIES`, chosen by the caller: small, and not that of another living storage.
+  // The storage's number, plus `TIDE_UNMOVABLE` where its memory must stay; below `TIDE_MODIFIES`, chosen by the caller: small, and not that of another living storage.
   uint64_t storage;
   // Its bytes.
   uint64_t size;

@@ -18,7 +18,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use tidelog_engine::pool::Pool;
 use tidelog_engine::schedule::CompletionQueue;
 use tidelog_planner::residency::{Action, Progress, Residency, StorageId, TransferId, Use};
 use tidelog_planner::trace::Kind;
@@ -26,6 +25,7 @@ use tidelog_planner::units::Bytes;
 
 use figures::Figures;
 use history::{History, Label};
+use open::Lease;
 use planned::Planned;
 use profile::Profile;
 use transfers::InFlight;
@@ -35,7 +35,7 @@ pub(crate) use open::{SessionConfig, open_pool};
 
 /// An open session.
 pub(crate) struct Session {
-    pool: Pool,
+    pool: Lease,
     completions: CompletionQueue,
     state: Mutex<State>,
 }

@@ -11,16 +11,16 @@ const MAGIC: [u8; 8] = *b"TIDECHNG";
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct RecordOnMedia {
-    magic: [u8; 8],
+pub(super) struct RecordOnMedia {
+    pub(super) magic: [u8; 8],
     /// CRC32C over this structure with this field as zero, then the payload.
-    checksum: U32,
-    payload_bytes: U32,
-    pool: U128,
-    epoch: U64,
-    sequence: U64,
-    share: U32,
-    reserved: [u8; 12],
+    pub(super) checksum: U32,
+    pub(super) payload_bytes: U32,
+    pub(super) pool: U128,
+    pub(super) epoch: U64,
+    pub(super) sequence: U64,
+    pub(super) share: U32,
+    pub(super) reserved: [u8; 12],
 }
 
 /// Bytes of a record before its changes.

@@ -11,16 +11,16 @@ const MAGIC: [u8; 8] = *b"TIDEINDX";
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct CheckpointOnMedia {
-    magic: [u8; 8],
+pub(super) struct CheckpointOnMedia {
+    pub(super) magic: [u8; 8],
     /// CRC32C over this structure with this field as zero, then the payload.
-    checksum: U32,
-    share: U32,
-    pool: U128,
-    epoch: U64,
-    payload_bytes: U64,
-    tensors: U64,
-    reserved: [u8; 8],
+    pub(super) checksum: U32,
+    pub(super) share: U32,
+    pub(super) pool: U128,
+    pub(super) epoch: U64,
+    pub(super) payload_bytes: U64,
+    pub(super) tensors: U64,
+    pub(super) reserved: [u8; 8],
 }
 
 /// Bytes of a checkpoint before its tensors.

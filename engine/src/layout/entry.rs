@@ -13,26 +13,26 @@ const KIND_DELETE: u8 = 2;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct EntryOnMedia {
-    id: U128,
-    length: U64,
+pub(super) struct EntryOnMedia {
+    pub(super) id: U128,
+    pub(super) length: U64,
     /// The whole entry: this structure, runs, checksums, name, padding to eight bytes.
-    entry_bytes: U32,
-    runs: U32,
-    checksums: U32,
-    name_bytes: U16,
-    kind: u8,
-    class: u8,
-    reserved: [u8; 8],
+    pub(super) entry_bytes: U32,
+    pub(super) runs: U32,
+    pub(super) checksums: U32,
+    pub(super) name_bytes: U16,
+    pub(super) kind: u8,
+    pub(super) class: u8,
+    pub(super) reserved: [u8; 8],
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct RunOnMedia {
-    segment: U32,
-    block: U32,
-    blocks: U32,
-    reserved: [u8; 4],
+pub(super) struct RunOnMedia {
+    pub(super) segment: U32,
+    pub(super) block: U32,
+    pub(super) blocks: U32,
+    pub(super) reserved: [u8; 4],
 }
 
 const _: () = assert!(size_of::<EntryOnMedia>() == 48);

@@ -15,17 +15,17 @@ const COMMAND_BYTES: usize = 1024;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct HolderOnMedia {
-    magic: [u8; 8],
+pub(super) struct HolderOnMedia {
+    pub(super) magic: [u8; 8],
     /// CRC32C over the block with this field as zero.
-    checksum: U32,
-    share: U32,
-    pool: U128,
-    process: U32,
-    command_bytes: U32,
-    since: U64,
-    command: [u8; COMMAND_BYTES],
-    reserved: [u8; 3024],
+    pub(super) checksum: U32,
+    pub(super) share: U32,
+    pub(super) pool: U128,
+    pub(super) process: U32,
+    pub(super) command_bytes: U32,
+    pub(super) since: U64,
+    pub(super) command: [u8; COMMAND_BYTES],
+    pub(super) reserved: [u8; 3024],
 }
 
 const _: () = assert!(size_of::<HolderOnMedia>() == BLOCK_BYTES as usize);

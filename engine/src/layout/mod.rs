@@ -10,6 +10,8 @@
 
 mod change;
 mod checkpoint;
+#[cfg(test)]
+mod document_tests;
 mod endian;
 mod entry;
 mod geometry;

@@ -23,38 +23,38 @@ const FEATURES_FORESEEN: &[(u64, &str)] =
 /// One share as the superblock's table records it.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct ShareOnMedia {
-    metadata_offset: U64,
-    metadata_bytes: U64,
-    first_segment: U32,
-    segments: U32,
-    reserved: [u8; 40],
+pub(super) struct ShareOnMedia {
+    pub(super) metadata_offset: U64,
+    pub(super) metadata_bytes: U64,
+    pub(super) first_segment: U32,
+    pub(super) segments: U32,
+    pub(super) reserved: [u8; 40],
 }
 
 /// The superblock's block as it stands on the media.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct SuperblockOnMedia {
-    magic: [u8; 8],
-    version: U32,
+pub(super) struct SuperblockOnMedia {
+    pub(super) magic: [u8; 8],
+    pub(super) version: U32,
     /// CRC32C over the block with this field as zero.
-    checksum: U32,
-    generation: U64,
-    features: U64,
-    pool: U128,
-    device: U32,
-    devices: U32,
-    device_bytes: U64,
-    stripe_unit: U64,
-    segment_bytes: U64,
-    data_offset: U64,
-    slot_bytes: U64,
-    segments: U32,
-    shares: U32,
-    formatted_at: U64,
-    reserved: [u8; 144],
-    share_table: [ShareOnMedia; SHARES_MAX as usize],
-    tail: [u8; 1792],
+    pub(super) checksum: U32,
+    pub(super) generation: U64,
+    pub(super) features: U64,
+    pub(super) pool: U128,
+    pub(super) device: U32,
+    pub(super) devices: U32,
+    pub(super) device_bytes: U64,
+    pub(super) stripe_unit: U64,
+    pub(super) segment_bytes: U64,
+    pub(super) data_offset: U64,
+    pub(super) slot_bytes: U64,
+    pub(super) segments: U32,
+    pub(super) shares: U32,
+    pub(super) formatted_at: U64,
+    pub(super) reserved: [u8; 144],
+    pub(super) share_table: [ShareOnMedia; SHARES_MAX as usize],
+    pub(super) tail: [u8; 1792],
 }
 
 const _: () = assert!(size_of::<ShareOnMedia>() == 64);

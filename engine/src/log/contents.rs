@@ -9,76 +9,17 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use thiserror::Error;
-
-use super::space::{Durability, Full, Lane, Space, SpaceUse};
+use super::space::{Durability, Space, SpaceUse};
+use super::version::{BeginError, RemoveError, Request, Reservation, Version};
 use crate::layout::{Change, Run, TensorEntry, TensorId};
-
-/// A version of a tensor that can be, or could be, read.
-#[derive(Debug)]
-pub struct Version {
-    /// The tensor, its place and its checksums.
-    pub entry: TensorEntry,
-    /// Whether it survives the process.
-    pub durability: Durability,
-    serial: u64,
-}
-
-/// A write on its way, as [`Contents`] knows it. Ends in exactly one of [`Contents::install`],
-/// [`Contents::abandon`], [`Contents::apply`] and [`Contents::leave_in_doubt`].
-#[derive(Debug)]
-pub struct Reservation {
-    serial: u64,
-    /// Where the bytes go.
-    pub runs: Arc<[Run]>,
-}
-
-/// What a caller wants to write.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// What the tensor is called.
-    pub id: TensorId,
-    /// The name behind the id, kept with durable tensors.
-    pub name: Option<Box<str>>,
-    /// Its length in bytes.
-    pub length: u64,
-    /// The lane it goes to.
-    pub lane: Lane,
-}
-
-/// Why a write cannot begin; nothing was changed.
-#[derive(Debug, Error, PartialEq, Eq)]
-pub enum BeginError {
-    /// There is no space.
-    #[error("no space")]
-    Full(Full),
-    /// A durable tensor stands, or is about to stand, under this id.
-    #[error("a durable tensor stands under this id")]
-    IsDurable,
-    /// A scratch write to this id is in flight.
-    #[error("a scratch write to this id is in flight")]
-    ScratchInFlight,
-    /// Another name stands for the same id.
-    #[error("the id already stands for {0:?}")]
-    NameCollision(Box<str>),
-}
-
-/// Why a tensor cannot be deleted; nothing was changed.
-#[derive(Debug, Error, PartialEq, Eq)]
-pub enum RemoveError {
-    /// There is no such tensor.
-    #[error("no tensor stands under this id")]
-    Unknown,
-    /// It is durable: it disappears by a commit.
-    #[error("the tensor is durable")]
-    IsDurable,
-}
 
 #[derive(Debug, Default)]
 struct Slot {
     current: Option<Arc<Version>>,
     /// Serial of the newest version or deletion: an older write that completes later is not installed.
     newest: u64,
+    /// Serial of the last write that began.
+    last_begun: u64,
     scratch_writes: u32,
     durable_writes: u32,
     /// The name of durable writes that are not committed yet.
@@ -146,7 +87,9 @@ impl Contents {
         }
         let runs: Arc<[Run]> =
             self.space.allocate(request.lane, request.length).map_err(BeginError::Full)?.into();
+        let serial = self.next_serial();
         let slot = self.slots.entry(request.id).or_default();
+        slot.last_begun = serial;
         match request.lane.durability {
             Durability::Scratch => slot.scratch_writes += 1,
             Durability::Durable => {
@@ -156,7 +99,6 @@ impl Contents {
                 }
             }
         }
-        let serial = self.next_serial();
         let pending = Pending { request, runs: Arc::clone(&runs), in_doubt: false };
         self.pending.insert(serial, pending);
         Ok(Reservation { serial, runs })
@@ -286,7 +228,10 @@ impl Contents {
             Some(version) if version.durability == Durability::Durable => {
                 return Err(RemoveError::IsDurable);
             }
-            None if slot.scratch_writes == 0 => return Err(RemoveError::Unknown),
+            // A write that began after the last deletion may still bring the tensor.
+            None if slot.scratch_writes == 0 || slot.last_begun < slot.newest => {
+                return Err(RemoveError::Unknown);
+            }
             _ => (),
         }
         slot.newest = serial;

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::layout::{BLOCK_BYTES, LifetimeClass, ShareArea, SlotArea};
+use crate::log::space::Lane;
 
 const ID: TensorId = TensorId(7);
 
@@ -65,6 +66,7 @@ fn a_write_in_flight_does_not_undo_a_deletion() {
     assert_eq!(contents.remove_scratch(ID), Err(RemoveError::Unknown));
     let write = contents.begin(scratch(1)).unwrap();
     contents.remove_scratch(ID).unwrap();
+    assert_eq!(contents.remove_scratch(ID), Err(RemoveError::Unknown), "it is deleted already");
     contents.install(&write, vec![]);
     assert_eq!(length(&contents), None);
     let space = contents.audit().unwrap();

@@ -9,9 +9,11 @@ pub(crate) mod random;
 mod recovery;
 mod space;
 mod stripe;
+mod version;
 
 pub use change_log::{AppendError, ChangeLog, Media, Place};
-pub use contents::{BeginError, Contents, RemoveError, Request, Reservation, Version};
+pub use contents::Contents;
 pub use recovery::{Recovered, RecoveryError, recover};
 pub use space::{Durability, Full, Lane, Space, SpaceUse};
 pub use stripe::{Placement, StripeMap};
+pub use version::{BeginError, RemoveError, Request, Reservation, Version};

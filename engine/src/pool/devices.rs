@@ -72,21 +72,6 @@ impl Member {
         matches!(self, Self::File { device, .. } if device.kind() == DeviceKind::Block)
     }
 
-    /// What makes it the same device under another name.
-    pub(super) fn identity(&self) -> Option<(u64, u64)> {
-        match self {
-            Self::File { device, .. } => {
-                let metadata = device.file().metadata().ok()?;
-                // A block device is known by its number, wherever its node stands.
-                Some(match device.kind() {
-                    DeviceKind::Block => (u64::MAX, metadata.rdev()),
-                    DeviceKind::File => (metadata.dev(), metadata.ino()),
-                })
-            }
-            Self::Sim { .. } => None,
-        }
-    }
-
     /// Reads outside of the data path.
     pub(super) fn read(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
         match self {
@@ -129,6 +114,24 @@ impl Member {
             (Err(first), Err(_)) => Err(first),
         }
     }
+}
+
+/// Two names of one device, if there are. Locks would notice too, but blame a process for it.
+pub(super) fn find_twins(specs: &[DeviceSpec]) -> Option<(String, String)> {
+    let mut seen: Vec<((bool, u64, u64), &DeviceSpec)> = Vec::new();
+    for spec in specs {
+        let Ok(metadata) = spec.target().metadata() else { continue };
+        // A block device is known by its number, wherever its node stands.
+        let identity = match metadata.rdev() {
+            0 => (false, metadata.dev(), metadata.ino()),
+            number => (true, 0, number),
+        };
+        if let Some((_, twin)) = seen.iter().find(|(other, _)| *other == identity) {
+            return Some((twin.to_string(), spec.to_string()));
+        }
+        seen.push((identity, spec));
+    }
+    None
 }
 
 /// The members of a pool, in stripe order once they have been put into it.

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::devices::{Member, MemberError, Members};
+use super::devices::{Member, MemberError, Members, find_twins};
 use super::error::FormatError;
 use super::media::MetadataIo;
 use super::options::{FormatOptions, PoolDescription};
@@ -28,13 +28,15 @@ pub(super) fn format(
     options: &FormatOptions,
 ) -> Result<PoolDescription, FormatError> {
     check_count(specs.len())?;
+    if let Some((one, other)) = find_twins(specs) {
+        return Err(FormatError::SameDevice(one, other));
+    }
     // Whatever can be refused is refused before the first file is made.
     let mode = OpenMode { buffered: options.buffered, exclusive: true, ..OpenMode::default() };
     let mut members: Vec<Option<Member>> = Vec::new();
     for spec in specs {
         members.push(if spec.exists() { Some(existing(spec, mode, options)?) } else { None });
     }
-    refuse_twins(members.iter().flatten())?;
     let size_of = |(spec, member): (&DeviceSpec, &Option<Member>)| {
         let size = member.as_ref().map_or(ByteCount::ZERO, Member::size);
         match (size, options.device_size) {
@@ -58,8 +60,6 @@ pub(super) fn format(
             Member::open(spec, Shares::All, mode).map_err(refused)?
         });
     }
-    // A directory and the file in it are twins only once the file is there.
-    refuse_twins(complete.iter())?;
     let description = write(&Members(complete), geometry, options)?;
     created.0.clear();
     Ok(description)
@@ -123,18 +123,6 @@ fn refused(error: MemberError) -> FormatError {
             FormatError::System { what: format!("cannot lock {}", path.display()), source }
         }
     }
-}
-
-fn refuse_twins<'a>(members: impl Iterator<Item = &'a Member>) -> Result<(), FormatError> {
-    let mut seen: Vec<((u64, u64), String)> = Vec::new();
-    for member in members {
-        let Some(identity) = member.identity() else { continue };
-        if let Some((_, twin)) = seen.iter().find(|(other, _)| *other == identity) {
-            return Err(FormatError::SameDevice(twin.clone(), member.name()));
-        }
-        seen.push((identity, member.name()));
-    }
-    Ok(())
 }
 
 /// Refuses a device that holds anything, unless it may be lost.

@@ -30,6 +30,7 @@ mod held;
 mod media;
 mod open;
 mod options;
+mod pieces;
 mod share_lock;
 
 #[cfg(test)]
@@ -47,16 +48,16 @@ pub use options::{
     FormatOptions, OpenOptions, PoolDescription, PoolStats, PutOptions, WrittenBytes,
 };
 
-use crate::layout::{LifetimeClass, TensorEntry, TensorId};
+use crate::layout::{LifetimeClass, TensorId};
 use crate::log::{
-    BeginError, ChangeLog, Contents, Durability, Lane, Placement, RemoveError, Request, SpaceUse,
-    StripeMap, Version,
+    BeginError, ChangeLog, Contents, Durability, Lane, RemoveError, Request, SpaceUse, StripeMap,
+    Version,
 };
 use crate::memory::{Destination, Source};
 use crate::path::DeviceSpec;
 use crate::path::sim::SimDisk;
-use crate::schedule::{Notify, Piece, Reactor, Ticket, Transfer, Urgency};
-use crate::units::{ByteCount, DeviceIndex};
+use crate::schedule::{Notify, Reactor, Ticket, Transfer, Urgency};
+use crate::units::ByteCount;
 use devices::Members;
 use held::{PendingWrite, Reading};
 
@@ -188,7 +189,7 @@ impl Pool {
         let begun = self.0.shared.contents().begin(request);
         let reservation = begun.map_err(|error| put_error(id, name, error))?;
         let placements = self.0.stripes.placements(&reservation.runs, length);
-        let pieces = placements.iter().map(piece).collect();
+        let pieces = placements.iter().map(pieces::whole).collect();
         let write = PendingWrite::new(Arc::clone(&self.0.shared), reservation);
         let shared = Arc::clone(&self.0.shared);
         let ended = move |result: crate::schedule::TransferResult| {
@@ -222,7 +223,7 @@ impl Pool {
         if found != needed {
             return Err(GetError::Memory { id, found, needed });
         }
-        let pieces = self.pieces_of(entry, &range, self.0.verify_reads);
+        let pieces = pieces::of_range(&self.0.stripes, entry, &range, self.0.verify_reads);
         let transfer = Transfer::Read { destination, pieces };
         Ok(reactor.submit(transfer, urgency, notify, Box::new(move |_| drop(reading)))?)
     }
@@ -243,7 +244,7 @@ impl Pool {
             let (found, needed) = (source.len() as u64, entry.length);
             return Err(GetError::Memory { id, found, needed });
         }
-        let pieces = self.pieces_of(entry, &(0..entry.length), true);
+        let pieces = pieces::of_range(&self.0.stripes, entry, &(0..entry.length), true);
         let transfer = Transfer::Verify { source, pieces };
         Ok(reactor.submit(transfer, Urgency::Ahead, notify, Box::new(|_| ()))?)
     }
@@ -337,29 +338,6 @@ impl Pool {
         self.0.shared.contents().current(id).cloned()
     }
 
-    /// The pieces of a range of a tensor, placed in memory that holds just that range.
-    fn pieces_of(&self, entry: &TensorEntry, range: &Range<u64>, checked: bool) -> Vec<Piece> {
-        let placements = self.0.stripes.placements(&entry.runs, entry.length);
-        let wanted = placements.iter().zip(&entry.checksums).filter(|(placement, _)| {
-            let end = placement.tensor_offset + u64::from(placement.length);
-            placement.tensor_offset < range.end && range.start < end
-        });
-        wanted
-            .map(|(placement, checksum)| {
-                let end = placement.tensor_offset + u64::from(placement.length);
-                let first = placement.tensor_offset.max(range.start);
-                let skip = (first - placement.tensor_offset) as u32;
-                let take = (end.min(range.end) - first) as u32;
-                let mut piece = piece(placement);
-                piece.tensor_offset = first - range.start;
-                if checked {
-                    piece = piece.expecting(*checksum);
-                }
-                if take < placement.length { piece.window(skip, take) } else { piece }
-            })
-            .collect()
-    }
-
     fn check_fork(&self) -> Result<(), Unusable> {
         if std::process::id() == self.0.opener {
             Ok(())
@@ -401,15 +379,6 @@ impl Drop for Inner {
             let _ = self.close();
         }
     }
-}
-
-fn piece(placement: &Placement) -> Piece {
-    Piece::new(
-        DeviceIndex(placement.device),
-        ByteCount(placement.device_offset),
-        placement.tensor_offset,
-        placement.length,
-    )
 }
 
 fn put_error(id: TensorId, name: Option<Box<str>>, error: BeginError) -> PutError {

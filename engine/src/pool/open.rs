@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use super::devices::{Member, MemberError, Members};
+use super::devices::{Member, MemberError, Members, find_twins};
 use super::error::OpenError;
 use super::media::MetadataIo;
 use super::options::{OpenOptions, PoolDescription};
@@ -29,6 +29,9 @@ pub(super) struct Opened {
 /// Opens files and block devices, named in any order.
 pub(super) fn open(specs: &[DeviceSpec], options: &OpenOptions) -> Result<Opened, OpenError> {
     check_count(specs.len())?;
+    if let Some((one, other)) = find_twins(specs) {
+        return Err(OpenError::NotOnePool(format!("{one} and {other} are the same device")));
+    }
     // A share of a block device may not claim it alone: other shares are other processes'.
     let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
     let members = specs

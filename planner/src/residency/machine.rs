@@ -209,9 +209,8 @@ impl Residency {
     /// born. `false` if there is no schedule, or it or the machine does not know the storage.
     pub fn bind(&mut self, plan: PlanStorage, id: StorageId) -> bool {
         let Some(follow) = &mut self.follow else { return false };
-        let Some(storage) = self.storages.get_mut(id.0 as usize).and_then(Option::as_mut) else {
-            return false;
-        };
+        let known = self.storages.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let Some(storage) = known.filter(|storage| !storage.dead) else { return false };
         if !follow.bind(plan, id) {
             return false;
         }

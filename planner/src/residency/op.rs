@@ -135,6 +135,12 @@ impl Residency {
         self.op.uses = uses;
     }
 
+    /// A storage that the current op uses, unless it died since the op began (and perhaps another
+    /// was born under its number).
+    pub(super) fn used(&self, id: StorageId) -> Option<&Storage> {
+        self.alive(id).filter(|storage| storage.used_by == self.op.serial)
+    }
+
     fn adopt(&mut self, begin: &OpBegin<'_>) {
         self.op.outputs = begin.needs.0;
         self.op.expected = 0;
@@ -229,7 +235,7 @@ impl Residency {
         let mut lacks = Lacks { transfers: false, bytes: 0 };
         for index in 0..self.op.uses.len() {
             let Use { storage: id, modifies } = self.op.uses[index];
-            let Some(storage) = self.alive(id) else { continue };
+            let Some(storage) = self.used(id) else { continue };
             let flight = match storage.place {
                 Place::Resident => continue,
                 Place::Out => {
@@ -272,7 +278,7 @@ impl Residency {
         let mut left: u64 = 0;
         for index in 0..self.op.uses.len() {
             let id = self.op.uses[index].storage;
-            let Some(storage) = self.alive(id) else { continue };
+            let Some(storage) = self.used(id) else { continue };
             if !matches!(storage.place, Place::Out) {
                 continue;
             }
@@ -293,6 +299,9 @@ impl Residency {
         let now = self.follow.as_ref().map_or(0, Follow::now);
         for index in 0..self.op.uses.len() {
             let Use { storage: id, modifies } = self.op.uses[index];
+            if self.used(id).is_none() {
+                continue;
+            }
             if let Some(storage) = &mut self.storages[id.0 as usize] {
                 storage.last_use = self.grants;
                 storage.last_op = now;

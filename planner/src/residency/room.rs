@@ -185,7 +185,7 @@ impl Residency {
     /// What the current op uses, apart from what is counted as fixed already.
     fn uses_that_could_leave(&self) -> impl Iterator<Item = (StorageId, u64)> + '_ {
         self.op.uses.iter().filter_map(|one| {
-            let storage = self.alive(one.storage)?;
+            let storage = self.used(one.storage)?;
             (storage.sums().fixed == 0).then_some((one.storage, storage.size))
         })
     }

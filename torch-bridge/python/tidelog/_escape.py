@@ -13,10 +13,14 @@ import threading
 
 import torch
 
+from tidelog._record import AWAY
+
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _data_ptr = torch._C.StorageBase.data_ptr
 
 _TENSOR_READS = ("tolist", "__repr__", "__deepcopy__", "__reduce_ex__", "storage", "_typed_storage")
+# These run a Python function over the bytes.
+_TENSOR_WRITES = ("apply_", "map_", "map2_")
 _TENSOR_ALIASES = ("numpy", "__dlpack__", "share_memory_")
 # is_shared: torch aborts the process there when the storage is guarded.
 _STORAGE_READS = (
@@ -34,6 +38,14 @@ def install(tide):
     torch.UntypedStorage._tide = None  # so that looking up a storage's record never raises
     for name in _TENSOR_READS:
         _wrap(torch.Tensor, name, lambda tensor: _read(tide, _storage_of(tensor)))
+    for name in _TENSOR_WRITES:
+        _wrap(
+            torch.Tensor,
+            name,
+            lambda *tensors: _read(tide, *map(_storage_of, tensors)),
+            lambda tensor: tide.storage_modified(_storage_of(tensor)),
+            arguments=True,
+        )
     for name in _TENSOR_ALIASES:
         _wrap(torch.Tensor, name, lambda tensor: _alias(tide, _storage_of(tensor)))
     for name in _STORAGE_READS:
@@ -42,8 +54,9 @@ def install(tide):
         _wrap(
             torch.UntypedStorage,
             name,
-            lambda storage: _read(tide, storage),
+            lambda *storages: _read(tide, *storages),
             lambda storage: tide.storage_modified(storage),
+            arguments=True,
         )
     for name in _STORAGE_ALIASES:
         _wrap(torch.UntypedStorage, name, lambda storage: _alias(tide, storage))
@@ -73,13 +86,13 @@ def _replace(owner, name, make):
     setattr(owner, name, functools.wraps(original)(make(original)))
 
 
-def _wrap(owner, name, before, after=None):
+def _wrap(owner, name, before, after=None, arguments=False):
     if not hasattr(owner, name):
         return
 
     def make(original):
         def wrapper(subject, *args, **kwargs):
-            before(subject)
+            before(subject, *(args if arguments else ()))
             result = original(subject, *args, **kwargs)
             if after is not None:
                 after(subject)
@@ -97,10 +110,11 @@ def _storage_of(tensor):
         return None  # sparse, opaque or not a tensor at all: the original says what is wrong
 
 
-def _read(tide, storage):
-    record = storage._tide if storage is not None else None
-    if record is not None and record.state:
-        record.tide.bring_back(storage)
+def _read(tide, *accessed):
+    """Brings back what is out of the storages among `accessed`, all at once."""
+    storages = [each for each in accessed if isinstance(each, torch.UntypedStorage)]
+    if any(each._tide is not None and each._tide.state & AWAY for each in storages):
+        tide.bring_back(*storages)
 
 
 def _alias(tide, storage):

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch
 
 from tidelog import _record
-from tidelog._ops import halves, info_of, merged, storages_in
+from tidelog._ops import foresee, halves, info_of, merged, storages_in
 
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _nbytes = torch._C.StorageBase.nbytes
@@ -114,7 +114,10 @@ class Hook(TorchDispatchMode):
         fingerprint = _fingerprint(shapes, records)
         foreseen = (fingerprint, *sizes)
         index = self.next_op
-        self._begin(index, info.text, fingerprint, uses, self._foresight.get(foreseen, 0))
+        needs = self._foresight.get(foreseen)
+        if needs is None:
+            needs = foresee(func, args, kwargs)
+        self._begin(index, info.text, fingerprint, uses, needs)
         if index >= 0:
             self.next_op = index + 1
         try:
@@ -122,13 +125,12 @@ class Hook(TorchDispatchMode):
         finally:
             self._uses = {}
         born = self._take_on(result, index, info)
-        if born:
-            if len(self._foresight) >= _FORESIGHT_ENTRIES_MAX:
-                self._foresight.clear()
-            self._foresight[foreseen] = born
+        if len(self._foresight) >= _FORESIGHT_ENTRIES_MAX:
+            self._foresight.clear()
+        self._foresight[foreseen] = born
         if info.resizes:
-            for record in records:
-                tide.measure_again(record)
+            for storage in storages:
+                tide.measure_again(storage)
         tide.op_ran(index, func, born)
         return result
 
@@ -164,10 +166,10 @@ class Hook(TorchDispatchMode):
 
     # -- an access that is no op ----------------------------------------------------------------------
 
-    def touch(self, record):
-        """Brings a storage back for an access from outside the dispatcher, also from inside a running op."""
+    def touch(self, records):
+        """Brings storages back for an access from outside the dispatcher, also from inside a running op."""
         outer = self._uses
-        self._begin(-1, b"an access outside the dispatcher", 0, {**outer, record.id: 0}, 0)
+        self._begin(-1, b"an access outside the dispatcher", 0, {**outer, **dict.fromkeys((record.id for record in records), 0)}, 0)
         self._uses = outer
         if not outer:
             self._tide.end_op()

@@ -22,6 +22,7 @@ _clear_guard = getattr(torch._C, "_clear_storage_data_ptr_access_error_msg", Non
 # The unpatched methods: inside an offload block `torch.UntypedStorage` carries wrappers of these.
 _data_ptr = torch._C.StorageBase.data_ptr
 _resize = torch._C.StorageBase.resize_
+_nbytes = torch._C.StorageBase.nbytes
 _swap = getattr(torch._C.StorageBase, "_swap_data_ptr_", None)
 
 
@@ -54,6 +55,13 @@ class ResizeMover:
         return address
 
 
+    @staticmethod
+    def leave(storage, size, message):
+        """The block ends and the storage stays out. Its size comes back, its memory is never touched: views of
+        it then meet the guard, which names the tensor, and not a bounds check."""
+        ResizeMover.give(storage, size, message)
+
+
 class SwapMover:
     """Swaps the storage's pointer with an empty storage's: `nbytes` stays, so views keep working."""
 
@@ -61,7 +69,8 @@ class SwapMover:
 
     @staticmethod
     def take(storage, message):
-        empty = torch.UntypedStorage(0)
+        # Sizes change hands with pointers, so the one without memory says that it has as much.
+        empty = torch._C._construct_storage_from_data_pointer(0, storage.device, _nbytes(storage))
         _in_one_go(
             partial(_clear_guard, storage._cdata),
             partial(_swap, storage, empty),
@@ -78,6 +87,11 @@ class SwapMover:
             partial(_set_guard, storage._cdata, message),
         )
         return address
+
+
+    @staticmethod
+    def leave(storage, size, message):
+        """The block ends and the storage stays out: it is guarded, and its size was never gone."""
 
 
 def open_to_reads(storage):

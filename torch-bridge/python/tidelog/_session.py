@@ -14,7 +14,7 @@ import warnings
 
 import torch
 
-from tidelog import _errors, _escape, _movers, _native, _record
+from tidelog import _errors, _escape, _heap, _movers, _native, _record
 from tidelog._hook import Hook
 from tidelog._plan import Plan
 
@@ -101,9 +101,11 @@ class Tide:
             )
         self.limit = self.budget - self.staging  # of live storages
         self.chunk_limit = max(self.limit // 4, 1)  # foreach ops are done in pieces of this
+        self._aliased = {}  # storage id -> its addresses, of pinned storages: others may lie in the same memory
         self._marked = 0  # storages that are not plainly resident
         self._funcs, self._needs = [], []  # of the ops of a step that is being profiled
         self._plan = None
+        self._rested = False  # whether the last step needed no migration at all
         self._pressed = False  # whether the budget was ever reached: from then on ops are looked at
         self._notices = []
         self._action = _native.Action()
@@ -130,6 +132,8 @@ class Tide:
             self._open = True
             self._adopt_what_lives()
             self._drive(self._library.tide_session_settle(self._sync()))
+            if self._marked:
+                _heap.give_back_freed_memory()
             self._peak = self.live
             self._hook.quiet = self._is_quiet()
             self._hook.__enter__()
@@ -153,11 +157,15 @@ class Tide:
             self._restore_what_fits()
         finally:
             self._open = False
+            self._model = self._optimizer = None  # what is left behind lives as long as its owner does
             _escape.remove()
             _active = None
             if self.has_left_behind():
                 _left_behind.append(self)
-                self._warn_of([record for record in self._records.values() if record.state & _record.AWAY])
+                left = [record for record in self._records.values() if record.state & _record.AWAY]
+                for record in left:
+                    self._mover.leave(record(), record.size, self._guard_text(record))
+                self._warn_of(left)
             else:
                 self._close()
 
@@ -219,6 +227,7 @@ class Tide:
     def _end_step(self, completed, started):
         if not self._hook.quiet:
             self._name_states()
+        self._rested = self._hook.quiet
         self._hook.quiet = False
         status = self._library.tide_session_step(self._sync(), 0 if completed else 2)
         if not completed:
@@ -288,7 +297,7 @@ class Tide:
         """"profiling", "planned" or "reactive"."""
         if self.mode == "reactive":
             return "reactive"
-        return "profiling" if self._plan is None else "planned"
+        return "planned" if self._plan is not None or self._rested else "profiling"
 
     def stats(self):
         """Figures of the block so far, as a dict."""
@@ -321,13 +330,23 @@ class Tide:
             record.tide.hand_over(storage, record)
         if storage.device.type != "cpu":
             return None
-        record = _record.Record(storage, self, self._new_id(), _nbytes(storage))
+        size = 0 if self._is_alias(storage) else _nbytes(storage)
+        if size == 0:
+            return None  # nothing to move; looked at again when an op has given it bytes
+        record = _record.Record(storage, self, self._new_id(), size)
         record.birth = birth
         self._records[record.id] = record
         self._births.append(record)
         storage._tide = record
         self.live += record.size
         return record
+
+    def _is_alias(self, storage):
+        """Whether the storage only shows memory that another one owns, and that counts there."""
+        if not self._aliased or _resizable(storage):
+            return False
+        address = _movers.data_pointer(storage)
+        return any(begin <= address < end for begin, end in self._aliased.values())
 
     def hand_over(self, storage, record):
         """Another block takes a storage over from this one, which has ended."""
@@ -346,6 +365,8 @@ class Tide:
     def take_on(self, storage, func):
         """Registers an op's new storage while all is quiet, and ends the quiet where the budget is reached."""
         size = _nbytes(storage)
+        if not size:
+            return
         if size >= _DEVICE_CHECK_BYTES_MIN and storage.device.type != "cpu":
             return  # a meta tensor: it has a size, and no memory
         record = _record.Record(storage, self, self._new_id(), size)
@@ -364,6 +385,7 @@ class Tide:
 
     def _end_quiet(self):
         self._pressed = True
+        _heap.give_back_freed_memory()
         self._hook.quiet = False
         self._hook.next_op, self._hook.plan = -1, None
         self.end_op()
@@ -378,6 +400,7 @@ class Tide:
         if self._records.pop(record.id, None) is not None:
             if record.state:
                 self._marked -= 1
+            self._aliased.pop(record.id, None)
             if not record.state & _record.OUT:
                 self.live -= record.size
             if record.told:
@@ -451,7 +474,9 @@ class Tide:
                 if record.told or record() is not None:
                     record.told = True  # before it is sent: from here on its death is reported
                     index, slot = record.birth[:2] if isinstance(record.birth, tuple) else (-1, 0)
-                    births.extend((record.id, record.size, ((index & 0xFFFFFFFF) << 16) | slot))
+                    storage = record()
+                    stays = storage is None or not self._movable(storage)
+                    births.extend((record.id | stays << 32, record.size, ((index & 0xFFFFFFFF) << 16) | slot))
             deaths = array.array("I", self._deaths)
             address, length = births.buffer_info()
             dead_address, dead = deaths.buffer_info()
@@ -492,8 +517,7 @@ class Tide:
 
     def _begin_eviction(self, record, storage, _size):
         if record.pins or not self._movable(storage):
-            if not record.pins:
-                self.pin(record)
+            record.pins += 1  # answered with 0, the machine pins it too
             return 0
         self._in_flight[record.id] = storage
         self._mark(record, _record.LEAVING)
@@ -550,6 +574,9 @@ class Tide:
     def pin(self, record):
         """Keeps a storage where it is for its life: an alias exists that Tidelog cannot see."""
         record.pins += 1
+        if (storage := record()) is not None:
+            address = _movers.data_pointer(storage)
+            self._aliased[record.id] = (address, address + record.size)
         self._pin_requests.append((record.id, 1))
 
     def unpin(self, record):
@@ -586,10 +613,10 @@ class Tide:
                 "that step went on reactively (said once)"
             )
 
-    def measure_again(self, record):
-        """An op may have resized this storage."""
-        storage = record()
-        if storage is not None and _nbytes(storage) != record.size:
+    def measure_again(self, storage):
+        """Something may have resized this storage."""
+        record = self.record_of(storage)
+        if record is not None and _nbytes(storage) != record.size:
             self._resized(record, _nbytes(storage))
 
     def _resized(self, record, size):
@@ -600,30 +627,34 @@ class Tide:
     def storage_modified(self, storage):
         """A storage was written by a call that is no op."""
         record = storage._tide
-        if record is None or self.forked:
+        if self.forked:
             return
-        self.modifies(record)
-        self._check(self._library.tide_session_modified(self._sync(), record.id))
-        self.measure_again(record)
+        if record is not None and record.tide is self:
+            self.modifies(record)
+            self._check(self._library.tide_session_modified(self._sync(), record.id))
+        self.measure_again(storage)
 
     def moves(self, tensor):
         """Whether the tensor's memory may leave while the block is open."""
         record = self._adopt(tensor)
         return record is not None and not record.pins
 
-    def bring_back(self, storage):
-        """Makes a storage resident for an access that does not go through the dispatcher."""
-        record = storage._tide
-        if record is None or not record.state & _record.AWAY:
+    def bring_back(self, *storages):
+        """Makes storages resident, together, for an access that does not go through the dispatcher."""
+        records = [storage._tide for storage in storages if storage._tide is not None]
+        away = [record for record in records if record.state & _record.AWAY]
+        if not away:
             return
         if self.forked:
             raise _errors.ForkedError(
-                f"{record.describe()} is on NVMe and belongs to the parent process ({self._pid}); "
+                f"{away[0].describe()} is on NVMe and belongs to the parent process ({self._pid}); "
                 "touch it before the fork, or restore it there."
             )
         if threading.get_ident() != self._thread:
-            raise _errors.Error(self._guard_text(record))
-        self._hook.touch(record)
+            raise _errors.Error(self._guard_text(away[0]))
+        for foreign in {record.tide for record in away if record.tide is not self}:
+            foreign.bring_back(*(storage for storage in storages if storage._tide.tide is foreign))
+        self._hook.touch([record for record in records if record.tide is self])
 
     def _error(self, code):
         kind, text, about = _native.last_error(self._library, code)

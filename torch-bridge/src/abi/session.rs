@@ -61,11 +61,14 @@ pub const TIDE_SETTLE: u32 = 4;
 /// In an element of `uses`: the op writes the storage.
 pub const TIDE_MODIFIES: u32 = 0x8000_0000;
 
+/// In the `storage` of a birth: its memory is not the framework's own and must stay.
+pub const TIDE_UNMOVABLE: u64 = 1 << 32;
+
 /// A storage that came into being.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct tide_birth {
-    /// The storage's number, below `TIDE_MODIFIES`, chosen by the caller: small, and not that of another living storage.
+    /// The storage's number, plus `TIDE_UNMOVABLE` where its memory must stay; below `TIDE_MODIFIES`, chosen by the caller: small, and not that of another living storage.
     pub storage: u64,
     /// Its bytes.
     pub size: u64,
@@ -107,7 +110,8 @@ pub unsafe extern "C" fn tide_session_open(
         let handle = SESSIONS.insert(opened);
         // SAFETY: by this function's contract null or one u64 of the caller's.
         unsafe { write_result(session, handle, "session") }.inspect_err(|_| {
-            drop(SESSIONS.remove(handle));
+            // Its error is the one that counts; closing gives the share back.
+            let _ = SESSIONS.remove(handle).and_then(|session| session.close());
         })?;
         Ok(0)
     })
@@ -160,8 +164,9 @@ pub unsafe extern "C" fn tide_session_sync(
         let births = births.iter().map(|birth| {
             let index = (birth.place >> 16) as u32;
             Birth {
-                storage: birth.storage,
+                storage: birth.storage & !TIDE_UNMOVABLE,
                 size: birth.size,
+                movable: birth.storage & TIDE_UNMOVABLE == 0,
                 op: (index != u32::MAX).then_some(index),
                 slot: birth.place as u16,
             }

@@ -22,6 +22,7 @@ pub(super) const BYTES_MAX: u64 = 1 << 60;
 pub(crate) struct Birth {
     pub(crate) storage: u64,
     pub(crate) size: u64,
+    pub(crate) movable: bool,
     pub(crate) op: Option<u32>,
     pub(crate) slot: u16,
 }
@@ -251,7 +252,7 @@ impl State {
         self.check_size(birth.size)?;
         let place = birth.op.map(|op| (OpIndex(op), birth.slot));
         let kind = if place.is_some() { Kind::Activation } else { Kind::Other };
-        let movable = birth.size > 0;
+        let movable = birth.movable && birth.size > 0;
         let known = Known {
             size: birth.size,
             kind,

@@ -1,11 +1,12 @@
 //! Opening a session: the pool's devices, formatted where they are fresh, and the share.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Deref;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
-use tidelog_engine::path::{DeviceSpec, PathChoice};
+use tidelog_engine::path::{DeviceSpec, PathChoice, PathKind};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::schedule::CompletionQueue;
 use tidelog_engine::units::ByteCount;
@@ -16,6 +17,7 @@ use super::events::BYTES_MAX;
 use super::figures::Figures;
 use super::history::History;
 use super::profile::Profile;
+use super::transfers::InFlight;
 use super::{CurrentOp, Session, State};
 use crate::abi::{Failure, Status};
 
@@ -48,7 +50,7 @@ impl Session {
                 ),
             ));
         }
-        let pool = open_pool(config)?;
+        let pool = Lease::take(config)?;
         let machine =
             Residency::new(Config::new(Bytes(config.budget.min(BYTES_MAX)), Bytes(config.staging)));
         Ok(Self {
@@ -68,8 +70,86 @@ impl Session {
         for in_flight in state.in_flight.values() {
             in_flight.stop();
         }
+        let unfinished: Vec<_> = state.in_flight.values().filter_map(InFlight::ticket).collect();
+        for ticket in unfinished {
+            let _ = ticket.wait();
+        }
         drop(state);
+        self.pool.give_back()
+    }
+}
+
+/// A pool that the sessions of a process share: a block that follows another on the same devices finds
+/// what the first left there, and the share is given back when the last session ends.
+pub(super) struct Lease {
+    key: (String, u32),
+    pool: Pool,
+}
+
+struct Shared {
+    pool: Pool,
+    process: u32,
+    sessions: u32,
+}
+
+impl Shared {
+    /// A path that was asked for by name is the one that serves, or an error.
+    fn check_path(&self, wanted: &str) -> Result<(), Failure> {
+        let wanted = wanted
+            .parse::<PathChoice>()
+            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        let stats = self.pool.stats();
+        let stats = stats.map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        let serves = stats.reactor.capabilities.kind;
+        match (wanted, serves) {
+            (PathChoice::Auto, _)
+            | (PathChoice::Uring, PathKind::Uring)
+            | (PathChoice::Posix, PathKind::Posix) => Ok(()),
+            _ => Err(Failure::new(
+                Status::PoolFailed,
+                format!(
+                    "this process has the pool open already, by the data path {serves}: ask for \
+                     that one or for auto, or close the other session first"
+                ),
+            )),
+        }
+    }
+}
+
+static SHARED: LazyLock<Mutex<HashMap<(String, u32), Shared>>> = LazyLock::new(Mutex::default);
+
+impl Lease {
+    fn take(config: &SessionConfig<'_>) -> Result<Self, Failure> {
+        let key = (config.devices.to_owned(), config.share);
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = std::process::id();
+        if let Some(open) = shared.get_mut(&key).filter(|open| open.process == process) {
+            open.check_path(config.data_path)?;
+            open.sessions += 1;
+            return Ok(Self { key, pool: open.pool.clone() });
+        }
+        let pool = open_pool(config)?;
+        shared.insert(key.clone(), Shared { pool: pool.clone(), process, sessions: 1 });
+        Ok(Self { key, pool })
+    }
+
+    fn give_back(&self) -> Result<(), Failure> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(open) = shared.get_mut(&self.key) else { return Ok(()) };
+        open.sessions -= 1;
+        if open.sessions > 0 {
+            return Ok(());
+        }
+        shared.remove(&self.key);
         self.pool.close().map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
+    }
+}
+
+impl Deref for Lease {
+    type Target = Pool;
+
+    fn deref(&self) -> &Pool {
+        &self.pool
     }
 }
 

@@ -117,14 +117,17 @@ impl State {
     }
 
     fn unmovable(&self) -> Vec<Unmovable> {
-        let stays = |known: &super::Known| known.pins > 0 && known.size > 0;
+        let stays = |known: &super::Known| (known.pins > 0 || !known.movable) && known.size > 0;
         let mut fixed: Vec<_> = self.known.iter().filter(|(_, known)| stays(known)).collect();
         fixed.sort_unstable_by_key(|(storage, _)| **storage);
         let entries = fixed.into_iter().map(|(&storage, known)| Unmovable {
             name: self.describe(storage),
             bytes: Bytes(known.size),
-            why: "pinned: something outside sees its memory, or the memory is not the framework's"
-                .to_owned(),
+            why: if known.movable {
+                "pinned: something outside sees its memory".to_owned()
+            } else {
+                "its memory is not the framework's own".to_owned()
+            },
         });
         entries.collect()
     }

@@ -33,6 +33,11 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
+    /// The engine's side of it, once it has one.
+    pub(super) fn ticket(&self) -> Option<&Ticket> {
+        self.ticket.as_ref()
+    }
+
     /// Asks the engine to stop; what has not begun has nothing to stop.
     pub(super) fn stop(&self) {
         if let Some(ticket) = &self.ticket {

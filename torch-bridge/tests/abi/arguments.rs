@@ -153,8 +153,21 @@ fn sessions_do_not_open_with_senseless_options() {
     // SAFETY: the options are right; the null result is what the function must withstand.
     assert_refused(unsafe { tide_session_open(&good(), null_mut()) }, "session");
     let session = open_session(&good()).unwrap_or_else(|_| panic!("{}", last_error()));
-    assert_eq!(open_session(&good()), Err(TIDE_POOL_FAILED), "the share is taken");
+    // Sessions of one process share it, on the path that the first one opened.
+    let second = open_session(&good()).unwrap_or_else(|_| panic!("{}", last_error()));
+    let other_path = ["uring", "posix"].map(|path| {
+        let path = CString::new(path).unwrap();
+        open_session(&tide_session_options { data_path: path.as_ptr(), ..good() })
+    });
+    let same: Vec<u64> = other_path.iter().filter_map(|opened| opened.ok()).collect();
+    assert_eq!(same.len(), 1, "one of the two is the path in use, the other is not to be had");
+    assert!(other_path.contains(&Err(TIDE_POOL_FAILED)));
+    assert_eq!(tide_session_close(same[0]), TIDE_READY);
     assert_eq!(tide_session_close(session), TIDE_READY);
+    assert_eq!(tide_session_settle(second), TIDE_READY, "{}", last_error());
+    assert_eq!(tide_session_close(second), TIDE_READY);
+    // The last one gave it back: a pool of its own can have it.
+    assert_eq!(tide_pool_close(open_pool(&folder)), TIDE_READY);
 }
 
 #[test]
@@ -170,7 +183,7 @@ fn senseless_arguments_of_a_session_are_refused_and_change_nothing() {
         unsafe { tide_session_sync(session, births.as_ptr(), 1, null(), 0) }
     };
     assert_refused(born(u64::MAX, 1), "too large");
-    assert_refused(born((1 << 32) + 3, 1), "too large");
+    assert_refused(born((1 << 33) + 3, 1), "too large");
     assert_refused(born(u64::from(TIDE_MODIFIES), 1), "too large");
     assert_refused(born(5, u64::MAX), "no memory");
     assert_refused(tide_session_resized(session, 3, u64::MAX), "no memory");

@@ -215,3 +215,25 @@ fn a_closed_pool_says_so_and_scratch_is_gone_after_it() {
     assert!(!pool.contains(TensorId(1)));
     assert_eq!(space(&pool).free, space(&pool).capacity);
 }
+
+#[test]
+fn a_forked_child_is_told_that_the_pool_is_not_its_own() {
+    let mut pool = open(&disks(2, ByteCount::mib(4)));
+    put(&pool, 1, &[1; 10]);
+    // What a fork sees: another process id than the one that opened the pool.
+    let opener = std::process::id() + 1;
+    Arc::get_mut(&mut pool.0).unwrap().opener = opener;
+    let forked = Unusable::Forked { opener };
+    assert!(matches!(start_put(&pool, 1, &[1]), Err(PutError::Unusable(error)) if error == forked));
+    let memory = Destination::buffer(1);
+    let read = pool.get(TensorId(1), 0..1, memory, Urgency::Urgent, None);
+    assert!(matches!(read, Err(GetError::Unusable(error)) if error == forked));
+    let verified = pool.verify(TensorId(1), Source::from(vec![1; 10]), None);
+    assert!(matches!(verified, Err(GetError::Unusable(error)) if error == forked));
+    assert_eq!(pool.delete(TensorId(1)), Err(DeleteError::Unusable(forked)));
+    let committed = pool.batch().commit();
+    assert!(matches!(committed, Err(CommitError::Unusable(error)) if error == forked));
+    assert_eq!(pool.stats().err(), Some(forked));
+    assert!(matches!(pool.close(), Err(CloseError::Unusable(error)) if error == forked));
+    assert!(!pool.contains(TensorId(1)));
+}

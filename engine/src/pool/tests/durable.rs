@@ -182,6 +182,45 @@ fn a_commit_whose_log_write_fails_is_in_doubt_until_the_pool_is_opened_again() {
 }
 
 #[test]
+fn after_a_commit_in_doubt_each_device_alone_has_the_index_again() {
+    let mut halves = 0;
+    for (broken, kept) in [(0, 1), (1, 0)] {
+        for nth in 0..4 {
+            let disks = disks(2, ByteCount::mib(4));
+            let pool = open(&disks);
+            commit(&pool, &[(1, b"old")], &[]).unwrap();
+            drop(pool);
+            let pool = open(&disks);
+            commit(&pool, &[(1, b"older")], &[]).unwrap();
+            disks[broken].plan_fault(OperationKind::Write, nth, Fault::Errno(5));
+            let failed = commit(&pool, &[(2, b"new")], &[]);
+            cut_power(&disks, PowerCut::KeepAll);
+            disks.iter().for_each(SimDisk::clear_faults);
+            drop(pool);
+            let pool = open(&disks);
+            // Its record is on one device only.
+            let half = matches!(failed, Err(CommitError::InDoubt(_))) && pool.contains(TensorId(2));
+            halves += u32::from(half);
+            commit(&pool, &[(3, b"newest")], &[]).unwrap();
+            let survives = pool.contains(TensorId(2));
+            drop(pool);
+
+            let geometry = Pool::open_sim(&disks, &quick()).unwrap().description().geometry;
+            for slot in geometry.share(0).unwrap().slots {
+                disks[kept].rot(slot.checkpoint_offset, 1);
+                for block in 0..slot.log_bytes / BLOCK_BYTES {
+                    disks[kept].rot(slot.log_offset + block * BLOCK_BYTES, 1);
+                }
+            }
+            let pool = open(&disks);
+            assert_eq!(pool.contains(TensorId(2)), survives, "write {nth} of disk {broken}");
+            assert_eq!(get(&pool, 3).unwrap(), b"newest");
+        }
+    }
+    assert!(halves > 0, "no fault struck between the two copies");
+}
+
+#[test]
 fn many_commits_and_reopenings_leak_nothing() {
     let disks = disks(2, ByteCount::mib(4));
     let content = bytes(5, 9_000);

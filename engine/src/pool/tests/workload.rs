@@ -103,6 +103,31 @@ impl Program {
         assert!(found == content[start as usize..end as usize], "{}: {id}", self.at());
     }
 
+    /// Reads that stand still while what they read is replaced and deleted.
+    fn overlap(&mut self) {
+        self.settle();
+        self.disks.iter().for_each(SimDisk::hold);
+        let mut reads = Vec::new();
+        for (&id, content) in self.scratch.iter().chain(&self.durable) {
+            if !self.random.chance(2) {
+                reads.push((start_get(&self.pool, id, 0..content.len() as u64), content.clone()));
+            }
+        }
+        for _ in 0..self.random.below(12) {
+            if self.random.chance(2) {
+                self.delete();
+            } else {
+                self.put();
+            }
+            self.check_space();
+        }
+        self.disks.iter().for_each(SimDisk::release);
+        for (read, content) in reads {
+            read.wait().unwrap_or_else(|error| panic!("{}: {error}", self.at()));
+            assert!(read.take_bytes().unwrap() == content, "{}", self.at());
+        }
+    }
+
     fn delete(&mut self) {
         let id = self.scratch_id();
         let expected = match self.scratch.remove(&id) {
@@ -190,6 +215,14 @@ impl Program {
         tensors.iter().map(|(id, _)| (id.0, get(&self.pool, id.0).unwrap())).collect()
     }
 
+    /// Nothing leaked, nothing overlaps, and the parts sum to the capacity.
+    fn check_space(&self) {
+        let audit = self.pool.audit();
+        let space = audit.unwrap_or_else(|broken| panic!("{}: {broken}", self.at()));
+        let sum = space.live.0 + space.dead.0 + space.free.0 + space.reserved.0;
+        assert_eq!(sum, space.capacity.0, "{}", self.at());
+    }
+
     fn check_all(&mut self) {
         assert!(self.found() == self.durable, "{}", self.at());
     }
@@ -200,18 +233,16 @@ impl Program {
             match self.random.below(40) {
                 0..14 => self.put(),
                 14..24 => self.read(),
-                24..29 => self.delete(),
-                29..38 => self.batch(),
+                24..28 => self.delete(),
+                28..32 => self.overlap(),
+                32..38 => self.batch(),
                 38 => {
                     self.crash();
                     self.check_all();
                 }
                 _ => self.settle(),
             }
-            let space =
-                self.pool.audit().unwrap_or_else(|broken| panic!("{}: {broken}", self.at()));
-            let sum = space.live.0 + space.dead.0 + space.free.0 + space.reserved.0;
-            assert_eq!(sum, space.capacity.0, "{}", self.at());
+            self.check_space();
         }
         self.settle();
         self.check_all();

@@ -1,8 +1,16 @@
 //! What the machine promises, case by case, and then at random.
 
+mod chance;
+mod executor;
+mod failures;
+mod planned;
+mod random;
 mod reactive;
+mod speed;
+mod world;
 
 use super::*;
+use crate::plan::Target;
 use crate::units::Bytes;
 
 /// A machine with room for `limit` bytes and nothing kept free ahead of need.
@@ -70,4 +78,33 @@ fn perform(machine: &mut Residency) {
             machine.completed(transfer, outcome);
         }
     }
+}
+
+fn evict(storage: u32, transfer: u64, copy: CopyKind) -> Action {
+    let transfer = TransferId(transfer);
+    Action::Evict { storage: id(storage), transfer, copy, target: Target::Ssd }
+}
+
+fn fetch(storage: u32, transfer: u64) -> Action {
+    let transfer = TransferId(transfer);
+    Action::Fetch { storage: id(storage), transfer, urgency: Urgency::Urgent }
+}
+
+fn failed(message: &str) -> Outcome {
+    Outcome::Failed(FailureInfo { message: message.to_owned() })
+}
+
+/// Storages of 10 bytes each, the first one out, in a machine with room for two.
+fn first_one_out(clean: bool) -> Residency {
+    let mut machine = machine(20);
+    populate(&mut machine, &[10, 10]);
+    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    perform(&mut machine);
+    if clean {
+        assert_eq!(begin(&mut machine, &[reads(0)], 0), Progress::Waiting);
+        perform(&mut machine);
+        assert_eq!(machine.resume(), Progress::Ready);
+        machine.op_end();
+    }
+    machine
 }

@@ -1,36 +1,6 @@
 //! Case by case, without a schedule.
 
 use super::*;
-use crate::plan::Target;
-
-fn evict(storage: u32, transfer: u64, copy: CopyKind) -> Action {
-    let transfer = TransferId(transfer);
-    Action::Evict { storage: id(storage), transfer, copy, target: Target::Ssd }
-}
-
-fn fetch(storage: u32, transfer: u64) -> Action {
-    let transfer = TransferId(transfer);
-    Action::Fetch { storage: id(storage), transfer, urgency: Urgency::Urgent }
-}
-
-fn failed(message: &str) -> Outcome {
-    Outcome::Failed(FailureInfo { message: message.to_owned() })
-}
-
-/// Storages of 10 bytes each, the first one out, in a machine with room for two.
-fn first_one_out(clean: bool) -> Residency {
-    let mut machine = machine(20);
-    populate(&mut machine, &[10, 10]);
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
-    perform(&mut machine);
-    if clean {
-        assert_eq!(begin(&mut machine, &[reads(0)], 0), Progress::Waiting);
-        perform(&mut machine);
-        assert_eq!(machine.resume(), Progress::Ready);
-        machine.op_end();
-    }
-    machine
-}
 
 #[test]
 fn an_op_with_everything_at_hand_needs_nothing() {
@@ -74,6 +44,23 @@ fn a_clean_storage_is_checked_and_not_written_again() {
     assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
     assert_eq!(machine.stats().verify_hits, 1);
     assert_eq!(machine.stats().bytes_written, Bytes(10));
+}
+
+#[test]
+fn among_equals_the_one_with_a_copy_leaves() {
+    for clean in [0, 1, 2] {
+        let mut machine = machine(30);
+        populate(&mut machine, &[10, 10, 10]);
+        assert_eq!(machine.evict(id(clean)), Ok(Progress::Waiting));
+        perform(&mut machine);
+        let uses = [reads(0), reads(1), reads(2)];
+        assert_eq!(begin(&mut machine, &uses, 0), Progress::Waiting);
+        perform(&mut machine);
+        assert_eq!(machine.resume(), Progress::Ready);
+        machine.op_end();
+        assert_eq!(begin(&mut machine, &[], 10), Progress::Waiting);
+        assert_eq!(actions(&mut machine), [evict(clean, 2, CopyKind::Verify)]);
+    }
 }
 
 #[test]
@@ -209,84 +196,6 @@ fn a_death_leaves_nobody_to_release_and_no_copy() {
     machine.completed(TransferId(0), Outcome::Done);
     machine.died(id(0));
     assert_eq!(actions(&mut machine), [Action::Forget { storage: id(0) }]);
-}
-
-#[test]
-fn a_failed_write_keeps_the_memory_is_told_once_and_not_tried_again_before_a_retry() {
-    let mut machine = machine(20);
-    populate(&mut machine, &[10, 10]);
-    assert_eq!(begin(&mut machine, &[reads(1)], 10), Progress::Waiting);
-    actions(&mut machine);
-    machine.completed(TransferId(0), failed("no space"));
-    let Progress::Failed(failure) = machine.resume() else { panic!("not reported") };
-    assert_eq!((failure.storage, failure.direction), (id(0), Direction::Out));
-    assert!(failure.to_string().contains("no space"), "{failure}");
-    assert_eq!(machine.state(id(0)), Some(State::Resident { clean: false }));
-    let Progress::Refused(refusal) = begin(&mut machine, &[reads(1)], 10) else {
-        panic!("a storage that cannot be written was chosen again")
-    };
-    assert_eq!((refusal.unwritable, refusal.unmovable), (Bytes(10), Bytes(0)));
-    assert_eq!(actions(&mut machine), []);
-    machine.step_begin();
-    assert_eq!(begin(&mut machine, &[reads(1)], 10), Progress::Waiting);
-    assert_eq!(begun(&actions(&mut machine)), [TransferId(1)]);
-}
-
-#[test]
-fn a_failed_fetch_is_told_at_every_touch_and_costs_no_memory() {
-    let mut machine = first_one_out(false);
-    for transfer in 1..4 {
-        assert_eq!(begin(&mut machine, &[reads(0)], 0), Progress::Waiting);
-        assert_eq!(actions(&mut machine), [fetch(0, transfer)]);
-        machine.completed(TransferId(transfer), failed("bad block"));
-        let Progress::Failed(failure) = machine.resume() else { panic!("not reported") };
-        assert_eq!((failure.storage, failure.direction), (id(0), Direction::Back));
-        assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
-        assert_eq!(machine.committed(), Bytes(10));
-    }
-    assert_eq!(begin(&mut machine, &[reads(1)], 0), Progress::Ready);
-}
-
-#[test]
-fn a_completion_told_twice_changes_nothing() {
-    let mut machine = first_one_out(true);
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
-    actions(&mut machine);
-    assert!(machine.completed(TransferId(2), Outcome::Matched));
-    assert!(!machine.completed(TransferId(2), Outcome::Matched));
-    assert!(!machine.completed(TransferId(77), Outcome::Done));
-    assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
-}
-
-#[test]
-fn an_eviction_that_the_executor_gave_up_is_a_failure_and_not_begun_for_ever() {
-    let mut machine = machine(20);
-    populate(&mut machine, &[10, 10]);
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
-    actions(&mut machine);
-    machine.completed(TransferId(0), Outcome::Cancelled);
-    assert!(matches!(machine.resume(), Progress::Failed(_)));
-    assert_eq!(machine.in_flight(), 0);
-}
-
-#[test]
-fn a_refusal_says_what_would_do() {
-    let mut machine = machine(40);
-    populate(&mut machine, &[10, 10, 10]);
-    machine.born(id(3), Bytes(5), Attributes { movable: false, birth: None });
-    machine.pin(id(0));
-    let Progress::Refused(refusal) = begin(&mut machine, &[reads(1), reads(2), reads(1)], 20)
-    else {
-        panic!("it cannot fit")
-    };
-    assert_eq!(refusal.smallest_budget, Bytes(7 + 15 + 20 + 20));
-    let figures = (refusal.staging, refusal.unmovable, refusal.uses, refusal.outputs);
-    assert_eq!(figures, (Bytes(7), Bytes(15), Bytes(20), Bytes(20)));
-    let named: Vec<u32> = refusal.largest.iter().map(|one| one.storage.0).collect();
-    assert_eq!(named, [0, 1, 2, 3]);
-    assert_eq!(actions(&mut machine), [], "nothing moves for an op that cannot run");
-    machine.set_budget(refusal.smallest_budget);
-    assert_eq!(begin(&mut machine, &[reads(1), reads(2)], 20), Progress::Ready);
 }
 
 #[test]

@@ -1,0 +1,128 @@
+//! `docs/format.md` and the committed fixtures against the code.
+
+use std::mem::offset_of;
+
+use super::change::RecordOnMedia;
+use super::checkpoint::CheckpointOnMedia;
+use super::entry::{EntryOnMedia, RunOnMedia};
+use super::holder::HolderOnMedia;
+use super::superblock::{ShareOnMedia, SuperblockOnMedia};
+use super::*;
+use crate::units::ByteCount;
+
+/// The fields of a structure: where each starts, and its name.
+macro_rules! fields {
+    ($structure:ty: $($field:ident),+) => {
+        (size_of::<$structure>(), vec![$((offset_of!($structure, $field), stringify!($field))),+])
+    };
+}
+
+#[test]
+fn the_document_shows_every_structure_as_it_is() {
+    let document = include_str!("../../../docs/format.md");
+    let mut tables = document
+        .split("| offset | bytes | field |\n|---|---|---|\n")
+        .skip(1)
+        .map(|rest| rest.lines().take_while(|line| line.starts_with('|')).collect::<Vec<_>>());
+    let structures = [
+        fields!(SuperblockOnMedia: magic, version, checksum, generation, features, pool, device,
+            devices, device_bytes, stripe_unit, segment_bytes, data_offset, slot_bytes, segments,
+            shares, formatted_at, reserved, share_table, tail),
+        fields!(ShareOnMedia: metadata_offset, metadata_bytes, first_segment, segments, reserved),
+        fields!(HolderOnMedia: magic, checksum, share, pool, process, command_bytes, since, command,
+            reserved),
+        fields!(EntryOnMedia: id, length, entry_bytes, runs, checksums, name_bytes, kind, class,
+            reserved),
+        fields!(RunOnMedia: segment, block, blocks, reserved),
+        fields!(CheckpointOnMedia: magic, checksum, share, pool, epoch, payload_bytes, tensors,
+            reserved),
+        fields!(RecordOnMedia: magic, checksum, payload_bytes, pool, epoch, sequence, share,
+            reserved),
+    ];
+    for (size, fields) in structures {
+        let table = tables.next().expect("a table for each structure");
+        assert_eq!(table.len(), fields.len(), "{table:?}");
+        let ends = fields.iter().skip(1).map(|(offset, _)| *offset).chain([size]);
+        for ((row, (offset, name)), end) in table.iter().zip(&fields).zip(ends) {
+            let expected = format!("| {offset} | {} | `{name}`", end - offset);
+            assert!(row.starts_with(&expected), "{row} is not {expected}");
+        }
+    }
+    assert_eq!(tables.next(), None, "a table for nothing");
+}
+
+fn fixture_superblock() -> Superblock {
+    let geometry = Geometry::plan(&GeometryRequest {
+        devices: 2,
+        device_bytes: ByteCount::mib(64),
+        stripe_unit: ByteCount::kib(256),
+        segment_bytes: None,
+        shares: 3,
+    })
+    .unwrap();
+    Superblock {
+        generation: 1,
+        pool: 0x0011_2233_4455_6677_8899_AABB_CCDD_EEFF,
+        device: 1,
+        geometry,
+        formatted_at: 1_700_000_000,
+    }
+}
+
+fn fixture_tensors() -> Vec<TensorEntry> {
+    let named = TensorEntry {
+        id: TensorId::from_name("layer.0.weight"),
+        name: Some("layer.0.weight".into()),
+        length: 600_000,
+        class: LifetimeClass::Persistent,
+        runs: Box::new([
+            Run { segment: 3, block: 500, blocks: 12 },
+            Run { segment: 5, block: 0, blocks: 135 },
+        ]),
+        checksums: Box::new([1, 0x0102_0304, u32::MAX, 4]),
+    };
+    let empty = TensorEntry {
+        id: TensorId(7),
+        name: None,
+        length: 0,
+        class: LifetimeClass::Transient,
+        runs: Box::new([]),
+        checksums: Box::new([]),
+    };
+    vec![named, empty]
+}
+
+/// Compares what is written today with what an older build wrote. To make fixtures of a new version:
+/// delete the files and run the tests with `TIDELOG_WRITE_FIXTURES` set.
+fn check_fixture(name: &str, written: &[u8]) -> Vec<u8> {
+    let path = format!("{}/src/layout/fixtures/v1-{name}.bin", env!("CARGO_MANIFEST_DIR"));
+    if std::env::var_os("TIDELOG_WRITE_FIXTURES").is_some() {
+        std::fs::write(&path, written).unwrap();
+    }
+    let fixture = std::fs::read(&path).unwrap();
+    assert!(fixture == written, "{name} is not written as it was when version 1 was fixed");
+    fixture
+}
+
+#[test]
+fn version_1_is_written_and_read_as_it_was_when_it_was_fixed() {
+    let superblock = fixture_superblock();
+    let fixture = check_fixture("superblock", &superblock.encode());
+    assert_eq!(Superblock::decode(&fixture), Ok(superblock));
+
+    let holder = Holder { process: 4711, command: "python train.py".into(), since: 1_700_000_000 };
+    let fixture = check_fixture("holder", &holder.encode(superblock.pool, 2));
+    assert_eq!(Holder::decode(&fixture, 2), Some(holder));
+
+    let (pool, share, epoch) = (superblock.pool, 2, 9);
+    let checkpoint = Checkpoint { pool, share, epoch, tensors: fixture_tensors() };
+    let written = Checkpoint::encode(pool, share, epoch, &checkpoint.tensors);
+    let fixture = check_fixture("checkpoint", &written);
+    assert_eq!(Checkpoint::decode(&fixture), Ok(checkpoint));
+
+    let puts = fixture_tensors().into_iter().map(Change::Put);
+    let changes = puts.chain([Change::Delete(TensorId(1 << 100))]).collect();
+    let record = ChangeRecord { pool, share, epoch, sequence: 4, changes };
+    let fixture = check_fixture("change", &record.encode());
+    assert_eq!(ChangeRecord::decode(&fixture), Ok((record, fixture.len())));
+}

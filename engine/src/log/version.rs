@@ -1,0 +1,68 @@
+//! Versions of tensors: those that can be read, those on their way, and why one cannot begin or end.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::space::{Durability, Full, Lane};
+use crate::layout::{Run, TensorEntry, TensorId};
+
+/// A version of a tensor that can be, or could be, read.
+#[derive(Debug)]
+pub struct Version {
+    /// The tensor, its place and its checksums.
+    pub entry: TensorEntry,
+    /// Whether it survives the process.
+    pub durability: Durability,
+    pub(super) serial: u64,
+}
+
+/// A write on its way, as [`super::Contents`] knows it. Ends in exactly one of [`super::Contents::install`],
+/// [`super::Contents::abandon`], [`super::Contents::apply`] and [`super::Contents::leave_in_doubt`].
+#[derive(Debug)]
+pub struct Reservation {
+    pub(super) serial: u64,
+    /// Where the bytes go.
+    pub runs: Arc<[Run]>,
+}
+
+/// What a caller wants to write.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// What the tensor is called.
+    pub id: TensorId,
+    /// The name behind the id, kept with durable tensors.
+    pub name: Option<Box<str>>,
+    /// Its length in bytes.
+    pub length: u64,
+    /// The lane it goes to.
+    pub lane: Lane,
+}
+
+/// Why a write cannot begin; nothing was changed.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum BeginError {
+    /// There is no space.
+    #[error("no space")]
+    Full(Full),
+    /// A durable tensor stands, or is about to stand, under this id.
+    #[error("a durable tensor stands under this id")]
+    IsDurable,
+    /// A scratch write to this id is in flight.
+    #[error("a scratch write to this id is in flight")]
+    ScratchInFlight,
+    /// Another name stands for the same id.
+    #[error("the id already stands for {0:?}")]
+    NameCollision(Box<str>),
+}
+
+/// Why a tensor cannot be deleted; nothing was changed.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum RemoveError {
+    /// There is no such tensor.
+    #[error("no tensor stands under this id")]
+    Unknown,
+    /// It is durable: it disappears by a commit.
+    #[error("the tensor is durable")]
+    IsDurable,
+}

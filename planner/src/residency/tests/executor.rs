@@ -1,0 +1,187 @@
+//! The reference's executor: it performs actions, ends transfers as chance has it, and checks that
+//! the machine may ask for what it asks.
+
+use super::world::{Ended, Flight, Kind, Memory, NO_TROUBLE, TORN, World};
+use super::*;
+
+impl World {
+    /// Ends one transfer that is in flight, if there is one.
+    pub(super) fn complete_one(&mut self) {
+        self.perform();
+        let open: Vec<u64> = self.flights.keys().copied().collect();
+        let Some(transfer) = self.random.pick(&open) else { return };
+        let flight = self.flights.remove(&transfer).expect("it is in flight");
+        let outcome = self.outcome(flight);
+        let actual = self.storages.get_mut(&flight.storage).expect("kept until the transfer ended");
+        match (flight.kind, &outcome) {
+            (Kind::Write, Outcome::Done) => {
+                let Memory::Holds(version) = actual.memory else { panic!("wrote {actual:?}") };
+                actual.log = Some(if flight.torn { TORN } else { version });
+            }
+            (Kind::Fetch { .. }, Outcome::Done) => {
+                actual.memory = Memory::Holds(actual.log.expect("read while it was there"));
+            }
+            (Kind::Fetch { .. }, Outcome::Failed(_)) => {
+                let used = self.waiting.iter().any(|one| one.storage == id(flight.storage));
+                self.must_fail |= used && actual.alive;
+            }
+            (_, Outcome::Failed(_)) if actual.alive => {
+                actual.unwritable = true;
+                self.failures += 1;
+            }
+            _ => {}
+        }
+        if !actual.alive {
+            actual.memory = Memory::Gone;
+        }
+        assert!(self.machine.completed(TransferId(transfer), outcome.clone()));
+        if self.random.percent(10) {
+            assert!(!self.machine.completed(TransferId(transfer), outcome));
+        }
+    }
+
+    fn outcome(&mut self, flight: Flight) -> Outcome {
+        if self.random.percent(self.trouble.failing) {
+            return Outcome::Failed(FailureInfo { message: "injected".to_owned() });
+        }
+        if flight.cancelled && self.random.percent(70) {
+            return Outcome::Cancelled;
+        }
+        let actual = &self.storages[&flight.storage];
+        let equal = actual.memory == Memory::Holds(actual.log.unwrap_or(0));
+        match flight.kind {
+            Kind::Verify if flight.torn && self.random.percent(50) => Outcome::Matched,
+            Kind::Verify if equal => Outcome::Matched,
+            Kind::Verify => Outcome::Differs,
+            Kind::Write | Kind::Fetch { .. } => Outcome::Done,
+        }
+    }
+
+    /// Performs what the machine asks for, and checks that it may ask for it.
+    pub(super) fn perform(&mut self) {
+        if self.random.percent(self.trouble.silent)
+            && let Some(storage) = self.any()
+        {
+            self.modified_silently(storage);
+        }
+        for action in actions(&mut self.machine) {
+            self.perform_one(action);
+        }
+        self.storages.retain(|_, one| one.alive || one.memory != Memory::Gone || one.log.is_some());
+        let committed: u64 = self.with_memory().map(|one| one.size).sum();
+        assert_eq!(self.machine.committed(), Bytes(committed));
+        assert_eq!(self.machine.in_flight(), self.flights.len());
+    }
+
+    fn perform_one(&mut self, action: Action) {
+        let committed: u64 = self.with_memory().map(|one| one.size).sum();
+        let limit = self.machine.limit().0;
+        match action {
+            Action::Evict { storage, transfer, copy, .. } => {
+                let actual = &self.storages[&storage.0];
+                let written = Kind::Write;
+                let kind = if copy == CopyKind::Verify { Kind::Verify } else { written };
+                assert_eq!(actual.log.is_some(), kind == Kind::Verify, "{actual:?}");
+                assert_eq!(actual.memory, Memory::Holds(actual.truth), "{actual:?}");
+                assert!(actual.alive && actual.movable && actual.pins == 0, "{actual:?}");
+                assert!(!actual.unwritable, "chosen again before a retry: {actual:?}");
+                self.take_off(transfer, storage, kind);
+            }
+            Action::Fetch { storage, transfer, urgency } => {
+                let actual = self.storages.get_mut(&storage.0).expect("it lives");
+                assert!(actual.alive && actual.memory == Memory::Gone, "{actual:?}");
+                assert_eq!(actual.log, Some(actual.truth));
+                assert!(committed + actual.size <= limit, "no room to fetch {actual:?}");
+                actual.memory = Memory::Garbage;
+                self.take_off(
+                    transfer,
+                    storage,
+                    Kind::Fetch { urgent: urgency == Urgency::Urgent },
+                );
+            }
+            Action::Release { storage } => {
+                assert!(self.flight_of(storage.0).is_none(), "released in flight");
+                let in_use = self.running.iter().any(|one| one.storage == storage);
+                assert!(!in_use, "released under an op that runs");
+                let actual = self.storages.get_mut(&storage.0).expect("it lives");
+                assert!(actual.alive && actual.memory != Memory::Gone, "{actual:?}");
+                assert_eq!(actual.log, Some(actual.truth), "the last good copy: {actual:?}");
+                actual.memory = Memory::Gone;
+            }
+            Action::Forget { storage } => {
+                assert!(self.flight_of(storage.0).is_none(), "deleted in flight");
+                let actual = self.storages.get_mut(&storage.0).expect("it lived");
+                let needed = actual.alive && actual.log == Some(actual.truth);
+                assert!(!needed && actual.log.is_some(), "{actual:?}");
+                actual.log = None;
+            }
+            Action::Expedite { transfer } => {
+                let flight = self.flights.get_mut(&transfer.0).expect("in flight");
+                assert_eq!(flight.kind, Kind::Fetch { urgent: false });
+                assert!(!flight.cancelled);
+                flight.kind = Kind::Fetch { urgent: true };
+            }
+            Action::Cancel { transfer } => {
+                let flight = self.flights.get_mut(&transfer.0).expect("in flight");
+                assert!(!std::mem::replace(&mut flight.cancelled, true), "cancelled twice");
+            }
+        }
+    }
+
+    fn take_off(&mut self, transfer: TransferId, storage: StorageId, kind: Kind) {
+        assert!(self.flight_of(storage.0).is_none(), "two transfers on {storage}");
+        assert!(transfer.0 >= self.transfers_seen, "{transfer} twice");
+        self.transfers_seen = transfer.0 + 1;
+        let flight = Flight { storage: storage.0, kind, cancelled: false, torn: false };
+        self.flights.insert(transfer.0, flight);
+    }
+
+    /// No more trouble: everything in flight ends, every storage that is alive comes back right,
+    /// and when all have died nothing is left.
+    pub(super) fn finish(&mut self) {
+        self.trouble = NO_TROUBLE;
+        self.retry(false);
+        self.op_end();
+        self.drain();
+        for storage in self.alive() {
+            while self.storages[&storage].pins > 0 {
+                self.unpin(storage);
+            }
+        }
+        self.reported += self.machine.take_failure().map_or(0, |one| 1 + u64::from(one.others));
+        assert_eq!(self.reported, self.failures, "each failed write is reported once");
+        for storage in self.alive() {
+            self.bring_back(storage);
+        }
+        for storage in self.alive() {
+            self.died(storage);
+        }
+        self.drain();
+        assert!(self.storages.is_empty(), "left behind: {:?}", self.storages);
+        assert_eq!((self.machine.committed(), self.machine.evicted()), (Bytes(0), Bytes(0)));
+    }
+
+    fn bring_back(&mut self, storage: u32) {
+        let uses = [reads(storage)];
+        let begin = OpBegin { index: None, uses: &uses, needs: Bytes(0) };
+        let mut ended = self.op(&begin);
+        if ended == Ended::Refused {
+            let size: u64 = self.storages.values().map(|one| one.size).sum();
+            self.set_limit(size);
+            ended = self.op(&begin);
+        }
+        assert_eq!(ended, Ended::Ran, "{storage} cannot come back");
+        self.op_end();
+    }
+
+    fn drain(&mut self) {
+        for _ in 0..2_000 {
+            self.perform();
+            if self.flights.is_empty() {
+                return;
+            }
+            self.complete_one();
+        }
+        panic!("transfers without end");
+    }
+}

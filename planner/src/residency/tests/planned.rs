@@ -1,0 +1,372 @@
+//! Case by case, with a schedule.
+
+use super::*;
+use crate::plan::{Action as Move, Target};
+use crate::trace::PlanStorage;
+use crate::units::OpIndex;
+use std::sync::Arc;
+
+fn uses(ops: &[u32], cyclic: bool) -> ScheduledUses {
+    ScheduledUses { ops: ops.iter().copied().map(OpIndex).collect(), cyclic }
+}
+
+fn row(storage: u32, action: Move, start: u32, deadline: u32) -> ScheduledMove {
+    let (start, deadline) = (OpIndex(start), OpIndex(deadline));
+    ScheduledMove { storage: PlanStorage(storage), action, target: Target::Ssd, start, deadline }
+}
+
+fn parts(ops: usize, uses: Vec<ScheduledUses>, moves: Vec<ScheduledMove>) -> ScheduleParts {
+    ScheduleParts {
+        fingerprints: (0..ops as u64).collect(),
+        needs: vec![Bytes(0); ops],
+        moves,
+        uses,
+        ..ScheduleParts::default()
+    }
+}
+
+/// A machine of globals of `sizes`, bound by number, at the begin of its first planned step.
+fn planned(limit: u64, sizes: &[u64], parts: ScheduleParts) -> Residency {
+    let mut machine = machine(limit);
+    populate(&mut machine, sizes);
+    let schedule = Schedule::new(parts).expect("it is well formed");
+    machine.load_schedule(Arc::new(schedule));
+    for storage in 0..sizes.len() as u32 {
+        assert!(machine.bind(PlanStorage(storage), id(storage)));
+    }
+    machine.step_begin();
+    assert!(machine.in_sync());
+    machine
+}
+
+fn op(machine: &mut Residency, index: u32, uses: &[Use], needs: u64) -> Progress {
+    machine.op_begin(&OpBegin { index: Some(OpIndex(index)), uses, needs: Bytes(needs) })
+}
+
+fn out(machine: &mut Residency, storage: u32) {
+    assert_eq!(machine.evict(id(storage)), Ok(Progress::Waiting));
+    perform(machine);
+    assert_eq!(machine.state(id(storage)), Some(State::Evicted));
+}
+
+#[test]
+fn moves_begin_at_their_start_and_a_right_plan_never_waits() {
+    // Three globals of which two fit; each is used by two ops in turn.
+    let moves = vec![
+        row(0, Move::Evict, 2, 4),
+        row(2, Move::Prefetch, 3, 4),
+        row(1, Move::Evict, 4, 0),
+        row(0, Move::Prefetch, 5, 0),
+        row(2, Move::Evict, 0, 2),
+        row(1, Move::Prefetch, 1, 2),
+    ];
+    let uses = vec![uses(&[0, 1], true), uses(&[2, 3], true), uses(&[4, 5], true)];
+    let mut machine = planned(20, &[10, 10, 10], parts(6, uses, moves));
+    assert_eq!(machine.settle(), Progress::Waiting);
+    perform(&mut machine);
+    assert_eq!(machine.resume(), Progress::Ready);
+    for step in 0..3 {
+        for index in 0..6 {
+            assert!(machine.expect(OpIndex(index), u64::from(index)));
+            let progress = op(&mut machine, index, &[reads(index / 2)], 0);
+            assert!(progress == Progress::Ready || step == 0, "step {step} op {index}");
+            while machine.resume() == Progress::Waiting {
+                perform(&mut machine);
+            }
+            perform(&mut machine);
+            machine.op_end();
+        }
+        machine.step_end();
+        assert_eq!(machine.desync(), None);
+        machine.step_begin();
+    }
+    let stats = machine.stats();
+    assert!(stats.evictions_planned >= 6, "{stats:?}");
+    assert!(stats.fetches_ahead >= 6, "{stats:?}");
+    // Nothing was modified: each storage was written once at most.
+    assert!(stats.bytes_written <= Bytes(30), "{stats:?}");
+}
+
+#[test]
+fn evictions_that_an_op_uses_are_passed_over() {
+    let moves = vec![row(0, Move::Evict, 1, 3)];
+    let mut machine = planned(20, &[10], parts(4, vec![uses(&[0, 1, 3], true)], moves));
+    assert_eq!(op(&mut machine, 0, &[reads(0)], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 1, &[reads(0)], 0), Progress::Ready);
+    assert_eq!(actions(&mut machine), []);
+}
+
+#[test]
+fn without_room_the_furthest_next_use_leaves() {
+    // Used last at the same time; next uses at 5, 9 and, in the next step, 1.
+    let uses = vec![uses(&[0, 5], true), uses(&[0, 9], true), uses(&[0, 1], true)];
+    let mut machine = planned(30, &[10, 10, 10], parts(10, uses, vec![]));
+    assert_eq!(op(&mut machine, 0, &[reads(0), reads(1), reads(2)], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 1, &[reads(2)], 0), Progress::Ready);
+    machine.op_end();
+    let mut left = Vec::new();
+    for needs in [10, 20, 30] {
+        let _ = op(&mut machine, 2, &[], needs);
+        for action in actions(&mut machine) {
+            if let Action::Evict { storage, transfer, .. } = action {
+                left.push(storage.0);
+                machine.completed(transfer, Outcome::Done);
+            }
+        }
+        assert_eq!(machine.resume(), Progress::Ready);
+        machine.op_end();
+    }
+    assert_eq!(left, [2, 1, 0]);
+}
+
+#[test]
+fn a_prefetch_waits_for_room_and_the_earliest_deadline_goes_first() {
+    let moves = vec![row(0, Move::Prefetch, 0, 6), row(1, Move::Prefetch, 0, 3)];
+    let all = vec![uses(&[6], true), uses(&[3], true), uses(&[0, 7], true)];
+    let mut machine = planned(30, &[10, 10, 10], parts(8, all, moves));
+    out(&mut machine, 0);
+    out(&mut machine, 1);
+    assert_eq!(op(&mut machine, 0, &[reads(2)], 15), Progress::Ready);
+    assert_eq!(actions(&mut machine), [], "the outputs' room is not a prefetch's");
+    machine.born(id(3), Bytes(5), Attributes::default());
+    machine.op_end();
+    let taken = actions(&mut machine);
+    assert!(
+        matches!(taken[..], [Action::Fetch { storage: StorageId(1), urgency: Urgency::Ahead, .. }]),
+        "{taken:?}"
+    );
+    machine.died(id(3));
+    machine.completed(begun(&taken)[0], Outcome::Done);
+    let taken = actions(&mut machine);
+    assert!(matches!(taken[..], [Action::Fetch { storage: StorageId(0), .. }]), "{taken:?}");
+}
+
+#[test]
+fn a_prefetch_yields_to_an_op_and_is_tried_again() {
+    let mut parts = parts(
+        12,
+        vec![uses(&[11], true), uses(&[1, 2, 3], true)],
+        vec![row(0, Move::Prefetch, 0, 11)],
+    );
+    parts.needs[2] = Bytes(20);
+    let mut machine = planned(30, &[20, 10], parts);
+    out(&mut machine, 0);
+    assert_eq!(op(&mut machine, 0, &[], 0), Progress::Ready);
+    let fetch = begun(&actions(&mut machine))[0];
+    assert_eq!(machine.state(id(0)), Some(State::Fetching));
+    assert_eq!(op(&mut machine, 1, &[reads(1)], 20), Progress::Waiting);
+    assert_eq!(actions(&mut machine), [Action::Cancel { transfer: fetch }]);
+    machine.completed(fetch, Outcome::Cancelled);
+    assert_eq!(machine.resume(), Progress::Ready);
+    assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
+    // Once bitten: not again while an op close ahead needs the room.
+    machine.op_end();
+    assert_eq!(actions(&mut machine), []);
+    for index in 2..12 {
+        let needs = if index == 2 { 20 } else { 0 };
+        assert_eq!(op(&mut machine, index, &[], needs), Progress::Ready);
+        machine.op_end();
+    }
+    // The next step's op 2 is close ahead too: so it is the op itself that brings it back.
+    assert_eq!(op(&mut machine, 11, &[reads(0)], 0), Progress::Waiting);
+    assert_eq!(machine.stats().fetches_yielded, 1);
+}
+
+#[test]
+fn a_prefetch_that_arrives_after_it_had_to_yield_leaves_at_once_and_unchecked() {
+    let moves = vec![row(0, Move::Prefetch, 1, 11)];
+    let all = vec![uses(&[11], true), uses(&[0, 1, 2, 3], true)];
+    let mut machine = planned(30, &[20, 10], parts(12, all, moves));
+    // It left as a victim, so that only the fetch itself can make it one again.
+    assert_eq!(op(&mut machine, 0, &[reads(1)], 20), Progress::Waiting);
+    perform(&mut machine);
+    assert_eq!(machine.resume(), Progress::Ready);
+    machine.op_end();
+    assert_eq!(op(&mut machine, 1, &[reads(1)], 0), Progress::Ready);
+    perform_none_of(&mut machine);
+    assert_eq!(op(&mut machine, 2, &[reads(1)], 20), Progress::Waiting);
+    let taken = actions(&mut machine);
+    let [Action::Cancel { transfer }] = taken[..] else { panic!("{taken:?}") };
+    machine.completed(transfer, Outcome::Done);
+    assert_eq!(machine.resume(), Progress::Ready);
+    assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
+}
+
+/// Takes the actions and leaves their transfers in flight.
+fn perform_none_of(machine: &mut Residency) {
+    assert!(!actions(machine).is_empty());
+}
+
+#[test]
+fn a_prefetch_whose_deadline_passed_is_not_begun() {
+    let moves = vec![row(0, Move::Prefetch, 0, 1)];
+    let mut machine = planned(30, &[20], parts(12, vec![uses(&[1, 9], true)], moves));
+    out(&mut machine, 0);
+    assert_eq!(op(&mut machine, 0, &[], 15), Progress::Ready);
+    machine.born(id(1), Bytes(15), Attributes::default());
+    assert_eq!(op(&mut machine, 2, &[], 0), Progress::Ready);
+    machine.died(id(1));
+    machine.op_end();
+    assert_eq!(actions(&mut machine), []);
+}
+
+#[test]
+fn an_op_that_reaches_its_prefetch_in_flight_hurries_it() {
+    let moves = vec![row(0, Move::Prefetch, 0, 2)];
+    let mut machine = planned(30, &[10], parts(4, vec![uses(&[2], true)], moves));
+    out(&mut machine, 0);
+    assert_eq!(op(&mut machine, 0, &[], 0), Progress::Ready);
+    let fetch = begun(&actions(&mut machine))[0];
+    assert_eq!(op(&mut machine, 2, &[reads(0)], 0), Progress::Waiting);
+    assert_eq!(actions(&mut machine), [Action::Expedite { transfer: fetch }]);
+    machine.completed(fetch, Outcome::Done);
+    assert_eq!(machine.resume(), Progress::Ready);
+    assert_eq!((machine.stats().fetches_late, machine.stats().stalls), (1, 1));
+}
+
+#[test]
+fn a_prefetch_of_what_is_still_leaving_keeps_it() {
+    let moves = vec![row(0, Move::Evict, 1, 3), row(0, Move::Prefetch, 2, 3)];
+    let mut machine = planned(30, &[10], parts(4, vec![uses(&[0, 3], true)], moves));
+    assert_eq!(op(&mut machine, 1, &[], 0), Progress::Ready);
+    let evict = begun(&actions(&mut machine))[0];
+    assert_eq!(op(&mut machine, 2, &[], 0), Progress::Ready);
+    machine.completed(evict, Outcome::Done);
+    assert_eq!(machine.state(id(0)), Some(State::Resident { clean: true }));
+    assert_eq!(actions(&mut machine), []);
+}
+
+#[test]
+fn births_are_bound_by_op_and_slot() {
+    let mut parts = parts(4, vec![uses(&[3], false)], vec![row(0, Move::Evict, 1, 3)]);
+    let (op_zero, storage) = (OpIndex(0), PlanStorage(0));
+    parts.births = vec![ScheduledBirth { op: op_zero, slot: 1, storage }];
+    let mut machine = planned(30, &[], parts);
+    for round in 0..2 {
+        assert_eq!(op(&mut machine, 0, &[], 20), Progress::Ready);
+        for slot in [0, 1] {
+            let attributes = Attributes { movable: true, birth: Some((op_zero, slot)) };
+            assert!(machine.born(id(u32::from(slot)), Bytes(10), attributes));
+        }
+        machine.op_end();
+        assert_eq!(op(&mut machine, 1, &[], 0), Progress::Ready);
+        let taken = actions(&mut machine);
+        let moved: Vec<_> =
+            taken.iter().filter(|action| matches!(action, Action::Evict { .. })).collect();
+        assert!(
+            matches!(moved[..], [Action::Evict { storage: StorageId(1), .. }]),
+            "round {round}: {taken:?}"
+        );
+        machine.completed(begun(&taken)[0], Outcome::Done);
+        machine.died(id(0));
+        machine.died(id(1));
+        machine.step_begin();
+    }
+}
+
+#[test]
+fn outputs_get_the_room_the_schedule_expects_and_a_wrong_expectation_refuses_nothing() {
+    let mut parts = parts(3, vec![uses(&[0], true), uses(&[1], true)], vec![]);
+    parts.needs = vec![Bytes(0), Bytes(10), Bytes(1_000)];
+    let mut machine = planned(20, &[10, 10], parts);
+    assert_eq!(op(&mut machine, 0, &[reads(0)], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 1, &[reads(1)], 0), Progress::Waiting);
+    perform(&mut machine);
+    assert_eq!(machine.resume(), Progress::Ready);
+    assert_eq!(machine.committed(), Bytes(10));
+    assert_eq!(op(&mut machine, 2, &[reads(1)], 10), Progress::Ready);
+}
+
+#[test]
+fn another_op_ends_the_plan_for_the_rest_of_the_step_and_is_told_once() {
+    let moves = vec![row(0, Move::Evict, 1, 3), row(1, Move::Evict, 2, 3)];
+    let all = vec![uses(&[0], true), uses(&[0], true)];
+    let mut machine = planned(30, &[10, 10], parts(4, all, moves));
+    assert!(machine.expect(OpIndex(0), 0));
+    assert_eq!(op(&mut machine, 0, &[reads(0), reads(1)], 0), Progress::Ready);
+    assert!(machine.expect(OpIndex(1), 1));
+    assert_eq!(op(&mut machine, 1, &[], 0), Progress::Ready);
+    assert_eq!(begun(&actions(&mut machine)).len(), 1);
+    assert!(!machine.expect(OpIndex(2), 77));
+    assert!(!machine.expect(OpIndex(3), 78));
+    assert_eq!(op(&mut machine, 2, &[], 0), Progress::Ready);
+    assert_eq!(actions(&mut machine), []);
+    let told = machine.desync().expect("told");
+    assert_eq!(told, Desync::OtherOp { op: OpIndex(2), expected: 2, found: 77 });
+    assert_eq!(machine.desync(), None);
+    machine.step_end();
+    assert_eq!(machine.desync(), None, "a step that was astray already does not end early");
+    machine.step_begin();
+    assert!(machine.in_sync());
+}
+
+#[test]
+fn steps_that_are_longer_or_shorter_are_noticed() {
+    let mut machine = planned(30, &[10], parts(2, vec![uses(&[0], true)], vec![]));
+    for index in 0..2 {
+        assert!(machine.expect(OpIndex(index), u64::from(index)));
+    }
+    assert!(!machine.expect(OpIndex(2), 2));
+    assert_eq!(machine.desync(), Some(Desync::Longer { planned: 2 }));
+    machine.step_end();
+    machine.step_begin();
+    assert!(machine.expect(OpIndex(0), 0));
+    machine.step_end();
+    assert_eq!(machine.desync(), Some(Desync::Shorter { ops: 1, planned: 2 }));
+    machine.step_begin();
+    assert_eq!(op(&mut machine, 5, &[], 0), Progress::Ready);
+    assert_eq!(machine.desync(), Some(Desync::Longer { planned: 2 }));
+    machine.clear_schedule("the model changed");
+    let told = machine.desync().expect("told").to_string();
+    assert!(told.contains("the model changed"), "{told}");
+    assert!(!machine.expect(OpIndex(0), 0));
+}
+
+#[test]
+fn next_uses_wrap_for_what_lives_on_and_end_for_what_does_not() {
+    let all = vec![uses(&[2, 5], true), uses(&[3, 11], false), uses(&[], true)];
+    let schedule = Schedule::new(parts(8, all, vec![])).expect("it is well formed");
+    let next = |storage: u32, birth, now| schedule.next_use(PlanStorage(storage), birth, now);
+    assert_eq!(next(0, 0, 7), Some(8 + 2));
+    assert_eq!(next(0, 0, 8 + 2), Some(8 + 5));
+    assert_eq!(next(0, 0, 8 + 5), Some(16 + 2));
+    assert_eq!(next(1, 8, 8 + 3), Some(8 + 11));
+    assert_eq!(next(1, 8, 8 + 11), None);
+    assert_eq!(next(2, 0, 0), None);
+    assert_eq!(next(9, 0, 0), None);
+}
+
+#[test]
+fn malformed_schedules_are_refused_with_the_place() {
+    let good = || parts(4, vec![uses(&[0, 3], true), uses(&[1, 6], false)], vec![]);
+    assert!(Schedule::new(good()).is_ok());
+    let refused = |spoil: &dyn Fn(&mut ScheduleParts)| {
+        let mut parts = good();
+        spoil(&mut parts);
+        Schedule::new(parts).expect_err("it is malformed")
+    };
+    let storage = PlanStorage(7);
+    assert_eq!(refused(&|parts| *parts = ScheduleParts::default()), ScheduleError::Empty);
+    let counts = ScheduleError::OpCount { fingerprints: 4, needs: 3 };
+    assert_eq!(refused(&|parts| parts.needs.truncate(3)), counts);
+    let unknown = ScheduleError::UnknownStorage { what: "a move", storage, storages: 2 };
+    assert_eq!(refused(&|parts| parts.moves.push(row(7, Move::Evict, 0, 1))), unknown);
+    let unknown = ScheduleError::UnknownStorage { what: "a name", storage, storages: 2 };
+    assert_eq!(refused(&|parts| parts.names.push(("w".to_owned(), storage))), unknown);
+    for (start, deadline) in [(4, 0), (0, 4)] {
+        let error = refused(&|parts| parts.moves.push(row(0, Move::Evict, start, deadline)));
+        assert!(matches!(error, ScheduleError::OpOutOfRange { op: OpIndex(4), .. }), "{error}");
+    }
+    let late = refused(&|parts| parts.uses[1].ops.push(OpIndex(8)));
+    assert!(matches!(late, ScheduleError::OpOutOfRange { op: OpIndex(8), .. }), "{late}");
+    let late = refused(&|parts| parts.uses[0].ops.push(OpIndex(4)));
+    assert!(matches!(late, ScheduleError::OpOutOfRange { op: OpIndex(4), .. }), "{late}");
+    let unsorted = refused(&|parts| parts.uses[0].ops.push(OpIndex(3)));
+    assert!(matches!(unsorted, ScheduleError::Unsorted { op: OpIndex(3), .. }), "{unsorted}");
+    let birth = ScheduledBirth { op: OpIndex(1), slot: 2, storage: PlanStorage(0) };
+    let twice = refused(&|parts| parts.births = vec![birth, birth]);
+    assert_eq!(twice, ScheduleError::AmbiguousBirth { op: OpIndex(1), slot: 2 });
+    let name = || ("w".to_owned(), PlanStorage(0));
+    let twice = refused(&|parts| parts.names = vec![name(), name()]);
+    assert_eq!(twice, ScheduleError::AmbiguousName("w".to_owned()));
+}
