@@ -50,13 +50,15 @@
 // In `flags` of a transfer: it goes before those that are not urgent.
 #define TIDE_URGENT 1
 
-// Keep the storage alive and answer its address: its bytes are about to be copied out. Answer 0 if it cannot move.
+// Keep the storage alive and answer its address: its bytes are about to be copied out. Answer 0 if it cannot move now: it
+// is not asked for again before the next op.
 #define TIDE_EVICT 1
 
 // Free the storage's memory and guard it: its bytes are in the log.
 #define TIDE_RELEASE 2
 
-// Allocate the storage's memory, keep it alive and guarded, and answer its address: its bytes are coming.
+// Allocate the storage's memory, keep it alive and guarded, and answer its address: its bytes are
+// coming. Answer 0 if there is no memory: the op that needs it fails.
 #define TIDE_ALLOCATE 3
 
 // Lift the guard: the storage is resident, no transfer touches it.
@@ -64,6 +66,9 @@
 
 // In an element of `uses`: the op writes the storage.
 #define TIDE_MODIFIES 2147483648
+
+// In the `storage` of a birth: its memory is not the framework's own and must stay.
+#define TIDE_UNMOVABLE (1 << 32)
 
 // How to open a pool.
 typedef struct tide_pool_options {
@@ -77,7 +82,7 @@ typedef struct tide_pool_options {
   uint64_t pool_size;
   // The share of the pool to own.
   uint32_t share;
-  // Non-zero allows a file system without O_DIRECT.
+  // Non-zero allows a file system without `O_DIRECT`.
   uint8_t buffered;
 } tide_pool_options;
 
@@ -95,7 +100,7 @@ typedef struct tide_session_options {
   uint64_t pool_size;
   // The share of the pool to own.
   uint32_t share;
-  // Non-zero allows a file system without O_DIRECT.
+  // Non-zero allows a file system without `O_DIRECT`.
   uint8_t buffered;
   // Non-zero never makes a plan.
   uint8_t reactive;
@@ -103,7 +108,7 @@ typedef struct tide_session_options {
 
 // A storage that came into being.
 typedef struct tide_birth {
-  // The storage's number, below TIDE_MODIFIES, chosen by the caller: small, and not that of another living storage.
+  // The storage's number, plus `TIDE_UNMOVABLE` where its memory must stay; below `TIDE_MODIFIES`, chosen by the caller: small, and not that of another living storage.
   uint64_t storage;
   // Its bytes.
   uint64_t size;
@@ -115,9 +120,9 @@ typedef struct tide_birth {
 typedef struct tide_action {
   // Hand back to `tide_session_action_done`.
   uint64_t sequence;
-  // Bytes of the storage; for TIDE_SETTLE non-zero where the log holds the same bytes.
+  // Bytes of the storage; for `TIDE_SETTLE` non-zero where the log holds the same bytes.
   uint64_t size;
-  // TIDE_EVICT, TIDE_RELEASE, TIDE_ALLOCATE or TIDE_SETTLE.
+  // `TIDE_EVICT`, `TIDE_RELEASE`, `TIDE_ALLOCATE` or `TIDE_SETTLE`.
   uint32_t kind;
   // The storage's number.
   uint32_t storage;
@@ -131,17 +136,17 @@ extern "C" {
 const char *tide_version(void);
 
 // The text of this thread's last error, written to `buffer` (at most `capacity` bytes with the
-// closing NUL), and in `storage`, unless null, the storage it is about or TIDE_NO_STORAGE.
+// closing NUL), and in `storage`, unless null, the storage it is about or `TIDE_NO_STORAGE`.
 // Answers the text's length.
 //
 // # Safety
-// `buffer` is null or has `capacity` bytes; `storage` is null or points to one uint32_t.
+// `buffer` is null or has `capacity` bytes; `storage` is null or points to one `uint32_t`.
 size_t tide_last_error(char *buffer, size_t capacity, uint32_t *storage);
 
 // Opens a share of a pool, formatting it first where its devices are fresh directories.
 //
 // # Safety
-// `options` points to options whose texts are NUL-terminated; `pool` points to one uint64_t.
+// `options` points to options whose texts are NUL-terminated; `pool` points to one `uint64_t`.
 int32_t tide_pool_open(const struct tide_pool_options *options, uint64_t *pool);
 
 // Closes a pool: waits for its transfers and releases the share.
@@ -151,7 +156,7 @@ int32_t tide_pool_close(uint64_t pool);
 // belongs to the library until `tide_ticket_released` says otherwise, also after `tide_ticket_drop`.
 //
 // # Safety
-// `name` is NUL-terminated; `address` has `length` bytes that nobody writes until the ticket is released; `ticket` points to one uint64_t.
+// `name` is NUL-terminated; `address` has `length` bytes that nobody writes until the ticket is released; `ticket` points to one `uint64_t`.
 int32_t tide_put(uint64_t pool,
                  const char *name,
                  const void *address,
@@ -162,7 +167,7 @@ int32_t tide_put(uint64_t pool,
 // Reads `length` bytes from `offset` of the tensor `name` into `address`, checksums verified.
 //
 // # Safety
-// `name` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket is released; `ticket` points to one uint64_t.
+// `name` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket is released; `ticket` points to one `uint64_t`.
 int32_t tide_get(uint64_t pool,
                  const char *name,
                  uint64_t offset,
@@ -180,10 +185,10 @@ int32_t tide_delete(uint64_t pool, const char *name);
 // The length of the tensor `name`, in `length`.
 //
 // # Safety
-// `name` is NUL-terminated; `length` points to one uint64_t.
+// `name` is NUL-terminated; `length` points to one `uint64_t`.
 int32_t tide_length(uint64_t pool, const char *name, uint64_t *length);
 
-// Waits at most `timeout_ms` for a ticket: TIDE_READY once its transfer succeeded, TIDE_WAITING while it
+// Waits at most `timeout_ms` for a ticket: `TIDE_READY` once its transfer succeeded, `TIDE_WAITING` while it
 // has not ended, an error once it failed. A time-out of 0 only looks.
 int32_t tide_ticket_wait(uint64_t ticket,
                          uint32_t timeout_ms);
@@ -201,7 +206,7 @@ int32_t tide_ticket_drop(uint64_t ticket);
 // Begins a batch of durable tensors: what it holds appears whole with its commit, or not at all.
 //
 // # Safety
-// `batch` points to one uint64_t.
+// `batch` points to one `uint64_t`.
 int32_t tide_batch_begin(uint64_t pool, uint64_t *batch);
 
 // Adds a durable tensor to a batch. The bytes are copied before the call returns.
@@ -216,7 +221,7 @@ int32_t tide_batch_put(uint64_t batch, const char *name, const void *address, ui
 // `name` is NUL-terminated.
 int32_t tide_batch_delete(uint64_t batch, const char *name);
 
-// Commits a batch and ends it, whatever the answer: on TIDE_READY everything in it is on the media.
+// Commits a batch and ends it, whatever the answer: on `TIDE_READY` everything in it is on the media.
 int32_t tide_batch_commit(uint64_t batch);
 
 // Drops a batch: nothing in it happens.
@@ -225,14 +230,14 @@ int32_t tide_batch_drop(uint64_t batch);
 // Opens a session: formats the pool where its devices are fresh directories, opens the share, starts the reactor.
 //
 // # Safety
-// `options` points to options whose texts are NUL-terminated; `session` points to one uint64_t.
+// `options` points to options whose texts are NUL-terminated; `session` points to one `uint64_t`.
 int32_t tide_session_open(const struct tide_session_options *options,
                           uint64_t *session);
 
 // Closes a session: cancels what is in flight, waits until no device or copy touches the caller's memory, releases the share.
 int32_t tide_session_close(uint64_t session);
 
-// The address of a uint32_t that is non-zero while completions wait to be taken in: a cheap look between ops.
+// The address of a `uint32_t` that is non-zero while completions wait to be taken in: a cheap look between ops.
 // Null for a stale handle. It is valid until the session is closed.
 const void *tide_session_attention(uint64_t session);
 
@@ -297,17 +302,17 @@ int32_t tide_session_resume(uint64_t session);
 // Waits for a completion, at most `timeout_ms`, then looks again at what the last call waits for.
 int32_t tide_session_wait(uint64_t session, uint32_t timeout_ms);
 
-// The next request: answers TIDE_ACTION where there is one. The same request comes again until it is reported done.
+// The next request: answers `TIDE_ACTION` where there is one. The same request comes again until it is reported done.
 //
 // # Safety
-// `action` points to one tide_action.
+// `action` points to one `tide_action`.
 int32_t tide_session_next_action(uint64_t session,
                                  struct tide_action *action);
 
 // Reports a request as done, with the storage's address where one was asked for (0: it cannot be done).
 //
 // # Safety
-// `address` is 0 or that of the request's `size` bytes. They stay alive, and for TIDE_ALLOCATE nobody else touches
+// `address` is 0 or that of the request's `size` bytes. They stay alive, and for `TIDE_ALLOCATE` nobody else touches
 // them, until the storage is released or settled.
 int32_t tide_session_action_done(uint64_t session,
                                  uint64_t sequence,
@@ -334,7 +339,7 @@ int32_t tide_session_leave_plan(uint64_t session);
 // there is no plan. They stay where they are until the session is closed.
 //
 // # Safety
-// `due` points to one pointer and `count` to one uint64_t.
+// `due` points to one pointer and `count` to one `uint64_t`.
 int32_t tide_session_plan(uint64_t session,
                           const uint8_t **due,
                           uint64_t *count);

@@ -47,6 +47,8 @@ struct State {
     in_flight: HashMap<TransferId, InFlight>,
     requests: VecDeque<Request>,
     next_sequence: u64,
+    /// Pinned until the next op, because the caller could not let them go.
+    declined: Vec<StorageId>,
     /// High half of the ids under which this session's storages lie in the log.
     log_prefix: u64,
     /// An error that the machine answered while requests had to be carried out first.

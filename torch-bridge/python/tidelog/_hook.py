@@ -22,6 +22,7 @@ _nbytes = torch._C.StorageBase.nbytes
 
 # A use's top bit in the C ABI: the op writes the storage.
 _MODIFIES = 1 << 31
+_NONE = type(None)
 # Beyond this many remembered shapes the memory of output sizes starts afresh.
 _FORESIGHT_ENTRIES_MAX = 1 << 16
 
@@ -46,7 +47,7 @@ class Hook(TorchDispatchMode):
                 storage = _untyped_storage(result)
                 if storage._tide is None:
                     self._tide.take_on(storage, func)
-            elif kind is not type(None):
+            elif kind is not _NONE:
                 self._take_on_all(result, func)
             return result
         if kwargs is None:

@@ -86,6 +86,7 @@ class Tide:
         self._births, self._deaths, self._pin_requests = [], [], []
         # Numbers of dead storages serve again, but not within a step: a profile tells storages apart by them.
         self._births_max = _BIRTHS_UNTOLD_MAX
+        self._on_death = self._storage_died  # bound once
         self._record_type = type("Record", (_record.Record,), {"tide": self})
         self._next_id, self._free_ids, self._retired_ids = 0, [], []
         self.live = 0
@@ -370,11 +371,9 @@ class Tide:
     def take_on(self, storage, func):
         """Registers an op's new storage while all is quiet, and ends the quiet where the budget is reached."""
         size = _nbytes(storage)
-        if not size:
-            return
         if size >= _DEVICE_CHECK_BYTES_MIN and storage.device.type != "cpu":
             return  # a meta tensor: it has a size, and no memory
-        record = storage._tide = self._record_type(storage, self._storage_died)
+        record = storage._tide = self._record_type(storage, self._on_death)
         record.size = size
         record.birth = func
         births = self._births

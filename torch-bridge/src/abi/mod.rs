@@ -6,10 +6,12 @@
 #![allow(unsafe_code)]
 
 mod error;
+mod memory;
 mod pool;
 mod session;
 
 pub use error::*;
+pub(crate) use memory::CallerMemory;
 pub use pool::*;
 pub use session::*;
 
@@ -77,12 +79,25 @@ unsafe fn array_argument<'a, T>(
 /// # Safety
 /// `place` is null or points to memory for one `T` that nobody else touches during the call.
 unsafe fn write_result<T>(place: *mut T, value: T, name: &str) -> Result<(), Failure> {
-    if place.is_null() || !place.is_aligned() {
-        return Err(Failure::invalid(format!("{name} is null or misaligned")));
-    }
+    check_result(place, name)?;
     // SAFETY: not null, aligned, and ours to write by this function's contract.
     unsafe { place.write(value) };
     Ok(())
+}
+
+/// Refuses a result argument before anything happens whose result could then not be handed out.
+fn check_result<T>(place: *mut T, name: &str) -> Result<(), Failure> {
+    if place.is_null() || !place.is_aligned() {
+        return Err(Failure::invalid(format!("{name} is null or misaligned")));
+    }
+    Ok(())
+}
+
+/// Refuses a length that no memory can have.
+fn check_length(length: u64) -> Result<usize, Failure> {
+    usize::try_from(length).ok().filter(|&length| isize::try_from(length).is_ok()).ok_or_else(
+        || Failure::invalid(format!("length is {length} bytes: no memory is that large")),
+    )
 }
 
 /// Copies text into a caller's buffer as a C string, cut where it is too small. Answers the

@@ -9,7 +9,10 @@ use tidelog_engine::memory::{Destination, ForeignDestination, ForeignSource, Sou
 use tidelog_engine::pool::{Batch, Pool, PutOptions};
 use tidelog_engine::schedule::{Ticket, TransferError, Urgency};
 
-use super::{Failure, Status, array_argument, boundary, text_argument, write_result};
+use super::{
+    Failure, Status, array_argument, boundary, check_length, check_result, text_argument,
+    write_result,
+};
 use crate::handles::Table;
 use crate::session::{SessionConfig, open_pool};
 
@@ -33,14 +36,14 @@ pub struct tide_pool_options {
     pub pool_size: u64,
     /// The share of the pool to own.
     pub share: u32,
-    /// Non-zero allows a file system without O_DIRECT.
+    /// Non-zero allows a file system without `O_DIRECT`.
     pub buffered: u8,
 }
 
 /// Opens a share of a pool, formatting it first where its devices are fresh directories.
 ///
 /// # Safety
-/// `options` points to options whose texts are NUL-terminated; `pool` points to one uint64_t.
+/// `options` points to options whose texts are NUL-terminated; `pool` points to one `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool: *mut u64) -> i32 {
     boundary(|| {
@@ -83,7 +86,7 @@ pub extern "C" fn tide_pool_close(pool: u64) -> i32 {
 /// belongs to the library until `tide_ticket_released` says otherwise, also after `tide_ticket_drop`.
 ///
 /// # Safety
-/// `name` is NUL-terminated; `address` has `length` bytes that nobody writes until the ticket is released; `ticket` points to one uint64_t.
+/// `name` is NUL-terminated; `address` has `length` bytes that nobody writes until the ticket is released; `ticket` points to one `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_put(
     pool: u64,
@@ -99,6 +102,7 @@ pub unsafe extern "C" fn tide_put(
         let name = unsafe { text_argument(name, "name") }?;
         // SAFETY: by this function's contract.
         let source = unsafe { source(address, length) }?;
+        check_result(ticket, "ticket")?;
         let options =
             PutOptions { lifetime: LifetimeClass::Step, urgency: urgency(flags), notify: None };
         let submitted = pool
@@ -112,7 +116,7 @@ pub unsafe extern "C" fn tide_put(
 /// Reads `length` bytes from `offset` of the tensor `name` into `address`, checksums verified.
 ///
 /// # Safety
-/// `name` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket is released; `ticket` points to one uint64_t.
+/// `name` is NUL-terminated; `address` has `length` bytes that nobody else touches until the ticket is released; `ticket` points to one `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_get(
     pool: u64,
@@ -133,8 +137,10 @@ pub unsafe extern "C" fn tide_get(
         let end = offset
             .checked_add(length)
             .ok_or_else(|| Failure::invalid(format!("{length} bytes from {offset} overflow")))?;
+        let length = check_length(length)?;
+        check_result(ticket, "ticket")?;
         // SAFETY: by this function's contract.
-        let destination = unsafe { ForeignDestination::new(address.cast(), length as usize) };
+        let destination = unsafe { ForeignDestination::new(address.cast(), length) };
         let submitted = pool
             .get(
                 TensorId::from_name(name),
@@ -168,7 +174,7 @@ pub unsafe extern "C" fn tide_delete(pool: u64, name: *const c_char) -> i32 {
 /// The length of the tensor `name`, in `length`.
 ///
 /// # Safety
-/// `name` is NUL-terminated; `length` points to one uint64_t.
+/// `name` is NUL-terminated; `length` points to one `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_length(pool: u64, name: *const c_char, length: *mut u64) -> i32 {
     boundary(|| {
@@ -184,7 +190,7 @@ pub unsafe extern "C" fn tide_length(pool: u64, name: *const c_char, length: *mu
     })
 }
 
-/// Waits at most `timeout_ms` for a ticket: TIDE_READY once its transfer succeeded, TIDE_WAITING while it
+/// Waits at most `timeout_ms` for a ticket: `TIDE_READY` once its transfer succeeded, `TIDE_WAITING` while it
 /// has not ended, an error once it failed. A time-out of 0 only looks.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_ticket_wait(ticket: u64, timeout_ms: u32) -> i32 {
@@ -226,7 +232,7 @@ pub extern "C" fn tide_ticket_drop(ticket: u64) -> i32 {
 /// Begins a batch of durable tensors: what it holds appears whole with its commit, or not at all.
 ///
 /// # Safety
-/// `batch` points to one uint64_t.
+/// `batch` points to one `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_batch_begin(pool: u64, batch: *mut u64) -> i32 {
     boundary(|| {
@@ -279,7 +285,7 @@ pub unsafe extern "C" fn tide_batch_delete(batch: u64, name: *const c_char) -> i
     })
 }
 
-/// Commits a batch and ends it, whatever the answer: on TIDE_READY everything in it is on the media.
+/// Commits a batch and ends it, whatever the answer: on `TIDE_READY` everything in it is on the media.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_batch_commit(batch: u64) -> i32 {
     boundary(|| {
@@ -324,8 +330,9 @@ unsafe fn source(address: *const c_void, length: u64) -> Result<Source, Failure>
     if address.is_null() && length > 0 {
         return Err(Failure::invalid("address is a null pointer"));
     }
-    // SAFETY: by this function's contract.
-    Ok(Source::Foreign(unsafe { ForeignSource::new(address.cast(), length as usize) }))
+    let length = check_length(length)?;
+    // SAFETY: not null unless empty, and valid until release by this function's contract.
+    Ok(Source::Foreign(unsafe { ForeignSource::new(address.cast(), length) }))
 }
 
 /// # Safety

@@ -3,7 +3,10 @@
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
-use super::{Failure, array_argument, boundary, remember, text_argument, write_result, write_text};
+use super::{
+    CallerMemory, Failure, array_argument, boundary, remember, text_argument, write_result,
+    write_text,
+};
 use crate::handles::Table;
 use crate::session::{Birth, Op, Request, Session, SessionConfig};
 
@@ -24,7 +27,7 @@ pub struct tide_session_options {
     pub pool_size: u64,
     /// The share of the pool to own.
     pub share: u32,
-    /// Non-zero allows a file system without O_DIRECT.
+    /// Non-zero allows a file system without `O_DIRECT`.
     pub buffered: u8,
     /// Non-zero never makes a plan.
     pub reactive: u8,
@@ -36,19 +39,21 @@ pub struct tide_session_options {
 pub struct tide_action {
     /// Hand back to `tide_session_action_done`.
     pub sequence: u64,
-    /// Bytes of the storage; for TIDE_SETTLE non-zero where the log holds the same bytes.
+    /// Bytes of the storage; for `TIDE_SETTLE` non-zero where the log holds the same bytes.
     pub size: u64,
-    /// TIDE_EVICT, TIDE_RELEASE, TIDE_ALLOCATE or TIDE_SETTLE.
+    /// `TIDE_EVICT`, `TIDE_RELEASE`, `TIDE_ALLOCATE` or `TIDE_SETTLE`.
     pub kind: u32,
     /// The storage's number.
     pub storage: u32,
 }
 
-/// Keep the storage alive and answer its address: its bytes are about to be copied out. Answer 0 if it cannot move.
+/// Keep the storage alive and answer its address: its bytes are about to be copied out. Answer 0 if it cannot move now: it
+/// is not asked for again before the next op.
 pub const TIDE_EVICT: u32 = 1;
 /// Free the storage's memory and guard it: its bytes are in the log.
 pub const TIDE_RELEASE: u32 = 2;
-/// Allocate the storage's memory, keep it alive and guarded, and answer its address: its bytes are coming.
+/// Allocate the storage's memory, keep it alive and guarded, and answer its address: its bytes are
+/// coming. Answer 0 if there is no memory: the op that needs it fails.
 pub const TIDE_ALLOCATE: u32 = 3;
 /// Lift the guard: the storage is resident, no transfer touches it.
 pub const TIDE_SETTLE: u32 = 4;
@@ -63,7 +68,7 @@ pub const TIDE_UNMOVABLE: u64 = 1 << 32;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct tide_birth {
-    /// The storage's number, plus TIDE_UNMOVABLE where its memory must stay; below TIDE_MODIFIES, chosen by the caller: small, and not that of another living storage.
+    /// The storage's number, plus `TIDE_UNMOVABLE` where its memory must stay; below `TIDE_MODIFIES`, chosen by the caller: small, and not that of another living storage.
     pub storage: u64,
     /// Its bytes.
     pub size: u64,
@@ -78,7 +83,7 @@ fn with_session(handle: u64, body: impl FnOnce(&Session) -> Result<i32, Failure>
 /// Opens a session: formats the pool where its devices are fresh directories, opens the share, starts the reactor.
 ///
 /// # Safety
-/// `options` points to options whose texts are NUL-terminated; `session` points to one uint64_t.
+/// `options` points to options whose texts are NUL-terminated; `session` points to one `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_open(
     options: *const tide_session_options,
@@ -105,7 +110,8 @@ pub unsafe extern "C" fn tide_session_open(
         let handle = SESSIONS.insert(opened);
         // SAFETY: by this function's contract null or one u64 of the caller's.
         unsafe { write_result(session, handle, "session") }.inspect_err(|_| {
-            drop(SESSIONS.remove(handle));
+            // Its error is the one that counts; closing gives the share back.
+            let _ = SESSIONS.remove(handle).and_then(|session| session.close());
         })?;
         Ok(0)
     })
@@ -120,7 +126,7 @@ pub extern "C" fn tide_session_close(session: u64) -> i32 {
     })
 }
 
-/// The address of a uint32_t that is non-zero while completions wait to be taken in: a cheap look between ops.
+/// The address of a `uint32_t` that is non-zero while completions wait to be taken in: a cheap look between ops.
 /// Null for a stale handle. It is valid until the session is closed.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_attention(session: u64) -> *const c_void {
@@ -135,7 +141,7 @@ pub extern "C" fn tide_session_attention(session: u64) -> *const c_void {
 /// Changes the budget; takes effect at the next op boundary.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_set_budget(session: u64, budget: u64) -> i32 {
-    with_session(session, |session| session.set_budget(budget))
+    with_session(session, |session| Ok(session.set_budget(budget)))
 }
 
 /// Reports storages that were born and that died. Repeating a report is harmless.
@@ -158,7 +164,7 @@ pub unsafe extern "C" fn tide_session_sync(
         let births = births.iter().map(|birth| {
             let index = (birth.place >> 16) as u32;
             Birth {
-                storage: birth.storage as u32,
+                storage: birth.storage & !TIDE_UNMOVABLE,
                 size: birth.size,
                 movable: birth.storage & TIDE_UNMOVABLE == 0,
                 op: (index != u32::MAX).then_some(index),
@@ -264,10 +270,10 @@ pub extern "C" fn tide_session_wait(session: u64, timeout_ms: u32) -> i32 {
     with_session(session, |session| session.wait(Duration::from_millis(timeout_ms.into())))
 }
 
-/// The next request: answers TIDE_ACTION where there is one. The same request comes again until it is reported done.
+/// The next request: answers `TIDE_ACTION` where there is one. The same request comes again until it is reported done.
 ///
 /// # Safety
-/// `action` points to one tide_action.
+/// `action` points to one `tide_action`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_next_action(session: u64, action: *mut tide_action) -> i32 {
     with_session(session, |session| {
@@ -284,7 +290,7 @@ pub unsafe extern "C" fn tide_session_next_action(session: u64, action: *mut tid
 /// Reports a request as done, with the storage's address where one was asked for (0: it cannot be done).
 ///
 /// # Safety
-/// `address` is 0 or that of the request's `size` bytes. They stay alive, and for TIDE_ALLOCATE nobody else touches
+/// `address` is 0 or that of the request's `size` bytes. They stay alive, and for `TIDE_ALLOCATE` nobody else touches
 /// them, until the storage is released or settled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_action_done(
@@ -293,8 +299,9 @@ pub unsafe extern "C" fn tide_session_action_done(
     address: u64,
 ) -> i32 {
     with_session(session, |session| {
-        // SAFETY: by this function's contract, which is the session's.
-        unsafe { session.request_done(sequence, address as usize) }
+        // SAFETY: by this function's contract.
+        let memory = unsafe { CallerMemory::new(sequence, address) };
+        session.request_done(&memory)
     })
 }
 
@@ -334,14 +341,14 @@ pub unsafe extern "C" fn tide_session_report(session: u64, path: *const c_char) 
 /// The step follows the plan no longer: the caller saw that it does something else.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_leave_plan(session: u64) -> i32 {
-    with_session(session, Session::leave_plan)
+    with_session(session, |session| Ok(session.leave_plan()))
 }
 
 /// The plan's triggers: in `due` one byte per op, non-zero where a migration begins, and in `count` how many; 0 while
 /// there is no plan. They stay where they are until the session is closed.
 ///
 /// # Safety
-/// `due` points to one pointer and `count` to one uint64_t.
+/// `due` points to one pointer and `count` to one `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_plan(
     session: u64,

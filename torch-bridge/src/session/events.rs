@@ -12,9 +12,15 @@ use super::history::Label;
 use super::{CurrentOp, Known, Session, State, Waiting};
 use crate::abi::{Failure, Status, TIDE_MODIFIES};
 
+/// Storage numbers stay below this, because tables are as long as the largest.
+const STORAGES_MAX: u32 = 1 << 24;
+const _: () = assert!(STORAGES_MAX <= TIDE_MODIFIES);
+/// The most bytes of all storages together; no machine has as many.
+pub(super) const BYTES_MAX: u64 = 1 << 60;
+
 /// A storage that came into being.
 pub(crate) struct Birth {
-    pub(crate) storage: u32,
+    pub(crate) storage: u64,
     pub(crate) size: u64,
     pub(crate) movable: bool,
     pub(crate) op: Option<u32>,
@@ -68,6 +74,7 @@ impl Session {
     }
 
     pub(crate) fn resized(&self, storage: u32, size: u64) -> Result<i32, Failure> {
+        self.lock().check_size(size)?;
         self.change(storage, |state, id| {
             if let Some(known) = state.known.get_mut(&id) {
                 known.size = size;
@@ -96,11 +103,11 @@ impl Session {
         })
     }
 
-    pub(crate) fn set_budget(&self, budget: u64) -> Result<i32, Failure> {
+    pub(crate) fn set_budget(&self, budget: u64) -> i32 {
         let mut state = self.lock();
-        state.machine.set_budget(Bytes(budget));
+        state.machine.set_budget(Bytes(budget.min(BYTES_MAX)));
         self.carry_out(&mut state);
-        Ok(0)
+        Status::Ready as i32
     }
 
     /// One event about one storage that the session knows.
@@ -134,6 +141,7 @@ impl Session {
     pub(crate) fn op_begin(&self, op: &Op<'_>) -> Result<i32, Failure> {
         self.advance(|state| {
             state.held = None;
+            state.ask_declined_again();
             state.op_begins(op);
             let mut uses = std::mem::take(&mut state.uses);
             uses.clear();
@@ -148,7 +156,7 @@ impl Session {
             let progress = state.machine.op_begin(&OpBegin {
                 index: op.index.map(OpIndex),
                 uses: &uses,
-                needs: Bytes(op.needs),
+                needs: Bytes(op.needs.min(BYTES_MAX)),
             });
             state.uses = uses;
             progress
@@ -224,13 +232,24 @@ impl Session {
 
 impl State {
     fn born(&mut self, birth: &Birth) -> Result<(), Failure> {
-        if birth.storage & TIDE_MODIFIES != 0 {
+        let number = u32::try_from(birth.storage).ok().filter(|&number| number < STORAGES_MAX);
+        let Some(number) = number else {
             return Err(Failure::invalid(format!(
-                "storage number {} is too large: numbers stay below {TIDE_MODIFIES}",
+                "storage number {} is too large: use small numbers again, below {STORAGES_MAX}",
                 birth.storage
             )));
+        };
+        let storage = StorageId(number);
+        if self.known.contains_key(&storage) {
+            return Ok(()); // reported before
         }
-        let storage = StorageId(birth.storage);
+        if self.machine.knows(storage) {
+            return Err(Failure::invalid(format!(
+                "storage number {number} is that of one that died with a transfer in flight: take \
+                 another number"
+            )));
+        }
+        self.check_size(birth.size)?;
         let place = birth.op.map(|op| (OpIndex(op), birth.slot));
         let kind = if place.is_some() { Kind::Activation } else { Kind::Other };
         let movable = birth.movable && birth.size > 0;
@@ -242,14 +261,26 @@ impl State {
             birth: birth.op.map(|op| (op, birth.slot)),
             pins: 0,
         };
-        self.known.entry(storage).or_insert(known);
+        self.known.insert(storage, known);
         self.machine.born(storage, Bytes(birth.size), Attributes { movable, birth: place });
         self.profile.born(storage, birth.size, place);
         Ok(())
     }
 
+    /// Sums of sizes must not overflow, whatever sizes a caller makes up.
+    fn check_size(&self, size: u64) -> Result<(), Failure> {
+        let taken = self.machine.committed().0 + self.machine.evicted().0;
+        if size > BYTES_MAX - taken.min(BYTES_MAX) {
+            return Err(Failure::invalid(format!(
+                "a storage of {size} bytes beside {taken} others: no memory is that large"
+            )));
+        }
+        Ok(())
+    }
+
     fn died(&mut self, storage: StorageId) {
         if self.known.remove(&storage).is_some() {
+            self.declined.retain(|&each| each != storage);
             self.machine.died(storage);
             self.profile.died(storage);
         }
@@ -259,6 +290,13 @@ impl State {
         self.known.get_mut(&StorageId(storage)).ok_or_else(|| {
             Failure::invalid(format!("storage {storage} is not known: report its birth first"))
         })
+    }
+
+    /// What the caller could not let go may be movable by now.
+    pub(super) fn ask_declined_again(&mut self) {
+        for storage in self.declined.drain(..) {
+            self.machine.unpin(storage);
+        }
     }
 
     fn op_begins(&mut self, op: &Op<'_>) {

@@ -77,8 +77,11 @@ impl Busy {
     /// Bytes per second while busy, once enough has moved to tell.
     fn bandwidth(&self) -> Option<Bandwidth> {
         const ENOUGH_BYTES: u64 = 16 << 20;
-        (self.bytes >= ENOUGH_BYTES && !self.time.is_zero())
-            .then(|| Bandwidth((self.bytes as f64 / self.time.as_secs_f64()) as u64))
+        let nanos = self.time.as_nanos();
+        (self.bytes >= ENOUGH_BYTES && nanos > 0).then(|| {
+            let per_second = u128::from(self.bytes) * 1_000_000_000 / nanos;
+            Bandwidth(u64::try_from(per_second).unwrap_or(u64::MAX))
+        })
     }
 }
 

@@ -37,8 +37,8 @@ pub(super) struct Step {
     pub(super) complete: bool,
     pub(super) memory: Vec<MemorySample>,
     pub(super) ops: Vec<OpRun>,
-    pub(super) transfers: Vec<Moved>,
-    pub(super) stalls: Vec<Waited>,
+    pub(super) transfers: Vec<Transfer>,
+    pub(super) stalls: Vec<Wait>,
     /// Details were left out.
     pub(super) truncated: bool,
     /// Bytes written by kind, in the order of [`Kind::ALL`].
@@ -65,7 +65,7 @@ pub(super) struct OpRun {
 }
 
 /// A transfer that ended in the step, or was under way when the step did.
-pub(super) struct Moved {
+pub(super) struct Transfer {
     pub(super) label: Label,
     pub(super) kind: Kind,
     pub(super) bytes: u64,
@@ -78,7 +78,7 @@ pub(super) struct Moved {
 }
 
 /// A wait of an op, or of what is no op (`None`).
-pub(super) struct Waited {
+pub(super) struct Wait {
     pub(super) op: Option<(Arc<str>, Option<u32>)>,
     pub(super) begin: Nanos,
     pub(super) end: Nanos,
@@ -162,7 +162,7 @@ impl History {
         let op = op.map(|(name, index)| (self.name(name), index));
         if let Some(step) = &mut self.current {
             let (begin, end) = (step.since_begin(begin), step.since_begin(end));
-            push(&mut step.stalls, Waited { op, begin, end, waited_for }, &mut step.truncated);
+            push(&mut step.stalls, Wait { op, begin, end, waited_for }, &mut step.truncated);
         }
     }
 
@@ -181,7 +181,7 @@ impl History {
             _ => {}
         }
         let end = step.since_begin(now);
-        let moved = Moved {
+        let transfer = Transfer {
             begin: step.since_begin(asked),
             moved: submitted.map_or(end, |submitted| step.since_begin(submitted)),
             end,
@@ -192,7 +192,7 @@ impl History {
             urgent,
             ending,
         };
-        push(&mut step.transfers, moved, &mut step.truncated);
+        push(&mut step.transfers, transfer, &mut step.truncated);
     }
 
     fn name(&mut self, name: &str) -> Arc<str> {

@@ -6,13 +6,14 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use tidelog_engine::path::{DeviceSpec, PathChoice};
+use tidelog_engine::path::{DeviceSpec, PathChoice, PathKind};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::schedule::CompletionQueue;
 use tidelog_engine::units::ByteCount;
 use tidelog_planner::residency::{Config, Residency};
 use tidelog_planner::units::Bytes;
 
+use super::events::BYTES_MAX;
 use super::figures::Figures;
 use super::history::History;
 use super::profile::Profile;
@@ -50,7 +51,8 @@ impl Session {
             ));
         }
         let pool = Lease::take(config)?;
-        let machine = Residency::new(Config::new(Bytes(config.budget), Bytes(config.staging)));
+        let machine =
+            Residency::new(Config::new(Bytes(config.budget.min(BYTES_MAX)), Bytes(config.staging)));
         Ok(Self {
             pool,
             completions: CompletionQueue::new(),
@@ -90,6 +92,30 @@ struct Shared {
     sessions: u32,
 }
 
+impl Shared {
+    /// A path that was asked for by name is the one that serves, or an error.
+    fn check_path(&self, wanted: &str) -> Result<(), Failure> {
+        let wanted = wanted
+            .parse::<PathChoice>()
+            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        let stats = self.pool.stats();
+        let stats = stats.map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        let serves = stats.reactor.capabilities.kind;
+        match (wanted, serves) {
+            (PathChoice::Auto, _)
+            | (PathChoice::Uring, PathKind::Uring)
+            | (PathChoice::Posix, PathKind::Posix) => Ok(()),
+            _ => Err(Failure::new(
+                Status::PoolFailed,
+                format!(
+                    "this process has the pool open already, by the data path {serves}: ask for \
+                     that one or for auto, or close the other session first"
+                ),
+            )),
+        }
+    }
+}
+
 static SHARED: LazyLock<Mutex<HashMap<(String, u32), Shared>>> = LazyLock::new(Mutex::default);
 
 impl Lease {
@@ -98,6 +124,7 @@ impl Lease {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let process = std::process::id();
         if let Some(open) = shared.get_mut(&key).filter(|open| open.process == process) {
+            open.check_path(config.data_path)?;
             open.sessions += 1;
             return Ok(Self { key, pool: open.pool.clone() });
         }
@@ -130,6 +157,13 @@ impl Deref for Lease {
 pub(crate) fn open_pool(config: &SessionConfig<'_>) -> Result<Pool, Failure> {
     let failed =
         |error: &dyn std::fmt::Display| Failure::new(Status::PoolFailed, error.to_string());
+    for (name, bytes) in [("staging", config.staging), ("pool_size", config.pool_size)] {
+        if bytes > BYTES_MAX {
+            return Err(Failure::invalid(format!(
+                "{name} is {bytes} bytes: nothing is that large"
+            )));
+        }
+    }
     let devices = DeviceSpec::parse_list(config.devices).map_err(|error| failed(&error))?;
     let path: PathChoice = config.data_path.parse().map_err(|error| failed(&error))?;
     if devices.iter().all(|device| !device.exists()) {
@@ -176,6 +210,7 @@ impl State {
             in_flight: HashMap::new(),
             requests: VecDeque::new(),
             next_sequence: 0,
+            declined: Vec::new(),
             log_prefix: unique_prefix(),
             held: None,
             figures: Figures::default(),

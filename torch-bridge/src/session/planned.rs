@@ -12,7 +12,7 @@ use tidelog_planner::units::{Bandwidth, Nanos, OpIndex};
 
 use super::profile::Profiled;
 use super::{CurrentOp, Session, State};
-use crate::abi::Failure;
+use crate::abi::{Failure, Status};
 
 /// Assumed of a pool until enough has moved to measure it.
 const SSD_BANDWIDTH_DEFAULT: Bandwidth = Bandwidth(1_000_000_000);
@@ -35,6 +35,7 @@ impl Session {
         match mark {
             1 => self.advance(|state| {
                 state.figures.step_begins();
+                state.ask_declined_again();
                 state.op = CurrentOp::default();
                 state.history.step_begins(Instant::now());
                 state.sample();
@@ -48,9 +49,9 @@ impl Session {
     }
 
     /// The step follows the plan no longer.
-    pub(crate) fn leave_plan(&self) -> Result<i32, Failure> {
+    pub(crate) fn leave_plan(&self) -> i32 {
         self.lock().machine.leave_schedule();
-        Ok(0)
+        Status::Ready as i32
     }
 
     /// Which ops have a migration beginning, one byte each; empty without a plan. Stays where it is
@@ -82,18 +83,17 @@ impl State {
 
     /// The plan's step is guarded op by op: from the first that differs on, the rest of the step is reactive.
     pub(super) fn follow(&mut self, index: u32, fingerprint: u64) {
-        if self.planned.is_some() && !self.machine.expect(OpIndex(index), fingerprint) {
-            if let Some(reason) = self.machine.desync() {
-                self.notice_once(
-                    "left the plan",
-                    format!("a step left the plan: {reason}; it went on reactively"),
-                );
-            }
+        if self.planned.is_some()
+            && !self.machine.expect(OpIndex(index), fingerprint)
+            && let Some(reason) = self.machine.desync()
+        {
+            let text = format!("a step left the plan: {reason}; it went on reactively");
+            self.notice_once("left the plan", &text);
         }
     }
 
     /// Keeps a message for the user; of those about one thing only the first.
-    fn notice_once(&mut self, about: &str, text: String) {
+    fn notice_once(&mut self, about: &str, text: &str) {
         if !self.notices.iter().any(|notice| notice.contains(about)) {
             self.notices.push(format!("{text} (said once)"));
         }

@@ -153,7 +153,7 @@ impl Profile {
             storages: Vec::new(),
             by_place: HashMap::new(),
             meanings: HashMap::new(),
-            names: HashSet::new(),
+            taken: HashSet::new(),
         };
         // What this step makes comes first: what the step before made at the same place is then known
         // as the previous instance under the same name.
@@ -181,7 +181,7 @@ struct Names<'a, D> {
     describe: D,
     storages: Vec<Storage>,
     by_place: HashMap<(OpIndex, u16), PlanStorage>,
-    names: HashSet<String>,
+    taken: HashSet<String>,
     meanings: HashMap<StorageId, Meaning>,
 }
 
@@ -221,7 +221,7 @@ impl<D: Fn(StorageId) -> (Option<String>, Kind, bool)> Names<'_, D> {
             _ if name.is_some() && self.is_global(storage) => {
                 // Two storages may carry one name (an optimizer's state that was replaced).
                 let name = name.unwrap_or_default();
-                let free = self.names.insert(name.clone());
+                let free = self.taken.insert(name.clone());
                 Identity::Name(if free { name } else { format!("{name} ({storage})") })
             }
             _ => Identity::Arrival,

@@ -11,7 +11,7 @@ use tidelog_planner::report::{OpSpan, Report, Stall, TransferSpan, Unmovable};
 use tidelog_planner::trace::{Kind, Trace};
 use tidelog_planner::units::Bytes;
 
-use super::history::{Label, Moved, OpRun, Step, Waited};
+use super::history::{Label, OpRun, Step, Transfer, Wait};
 use super::stats::{data_path, staging_backing};
 use super::{Session, State};
 use crate::abi::Failure;
@@ -21,7 +21,7 @@ impl Session {
     pub(crate) fn write_report(&self, path: &Path) -> Result<i32, Failure> {
         let page = self.report().to_html();
         replace(path, page.as_bytes()).map_err(|(what, error)| {
-            Failure::invalid(format!("the report cannot be written: {what}: {error}"))
+            Failure::invalid(format!("the report cannot be written to {what:?}: {error}"))
         })?;
         Ok(0)
     }
@@ -60,16 +60,15 @@ impl State {
                 report.figures.push((name.to_owned(), value));
             }
         }
-        match self.history.shown() {
-            Some(step) => self.show(step, &mut report),
-            None => {
-                "measured, no step yet".clone_into(&mut report.subtitle);
-                report.notices.push(
-                    "no step was marked: put each training step into `with tide.step():`, and the \
-                     report shows the last complete one"
-                        .to_owned(),
-                );
-            }
+        if let Some(step) = self.history.shown() {
+            self.show(step, &mut report);
+        } else {
+            "measured, no step yet".clone_into(&mut report.subtitle);
+            report.notices.push(
+                "no step was marked: put each training step into `with tide.step():`, and the \
+                 report shows the last complete one"
+                    .to_owned(),
+            );
         }
         report
     }
@@ -118,14 +117,17 @@ impl State {
     }
 
     fn unmovable(&self) -> Vec<Unmovable> {
-        let stays = |known: &super::Known| known.pins > 0 && known.size > 0;
+        let stays = |known: &super::Known| (known.pins > 0 || !known.movable) && known.size > 0;
         let mut fixed: Vec<_> = self.known.iter().filter(|(_, known)| stays(known)).collect();
         fixed.sort_unstable_by_key(|(storage, _)| **storage);
         let entries = fixed.into_iter().map(|(&storage, known)| Unmovable {
             name: self.describe(storage),
             bytes: Bytes(known.size),
-            why: "pinned: something outside sees its memory, or the memory is not the framework's"
-                .to_owned(),
+            why: if known.movable {
+                "pinned: something outside sees its memory".to_owned()
+            } else {
+                "its memory is not the framework's own".to_owned()
+            },
         });
         entries.collect()
     }
@@ -145,7 +147,7 @@ impl<'a> Words<'a> {
         Self { planned, seen }
     }
 
-    fn span(&self, moved: &Moved) -> TransferSpan {
+    fn span(&self, moved: &Transfer) -> TransferSpan {
         TransferSpan {
             name: self.storage(&moved.label),
             kind: moved.kind,
@@ -160,7 +162,7 @@ impl<'a> Words<'a> {
         }
     }
 
-    fn stall(&self, waited: &Waited) -> Stall {
+    fn stall(&self, waited: &Wait) -> Stall {
         let op = match &waited.op {
             Some((name, Some(index))) => format!("{name} (op {index})"),
             Some((name, None)) => name.to_string(),

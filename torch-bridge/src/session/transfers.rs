@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use tidelog_engine::layout::{LifetimeClass, TensorId};
-use tidelog_engine::memory::{Destination, ForeignDestination, ForeignSource, Source};
 use tidelog_engine::pool::PutOptions;
 use tidelog_engine::schedule::{Outcome as Transferred, Ticket, TransferError, Urgency};
 use tidelog_planner::report::{self, Ending};
@@ -12,10 +11,11 @@ use tidelog_planner::residency::{
     Urgency as Wanted,
 };
 use tidelog_planner::trace::Kind;
+use tidelog_planner::units::Bytes;
 
 use super::history::{Ended, Label};
 use super::{Request, RequestKind, Session, State};
-use crate::abi::Failure;
+use crate::abi::{CallerMemory, Failure};
 
 /// A transfer that the machine asked for and has not heard the end of.
 pub(super) struct InFlight {
@@ -131,18 +131,13 @@ impl Session {
         self.lock().requests.front().copied()
     }
 
-    /// The caller has done what the request asked for.
-    ///
-    /// # Safety
-    /// `address` is 0, or that of the request's `size` bytes, which stay alive (and for an allocation
-    /// untouched by anybody else) until the storage is released or settled.
-    #[allow(unsafe_code)]
-    pub(crate) unsafe fn request_done(
-        &self,
-        sequence: u64,
-        address: usize,
-    ) -> Result<i32, Failure> {
+    /// The caller has done what a request asked for.
+    pub(crate) fn request_done(&self, memory: &CallerMemory) -> Result<i32, Failure> {
+        let sequence = memory.sequence();
         let mut state = self.lock();
+        if sequence > state.next_sequence {
+            return Err(Failure::invalid(format!("request {sequence} was never handed out")));
+        }
         let Some(request) = state.requests.front().copied() else {
             return Ok(0); // reported twice: an interrupt fell between the report and its answer
         };
@@ -158,55 +153,52 @@ impl Session {
         }
         state.requests.pop_front();
         if let Some(transfer) = request.transfer {
-            if address == 0 {
-                self.decline(&mut state, transfer);
+            if memory.is_none() {
+                self.decline(&mut state, transfer, &request);
             } else {
-                // SAFETY: by this function's contract the memory stays valid until the storage is
-                // released or settled, which the session asks for only after the ticket's completion.
-                unsafe { self.submit(&mut state, transfer, &request, address) };
+                self.submit(&mut state, transfer, &request, memory);
             }
             self.carry_out(&mut state);
         }
         Ok(0)
     }
 
-    /// The caller cannot do what a transfer needs: the storage stays where it is from now on.
-    fn decline(&self, state: &mut State, transfer: TransferId) {
-        let Some(in_flight) = state.in_flight.get(&transfer) else { return };
-        let (storage, direction) = (in_flight.storage, in_flight.direction);
-        if direction == Direction::In {
-            let message = "its memory could not be allocated".to_owned();
-            return self.end(state, transfer, Outcome::Failed(FailureInfo { message }));
+    /// The caller cannot do what a transfer needs of it.
+    fn decline(&self, state: &mut State, transfer: TransferId, request: &Request) {
+        let storage = StorageId(request.storage);
+        if request.kind == RequestKind::Allocate {
+            let message = format!("there was no memory for its {}", Bytes(request.size));
+            self.end(state, transfer, Outcome::Failed(FailureInfo { message }));
+            return;
         }
+        // It stays, until the next op at least: asked again at once, it would be declined again.
         state.machine.pin(storage);
-        // Takes the eviction back; the machine's cancellation ends it.
-        if state.machine.modified(storage).is_err() {
+        state.declined.push(storage);
+        // The machine calls the eviction off by itself; that nobody has to answer for it is what
+        // tells this from a transfer that failed.
+        let _ = state.machine.modified(storage);
+        self.carry_out(state);
+        if state.in_flight.contains_key(&transfer) {
             self.end(state, transfer, Outcome::Cancelled);
         }
     }
 
     /// Hands a transfer to the engine.
-    ///
-    /// # Safety
-    /// `address` is that of the request's `size` bytes, valid until the transfer's completion was taken in.
-    #[allow(unsafe_code)]
-    unsafe fn submit(
+    fn submit(
         &self,
         state: &mut State,
         transfer: TransferId,
         request: &Request,
-        address: usize,
+        memory: &CallerMemory,
     ) {
         let Some(in_flight) = state.in_flight.get(&transfer) else { return };
         let (storage, direction, urgency) =
             (in_flight.storage, in_flight.direction, in_flight.urgency);
-        let (id, size) = (state.log_id(storage), request.size as usize);
+        let id = state.log_id(storage);
         let notify = Some((self.completions.clone(), transfer.0));
         let submitted = match direction {
             Direction::Out(copy) => {
-                // SAFETY: by this function's contract.
-                let source =
-                    Source::Foreign(unsafe { ForeignSource::new(address as *const u8, size) });
+                let source = memory.source(request);
                 if copy == CopyKind::Verify {
                     self.pool.verify(id, source, notify).map_err(|error| error.to_string())
                 } else {
@@ -216,10 +208,7 @@ impl Session {
                 }
             }
             Direction::In => {
-                // SAFETY: by this function's contract, which gives exclusive use for an allocation.
-                let destination = Destination::Foreign(unsafe {
-                    ForeignDestination::new(address as *mut u8, size)
-                });
+                let destination = memory.destination(request);
                 self.pool
                     .get(id, 0..request.size, destination, urgency, notify)
                     .map_err(|error| error.to_string())

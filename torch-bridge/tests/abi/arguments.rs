@@ -1,0 +1,282 @@
+//! Arguments that make no sense are errors with a text, and change nothing.
+
+use std::ffi::{CString, c_char};
+use std::ptr::{null, null_mut};
+
+use tidelog::abi::*;
+
+use crate::framework::{Folder, Framework, Manners, STAGING, last_error};
+
+/// No handle was ever given out under these.
+const STALE: [u64; 3] = [0, 1 << 40, u64::MAX];
+const NOT_UTF8: &[u8] = b"\xFF\xFE\0";
+
+fn assert_refused(status: i32, mentions: &str) {
+    assert_eq!(status, TIDE_INVALID_ARGUMENT, "{}", last_error());
+    assert!(last_error().contains(mentions), "{:?} does not mention {mentions:?}", last_error());
+}
+
+fn not_utf8() -> *const c_char {
+    NOT_UTF8.as_ptr().cast()
+}
+
+fn session_options(devices: *const c_char) -> tide_session_options {
+    tide_session_options {
+        devices,
+        data_path: c"auto".as_ptr(),
+        budget: 4 << 20,
+        staging: STAGING,
+        pool_size: 64 << 20,
+        share: 0,
+        buffered: 1,
+        reactive: 0,
+    }
+}
+
+fn open_session(options: &tide_session_options) -> Result<u64, i32> {
+    let mut session = 0;
+    // SAFETY: the options' texts are null or NUL-terminated; the result is ours.
+    let status = unsafe { tide_session_open(options, &raw mut session) };
+    if status == TIDE_READY { Ok(session) } else { Err(status) }
+}
+
+fn open_pool(folder: &Folder) -> u64 {
+    let devices = folder.text();
+    let options = tide_pool_options {
+        devices: devices.as_ptr(),
+        data_path: c"auto".as_ptr(),
+        staging: STAGING,
+        pool_size: 64 << 20,
+        share: 0,
+        buffered: 1,
+    };
+    let mut pool = 0;
+    // SAFETY: the options' texts are NUL-terminated; the result is ours.
+    let opened = unsafe { tide_pool_open(&raw const options, &raw mut pool) };
+    assert_eq!(opened, TIDE_READY, "{}", last_error());
+    pool
+}
+
+#[test]
+fn a_stale_handle_is_an_error_everywhere() {
+    // SAFETY: null is what the functions must withstand; stale handles let them reach no memory.
+    let statuses = |handle: u64| unsafe {
+        [
+            tide_pool_close(handle),
+            tide_put(handle, null(), null(), 1, 0, null_mut()),
+            tide_get(handle, null(), 0, null_mut(), 1, 0, null_mut()),
+            tide_delete(handle, null()),
+            tide_length(handle, null(), null_mut()),
+            tide_ticket_wait(handle, 0),
+            tide_ticket_cancel(handle),
+            tide_ticket_released(handle),
+            tide_ticket_drop(handle),
+            tide_batch_begin(handle, null_mut()),
+            tide_batch_put(handle, null(), null(), 1),
+            tide_batch_delete(handle, null()),
+            tide_batch_commit(handle),
+            tide_batch_drop(handle),
+            tide_session_close(handle),
+            tide_session_set_budget(handle, 1),
+            tide_session_sync(handle, null(), 1, null(), 1),
+            tide_session_name(handle, 0, 0, null()),
+            tide_session_resized(handle, 0, 0),
+            tide_session_modified(handle, 0),
+            tide_session_pin(handle, 0, 1),
+            tide_session_evict(handle, 0),
+            tide_session_step(handle, 1),
+            tide_session_op_begin(handle, 0, 0, null(), null(), 1, 0),
+            tide_session_op_end(handle),
+            tide_session_settle(handle),
+            tide_session_resume(handle),
+            tide_session_wait(handle, 0),
+            tide_session_next_action(handle, null_mut()),
+            tide_session_action_done(handle, 0, 0),
+            tide_session_leave_plan(handle),
+            tide_session_plan(handle, null_mut(), null_mut()),
+            tide_session_report(handle, null()),
+        ]
+    };
+    for handle in STALE {
+        assert!(statuses(handle).iter().all(|&status| status == TIDE_STALE_HANDLE));
+        assert!(last_error().contains("session") && last_error().contains(&handle.to_string()));
+        assert!(tide_session_attention(handle).is_null());
+        // SAFETY: null is allowed.
+        assert_eq!(unsafe { tide_session_stats(handle, null_mut(), 0) }, 0);
+    }
+}
+
+#[test]
+fn handles_of_one_kind_are_stale_for_another() {
+    let folder = Folder::new("kinds");
+    let pool = open_pool(&folder);
+    assert_eq!(tide_session_settle(pool), TIDE_STALE_HANDLE);
+    assert_eq!(tide_ticket_wait(pool, 0), TIDE_STALE_HANDLE);
+    assert_eq!(tide_batch_commit(pool), TIDE_STALE_HANDLE);
+    assert_eq!(tide_pool_close(pool), TIDE_READY, "{}", last_error());
+    assert_eq!(tide_pool_close(pool), TIDE_STALE_HANDLE);
+}
+
+#[test]
+fn sessions_do_not_open_with_senseless_options() {
+    let folder = Folder::new("options");
+    let devices = folder.text();
+    // SAFETY: null is what the function must withstand.
+    assert_refused(unsafe { tide_session_open(null(), null_mut()) }, "options");
+    assert_eq!(open_session(&session_options(null())), Err(TIDE_INVALID_ARGUMENT));
+    assert!(last_error().contains("devices"));
+    assert_eq!(open_session(&session_options(not_utf8())), Err(TIDE_INVALID_ARGUMENT));
+    assert!(last_error().contains("UTF-8"));
+    let good = || session_options(devices.as_ptr());
+    let no_path = tide_session_options { data_path: c"telepathy".as_ptr(), ..good() };
+    assert_eq!(open_session(&no_path), Err(TIDE_POOL_FAILED));
+    assert!(last_error().contains("telepathy"));
+    let no_room = tide_session_options { budget: STAGING, ..good() };
+    assert_eq!(open_session(&no_room), Err(TIDE_BUDGET_EXCEEDED));
+    for (staging, pool_size) in
+        [(0, 64 << 20), (1, 64 << 20), (u64::MAX - 1, 64 << 20), (STAGING, 1), (STAGING, u64::MAX)]
+    {
+        let fresh = Folder::new("options-fresh");
+        let devices = fresh.text();
+        let (devices, budget) = (devices.as_ptr(), u64::MAX);
+        let options = tide_session_options { devices, budget, staging, pool_size, ..good() };
+        let status = open_session(&options).expect_err("sizes make no sense");
+        let expected = [TIDE_POOL_FAILED, TIDE_INVALID_ARGUMENT];
+        assert!(expected.contains(&status), "{staging}, {pool_size}: {status}: {}", last_error());
+    }
+    let session = open_session(&good()).unwrap_or_else(|_| panic!("{}", last_error()));
+    assert_eq!(tide_session_close(session), TIDE_READY);
+    let no_share = tide_session_options { share: 7, ..good() };
+    assert_eq!(open_session(&no_share), Err(TIDE_POOL_FAILED));
+    assert!(last_error().contains("share"));
+    // A result that cannot be handed out leaves nothing open: the share is free.
+    // SAFETY: the options are right; the null result is what the function must withstand.
+    assert_refused(unsafe { tide_session_open(&good(), null_mut()) }, "session");
+    let session = open_session(&good()).unwrap_or_else(|_| panic!("{}", last_error()));
+    // Sessions of one process share it, on the path that the first one opened.
+    let second = open_session(&good()).unwrap_or_else(|_| panic!("{}", last_error()));
+    let other_path = ["uring", "posix"].map(|path| {
+        let path = CString::new(path).unwrap();
+        open_session(&tide_session_options { data_path: path.as_ptr(), ..good() })
+    });
+    let same: Vec<u64> = other_path.iter().filter_map(|opened| opened.ok()).collect();
+    assert_eq!(same.len(), 1, "one of the two is the path in use, the other is not to be had");
+    assert!(other_path.contains(&Err(TIDE_POOL_FAILED)));
+    assert_eq!(tide_session_close(same[0]), TIDE_READY);
+    assert_eq!(tide_session_close(session), TIDE_READY);
+    assert_eq!(tide_session_settle(second), TIDE_READY, "{}", last_error());
+    assert_eq!(tide_session_close(second), TIDE_READY);
+    // The last one gave it back: a pool of its own can have it.
+    assert_eq!(tide_pool_close(open_pool(&folder)), TIDE_READY);
+}
+
+#[test]
+fn senseless_arguments_of_a_session_are_refused_and_change_nothing() {
+    let mut framework = Framework::open("senseless", 4 << 20, 1, Manners::default());
+    let session = framework.session;
+    framework.make(3, 4096, None);
+    framework.sync();
+    let birth = |storage, size| tide_birth { storage, size, place: u64::MAX };
+    let born = |storage, size| {
+        let births = [birth(storage, size)];
+        // SAFETY: one item, as it says.
+        unsafe { tide_session_sync(session, births.as_ptr(), 1, null(), 0) }
+    };
+    assert_refused(born(u64::MAX, 1), "too large");
+    assert_refused(born((1 << 33) + 3, 1), "too large");
+    assert_refused(born(u64::from(TIDE_MODIFIES), 1), "too large");
+    assert_refused(born(5, u64::MAX), "no memory");
+    assert_refused(tide_session_resized(session, 3, u64::MAX), "no memory");
+    assert_refused(tide_session_resized(session, 99, 1), "not known");
+    assert_refused(tide_session_modified(session, 99), "not known");
+    assert_refused(tide_session_pin(session, 99, 1), "not known");
+    assert_refused(tide_session_evict(session, 99), "not known");
+    assert_refused(tide_session_step(session, 3), "step mark 3");
+    // SAFETY: null pointers and impossible counts are what the functions must withstand: they are
+    // refused before anything is read. Texts are NUL-terminated.
+    unsafe {
+        assert_refused(tide_session_sync(session, null(), 1, null(), 0), "births");
+        assert_refused(tide_session_sync(session, null(), 0, null(), 7), "deaths");
+        let one = birth(9, 1);
+        assert_refused(tide_session_sync(session, &raw const one, usize::MAX, null(), 0), "births");
+        let crooked = (&raw const one).byte_add(1);
+        assert_refused(tide_session_sync(session, crooked, 1, null(), 0), "misaligned");
+        assert_refused(tide_session_name(session, 3, 1, null()), "name");
+        assert_refused(tide_session_name(session, 3, 1, not_utf8()), "UTF-8");
+        assert_refused(tide_session_name(session, 3, 6, c"x".as_ptr()), "kind 6");
+        assert_refused(tide_session_op_begin(session, 0, 0, null(), null(), 0, 0), "name");
+        let name = c"op".as_ptr();
+        assert_refused(tide_session_op_begin(session, 0, 0, name, null(), 4, 0), "uses");
+        let word = 3_u32;
+        let uses = &raw const word;
+        assert_refused(tide_session_op_begin(session, 0, 0, name, uses, usize::MAX, 0), "uses");
+        assert_refused(tide_session_plan(session, null_mut(), null_mut()), "due");
+        assert_refused(tide_session_report(session, null()), "path");
+        assert_refused(tide_session_report(session, c"".as_ptr()), "report");
+        assert_refused(tide_session_action_done(session, 99, 16), "never handed out");
+        // No storage of such a number: passed over.
+        let unknown = u32::MAX >> 1;
+        let begun = tide_session_op_begin(session, -1, 0, name, &raw const unknown, 1, 0);
+        assert_eq!(begun, TIDE_READY);
+        // Outputs that no memory holds are a refusal with figures, not an overflow.
+        let begun = tide_session_op_begin(session, -1, 0, name, uses, 1, u64::MAX);
+        assert_eq!(begun, TIDE_BUDGET_EXCEEDED, "{}", last_error());
+    }
+    framework.end();
+}
+
+#[test]
+fn a_request_outlives_a_caller_who_has_no_place_for_it() {
+    let mut framework = Framework::open("no-place", 4 << 20, 2, Manners::default());
+    framework.make(0, 4096, None);
+    framework.sync();
+    assert_eq!(tide_session_evict(framework.session, 0), TIDE_ACTION);
+    // SAFETY: null is what the function must withstand.
+    assert_refused(unsafe { tide_session_next_action(framework.session, null_mut()) }, "action");
+    assert_eq!(framework.drive(TIDE_ACTION), TIDE_READY);
+    framework.end();
+}
+
+#[test]
+fn senseless_arguments_of_a_pool_are_refused_and_start_no_transfer() {
+    let folder = Folder::new("senseless-pool");
+    let pool = open_pool(&folder);
+    let (mut ticket, mut bytes) = (0_u64, [7_u8; 16]);
+    let memory = bytes.as_mut_ptr();
+    let long_name = CString::new("n".repeat(1 << 20)).unwrap();
+    // SAFETY: null pointers and impossible lengths are what the functions must withstand: they are
+    // refused before anything is read or written. Texts are NUL-terminated.
+    unsafe {
+        let (name, place) = (c"x".as_ptr(), &raw mut ticket);
+        let read = memory.cast_const().cast();
+        assert_refused(tide_put(pool, name, read, u64::MAX, 0, place), "length");
+        assert_refused(tide_put(pool, name, read, 1 << 63, 0, place), "length");
+        assert_refused(tide_put(pool, name, read, 16, 0, null_mut()), "ticket");
+        assert_refused(tide_put(pool, not_utf8(), read, 16, 0, place), "UTF-8");
+        assert_eq!(tide_put(pool, name, read, 1 << 50, 0, place), TIDE_POOL_FAILED);
+        assert!(last_error().contains("full"), "{}", last_error());
+        assert_refused(tide_get(pool, name, 0, memory.cast(), u64::MAX, 0, place), "length");
+        assert_refused(tide_get(pool, name, 2, memory.cast(), u64::MAX, 0, place), "overflow");
+        assert_refused(tide_get(pool, name, 0, null_mut(), 1, 0, place), "address");
+        assert_refused(tide_get(pool, name, 0, memory.cast(), 1, 0, null_mut()), "ticket");
+        assert_refused(tide_length(pool, null(), null_mut()), "name");
+        let mut batch = 0;
+        assert_refused(tide_batch_begin(pool, null_mut()), "batch");
+        assert_eq!(tide_batch_begin(pool, &raw mut batch), TIDE_READY);
+        assert_refused(tide_batch_put(batch, name, null(), 1), "address");
+        assert_refused(tide_batch_put(batch, name, read, u64::MAX), "address");
+        assert_eq!(tide_batch_put(batch, long_name.as_ptr(), read, 16), TIDE_POOL_FAILED);
+        assert_eq!(tide_batch_delete(batch, c"none".as_ptr()), TIDE_POOL_FAILED);
+        assert_eq!(tide_batch_commit(batch), TIDE_READY, "an empty batch: {}", last_error());
+        // An open batch or ticket keeps no pool open, and is an error afterwards, not a crash.
+        assert_eq!(tide_batch_begin(pool, &raw mut batch), TIDE_READY);
+        assert_eq!(tide_put(pool, name, read, 16, 0, place), TIDE_READY);
+        assert_eq!(tide_pool_close(pool), TIDE_READY, "{}", last_error());
+        assert_eq!(tide_batch_put(batch, name, read, 16), TIDE_POOL_FAILED);
+        assert!(tide_batch_commit(batch) <= TIDE_READY);
+        let ended = tide_ticket_wait(ticket, 10_000);
+        assert!([TIDE_READY, TIDE_DEVICE_FAILED].contains(&ended), "{ended}: {}", last_error());
+        assert_eq!(tide_ticket_released(ticket), 1);
+    }
+    assert_eq!(bytes, [7; 16]);
+}

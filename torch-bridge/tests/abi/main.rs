@@ -1,0 +1,7 @@
+//! The C ABI, called as Rust may call it: by good callers and bad ones.
+#![allow(unsafe_code)]
+
+mod arguments;
+mod framework;
+mod memory;
+mod session;

@@ -1,0 +1,82 @@
+//! After a fork the child's handles are dead and say so. A test program of its own: a fork copies
+//! only the thread that asks for it, so no other test may run beside.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::path::PathBuf;
+
+use tidelog::abi::*;
+
+/// The child's checks; each that does not hold sets a bit of its exit code.
+fn child(session: u64, pool: u64, ticket: u64) -> i32 {
+    let mut text = [0_u8; 512];
+    // SAFETY: the name is NUL-terminated and no pointer is null that is followed; the buffer is ours.
+    let holds = unsafe {
+        [
+            tide_session_op_begin(session, -1, 0, c"op".as_ptr(), std::ptr::null(), 0, 0)
+                == TIDE_FORKED,
+            tide_session_close(session) == TIDE_FORKED,
+            tide_session_attention(session).is_null(),
+            tide_delete(pool, c"x".as_ptr()) == TIDE_FORKED,
+            tide_pool_close(pool) == TIDE_FORKED,
+            tide_ticket_wait(ticket, 1000) == TIDE_FORKED,
+            tide_last_error(text.as_mut_ptr().cast(), text.len(), std::ptr::null_mut()) > 0
+                && String::from_utf8_lossy(&text).contains("forked"),
+        ]
+    };
+    holds.iter().enumerate().map(|(bit, &held)| i32::from(!held) << bit).sum()
+}
+
+#[test]
+fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
+    let folder =
+        PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("fork-{}", std::process::id()));
+    let (first, second) = (folder.join("a"), folder.join("b"));
+    let text = |path: &PathBuf| {
+        std::fs::create_dir_all(path).unwrap();
+        CString::new(path.to_str().unwrap()).unwrap()
+    };
+    let (first, second) = (text(&first), text(&second));
+    let session_options = tide_session_options {
+        devices: first.as_ptr(),
+        data_path: c"auto".as_ptr(),
+        budget: 4 << 20,
+        staging: 512 << 10,
+        pool_size: 64 << 20,
+        share: 0,
+        buffered: 1,
+        reactive: 0,
+    };
+    let pool_options = tide_pool_options {
+        devices: second.as_ptr(),
+        data_path: c"auto".as_ptr(),
+        staging: 512 << 10,
+        pool_size: 64 << 20,
+        share: 0,
+        buffered: 1,
+    };
+    let (mut session, mut pool, mut ticket) = (0, 0, 0);
+    let bytes = vec![3_u8; 100_000];
+    // SAFETY: texts are NUL-terminated, results are ours, and the bytes outlive the transfer.
+    let status = unsafe {
+        assert_eq!(tide_session_open(&raw const session_options, &raw mut session), TIDE_READY);
+        assert_eq!(tide_pool_open(&raw const pool_options, &raw mut pool), TIDE_READY);
+        let read = bytes.as_ptr().cast();
+        assert_eq!(tide_put(pool, c"x".as_ptr(), read, 100_000, 0, &raw mut ticket), TIDE_READY);
+        let process = libc::fork();
+        if process == 0 {
+            // Nothing of the parent's is dropped or flushed here.
+            libc::_exit(child(session, pool, ticket));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(process, &raw mut status, 0), process);
+        status
+    };
+    assert!(libc::WIFEXITED(status), "the child ended by signal {}", libc::WTERMSIG(status));
+    assert_eq!(libc::WEXITSTATUS(status), 0, "bits of the checks that did not hold");
+    assert_eq!(tide_ticket_wait(ticket, 10_000), TIDE_READY);
+    assert_eq!(tide_session_settle(session), TIDE_READY);
+    assert_eq!(tide_session_close(session), TIDE_READY);
+    assert_eq!(tide_pool_close(pool), TIDE_READY);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
