@@ -1,7 +1,6 @@
 # Two commands matter: `make demo` and `make test`. Both set up everything they need on a fresh machine.
 
 PYTHON := .venv/bin/python
-LIBRARY := target/release/libtidelog.so
 
 .PHONY: help setup build demo test lint test-rust test-torch bench clean
 help: ## Show what there is
@@ -27,7 +26,7 @@ test-rust: setup ## The engine, the planner and the C ABI
 	cargo test --workspace
 
 test-torch: setup build ## The touch suite and the program matrix, on PyTorch
-	$(PYTHON) -m pytest -q tests/torch
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 tests/torch
 
 bench: setup build ## What the hook and the log cost, as ratios
 	$(PYTHON) benches/hook.py

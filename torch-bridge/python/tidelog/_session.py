@@ -312,7 +312,7 @@ class Tide:
         stats["unmovable"] = [
             record.describe()
             for record in list(self._records.values())
-            if not record.state & _record.AWAY and (storage := record()) is not None and not self._movable(storage)
+            if (storage := record()) is not None and not self._movable(storage)
         ]
         return stats
 
@@ -417,6 +417,9 @@ class Tide:
                 self._retired_ids.append(record.id)
 
     def _movable(self, storage):
+        record = storage._tide
+        if record is not None and record.state & _record.AWAY:
+            return True  # it moved; and torch aborts the process where a guarded storage is asked whether it is shared
         return _resizable(storage) and not _is_shared(storage)
 
     def _adopt_what_lives(self):
