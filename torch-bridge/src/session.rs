@@ -14,7 +14,7 @@ mod report;
 mod stats;
 mod transfers;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -53,6 +53,8 @@ struct State {
     log_prefix: u64,
     /// An error that the machine answered while requests had to be carried out first.
     held: Option<Progress>,
+    /// Storages whose transfer the pool did not take: it is full, not broken.
+    refused_by_pool: HashSet<StorageId>,
     figures: Figures,
     history: History,
     /// Bytes of storages on which a transfer is in flight.

@@ -53,10 +53,18 @@ class Hook(TorchDispatchMode):
         if kwargs is None:
             kwargs = {}
         if self._tide.forked:
-            return func(*args, **kwargs)
+            return self._in_forked_child(func, args, kwargs)
         if self.plan is not None:
             return self._watchful(func, info_of(func), args, kwargs)
         return self._observed(func, info_of(func), args, kwargs)
+
+    def _in_forked_child(self, func, args, kwargs):
+        """Memory that the fork copied is as good as any; what was out when it happened stays with the parent."""
+        storages = []
+        for value in (*args, *kwargs.values()):
+            storages_in(value, storages)
+        self._tide.bring_back(*storages)
+        return func(*args, **kwargs)
 
     def _take_on_all(self, result, func):
         storages = []

@@ -23,6 +23,7 @@ class Record(weakref.ref):
     state = SETTLED
     told = False  # whether the residency machine has heard of it
     pins = 0  # aliases that we cannot see; above zero the memory stays where it is
+    loans = 0  # ops of other threads that are using it right now
     name = None
     birth = None  # (op index, output slot, op name), or the op alone
 

@@ -14,7 +14,7 @@ import warnings
 
 import torch
 
-from tidelog import _errors, _escape, _heap, _movers, _native, _record
+from tidelog import _errors, _escape, _heap, _movers, _native, _record, _threads
 from tidelog._hook import Hook
 from tidelog._plan import Plan
 
@@ -29,6 +29,8 @@ _BIRTHS_UNTOLD_MAX = 4096
 # Asking a storage for its device costs as much as all the rest of taking it on; below this size it cannot matter.
 _DEVICE_CHECK_BYTES_MIN = 64 << 10
 
+_EVICTION_ATTEMPTS = 8
+_LOAN_POLL_SECONDS = 0.0002
 _UNLIMITED = (1 << 63) - 1
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -91,8 +93,6 @@ class Tide:
         self._next_id, self._free_ids, self._retired_ids = 0, [], []
         self.live = 0
         self._peak = 0
-        self._op_index = -1  # outside a step
-        self._steps = 0
         self._last_step = {}
         self._thread = threading.get_ident()
         self._pid = os.getpid()
@@ -106,6 +106,8 @@ class Tide:
         self.chunk_limit = max(self.limit // 4, 1)  # foreach ops are done in pieces of this
         self._aliased = {}  # storage id -> its addresses, of pinned storages: others may lie in the same memory
         self._heap = None
+        self.lent = threading.Lock()  # guards the loans of records
+        self._stop_watching = lambda: None
         self._marked = 0  # storages that are not plainly resident
         self._funcs, self._needs = [], []  # of the ops of a step that is being profiled
         self._plan = None
@@ -133,6 +135,7 @@ class Tide:
         _active = self
         try:
             _escape.install(self)
+            self._stop_watching = _threads.watch(self)
             self._open = True
             before = _heap.anonymous_bytes()
             self._adopt_what_lives()
@@ -164,24 +167,29 @@ class Tide:
         finally:
             self._open = False
             self._model = self._optimizer = None  # what is left behind lives as long as its owner does
+            self._stop_watching()
             _escape.remove()
             _active = None
             if self.has_left_behind():
                 _left_behind.append(self)
                 left = [record for record in self._records.values() if record.state & _record.AWAY]
                 for record in left:
-                    self._mover.leave(record(), record.size, self._guard_text(record))
+                    self._mover.leave(record(), record.size, self.guard_text(record))
                 self._warn_of(left)
             else:
                 self._close()
 
     def _restore_what_fits(self):
-        self._op_index = -1
-        self._drive(self._library.tide_session_settle(self._sync()))
+        with contextlib.suppress(_errors.Error):  # a write that failed: its tensor is still here
+            self._drive(self._library.tide_session_settle(self._sync()))
         for record in sorted(self._records.values(), key=lambda record: record.id):
-            if record.state & _record.AWAY:
-                storage = record()
-                if storage is not None and self.live + record.size + self.staging <= self.budget:
+            storage = record()
+            if (
+                storage is not None
+                and record.state & _record.AWAY
+                and self.live + record.size + self.staging <= self.budget
+            ):
+                with contextlib.suppress(_errors.Error):  # damaged on the device: it is named with those that stay
                     self.bring_back(storage)
 
     def _warn_of(self, left):
@@ -264,10 +272,12 @@ class Tide:
             raise _errors.PinnedError(
                 f"{record.describe()} cannot move: numpy, DLPack or a raw pointer holds an alias of its memory."
             )
-        self._drive(self._library.tide_session_settle(self._sync()))
-        self._drive(self._library.tide_session_evict(self._handle, record.id))
-        if not record.state & _record.OUT:
-            raise _errors.Error(f"{record.describe()} could not be moved out; stats()['notices'] says why.")
+        for _ in range(_EVICTION_ATTEMPTS):  # what is on its way in must arrive before it can leave
+            self._drive(self._library.tide_session_settle(self._sync()))
+            self._drive(self._library.tide_session_evict(self._handle, record.id))
+            if record.state & _record.OUT:
+                return
+        raise _errors.Error(f"{record.describe()} could not be moved out; stats()['notices'] says why.")
 
     def is_resident(self, tensor):
         """Whether the tensor's bytes are in memory now."""
@@ -287,6 +297,11 @@ class Tide:
                 self.bring_back(storage)
         if not self._open:
             self._close()
+
+    @property
+    def is_open(self):
+        """Whether the block is running."""
+        return self._open
 
     @property
     def live_bytes(self):
@@ -540,14 +555,16 @@ class Tide:
 
     def _release(self, record, storage, _size):
         if not record.state & _record.OUT:
-            self._mover.take(storage, self._guard_text(record))
             self._mark(record, _record.OUT)
+            while record.loans:
+                time.sleep(_LOAN_POLL_SECONDS)
+            self._mover.take(storage, self.guard_text(record))
             self.live -= record.size
         self._in_flight.pop(record.id, None)
         return 0
 
     def _allocate(self, record, storage, size):
-        address = self._mover.give(storage, size, self._guard_text(record))
+        address = self._mover.give(storage, size, self.guard_text(record))
         if record.state & _record.OUT:
             self._mark(record, _record.COMING)
             self.live += record.size
@@ -579,7 +596,7 @@ class Tide:
         if record.state == _record.CLEAN:
             self._mark(record, _record.SETTLED)
 
-    def _guard_text(self, record):
+    def guard_text(self, record):
         return (
             f"tidelog: tensor {record.describe()} is on NVMe, and this access did not go through the offload block "
             "(another thread, a raw kernel, or after the block). Touch it by a torch op inside the block first, "
@@ -666,7 +683,7 @@ class Tide:
                 "touch it before the fork, or restore it there."
             )
         if threading.get_ident() != self._thread:
-            raise _errors.Error(self._guard_text(away[0]))
+            raise _errors.Error(self.guard_text(away[0]))
         for foreign in {record.tide for record in away if record.tide is not self}:
             foreign.bring_back(*(storage for storage in storages if storage._tide.tide is foreign))
         self._hook.touch([record for record in records if record.tide is self])

@@ -223,8 +223,9 @@ impl Session {
             Progress::Waiting => Ok(Status::Waiting as i32),
             Progress::Refused(refusal) => Err(state.refused(&refusal)),
             Progress::Failed(failure) => {
-                let text = failure.info.message.clone();
-                Err(Failure::new(Status::DeviceFailed, text).about(failure.storage.0))
+                let refused = state.refused_by_pool.remove(&failure.storage);
+                let status = if refused { Status::PoolFailed } else { Status::DeviceFailed };
+                Err(Failure::new(status, failure.info.message).about(failure.storage.0))
             }
         }
     }

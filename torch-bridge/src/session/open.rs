@@ -1,6 +1,6 @@
 //! Opening a session: the pool's devices, formatted where they are fresh, and the share.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -213,6 +213,7 @@ impl State {
             declined: Vec::new(),
             log_prefix: unique_prefix(),
             held: None,
+            refused_by_pool: HashSet::new(),
             figures: Figures::default(),
             history: History::default(),
             moving: 0,

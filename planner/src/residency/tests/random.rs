@@ -231,7 +231,8 @@ fn step(world: &mut World, iteration: &Iteration, living: &mut [Option<u32>], as
             // An op that is not in the schedule, under its index or none at all.
             random_op(world);
             let fingerprint = 1_000 + world.random.below(9);
-            let _ = world.random.percent(50) && world.machine.expect(OpIndex(index as u32), fingerprint);
+            let _ = world.random.percent(50)
+                && world.machine.expect(OpIndex(index as u32), fingerprint);
         }
         if world.random.percent(astray / 4) {
             break;

@@ -1,0 +1,65 @@
+"""Fixtures: a pool of two directories, both movers, both modes, and one thread so that sums are repeatable."""
+
+import functools
+import gc
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch starts its threads
+
+_HERE = Path(__file__).resolve().parent
+if importlib.util.find_spec("tidelog") is None:
+    sys.path.insert(0, str(_HERE.parent.parent / "torch-bridge" / "python"))
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+import tidetest.compare  # noqa: E402
+
+torch.set_num_threads(1)
+torch.optim.AdamW([torch.zeros(1)])  # imports much at first use
+gc.collect()
+gc.freeze()  # what the imports made lives for good; a collection per test is cheap without it
+
+MOVERS = ("resize", "swap")
+MODES = ("reactive", "auto")
+
+
+@pytest.fixture(autouse=True)
+def clean_slate():
+    """Every tensor of the process counts against a budget: none may be left over from another test."""
+    sys.last_type = sys.last_value = sys.last_traceback = None  # a failed test's frames would keep its tensors
+    gc.collect()
+    torch.manual_seed(0)
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def pool(tmp_path):
+    """Two directories, in each of which Tidelog makes a file."""
+    directories = [tmp_path / "ebb", tmp_path / "flow"]
+    for directory in directories:
+        directory.mkdir()
+    yield ",".join(map(str, directories))
+    for directory in directories:
+        for file in directory.iterdir():
+            file.unlink()  # pytest keeps the directories of several runs; pools are large
+
+
+@pytest.fixture(params=MOVERS)
+def mover(request):
+    return request.param
+
+
+@pytest.fixture(params=MODES)
+def mode(request):
+    return request.param
+
+
+@pytest.fixture
+def compare(pool, mover, mode):
+    """`compare(scenario)`: the scenario in a warm block gives the same bits as without one. See tidetest.compare."""
+    return functools.partial(tidetest.compare.compare, pool=pool, mover=mover, mode=mode)

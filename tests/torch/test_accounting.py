@@ -1,0 +1,171 @@
+"""What stats(), the report and the notices say about a run, checked against what the test knows itself."""
+
+import warnings
+
+import pytest
+import torch
+
+from tidetest import KIB, MIB
+from tidetest.bits import assert_same, bits
+from tidetest.world import World
+
+MATRIX = 64 * 64 * 4
+
+
+def total(figures):
+    """A figure by class is a dict of classes."""
+    return sum(figures.values()) if isinstance(figures, dict) else figures
+
+
+def test_a_clean_tensor_is_not_written_again(pool, mover, mode):
+    world = World()
+    with world.block(pool, mover, mode, memory=64 * MIB) as tide:
+        world.warm_up(mode) if mode == "reactive" else world.steps(4)
+        tensor = world.loose
+        world.push_out(tensor)
+        assert tensor.sum().isfinite()
+        before = tide.stats()
+        for _ in range(5):
+            world.push_out(tensor)
+            assert tensor.sum().isfinite()
+        after = tide.stats()
+        assert total(after["bytes_written"]) == total(before["bytes_written"])
+        assert after["clean_drops"] >= before["clean_drops"] + 5
+        assert total(after["bytes_read"]) >= total(before["bytes_read"]) + 5 * MATRIX
+        tensor.add_(1)
+        world.push_out(tensor)
+        written = total(tide.stats()["bytes_written"]) - total(after["bytes_written"])
+        assert MATRIX <= written <= 2 * MATRIX + 8 * KIB
+
+
+def test_weights_are_written_at_most_once_per_optimizer_step(pool, mover, mode):
+    world = World()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with world.block(pool, mover, mode) as tide:
+            world.warm_up(mode)
+            sizes = sum(parameter.numel() * 4 for parameter in world.model.parameters())
+            before = tide.stats()["bytes_written"]
+            world.steps(5)
+            after = tide.stats()["bytes_written"]
+    assert isinstance(after, dict) and len(after) >= 3, after
+    weights = [key for key in after if "weight" in key.lower() or "parameter" in key.lower()]
+    assert len(weights) == 1, after
+    assert after[weights[0]] - before.get(weights[0], 0) <= 6 * (sizes + len(list(world.model.parameters())) * 4 * KIB)
+
+
+def test_weights_that_are_only_read_are_written_once(pool, mover, mode):
+    """Inference: after the first pass everything is clean, and no pass writes again."""
+    world = World()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with world.block(pool, mover, mode) as tide:
+            with torch.no_grad():
+                for _ in range(4):
+                    with tide.step():
+                        world.model(world.x)
+                before = total(tide.stats()["bytes_written"])
+                for _ in range(5):
+                    with tide.step():
+                        world.model(world.x)
+                after = tide.stats()
+    passing = 5 * 8 * 4 * 64 * 32 * 4  # what lives during a pass and may move: its activations
+    assert total(after["bytes_written"]) - before <= passing
+
+
+def test_a_tensor_without_a_further_use_is_dropped_without_a_write(pool, mover):
+    world = World()
+    with world.block(pool, mover, "reactive", memory=64 * MIB) as tide:
+        world.steps(2)
+        before = total(tide.stats()["bytes_written"])
+        for _ in range(50):
+            torch.randn(64, 64).mul_(2)
+        assert total(tide.stats()["bytes_written"]) == before
+
+
+def test_figures_have_their_names_and_types(pool, mover, mode):
+    world = World()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with world.block(pool, mover, mode) as tide:
+            world.warm_up(mode)
+            world.steps(2)
+            stats, last = tide.stats(), tide.last_step()
+            for key in ("evictions", "fetches", "clean_drops", "stalls", "stall_ns"):
+                assert isinstance(stats[key], int) and stats[key] >= 0, key
+            assert stats["evictions"] > 0 and stats["fetches"] > 0
+            assert total(stats["bytes_written"]) > 0 and total(stats["bytes_read"]) > 0
+            assert all(isinstance(name, str) for name in stats["unmovable"])
+            assert all(isinstance(notice, str) for notice in stats["notices"])
+            assert last["seconds"] > 0
+            assert 0 < tide.live_bytes <= tide.peak_bytes
+            assert tide.budget == 480 * KIB
+            assert tide.phase == ("reactive" if mode == "reactive" else "planned")
+
+
+def test_the_report_is_one_page_without_references(pool, mover, mode, tmp_path):
+    world = World()
+    asked, at_the_end = tmp_path / "asked.html", tmp_path / "end.html"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with world.block(pool, mover, mode, report=str(at_the_end)) as tide:
+            world.warm_up(mode)
+            world.steps(1)
+            tide.report(str(asked))
+            assert asked.read_text()
+            world.steps(1)
+    for file in (asked, at_the_end):
+        text = file.read_text()
+        assert "<html" in text and "<svg" in text, file
+        assert "http://" not in text.replace("http://www.w3.org", "") and "src=" not in text and "@import" not in text, file
+        assert "parameter" in text.lower() and "gradient" in text.lower()  # bytes by class
+
+
+def test_a_changed_program_is_said_once(pool, mover):
+    """Another batch size, an evaluation, a skipped update: right, reactive, and one notice each, not one per step."""
+    world = World()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with world.block(pool, mover, "auto") as tide:
+            count = world.warm_up("auto")
+            known = len(tide.stats()["notices"])
+            world.x, world.y = world.x[:16].clone(), world.y[:16].clone()
+            world.steps(6)
+            notices = tide.stats()["notices"]
+            assert len(notices) > known, "a step that differs from the plan was not mentioned"
+            assert len(notices) == len(set(notices)), notices
+            assert len(notices) <= known + 6
+            got = world.result()
+    plain = World()
+    plain.steps(count)
+    plain.x, plain.y = plain.x[:16].clone(), plain.y[:16].clone()
+    plain.steps(6)
+    for (name, one), (_, other) in zip(plain.result(), got, strict=True):
+        assert_same(one, other, name)
+
+
+@pytest.mark.parametrize("change", ["batch size", "skipped update", "evaluation", "frozen layer", "longer model", "two in one"])
+def test_a_planned_run_whose_steps_change_stays_right(compare, change):
+    def scenario(world):
+        for number in range(4):
+            with world.boundary():
+                if change == "batch size" and number % 2:
+                    world.x, world.y = world.x[: 24 - number].clone(), world.y[: 24 - number].clone()
+                if change == "frozen layer":
+                    world.model[number].requires_grad_(False)
+                if change == "longer model" and number == 1:
+                    world.model.append(torch.nn.Linear(64, 64))
+                world.first_half()
+                if change == "evaluation":
+                    with torch.no_grad():
+                        world.note("evaluation", world.model(world.x))
+                if change == "skipped update" and number % 2:
+                    ((world.activation - world.y) ** 2).mean().backward()
+                    continue
+                world.second_half()
+                if change == "two in one" and number == 2:
+                    world.first_half()
+                    world.second_half()
+        world.note("parameters", [bits(parameter) for parameter in world.model.parameters()])
+
+    compare(scenario)

@@ -1,0 +1,101 @@
+"""Real programs give the same bits offloaded as plain, at a budget that they do not fit in."""
+
+import contextlib
+import functools
+import gc
+import warnings
+
+import pytest
+import torch
+
+import tidelog
+from programs import PROGRAMS
+from tidetest import KIB, MIB
+from tidetest.bits import assert_same
+from tidetest.ledger import Ledger, pointer_layout_is_known
+
+STAGING = 256 * KIB
+SHARE = 0.4  # of the plain peak
+ROOM = 24 * KIB  # around the largest op: scalars, indices, generator states
+
+COMBINATIONS = [
+    pytest.param("swap", "auto", id="swap-auto"),
+    pytest.param("resize", "reactive", id="resize-reactive"),
+    pytest.param("resize", "auto", id="resize-auto", marks=pytest.mark.slow),
+    pytest.param("swap", "reactive", id="swap-reactive", marks=pytest.mark.slow),
+]
+
+
+def seeded(program, block, seed=1234):
+    gc.collect()
+    torch.manual_seed(seed)
+    return program(block)
+
+
+@contextlib.contextmanager
+def plain_block(model, optimizer=None):
+    yield contextlib.nullcontext
+
+
+@contextlib.contextmanager
+def ledger_block(ledgers, model, optimizer=None):
+    with Ledger(before=False) as ledger:
+        yield contextlib.nullcontext
+    ledgers.append(ledger)
+
+
+@functools.cache
+def plain(name):
+    """The plain result, and the budget that the program gets. Run twice: a program must repeat itself to be compared."""
+    expected = seeded(PROGRAMS[name], plain_block)
+    ledgers = []
+    again = seeded(PROGRAMS[name], functools.partial(ledger_block, ledgers))
+    check(expected, again)
+    largest = max(ledger.largest_op_bytes for ledger in ledgers)
+    peak = max(ledger.peak_bytes for ledger in ledgers)
+    tensors = max(int(SHARE * peak), largest + ROOM)
+    return expected, peak, largest, tensors
+
+
+def check(expected, got):
+    assert [name for name, _ in expected] == [name for name, _ in got]
+    for (name, one), (_, other) in zip(expected, got):
+        assert_same(one, other, name)
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_the_program_repeats_itself_and_its_budget_is_tight(name):
+    """What the next test rests on: plain runs are equal, and the budget holds the largest op but not the program."""
+    if not pointer_layout_is_known():
+        pytest.skip("this torch lays storages out differently")
+    _, peak, largest, tensors = plain(name)
+    assert tensors < 0.8 * peak, f"peak {peak}, largest op {largest}: too little to move; make the program deeper"
+
+
+@pytest.mark.parametrize(("mover", "mode"), COMBINATIONS)
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_offloaded_bits_are_the_plain_bits(pool, mover, mode, name):
+    expected, _, _, tensors = plain(name)
+    tides = []
+
+    @contextlib.contextmanager
+    def block(model, optimizer=None):
+        with tidelog.offload(
+            model, optimizer, pool=pool, memory=STAGING + tensors, staging=STAGING, mover=mover, mode=mode, pool_size=128 * MIB
+        ) as tide:
+            yield tide.step
+            tides.append((tide.stats(), tide.peak_bytes, tide.budget))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got = seeded(PROGRAMS[name], block)
+    check(expected, got)
+    for stats, peak, budget in tides:
+        written = stats["bytes_written"]
+        assert sum(written.values()) if isinstance(written, dict) else written, "nothing was evicted: the budget is too large"
+        assert stats["evictions"] > 0
+        assert peak <= budget
+
+
+def test_there_are_thirty_programs_or_more():
+    assert len(PROGRAMS) >= 30

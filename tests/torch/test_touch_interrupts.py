@@ -1,0 +1,236 @@
+"""Exceptions and Ctrl-C at any point: every tensor keeps its bytes, and training goes on as if plain."""
+
+import _thread
+import os
+import signal
+
+import pytest
+import torch
+
+from tidetest import process
+from tidetest.world import World
+
+
+class Boom(Exception):
+    pass
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer", "between", "packing"])
+def test_an_exception_in_the_middle_of_a_step(compare, where):
+    def scenario(world):
+        def fail(*_):
+            raise Boom(where)
+
+        layer = world.model[4]
+        for _ in range(3):
+            handles = []
+            try:
+                with world.boundary():
+                    if where == "forward":
+                        handles.append(layer.register_forward_hook(fail))
+                    if where == "backward":
+                        handles.append(layer.linear.weight.register_hook(fail))
+                    if where == "optimizer":
+                        handles.append(world.optimizer.register_step_pre_hook(fail))
+                    if where == "packing":
+                        with torch.autograd.graph.saved_tensors_hooks(fail, lambda tensor: tensor):
+                            world.first_half()
+                    world.first_half()
+                    if where == "between":
+                        fail()
+                    world.second_half()
+            except Boom as error:
+                world.note("raised", str(error))
+            for handle in handles:
+                handle.remove()
+            world.note("parameters", [parameter.detach() for parameter in world.model.parameters()])
+            world.note("gradients", [parameter.grad for parameter in world.model.parameters()])
+            world.steps(2)
+
+    compare(scenario)
+
+
+def test_an_op_that_fails_leaves_its_arguments_right(compare):
+    def scenario(world):
+        world.push_out(world.loose)
+        world.attempt("shapes", lambda: world.loose @ torch.ones(3, 3))
+        world.note("loose", world.loose)
+        world.push_out(world.loose)
+        world.attempt("index", lambda: world.loose[torch.tensor([0, 999])])
+        world.attempt("bounds", lambda: world.loose.narrow(0, 60, 10))
+        world.attempt("solve", lambda: torch.linalg.cholesky(-torch.eye(64)))
+        world.attempt("in place", lambda: world.loose.add_(torch.ones(5, 5)))
+        world.note("unharmed", world.loose)
+
+    compare(scenario)
+
+
+def test_an_exception_leaves_the_block_by_its_own_name(pool, mover, mode):
+    world = World()
+    with pytest.raises(Boom, match="through the block"):
+        with world.block(pool, mover, mode):
+            world.warm_up(mode)
+            with world.boundary():
+                world.first_half()
+                raise Boom("through the block")
+    plain = World()
+    assert len(world.losses) >= 2
+    plain.steps(len(world.losses))
+    assert plain.losses == world.losses
+
+
+@pytest.mark.parametrize("how", ["raise_signal", "interrupt_main"])
+def test_ctrl_c_at_a_known_place(compare, how):
+    """A signal in a module hook: Python raises KeyboardInterrupt at the next bytecode, under our hook."""
+
+    def scenario(world):
+        def interrupt(*_):
+            if how == "raise_signal":
+                signal.raise_signal(signal.SIGINT)
+            else:
+                _thread.interrupt_main()
+
+        for layer in (1, 5):
+            handle = world.model[layer].register_forward_pre_hook(interrupt)
+            try:
+                with world.boundary():
+                    world.first_half()
+                    world.second_half()
+            except KeyboardInterrupt:
+                world.note("interrupted", layer)
+            handle.remove()
+            world.note("parameters", [parameter.detach() for parameter in world.model.parameters()])
+            world.steps(1)
+
+    compare(scenario)
+
+
+RANDOM_INTERRUPTS = """
+import gc, random
+pool, mover, mode, first_seed = sys.argv[1:]
+plain = World()
+plain.steps(4)
+params = {name: bits(value) for name, value in plain.tensors().items() if not name.startswith("grad of")}
+plain.steps(3)
+expected = plain.result()
+del plain
+gc.collect()
+
+armed = False
+def handler(*_):
+    global armed
+    if armed:
+        armed = False
+        raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, handler)
+
+def interrupted(delay_s, body):
+    global armed
+    try:
+        try:
+            armed = True
+            signal.setitimer(signal.ITIMER_REAL, delay_s)
+            body()
+        finally:
+            armed = False
+    except KeyboardInterrupt:
+        return True
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return False
+
+def half_a_step():
+    with world.boundary():
+        world.first_half()
+        ((world.activation - world.y) ** 2).mean().backward()
+
+world = World()
+hits = 0
+with world.block(pool, mover, mode) as tide:
+    world.steps(4)
+    for seed in range(int(first_seed), int(first_seed) + 80):
+        chance = random.Random(seed)
+        hits += interrupted(chance.uniform(0.0001, 0.02), half_a_step)
+        if chance.random() < 0.3:
+            tensor = world.subject(chance.choice(["parameter", "state", "buffer", "loose"]))
+            hits += interrupted(chance.uniform(0.0001, 0.003), lambda: tide.evict(tensor))
+        if chance.random() < 0.3:
+            hits += interrupted(chance.uniform(0.0001, 0.01), lambda: [torch.save(world.model.state_dict(), os.devnull)])
+        if seed % 5 == 0:
+            for name, value in world.tensors().items():
+                if not name.startswith("grad of"):
+                    assert_same(params[name], bits(value), f"seed {seed}: {name}")
+    world.steps(3)
+    got = world.result()
+for (name, one), (_, other) in zip(expected, got, strict=True):
+    assert_same(one, other, name)
+assert hits >= 10, hits
+print("done", hits)
+"""
+
+
+def test_ctrl_c_at_random_times(pool, mover, mode):
+    """Eighty interrupted half steps, with evictions and checkpoints. None may tear a tensor."""
+    seed = 1000 * ("resize", "swap").index(mover) + 500 * ("reactive", "auto").index(mode)
+    process.assert_done(process.run(RANDOM_INTERRUPTS, pool, mover, mode, seed))
+
+
+INTERRUPTED_UPDATES = """
+import copy, random
+pool, mover, mode = sys.argv[1:]
+world = World()
+with world.block(pool, mover, mode) as tide:
+    world.steps(4)
+    for seed in range(12):
+        saved = copy.deepcopy((world.model.state_dict(), world.optimizer.state_dict()))
+        losses = len(world.losses)
+        try:
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, random.Random(seed).uniform(0.001, 0.02))
+            try:
+                world.steps(20)
+                time.sleep(0.05)
+            finally:
+                signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        except KeyboardInterrupt:
+            pass
+        del world.losses[losses:]
+        world.model.load_state_dict(saved[0])
+        world.optimizer.load_state_dict(saved[1])
+        del saved
+        world.step()
+    got = world.result()
+plain = World()
+plain.steps(16)
+for (name, one), (_, other) in zip(plain.result(), got, strict=True):
+    assert_same(one, other, name)
+print("done")
+"""
+
+
+@pytest.mark.parametrize(("mover", "mode"), [("resize", "auto"), ("swap", "reactive")])
+def test_ctrl_c_during_updates_and_recovery_from_a_copy(pool, mover, mode):
+    """An interrupted update is half done, in plain too; loading a copy taken before gives the plain bits again."""
+    process.assert_done(process.run(INTERRUPTED_UPDATES, pool, mover, mode))
+
+
+REAL_CTRL_C = """
+pool, mover, mode = sys.argv[1:]
+world = World()
+with world.block(pool, mover, mode):
+    world.steps(4)
+    print("training", flush=True)
+    world.steps(1_000_000)
+"""
+
+
+@pytest.mark.parametrize(("mover", "mode"), [("resize", "auto"), ("swap", "reactive")])
+def test_a_real_sigint_ends_training_as_in_plain_python(pool, mover, mode):
+    running = process.start(REAL_CTRL_C, pool, mover, mode)
+    running.await_line("training")
+    os.kill(running.pid, signal.SIGINT)
+    ended = running.finish()
+    assert ended.code in (-signal.SIGINT, 128 + signal.SIGINT, 1), ended
+    assert "KeyboardInterrupt" in ended.err
+    for word in ("Segmentation", "panicked", "Fatal Python error"):
+        assert word not in ended.err

@@ -1,0 +1,297 @@
+"""Other threads and forked children: right, or refused by an error that names the tensor. Never old bytes."""
+
+import os
+import threading
+import time
+
+import pytest
+import torch
+from torch import multiprocessing
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from tidetest import process
+from tidetest.bits import assert_same, bits
+from tidetest.world import World
+
+
+def in_a_thread(function):
+    """Runs it in another thread; returns what it returned or raised."""
+    found = []
+
+    def target():
+        try:
+            found.append(function())
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "the other thread hangs"
+    return found[0]
+
+
+TOUCHES = {
+    "sum": lambda t: t.sum(),
+    "clone": lambda t: t.clone(),
+    "row": lambda t: t[3] + 1,
+    "view then add": lambda t: t.t()[1:3] + 1,
+    "tolist": lambda t: torch.tensor(t.tolist()),
+    "numpy": lambda t: torch.from_numpy(t.detach().numpy().copy()),
+    "item": lambda t: torch.tensor(t[0, 0].item()),
+    "matmul": lambda t: t @ t,
+    "write": lambda t: t.detach().add_(1),
+    "storage": lambda t: torch.tensor(list(t.untyped_storage()[:16])),
+    "repr": lambda t: torch.tensor(list(repr(t).encode())),
+}
+
+
+@pytest.mark.parametrize("touch", sorted(TOUCHES))
+@pytest.mark.parametrize("subject", ["parameter", "loose"])
+def test_another_thread_sees_the_bytes_or_an_error_that_names_the_tensor(pool, mover, mode, touch, subject):
+    plain = World()
+    plain.steps(4)
+    with torch.no_grad():
+        untouched = bits(plain.subject(subject))
+        expected = bits(TOUCHES[touch](plain.subject(subject)))
+    del plain
+
+    world = World()
+    with world.block(pool, mover, mode):
+        world.steps(4)
+        tensor = world.subject(subject)
+        world.push_out(tensor)
+
+        def work():
+            with torch.no_grad():
+                return bits(TOUCHES[touch](tensor))
+
+        found = in_a_thread(work)
+        if isinstance(found, Exception):
+            assert isinstance(found, RuntimeError), repr(found)
+            assert "tidelog" in str(found), repr(found)
+            if subject == "parameter":
+                assert "3.linear.weight" in str(found), str(found)
+            assert_same(untouched, bits(tensor), "the tensor after a refusal")
+        else:
+            assert_same(expected, found, touch)
+            if touch != "write":
+                assert_same(untouched, bits(tensor), "the tensor after it")
+        world.steps(2)
+
+
+def test_a_resident_tensor_is_free_to_other_threads(pool, mover):
+    """Data loading and logging threads work on their own tensors as they do without Tidelog."""
+    world = World()
+    with world.block(pool, mover, "reactive"):
+        world.steps(2)
+        expected = bits(torch.arange(4096.0).view(64, 64) @ torch.ones(64, 64))
+
+        def work():
+            made = torch.arange(4096.0).view(64, 64)
+            return [bits(made @ torch.ones(64, 64)) for _ in range(20)]
+
+        for found in in_a_thread(work):
+            assert_same(expected, found)
+        world.steps(2)
+
+
+def test_backward_called_from_another_thread(pool, mover):
+    """The dispatch mode does not cover that thread: each step is right, or refused by a Tidelog error."""
+    plain = World()
+    plain.steps(2)
+    plain.first_half()
+    plain.second_half()
+    expected = plain.result()
+    del plain
+
+    world = World()
+    with world.block(pool, mover, "reactive"):
+        world.steps(2)
+        world.first_half()
+        found = in_a_thread(world.second_half)
+        if isinstance(found, Exception):
+            assert isinstance(found, RuntimeError) and "tidelog" in str(found), repr(found)
+        else:
+            for (name, one), (_, other) in zip(expected, world.result(), strict=True):
+                assert_same(one, other, name)
+
+
+def test_threads_that_race_with_training(pool, mover, mode):
+    """A logging thread reads parameters all the time: its values are never garbage, and training stays right."""
+    plain = World()
+    # Frozen parameters, so that the only right bytes are known whenever the thread looks.
+    plain.model.requires_grad_(False)
+    expected = {name: bits(value) for name, value in plain.model.named_parameters()}
+    del plain
+    world = World()
+    world.model.requires_grad_(False)
+    parameters = dict(world.model.named_parameters())
+    stop, wrong, looks = threading.Event(), [], [0]
+
+    def look():
+        while not stop.is_set():
+            for name, value in parameters.items():
+                try:
+                    found = bits(value)
+                except RuntimeError as error:
+                    if "tidelog" not in str(error) or name not in str(error):
+                        wrong.append(f"{name}: {error}")
+                else:
+                    if found != expected[name]:
+                        wrong.append(f"{name}: other bytes")
+                looks[0] += 1
+
+    with world.block(pool, mover, mode):
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            for _ in range(15):
+                with world.boundary():
+                    world.model(world.x)
+        finally:
+            stop.set()
+            thread.join(60)
+        assert looks[0] > 0
+        assert wrong == []
+
+
+# -- fork -----------------------------------------------------------------------------------------------
+
+
+class Rows(Dataset):
+    """Hands out rows of a tensor that may be out when the worker looks."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        return self.data[index] * 2
+
+
+def right_or_refused(loader, batches):
+    """The error comes from the worker, through the loader, which keeps its text; and it comes at once: a loader
+    looks after a worker that hangs every five seconds only."""
+    started = time.monotonic()
+    try:
+        for number, batch in enumerate(loader):
+            assert_same(batches[number], bits(batch), f"batch {number}")
+    except RuntimeError as error:
+        assert "tidelog" in str(error).lower(), error
+    assert time.monotonic() - started < 8, "workers hang"
+
+
+def test_data_loader_workers(pool, mover, mode):
+    """Workers are forked: what is resident they see, what is out is an error that says so, and training goes on."""
+    plain = World()
+    data = torch.randn(64, 64)
+    batches = [bits(batch) for batch in DataLoader(Rows(data), batch_size=16)]
+    plain.steps(5)
+    expected = plain.result()
+    del plain
+
+    world = World()
+    with world.block(pool, mover, mode):
+        world.steps(3)
+        world.tide.restore(data)
+        loader = DataLoader(Rows(data), batch_size=16, num_workers=2, multiprocessing_context="fork", timeout=20)
+        right_or_refused(loader, batches)
+        for _ in range(3):
+            world.push_out(data)
+            right_or_refused(loader, batches)
+        world.steps(2)
+        got = world.result()
+    for (name, one), (_, other) in zip(expected[:-2], got[:-2], strict=True):
+        assert_same(one, other, name)
+
+
+def test_loaders_that_make_their_data_work_at_any_time(pool, mover, mode):
+    """The usual loader: workers read files and make tensors; those come through shared memory."""
+    world = World()
+    with world.block(pool, mover, mode):
+        world.steps(3)
+        loader = DataLoader(Made(), batch_size=8, num_workers=2, multiprocessing_context="fork", timeout=60)
+        for number, batch in enumerate(loader):
+            with world.boundary():
+                world.x = batch
+                world.first_half()
+                assert bits(batch) == bits(torch.stack([Made()[number * 8 + place] for place in range(8)]))
+        list(DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8))
+
+
+class Made(Dataset):
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        return torch.full((64,), float(index)).sin()
+
+
+FORK = """
+pool, mover = sys.argv[1:]
+world = World()
+with world.block(pool, mover, "reactive") as tide:
+    world.steps(3)
+    tensor = world.subject("parameter")
+    before = bits(tensor)
+    world.push_out(tensor)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            made = torch.ones(8) + 1
+            assert made.sum() == 16
+            for touch in (lambda: tensor.sum(), lambda: tensor.tolist(), lambda: tensor.numpy(force=True), lambda: repr(tensor),
+                          lambda: torch.save(tensor, os.devnull), lambda: tensor[1:3].clone()):
+                try:
+                    with torch.no_grad():
+                        touch()
+                except RuntimeError as error:
+                    assert "3.linear.weight" in str(error), str(error)
+                else:
+                    raise AssertionError("a child read a tensor that is out")
+            for method in (lambda: tide.evict(world.loose), lambda: tide.restore(tensor)):
+                try:
+                    method()
+                except tidelog.Error:
+                    pass
+                else:
+                    raise AssertionError("a child moved a tensor")
+            code = 0
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        finally:
+            os._exit(code) if HARD else sys.exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, status
+    assert bits(tensor) == before
+    world.steps(2)
+print("done")
+"""
+
+
+@pytest.mark.parametrize(("mover", "ending"), [("resize", "os._exit"), ("swap", "sys.exit")])
+def test_a_forked_child_is_told_and_the_parent_goes_on(pool, mover, ending):
+    process.assert_done(process.run(f"HARD = {ending == 'os._exit'}\n" + FORK, pool, mover))
+
+
+def test_tensors_sent_to_another_process(compare):
+    """A queue moves a tensor into shared memory, where it stays."""
+
+    def scenario(world):
+        queue = multiprocessing.get_context("fork").SimpleQueue()
+        world.push_out(world.loose)
+        queue.put(world.loose)
+        received = queue.get()
+        world.note("received", received)
+        world.note("shared", world.loose.is_shared())
+        received[0] = 5
+        world.note("one memory", world.loose)
+
+    if os.environ.get("TIDELOG_TEST_NO_SHARED_MEMORY"):
+        pytest.skip("no /dev/shm here")
+    compare(scenario)

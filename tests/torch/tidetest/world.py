@@ -1,0 +1,160 @@
+"""A small training run whose tensors do not fit in its budget, the stage of the touch tests.
+
+The same World without an offload block is the plain run that everything is compared with.
+"""
+
+import contextlib
+
+import torch
+from torch import nn
+
+import tidelog
+from tidetest import KIB, MIB
+from tidetest.bits import bits, frozen, outcome
+
+WIDTH = 64
+LAYERS = 8
+BUDGET = 256 * KIB + 224 * KIB  # staging, and a quarter of what lives (16 KiB a matrix, 5 kinds, 8 layers, activations)
+POOL_SIZE = 64 * MIB
+WARM_UP_STEPS_MAX = 10
+SUBJECTS = ("parameter", "gradient", "state", "buffer", "loose", "view", "transposed", "activation")
+
+
+class Saved:
+    """A file's bytes and how to load them. Loaded after the block, where a whole checkpoint fits in memory:
+    torch.load makes memory that cannot move."""
+
+    def __init__(self, data, load):
+        self.data, self.load = data, load
+
+    def loaded(self):
+        return frozen(self.load(self.data))  # not its length: the older format holds addresses as text
+
+
+class Block(nn.Module):
+    """A layer with a parameter, a bias and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("scale", 1 + torch.rand(WIDTH, WIDTH) / 64)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x) @ self.scale)
+
+
+class World:
+    """A model, its optimizer and its data; `block()` opens the offload block, `step()` trains once."""
+
+    def __init__(self, seed=0, optimizer=None, layers=LAYERS):
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(*(Block() for _ in range(layers)))
+        make = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, foreach=False))
+        self.optimizer = make(self.model.parameters())
+        self.x = torch.randn(32, WIDTH)
+        self.y = torch.randn(32, WIDTH)
+        self.loose = torch.randn(WIDTH, WIDTH)
+        self.views = {"view": self.loose[8:40], "transposed": self.loose.t()}
+        self.activation = None
+        self.losses = []
+        self.tide = None  # stays None in the plain run
+        self.notes = []
+
+    # -- running ----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def block(self, pool, mover="auto", mode="auto", memory=BUDGET, **options):
+        """An offload block over this world. A keyword overrides what is usual in the tests."""
+        options = {"pool_size": POOL_SIZE, "staging": 256 * KIB, **options}
+        with tidelog.offload(
+            self.model, self.optimizer, pool=pool, memory=memory, mover=mover, mode=mode, **options
+        ) as self.tide:
+            yield self.tide
+
+    def boundary(self):
+        """`tide.step()` inside a block, nothing in the plain run."""
+        return self.tide.step() if self.tide is not None else contextlib.nullcontext()
+
+    def first_half(self):
+        """Forward: the half of a step after which most touches happen."""
+        self.optimizer.zero_grad(set_to_none=False)
+        self.activation = self.model(self.x)
+        return self.activation
+
+    def second_half(self):
+        """Loss, backward and update."""
+        loss = ((self.activation - self.y) ** 2).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(bits(loss))
+
+    def step(self):
+        with self.boundary():
+            self.first_half()
+            self.second_half()
+
+    def steps(self, count):
+        for _ in range(count):
+            self.step()
+
+    def warm_up(self, mode):
+        """Steps until an "auto" block executes a plan. Returns their number, for the plain run to repeat."""
+        for count in range(1, WARM_UP_STEPS_MAX + 1):
+            self.step()
+            if count >= 2 and (mode == "reactive" or self.tide.phase == "planned"):
+                return count
+        raise AssertionError(f"no plan after {WARM_UP_STEPS_MAX} equal steps; the phase is {self.tide.phase!r}")
+
+    # -- what is touched --------------------------------------------------------------------------
+
+    def subject(self, name):
+        """The tensor to touch. A view's base moves; that is what makes the touch hard."""
+        linear = self.model[3].linear
+        if name == "state":
+            return self.optimizer.state[linear.weight]["exp_avg"]
+        if name in self.views:
+            return self.views[name]
+        subjects = {"parameter": linear.weight, "gradient": linear.weight.grad, "buffer": self.model[3].scale}
+        return {**subjects, "loose": self.loose, "activation": self.activation}[name]
+
+    def push_out(self, *tensors):
+        """Moves tensors out and makes sure that they are. Nothing to do in the plain run."""
+        if self.tide is not None:
+            for tensor in tensors:
+                self.tide.evict(tensor)
+            for tensor in tensors:
+                assert not self.tide.is_resident(tensor)
+
+    def note(self, label, value):
+        """Keeps a value as it is now, for the comparison of the two runs."""
+        self.notes.append((label, frozen(value)))
+
+    def note_saved(self, label, data, load):
+        """Keeps what was saved, to be loaded and compared when the block is over."""
+        self.notes.append((label, Saved(bytes(data), load)))
+
+    def attempt(self, label, function, *arguments):
+        """Keeps what a call returns, or the kind of error that it raises."""
+        self.notes.append((label, outcome(function, *arguments)))
+
+    def result(self):
+        """Everything that a wrong byte would show in."""
+        found = {f"parameter {name}": bits(value) for name, value in self.model.named_parameters()}
+        found |= {f"buffer {name}": bits(value) for name, value in self.model.named_buffers()}
+        for index, parameter in enumerate(self.model.parameters()):
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                found[f"{key} {index}"] = bits(value)
+            if parameter.grad is not None:
+                found[f"gradient {index}"] = bits(parameter.grad)
+        found["loose"] = bits(self.loose)
+        found["losses"] = tuple(self.losses)
+        return tuple(found.items())
+
+    def tensors(self):
+        """Every parameter, buffer, gradient and optimizer state, by name."""
+        found = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        for name, parameter in self.model.named_parameters():
+            found |= {f"{key} of {name}": value for key, value in self.optimizer.state.get(parameter, {}).items()}
+            if parameter.grad is not None:
+                found[f"grad of {name}"] = parameter.grad
+        return found
