@@ -166,20 +166,6 @@ mod tests {
     }
 
     #[test]
-    fn the_devices_touched_are_those_that_have_a_piece() {
-        for devices in [1, 2, 3, 5] {
-            let map = StripeMap::new(&geometry(devices));
-            for (block, blocks) in [(0, 1), (7, 1), (7, 2), (3, 20), (9, 40), (60, 1)] {
-                let runs =
-                    [Run { segment: 1, block, blocks }, Run { segment: 2, block: 15, blocks: 1 }];
-                let pieces = map.placements(&runs, (u64::from(blocks) + 1) * BLOCK_BYTES);
-                let expected = pieces.iter().fold(0, |bits, piece| bits | 1_u64 << piece.device);
-                assert_eq!(map.devices_of(&runs), expected, "{runs:?} on {devices}");
-            }
-        }
-    }
-
-    #[test]
     fn an_empty_tensor_has_no_pieces() {
         assert!(StripeMap::new(&geometry(2)).placements(&[], 0).is_empty());
     }
