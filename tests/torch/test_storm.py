@@ -7,8 +7,9 @@ import torch
 
 import tidelog
 from tidetest.bits import assert_same
-from tidetest.touches import ALIASES, READS, WRITES
+from tidetest.reads import READS
 from tidetest.world import World
+from tidetest.writes import ALIASES, WRITES
 
 SEEDS = range(6)
 OWNING_ALIASES = sorted(name for name in ALIASES if "ctypes" not in name)  # a raw address keeps nothing alive

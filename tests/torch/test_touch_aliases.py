@@ -13,8 +13,8 @@ import torch
 import tidelog
 from tidetest import KIB
 from tidetest.bits import assert_same, bits
-from tidetest.touches import ALIASES
 from tidetest.world import World
+from tidetest.writes import ALIASES
 
 SUBJECTS = ("parameter", "gradient", "state", "buffer", "loose", "view", "transposed")
 

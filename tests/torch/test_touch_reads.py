@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tidelog
-from tidetest.touches import READS, READS_THAT_PIN
+from tidetest.reads import READS, READS_THAT_PIN
 from tidetest.world import SUBJECTS, World
 
 # Those that pin come last: afterwards the tensor stays.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tidelog
-from tidetest.touches import WRITES
+from tidetest.writes import WRITES
 
 SUBJECTS = ("parameter", "gradient", "state", "buffer", "loose", "view", "transposed")
 PER_STEP = 8

@@ -46,4 +46,4 @@ def train(block, model, optimizer, loss_of, steps=6, **more):
         return collect(model, optimizer, losses, **more)
 
 
-from programs import flow, layers, library, models, optimizers  # noqa: E402, F401
+from programs import flow, functional, layers, library, models, optimizers  # noqa: E402, F401

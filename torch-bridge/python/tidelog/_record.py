@@ -15,7 +15,14 @@ COMING = 8  # memory is there, its bytes are not yet; guarded
 AWAY = OUT | COMING
 
 
-class Record(weakref.ref):
+class _Newborn(weakref.ref):
+    """What every record has: slots, so that a record that nothing else is asked of needs no dict."""
+
+    # birth: (op index, output slot, op name), or the op alone, or None
+    __slots__ = ("birth", "size")
+
+
+class Record(_Newborn):
     """Made once per new storage, on the hot path: what most records never need is a default of the class."""
 
     tide = None  # set by each block in a class of its own
@@ -25,7 +32,6 @@ class Record(weakref.ref):
     pins = 0  # aliases that we cannot see; above zero the memory stays where it is
     loans = 0  # ops of other threads that are using it right now
     name = None
-    birth = None  # (op index, output slot, op name), or the op alone
 
     def describe(self):
         """The name people know the tensor by."""
