@@ -2,7 +2,7 @@
 
 PYTHON := .venv/bin/python
 
-.PHONY: help setup build demo test lint test-rust test-torch bench clean
+.PHONY: help setup build demo test lint test-rust test-torch test-slow bench clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -26,7 +26,10 @@ test-rust: setup ## The engine, the planner and the C ABI
 	cargo test --workspace
 
 test-torch: setup build ## The touch suite and the program matrix, on PyTorch
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 tests/torch
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 -m "not slow" tests/torch
+
+test-slow: setup build ## Longer storms, and every program under every mover and mode
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 -m slow tests/torch
 
 bench: setup build ## What the hook and the log cost, as ratios
 	$(PYTHON) benches/hook.py

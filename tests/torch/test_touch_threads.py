@@ -181,7 +181,7 @@ def right_or_refused(loader, batches):
             assert_same(batches[number], bits(batch), f"batch {number}")
     except RuntimeError as error:
         assert "tidelog" in str(error).lower(), error
-    assert time.monotonic() - started < 40, "workers hang"
+    assert time.monotonic() - started < 100, "workers hang"
 
 
 def test_data_loader_workers(pool, mover, mode):

@@ -153,6 +153,8 @@ class Tide:
 
     def __exit__(self, kind, error, trace):
         self._hook.__exit__(kind, error, trace)
+        if self.forked:
+            return False  # the block is the parent's; whatever ends the child goes on
         try:
             if kind is None and self._report_path is not None:
                 self.report(self._report_path)
