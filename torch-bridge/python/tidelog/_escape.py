@@ -13,7 +13,7 @@ import threading
 
 import torch
 
-from tidelog._record import AWAY
+from tidelog._record import AWAY, LEAVING
 
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _data_ptr = torch._C.StorageBase.data_ptr
@@ -35,6 +35,7 @@ _scope = threading.local()
 
 def install(tide):
     """Wraps the entry points for the block of `tide`."""
+    torch.UntypedStorage._aliased = False
     torch.UntypedStorage._tide = None  # so that looking up a storage's record never raises
     for name in _TENSOR_READS:
         _wrap(torch.Tensor, name, lambda tensor: _read(tide, _storage_of(tensor)))
@@ -123,11 +124,12 @@ def _alias(tide, storage):
         return
     _read(tide, storage)
     record = storage._tide
-    if record is not None:
-        if not record.pins:
-            record.tide.pin(record)
-    elif not tide.forked:
-        tide.record_of(storage)
+    if record is None:
+        storage._aliased = True  # whoever takes it on later pins it
+    elif not record.pins:
+        if record.state == LEAVING and tide.is_elsewhere():
+            tide.refuse(record)  # its memory may go at any moment; only the block's own thread can stop that
+        record.tide.pin(record)
 
 
 # -- addresses ---------------------------------------------------------------------------------------

@@ -362,6 +362,8 @@ class Tide:
         self._number(record)
         self._births.append(record)
         self.live += size
+        if storage._aliased:
+            self.pin(record)
         return record
 
     def _is_alias(self, storage):
@@ -661,8 +663,8 @@ class Tide:
     def storage_modified(self, storage):
         """A storage was written by a call that is no op."""
         record = storage._tide
-        if self.forked:
-            return
+        if self.forked or self.is_elsewhere():
+            return  # a clean copy is compared with memory before it is trusted, so nothing is lost
         if record is not None and record.tide is self:
             self.modifies(record)
             self._check(self._library.tide_session_modified(self._sync(), record.id))
@@ -672,6 +674,13 @@ class Tide:
         """Whether the tensor's memory may leave while the block is open."""
         record = self._adopt(tensor)
         return record is not None and not record.pins
+
+    def is_elsewhere(self):
+        """Whether this is another thread than the block's own."""
+        return threading.get_ident() != self._thread
+
+    def refuse(self, record):
+        raise _errors.Error(self.guard_text(record))
 
     def bring_back(self, *storages):
         """Makes storages resident, together, for an access that does not go through the dispatcher."""
@@ -684,8 +693,8 @@ class Tide:
                 f"{away[0].describe()} is on NVMe and belongs to the parent process ({self._pid}); "
                 "touch it before the fork, or restore it there."
             )
-        if threading.get_ident() != self._thread:
-            raise _errors.Error(self.guard_text(away[0]))
+        if self.is_elsewhere():
+            self.refuse(away[0])
         for foreign in {record.tide for record in away if record.tide is not self}:
             foreign.bring_back(*(storage for storage in storages if storage._tide.tide is foreign))
         self._hook.touch([record for record in records if record.tide is self])
