@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch
 
 from tidelog import _record
-from tidelog._ops import foresee, halves, info_of, merged, storages_in
+from tidelog._ops import foresee, halves, info_of, merged, storages_in, storages_of
 
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _nbytes = torch._C.StorageBase.nbytes
@@ -60,10 +60,7 @@ class Hook(TorchDispatchMode):
 
     def _in_forked_child(self, func, args, kwargs):
         """Memory that the fork copied is as good as any; what was out when it happened stays with the parent."""
-        storages = []
-        for value in (*args, *kwargs.values()):
-            storages_in(value, storages)
-        self._tide.bring_back(*storages)
+        self._tide.bring_back(*storages_of(args, kwargs))
         return func(*args, **kwargs)
 
     def _take_on_all(self, result, func):
@@ -82,12 +79,7 @@ class Hook(TorchDispatchMode):
             return self._observed(func, info, args, kwargs)
         if info.chunks or plan.due[index] or tide.attention[0] or tide.live + plan.needs[index] > tide.limit:
             return self._observed(func, info, args, kwargs)
-        storages = []
-        for value in args:
-            storages_in(value, storages)
-        for value in kwargs.values():
-            storages_in(value, storages)
-        for storage in storages:
+        for storage in storages_of(args, kwargs):
             record = storage._tide
             if record is None or record.tide is not tide or (
                 record.state and (record.state != _record.CLEAN or info.written)
@@ -104,11 +96,8 @@ class Hook(TorchDispatchMode):
 
     def _observed(self, func, info, args, kwargs):
         tide = self._tide
-        storages, shapes, sizes = [], [info.seed], []
-        for value in args:
-            storages_in(value, storages, shapes, sizes)
-        for value in kwargs.values():
-            storages_in(value, storages, shapes, sizes)
+        shapes, sizes = [info.seed], []
+        storages = storages_of(args, kwargs, shapes, sizes)
         records = self._records_of(storages)
         if info.chunks and sum(record.size for record in records) > tide.chunk_limit:
             pieces = halves(args, kwargs)

@@ -17,9 +17,6 @@ RELEASE = 2
 ALLOCATE = 3
 SETTLE = 4
 
-# tide_kind: what a storage is for; bytes are counted by it, and lanes of the log follow it.
-KINDS = ("other", "parameter", "gradient", "optimizer state", "activation", "buffer")
-
 NO_STORAGE = 0xFFFFFFFF
 
 _EXCEPTIONS = {

@@ -52,6 +52,16 @@ def storages_in(value, storages, shapes=None, sizes=None):
         sizes.append(value)
 
 
+def storages_of(args, kwargs, shapes=None, sizes=None):
+    """The storages of all of an op's arguments; see `storages_in`."""
+    storages = []
+    for value in args:
+        storages_in(value, storages, shapes, sizes)
+    for value in kwargs.values():
+        storages_in(value, storages, shapes, sizes)
+    return storages
+
+
 def _components_in(tensor, storages, shapes, sizes):
     """A sparse tensor has no storage of its own; its components have. Opaque layouts stay where they are."""
     if tensor.layout is torch.sparse_coo:

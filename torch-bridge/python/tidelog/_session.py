@@ -71,7 +71,6 @@ class Tide:
         self._library = _native.load()
         self._model, self._optimizer = model, optimizer
         self._report_path = report
-        self._pool = pool
         self._options = _native.SessionOptions(
             devices=os.fsencode(pool),
             data_path=data_path.encode(),
@@ -614,10 +613,6 @@ class Tide:
             address = _movers.data_pointer(storage)
             self._aliased[record.id] = (address, address + record.size)
         self._pin_requests.append((record.id, 1))
-
-    def unpin(self, record):
-        record.pins -= 1
-        self._pin_requests.append((record.id, 0))
 
     def begin_op(self, index, fingerprint, name, uses, count, needs):
         """Blocks until the op's storages are resident and its outputs have room."""

@@ -11,7 +11,7 @@ import threading
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tidelog import _errors, _record
-from tidelog._ops import storages_in
+from tidelog._ops import storages_of
 
 
 class Bystander(TorchDispatchMode):
@@ -24,10 +24,7 @@ class Bystander(TorchDispatchMode):
         tide = self._tide
         if tide.forked or not tide.is_open:
             return func(*args, **kwargs)
-        storages = []
-        for value in (*args, *kwargs.values()):
-            storages_in(value, storages)
-        records = [storage._tide for storage in storages if storage._tide is not None]
+        records = [storage._tide for storage in storages_of(args, kwargs) if storage._tide is not None]
         with tide.lent:
             for record in records:
                 record.loans += 1
