@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import tidelog
-from tidetest import KIB, MIB, process
+from tidetest import KIB, MIB, halfway, process
 from tidetest.bits import assert_same, bits
 from tidetest.world import POOL_SIZE, World
 
@@ -131,6 +131,37 @@ def test_restore_after_the_block_brings_everything_back(pool, mover, mode):
     plain.steps(2)
     for (name, one), (_, other) in zip(plain.result(), world.result(), strict=True):
         assert_same(one, other, name)
+
+
+def test_leaving_while_bytes_come_in(pool, mover, mode):
+    """What is half way in has memory that a device writes: it arrives, and that memory is not exchanged under it."""
+    world = World()
+    expected = bits(world.loose)
+    with left_quietly(), world.block(pool, mover, mode):
+        world.warm_up(mode)
+        world.push_out(world.loose)
+        halfway.begin_fetch(world.tide, world.loose)
+        address = torch._C.StorageBase.data_ptr  # the unwrapped one neither waits nor pins
+        torch._C._clear_storage_data_ptr_access_error_msg(world.loose.untyped_storage()._cdata)
+        before = address(world.loose.untyped_storage())
+    assert not any(halfway.is_moving(tensor) for tensor in [world.loose, *world.tensors().values()])
+    assert address(world.loose.untyped_storage()) == before
+    assert bits(world.loose) == expected
+
+
+def test_leaving_while_bytes_go_out(pool, mover, mode):
+    """What is half way out stays: after the block nobody would see that it is written, and old bytes would come back."""
+    world = World()
+    with left_quietly(), world.block(pool, mover, mode):
+        world.warm_up(mode)
+        other = world.subject("parameter")
+        halfway.begin_eviction(world.tide, world.loose)
+    assert not any(halfway.is_moving(tensor) for tensor in [world.loose, *world.tensors().values()])
+    world.loose.add_(1)
+    expected = bits(world.loose)
+    world.tide.restore(other)
+    world.tide.restore()
+    assert bits(world.loose) == expected
 
 
 @pytest.mark.parametrize("second", ["same pool", "another pool", "other mover"])

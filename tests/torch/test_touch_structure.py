@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import tidelog
-from tidetest import KIB
+from tidelog import _record
+from tidetest import KIB, halfway
 from tidetest.bits import assert_same, bits
 from tidetest.world import World
 
@@ -366,3 +367,38 @@ def test_evict_and_restore_by_hand(pool, mover, mode):
         assert tide.live_bytes <= live + 16 * KIB + 4 * KIB
         tide.restore(world.loose)
         assert_same(expected, bits(world.loose))
+
+
+REPLACES_MEMORY = {
+    "resize_": lambda storage: storage.resize_(2 * storage.nbytes()),
+    "resize_ to nothing": lambda storage: storage.resize_(0),
+    "share_memory_": lambda storage: storage.share_memory_(),
+    "_share_filename_cpu_": lambda storage: storage._share_filename_cpu_(),
+}
+
+
+@pytest.mark.parametrize("call", sorted(REPLACES_MEMORY))
+def test_memory_is_not_replaced_while_it_is_copied_out(pool, mover, monkeypatch, call):
+    """Storage methods are no ops: the copy that reads the old memory must have ended before they free it."""
+    seen = []
+    for name in ("resize_", "share_memory_", "_share_filename_cpu_"):
+        original = getattr(torch.UntypedStorage, name)
+
+        def spy(storage, *args, original=original, **kwargs):
+            seen.append(storage._tide is not None and storage._tide.state == _record.LEAVING)
+            return original(storage, *args, **kwargs)
+
+        monkeypatch.setattr(torch.UntypedStorage, name, spy)
+    world = World()
+    with world.block(pool, mover, "reactive"):
+        world.steps(2)
+        before = bits(world.loose)
+        size = world.loose.untyped_storage().nbytes()
+        halfway.begin_eviction(world.tide, world.loose)
+        REPLACES_MEMORY[call](world.loose.untyped_storage())
+        assert seen and not any(seen)
+        if "nothing" in call:
+            world.loose.untyped_storage().resize_(size)
+        else:
+            assert_same(before, bits(world.loose))
+        world.steps(1)

@@ -9,7 +9,7 @@ import torch
 from torch import multiprocessing
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tidetest import process
+from tidetest import halfway, process
 from tidetest.bits import assert_same, bits
 from tidetest.world import World
 
@@ -78,6 +78,37 @@ def test_another_thread_sees_the_bytes_or_an_error_that_names_the_tensor(pool, m
             if touch != "write":
                 assert_same(untouched, bits(tensor), "the tensor after it")
         world.steps(2)
+
+
+WRITES = {
+    "add_": lambda t: t.detach().add_(1),
+    "numpy": lambda t: t.detach().numpy().fill(7),
+    "storage": lambda t: t.untyped_storage().fill_(7),
+    "resize_": lambda t: t.untyped_storage().resize_(2 * t.untyped_storage().nbytes()),
+    "share_memory_": lambda t: t.share_memory_(),
+}
+
+
+@pytest.mark.parametrize("write", sorted(WRITES))
+def test_another_thread_cannot_write_what_is_being_copied_out(pool, mover, write):
+    """The copy would miss the write, and old bytes would come back later: refused, or seen."""
+    world = World()
+    with world.block(pool, mover, "reactive"):
+        world.steps(2)
+        tensor = world.loose
+        before = bits(tensor)
+        halfway.begin_eviction(world.tide, tensor)
+        found = in_a_thread(lambda: WRITES[write](tensor))
+        assert isinstance(found, RuntimeError) and "tidelog" in str(found), f"not refused: {type(found)}"
+        world.tide.restore(tensor)
+        assert_same(before, bits(tensor))
+        # Once it is here and at rest, the same write is free.
+        world.tide._drive(world.tide._library.tide_session_settle(world.tide._sync()))
+        while halfway.is_moving(tensor):
+            world.steps(1)
+        if write != "resize_":
+            assert not isinstance(in_a_thread(lambda: WRITES[write](tensor)), Exception)
+        world.steps(1)
 
 
 def test_a_resident_tensor_is_free_to_other_threads(pool, mover):

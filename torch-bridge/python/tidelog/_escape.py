@@ -14,6 +14,7 @@ import threading
 import torch
 
 from tidelog._record import AWAY, LEAVING
+from tidelog._threads import lend
 
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _data_ptr = torch._C.StorageBase.data_ptr
@@ -21,13 +22,15 @@ _data_ptr = torch._C.StorageBase.data_ptr
 _TENSOR_READS = ("tolist", "__repr__", "__deepcopy__", "__reduce_ex__", "storage", "_typed_storage")
 # These run a Python function over the bytes.
 _TENSOR_WRITES = ("apply_", "map_", "map2_")
-_TENSOR_ALIASES = ("numpy", "__dlpack__", "share_memory_")
+_TENSOR_ALIASES = ("numpy", "__dlpack__")
+# These give the storage other memory, which other processes see.
+_TENSOR_SHARES = ("share_memory_",)
 # is_shared: torch aborts the process there when the storage is guarded.
 _STORAGE_READS = (
     "nbytes", "size", "__len__", "__getitem__", "tolist", "clone", "cpu", "__deepcopy__", "_write_file", "is_shared"
 )
 _STORAGE_WRITES = ("copy_", "fill_", "__setitem__", "resize_", "byteswap", "_byteswap", "_set_from_file")
-_STORAGE_ALIASES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_shared_incref")
+_STORAGE_SHARES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_shared_incref")
 
 _undo = []
 _scope = threading.local()
@@ -38,35 +41,24 @@ def install(tide):
     torch.UntypedStorage._aliased = False
     torch.UntypedStorage._tide = None  # so that looking up a storage's record never raises
     for name in _TENSOR_READS:
-        _wrap(torch.Tensor, name, lambda tensor: _read(tide, _storage_of(tensor)))
+        _wrap(tide, torch.Tensor, name, _read)
     for name in _TENSOR_WRITES:
-        _wrap(
-            torch.Tensor,
-            name,
-            lambda *tensors: _read(tide, *map(_storage_of, tensors)),
-            lambda tensor: tide.storage_modified(_storage_of(tensor)),
-            arguments=True,
-        )
+        _wrap(tide, torch.Tensor, name, _write, after=_modified)
     for name in _TENSOR_ALIASES:
-        _wrap(torch.Tensor, name, lambda tensor: _alias(tide, _storage_of(tensor)))
+        _wrap(tide, torch.Tensor, name, _alias)
     for name in _STORAGE_READS:
-        _wrap(torch.UntypedStorage, name, lambda storage: _read(tide, storage))
+        _wrap(tide, torch.UntypedStorage, name, _read)
     for name in _STORAGE_WRITES:
-        _wrap(
-            torch.UntypedStorage,
-            name,
-            lambda *storages: _read(tide, *storages),
-            lambda storage: tide.storage_modified(storage),
-            arguments=True,
-        )
-    for name in _STORAGE_ALIASES:
-        _wrap(torch.UntypedStorage, name, lambda storage: _alias(tide, storage))
+        _wrap(tide, torch.UntypedStorage, name, _write, after=_modified)
+    for owner, names in ((torch.Tensor, _TENSOR_SHARES), (torch.UntypedStorage, _STORAGE_SHARES)):
+        for name in names:
+            _wrap(tide, owner, name, _share)
     _replace(torch.Tensor, "data_ptr", lambda original: _tensor_pointer(tide, original))
     _replace(torch.UntypedStorage, "data_ptr", lambda original: _storage_pointer(tide, original))
     _replace(torch, "save", lambda original: _within("identity", original))
     for owner, name in ((torch._C, "_to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack")):
         if hasattr(owner, name):
-            _wrap(owner, name, lambda tensor: _alias(tide, _storage_of(tensor)))
+            _wrap(tide, owner, name, _alias)
     if importlib.util.find_spec("safetensors") is not None:
         _install_safetensors(tide)
 
@@ -87,16 +79,19 @@ def _replace(owner, name, make):
     setattr(owner, name, functools.wraps(original)(make(original)))
 
 
-def _wrap(owner, name, before, after=None, arguments=False):
+def _wrap(tide, owner, name, before, after=None):
+    """`before` and `after` get the block, and the storages of the call's arguments, its subject's first."""
     if not hasattr(owner, name):
         return
 
     def make(original):
         def wrapper(subject, *args, **kwargs):
-            before(subject, *(args if arguments else ()))
-            result = original(subject, *args, **kwargs)
+            storages = [storage for storage in map(_storage_of, (subject, *args)) if storage is not None]
+            with _lent(tide, storages):
+                before(tide, *storages)
+                result = original(subject, *args, **kwargs)
             if after is not None:
-                after(subject)
+                after(tide, *storages)
             return result
 
         return wrapper
@@ -104,32 +99,57 @@ def _wrap(owner, name, before, after=None, arguments=False):
     _replace(owner, name, make)
 
 
-def _storage_of(tensor):
+def _lent(tide, storages):
+    """In another thread than the block's, what a call uses must not lose its memory meanwhile."""
+    lends = tide.is_elsewhere() and tide.is_open and not tide.forked
+    return lend(tide, storages) if lends else contextlib.nullcontext()
+
+
+def _storage_of(thing):
+    if isinstance(thing, torch.UntypedStorage):
+        return thing
     try:
-        return _untyped_storage(tensor)
+        return _untyped_storage(thing)
     except (NotImplementedError, RuntimeError, TypeError):
         return None  # sparse, opaque or not a tensor at all: the original says what is wrong
 
 
-def _read(tide, *accessed):
-    """Brings back what is out of the storages among `accessed`, all at once."""
-    storages = [each for each in accessed if isinstance(each, torch.UntypedStorage)]
-    if any(each._tide is not None and each._tide.state & AWAY for each in storages):
-        tide.bring_back(*storages)
+def _read(tide, *storages):
+    """Brings back what is out of the storages, all at once."""
+    for storage in storages:
+        if storage._tide is not None and storage._tide.state & AWAY:
+            tide.bring_back(*storages)
+            return
 
 
-def _alias(tide, storage):
+def _write(tide, *storages):
+    """The first is written, and may get other memory: nothing may be reading the old."""
+    if storages:
+        tide.bring_back(*storages, written=storages[0])
+
+
+def _modified(tide, *storages):
+    if storages:
+        tide.storage_modified(storages[0])
+
+
+def _alias(tide, *storages):
     """From here on somebody holds the memory's address: it must never move again."""
-    if storage is None:
+    if not storages:
         return
+    storage = storages[0]
     _read(tide, storage)
+    storage._aliased = True  # whoever takes it on later pins it
     record = storage._tide
-    if record is None:
-        storage._aliased = True  # whoever takes it on later pins it
-    elif not record.pins:
-        if record.state == LEAVING and tide.is_elsewhere():
-            tide.refuse(record)  # its memory may go at any moment; only the block's own thread can stop that
+    if record is not None and not record.pins:
+        if record.state & LEAVING and tide.is_elsewhere():
+            tide.refuse(record)  # only the block's own thread can stop it
         record.tide.pin(record)
+
+
+def _share(tide, *storages):
+    _write(tide, *storages)
+    _alias(tide, *storages)
 
 
 # -- addresses ---------------------------------------------------------------------------------------
@@ -164,10 +184,8 @@ def _storage_pointer(tide, original):
         meaning = getattr(_scope, "meaning", None)
         if meaning == "identity":
             return _identity(storage)
-        if meaning == "momentary":
-            _read(tide, storage)
-        else:
-            _alias(tide, storage)
+        with _lent(tide, [storage]):
+            (_read if meaning == "momentary" else _alias)(tide, storage)
         return original(storage)
 
     return wrapper
@@ -180,10 +198,8 @@ def _tensor_pointer(tide, original):
             meaning = getattr(_scope, "meaning", None)
             if meaning == "identity":
                 return _identity(storage) + tensor.storage_offset() * tensor.element_size()
-            if meaning == "momentary":
-                _read(tide, storage)
-            else:
-                _alias(tide, storage)
+            with _lent(tide, [storage]):
+                (_read if meaning == "momentary" else _alias)(tide, storage)
         return original(tensor)
 
     return wrapper

@@ -21,7 +21,7 @@ _untyped_storage = torch._C.TensorBase.untyped_storage
 _nbytes = torch._C.StorageBase.nbytes
 
 # A use's top bit in the C ABI: the op writes the storage.
-_MODIFIES = 1 << 31
+MODIFIES = 1 << 31
 _NONE = type(None)
 # Beyond this many remembered shapes the memory of output sizes starts afresh.
 _FORESIGHT_ENTRIES_MAX = 1 << 16
@@ -107,7 +107,7 @@ class Hook(TorchDispatchMode):
         uses = {record.id: 0 for record in records}
         if info.written:
             for record in self._records_of(info.modified(args, kwargs)):
-                uses[record.id] = _MODIFIES
+                uses[record.id] = MODIFIES
                 tide.modifies(record)
         fingerprint = _fingerprint(shapes, records)
         foreseen = (fingerprint, *sizes)
@@ -164,10 +164,11 @@ class Hook(TorchDispatchMode):
 
     # -- an access that is no op ----------------------------------------------------------------------
 
-    def touch(self, records):
-        """Brings storages back for an access from outside the dispatcher, also from inside a running op."""
+    def touch(self, uses):
+        """Makes storages ready for an access from outside the dispatcher, also from inside a running op. `uses`
+        says by storage number which of them it writes, as for an op."""
         outer = self._uses
-        self._begin(-1, b"an access outside the dispatcher", 0, {**outer, **dict.fromkeys((record.id for record in records), 0)}, 0)
+        self._begin(-1, b"an access outside the dispatcher", 0, {**outer, **uses}, 0)
         self._uses = outer
         if not outer:
             self._tide.end_op()

@@ -4,6 +4,7 @@ A storage owns its record (`storage._tide`), so that a lookup is one attribute r
 never outlives its storage unnoticed: the weak reference's callback reports the death.
 """
 
+import threading
 import weakref
 
 # Record.state: the mark that the residency machine put on a storage. 0: resident, no copy in the log.
@@ -13,6 +14,8 @@ LEAVING = 2  # resident, a copy is being written
 OUT = 4  # no memory; guarded
 COMING = 8  # memory is there, its bytes are not yet; guarded
 AWAY = OUT | COMING
+
+_lending = threading.Lock()
 
 
 class _Newborn(weakref.ref):
@@ -32,6 +35,11 @@ class Record(_Newborn):
     pins = 0  # aliases that we cannot see; above zero the memory stays where it is
     loans = 0  # ops of other threads that are using it right now
     name = None
+
+    def lend(self, more):
+        """Counts another thread in (1) or out (-1) that uses the storage's memory right now."""
+        with _lending:
+            self.loans += more
 
     def describe(self):
         """The name people know the tensor by."""

@@ -15,7 +15,7 @@ import warnings
 import torch
 
 from tidelog import _errors, _escape, _heap, _movers, _native, _record, _threads
-from tidelog._hook import Hook
+from tidelog._hook import MODIFIES, Hook
 from tidelog._plan import Plan
 
 _resizable = torch._C.StorageBase.resizable
@@ -105,7 +105,6 @@ class Tide:
         self.chunk_limit = max(self.limit // 4, 1)  # foreach ops are done in pieces of this
         self._aliased = {}  # storage id -> its addresses, of pinned storages: others may lie in the same memory
         self._heap = None
-        self.lent = threading.Lock()  # guards the loans of records
         self._stop_watching = lambda: None
         self._marked = 0  # storages that are not plainly resident
         self._funcs, self._needs = [], []  # of the ops of a step that is being profiled
@@ -164,6 +163,7 @@ class Tide:
     def _end_block(self):
         global _active
         try:
+            self._stop_migrations()
             self._restore_what_fits()
         finally:
             self._open = False
@@ -175,21 +175,31 @@ class Tide:
                 _left_behind.append(self)
                 left = [record for record in self._records.values() if record.state & _record.AWAY]
                 for record in left:
-                    self._mover.leave(record(), record.size, self.guard_text(record))
+                    if record.state & _record.OUT:  # what is coming has memory, and a device may be writing it
+                        self._mover.leave(record(), record.size, self.guard_text(record))
                 self._warn_of(left)
             else:
                 self._close()
 
-    def _restore_what_fits(self):
+    def _stop_migrations(self):
+        """From here on nobody says which tensors are used and written, so nothing may leave or be prefetched."""
+        self._check(self._library.tide_session_leave_plan(self._handle))
+        self.lift_budget()
         with contextlib.suppress(_errors.Error):  # a write that failed: its tensor is still here
             self._drive(self._library.tide_session_settle(self._sync()))
-        for record in sorted(self._records.values(), key=lambda record: record.id):
+        for record in list(self._records.values()):
             storage = record()
-            if (
-                storage is not None
-                and record.state & _record.AWAY
-                and self.live + record.size + self.staging <= self.budget
-            ):
+            if storage is not None and record.state & _record.LEAVING:
+                with contextlib.suppress(_errors.Error):
+                    self.bring_back(storage, written=storage)
+
+    def _restore_what_fits(self):
+        # What is coming has its memory already, so it comes first.
+        for record in sorted(self._records.values(), key=lambda record: (-record.state, record.id)):
+            storage = record()
+            if storage is None or not record.state & _record.AWAY:
+                continue
+            if record.state & _record.COMING or self.live + record.size + self.staging <= self.budget:
                 with contextlib.suppress(_errors.Error):  # damaged on the device: it is named with those that stay
                     self.bring_back(storage)
 
@@ -374,8 +384,7 @@ class Tide:
 
     def hand_over(self, storage, record):
         """Another block takes a storage over from this one, which has ended."""
-        if record.state & _record.AWAY:
-            self.bring_back(storage)
+        self.bring_back(storage, written=storage)
         if self._records.pop(record.id, None) is not None and self._handle and not self.forked:
             self._deaths.append(record.id)
             self._sync()
@@ -442,8 +451,6 @@ class Tide:
 
     def _adopt_what_lives(self):
         """Every tensor of this process counts against the budget from the start, ours or not."""
-        for earlier in _left_behind:
-            earlier.lift_budget()  # it must not evict what this block has taken over
         for thing in gc.get_objects():
             if issubclass(type(thing), torch.Tensor):
                 for tensor in (thing, thing.grad if thing.is_leaf else None):
@@ -548,19 +555,28 @@ class Tide:
         if self._heap is not None:
             self._heap.trim(self.budget)
 
-    def _begin_eviction(self, record, storage, _size):
-        if record.pins or not self._movable(storage):
-            record.pins += 1  # answered with 0, the machine pins it too
+    def _begin_eviction(self, record, storage, size):
+        before = record.state
+        # The mark first, then the look: another thread borrows what it uses, or pins it, before it looks for the mark.
+        self._mark(record, _record.LEAVING)
+        self._await_loans(record)
+        if not record.pins and not self._movable(storage):
+            self.pin(record)
+        if record.pins or _nbytes(storage) != size:
+            self._mark(record, before)
+            self.measure_again(storage)  # another thread may have resized it
             return 0
         self._in_flight[record.id] = storage
-        self._mark(record, _record.LEAVING)
         return _movers.data_pointer(storage)
+
+    def _await_loans(self, record):
+        while record.loans:
+            time.sleep(_LOAN_POLL_SECONDS)
 
     def _release(self, record, storage, _size):
         if not record.state & _record.OUT:
             self._mark(record, _record.OUT)
-            while record.loans:
-                time.sleep(_LOAN_POLL_SECONDS)
+            self._await_loans(record)
             self._mover.take(storage, self.guard_text(record))
             self.live -= record.size
         self._in_flight.pop(record.id, None)
@@ -677,22 +693,37 @@ class Tide:
     def refuse(self, record):
         raise _errors.Error(self.guard_text(record))
 
-    def bring_back(self, *storages):
-        """Makes storages resident, together, for an access that does not go through the dispatcher."""
+    def bring_back(self, *storages, written=None):
+        """Makes storages resident, together, for an access that does not go through the dispatcher. `written`: the
+        one that it writes or gives other memory; what copies it out is called off first."""
         records = [storage._tide for storage in storages if storage._tide is not None]
-        away = [record for record in records if record.state & _record.AWAY]
-        if not away:
+        changed = written._tide if written is not None else None
+        due = [
+            record
+            for record in records
+            if record.state & _record.AWAY or (record is changed and record.state & _record.LEAVING)
+        ]
+        if not due:
             return
         if self.forked:
-            raise _errors.ForkedError(
-                f"{away[0].describe()} is on NVMe and belongs to the parent process ({self._pid}); "
-                "touch it before the fork, or restore it there."
-            )
+            self._refuse_in_child(due)
+            return
         if self.is_elsewhere():
-            self.refuse(away[0])
-        for foreign in {record.tide for record in away if record.tide is not self}:
-            foreign.bring_back(*(storage for storage in storages if storage._tide.tide is foreign))
-        self._hook.touch([record for record in records if record.tide is self])
+            self.refuse(due[0])
+        for foreign in {record.tide for record in due if record.tide is not self}:
+            foreign.bring_back(*(each() for each in records if each.tide is foreign), written=written)
+        self._hook.touch(
+            {record.id: MODIFIES if record is changed else 0 for record in records if record.tide is self}
+        )
+
+    def _refuse_in_child(self, records):
+        """Nothing copies this process's memory; but what was out at the fork has none here."""
+        for record in records:
+            if record.state & _record.AWAY:
+                raise _errors.ForkedError(
+                    f"{record.describe()} is on NVMe and belongs to the parent process ({self._pid}); "
+                    "touch it before the fork, or restore it there."
+                )
 
     def _error(self, code):
         kind, text, about = _native.last_error(self._library, code)

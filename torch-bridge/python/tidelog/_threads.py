@@ -5,13 +5,14 @@ started meanwhile gets this lighter one: an op on a tensor that is out raises an
 an op uses keeps its memory until the op has run. A thread that is older than the block meets the guard.
 """
 
+import contextlib
 import functools
 import threading
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tidelog import _errors, _record
-from tidelog._ops import storages_of
+from tidelog._ops import info_of, storages_of
+from tidelog._record import AWAY, LEAVING
 
 
 class Bystander(TorchDispatchMode):
@@ -24,20 +25,30 @@ class Bystander(TorchDispatchMode):
         tide = self._tide
         if tide.forked or not tide.is_open:
             return func(*args, **kwargs)
-        records = [storage._tide for storage in storages_of(args, kwargs) if storage._tide is not None]
-        with tide.lent:
-            for record in records:
-                record.loans += 1
-        try:
-            # Loans first, then the look: the block's thread marks a storage as out before it looks for loans.
-            for record in records:
-                if record.state & _record.AWAY:
-                    raise _errors.Error(tide.guard_text(record))
+        written = info_of(func).modified(args, kwargs)
+        with lend(tide, storages_of(args, kwargs), written):
             return func(*args, **kwargs)
-        finally:
-            with tide.lent:
-                for record in records:
-                    record.loans -= 1
+
+
+@contextlib.contextmanager
+def lend(tide, storages, written=()):
+    """Lends another thread what it is about to use: meanwhile nothing of it loses its memory. Refuses what is out,
+    and a write to what is being copied out: the copy might miss it."""
+    records = [storage._tide for storage in storages if storage._tide is not None]
+    for record in records:
+        record.lend(1)
+    try:
+        # Loans first, then the look: the block's thread marks a storage before it looks for loans.
+        for record in records:
+            if record.state & AWAY:
+                tide.refuse(record)
+        for storage in written:
+            if storage._tide is not None and storage._tide.state & LEAVING:
+                tide.refuse(storage._tide)
+        yield
+    finally:
+        for record in records:
+            record.lend(-1)
 
 
 def watch(tide):
