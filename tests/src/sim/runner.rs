@@ -88,6 +88,8 @@ struct Licence {
     writes: bool,
     /// Reads may fail, for this once.
     reads: bool,
+    /// How many reads may answer other bytes, for this once. One alone is read again and never seen.
+    flips: u64,
     /// How many tensors may be unreadable for good.
     damaged: u64,
     /// The disk whose metadata copy was hurt since the pool was opened.
@@ -186,7 +188,7 @@ impl<'a> Runner<'a> {
                 Ok(())
             }
             Act::Get { id, durable, from, to } => self.get(*id, *durable, *from, *to),
-            Act::Begin { id, durable } => self.begin(*id, *durable),
+            Act::Begin { id, durable, slow } => self.begin(*id, *durable, *slow),
             Act::Land => self.land(),
             Act::Verify { id, flipped } => self.verify(*id, *flipped),
             Act::Delete { id } => self.delete(*id),
@@ -329,8 +331,14 @@ impl<'a> Runner<'a> {
         self.compare(&format!("{id}"), name, content, &outcome, &ticket, expected)
     }
 
-    fn begin(&mut self, id: u8, durable: bool) -> Check {
+    fn begin(&mut self, id: u8, durable: bool, slow: bool) -> Check {
         let Some(content) = self.expected(id, durable)? else { return Ok(()) };
+        if slow {
+            // Longer than hundreds of other operations take.
+            for disk in &self.disks {
+                disk.plan_fault(OperationKind::Read, 0, Fault::Slow(10_000));
+            }
+        }
         let ticket = self.start(id, durable, (0, content.length.into()))?;
         let durable = durable.then_some(id);
         self.reads.push(Read {
@@ -376,6 +384,7 @@ impl<'a> Runner<'a> {
                 }
                 Ok(())
             }
+            Err(TransferError::Checksum { .. }) if self.licence.flips > 1 => Ok(()),
             Err(TransferError::Device { .. }) if self.licence.reads || self.is_down() => Ok(()),
             Err(TransferError::Latched { .. } | TransferError::Stopped { .. })
                 if self.is_down() =>
@@ -496,9 +505,8 @@ impl<'a> Runner<'a> {
             Strike::WriteError | Strike::WriteShort | Strike::FlushError => {
                 self.licence.writes = true;
             }
-            // What was written, and up to two tensors where it went.
+            Strike::ReadCorrupt | Strike::ReadMisdirected(_) => self.licence.flips += 1,
             Strike::WriteLost | Strike::WriteMisdirected(_) => {
-                self.licence.damaged += 3;
                 self.licence.metadata = Some(index);
             }
             _ => {}
@@ -542,6 +550,12 @@ impl<'a> Runner<'a> {
     fn count_struck(&mut self, under: Under) {
         for index in 0..self.disks.len() {
             for (kind, fault) in self.disks[index].take_struck() {
+                // What was written, and up to two tensors where it went instead.
+                self.licence.damaged += match fault {
+                    Fault::Lost => 1,
+                    Fault::Misdirected(_) if kind == OperationKind::Write => 3,
+                    _ => 0,
+                };
                 self.strike(struck(kind, fault), under);
             }
         }

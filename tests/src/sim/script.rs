@@ -17,8 +17,8 @@ pub enum Act {
     Step(u8),
     /// Reads a part of a tensor, in 256ths, and waits for it.
     Get { id: u8, durable: bool, from: u8, to: u8 },
-    /// Starts to read a tensor; [`Act::Land`] compares.
-    Begin { id: u8, durable: bool },
+    /// Starts to read a tensor, which may take long; [`Act::Land`] compares.
+    Begin { id: u8, durable: bool, slow: bool },
     /// Waits for every read in flight and compares.
     Land,
     /// Compares memory with the checksums of a tensor; the memory differs if `flipped`.
@@ -41,6 +41,19 @@ pub enum Act {
     Rot { disk: u8, metadata: bool, at: u16, mask: u8 },
     /// A disk is gone, until the pool is opened again.
     Vanish { disk: u8 },
+}
+
+impl Act {
+    /// Whether it may leave a tensor unreadable.
+    fn damages(&self) -> bool {
+        match self {
+            Self::Rot { metadata, .. } => !metadata,
+            Self::Fault { strike, .. } => {
+                matches!(strike, Strike::WriteLost | Strike::WriteMisdirected(_))
+            }
+            _ => false,
+        }
+    }
 }
 
 /// What is left of unflushed writes when the power goes.
@@ -96,7 +109,36 @@ pub struct Script {
     pub acts: Vec<Act>,
 }
 
-const IDS: u64 = 24;
+/// How many tensors a script knows of each kind, and how long they are.
+#[derive(Clone, Copy)]
+struct Population {
+    ids: u64,
+    /// Lengths in bytes, one of which bounds each tensor's.
+    lengths: [u64; 4],
+}
+
+impl Population {
+    /// Many small tensors in much room; as many as hardly fit; or a few large ones, so that segments
+    /// empty and serve again all the time.
+    fn draw(random: &mut Random, disks: u8) -> Self {
+        let room = u64::from(disks);
+        match random.below(3) {
+            0 => Self { ids: 24, lengths: [0, 5_000, 20_000, 150_000] },
+            1 => Self { ids: 24, lengths: [5_000, 40_000, 80_000, 80_000].map(|it| it * room) },
+            _ => Self { ids: 3, lengths: [10_000, 100_000, 300_000, 400_000].map(|it| it * room) },
+        }
+    }
+
+    fn id(self, random: &mut Random) -> u8 {
+        random.below(self.ids) as u8
+    }
+
+    fn content(self, random: &mut Random) -> Content {
+        let longest = random.pick(&self.lengths);
+        Content { length: random.below(longest + 1) as u32, salt: random.draw() as u32 }
+    }
+}
+
 /// Crashes and faults that every script has at least, evenly among its acts.
 const CRASHES: usize = 4;
 const FAULTS: usize = 8;
@@ -108,7 +150,9 @@ impl Script {
         let disks = 1 + random.below(4) as u8;
         let logical_block = random.pick(&[512, 4096]);
         let stripe_kib = 4 << random.below(4);
-        let mut acts: Vec<Act> = (0..length).map(|_| ordinary(&mut random, disks)).collect();
+        let tensors = Population::draw(&mut random, disks);
+        let acts = (0..length).map(|_| ordinary(&mut random, disks, tensors));
+        let mut acts: Vec<Act> = acts.collect();
         for part in 0..CRASHES {
             let at = part * length / CRASHES + random.below((length / CRASHES) as u64) as usize;
             acts[at] = crash(&mut random);
@@ -117,16 +161,29 @@ impl Script {
             let at = part * length / FAULTS + random.below((length / FAULTS) as u64) as usize;
             acts.insert(at, fault(&mut random, disks));
         }
+        if random.chance(2) {
+            // Where no disk ever damages a tensor, every checksum that does not match is our own doing.
+            for act in acts.iter_mut().filter(|act| act.damages()) {
+                *act = Act::Step(1);
+            }
+            for _ in 0..FAULTS {
+                let strike =
+                    random.pick(&[Strike::ReadError, Strike::WriteError, Strike::FlushError]);
+                let disk = random.below(u64::from(disks)) as u8;
+                let at = random.below(acts.len() as u64) as usize;
+                acts.insert(at, Act::Fault { disk, nth: random.below(6) as u8, strike });
+            }
+        }
         Self { seed, disks, logical_block, stripe_kib, acts }
     }
 }
 
-fn ordinary(random: &mut Random, disks: u8) -> Act {
-    let id = random.below(IDS) as u8;
+fn ordinary(random: &mut Random, disks: u8, tensors: Population) -> Act {
+    let id = tensors.id(random);
     match random.below(1000) {
         0..300 => {
             let (class, urgent) = (random.below(3) as u8, random.chance(4));
-            Act::Put { id, content: content(random), class, urgent }
+            Act::Put { id, content: tensors.content(random), class, urgent }
         }
         300..320 => Act::Cancel,
         320..420 => Act::Settle,
@@ -135,30 +192,25 @@ fn ordinary(random: &mut Random, disks: u8) -> Act {
             let (from, to) = (random.below(256) as u8, random.below(256) as u8);
             Act::Get { id, durable: random.chance(2), from: from.min(to), to: from.max(to) }
         }
-        680..730 => Act::Begin { id, durable: random.chance(2) },
+        680..730 => Act::Begin { id, durable: random.chance(2), slow: random.chance(2) },
         730..760 => Act::Land,
         760..780 => Act::Verify { id, flipped: random.chance(2) },
         780..840 => Act::Delete { id },
-        840..960 => batch(random),
+        840..960 => batch(random, tensors),
         960..975 => Act::Reopen,
         975..980 => crash(random),
         _ => fault(random, disks),
     }
 }
 
-fn batch(random: &mut Random) -> Act {
+fn batch(random: &mut Random, tensors: Population) -> Act {
     let puts = (0..random.below(4)).map(|_| {
-        let id = random.below(IDS) as u8;
-        (id, content(random), random.below(3) as u8)
+        let id = tensors.id(random);
+        (id, tensors.content(random), random.below(3) as u8)
     });
     let puts = puts.collect();
-    let deletes = (0..random.below(3)).map(|_| random.below(IDS) as u8).collect();
+    let deletes = (0..random.below(3)).map(|_| tensors.id(random)).collect();
     Act::Batch { puts, deletes, commit: !random.chance(8) }
-}
-
-fn content(random: &mut Random) -> Content {
-    let longest = random.pick(&[0, 5_000, 20_000, 20_000, 20_000, 150_000]);
-    Content { length: random.below(longest + 1) as u32, salt: random.draw() as u32 }
 }
 
 fn crash(random: &mut Random) -> Act {
