@@ -2,7 +2,9 @@
 
 PYTHON := .venv/bin/python
 
-.PHONY: help setup build demo test lint test-rust test-torch test-slow bench clean
+SEEDS ?= 2000
+
+.PHONY: help setup build demo test lint test-rust sim planted test-torch test-slow bench clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -15,7 +17,7 @@ build: ## Build the library and the tools
 demo: setup build ## Train a GPT plain and under a quarter of its memory; compare every bit
 	@$(PYTHON) demo/demo.py
 
-test: setup lint test-rust build test-torch ## All tests
+test: setup lint test-rust sim build test-torch ## All tests
 
 lint: setup ## Formatting, lints, licences
 	cargo fmt --all --check
@@ -24,6 +26,12 @@ lint: setup ## Formatting, lints, licences
 
 test-rust: setup ## The engine, the planner and the C ABI
 	cargo test --workspace
+
+sim: setup ## The log against its model: SEEDS seeds of work, faults and power cuts
+	cargo run --release -q -p tidelog-tests --bin tidelog-sim -- --seeds $(SEEDS)
+
+planted: setup ## Bugs planted on purpose: the simulation must find each
+	tests/planted.sh
 
 test-torch: setup build ## The touch suite and the program matrix, on PyTorch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 -m "not slow" tests/torch

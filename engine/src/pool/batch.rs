@@ -45,7 +45,8 @@ pub struct Batch {
 
 struct StagedPut {
     id: TensorId,
-    /// Gets the complete write with its checksums, or why there is none.
+    ticket: Ticket,
+    /// Gets, before the ticket is ready, the complete write with its checksums, or why there is none.
     written: Receiver<Result<Written, TransferError>>,
 }
 
@@ -80,7 +81,7 @@ impl Batch {
             let _ = send.send(outcome.map(|checksums| Written { write, checksums }));
         })?;
         self.forget(id);
-        self.puts.push(StagedPut { id, written });
+        self.puts.push(StagedPut { id, ticket: ticket.clone(), written });
         Ok(ticket)
     }
 
@@ -112,10 +113,12 @@ impl Batch {
         let reactor = pool.reactor()?;
         let reactor = reactor.as_ref().ok_or(CommitError::Unusable(Unusable::Closed))?;
         let mut written = Vec::with_capacity(puts.len());
-        for StagedPut { id, written: receiver } in puts {
+        for StagedPut { id, ticket, written: receiver } in puts {
+            let ended = ticket.wait();
             // The reactor never goes without an answer, except into a panic.
-            let stopped = TransferError::Stopped { reason: "its thread ended".into() };
-            let outcome = receiver.recv().unwrap_or(Err(stopped));
+            let stopped = || TransferError::Stopped { reason: "its thread ended".into() };
+            let outcome =
+                receiver.try_recv().unwrap_or_else(|_| Err(ended.err().unwrap_or_else(stopped)));
             written.push(outcome.map_err(|source| CommitError::Write { id, source })?);
         }
         if written.is_empty() && deletes.is_empty() {

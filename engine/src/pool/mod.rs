@@ -318,6 +318,13 @@ impl Pool {
         })
     }
 
+    /// Lets a stepped pool's reactor go round `rounds` times at most; answers whether something still
+    /// moved at the end. Any other pool's moves by itself.
+    pub fn step(&self, rounds: u64) -> Result<bool, Unusable> {
+        let reactor = self.reactor()?;
+        Ok(reactor.as_ref().ok_or(Unusable::Closed)?.step(rounds))
+    }
+
     /// Counts everything again from the ground up and compares it with the books, for tests and tools.
     ///
     /// # Errors

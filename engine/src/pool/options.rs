@@ -56,6 +56,7 @@ pub struct PoolDescription {
 
 /// How a pool is opened.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 pub struct OpenOptions {
     /// The data path.
     pub path: PathChoice,
@@ -71,6 +72,10 @@ pub struct OpenOptions {
     pub verify_reads: bool,
     /// Whether to try for huge pages.
     pub huge_pages: bool,
+    /// Whether the reactor moves only while somebody waits for it; see [`ReactorOptions::stepped`].
+    ///
+    /// [`ReactorOptions::stepped`]: crate::schedule::ReactorOptions::stepped
+    pub stepped: bool,
 }
 
 impl Default for OpenOptions {
@@ -83,6 +88,7 @@ impl Default for OpenOptions {
             depth: 32,
             verify_reads: true,
             huge_pages: true,
+            stepped: false,
         }
     }
 }

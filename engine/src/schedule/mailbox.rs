@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::active::Active;
 use super::options::SubmitError;
+use super::pace::Baton;
 use crate::path::Waker;
 
 /// What the reactor thread is told.
@@ -20,6 +21,8 @@ pub(super) struct Mailbox {
     owner: u32,
     inbox: Mutex<Inbox>,
     waker: Waker,
+    /// Where the reactor takes turns with its callers.
+    baton: Option<Baton>,
 }
 
 #[derive(Default)]
@@ -31,8 +34,13 @@ struct Inbox {
 }
 
 impl Mailbox {
-    pub(super) fn new(waker: Waker) -> Self {
-        Self { owner: std::process::id(), inbox: Mutex::default(), waker }
+    pub(super) fn new(waker: Waker, stepped: bool) -> Self {
+        let baton = stepped.then(Baton::default);
+        Self { owner: std::process::id(), inbox: Mutex::default(), waker, baton }
+    }
+
+    pub(super) fn baton(&self) -> Option<&Baton> {
+        self.baton.as_ref()
     }
 
     pub(super) fn begin(&self, active: Active) -> Result<(), SubmitError> {
@@ -65,6 +73,7 @@ impl Mailbox {
     pub(super) fn close(&self, reason: &str) {
         self.inbox().closed.get_or_insert_with(|| reason.into());
         self.waker.wake();
+        self.baton().inspect(|baton| baton.release());
     }
 
     /// Closes for good, when the reactor thread ends in whatever way. Transfers that it never saw end
@@ -76,6 +85,7 @@ impl Mailbox {
         let left = std::mem::take(&mut inbox.commands);
         drop(inbox);
         drop(left);
+        self.baton().inspect(|baton| baton.release());
     }
 
     /// Moves the commands to `target` (empty); answers whether the mailbox is closed.

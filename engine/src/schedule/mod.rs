@@ -27,6 +27,7 @@ mod completion;
 mod flights;
 mod mailbox;
 mod options;
+mod pace;
 mod reactor;
 mod stats;
 mod ticket;

@@ -26,6 +26,11 @@ pub struct ReactorOptions {
     pub huge_pages: bool,
     /// How long stopping waits for what is in flight before it leaks the staging memory.
     pub drain_timeout: Duration,
+    /// Whether the reactor moves only while somebody waits for a ticket or calls [`Reactor::step`]:
+    /// for simulations, which then depend on nothing but their calls.
+    ///
+    /// [`Reactor::step`]: super::Reactor::step
+    pub stepped: bool,
 }
 
 impl Default for ReactorOptions {
@@ -36,6 +41,7 @@ impl Default for ReactorOptions {
             depth: 32,
             huge_pages: true,
             drain_timeout: Duration::from_secs(30),
+            stepped: false,
         }
     }
 }

@@ -147,6 +147,12 @@ impl Reactor {
         self.control(Job::Deallocate, extents)
     }
 
+    /// Lets a stepped reactor go round `rounds` times at most; answers whether something still moved
+    /// at the end. Any other reactor moves by itself.
+    pub fn step(&self, rounds: u64) -> bool {
+        self.mailbox.baton().is_none_or(|baton| baton.lend(rounds, None))
+    }
+
     /// Ends everything that was submitted, then the thread. Nothing is taken any more from here on.
     pub fn close(mut self) -> Result<(), DrainError> {
         match self.stop() {

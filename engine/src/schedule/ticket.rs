@@ -12,7 +12,9 @@ use super::transfer::{Outcome, TransferError};
 pub(super) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Follows one transfer. It may be polled, waited on, or dropped at any time: dropping it detaches,
-/// the transfer goes on, and its memory stays in use until the reactor is done with it.
+/// the transfer goes on, and its memory stays in use until the reactor is done with it. Clones follow
+/// the same transfer.
+#[derive(Clone)]
 pub struct Ticket {
     shared: Arc<TicketShared>,
     mailbox: Arc<Mailbox>,
@@ -46,11 +48,7 @@ impl Ticket {
         if self.shared.is_forked() {
             return Some(Err(TransferError::Forked));
         }
-        if self.shared.ready.load(Ordering::Acquire) {
-            self.shared.end().outcome.clone()
-        } else {
-            None
-        }
+        if self.shared.is_ready() { self.shared.end().outcome.clone() } else { None }
     }
 
     /// Waits for the end.
@@ -66,6 +64,13 @@ impl Ticket {
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Outcome> {
         if self.shared.is_forked() {
             return Some(Err(TransferError::Forked));
+        }
+        if let Some(baton) = self.mailbox.baton() {
+            baton.lend(u64::MAX, Some(Arc::clone(&self.shared)));
+            // Where nothing moves any more, waiting longer would not help.
+            return Some(self.poll().unwrap_or_else(|| {
+                Err(TransferError::Stopped { reason: "nothing moves in the simulation".into() })
+            }));
         }
         let deadline = Instant::now() + timeout.min(FOREVER);
         let mut end = self.shared.end();
@@ -119,6 +124,11 @@ impl TicketShared {
             end: Mutex::default(),
             ended: Condvar::new(),
         }
+    }
+
+    /// Whether the transfer is over.
+    pub(super) fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire)
     }
 
     /// The memory is the caller's again.

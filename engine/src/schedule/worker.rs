@@ -8,6 +8,7 @@ use super::active::{Active, Job};
 use super::flights::{Flight, Flights};
 use super::mailbox::{Abandon, Command, Mailbox};
 use super::options::{ReactorOptions, StartError};
+use super::pace::Baton;
 use super::stats::{DeviceCounters, ReactorStats};
 use super::ticket::FOREVER;
 use super::transfer::{Piece, TransferError, Urgency};
@@ -71,7 +72,7 @@ impl Worker {
         let depth = capabilities.depth;
         let counters: Arc<[DeviceCounters]> =
             (0..devices).map(|_| DeviceCounters::default()).collect();
-        let mailbox = Arc::new(Mailbox::new(path.waker()));
+        let mailbox = Arc::new(Mailbox::new(path.waker(), options.stepped));
         let stats = ReactorStats {
             capabilities,
             why_not: opened.why_not,
@@ -103,17 +104,25 @@ impl Worker {
     pub(super) fn run(mut self) -> usize {
         let mut last_moment = None;
         loop {
+            let in_turns = self.mailbox.baton().is_some_and(Baton::await_turn);
             if self.mailbox.empty_into(&mut self.commands) && last_moment.is_none() {
                 last_moment = Some(Instant::now() + self.options.drain_timeout.min(FOREVER));
             }
+            let moved = !self.commands.is_empty();
             self.obey();
-            self.land();
-            match self.begin_some() {
+            let moved = self.land() || moved;
+            let begun = self.begin_some();
+            let moved = moved || begun != Begun::Nothing;
+            self.mailbox.baton().inspect(|baton| baton.went_round(moved));
+            match begun {
                 Begun::Heavy | Begun::Light => match self.path.ring() {
                     Ok(()) => continue,
                     Err(error) => return self.die(&error),
                 },
                 Begun::Nothing => {}
+            }
+            if in_turns {
+                continue;
             }
             let left = last_moment.map(|end| end.saturating_duration_since(Instant::now()));
             if left.is_some()
@@ -267,14 +276,16 @@ impl Worker {
         }
     }
 
-    /// Polls the path and lands what has completed.
-    fn land(&mut self) {
+    /// Polls the path and lands what has completed; answers whether anything had.
+    fn land(&mut self) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
         self.path.poll(&mut completions);
+        let some = !completions.is_empty();
         for completion in completions.drain(..) {
             self.land_one(completion);
         }
         self.completions = completions;
+        some
     }
 
     fn land_one(&mut self, completion: Completion) {
@@ -369,7 +380,8 @@ impl Worker {
     }
 
     fn fail_all(&mut self, reason: &str) {
-        let ids: Vec<u64> = self.transfers.keys().copied().collect();
+        let mut ids: Vec<u64> = self.transfers.keys().copied().collect();
+        ids.sort_unstable();
         for id in ids {
             if let Some(active) = self.transfers.get_mut(&id) {
                 active.fail(TransferError::Stopped { reason: reason.into() });

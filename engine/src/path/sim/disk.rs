@@ -1,5 +1,6 @@
 //! One simulated disk: its medium, its faults and its latencies.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::media::Media;
@@ -37,6 +38,13 @@ pub enum Fault {
     Short(u32),
     /// A read answers with one bit flipped, this once, and claims success.
     Corrupt,
+    /// A write claims success and is never written.
+    Lost,
+    /// A write claims success and goes to this byte offset instead of its own (rounded down to 4 KiB);
+    /// a read answers what stands there.
+    Misdirected(u64),
+    /// It takes this many ticks longer.
+    Slow(u64),
 }
 
 /// What remains of writes that were not flushed.
@@ -76,8 +84,11 @@ struct State {
     profile: SimProfile,
     random: Random,
     faults: Vec<Planned>,
+    /// The planned faults that have struck and that nobody has asked for yet.
+    struck: Vec<(OperationKind, Fault)>,
     counters: SimCounters,
     waker: Option<Waker>,
+    fuse: Option<Fuse>,
     held: bool,
     hung: bool,
     vanished: bool,
@@ -88,6 +99,14 @@ struct State {
     operations: usize,
     /// Writes that were started and have not completed, with their bytes.
     in_flight: Vec<(u64, u64, Vec<u8>)>,
+}
+
+/// Cuts the power of several disks at once when they have begun so many operations.
+#[derive(Clone)]
+struct Fuse {
+    left: Arc<AtomicU64>,
+    disks: Arc<[SimDisk]>,
+    cut: PowerCut,
 }
 
 struct Planned {
@@ -129,8 +148,10 @@ impl SimDisk {
             profile,
             random: Random::new(profile.seed),
             faults: Vec::new(),
+            struck: Vec::new(),
             counters: SimCounters::default(),
             waker: None,
+            fuse: None,
             held: false,
             hung: false,
             vanished: false,
@@ -161,6 +182,11 @@ impl SimDisk {
     /// Forgets the faults that have not struck.
     pub fn clear_faults(&self) {
         self.state().faults.clear();
+    }
+
+    /// The planned faults that have struck since this was asked last, in order.
+    pub fn take_struck(&self) -> Vec<(OperationKind, Fault)> {
+        std::mem::take(&mut self.state().struck)
     }
 
     /// Flips the bits of `mask` in the byte at `offset`, on every read until it is written again.
@@ -217,6 +243,21 @@ impl SimDisk {
         state.wake();
     }
 
+    /// Cuts the power of all these disks at once, as [`SimDisk::cut_power`] does, when one of them is
+    /// given its `nth` operation from now on (0 is the next one, which then fails). It strikes once.
+    pub fn cut_power_at(disks: &[Self], nth: u64, cut: PowerCut) {
+        let left = Arc::new(AtomicU64::new(nth + 1));
+        let fuse = Fuse { left, disks: disks.into(), cut };
+        for disk in disks {
+            disk.state().fuse = Some(fuse.clone());
+        }
+    }
+
+    /// Whether the power was cut since the disk was opened.
+    pub fn is_off(&self) -> bool {
+        self.state().vanished
+    }
+
     /// What the disk did so far.
     pub fn counters(&self) -> SimCounters {
         self.state().counters
@@ -250,13 +291,15 @@ impl SimDisk {
         data: &[u8],
         now: Ticks,
     ) -> Started {
+        self.burn_fuse();
         let mut state = self.state();
         let id = state.next_id;
         state.next_id += 1;
         state.operations += 1;
         let latency_max = state.profile.latency_ticks_max.max(1);
-        let due = now + 1 + state.random.below(latency_max);
         let fault = state.strike(kind);
+        let delay = if let Some(Fault::Slow(ticks)) = fault { ticks } else { 0 };
+        let due = now + 1 + delay + state.random.below(latency_max);
         // A flush covers what has completed by now. Deciding at submission is the strictest reading
         // that still never loses what was promised: later completions stay volatile.
         if kind == OperationKind::Flush && fault.is_none() && !state.vanished {
@@ -295,21 +338,25 @@ impl SimDisk {
         match started.fault {
             Some(Fault::Errno(errno)) => return Err(errno),
             Some(Fault::Short(bytes)) => moved = u64::from(bytes - bytes % ALIGNMENT as u32),
-            Some(Fault::Corrupt) | None => {}
+            _ => {}
         }
+        let place = match started.fault {
+            Some(Fault::Misdirected(elsewhere)) => self.elsewhere(elsewhere, length.0),
+            _ => offset.0,
+        };
         match &mut operation.action {
             Action::Read(buffer) => {
-                state.media.read(offset.0, &mut buffer[..moved as usize]);
+                state.media.read(place, &mut buffer[..moved as usize]);
                 if started.fault == Some(Fault::Corrupt) {
                     buffer[moved as usize / 2] ^= 0x10;
                 }
                 state.counters.reads += 1;
             }
             Action::Write { fua, .. } => {
-                if let Some((_, _, data)) = write {
-                    state.media.write(offset.0, &data[..moved as usize]);
+                if let Some((_, _, data)) = write.filter(|_| started.fault != Some(Fault::Lost)) {
+                    state.media.write(place, &data[..moved as usize]);
                     if *fua {
-                        state.media.settle(offset.0, moved);
+                        state.media.settle(place, moved);
                     }
                 }
                 state.counters.writes += 1;
@@ -328,6 +375,24 @@ impl SimDisk {
         if let Some(at) = state.in_flight.iter().position(|(id, ..)| *id == started.id) {
             let (_, offset, data) = state.in_flight.swap_remove(at);
             state.media.write(offset, &data);
+        }
+    }
+
+    /// Where a misdirected operation goes: aligned, and within the disk.
+    fn elsewhere(&self, offset: u64, length: u64) -> u64 {
+        let last = self.size.0.saturating_sub(length);
+        offset.min(last) & !(ALIGNMENT as u64 - 1)
+    }
+
+    /// Counts an operation that is about to begin.
+    fn burn_fuse(&self) {
+        let fuse = self.state().fuse.clone();
+        let Some(Fuse { left, disks, cut }) = fuse else { return };
+        if left.fetch_sub(1, Ordering::Relaxed) == 1 {
+            for disk in disks.iter() {
+                disk.state().fuse = None;
+                disk.cut_power(cut);
+            }
         }
     }
 
@@ -359,6 +424,7 @@ impl State {
             planned.passes = planned.passes.saturating_sub(1);
             true
         });
+        self.struck.extend(struck.map(|fault| (kind, fault)));
         struck
     }
 }

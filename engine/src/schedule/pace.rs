@@ -1,0 +1,80 @@
+//! Who decides when the reactor thread moves: itself, or in a simulation whoever waits for it.
+//!
+//! A stepped reactor takes turns with its callers, one of them at a time, so that a run depends on
+//! nothing but what the callers do: the same calls, the same interleaving, the same bytes.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::ticket::TicketShared;
+
+/// Passed between the reactor thread and the thread that steps it.
+#[derive(Default)]
+pub(super) struct Baton {
+    turn: Mutex<Turn>,
+    passed: Condvar,
+}
+
+#[derive(Default)]
+enum Turn {
+    /// The reactor rests; `idle` if nothing moved when it handed the baton back.
+    #[default]
+    Resting,
+    Idle,
+    /// The reactor goes round its loop this many times, or until a transfer has ended.
+    Running {
+        rounds: u64,
+        until: Option<Arc<TicketShared>>,
+    },
+    /// The reactor goes on by itself: it is being closed, or its thread has ended.
+    Released,
+}
+
+impl Baton {
+    /// Lets the reactor go round `rounds` times at most, until `until` has ended or nothing moves any
+    /// more. Answers whether something still moved at the end.
+    pub(super) fn lend(&self, rounds: u64, until: Option<Arc<TicketShared>>) -> bool {
+        let mut turn = self.turn();
+        if rounds == 0 || matches!(*turn, Turn::Released) {
+            return false;
+        }
+        *turn = Turn::Running { rounds, until };
+        self.passed.notify_all();
+        while matches!(*turn, Turn::Running { .. }) {
+            turn = self.passed.wait(turn).unwrap_or_else(PoisonError::into_inner);
+        }
+        matches!(*turn, Turn::Resting)
+    }
+
+    /// The reactor thread waits for its turn. `false`: turns are over, it goes on by itself.
+    pub(super) fn await_turn(&self) -> bool {
+        let mut turn = self.turn();
+        while matches!(*turn, Turn::Resting | Turn::Idle) {
+            turn = self.passed.wait(turn).unwrap_or_else(PoisonError::into_inner);
+        }
+        matches!(*turn, Turn::Running { .. })
+    }
+
+    /// The reactor thread went round once; `moved` says whether anything happened.
+    pub(super) fn went_round(&self, moved: bool) {
+        let mut turn = self.turn();
+        let Turn::Running { rounds, until } = &mut *turn else { return };
+        *rounds -= 1;
+        let over = *rounds == 0 || until.as_ref().is_some_and(|ticket| ticket.is_ready());
+        if moved && !over {
+            return;
+        }
+        *turn = if moved || over { Turn::Resting } else { Turn::Idle };
+        self.passed.notify_all();
+    }
+
+    /// Nobody takes turns from now on.
+    pub(super) fn release(&self) {
+        *self.turn() = Turn::Released;
+        self.passed.notify_all();
+    }
+
+    fn turn(&self) -> MutexGuard<'_, Turn> {
+        // Assigned whole, so a panic elsewhere cannot leave it half done.
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

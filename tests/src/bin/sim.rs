@@ -1,0 +1,148 @@
+//! Runs seeds of the simulation: `tidelog-sim --seeds 2000`, or one again: `tidelog-sim --seed 17`.
+
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use clap::Parser;
+use serde_json::json;
+use tidelog_tests::sim::{Figures, Script, Violation, run, shrink};
+
+/// The real engine on simulated disks: seeded work, faults and power cuts, checked against a model after each
+/// act and each recovery. Ends with 1 where a seed fails or a fault was never exercised.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// How many seeds to run.
+    #[arg(long, default_value_t = 200)]
+    seeds: u64,
+    /// The first of them.
+    #[arg(long, default_value_t = 0)]
+    from: u64,
+    /// Run this seed alone, and shrink it if it fails.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Acts per seed, faults and crashes besides.
+    #[arg(long, default_value_t = 2000)]
+    acts: usize,
+    /// Threads; 0 takes one per core.
+    #[arg(long, default_value_t = 0)]
+    jobs: usize,
+    /// Stop at the first seed that fails.
+    #[arg(long)]
+    first: bool,
+    /// "text" or "json".
+    #[arg(long, default_value = "text")]
+    output: String,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    std::panic::set_hook(Box::new(|_| ())); // a panic of the engine is reported with its seed
+    if let Some(seed) = arguments.seed {
+        return replay(seed, arguments.acts);
+    }
+    let started = Instant::now();
+    let (figures, failures) = run_all(&arguments);
+    let seconds = started.elapsed().as_secs_f64();
+    let missing = figures.coverage.missing();
+    if arguments.output == "json" {
+        let coverage: Vec<_> = figures.coverage.rows().collect();
+        let failed: Vec<_> = failures
+            .iter()
+            .map(|(seed, it)| json!({"seed": seed, "what": it.to_string()}))
+            .collect();
+        println!(
+            "{}",
+            json!({"seeds": arguments.seeds, "acts": figures.acts, "crashes": figures.crashes, "faults": figures.faults,
+                   "commits": figures.commits, "seconds": seconds, "failed": failed, "coverage": coverage, "missing": missing})
+        );
+    } else {
+        println!("{}\n", figures.coverage);
+        println!(
+            "{} seeds, {} acts, {} crashes, {} faults, {} commits in {seconds:.1} s",
+            arguments.seeds, figures.acts, figures.crashes, figures.faults, figures.commits
+        );
+        for (seed, violation) in failures.iter().take(10) {
+            println!(
+                "seed {seed} FAILED at {violation}\n  again: tidelog-sim --seed {seed} --acts {}",
+                arguments.acts
+            );
+        }
+        // A handful of seeds cannot meet everything.
+        for (struck, under) in missing.iter().filter(|_| arguments.seeds >= 200) {
+            println!("never exercised: {struck:?} during {under:?}");
+        }
+        println!("{} passed, {} failed", arguments.seeds - failures.len() as u64, failures.len());
+    }
+    let complete = missing.is_empty() || arguments.seeds < 200;
+    if failures.is_empty() && complete { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn run_all(arguments: &Arguments) -> (Figures, Vec<(u64, Violation)>) {
+    let next = AtomicU64::new(0);
+    let total = Mutex::new((Figures::default(), Vec::new()));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let jobs = if arguments.jobs == 0 { cores } else { arguments.jobs };
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= arguments.seeds {
+                        return;
+                    }
+                    let seed = arguments.from + index;
+                    let (figures, result) = run(&Script::new(seed, arguments.acts));
+                    let mut total = total.lock().expect("no thread panics with the lock");
+                    let (sum, failures) = &mut *total;
+                    sum.acts += figures.acts;
+                    sum.crashes += figures.crashes;
+                    sum.faults += figures.faults;
+                    sum.commits += figures.commits;
+                    sum.coverage.add(&figures.coverage);
+                    if let Err(violation) = result {
+                        eprintln!("seed {seed} FAILED at {violation}");
+                        failures.push((seed, violation));
+                        if arguments.first {
+                            next.store(arguments.seeds, Ordering::Relaxed);
+                        }
+                    }
+                    if index % 500 == 499 {
+                        eprintln!("{} of {} seeds", index + 1, arguments.seeds);
+                    }
+                }
+            });
+        }
+    });
+    let (figures, mut failures) = total.into_inner().expect("no thread panics with the lock");
+    failures.sort_by_key(|(seed, _)| *seed);
+    (figures, failures)
+}
+
+fn replay(seed: u64, acts: usize) -> ExitCode {
+    let script = Script::new(seed, acts);
+    let (figures, result) = run(&script);
+    let Err(violation) = result else {
+        println!(
+            "seed {seed} passed: {} acts, {} crashes, {} faults",
+            figures.acts, figures.crashes, figures.faults
+        );
+        return ExitCode::SUCCESS;
+    };
+    println!("seed {seed} fails at {violation}");
+    let (shortest, violation) = shrink(&script, violation, 400);
+    println!(
+        "{} disks, blocks of {}, stripe units of {} KiB; the {} acts that it needs:",
+        shortest.disks,
+        shortest.logical_block,
+        shortest.stripe_kib,
+        shortest.acts.len()
+    );
+    for act in &shortest.acts {
+        println!("  {act:?}");
+    }
+    println!("then: {violation}");
+    ExitCode::FAILURE
+}

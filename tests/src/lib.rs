@@ -1,0 +1,3 @@
+//! What proves the engine: a reference model, seeded scripts of work and faults, and their replay.
+
+pub mod sim;

@@ -1,0 +1,19 @@
+//! Seeded simulation: the real engine on simulated disks, with faults and power cuts, against a model.
+//!
+//! A seed gives a [`Script`]; a [`Runner`] executes it on a stepped pool, one thread moving at a time, and
+//! compares every answer with the [`Model`]. Nothing but the script decides what happens, so a seed and a
+//! commit replay any failure, and [`shrink`] can leave out acts one by one.
+
+mod coverage;
+mod model;
+mod random;
+mod runner;
+mod script;
+mod shrink;
+
+pub use coverage::{Coverage, Struck, Under};
+pub use model::{Content, Model};
+pub use random::Random;
+pub use runner::{Figures, Runner, Violation, run};
+pub use script::{Act, Cut, Script, Strike};
+pub use shrink::shrink;

@@ -1,0 +1,67 @@
+//! What a pool must answer.
+
+use std::collections::BTreeMap;
+
+use super::random::Random;
+
+/// A tensor's bytes, as the two numbers that they are made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Content {
+    /// How many bytes.
+    pub length: u32,
+    /// Which bytes.
+    pub salt: u32,
+}
+
+impl Content {
+    /// The bytes.
+    pub fn bytes(self) -> Vec<u8> {
+        let mut random = Random::new(u64::from(self.salt) << 32 | u64::from(self.length));
+        let mut bytes = Vec::with_capacity(self.length as usize + 8);
+        while bytes.len() < self.length as usize {
+            bytes.extend_from_slice(&random.draw().to_le_bytes());
+        }
+        bytes.truncate(self.length as usize);
+        bytes
+    }
+}
+
+/// The tensors that are there.
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    /// Scratch tensors that can be read.
+    pub scratch: BTreeMap<u8, Content>,
+    /// Durable tensors that can be read.
+    pub durable: BTreeMap<u8, Content>,
+    /// The durable tensors after a commit that may or may not be there when the pool is opened again.
+    pub in_doubt: Option<BTreeMap<u8, Content>>,
+    /// The order of the newest write or deletion of each scratch tensor.
+    newest: BTreeMap<u8, u64>,
+}
+
+impl Model {
+    /// A scratch write ended well. Older writes never take the place of newer ones.
+    pub fn installed(&mut self, id: u8, content: Content, order: u64) {
+        if order > self.newest(id) {
+            self.newest.insert(id, order);
+            self.scratch.insert(id, content);
+        }
+    }
+
+    /// A scratch tensor was deleted.
+    pub fn deleted(&mut self, id: u8, order: u64) {
+        self.newest.insert(id, order);
+        self.scratch.remove(&id);
+    }
+
+    /// The order of a scratch tensor's newest write or deletion.
+    pub fn newest(&self, id: u8) -> u64 {
+        self.newest.get(&id).copied().unwrap_or(0)
+    }
+
+    /// The process ended: scratch tensors are gone.
+    pub fn restarted(&mut self) {
+        self.scratch.clear();
+        self.newest.clear();
+    }
+}

@@ -1,0 +1,249 @@
+//! What a run does: acts that stand on their own, so that any of them can be left out.
+
+use super::model::Content;
+use super::random::Random;
+
+/// One act. Ids and numbers are what they are whatever happened before.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "the fields' names say it")]
+pub enum Act {
+    /// Starts to write a scratch tensor.
+    Put { id: u8, content: Content, class: u8, urgent: bool },
+    /// Cancels the oldest write in flight.
+    Cancel,
+    /// Waits for every write in flight.
+    Settle,
+    /// Lets the reactor go round so many times.
+    Step(u8),
+    /// Reads a part of a tensor, in 256ths, and waits for it.
+    Get { id: u8, durable: bool, from: u8, to: u8 },
+    /// Starts to read a tensor, which may take long; [`Act::Land`] compares.
+    Begin { id: u8, durable: bool, slow: bool },
+    /// Waits for every read in flight and compares.
+    Land,
+    /// Compares memory with the checksums of a tensor; the memory differs if `flipped`.
+    Verify { id: u8, flipped: bool },
+    /// Deletes a scratch tensor.
+    Delete { id: u8 },
+    /// Durable changes, committed or given up.
+    Batch { puts: Vec<(u8, Content, u8)>, deletes: Vec<u8>, commit: bool },
+    /// Closes the pool and opens it again.
+    Reopen,
+    /// Cuts the power now.
+    Crash(Cut),
+    /// Cuts the power at the `nth` operation from now on, then does the next act.
+    CrashAt { nth: u8, cut: Cut },
+    /// Cuts the power now, and again at the `nth` operation of the recovery.
+    CrashTwice { nth: u8, cut: Cut },
+    /// Plans a fault for the `nth` operation of its kind on a disk.
+    Fault { disk: u8, nth: u8, strike: Strike },
+    /// Rots one byte, at so many 65536ths of the disk's data or metadata.
+    Rot { disk: u8, metadata: bool, at: u16, mask: u8 },
+    /// A disk is gone, until the pool is opened again.
+    Vanish { disk: u8 },
+}
+
+impl Act {
+    /// Whether it may leave a tensor unreadable.
+    fn damages(&self) -> bool {
+        match self {
+            Self::Rot { metadata, .. } => !metadata,
+            Self::Fault { strike, .. } => {
+                matches!(strike, Strike::WriteLost | Strike::WriteMisdirected(_))
+            }
+            _ => false,
+        }
+    }
+}
+
+/// What is left of unflushed writes when the power goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Nothing.
+    Drop,
+    /// All of them.
+    Keep,
+    /// Each block by chance of this seed.
+    Torn(u32),
+}
+
+/// What a disk does wrong once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Strike {
+    /// A read fails.
+    ReadError,
+    /// A read moves a part.
+    ReadShort,
+    /// A read answers with a bit flipped.
+    ReadCorrupt,
+    /// A read answers with another place's bytes.
+    ReadMisdirected(u16),
+    /// A read takes long.
+    ReadSlow,
+    /// A write fails.
+    WriteError,
+    /// A write moves a part and says so.
+    WriteShort,
+    /// A write claims success and is lost.
+    WriteLost,
+    /// A write goes to another place.
+    WriteMisdirected(u16),
+    /// A write takes long.
+    WriteSlow,
+    /// A flush fails.
+    FlushError,
+}
+
+/// A seed's disks and acts.
+#[derive(Clone, Debug)]
+pub struct Script {
+    /// Where it came from; also decides the disks' latencies.
+    pub seed: u64,
+    /// How many disks.
+    pub disks: u8,
+    /// The smallest unit that the disks write whole: 512 or 4096.
+    pub logical_block: u32,
+    /// Bytes of one stripe unit, in KiB.
+    pub stripe_kib: u64,
+    /// What is done.
+    pub acts: Vec<Act>,
+}
+
+/// How many tensors a script knows of each kind, and how long they are.
+#[derive(Clone, Copy)]
+struct Population {
+    ids: u64,
+    /// Lengths in bytes, one of which bounds each tensor's.
+    lengths: [u64; 4],
+}
+
+impl Population {
+    /// Many small tensors in much room; as many as hardly fit; or a few large ones, so that segments
+    /// empty and serve again all the time.
+    fn draw(random: &mut Random, disks: u8) -> Self {
+        let room = u64::from(disks);
+        match random.below(3) {
+            0 => Self { ids: 24, lengths: [0, 5_000, 20_000, 150_000] },
+            1 => Self { ids: 24, lengths: [5_000, 40_000, 80_000, 80_000].map(|it| it * room) },
+            _ => Self { ids: 3, lengths: [10_000, 100_000, 300_000, 400_000].map(|it| it * room) },
+        }
+    }
+
+    fn id(self, random: &mut Random) -> u8 {
+        random.below(self.ids) as u8
+    }
+
+    fn content(self, random: &mut Random) -> Content {
+        let longest = random.pick(&self.lengths);
+        Content { length: random.below(longest + 1) as u32, salt: random.draw() as u32 }
+    }
+}
+
+/// Crashes and faults that every script has at least, evenly among its acts.
+const CRASHES: usize = 4;
+const FAULTS: usize = 8;
+
+impl Script {
+    /// The script of a seed, with so many acts.
+    pub fn new(seed: u64, length: usize) -> Self {
+        let mut random = Random::new(seed ^ 0x0074_6964_656C_6F67);
+        let disks = 1 + random.below(4) as u8;
+        let logical_block = random.pick(&[512, 4096]);
+        let stripe_kib = 4 << random.below(4);
+        let tensors = Population::draw(&mut random, disks);
+        let acts = (0..length).map(|_| ordinary(&mut random, disks, tensors));
+        let mut acts: Vec<Act> = acts.collect();
+        for part in 0..CRASHES {
+            let at = part * length / CRASHES + random.below((length / CRASHES) as u64) as usize;
+            acts[at] = crash(&mut random);
+        }
+        for part in 0..FAULTS {
+            let at = part * length / FAULTS + random.below((length / FAULTS) as u64) as usize;
+            acts.insert(at, fault(&mut random, disks));
+        }
+        if random.chance(2) {
+            // Where no disk ever damages a tensor, every checksum that does not match is our own doing.
+            for act in acts.iter_mut().filter(|act| act.damages()) {
+                *act = Act::Step(1);
+            }
+            for _ in 0..FAULTS {
+                let strike =
+                    random.pick(&[Strike::ReadError, Strike::WriteError, Strike::FlushError]);
+                let disk = random.below(u64::from(disks)) as u8;
+                let at = random.below(acts.len() as u64) as usize;
+                acts.insert(at, Act::Fault { disk, nth: random.below(6) as u8, strike });
+            }
+        }
+        Self { seed, disks, logical_block, stripe_kib, acts }
+    }
+}
+
+fn ordinary(random: &mut Random, disks: u8, tensors: Population) -> Act {
+    let id = tensors.id(random);
+    match random.below(1000) {
+        0..300 => {
+            let (class, urgent) = (random.below(3) as u8, random.chance(4));
+            Act::Put { id, content: tensors.content(random), class, urgent }
+        }
+        300..320 => Act::Cancel,
+        320..420 => Act::Settle,
+        420..520 => Act::Step(random.below(20) as u8),
+        520..680 => {
+            let (from, to) = (random.below(256) as u8, random.below(256) as u8);
+            Act::Get { id, durable: random.chance(2), from: from.min(to), to: from.max(to) }
+        }
+        680..730 => Act::Begin { id, durable: random.chance(2), slow: random.chance(2) },
+        730..760 => Act::Land,
+        760..780 => Act::Verify { id, flipped: random.chance(2) },
+        780..840 => Act::Delete { id },
+        840..960 => batch(random, tensors),
+        960..975 => Act::Reopen,
+        975..980 => crash(random),
+        _ => fault(random, disks),
+    }
+}
+
+fn batch(random: &mut Random, tensors: Population) -> Act {
+    let puts = (0..random.below(4)).map(|_| {
+        let id = tensors.id(random);
+        (id, tensors.content(random), random.below(3) as u8)
+    });
+    let puts = puts.collect();
+    let deletes = (0..random.below(3)).map(|_| tensors.id(random)).collect();
+    Act::Batch { puts, deletes, commit: !random.chance(8) }
+}
+
+fn crash(random: &mut Random) -> Act {
+    let salt = random.draw() as u32;
+    let cut = random.pick(&[Cut::Drop, Cut::Keep, Cut::Torn(salt), Cut::Torn(salt)]);
+    match random.below(4) {
+        0 => Act::Crash(cut),
+        1 => Act::CrashTwice { nth: random.below(16) as u8, cut },
+        _ => Act::CrashAt { nth: random.below(40) as u8, cut },
+    }
+}
+
+fn fault(random: &mut Random, disks: u8) -> Act {
+    let disk = random.below(u64::from(disks)) as u8;
+    let at = random.draw() as u16;
+    match random.below(20) {
+        0..5 => Act::Rot { disk, metadata: random.chance(3), at, mask: 1 << random.below(8) },
+        5 => Act::Vanish { disk },
+        _ => {
+            let strike = random.pick(&[
+                Strike::ReadError,
+                Strike::ReadShort,
+                Strike::ReadCorrupt,
+                Strike::ReadMisdirected(at),
+                Strike::ReadSlow,
+                Strike::WriteError,
+                Strike::WriteShort,
+                Strike::WriteLost,
+                Strike::WriteMisdirected(at),
+                Strike::WriteSlow,
+                Strike::FlushError,
+            ]);
+            Act::Fault { disk, nth: random.below(6) as u8, strike }
+        }
+    }
+}
