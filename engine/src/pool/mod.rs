@@ -27,6 +27,7 @@ mod devices;
 mod error;
 mod format;
 mod held;
+pub mod inspect;
 mod media;
 mod open;
 mod options;
@@ -44,11 +45,12 @@ pub use batch::{Batch, TensorKey};
 pub use error::{
     CloseError, CommitError, DeleteError, FormatError, GetError, OpenError, PutError, Unusable,
 };
+pub use format::FormatProgress;
 pub use options::{
     FormatOptions, OpenOptions, PoolDescription, PoolStats, PutOptions, WrittenBytes,
 };
 
-use crate::layout::{LifetimeClass, TensorId};
+use crate::layout::{Geometry, LifetimeClass, TensorId};
 use crate::log::{
     BeginError, ChangeLog, Contents, Durability, Lane, RemoveError, Request, SpaceUse, StripeMap,
     Version,
@@ -113,7 +115,28 @@ impl Pool {
         specs: &[DeviceSpec],
         options: &FormatOptions,
     ) -> Result<PoolDescription, FormatError> {
-        format::format(specs, options)
+        format::format(specs, options, &mut |_| ())
+    }
+
+    /// Makes a pool as [`Pool::format`] does, and reports how far a whole-device deallocation is.
+    pub fn format_with(
+        specs: &[DeviceSpec],
+        options: &FormatOptions,
+        progress: &mut dyn FnMut(FormatProgress),
+    ) -> Result<PoolDescription, FormatError> {
+        format::format(specs, options, progress)
+    }
+
+    /// Where everything would lie if these devices, of the sizes `found` (0 for a file that is yet to be
+    /// made), were formatted. Nothing is opened.
+    pub fn plan_format(
+        specs: &[DeviceSpec],
+        found: &[ByteCount],
+        options: &FormatOptions,
+    ) -> Result<Geometry, FormatError> {
+        let sizes = specs.iter().zip(found);
+        let sizes = sizes.map(|(spec, found)| format::usable_size(spec, *found, options));
+        format::plan(&sizes.collect::<Result<Vec<_>, _>>()?, options)
     }
 
     /// Makes a pool of simulated disks.

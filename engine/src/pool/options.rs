@@ -1,5 +1,7 @@
 //! How a pool is made, opened and used.
 
+use std::path::PathBuf;
+
 use crate::layout::{Geometry, LifetimeClass};
 use crate::log::SpaceUse;
 use crate::path::PathChoice;
@@ -20,6 +22,13 @@ pub struct FormatOptions {
     pub share_count: u32,
     /// Whether what the devices hold may be lost.
     pub overwrite: bool,
+    /// Devices of these names (as their specs have them) may lose what they hold, whatever `overwrite`
+    /// says of the others.
+    pub overwrite_devices: Vec<PathBuf>,
+    /// Part of every device's capacity that is never written, in percent.
+    pub over_provision_percent: u8,
+    /// Whether block devices are deallocated as a whole first.
+    pub discard: bool,
     /// Go through the page cache, where the file system has no `O_DIRECT`.
     pub buffered: bool,
     /// The pool's identity; random if not given.
@@ -34,6 +43,9 @@ impl Default for FormatOptions {
             segment_size: None,
             share_count: 1,
             overwrite: false,
+            overwrite_devices: Vec::new(),
+            over_provision_percent: 0,
+            discard: false,
             buffered: false,
             pool_id: None,
         }
