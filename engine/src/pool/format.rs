@@ -4,6 +4,7 @@ use std::io::Read;
 use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::Pool;
 use super::devices::{Member, MemberError, Members, find_twins};
 use super::error::FormatError;
 use super::media::MetadataIo;
@@ -36,8 +37,48 @@ pub struct FormatProgress {
     pub total: ByteCount,
 }
 
+impl Pool {
+    /// Makes a pool of these devices, in stripe order. What they hold is lost, which is refused unless
+    /// they are blank or `options.overwrite` says that it may be.
+    pub fn format(
+        specs: &[DeviceSpec],
+        options: &FormatOptions,
+    ) -> Result<PoolDescription, FormatError> {
+        format(specs, options, &mut |_| ())
+    }
+
+    /// Makes a pool as [`Pool::format`] does, and reports how far a whole-device deallocation is.
+    pub fn format_with(
+        specs: &[DeviceSpec],
+        options: &FormatOptions,
+        progress: &mut dyn FnMut(FormatProgress),
+    ) -> Result<PoolDescription, FormatError> {
+        format(specs, options, progress)
+    }
+
+    /// Where everything would lie if these devices, of the sizes `found` (0 for a file that is yet to be
+    /// made), were formatted. Nothing is opened.
+    pub fn plan_format(
+        specs: &[DeviceSpec],
+        found: &[ByteCount],
+        options: &FormatOptions,
+    ) -> Result<Geometry, FormatError> {
+        let sizes = specs.iter().zip(found);
+        let sizes = sizes.map(|(spec, found)| usable_size(spec, *found, options));
+        plan(&sizes.collect::<Result<Vec<_>, _>>()?, options)
+    }
+
+    /// Makes a pool of simulated disks.
+    pub fn format_sim(
+        disks: &[SimDisk],
+        options: &FormatOptions,
+    ) -> Result<PoolDescription, FormatError> {
+        format_sim(disks, options)
+    }
+}
+
 /// Makes a pool of files and block devices.
-pub(super) fn format(
+fn format(
     specs: &[DeviceSpec],
     options: &FormatOptions,
     progress: &mut dyn FnMut(FormatProgress),
@@ -79,10 +120,7 @@ pub(super) fn format(
 }
 
 /// Makes a pool of simulated disks.
-pub(super) fn format_sim(
-    disks: &[SimDisk],
-    options: &FormatOptions,
-) -> Result<PoolDescription, FormatError> {
+fn format_sim(disks: &[SimDisk], options: &FormatOptions) -> Result<PoolDescription, FormatError> {
     check_count(disks.len())?;
     let members: Vec<Member> =
         disks.iter().enumerate().map(|(index, disk)| Member::sim(disk, index)).collect();
@@ -109,7 +147,7 @@ fn check_count(count: usize) -> Result<(), FormatError> {
 }
 
 /// The geometry of a pool of devices of these sizes.
-pub(super) fn plan(sizes: &[ByteCount], options: &FormatOptions) -> Result<Geometry, FormatError> {
+fn plan(sizes: &[ByteCount], options: &FormatOptions) -> Result<Geometry, FormatError> {
     let geometry = Geometry::plan(&GeometryRequest {
         devices: sizes.len(),
         device_bytes: sizes.iter().copied().min().unwrap_or_default(),
@@ -121,7 +159,7 @@ pub(super) fn plan(sizes: &[ByteCount], options: &FormatOptions) -> Result<Geome
 }
 
 /// How many bytes of a device a pool may use; `found` is its size, 0 if it is yet to be made.
-pub(super) fn usable_size(
+fn usable_size(
     spec: &DeviceSpec,
     found: ByteCount,
     options: &FormatOptions,

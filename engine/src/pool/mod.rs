@@ -50,7 +50,7 @@ pub use options::{
     FormatOptions, OpenOptions, PoolDescription, PoolStats, PutOptions, WrittenBytes,
 };
 
-use crate::layout::{Geometry, LifetimeClass, TensorId};
+use crate::layout::{LifetimeClass, TensorId};
 use crate::log::{
     BeginError, ChangeLog, Contents, Durability, Lane, RemoveError, Request, SpaceUse, StripeMap,
     Version,
@@ -109,44 +109,6 @@ impl Shared {
 }
 
 impl Pool {
-    /// Makes a pool of these devices, in stripe order. What they hold is lost, which is refused unless
-    /// they are blank or `options.overwrite` says that it may be.
-    pub fn format(
-        specs: &[DeviceSpec],
-        options: &FormatOptions,
-    ) -> Result<PoolDescription, FormatError> {
-        format::format(specs, options, &mut |_| ())
-    }
-
-    /// Makes a pool as [`Pool::format`] does, and reports how far a whole-device deallocation is.
-    pub fn format_with(
-        specs: &[DeviceSpec],
-        options: &FormatOptions,
-        progress: &mut dyn FnMut(FormatProgress),
-    ) -> Result<PoolDescription, FormatError> {
-        format::format(specs, options, progress)
-    }
-
-    /// Where everything would lie if these devices, of the sizes `found` (0 for a file that is yet to be
-    /// made), were formatted. Nothing is opened.
-    pub fn plan_format(
-        specs: &[DeviceSpec],
-        found: &[ByteCount],
-        options: &FormatOptions,
-    ) -> Result<Geometry, FormatError> {
-        let sizes = specs.iter().zip(found);
-        let sizes = sizes.map(|(spec, found)| format::usable_size(spec, *found, options));
-        format::plan(&sizes.collect::<Result<Vec<_>, _>>()?, options)
-    }
-
-    /// Makes a pool of simulated disks.
-    pub fn format_sim(
-        disks: &[SimDisk],
-        options: &FormatOptions,
-    ) -> Result<PoolDescription, FormatError> {
-        format::format_sim(disks, options)
-    }
-
     /// Opens a share of the pool on these devices, named in any order.
     pub fn open(specs: &[DeviceSpec], options: &OpenOptions) -> Result<Self, OpenError> {
         Ok(Self::new(open::open(specs, options)?, options))

@@ -32,6 +32,8 @@ pub struct DeviceView {
     pub block_device: bool,
     /// Both copies of its superblock.
     pub copies: [SuperblockCopyView; 2],
+    /// What the copy that holds says, or why neither can be used.
+    pub newest: Result<Superblock, SuperblockError>,
     /// Whether Tidelog's own protective MBR stands in block 0; only block devices have one.
     pub protective_mbr: bool,
 }
@@ -150,6 +152,7 @@ fn view_device(member: &Member, pool: Option<&Geometry>) -> DeviceView {
         name: member.name(),
         size: member.size(),
         block_device: member.is_block_device(),
+        newest: copies.newest().map(|(superblock, _)| superblock),
         copies: [
             view('A', SUPERBLOCK_OFFSET, copies.first),
             view('B', copies.second_offset, copies.second),
