@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use common::{Directory, get, quick, small, stage};
 use tidelog_engine::layout::{BLOCK_BYTES, Geometry, Superblock, SuperblockError, TensorId};
-use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::path::{DeviceIdentity, DeviceSpec};
 use tidelog_engine::pool::inspect::{
     CheckReport, Damage, RepairError, check, inspect, probe, repair, wipe,
 };
@@ -38,6 +38,10 @@ fn rot(spec: &DeviceSpec, offset: u64) {
     file.read_exact_at(&mut byte, offset).unwrap();
     file.write_all_at(&[!byte[0]], offset).unwrap();
     file.sync_all().unwrap();
+}
+
+fn identity(spec: &DeviceSpec) -> DeviceIdentity {
+    DeviceIdentity::of(&spec.target().metadata().unwrap())
 }
 
 fn content(specs: &[DeviceSpec]) -> Vec<Vec<u8>> {
@@ -213,7 +217,7 @@ fn only_the_named_device_is_overwritten_and_its_old_marks_are_gone_at_both_ends(
         file.write_all_at(b"mark", 600 << 10).unwrap();
     }
     let named = |specs: &[DeviceSpec]| FormatOptions {
-        overwrite_devices: specs.iter().map(|spec| spec.path().into()).collect(),
+        overwrite_devices: specs.iter().map(identity).collect(),
         ..small()
     };
     let before = content(&specs);
@@ -224,4 +228,20 @@ fn only_the_named_device_is_overwritten_and_its_old_marks_are_gone_at_both_ends(
     for bytes in content(&specs) {
         assert!(!bytes.windows(4).any(|four| four == b"mark"));
     }
+}
+
+#[test]
+fn permission_to_overwrite_goes_with_the_device_and_not_with_its_name() {
+    let directory = Directory::new("swapped");
+    let specs = &directory.devices()[..1];
+    std::fs::write(specs[0].target(), vec![1; 8 << 20]).unwrap();
+    let options = FormatOptions { overwrite_devices: vec![identity(&specs[0])], ..small() };
+    // Another file takes the name between looking and writing.
+    let other = directory.0.join("other");
+    std::fs::write(&other, vec![2; 8 << 20]).unwrap();
+    std::fs::rename(specs[0].target(), directory.0.join("moved")).unwrap();
+    std::fs::rename(&other, specs[0].target()).unwrap();
+    let refused = Pool::format(specs, &options);
+    assert!(matches!(refused, Err(FormatError::HoldsData { .. })), "{refused:?}");
+    assert_eq!(std::fs::read(specs[0].target()).unwrap(), vec![2; 8 << 20]);
 }

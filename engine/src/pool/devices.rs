@@ -1,7 +1,6 @@
 //! The devices of a pool before and besides the data path: locks, and looking for superblocks.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 
 use super::share_lock::{LockError, LockedFile, Shares};
 use crate::layout::{
@@ -9,8 +8,8 @@ use crate::layout::{
 };
 use crate::path::sim::{SimDisk, SimDisks};
 use crate::path::{
-    Device, DeviceKind, DeviceOpenError, DeviceSpec, KernelDevices, OpenMode, PathChoice,
-    PathProvider,
+    Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec, KernelDevices, OpenMode,
+    PathChoice, PathProvider,
 };
 use crate::units::ByteCount;
 
@@ -40,7 +39,7 @@ impl Member {
             return Err(MemberError::Device(DeviceOpenError::Missing { path }));
         }
         let lock = LockedFile::acquire(&path, shares).map_err(MemberError::Lock)?;
-        let device = Device::open(spec, mode).map_err(MemberError::Device)?;
+        let device = open_locked(spec, &lock, mode).map_err(MemberError::Device)?;
         Ok(Self::File { spec: spec.clone(), lock, device })
     }
 
@@ -80,6 +79,14 @@ impl Member {
         match self {
             Self::File { device, .. } => device.size(),
             Self::Sim { disk, .. } => disk.size(),
+        }
+    }
+
+    /// What it is, whatever it is called; disks that are simulated are nobody else's.
+    pub(super) fn identity(&self) -> Option<DeviceIdentity> {
+        match self {
+            Self::File { lock, .. } => lock.identity().ok(),
+            Self::Sim { .. } => None,
         }
     }
 
@@ -195,16 +202,29 @@ impl SuperblockCopies {
     }
 }
 
+/// Opens a device by its name once more, if that still stands for the one that is locked.
+fn open_locked(
+    spec: &DeviceSpec,
+    lock: &LockedFile,
+    mode: OpenMode,
+) -> Result<Device, DeviceOpenError> {
+    let device = Device::open(spec, mode)?;
+    let opened = device.file().metadata().map(|it| DeviceIdentity::of(&it));
+    match (opened, lock.identity()) {
+        (Ok(opened), Ok(locked)) if opened == locked => Ok(device),
+        (Ok(_), Ok(_)) => Err(DeviceOpenError::Changed { path: spec.target() }),
+        (Err(source), _) | (_, Err(source)) => {
+            Err(DeviceOpenError::Open { path: spec.target(), source })
+        }
+    }
+}
+
 /// Two names of one device, if there are. Locks would notice too, but blame a process for it.
 pub(super) fn find_twins(specs: &[DeviceSpec]) -> Option<(String, String)> {
-    let mut seen: Vec<((bool, u64, u64), &DeviceSpec)> = Vec::new();
+    let mut seen: Vec<(DeviceIdentity, &DeviceSpec)> = Vec::new();
     for spec in specs {
         let Ok(metadata) = spec.target().metadata() else { continue };
-        // A block device is known by its number, wherever its node stands.
-        let identity = match metadata.rdev() {
-            0 => (false, metadata.dev(), metadata.ino()),
-            number => (true, 0, number),
-        };
+        let identity = DeviceIdentity::of(&metadata);
         if let Some((_, twin)) = seen.iter().find(|(other, _)| *other == identity) {
             return Some((twin.to_string(), spec.to_string()));
         }
@@ -228,7 +248,7 @@ impl Members {
         for member in &self.0 {
             match member {
                 Member::Sim { disk, .. } => disks.push(disk.clone()),
-                Member::File { spec, .. } => devices.push(Device::open(spec, mode)?),
+                Member::File { spec, lock, .. } => devices.push(open_locked(spec, lock, mode)?),
             }
         }
         if devices.is_empty() {

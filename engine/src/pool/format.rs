@@ -177,7 +177,7 @@ fn existing(
     options: &FormatOptions,
 ) -> Result<Member, FormatError> {
     let member = Member::open(spec, Shares::All, mode).map_err(refused)?;
-    let named = options.overwrite_devices.iter().any(|path| path == spec.path());
+    let named = member.identity().is_some_and(|it| options.overwrite_devices.contains(&it));
     refuse_content(&member, options.overwrite || named)?;
     Ok(member)
 }

@@ -1,10 +1,8 @@
 //! How a pool is made, opened and used.
 
-use std::path::PathBuf;
-
 use crate::layout::{Geometry, LifetimeClass};
 use crate::log::SpaceUse;
-use crate::path::PathChoice;
+use crate::path::{DeviceIdentity, PathChoice};
 use crate::schedule::{Notify, ReactorStats, Urgency};
 use crate::units::ByteCount;
 
@@ -22,9 +20,9 @@ pub struct FormatOptions {
     pub share_count: u32,
     /// Whether what the devices hold may be lost.
     pub overwrite: bool,
-    /// Devices of these names (as their specs have them) may lose what they hold, whatever `overwrite`
-    /// says of the others.
-    pub overwrite_devices: Vec<PathBuf>,
+    /// These devices may lose what they hold, whatever `overwrite` says of the others. Devices, not names:
+    /// a name may stand for another device by the time that it is written.
+    pub overwrite_devices: Vec<DeviceIdentity>,
     /// Part of every device's capacity that is never written, in percent.
     pub over_provision_percent: u8,
     /// Whether block devices are deallocated as a whole first.

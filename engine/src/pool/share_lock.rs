@@ -13,6 +13,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, fallocate, fcntl};
 
 use crate::layout::{BLOCK_BYTES, HOLDERS_OFFSET, Holder, SHARES_MAX};
+use crate::path::DeviceIdentity;
 
 /// Where the lock bytes begin; no device reaches there.
 const LOCK_BASE: i64 = 1 << 62;
@@ -88,6 +89,11 @@ impl LockedFile {
         let mut block = [0; BLOCK_BYTES as usize];
         let read = self.file.read_exact_at(&mut block, holder_offset(share));
         (held, read.ok().and_then(|()| Holder::decode(&block, share)))
+    }
+
+    /// What is locked.
+    pub(super) fn identity(&self) -> io::Result<DeviceIdentity> {
+        Ok(DeviceIdentity::of(&self.file.metadata()?))
     }
 
     /// Reads through the page cache; the lock's file is also how superblocks are probed before a data

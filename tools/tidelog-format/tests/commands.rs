@@ -278,6 +278,39 @@ fn superblocks_with_right_checksums_and_hostile_numbers_are_refused_by_every_com
 }
 
 #[test]
+fn an_index_with_right_checksums_and_hostile_numbers_is_damage_and_nothing_is_read_by_it() {
+    let directory = Directory::new("hostile-index");
+    let whole = fs::read(pool(&directory, "whole", &["tensor"])).unwrap();
+    let device = directory.path("device");
+    // The commit is the first record of the log of slot 0, behind three quarters of it: a head of 64 bytes,
+    // then the entry. Its length, its own bytes, its runs and checksums, then the run itself.
+    let record = (256 << 10) + (192 << 10);
+    let payload = u32::from_le_bytes(whole[record + 12..][..4].try_into().unwrap()) as usize;
+    let wide = [16].map(|offset| (offset, 8));
+    let narrow = [24, 28, 32, 48, 52, 56].map(|offset| (offset, 4));
+    for (offset, bytes) in wide.into_iter().chain(narrow) {
+        for value in [0_u64, 1 << 20, 0x7FFF_FFFF, u64::MAX] {
+            let mut forged = whole.clone();
+            let value = &value.to_le_bytes()[..bytes];
+            let place = record + 64 + offset;
+            if forged[place..][..bytes] == *value {
+                continue;
+            }
+            forged[place..][..bytes].copy_from_slice(value);
+            forged[record + 8..][..4].fill(0);
+            let checksum = crc32c::crc32c(&forged[record..][..64 + payload]);
+            forged[record + 8..][..4].copy_from_slice(&checksum.to_le_bytes());
+            fs::write(&device, &forged).unwrap();
+            for command in ["inspect", "check", "repair"] {
+                let ran = tool(&[command, &device]).expect(2);
+                assert!(!ran.err.contains("panicked"), "{ran}");
+            }
+            assert!(fs::read(&device).unwrap() == forged, "it was written");
+        }
+    }
+}
+
+#[test]
 fn a_truncated_device_is_damaged_and_not_read_past_its_end() {
     let directory = Directory::new("truncated");
     let device = pool(&directory, "device", &["tensor"]);

@@ -15,7 +15,7 @@ pub struct IndexView {
     pub tensors: Vec<TensorEntry>,
     /// How the space is used.
     pub space: SpaceUse,
-    /// The copies, one on each metadata device.
+    /// The copies, one on each metadata device that is at hand.
     pub copies: Vec<IndexCopy>,
 }
 

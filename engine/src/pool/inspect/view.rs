@@ -129,7 +129,10 @@ pub(super) fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> 
         .filter_map(|share| {
             let area = geometry.share(share)?;
             let (held, holder) = door.holder(share);
-            let index = read_index(superblock.pool, share, &geometry, &media);
+            let index = read_index(superblock.pool, share, &geometry, &media).map(|mut index| {
+                index.copies.retain(|copy| here(u32::from(copy.device)).is_some());
+                index
+            });
             Some(ShareView { share, area, held, holder, index })
         })
         .collect();

@@ -1,7 +1,6 @@
 //! `format`: refuse, plan, show, and write only if that was asked for.
 
 use std::fmt::Write;
-use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use tidelog_engine::layout::{BLOCK_BYTES, Geometry};
@@ -13,7 +12,9 @@ use super::regions::regions;
 use super::table::Table;
 use super::{advance, progress_bar, resolve, shall_write};
 use crate::cli::FormatArgs;
-use crate::device::{System, Target, program_directories, refusals, same_or_overlapping};
+use crate::device::{
+    System, Target, TargetKind, program_directories, refusals, same_or_overlapping,
+};
 use crate::outcome::{Exit, Failure, Report};
 
 const NO_REDUNDANCY: &str =
@@ -41,6 +42,13 @@ pub(super) fn run(args: &FormatArgs, system: &System) -> Result<Report, Failure>
     bar.finish_and_clear();
     let mut text = plan.text();
     let _ = writeln!(text, "\nPool {:032x} was written.", made.pool);
+    for target in targets.iter().filter(|target| target.has_partitions()) {
+        let _ = writeln!(
+            text,
+            "The kernel may still show the old partitions of {0}: blockdev --rereadpt {0}",
+            target.given
+        );
+    }
     Ok(Report { text, json: plan.json(Some(made.pool)), exit: Exit::Clean })
 }
 
@@ -76,7 +84,7 @@ fn refuse(args: &FormatArgs, targets: &[Target], system: &System) -> Result<(), 
 
 fn options(args: &FormatArgs, targets: &[Target]) -> FormatOptions {
     let twice = targets.iter().filter(|target| args.overwrite.contains(&target.given));
-    let overwrite_devices: Vec<PathBuf> = twice.map(|target| target.path.clone()).collect();
+    let overwrite_devices = twice.filter_map(|target| target.identity).collect();
     FormatOptions {
         device_size: args.size,
         stripe_unit: args.stripe_unit,
@@ -150,13 +158,13 @@ impl Plan<'_> {
     /// What happens to a device before its regions are written.
     fn preparations(&self, target: &Target) -> Vec<String> {
         let mut what = Vec::new();
-        if target.size == ByteCount::ZERO {
-            what.push(
-                "the file is made, readable by its owner alone, with every byte reserved".into(),
-            );
-        } else {
-            what.push("the first and the last MiB are cleared".to_owned());
-        }
+        what.push(match (&target.kind, target.size) {
+            (TargetKind::NewFile, _) => {
+                "the file is made, readable by its owner alone, with every byte reserved".to_owned()
+            }
+            (_, ByteCount::ZERO) => "the empty file is filled up to that size".to_owned(),
+            _ => "the first and the last MiB are cleared".to_owned(),
+        });
         if self.args.overwrite.contains(&target.given) {
             what.push("WHAT IT HOLDS NOW IS LOST".to_owned());
         }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
-use tidelog_engine::layout::{Geometry, LifetimeClass, TensorEntry};
+use tidelog_engine::layout::{Geometry, LifetimeClass, TensorEntry, utc};
 use tidelog_engine::pool::inspect::{IndexView, PoolView, ShareView, inspect};
 use tidelog_engine::units::ByteCount;
 
@@ -22,10 +22,10 @@ pub(super) fn run(args: &PoolArgs) -> Result<Report, Failure> {
 pub(super) fn text(view: &PoolView) -> String {
     let geometry = &view.superblock.geometry;
     let mut text = format!(
-        "pool {:032x}, formatted {} seconds after 1970, generation {}\n\
+        "pool {:032x}, formatted {}, generation {}\n\
          {} device(s), stripe unit {}, {} segments of {} on each device, {} share(s)\n\n",
         view.superblock.pool,
-        view.superblock.formatted_at,
+        utc(view.superblock.formatted_at),
         view.superblock.generation,
         geometry.devices,
         ByteCount(geometry.stripe_unit),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
 use tidelog_engine::layout::SuperblockError;
-use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::path::{DeviceIdentity, DeviceSpec};
 use tidelog_engine::pool::OpenError;
 use tidelog_engine::pool::inspect::inspect;
 use tidelog_engine::units::ByteCount;
@@ -22,13 +22,8 @@ use super::system::{BlockDevice, DeviceNumber, System};
 pub enum TargetKind {
     /// A block device that exists.
     Block(BlockDevice),
-    /// A regular file that exists: its file system and its number there.
-    File {
-        /// The file system.
-        file_system: u64,
-        /// The file.
-        inode: u64,
-    },
+    /// A regular file that exists.
+    File,
     /// A regular file that will be made.
     NewFile,
     /// Something that is no device.
@@ -68,6 +63,8 @@ pub struct Target {
     pub path: PathBuf,
     /// What it is.
     pub kind: TargetKind,
+    /// What it is, whatever it is called; `None` for a file that will be made.
+    pub identity: Option<DeviceIdentity>,
     /// Its size; zero for a file that will be made.
     pub size: ByteCount,
     /// How much of a drive it is.
@@ -106,8 +103,7 @@ impl Target {
             let size = device.size();
             (TargetKind::Block(device), size, scope)
         } else if found.is_file() {
-            let kind = TargetKind::File { file_system: metadata.dev(), inode: metadata.ino() };
-            (kind, metadata.len(), Scope::File)
+            (TargetKind::File, metadata.len(), Scope::File)
         } else {
             let what = match () {
                 () if found.is_char_device() => "a character device",
@@ -117,7 +113,8 @@ impl Target {
             };
             (TargetKind::Other(what), 0, Scope::File)
         };
-        Ok(Self { given: given.to_owned(), path, kind, size: ByteCount(size), scope })
+        let identity = Some(DeviceIdentity::of(&metadata));
+        Ok(Self { given: given.to_owned(), path, kind, identity, size: ByteCount(size), scope })
     }
 
     fn new_file(given: &str, named: &Path) -> io::Result<Self> {
@@ -138,12 +135,12 @@ impl Target {
         if path.starts_with("/dev") && !path.starts_with("/dev/shm") {
             return Err(io::Error::new(io::ErrorKind::NotFound, "there is no such device"));
         }
-        let size = ByteCount::ZERO;
         Ok(Self {
             given: given.to_owned(),
             path,
             kind: TargetKind::NewFile,
-            size,
+            identity: None,
+            size: ByteCount::ZERO,
             scope: Scope::File,
         })
     }
@@ -156,6 +153,11 @@ impl Target {
     /// Whether it is a block device.
     pub fn is_block_device(&self) -> bool {
         matches!(self.kind, TargetKind::Block(_))
+    }
+
+    /// Whether the kernel knows partitions on it.
+    pub fn has_partitions(&self) -> bool {
+        matches!(&self.kind, TargetKind::Block(device) if !device.partitions().is_empty())
     }
 
     /// What its maker calls it.
@@ -180,15 +182,14 @@ pub fn same_or_overlapping(targets: &[Target]) -> Vec<Refusal> {
 
 fn overlap(one: &Target, other: &Target) -> bool {
     match (&one.kind, &other.kind) {
-        (TargetKind::Block(one), TargetKind::Block(other)) => {
+        (TargetKind::NewFile, TargetKind::NewFile) => one.path == other.path,
+        (TargetKind::Block(disk), TargetKind::Block(part)) => {
             let is_parent = |disk: &BlockDevice, part: &BlockDevice| {
                 part.parent().is_some_and(|parent| parent.number == disk.number)
             };
-            one.number == other.number || is_parent(one, other) || is_parent(other, one)
+            disk.number == part.number || is_parent(disk, part) || is_parent(part, disk)
         }
-        (TargetKind::NewFile, TargetKind::NewFile) => one.path == other.path,
-        (TargetKind::File { .. }, TargetKind::File { .. }) => one.kind == other.kind,
-        _ => false,
+        _ => one.identity.is_some() && one.identity == other.identity,
     }
 }
 
@@ -204,7 +205,7 @@ pub fn refusals(
     let mut reasons = match &target.kind {
         TargetKind::NewFile => return Ok(Vec::new()),
         TargetKind::Other(found) => vec![Reason::NoDevice { found }],
-        TargetKind::File { .. } => system.users_of_file(&target.path),
+        TargetKind::File => system.users_of_file(&target.path),
         TargetKind::Block(device) => users_of_block_device(target, device, system)?,
     };
     // A device that somebody uses is not even read.
