@@ -112,13 +112,20 @@ fn lines(json: &Value) -> String {
     format!("{json:#}\n")
 }
 
+/// Names and labels from media and command lines, without what would write to the terminal on its own
+/// account.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
+}
+
 fn failure_text(failure: &Failure) -> String {
     let mut text = String::new();
     for refusal in &failure.refusals {
-        let _ = writeln!(text, "refused: {}: {}", refusal.device, refusal.reason);
-        let _ = writeln!(text, "         {}", refusal.reason.help(&refusal.device));
+        let reason = printable(&format!("{}: {}", refusal.device, refusal.reason));
+        let help = printable(&refusal.reason.help(&refusal.device));
+        let _ = writeln!(text, "refused: {reason}\n         {help}");
     }
-    let _ = writeln!(text, "tidelog-format: {}", failure.message);
+    let _ = writeln!(text, "tidelog-format: {}", printable(&failure.message));
     if !failure.help.is_empty() {
         let _ = writeln!(text, "{}", failure.help);
     }

@@ -5,7 +5,7 @@ mod common;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 
-use common::{Directory, pool, put, tool};
+use common::{Directory, pool, program, put, tool};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -38,6 +38,24 @@ fn nothing_is_written_before_it_is_asked_for() {
     }
     assert!(fs::read_dir(&directory.0).unwrap().next().is_none());
     tool(&[&plan[..], &["--yes", "--dry-run"]].concat()).expect(64);
+}
+
+#[test]
+fn on_a_terminal_a_command_without_yes_shows_and_writes_nothing() {
+    let directory = Directory::new("terminal");
+    let device = directory.path("device");
+    // `script` gives the tool a terminal.
+    let on_terminal = |arguments: &str| {
+        let command = format!("{} {arguments}", env!("CARGO_BIN_EXE_tidelog-format"));
+        program("terminal", "script", &["--quiet", "--return", "--command", &command, "/dev/null"])
+    };
+    if on_terminal(&format!("format {device} --size 16MiB")).is_none() {
+        return;
+    }
+    assert!(fs::read_dir(&directory.0).unwrap().next().is_none());
+    on_terminal(&format!("format {device} --size 16MiB --yes"));
+    on_terminal(&format!("wipe {device}"));
+    tool(&["check", &device]).expect(0);
 }
 
 #[test]

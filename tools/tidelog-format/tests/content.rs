@@ -175,6 +175,29 @@ fn a_file_system_on_a_block_device_is_refused_and_its_blocks_are_given_back_by_d
 }
 
 #[test]
+fn a_lost_protective_mbr_is_damage_and_is_written_again() {
+    let Some(device) = Loop::new("mbr-lost", 64 * MIB) else { return };
+    tool(&["format", &device.node, "--yes"]).expect(0);
+    let node = File::options().write(true).open(&device.node).unwrap();
+    node.write_all_at(&[0; 512], 0).unwrap();
+    drop(node);
+    assert!(tool(&["check", &device.node]).expect(2).out.contains("protective MBR"));
+    tool(&["repair", &device.node]).expect(1);
+    tool(&["check", &device.node]).expect(0);
+}
+
+#[test]
+fn labels_on_the_media_cannot_write_to_the_terminal() {
+    let directory = Directory::new("label");
+    let file = directory.file("device", 64 * MIB);
+    let label = "\u{1b}[2Jevil";
+    if program("label", "mkfs.ext4", &["-q", "-L", label, &file]).is_some() {
+        let refused = tool(&["format", &file, "--dry-run"]).expect(4);
+        assert!(refused.err.contains("evil") && !refused.err.contains('\u{1b}'), "{refused}");
+    }
+}
+
+#[test]
 fn another_pool_is_refused_by_its_name_and_tensors() {
     let directory = Directory::new("other-pool");
     let file = pool(&directory, "device", &["precious"]);

@@ -5,10 +5,9 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 use tidelog_engine::pool::inspect::{CheckReport, Damage, check};
 
-use super::table::printable;
 use super::{advance, progress_bar, specs};
 use crate::cli::PoolArgs;
-use crate::outcome::{Exit, Failure, Report};
+use crate::outcome::{Exit, Failure, Report, printable};
 
 pub(super) fn run(args: &PoolArgs) -> Result<Report, Failure> {
     let bar = progress_bar("verifying");

@@ -8,9 +8,9 @@ use tidelog_engine::pool::inspect::{IndexView, PoolView, ShareView, inspect};
 use tidelog_engine::units::ByteCount;
 
 use super::specs;
-use super::table::{Table, printable};
+use super::table::Table;
 use crate::cli::PoolArgs;
-use crate::outcome::{Exit, Failure, Report};
+use crate::outcome::{Exit, Failure, Report, printable};
 
 pub(super) fn run(args: &PoolArgs) -> Result<Report, Failure> {
     let view = inspect(&specs(&args.devices))?;

@@ -10,10 +10,10 @@ use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::inspect::{DeviceView, probe};
 use tidelog_engine::units::ByteCount;
 
-use super::table::{Table, printable};
+use super::table::Table;
 use crate::cli::ListArgs;
 use crate::device::System;
-use crate::outcome::{Exit, Report};
+use crate::outcome::{Exit, Report, printable};
 
 /// Devices of one pool that were found, by their place.
 type Found = Vec<(Superblock, DeviceView)>;

@@ -5,11 +5,10 @@ use std::fmt::Write;
 use serde_json::json;
 use tidelog_engine::pool::inspect::repair;
 
-use super::table::printable;
 use super::{advance, check, progress_bar, specs};
 use crate::cli::RepairArgs;
 use crate::device::System;
-use crate::outcome::{Exit, Failure, Report};
+use crate::outcome::{Exit, Failure, Report, printable};
 
 pub(super) fn run(args: &RepairArgs, system: &System) -> Result<Report, Failure> {
     super::wipe::refuse_users(&args.pool.devices, system)?;

@@ -41,8 +41,3 @@ impl Table {
         text
     }
 }
-
-/// Names from media and command lines, without what would write to the terminal on its own account.
-pub(super) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
-}

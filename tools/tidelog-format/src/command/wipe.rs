@@ -6,11 +6,10 @@ use serde_json::{Value, json};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::inspect::{DeviceView, inspect, probe, wipe};
 
-use super::table::printable;
 use super::{inspect as show, resolve, shall_write};
 use crate::cli::WipeArgs;
 use crate::device::{Reason, Refusal, System, Target, TargetKind, refusals, same_or_overlapping};
-use crate::outcome::{Exit, Failure, Report};
+use crate::outcome::{Exit, Failure, Report, printable};
 
 pub(super) fn run(args: &WipeArgs, system: &System) -> Result<Report, Failure> {
     let write = shall_write(args.intent)?;

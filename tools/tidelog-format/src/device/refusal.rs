@@ -115,6 +115,9 @@ impl Reason {
             Self::HeldBy { holder, .. } => {
                 format!("if it is the right device: stop {holder} first (lsblk shows what it is)")
             }
+            Self::Swap { what } if what.starts_with('/') => {
+                format!("if it is the right file: swapoff {what}")
+            }
             Self::Swap { what } => format!("if it is the right device: swapoff /dev/{what}"),
             Self::Claimed => {
                 "if it is the right device: find and end its user (fuser -v, lsblk, lsof)"
