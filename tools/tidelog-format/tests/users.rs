@@ -79,6 +79,30 @@ fn a_disk_whose_partition_is_mounted_is_refused_and_so_is_the_partition() {
 }
 
 #[test]
+fn a_pool_on_a_partition_guards_its_disk_and_a_pool_on_a_disk_its_leftover_partitions() {
+    let Some(device) = Loop::new("neighbours", 64 * MIB) else { return };
+    let test = "neighbours";
+    let made = program(test, "sgdisk", &["--clear", "--new=1:0:+30M", &device.node])
+        .and_then(|()| program(test, "partx", &["--add", &device.node]));
+    if made.is_none() {
+        return;
+    }
+    let part = format!("{}p1", device.node);
+    tool(&["format", &part, "--yes"]).expect(0);
+    let refused = format_of(&device.node).refusals();
+    assert_eq!(refused, ["tidelog-pool", "partitioned", "content"]);
+    let held = open(&[&part]);
+    is_refused_whatever_is_said(&device.node, "pool-in-use");
+    drop(held);
+
+    // The kernel goes on showing the partition of a table that is gone.
+    let ran = tool(&["format", &device.node, "--overwrite", &device.node, "--yes"]).expect(0);
+    assert!(ran.out.contains("blockdev --rereadpt"), "{ran}");
+    is_refused_whatever_is_said(&part, "held");
+    tool(&["check", &device.node]).expect(0);
+}
+
+#[test]
 fn swap_in_use_is_refused() {
     let Some(device) = Loop::new("swapon", 64 * MIB) else { return };
     if program("swapon", "mkswap", &[&device.node]).is_none() {
@@ -96,10 +120,14 @@ fn swap_in_use_is_refused() {
 #[test]
 fn a_device_that_a_program_has_claimed_is_refused() {
     let Some(device) = Loop::new("claimed", 64 * MIB) else { return };
-    let exclusive =
-        OpenOptions::new().read(true).custom_flags(nix::libc::O_EXCL).open(&device.node);
+    let claim = || OpenOptions::new().read(true).custom_flags(nix::libc::O_EXCL).open(&device.node);
+    let claimed = claim().unwrap();
     is_refused_whatever_is_said(&device.node, "claimed");
-    drop(exclusive.unwrap());
+    drop(claimed);
+    // A tool that another test starts just now has our descriptors until it executes.
+    while claim().is_err() {
+        std::thread::yield_now();
+    }
     assert_eq!(format_of(&device.node).code, 0);
 }
 

@@ -112,6 +112,9 @@ impl Reason {
         match self {
             Self::HoldsRoot => "this is never written; name another device".to_owned(),
             Self::Mounted { at, .. } => format!("if it is the right device: umount {at}"),
+            Self::HeldBy { what, holder } if holder.contains("Tidelog pool") => {
+                format!("if that pool may be lost: tidelog-format wipe /dev/{what}")
+            }
             Self::HeldBy { holder, .. } => {
                 format!("if it is the right device: stop {holder} first (lsblk shows what it is)")
             }

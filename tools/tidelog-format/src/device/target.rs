@@ -223,6 +223,7 @@ fn users_of_block_device(
     system: &System,
 ) -> io::Result<Vec<Reason>> {
     let mut reasons = system.users(device);
+    reasons.extend(neighbouring_pools(device));
     if target.size == ByteCount::ZERO {
         reasons.push(Reason::NoDevice { found: "a block device without a size (no medium?)" });
     }
@@ -231,7 +232,8 @@ fn users_of_block_device(
     }
     // The kernel's own word comes last and covers what no table shows: other mount namespaces, programs
     // that opened it exclusively. The claim ends at once; formatting claims it again.
-    if reasons.is_empty() && is_claimed(&target.path)? {
+    let known = reasons.iter().any(|reason| !reason.may_be_overridden());
+    if !known && is_claimed(&target.path)? {
         reasons.push(Reason::Claimed);
     }
     let partitions = device.partitions();
@@ -240,6 +242,28 @@ fn users_of_block_device(
         reasons.push(Reason::Partitioned { partitions });
     }
     Ok(reasons)
+}
+
+/// Pools on a device's partitions, or on the disk that it is a partition of. An open pool claims nothing from
+/// the kernel, because other processes have shares of it: nobody but Tidelog knows that it is in use.
+fn neighbouring_pools(device: &BlockDevice) -> Vec<Reason> {
+    let pools = |neighbour: &BlockDevice| {
+        let node = Path::new("/dev").join(&neighbour.name);
+        let is_it = DeviceNumber::of_path(&node) == Some(neighbour.number);
+        if is_it { pool_reasons(&DeviceSpec::new(node)) } else { Vec::new() }
+    };
+    let mut reasons: Vec<Reason> = device.partitions().iter().flat_map(pools).collect();
+    if let Some(disk) = device.parent() {
+        let of_disk = pools(&disk).into_iter().map(|reason| match reason {
+            // Its partitions are leftovers. Whoever wants them wipes the pool first.
+            Reason::Pool { description } => {
+                Reason::HeldBy { what: disk.name.clone(), holder: description }
+            }
+            other => other,
+        });
+        reasons.extend(of_disk);
+    }
+    reasons
 }
 
 fn is_claimed(path: &Path) -> io::Result<bool> {
@@ -252,7 +276,7 @@ fn is_claimed(path: &Path) -> io::Result<bool> {
 }
 
 fn reasons_in_content(target: &Target, programs: &[PathBuf]) -> io::Result<Vec<Reason>> {
-    let mut reasons = pool_reasons(target);
+    let mut reasons = pool_reasons(&target.spec());
     let content = contents(&target.path, target.size.0, programs)?;
     if !content.signatures.is_empty() {
         let signatures = content.signatures.iter().map(ToString::to_string).collect();
@@ -265,8 +289,8 @@ fn reasons_in_content(target: &Target, programs: &[PathBuf]) -> io::Result<Vec<R
 }
 
 /// The Tidelog pool that the device belongs to, if it does.
-fn pool_reasons(target: &Target) -> Vec<Reason> {
-    let view = match inspect(&[target.spec()]) {
+fn pool_reasons(spec: &DeviceSpec) -> Vec<Reason> {
+    let view = match inspect(std::slice::from_ref(spec)) {
         Ok(view) => view,
         Err(OpenError::Superblock { source: SuperblockError::Absent, .. }) => return Vec::new(),
         Err(OpenError::Superblock { source, .. }) => {

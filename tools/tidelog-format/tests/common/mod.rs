@@ -5,10 +5,12 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 use tidelog_engine::memory::Source;
 use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::pool::inspect::inspect;
 use tidelog_engine::pool::{OpenOptions, Pool, PutOptions};
 
 /// A directory that goes when the test ends. `/var/tmp` is on a disk where `/tmp` may be memory.
@@ -106,18 +108,39 @@ pub(crate) fn pool(directory: &Directory, name: &str, tensors: &[&str]) -> Strin
 
 /// Puts durable tensors of 100 kB.
 pub(crate) fn put(devices: &[&str], tensors: &[&str]) {
-    let pool = open(devices);
+    let held = open(devices);
     for name in tensors {
-        let mut batch = pool.batch();
+        let mut batch = held.pool.batch();
         batch.put(*name, Source::from(vec![7; 100_000]), PutOptions::default()).unwrap();
         batch.commit().unwrap();
     }
-    pool.close().unwrap();
 }
 
-pub(crate) fn open(devices: &[&str]) -> Pool {
+/// A pool that is open. Once dropped, it is open nowhere any more.
+pub(crate) struct Held {
+    pool: Pool,
+    specs: Vec<DeviceSpec>,
+}
+
+pub(crate) fn open(devices: &[&str]) -> Held {
     let specs: Vec<DeviceSpec> = devices.iter().map(DeviceSpec::new).collect();
-    Pool::open(&specs, &OpenOptions { huge_pages: false, ..OpenOptions::default() }).unwrap()
+    let options = OpenOptions { huge_pages: false, ..OpenOptions::default() };
+    Held { pool: Pool::open(&specs, &options).unwrap(), specs }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = self.pool.close();
+        // A tool that another test starts just now has our descriptors, and locks, until it executes.
+        for _ in 0..1000 {
+            let view = inspect(&self.specs).unwrap();
+            if view.shares.iter().all(|share| !share.held) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("the pool is still held");
+    }
 }
 
 /// Runs a program that the test needs; `None`, said out loud, where it is not there.
