@@ -20,6 +20,26 @@ if [ ${#missing[@]} -gt 0 ]; then
         exit 1
     fi
 fi
+# Programs that only tests use: they make the file systems, volumes and partition tables that tidelog-format
+# must refuse. Tests that miss one say so and show nothing, so nothing stops here without them.
+export PATH="$PATH:/usr/sbin:/sbin"
+missing=()
+need mkfs.ext4 e2fsprogs
+need mkfs.xfs xfsprogs
+need pvcreate lvm2
+need sgdisk gdisk
+need sfdisk fdisk
+need losetup mount
+need wipefs util-linux
+if [ ${#missing[@]} -gt 0 ]; then
+    if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
+        echo "setup: installing ${missing[*]} for tests"
+        { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}"; } ||
+            echo "setup: that did not work; tests that need them will be skipped" >&2
+    else
+        echo "setup: tests that need ${missing[*]} will be skipped" >&2
+    fi
+fi
 if ! command -v cargo >/dev/null 2>&1; then
     echo "setup: cargo was not found; install Rust 1.88 or newer from https://rustup.rs and run make again" >&2
     exit 1

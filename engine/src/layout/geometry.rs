@@ -37,7 +37,7 @@ pub struct GeometryRequest {
 }
 
 /// Why a pool cannot be laid out as asked.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum GeometryError {
     /// Zero devices, or more than 64.
     #[error("a pool has 1 to 64 devices, not {0}")]
@@ -71,6 +71,28 @@ pub enum GeometryError {
         segment: ByteCount,
         /// The smallest device that would do.
         needed: ByteCount,
+    },
+    /// More blocks in one segment, over all devices, than the log counts.
+    #[error("a segment of {segment} on each of {devices} devices is too large; make it smaller")]
+    SegmentBlocks {
+        /// The segment's slice of one device.
+        segment: ByteCount,
+        /// Devices in the pool.
+        devices: u32,
+    },
+    /// Nothing, or too little, would be left.
+    #[error(
+        "leaving {percent} % unused leaves {segments} segments, and {shares} share(s) need {needed}"
+    )]
+    OverProvision {
+        /// What was to stay unused.
+        percent: u8,
+        /// What would be left.
+        segments: u64,
+        /// Shares asked for.
+        shares: u32,
+        /// The fewest segments that would do.
+        needed: u64,
     },
     /// A superblock whose numbers contradict each other.
     #[error("the recorded geometry contradicts itself: {0}")]
@@ -178,6 +200,22 @@ impl Geometry {
         Ok(geometry)
     }
 
+    /// The same pool with fewer segments: the last `percent` of every device is never written, which a
+    /// drive that was deallocated before uses to move data with less wear.
+    ///
+    /// # Errors
+    /// Too few segments are left.
+    pub fn leaving_unused(self, percent: u8) -> Result<Self, GeometryError> {
+        let kept = u64::from(100_u8.saturating_sub(percent));
+        let segments = u64::from(self.segments) * kept / 100;
+        let needed = SEGMENTS_MIN * u64::from(self.shares);
+        if percent > 0 && segments < needed {
+            let shares = self.shares;
+            return Err(GeometryError::OverProvision { percent, segments, shares, needed });
+        }
+        Ok(Self { segments: segments as u32, ..self })
+    }
+
     /// Whether the numbers (which may come from a damaged or hostile device) fit together.
     ///
     /// # Errors
@@ -201,6 +239,13 @@ impl Geometry {
             || self.segment_bytes > 1 << 40
         {
             return contradiction("the segment is not a multiple of the stripe unit");
+        }
+        // The log counts a segment's blocks, over all devices, in 32 bits.
+        if self.segment_blocks() > u64::from(u32::MAX) {
+            return Err(GeometryError::SegmentBlocks {
+                segment: ByteCount(self.segment_bytes),
+                devices: self.devices,
+            });
         }
         if u64::from(self.segments) < u64::from(self.shares) {
             return contradiction("fewer segments than shares");
@@ -374,5 +419,30 @@ mod tests {
         assert!(bad(|g| g.stripe_unit = 0).is_err());
         assert!(bad(|g| g.device_bytes = 4096).is_err());
         assert!(bad(|g| g.segment_bytes += 1).is_err());
+    }
+
+    #[test]
+    fn a_segment_whose_blocks_do_not_fit_in_32_bits_is_refused() {
+        let huge = Geometry::plan(&GeometryRequest {
+            devices: 64,
+            device_bytes: ByteCount::gib(16 << 10),
+            stripe_unit: ByteCount::kib(256),
+            segment_bytes: Some(ByteCount::gib(1 << 10)),
+            shares: 1,
+        });
+        assert!(matches!(huge, Err(GeometryError::SegmentBlocks { .. })), "{huge:?}");
+    }
+
+    #[test]
+    fn what_is_left_unused_is_at_the_end_and_at_most_what_leaves_enough() {
+        let all = Geometry::plan(&request()).unwrap();
+        assert_eq!(all.leaving_unused(0), Ok(all));
+        let less = all.leaving_unused(25).unwrap();
+        assert_eq!(less, Geometry { segments: all.segments * 3 / 4, ..all });
+        less.check().unwrap();
+        for percent in [99, 100, 255] {
+            let refused = all.leaving_unused(percent);
+            assert!(matches!(refused, Err(GeometryError::OverProvision { .. })), "{percent}");
+        }
     }
 }

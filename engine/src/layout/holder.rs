@@ -44,15 +44,16 @@ pub struct Holder {
 impl fmt::Display for Holder {
     /// As in `process 12 (python train.py) since 2026-01-31 12:00:00 UTC`.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (year, month, day) = civil_date(self.since / 86_400);
-        let second = self.since % 86_400;
-        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-        write!(
-            out,
-            "process {} ({}) since {year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC",
-            self.process, self.command
-        )
+        write!(out, "process {} ({}) since {}", self.process, self.command, utc(self.since))
     }
+}
+
+/// Seconds since 1970 as in `2026-01-31 12:00:00 UTC`.
+pub fn utc(seconds: u64) -> String {
+    let (year, month, day) = civil_date(seconds / 86_400);
+    let second = seconds % 86_400;
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
 
 /// Year, month and day of a day counted from 1970-01-01.

@@ -76,7 +76,7 @@ pub struct Superblock {
 }
 
 /// Why a block is not a superblock that this version can use.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum SuperblockError {
     /// It does not start as a superblock does.
     #[error("no Tidelog superblock stands here")]

@@ -35,7 +35,9 @@ use std::io;
 use std::time::{Duration, Instant};
 
 pub use choose::{KernelDevices, Opened, PathChoice, PathError, PathKind, PathProvider};
-pub use device::{Device, DeviceKind, DeviceOpenError, DeviceSpec, OpenMode, SpecError};
+pub use device::{
+    Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec, OpenMode, SpecError,
+};
 pub use operation::{
     Action, Completion, DeviceError, Extent, Operation, OperationKind, Refusal, Refused, Status,
 };

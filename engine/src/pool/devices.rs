@@ -1,14 +1,15 @@
 //! The devices of a pool before and besides the data path: locks, and looking for superblocks.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 
 use super::share_lock::{LockError, LockedFile, Shares};
-use crate::layout::{BLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError};
+use crate::layout::{
+    BLOCK_BYTES, Geometry, Holder, SHARES_MAX, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
+};
 use crate::path::sim::{SimDisk, SimDisks};
 use crate::path::{
-    Device, DeviceKind, DeviceOpenError, DeviceSpec, KernelDevices, OpenMode, PathChoice,
-    PathProvider,
+    Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec, KernelDevices, OpenMode,
+    PathChoice, PathProvider,
 };
 use crate::units::ByteCount;
 
@@ -38,7 +39,28 @@ impl Member {
             return Err(MemberError::Device(DeviceOpenError::Missing { path }));
         }
         let lock = LockedFile::acquire(&path, shares).map_err(MemberError::Lock)?;
-        let device = Device::open(spec, mode).map_err(MemberError::Device)?;
+        let device = open_locked(spec, &lock, mode).map_err(MemberError::Device)?;
+        Ok(Self::File { spec: spec.clone(), lock, device })
+    }
+
+    /// Opens a device for reading only. With `keep_writers_out` nobody writes any share meanwhile; a
+    /// share that somebody has open is then the error, and which one.
+    pub(super) fn open_to_read(
+        spec: &DeviceSpec,
+        buffered: bool,
+        keep_writers_out: bool,
+    ) -> Result<Self, (u32, MemberError)> {
+        let path = spec.target();
+        // The device first: it says what a path is that is no device at all.
+        let mode = OpenMode { buffered, read_only: true, ..OpenMode::default() };
+        let device = Device::open(spec, mode).map_err(|error| (0, MemberError::Device(error)))?;
+        let refused = |share| move |error| (share, MemberError::Lock(error));
+        let mut lock = LockedFile::open_to_read(&path).map_err(refused(0))?;
+        if keep_writers_out {
+            for share in 0..SHARES_MAX {
+                lock = lock.also_to_read(&path, share).map_err(refused(share))?;
+            }
+        }
         Ok(Self::File { spec: spec.clone(), lock, device })
     }
 
@@ -57,6 +79,14 @@ impl Member {
         match self {
             Self::File { device, .. } => device.size(),
             Self::Sim { disk, .. } => disk.size(),
+        }
+    }
+
+    /// What it is, whatever it is called; disks that are simulated are nobody else's.
+    pub(super) fn identity(&self) -> Option<DeviceIdentity> {
+        match self {
+            Self::File { lock, .. } => lock.identity().ok(),
+            Self::Sim { .. } => None,
         }
     }
 
@@ -80,6 +110,30 @@ impl Member {
         }
     }
 
+    /// Writes outside of the data path, and puts it on the medium.
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::File { lock, .. } => lock.write(offset, bytes),
+            Self::Sim { .. } => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Gives the bytes back to a block device.
+    pub(super) fn deallocate(&self, offset: u64, length: u64) -> io::Result<()> {
+        match self {
+            Self::File { lock, .. } => lock.deallocate(offset, length),
+            Self::Sim { .. } => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Whether a share is open somewhere now, and the name on its door.
+    pub(super) fn holder(&self, share: u32) -> (bool, Option<Holder>) {
+        match self {
+            Self::File { lock, .. } => lock.holder(share),
+            Self::Sim { .. } => (false, None),
+        }
+    }
+
     /// Says in the holder block who owns the share.
     pub(super) fn sign(&self, pool: u128, share: u32) -> io::Result<()> {
         match self {
@@ -88,44 +142,89 @@ impl Member {
         }
     }
 
-    /// The newest valid superblock, and which of its copies (`A`, `B`) are damaged.
-    pub(super) fn superblock(&self) -> Result<(Superblock, Vec<char>), SuperblockError> {
-        let block = BLOCK_BYTES as usize;
-        let size = self.size().0 / BLOCK_BYTES * BLOCK_BYTES;
-        let read = |offset: u64| match self.read(offset, block) {
+    /// What stands at the two places of this device's superblock. The first copy says where the second
+    /// is; without it, that is the device's end, or where the rest of the pool has its own.
+    pub(super) fn superblock_copies(&self, others: Option<&Geometry>) -> SuperblockCopies {
+        let read = |offset: u64| match self.read(offset, BLOCK_BYTES as usize) {
             Ok(bytes) => Superblock::decode(&bytes),
             Err(_) => Err(SuperblockError::Absent),
         };
         let first = read(SUPERBLOCK_OFFSET);
-        // The second copy stands where the first says; without the first, at the device's end.
-        let second_offset = first
-            .as_ref()
-            .map_or(size.saturating_sub(BLOCK_BYTES), |it| it.geometry.second_superblock_offset());
-        let second = read(second_offset);
-        match (first, second) {
-            (Ok(first), Ok(second)) if first == second => Ok((first, vec![])),
-            (Ok(first), Ok(second)) if second.generation > first.generation => {
-                Ok((second, vec!['A']))
+        if let Ok(found) = first {
+            let second_offset = found.geometry.second_superblock_offset();
+            return SuperblockCopies { first, second: read(second_offset), second_offset };
+        }
+        let end = (self.size().0 / BLOCK_BYTES * BLOCK_BYTES).saturating_sub(BLOCK_BYTES);
+        let copies = |first, second_offset| SuperblockCopies {
+            first,
+            second: read(second_offset),
+            second_offset,
+        };
+        let at_end = copies(first.clone(), end);
+        match others {
+            Some(geometry) if at_end.second.is_err() => {
+                copies(first, geometry.second_superblock_offset())
             }
-            (Ok(first), _) => Ok((first, vec!['B'])),
-            (Err(_), Ok(second)) => Ok((second, vec!['A'])),
+            _ => at_end,
+        }
+    }
+
+    /// The newest valid superblock, and which of its copies (`A`, `B`) are damaged.
+    pub(super) fn superblock(
+        &self,
+        others: Option<&Geometry>,
+    ) -> Result<(Superblock, Vec<char>), SuperblockError> {
+        self.superblock_copies(others).newest()
+    }
+}
+
+/// What stands at the two places of a device's superblock.
+pub(super) struct SuperblockCopies {
+    pub(super) first: Result<Superblock, SuperblockError>,
+    pub(super) second: Result<Superblock, SuperblockError>,
+    pub(super) second_offset: u64,
+}
+
+impl SuperblockCopies {
+    /// The copy that holds, and which ones (`A`, `B`) are damaged.
+    pub(super) fn newest(&self) -> Result<(Superblock, Vec<char>), SuperblockError> {
+        match (&self.first, &self.second) {
+            (Ok(first), Ok(second)) if first == second => Ok((*first, vec![])),
+            (Ok(first), Ok(second)) if second.generation > first.generation => {
+                Ok((*second, vec!['A']))
+            }
+            (Ok(first), _) => Ok((*first, vec!['B'])),
+            (Err(_), Ok(second)) => Ok((*second, vec!['A'])),
             // What stands at the first place says more than what does not stand at the second.
-            (Err(SuperblockError::Absent), Err(second)) => Err(second),
-            (Err(first), Err(_)) => Err(first),
+            (Err(SuperblockError::Absent), Err(second)) => Err(second.clone()),
+            (Err(first), Err(_)) => Err(first.clone()),
+        }
+    }
+}
+
+/// Opens a device by its name once more, if that still stands for the one that is locked.
+fn open_locked(
+    spec: &DeviceSpec,
+    lock: &LockedFile,
+    mode: OpenMode,
+) -> Result<Device, DeviceOpenError> {
+    let device = Device::open(spec, mode)?;
+    let opened = device.file().metadata().map(|it| DeviceIdentity::of(&it));
+    match (opened, lock.identity()) {
+        (Ok(opened), Ok(locked)) if opened == locked => Ok(device),
+        (Ok(_), Ok(_)) => Err(DeviceOpenError::Changed { path: spec.target() }),
+        (Err(source), _) | (_, Err(source)) => {
+            Err(DeviceOpenError::Open { path: spec.target(), source })
         }
     }
 }
 
 /// Two names of one device, if there are. Locks would notice too, but blame a process for it.
 pub(super) fn find_twins(specs: &[DeviceSpec]) -> Option<(String, String)> {
-    let mut seen: Vec<((bool, u64, u64), &DeviceSpec)> = Vec::new();
+    let mut seen: Vec<(DeviceIdentity, &DeviceSpec)> = Vec::new();
     for spec in specs {
         let Ok(metadata) = spec.target().metadata() else { continue };
-        // A block device is known by its number, wherever its node stands.
-        let identity = match metadata.rdev() {
-            0 => (false, metadata.dev(), metadata.ino()),
-            number => (true, 0, number),
-        };
+        let identity = DeviceIdentity::of(&metadata);
         if let Some((_, twin)) = seen.iter().find(|(other, _)| *other == identity) {
             return Some((twin.to_string(), spec.to_string()));
         }
@@ -149,7 +248,7 @@ impl Members {
         for member in &self.0 {
             match member {
                 Member::Sim { disk, .. } => disks.push(disk.clone()),
-                Member::File { spec, .. } => devices.push(Device::open(spec, mode)?),
+                Member::File { spec, lock, .. } => devices.push(open_locked(spec, lock, mode)?),
             }
         }
         if devices.is_empty() {

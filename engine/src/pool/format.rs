@@ -4,14 +4,15 @@ use std::io::Read;
 use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::Pool;
 use super::devices::{Member, MemberError, Members, find_twins};
 use super::error::FormatError;
 use super::media::MetadataIo;
 use super::options::{FormatOptions, PoolDescription};
 use super::share_lock::{LockError, Shares};
 use crate::layout::{
-    BLOCK_BYTES, DEVICES_MAX, Geometry, GeometryRequest, METADATA_OFFSET, SUPERBLOCK_OFFSET,
-    Superblock, SuperblockError, protective_mbr,
+    BLOCK_BYTES, DEVICES_MAX, Geometry, GeometryRequest, SUPERBLOCK_OFFSET, Superblock,
+    SuperblockError, protective_mbr,
 };
 use crate::log::{ChangeLog, Media, Place};
 use crate::path::sim::SimDisk;
@@ -22,10 +23,65 @@ use crate::units::ByteCount;
 /// A device counts as blank if this much at both its ends is zero.
 const BLANK_BYTES: u64 = 1 << 20;
 
+/// A device deallocates this much in one request, between two reports of progress.
+const DISCARD_BYTES: u64 = 1 << 30;
+
+/// How far the whole-device deallocation before formatting is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormatProgress {
+    /// The device.
+    pub device: String,
+    /// Bytes of it that are done.
+    pub done: ByteCount,
+    /// Its size.
+    pub total: ByteCount,
+}
+
+impl Pool {
+    /// Makes a pool of these devices, in stripe order. What they hold is lost, which is refused unless
+    /// they are blank or `options.overwrite` says that it may be.
+    pub fn format(
+        specs: &[DeviceSpec],
+        options: &FormatOptions,
+    ) -> Result<PoolDescription, FormatError> {
+        format(specs, options, &mut |_| ())
+    }
+
+    /// Makes a pool as [`Pool::format`] does, and reports how far a whole-device deallocation is.
+    pub fn format_with(
+        specs: &[DeviceSpec],
+        options: &FormatOptions,
+        progress: &mut dyn FnMut(FormatProgress),
+    ) -> Result<PoolDescription, FormatError> {
+        format(specs, options, progress)
+    }
+
+    /// Where everything would lie if these devices, of the sizes `found` (0 for a file that is yet to be
+    /// made), were formatted. Nothing is opened.
+    pub fn plan_format(
+        specs: &[DeviceSpec],
+        found: &[ByteCount],
+        options: &FormatOptions,
+    ) -> Result<Geometry, FormatError> {
+        let sizes = specs.iter().zip(found);
+        let sizes = sizes.map(|(spec, found)| usable_size(spec, *found, options));
+        plan(&sizes.collect::<Result<Vec<_>, _>>()?, options)
+    }
+
+    /// Makes a pool of simulated disks.
+    pub fn format_sim(
+        disks: &[SimDisk],
+        options: &FormatOptions,
+    ) -> Result<PoolDescription, FormatError> {
+        format_sim(disks, options)
+    }
+}
+
 /// Makes a pool of files and block devices.
-pub(super) fn format(
+fn format(
     specs: &[DeviceSpec],
     options: &FormatOptions,
+    progress: &mut dyn FnMut(FormatProgress),
 ) -> Result<PoolDescription, FormatError> {
     check_count(specs.len())?;
     if let Some((one, other)) = find_twins(specs) {
@@ -38,12 +94,7 @@ pub(super) fn format(
         members.push(if spec.exists() { Some(existing(spec, mode, options)?) } else { None });
     }
     let size_of = |(spec, member): (&DeviceSpec, &Option<Member>)| {
-        let size = member.as_ref().map_or(ByteCount::ZERO, Member::size);
-        match (size, options.device_size) {
-            (ByteCount::ZERO, None) => Err(FormatError::SizeNeeded(spec.to_string())),
-            (ByteCount::ZERO, Some(asked)) => Ok(asked),
-            (size, asked) => Ok(size.min(asked.unwrap_or(size))),
-        }
+        usable_size(spec, member.as_ref().map_or(ByteCount::ZERO, Member::size), options)
     };
     let sizes = specs.iter().zip(&members).map(size_of).collect::<Result<Vec<_>, _>>()?;
     let geometry = plan(&sizes, options)?;
@@ -60,16 +111,16 @@ pub(super) fn format(
             Member::open(spec, Shares::All, mode).map_err(refused)?
         });
     }
+    if options.discard {
+        discard(&complete, progress)?;
+    }
     let description = write(&Members(complete), geometry, options)?;
     created.0.clear();
     Ok(description)
 }
 
 /// Makes a pool of simulated disks.
-pub(super) fn format_sim(
-    disks: &[SimDisk],
-    options: &FormatOptions,
-) -> Result<PoolDescription, FormatError> {
+fn format_sim(disks: &[SimDisk], options: &FormatOptions) -> Result<PoolDescription, FormatError> {
     check_count(disks.len())?;
     let members: Vec<Member> =
         disks.iter().enumerate().map(|(index, disk)| Member::sim(disk, index)).collect();
@@ -95,14 +146,29 @@ fn check_count(count: usize) -> Result<(), FormatError> {
     if count == 0 || count > DEVICES_MAX { Err(FormatError::Devices(count)) } else { Ok(()) }
 }
 
+/// The geometry of a pool of devices of these sizes.
 fn plan(sizes: &[ByteCount], options: &FormatOptions) -> Result<Geometry, FormatError> {
-    Ok(Geometry::plan(&GeometryRequest {
+    let geometry = Geometry::plan(&GeometryRequest {
         devices: sizes.len(),
         device_bytes: sizes.iter().copied().min().unwrap_or_default(),
         stripe_unit: options.stripe_unit,
         segment_bytes: options.segment_size,
         shares: options.share_count,
-    })?)
+    })?;
+    Ok(geometry.leaving_unused(options.over_provision_percent)?)
+}
+
+/// How many bytes of a device a pool may use; `found` is its size, 0 if it is yet to be made.
+fn usable_size(
+    spec: &DeviceSpec,
+    found: ByteCount,
+    options: &FormatOptions,
+) -> Result<ByteCount, FormatError> {
+    match (found, options.device_size) {
+        (ByteCount::ZERO, None) => Err(FormatError::SizeNeeded(spec.to_string())),
+        (ByteCount::ZERO, Some(asked)) => Ok(asked),
+        (size, asked) => Ok(size.min(asked.unwrap_or(size))),
+    }
 }
 
 fn existing(
@@ -111,8 +177,31 @@ fn existing(
     options: &FormatOptions,
 ) -> Result<Member, FormatError> {
     let member = Member::open(spec, Shares::All, mode).map_err(refused)?;
-    refuse_content(&member, options.overwrite)?;
+    let named = member.identity().is_some_and(|it| options.overwrite_devices.contains(&it));
+    refuse_content(&member, options.overwrite || named)?;
     Ok(member)
+}
+
+/// Gives all bytes of the block devices back to them. The bytes of a file stay reserved.
+fn discard(
+    members: &[Member],
+    progress: &mut dyn FnMut(FormatProgress),
+) -> Result<(), FormatError> {
+    for member in members.iter().filter(|member| member.is_block_device()) {
+        let size = member.size().0 / BLOCK_BYTES * BLOCK_BYTES;
+        let mut done = 0;
+        while done < size {
+            let length = DISCARD_BYTES.min(size - done);
+            member.deallocate(done, length).map_err(|source| FormatError::System {
+                what: format!("cannot deallocate {} (format without discard)", member.name()),
+                source,
+            })?;
+            done += length;
+            let [done, total] = [done, size].map(ByteCount);
+            progress(FormatProgress { device: member.name(), done, total });
+        }
+    }
+    Ok(())
 }
 
 fn refused(error: MemberError) -> FormatError {
@@ -130,7 +219,7 @@ fn refuse_content(member: &Member, overwrite: bool) -> Result<(), FormatError> {
     if overwrite || member.size() == ByteCount::ZERO {
         return Ok(());
     }
-    match member.superblock() {
+    match member.superblock(None) {
         Ok((superblock, _)) => {
             return Err(FormatError::HoldsPool { device: member.name(), pool: superblock.pool });
         }
@@ -196,12 +285,14 @@ fn write_through(
 ) -> Result<(), Box<dyn std::error::Error>> {
     let media = MetadataIo { reactor, written: &AtomicU64::new(0) };
     let devices = 0..members.0.len() as u8;
-    // Until the end no device may look like part of any pool.
+    // Until the end no device may look like part of any pool, and never again like anything else: RAID
+    // and partition tables also stand at the end, and a forgotten one would be assembled again.
     for (device, member) in devices.clone().zip(&members.0) {
-        let head = vec![0; METADATA_OFFSET as usize];
-        media.write(device, 0, head)?;
-        let end = member.size().0 / BLOCK_BYTES * BLOCK_BYTES - BLOCK_BYTES;
-        media.write(device, end, vec![0; BLOCK_BYTES as usize])?;
+        let size = member.size().0 / BLOCK_BYTES * BLOCK_BYTES;
+        let blank = BLANK_BYTES.min(size);
+        for start in [0, size - blank] {
+            media.write(device, start, vec![0; blank as usize])?;
+        }
         media.flush(device)?;
     }
     for share in 0..geometry.shares {

@@ -27,6 +27,7 @@ mod devices;
 mod error;
 mod format;
 mod held;
+pub mod inspect;
 mod media;
 mod open;
 mod options;
@@ -44,6 +45,7 @@ pub use batch::{Batch, TensorKey};
 pub use error::{
     CloseError, CommitError, DeleteError, FormatError, GetError, OpenError, PutError, Unusable,
 };
+pub use format::FormatProgress;
 pub use options::{
     FormatOptions, OpenOptions, PoolDescription, PoolStats, PutOptions, WrittenBytes,
 };
@@ -107,23 +109,6 @@ impl Shared {
 }
 
 impl Pool {
-    /// Makes a pool of these devices, in stripe order. What they hold is lost, which is refused unless
-    /// they are blank or `options.overwrite` says that it may be.
-    pub fn format(
-        specs: &[DeviceSpec],
-        options: &FormatOptions,
-    ) -> Result<PoolDescription, FormatError> {
-        format::format(specs, options)
-    }
-
-    /// Makes a pool of simulated disks.
-    pub fn format_sim(
-        disks: &[SimDisk],
-        options: &FormatOptions,
-    ) -> Result<PoolDescription, FormatError> {
-        format::format_sim(disks, options)
-    }
-
     /// Opens a share of the pool on these devices, named in any order.
     pub fn open(specs: &[DeviceSpec], options: &OpenOptions) -> Result<Self, OpenError> {
         Ok(Self::new(open::open(specs, options)?, options))

@@ -55,7 +55,7 @@ fn check_count(count: usize) -> Result<(), OpenError> {
     if count == 0 || count > DEVICES_MAX { Err(OpenError::Devices(count)) } else { Ok(()) }
 }
 
-fn refused(error: MemberError, share: u32) -> OpenError {
+pub(super) fn refused(error: MemberError, share: u32) -> OpenError {
     match error {
         MemberError::Device(error) => OpenError::Device(error),
         MemberError::Lock(LockError::Held { path, holder }) => {
@@ -136,14 +136,19 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
 }
 
 /// A damaged copy of a superblock: the device's place and which copy.
-type Damaged = (u8, char);
+pub(super) type Damaged = (u8, char);
 
 /// Puts the devices into stripe order; they must be one whole pool.
-fn arrange(members: Vec<Member>) -> Result<(Members, Vec<Superblock>, Vec<Damaged>), OpenError> {
+pub(super) fn arrange(
+    members: Vec<Member>,
+) -> Result<(Members, Vec<Superblock>, Vec<Damaged>), OpenError> {
     let mut places: Vec<(Superblock, Vec<char>, Member)> = Vec::new();
+    // A device larger than the pool's smallest has its second copy where only the others can say.
+    let known = members.iter().find_map(|member| member.superblock(None).ok());
+    let known = known.map(|(superblock, _)| superblock.geometry);
     for member in members {
         let (superblock, damaged) = member
-            .superblock()
+            .superblock(known.as_ref())
             .map_err(|source| OpenError::Superblock { device: member.name(), source })?;
         let needed = ByteCount(superblock.geometry.device_bytes);
         if member.size() < needed {

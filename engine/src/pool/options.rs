@@ -2,7 +2,7 @@
 
 use crate::layout::{Geometry, LifetimeClass};
 use crate::log::SpaceUse;
-use crate::path::PathChoice;
+use crate::path::{DeviceIdentity, PathChoice};
 use crate::schedule::{Notify, ReactorStats, Urgency};
 use crate::units::ByteCount;
 
@@ -20,6 +20,13 @@ pub struct FormatOptions {
     pub share_count: u32,
     /// Whether what the devices hold may be lost.
     pub overwrite: bool,
+    /// These devices may lose what they hold, whatever `overwrite` says of the others. Devices, not names:
+    /// a name may stand for another device by the time that it is written.
+    pub overwrite_devices: Vec<DeviceIdentity>,
+    /// Part of every device's capacity that is never written, in percent.
+    pub over_provision_percent: u8,
+    /// Whether block devices are deallocated as a whole first.
+    pub discard: bool,
     /// Go through the page cache, where the file system has no `O_DIRECT`.
     pub buffered: bool,
     /// The pool's identity; random if not given.
@@ -34,6 +41,9 @@ impl Default for FormatOptions {
             segment_size: None,
             share_count: 1,
             overwrite: false,
+            overwrite_devices: Vec::new(),
+            over_provision_percent: 0,
+            discard: false,
             buffered: false,
             pool_id: None,
         }

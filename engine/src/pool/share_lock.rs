@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, fcntl};
+use nix::fcntl::{FallocateFlags, FcntlArg, fallocate, fcntl};
 
 use crate::layout::{BLOCK_BYTES, HOLDERS_OFFSET, Holder, SHARES_MAX};
+use crate::path::DeviceIdentity;
 
 /// Where the lock bytes begin; no device reaches there.
 const LOCK_BASE: i64 = 1 << 62;
@@ -26,6 +27,13 @@ pub(super) enum Shares {
     One(u32),
     /// All there can be: for formatting.
     All,
+}
+
+/// Whether a lock keeps out everybody or only those who write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sharing {
+    Alone,
+    WithReaders,
 }
 
 /// Why a lock was not given.
@@ -48,24 +56,44 @@ impl LockedFile {
     pub(super) fn acquire(path: &Path, shares: Shares) -> Result<Self, LockError> {
         let system = |source| LockError::System { path: path.into(), source };
         let file = File::options().read(true).write(true).open(path).map_err(system)?;
-        let (first, count) = match shares {
-            Shares::One(share) => (share, 1),
-            Shares::All => (0, SHARES_MAX),
-        };
-        let range = nix::libc::flock {
-            l_type: nix::libc::F_WRLCK as i16,
-            l_whence: nix::libc::SEEK_SET as i16,
-            l_start: LOCK_BASE + i64::from(first),
-            l_len: i64::from(count),
-            l_pid: 0,
-        };
-        match fcntl(&file, FcntlArg::F_OFD_SETLK(&range)) {
+        Self::lock(file, path, shares, Sharing::Alone)
+    }
+
+    /// Opens the device for reading only, whoever writes it meanwhile.
+    pub(super) fn open_to_read(path: &Path) -> Result<Self, LockError> {
+        let file = File::open(path);
+        file.map(|file| Self { file })
+            .map_err(|source| LockError::System { path: path.into(), source })
+    }
+
+    /// Keeps writers out of a further share.
+    pub(super) fn also_to_read(self, path: &Path, share: u32) -> Result<Self, LockError> {
+        Self::lock(self.file, path, Shares::One(share), Sharing::WithReaders)
+    }
+
+    fn lock(file: File, path: &Path, shares: Shares, sharing: Sharing) -> Result<Self, LockError> {
+        match fcntl(&file, FcntlArg::F_OFD_SETLK(&range(shares, sharing))) {
             Ok(_) => Ok(Self { file }),
             Err(Errno::EAGAIN | Errno::EACCES) => {
                 Err(LockError::Held { path: path.into(), holder: find_holder(&file, shares) })
             }
-            Err(errno) => Err(system(errno.into())),
+            Err(errno) => Err(LockError::System { path: path.into(), source: errno.into() }),
         }
+    }
+
+    /// Whether somebody else has this share open now, and the name on the door.
+    pub(super) fn holder(&self, share: u32) -> (bool, Option<Holder>) {
+        let mut found = range(Shares::One(share), Sharing::Alone);
+        let asked = fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut found));
+        let held = asked.is_ok() && found.l_type != nix::libc::F_UNLCK as i16;
+        let mut block = [0; BLOCK_BYTES as usize];
+        let read = self.file.read_exact_at(&mut block, holder_offset(share));
+        (held, read.ok().and_then(|()| Holder::decode(&block, share)))
+    }
+
+    /// What is locked.
+    pub(super) fn identity(&self) -> io::Result<DeviceIdentity> {
+        Ok(DeviceIdentity::of(&self.file.metadata()?))
     }
 
     /// Reads through the page cache; the lock's file is also how superblocks are probed before a data
@@ -76,10 +104,44 @@ impl LockedFile {
         Ok(bytes)
     }
 
+    /// Writes through the page cache, and puts it on the medium.
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)?;
+        self.file.sync_data()
+    }
+
+    /// Tells the device that nobody needs these bytes any more; they read as zeroes afterwards.
+    pub(super) fn deallocate(&self, offset: u64, length: u64) -> io::Result<()> {
+        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let (offset, length) = (i64::try_from(offset), i64::try_from(length));
+        let (Ok(offset), Ok(length)) = (offset, length) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        Ok(fallocate(&self.file, flags, offset, length)?)
+    }
+
     /// Writes this process's name on the door.
     pub(super) fn sign(&self, pool: u128, share: u32) -> io::Result<()> {
         let block = this_process().encode(pool, share);
         self.file.write_all_at(&block, holder_offset(share))
+    }
+}
+
+fn range(shares: Shares, sharing: Sharing) -> nix::libc::flock {
+    let (first, count) = match shares {
+        Shares::One(share) => (share, 1),
+        Shares::All => (0, SHARES_MAX),
+    };
+    let kind = match sharing {
+        Sharing::Alone => nix::libc::F_WRLCK,
+        Sharing::WithReaders => nix::libc::F_RDLCK,
+    };
+    nix::libc::flock {
+        l_type: kind as i16,
+        l_whence: nix::libc::SEEK_SET as i16,
+        l_start: LOCK_BASE + i64::from(first),
+        l_len: i64::from(count),
+        l_pid: 0,
     }
 }
 

@@ -4,7 +4,7 @@ mod spec;
 #[cfg(test)]
 mod tests;
 
-pub use spec::{DEVICES_MAX, DeviceSpec, FILE_IN_DIRECTORY, SpecError};
+pub use spec::{DEVICES_MAX, DeviceIdentity, DeviceSpec, FILE_IN_DIRECTORY, SpecError};
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -41,6 +41,12 @@ pub enum DeviceOpenError {
     /// The file that was to be made is there already.
     #[error("{path} exists already")]
     Exists {
+        /// Where.
+        path: PathBuf,
+    },
+    /// The name stands for another device than a moment ago.
+    #[error("{path} became another device while it was opened; look at it again")]
+    Changed {
         /// Where.
         path: PathBuf,
     },

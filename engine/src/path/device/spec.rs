@@ -1,6 +1,8 @@
 //! Naming devices: a path, or a list of them.
 
 use std::fmt;
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -13,6 +15,24 @@ pub const DEVICES_MAX: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
     path: PathBuf,
+}
+
+/// What a device is, whatever it is called: a block device's number, or a file's place on its file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceIdentity {
+    block: bool,
+    file_system: u64,
+    number: u64,
+}
+
+impl DeviceIdentity {
+    /// The identity of what this metadata is of.
+    pub fn of(metadata: &Metadata) -> Self {
+        match metadata.rdev() {
+            0 => Self { block: false, file_system: metadata.dev(), number: metadata.ino() },
+            number => Self { block: true, file_system: 0, number },
+        }
+    }
 }
 
 /// A list of devices cannot be understood.

@@ -1,0 +1,353 @@
+//! Verifying a pool: every structure, every copy of it, and every byte of every durable tensor.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+
+use super::index::read_index;
+use super::view::has_protective_mbr;
+use crate::layout::{Geometry, Superblock, TensorEntry, TensorId};
+use crate::log::StripeMap;
+use crate::memory::Destination;
+use crate::path::{DeviceSpec, OpenMode, PathChoice};
+use crate::pool::OpenError;
+use crate::pool::devices::{Member, Members, find_twins};
+use crate::pool::media::MetadataIo;
+use crate::pool::open::{Damaged, arrange, refused};
+use crate::pool::pieces;
+use crate::schedule::{Piece, Reactor, ReactorOptions, Ticket, Transfer, Urgency};
+use crate::units::ByteCount;
+
+/// Tensor bytes in one read, at least one stripe unit.
+const WINDOW_BYTES: u64 = 8 << 20;
+/// Reads in flight.
+const WINDOWS_IN_FLIGHT: usize = 4;
+
+/// Something that is not as it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// One of a device's two superblocks.
+    Superblock {
+        /// The device.
+        device: String,
+        /// `A` or `B`.
+        copy: char,
+    },
+    /// A block device's protective MBR.
+    ProtectiveMbr {
+        /// The device.
+        device: String,
+    },
+    /// One of two copies of a share's index.
+    IndexCopy {
+        /// The share.
+        share: u32,
+        /// The device.
+        device: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A share's index, in every copy: none of its tensors can be found.
+    Index {
+        /// The share.
+        share: u32,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A tensor.
+    Tensor(DamagedTensor),
+}
+
+/// A durable tensor of which bytes are lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DamagedTensor {
+    /// The share it belongs to.
+    pub share: u32,
+    /// Its id.
+    pub id: TensorId,
+    /// Its name, if it was put by one.
+    pub name: Option<String>,
+    /// Its length.
+    pub length: ByteCount,
+    /// How many of its bytes lie in pieces that cannot be read or are not what was written.
+    pub lost: ByteCount,
+    /// What is wrong with the first of them, and where.
+    pub why: String,
+}
+
+impl Damage {
+    /// Whether a good copy is left from which this one can be written again.
+    pub fn is_repairable(&self) -> bool {
+        !matches!(self, Self::Index { .. } | Self::Tensor(_))
+    }
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Superblock { device, copy } => {
+                write!(out, "{device}: superblock copy {copy} is damaged or missing")
+            }
+            Self::ProtectiveMbr { device } => {
+                write!(out, "{device}: the protective MBR is damaged or missing")
+            }
+            Self::IndexCopy { share, device, why } => {
+                write!(out, "{device}: the index of share {share} is damaged in this copy: {why}")
+            }
+            Self::Index { share, why } => {
+                write!(out, "the index of share {share} cannot be read from any copy: {why}")
+            }
+            Self::Tensor(tensor) => write!(out, "{tensor}"),
+        }
+    }
+}
+
+impl fmt::Display for DamagedTensor {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { share, id, name, length, lost, why } = self;
+        match name {
+            Some(name) => write!(out, "{name:?} ({id})")?,
+            None => write!(out, "{id}")?,
+        }
+        write!(out, " of share {share}: {lost} of {length} are lost; the first: {why}")
+    }
+}
+
+/// How far a check is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckProgress {
+    /// Tensor bytes that have been read and compared.
+    pub done: ByteCount,
+    /// All there are.
+    pub total: ByteCount,
+}
+
+/// What a check found.
+#[derive(Clone, Debug)]
+pub struct CheckReport {
+    /// The pool.
+    pub pool: u128,
+    /// Its geometry.
+    pub geometry: Geometry,
+    /// Its devices' names, in stripe order.
+    pub devices: Vec<String>,
+    /// Everything that is not as it was written.
+    pub damage: Vec<Damage>,
+    /// Durable tensors that were verified.
+    pub tensors: u64,
+    /// Their bytes.
+    pub bytes: ByteCount,
+    /// The data path that read them.
+    pub path: String,
+}
+
+impl CheckReport {
+    /// The tensors of which bytes are lost.
+    pub fn damaged_tensors(&self) -> impl Iterator<Item = &DamagedTensor> {
+        self.damage.iter().filter_map(|damage| match damage {
+            Damage::Tensor(tensor) => Some(tensor),
+            _ => None,
+        })
+    }
+}
+
+/// Verifies the whole pool, reading only. Nobody can open a share of it meanwhile, and a share that is
+/// open is an error. With `buffered` the data goes through the page cache, which may hide what the
+/// medium lost; without it a file system that has no `O_DIRECT` is refused.
+pub fn check(
+    specs: &[DeviceSpec],
+    buffered: bool,
+    progress: &mut dyn FnMut(CheckProgress),
+) -> Result<CheckReport, OpenError> {
+    if let Some((one, other)) = find_twins(specs) {
+        return Err(OpenError::NotOnePool(format!("{one} and {other} are the same device")));
+    }
+    let open = |spec| {
+        Member::open_to_read(spec, buffered, true).map_err(|(share, error)| refused(error, share))
+    };
+    check_members(specs.iter().map(open).collect::<Result<_, _>>()?, buffered, progress)
+}
+
+/// The same over simulated disks.
+#[cfg(test)]
+pub(super) fn check_sim(disks: &[crate::path::sim::SimDisk]) -> Result<CheckReport, OpenError> {
+    let members = disks.iter().enumerate().map(|(index, disk)| Member::sim(disk, index));
+    check_members(members.collect(), false, &mut |_| ())
+}
+
+fn check_members(
+    members: Vec<Member>,
+    buffered: bool,
+    progress: &mut dyn FnMut(CheckProgress),
+) -> Result<CheckReport, OpenError> {
+    let (members, superblocks, damaged) = arrange(members)?;
+    let Some(&Superblock { pool, geometry, .. }) = superblocks.first() else {
+        return Err(OpenError::Devices(0));
+    };
+    let mode = OpenMode { buffered, read_only: true, ..OpenMode::default() };
+    let staging = ByteCount(2 * WINDOW_BYTES.max(geometry.stripe_unit));
+    let options = ReactorOptions {
+        chunk: ByteCount(geometry.stripe_unit),
+        staging,
+        huge_pages: false,
+        ..ReactorOptions::default()
+    };
+    let reactor = Reactor::start(members.provider(PathChoice::Auto, mode)?, options)?;
+    let names = members.names();
+    let mut damage = damage_of_devices(&members, &damaged);
+    let media = MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) };
+    let mut tensors = Vec::new();
+    for share in 0..geometry.shares {
+        match read_index(pool, share, &geometry, &media) {
+            Err(why) => damage.push(Damage::Index { share, why }),
+            Ok(index) => {
+                damage.extend(index.copies.into_iter().filter_map(|copy| {
+                    let why = copy.state.err()?;
+                    let device = names[usize::from(copy.device)].clone();
+                    Some(Damage::IndexCopy { share, device, why })
+                }));
+                tensors.extend(index.tensors.into_iter().map(|tensor| (share, tensor)));
+            }
+        }
+    }
+    let bytes = ByteCount(tensors.iter().map(|(_, tensor)| tensor.length).sum());
+    let reader = Reader { reactor: &reactor, stripes: StripeMap::new(&geometry), bytes };
+    damage.extend(reader.damaged(&tensors, progress).into_iter().map(Damage::Tensor));
+    Ok(CheckReport {
+        pool,
+        geometry,
+        devices: names,
+        damage,
+        tensors: tensors.len() as u64,
+        bytes,
+        path: reactor.capabilities().kind.to_string(),
+    })
+}
+
+fn damage_of_devices(members: &Members, damaged: &[Damaged]) -> Vec<Damage> {
+    let superblocks = damaged.iter().map(|&(device, copy)| Damage::Superblock {
+        device: members.0[usize::from(device)].name(),
+        copy,
+    });
+    let without_mbr = members
+        .0
+        .iter()
+        .filter(|member| member.is_block_device() && !has_protective_mbr(member))
+        .map(|member| Damage::ProtectiveMbr { device: member.name() });
+    superblocks.chain(without_mbr).collect()
+}
+
+/// Reads tensors back and compares them with their checksums.
+struct Reader<'a> {
+    reactor: &'a Reactor,
+    stripes: StripeMap,
+    bytes: ByteCount,
+}
+
+/// Some neighbouring pieces of one tensor, on their way.
+struct Window {
+    tensor: usize,
+    pieces: Vec<Piece>,
+    bytes: u64,
+    ticket: Option<Ticket>,
+}
+
+impl Reader<'_> {
+    fn damaged(
+        &self,
+        tensors: &[(u32, TensorEntry)],
+        progress: &mut dyn FnMut(CheckProgress),
+    ) -> Vec<DamagedTensor> {
+        let mut losses = vec![(0_u64, None::<String>); tensors.len()];
+        let mut done = 0;
+        let mut land = |window: Window| {
+            let (lost, why) = self.end(&window);
+            let (bytes, first) = &mut losses[window.tensor];
+            *bytes += lost;
+            *first = first.take().or(why);
+            done += window.bytes;
+            progress(CheckProgress { done: ByteCount(done), total: self.bytes });
+        };
+        let mut flying: VecDeque<Window> = VecDeque::new();
+        for (index, (_, tensor)) in tensors.iter().enumerate() {
+            let whole = pieces::of_range(&self.stripes, tensor, &(0..tensor.length), true);
+            for pieces in windows(whole) {
+                if flying.len() == WINDOWS_IN_FLIGHT {
+                    flying.pop_front().into_iter().for_each(&mut land);
+                }
+                flying.push_back(self.start(index, pieces));
+            }
+        }
+        flying.into_iter().for_each(&mut land);
+        let lost = tensors.iter().zip(losses).filter_map(|((share, tensor), (lost, why))| {
+            Some(DamagedTensor {
+                share: *share,
+                id: tensor.id,
+                name: tensor.name.as_deref().map(str::to_owned),
+                length: ByteCount(tensor.length),
+                lost: ByteCount(lost),
+                why: why?,
+            })
+        });
+        lost.collect()
+    }
+
+    fn start(&self, tensor: usize, pieces: Vec<Piece>) -> Window {
+        let bytes = pieces.iter().map(|piece| u64::from(piece.length)).sum();
+        // What cannot even be submitted shows again, piece by piece, at the window's end.
+        let ticket = self.submit(rebased(&pieces), bytes).ok();
+        Window { tensor, pieces, bytes, ticket }
+    }
+
+    /// Bytes of the window that are lost, and why the first of them are.
+    fn end(&self, window: &Window) -> (u64, Option<String>) {
+        if window.ticket.as_ref().is_some_and(|ticket| ticket.wait().is_ok()) {
+            return (0, None);
+        }
+        let (mut lost, mut first) = (0, None);
+        for piece in &window.pieces {
+            let bytes = u64::from(piece.length);
+            let read = self.submit(rebased(std::slice::from_ref(piece)), bytes);
+            let failure = match read {
+                Ok(ticket) => ticket.wait().err().map(|error| error.to_string()),
+                Err(why) => Some(why),
+            };
+            if let Some(why) = failure {
+                lost += bytes;
+                first
+                    .get_or_insert(format!("at byte {} of the tensor, {why}", piece.tensor_offset));
+            }
+        }
+        (lost, first)
+    }
+
+    fn submit(&self, pieces: Vec<Piece>, bytes: u64) -> Result<Ticket, String> {
+        let read = Transfer::Read { destination: Destination::buffer(bytes as usize), pieces };
+        let ticket = self.reactor.submit(read, Urgency::Ahead, None, Box::new(|_| ()));
+        ticket.map_err(|error| error.to_string())
+    }
+}
+
+/// Groups of pieces of at most `WINDOW_BYTES`, or of one piece.
+fn windows(pieces: Vec<Piece>) -> Vec<Vec<Piece>> {
+    let mut windows: Vec<Vec<Piece>> = Vec::new();
+    let mut bytes = 0;
+    for piece in pieces {
+        bytes += u64::from(piece.length);
+        match windows.last_mut() {
+            Some(window) if bytes <= WINDOW_BYTES => window.push(piece),
+            _ => {
+                bytes = u64::from(piece.length);
+                windows.push(vec![piece]);
+            }
+        }
+    }
+    windows
+}
+
+/// The same pieces in memory that holds just them.
+fn rebased(pieces: &[Piece]) -> Vec<Piece> {
+    let base = pieces.first().map_or(0, |piece| piece.tensor_offset);
+    let moved = |piece: &Piece| Piece { tensor_offset: piece.tensor_offset - base, ..*piece };
+    pieces.iter().map(moved).collect()
+}

@@ -1,0 +1,108 @@
+//! A share's durable tensors, read without changing anything, and each copy of the index by itself.
+
+use std::io;
+
+use crate::layout::{Geometry, TensorEntry};
+use crate::log::{Contents, Media, Place, Recovered, Space, SpaceUse, StripeMap, recover};
+use crate::pool::devices::Member;
+
+/// A share's index as the next opener will find it.
+#[derive(Clone, Debug)]
+pub struct IndexView {
+    /// Counts the checkpoints since the pool was formatted.
+    pub epoch: u64,
+    /// Every durable tensor, by id.
+    pub tensors: Vec<TensorEntry>,
+    /// How the space is used.
+    pub space: SpaceUse,
+    /// The copies, one on each metadata device that is at hand.
+    pub copies: Vec<IndexCopy>,
+}
+
+/// One device's copy of a share's index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IndexCopy {
+    /// The device's place.
+    pub device: u8,
+    /// Whether this copy alone says the same as all together; else what is wrong with it.
+    pub state: Result<(), String>,
+}
+
+/// Reads the index of a share.
+///
+/// # Errors
+/// Why it cannot be read from any copy.
+pub(super) fn read_index<M: Media>(
+    pool: u128,
+    share: u32,
+    geometry: &Geometry,
+    media: &M,
+) -> Result<IndexView, String> {
+    let area = geometry.share(share).ok_or("there is no such share")?;
+    let place = Place { pool, share, area, devices: geometry.metadata_devices() };
+    let stripes = StripeMap::new(geometry);
+    let blocks = geometry.segment_blocks();
+    let all = recover(place, &stripes, blocks, media).map_err(|error| error.to_string())?;
+    let alone = |device| {
+        let copy = OneCopy { media, device };
+        let found = recover(Place { devices: 1, ..place }, &stripes, blocks, &copy)
+            .map_err(|error| error.to_string())?;
+        let same = found.log.epoch() == all.log.epoch() && found.tensors == all.tensors;
+        same.then_some(()).ok_or_else(|| "it lacks commits that another copy has".to_owned())
+    };
+    let copies = (0..place.devices).map(|device| IndexCopy { device, state: alone(device) });
+    let copies = copies.collect();
+    let Recovered { tensors, log, .. } = all;
+    let contents = Contents::recovered(Space::new(&area, blocks), tensors.clone());
+    Ok(IndexView { epoch: log.epoch(), tensors, space: contents.space_use(), copies })
+}
+
+/// One device's metadata as if there were no other.
+struct OneCopy<'a, M> {
+    media: &'a M,
+    device: u8,
+}
+
+impl<M: Media> Media for OneCopy<'_, M> {
+    type Error = M::Error;
+
+    fn read(&self, _: u8, offset: u64, length: u64) -> Result<Vec<u8>, M::Error> {
+        self.media.read(self.device, offset, length)
+    }
+
+    fn write(&self, _: u8, offset: u64, bytes: Vec<u8>) -> Result<(), M::Error> {
+        self.media.write(self.device, offset, bytes)
+    }
+
+    fn flush(&self, _: u8) -> Result<(), M::Error> {
+        self.media.flush(self.device)
+    }
+}
+
+/// Devices that are open for reading; some may be missing.
+pub(super) struct MemberMedia<'a>(Vec<Option<&'a Member>>);
+
+impl<'a> MemberMedia<'a> {
+    pub(super) fn new(members: impl Iterator<Item = Option<&'a Member>>) -> Self {
+        Self(members.collect())
+    }
+}
+
+impl Media for MemberMedia<'_> {
+    type Error = io::Error;
+
+    fn read(&self, device: u8, offset: u64, length: u64) -> io::Result<Vec<u8>> {
+        let Some(Some(member)) = self.0.get(usize::from(device)) else {
+            return Err(io::Error::other(format!("device {device} is not at hand")));
+        };
+        member.read(offset, length as usize)
+    }
+
+    fn write(&self, _: u8, _: u64, _: Vec<u8>) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn flush(&self, _: u8) -> io::Result<()> {
+        Ok(())
+    }
+}

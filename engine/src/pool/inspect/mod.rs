@@ -1,0 +1,19 @@
+//! Looking at a pool without owning a share of it: what stands on its devices, whether all of it is
+//! whole, and making copies whole again.
+//!
+//! [`inspect`] and [`check`] open devices for reading only. Sizes and offsets that a device claims are
+//! compared with the device's real size before anything is read by them.
+
+mod check;
+mod index;
+mod repair;
+#[cfg(test)]
+mod tests;
+mod view;
+mod wipe;
+
+pub use check::{CheckProgress, CheckReport, Damage, DamagedTensor, check};
+pub use index::{IndexCopy, IndexView};
+pub use repair::{RepairError, RepairReport, repair};
+pub use view::{DeviceView, PoolView, ShareView, SuperblockCopyView, inspect, probe};
+pub use wipe::{Wiped, wipe};

@@ -1,0 +1,174 @@
+//! What a pool is, as far as the devices at hand tell.
+
+use super::index::{IndexView, MemberMedia, read_index};
+use crate::layout::{
+    Geometry, Holder, SUPERBLOCK_OFFSET, ShareArea, Superblock, SuperblockError, protective_mbr,
+};
+use crate::path::DeviceSpec;
+use crate::pool::OpenError;
+use crate::pool::devices::{Member, find_twins};
+use crate::pool::open::refused;
+use crate::units::ByteCount;
+
+/// One copy of a superblock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SuperblockCopyView {
+    /// `A` at the front, `B` at the end.
+    pub copy: char,
+    /// Where it was looked for.
+    pub offset: ByteCount,
+    /// What stands there.
+    pub state: Result<Superblock, SuperblockError>,
+}
+
+/// One device.
+#[derive(Clone, Debug)]
+pub struct DeviceView {
+    /// Its name, as given.
+    pub name: String,
+    /// Its real size.
+    pub size: ByteCount,
+    /// Whether it is a block device, as against a file.
+    pub block_device: bool,
+    /// Both copies of its superblock.
+    pub copies: [SuperblockCopyView; 2],
+    /// What the copy that holds says, or why neither can be used.
+    pub newest: Result<Superblock, SuperblockError>,
+    /// Whether Tidelog's own protective MBR stands in block 0; only block devices have one.
+    pub protective_mbr: bool,
+}
+
+/// One share of a pool.
+#[derive(Clone, Debug)]
+pub struct ShareView {
+    /// Its number.
+    pub share: u32,
+    /// Where it lies.
+    pub area: ShareArea,
+    /// Whether a process has it open now.
+    pub held: bool,
+    /// The process that has it open, or had it open last.
+    pub holder: Option<Holder>,
+    /// Its durable tensors, or why they cannot be read. While the share is held they may be of a moment
+    /// ago, or be unreadable because they are just being written.
+    pub index: Result<IndexView, String>,
+}
+
+/// A pool, whole or in part.
+#[derive(Clone, Debug)]
+pub struct PoolView {
+    /// What the newest superblock says; its `device` is of no meaning here.
+    pub superblock: Superblock,
+    /// The devices at hand with their places, in stripe order.
+    pub devices: Vec<(u32, DeviceView)>,
+    /// The places of the devices that are not at hand.
+    pub missing: Vec<u32>,
+    /// Its shares.
+    pub shares: Vec<ShareView>,
+}
+
+/// What a single device carries. Nothing is locked, and only the superblocks are read.
+pub fn probe(spec: &DeviceSpec) -> Result<DeviceView, OpenError> {
+    Ok(view_device(&open(spec)?, None))
+}
+
+/// What the pool on these devices contains. Nothing is locked or written, and devices may be missing.
+pub fn inspect(specs: &[DeviceSpec]) -> Result<PoolView, OpenError> {
+    if let Some((one, other)) = find_twins(specs) {
+        return Err(OpenError::NotOnePool(format!("{one} and {other} are the same device")));
+    }
+    view_members(specs.iter().map(open).collect::<Result<_, _>>()?)
+}
+
+fn open(spec: &DeviceSpec) -> Result<Member, OpenError> {
+    // What is read here goes through the page cache in any case.
+    Member::open_to_read(spec, true, false).map_err(|(share, error)| refused(error, share))
+}
+
+/// The same over members that are open already.
+pub(super) fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> {
+    let newest = members
+        .iter()
+        .find_map(|member| member.superblock(None).ok())
+        .map(|(superblock, _)| superblock);
+    let mut places: Vec<(Superblock, Member)> = Vec::new();
+    for member in members {
+        let found = member.superblock(newest.map(|it| it.geometry).as_ref());
+        let (superblock, _) =
+            found.map_err(|source| OpenError::Superblock { device: member.name(), source })?;
+        check_fits(&member, &superblock.geometry)?;
+        if let Some((other, twin)) = places.iter().find(|(other, _)| {
+            (other.pool, other.geometry) != (superblock.pool, superblock.geometry)
+                || other.device == superblock.device
+        }) {
+            return Err(OpenError::NotOnePool(format!(
+                "{} is device {} of pool {:032x}, {} is device {} of pool {:032x}",
+                twin.name(),
+                other.device,
+                other.pool,
+                member.name(),
+                superblock.device,
+                superblock.pool
+            )));
+        }
+        places.push((superblock, member));
+    }
+    places.sort_by_key(|(superblock, _)| superblock.device);
+    let Some((superblock, _)) = places.first() else { return Err(OpenError::Devices(0)) };
+    let superblock = *superblock;
+    let geometry = superblock.geometry;
+    let here = |place: u32| places.iter().find(|(it, _)| it.device == place);
+    let missing = (0..geometry.devices).filter(|place| here(*place).is_none()).collect();
+    let media = MemberMedia::new((0..geometry.devices).map(|place| here(place).map(|(_, it)| it)));
+    let devices = places
+        .iter()
+        .map(|(it, member)| (it.device, view_device(member, Some(&geometry))))
+        .collect();
+    let door = &places[0].1;
+    let shares = (0..geometry.shares)
+        .filter_map(|share| {
+            let area = geometry.share(share)?;
+            let (held, holder) = door.holder(share);
+            let index = read_index(superblock.pool, share, &geometry, &media).map(|mut index| {
+                index.copies.retain(|copy| here(u32::from(copy.device)).is_some());
+                index
+            });
+            Some(ShareView { share, area, held, holder, index })
+        })
+        .collect();
+    Ok(PoolView { superblock, devices, missing, shares })
+}
+
+/// Nothing that a superblock claims is used before the device has been found to be that large.
+fn check_fits(member: &Member, geometry: &Geometry) -> Result<(), OpenError> {
+    let needed = ByteCount(geometry.device_bytes);
+    if member.size() < needed {
+        return Err(OpenError::Shrunk { device: member.name(), found: member.size(), needed });
+    }
+    Ok(())
+}
+
+fn view_device(member: &Member, pool: Option<&Geometry>) -> DeviceView {
+    let copies = member.superblock_copies(pool);
+    let view = |copy, offset, state| SuperblockCopyView { copy, offset: ByteCount(offset), state };
+    DeviceView {
+        name: member.name(),
+        size: member.size(),
+        block_device: member.is_block_device(),
+        newest: copies.newest().map(|(superblock, _)| superblock),
+        copies: [
+            view('A', SUPERBLOCK_OFFSET, copies.first),
+            view('B', copies.second_offset, copies.second),
+        ],
+        protective_mbr: has_protective_mbr(member),
+    }
+}
+
+/// Whether block 0 is the one that formatting writes on block devices.
+pub(super) fn has_protective_mbr(member: &Member) -> bool {
+    if !member.is_block_device() {
+        return false;
+    }
+    let expected = protective_mbr(member.size().0);
+    member.read(0, expected.len()).is_ok_and(|found| found == expected)
+}

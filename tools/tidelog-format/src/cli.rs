@@ -1,0 +1,180 @@
+//! The command line. Help, man page and completions come from here.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+use tidelog_engine::units::ByteCount;
+
+use crate::outcome::Output;
+use crate::quantity::parse_size;
+
+const AFTER_HELP: &str = "\
+Exit codes:
+  0   done, nothing was wrong
+  1   repair: something was damaged and is whole again
+  2   something is damaged
+  3   not a Tidelog pool, or not all of its devices
+  4   refused: mounted, held, in use, or holding something that was not named twice
+  5   the operating system or a device failed
+  64  the command line makes no sense
+
+Examples:
+  tidelog-format format --size 100GiB /mnt/nvme0/tide /mnt/nvme1/tide
+      shows where everything would lie; add --yes to do it
+  tidelog-format format --discard --over-provision 7 /dev/nvme1n1 /dev/nvme2n1 --yes
+  tidelog-format inspect /dev/nvme1n1 /dev/nvme2n1 --output json
+  tidelog-format check /dev/nvme1n1 /dev/nvme2n1
+  tidelog-format list";
+
+const FORMAT_HELP: &str = "\
+On a terminal nothing is written without --yes: what would be written where is shown instead. In a script
+either --yes or --dry-run is needed.
+
+Devices that are mounted, held by another device, swap in use, claimed or part of the root disk are never
+written. A device that holds a file system, RAID, LVM, a partition table, another Tidelog pool or anything
+else that is not blank is written only if it is named twice:
+  tidelog-format format /dev/nvme1n1 --overwrite /dev/nvme1n1 --yes
+
+A pool has no redundancy: losing one device loses the tensors of the whole pool.";
+
+/// Makes, inspects, checks, repairs and wipes Tidelog pools.
+#[derive(Debug, Parser)]
+#[command(name = "tidelog-format", version, after_help = AFTER_HELP)]
+pub struct Cli {
+    /// How to write output, errors included
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]
+    pub output: Output,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a pool of directories, files, block devices or partitions
+    #[command(after_help = FORMAT_HELP)]
+    Format(Box<FormatArgs>),
+    /// Show superblocks, geometry, shares, holders, tensors and space; reads only, needs no lock
+    Inspect(PoolArgs),
+    /// Verify every structure and every byte of every durable tensor; reads only
+    Check(PoolArgs),
+    /// Check, write damaged copies again from the good ones, and check again
+    Repair(RepairArgs),
+    /// Remove Tidelog's own signatures, and nothing else
+    Wipe(WipeArgs),
+    /// Find pools among the block devices and the given paths
+    List(ListArgs),
+    /// Say what to do instead: a pool's devices are fixed when it is formatted
+    Add(AddArgs),
+    /// Write shell completions to standard output
+    ///
+    /// For example: tidelog-format completions bash > /etc/bash_completion.d/tidelog-format
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Write the man page of the tool, or of one command, to standard output
+    ///
+    /// For example: tidelog-format man format | man -l -
+    Man {
+        /// The command
+        command: Option<String>,
+    },
+}
+
+/// Whether to write, or only to show what would be written.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Intent {
+    /// Write; without it nothing is written
+    #[arg(long, conflicts_with = "dry_run")]
+    pub yes: bool,
+    /// Only show what would be written where
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Arguments of `format`.
+#[derive(Args, Clone, Debug)]
+pub struct FormatArgs {
+    /// Directories (Tidelog makes its file there), files, block devices or partitions, in stripe order
+    #[arg(required = true, value_name = "DEVICE")]
+    pub devices: Vec<String>,
+    /// Whether to write.
+    #[command(flatten)]
+    pub intent: Intent,
+    /// This device may lose what it holds; repeat its name exactly as it is given in DEVICE
+    #[arg(long, value_name = "DEVICE")]
+    pub overwrite: Vec<String>,
+    /// Bytes to use of each device; the size of files that are made
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub size: Option<ByteCount>,
+    /// Bytes on one device before the next takes over: a power of two from 4KiB to 16MiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256KiB")]
+    pub stripe_unit: ByteCount,
+    /// One segment's slice of each device; by default 4MiB, less in small pools
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub segment_size: Option<ByteCount>,
+    /// Parts of the pool that one process each may own
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub shares: u32,
+    /// Percent of every device that is never written, to spare the drives (0 to 90)
+    #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=90))]
+    pub over_provision: u8,
+    /// Deallocate block devices as a whole first
+    #[arg(long)]
+    pub discard: bool,
+    /// Go through the page cache.
+    #[arg(long, help = "Go through the page cache, for file systems without O_DIRECT")]
+    pub buffered: bool,
+}
+
+/// Arguments of commands that look at a pool.
+#[derive(Args, Clone, Debug)]
+pub struct PoolArgs {
+    /// The pool's devices, in any order
+    #[arg(required = true, value_name = "DEVICE")]
+    pub devices: Vec<String>,
+    /// Go through the page cache.
+    #[arg(long, help = "Go through the page cache, for file systems without O_DIRECT")]
+    pub buffered: bool,
+}
+
+/// Arguments of `repair`.
+#[derive(Args, Clone, Debug)]
+pub struct RepairArgs {
+    /// The pool.
+    #[command(flatten)]
+    pub pool: PoolArgs,
+    /// Drop this damaged tensor, by its name or id; tensors that are not named stay, damaged as they are
+    #[arg(long, value_name = "TENSOR")]
+    pub drop_damaged: Vec<String>,
+}
+
+/// Arguments of `wipe`.
+#[derive(Args, Clone, Debug)]
+pub struct WipeArgs {
+    /// The pool.
+    #[command(flatten)]
+    pub pool: PoolArgs,
+    /// Whether to write.
+    #[command(flatten)]
+    pub intent: Intent,
+}
+
+/// Arguments of `list`.
+#[derive(Args, Clone, Debug)]
+pub struct ListArgs {
+    /// Files and directories to look at, besides all block devices
+    #[arg(value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+}
+
+/// Arguments of `add`.
+#[derive(Args, Clone, Debug)]
+pub struct AddArgs {
+    /// What the pool has and what was to come
+    #[arg(value_name = "DEVICE")]
+    pub devices: Vec<String>,
+}

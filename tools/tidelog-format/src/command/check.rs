@@ -1,0 +1,74 @@
+//! `check`: is everything as it was written?
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+use tidelog_engine::pool::inspect::{CheckReport, Damage, check};
+
+use super::{advance, progress_bar, specs};
+use crate::cli::PoolArgs;
+use crate::outcome::{Exit, Failure, Report, printable};
+
+pub(super) fn run(args: &PoolArgs) -> Result<Report, Failure> {
+    let bar = progress_bar("verifying");
+    let report = check(&specs(&args.devices), args.buffered, &mut |progress| {
+        advance(&bar, progress.done, progress.total);
+    });
+    bar.finish_and_clear();
+    let report = report?;
+    let mut text = text(&report);
+    let repairable = report.damage.iter().filter(|it| it.is_repairable()).count();
+    if repairable > 0 {
+        let _ = writeln!(text, "{repairable} of these can be written again: tidelog-format repair");
+    }
+    let exit = if report.damage.is_empty() { Exit::Clean } else { Exit::Damaged };
+    Ok(Report { text, json: json(&report), exit })
+}
+
+/// What was verified, and what is not as it should be.
+pub(super) fn text(report: &CheckReport) -> String {
+    let mut text = format!(
+        "pool {:032x}: {} durable tensor(s), {}, every checksum verified over the {} path\n",
+        report.pool, report.tensors, report.bytes, report.path
+    );
+    if report.damage.is_empty() {
+        text.push_str("clean\n");
+    }
+    for damage in &report.damage {
+        let kind = if damage.is_repairable() { "damaged" } else { "LOST" };
+        let _ = writeln!(text, "{kind}: {}", printable(&damage.to_string()));
+    }
+    text
+}
+
+pub(super) fn json(report: &CheckReport) -> Value {
+    let damage: Vec<Value> = report.damage.iter().map(damage_json).collect();
+    json!({
+        "pool": format!("{:032x}", report.pool),
+        "devices": report.devices,
+        "clean": report.damage.is_empty(),
+        "tensors": report.tensors,
+        "bytes": report.bytes.0,
+        "path": report.path,
+        "damage": damage,
+    })
+}
+
+fn damage_json(damage: &Damage) -> Value {
+    let (kind, name, id) = match damage {
+        Damage::Superblock { .. } => ("superblock", None, None),
+        Damage::ProtectiveMbr { .. } => ("protective-mbr", None, None),
+        Damage::IndexCopy { .. } => ("index-copy", None, None),
+        Damage::Index { .. } => ("index", None, None),
+        Damage::Tensor(tensor) => {
+            ("tensor", tensor.name.clone(), Some(format!("{:032x}", tensor.id.0)))
+        }
+    };
+    json!({
+        "kind": kind,
+        "repairable": damage.is_repairable(),
+        "what": damage.to_string(),
+        "tensor": name,
+        "id": id,
+    })
+}

@@ -1,0 +1,223 @@
+//! `format`: refuse, plan, show, and write only if that was asked for.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+use tidelog_engine::layout::{BLOCK_BYTES, Geometry};
+use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::pool::{FormatOptions, Pool};
+use tidelog_engine::units::ByteCount;
+
+use super::regions::regions;
+use super::table::Table;
+use super::{advance, progress_bar, resolve, shall_write};
+use crate::cli::FormatArgs;
+use crate::device::{
+    System, Target, TargetKind, program_directories, refusals, same_or_overlapping,
+};
+use crate::outcome::{Exit, Failure, Report};
+
+const NO_REDUNDANCY: &str =
+    "A pool has no redundancy: losing one device loses the tensors of the whole pool.";
+
+pub(super) fn run(args: &FormatArgs, system: &System) -> Result<Report, Failure> {
+    let write = shall_write(args.intent)?;
+    check_overwrite_names(args)?;
+    let targets = resolve(&args.devices, system)?;
+    refuse(args, &targets, system)?;
+    let options = options(args, &targets);
+    let specs: Vec<DeviceSpec> = targets.iter().map(Target::spec).collect();
+    let sizes: Vec<ByteCount> = targets.iter().map(|target| target.size).collect();
+    let geometry = Pool::plan_format(&specs, &sizes, &options)?;
+    let plan = Plan { args, targets: &targets, geometry };
+    if !write {
+        let mut text = plan.text();
+        text.push_str("\nNothing was written. Add --yes to write this.\n");
+        return Ok(Report { text, json: plan.json(None), exit: Exit::Clean });
+    }
+    let bar = progress_bar("deallocating");
+    let made = Pool::format_with(&specs, &options, &mut |progress| {
+        advance(&bar, progress.done, progress.total);
+    })?;
+    bar.finish_and_clear();
+    let mut text = plan.text();
+    let _ = writeln!(text, "\nPool {:032x} was written.", made.pool);
+    for target in targets.iter().filter(|target| target.has_partitions()) {
+        let _ = writeln!(
+            text,
+            "The kernel may still show the old partitions of {0}: blockdev --rereadpt {0}",
+            target.given
+        );
+    }
+    Ok(Report { text, json: plan.json(Some(made.pool)), exit: Exit::Clean })
+}
+
+/// `--overwrite` repeats a name of DEVICE; anything else is a slip, and slips are what it is there for.
+fn check_overwrite_names(args: &FormatArgs) -> Result<(), Failure> {
+    match args.overwrite.iter().find(|name| !args.devices.contains(name)) {
+        None => Ok(()),
+        Some(name) => Err(Failure::new(
+            Exit::Usage,
+            format!("--overwrite {name}: no DEVICE is called exactly that"),
+            "--overwrite must repeat a name of the device list, letter for letter",
+        )),
+    }
+}
+
+fn refuse(args: &FormatArgs, targets: &[Target], system: &System) -> Result<(), Failure> {
+    let mut found = same_or_overlapping(targets);
+    for target in targets {
+        let reasons = refusals(target, system, &program_directories()).map_err(|error| {
+            Failure::new(
+                Exit::Failed,
+                format!("{}: cannot find out what it holds: {error}", target.given),
+                "block devices can usually be read by root alone",
+            )
+        })?;
+        let named_twice = args.overwrite.contains(&target.given);
+        found.extend(
+            reasons.into_iter().filter(|it| !(named_twice && it.reason.may_be_overridden())),
+        );
+    }
+    if found.is_empty() { Ok(()) } else { Err(Failure::refused(found)) }
+}
+
+fn options(args: &FormatArgs, targets: &[Target]) -> FormatOptions {
+    let twice = targets.iter().filter(|target| args.overwrite.contains(&target.given));
+    let overwrite_devices = twice.filter_map(|target| target.identity).collect();
+    FormatOptions {
+        device_size: args.size,
+        stripe_unit: args.stripe_unit,
+        segment_size: args.segment_size,
+        share_count: args.shares,
+        // Never for all: the engine looks again under its own claim, and permits only what was named.
+        overwrite: false,
+        overwrite_devices,
+        over_provision_percent: args.over_provision,
+        discard: args.discard,
+        buffered: args.buffered,
+        pool_id: None,
+    }
+}
+
+/// What will be written where.
+struct Plan<'a> {
+    args: &'a FormatArgs,
+    targets: &'a [Target],
+    geometry: Geometry,
+}
+
+impl Plan<'_> {
+    fn capacity(&self) -> ByteCount {
+        let blocks = u64::from(self.geometry.segments) * self.geometry.segment_blocks();
+        ByteCount(blocks * BLOCK_BYTES)
+    }
+
+    fn size_of(&self, target: &Target) -> u64 {
+        target.size.0.max(self.geometry.device_bytes)
+    }
+
+    fn text(&self) -> String {
+        let Geometry { devices, stripe_unit, segment_bytes, segments, shares, .. } = self.geometry;
+        let mut text = format!(
+            "A pool of {devices} device(s) with {} for tensors: stripe unit {}, {segments} segments of {} \
+             on each device, {shares} share(s).\n{NO_REDUNDANCY}\n",
+            self.capacity(),
+            ByteCount(stripe_unit),
+            ByteCount(segment_bytes),
+        );
+        for (place, target) in self.targets.iter().enumerate() {
+            let size = ByteCount(self.size_of(target));
+            let _ = write!(text, "\ndevice {place}: {} (", target.given);
+            if target.path.as_os_str() != target.given.as_str() {
+                let _ = write!(text, "{}; ", target.path.display());
+            }
+            let _ = write!(text, "{}, {size}", target.scope);
+            if let Some(model) = target.model() {
+                let _ = write!(text, ", {model}");
+            }
+            let _ = writeln!(text, ")");
+            for what in self.preparations(target) {
+                let _ = writeln!(text, "  {what}");
+            }
+            let mut table = Table::new(&[">from byte", ">to byte", ">size", "", "region"]);
+            for region in regions(&self.geometry, place as u32, size.0, target.is_block_device()) {
+                table.row(&[
+                    region.start.to_string(),
+                    region.end.to_string(),
+                    ByteCount(region.end - region.start).to_string(),
+                    if region.written { "written" } else { "" }.to_owned(),
+                    region.what,
+                ]);
+            }
+            text.push_str(&table.render(2));
+        }
+        text
+    }
+
+    /// What happens to a device before its regions are written.
+    fn preparations(&self, target: &Target) -> Vec<String> {
+        let mut what = Vec::new();
+        what.push(match (&target.kind, target.size) {
+            (TargetKind::NewFile, _) => {
+                "the file is made, readable by its owner alone, with every byte reserved".to_owned()
+            }
+            (_, ByteCount::ZERO) => "the empty file is filled up to that size".to_owned(),
+            _ => "the first and the last MiB are cleared".to_owned(),
+        });
+        if self.args.overwrite.contains(&target.given) {
+            what.push("WHAT IT HOLDS NOW IS LOST".to_owned());
+        }
+        if self.args.discard {
+            what.push(if target.is_block_device() {
+                "all of it is deallocated first".to_owned()
+            } else {
+                "--discard does nothing here: the bytes of a file stay reserved".to_owned()
+            });
+        }
+        what
+    }
+
+    fn json(&self, written: Option<u128>) -> Value {
+        let geometry = &self.geometry;
+        let devices: Vec<Value> = self
+            .targets
+            .iter()
+            .enumerate()
+            .map(|(place, target)| {
+                let size = self.size_of(target);
+                let regions = regions(geometry, place as u32, size, target.is_block_device());
+                let regions: Vec<Value> = regions
+                    .into_iter()
+                    .map(|region| {
+                        json!({
+                            "what": region.what,
+                            "start": region.start,
+                            "end": region.end,
+                            "written": region.written,
+                        })
+                    })
+                    .collect();
+                json!({
+                    "device": target.given,
+                    "path": target.path.display().to_string(),
+                    "place": place,
+                    "scope": target.scope.to_string(),
+                    "model": target.model(),
+                    "bytes": size,
+                    "overwritten": self.args.overwrite.contains(&target.given),
+                    "deallocated": self.args.discard && target.is_block_device(),
+                    "regions": regions,
+                })
+            })
+            .collect();
+        json!({
+            "written": written.is_some(),
+            "pool": written.map(|pool| format!("{pool:032x}")),
+            "capacity_bytes": self.capacity().0,
+            "geometry": super::inspect::geometry_json(geometry),
+            "redundancy": "none: losing one device loses the tensors of the whole pool",
+            "devices": devices,
+        })
+    }
+}

@@ -1,0 +1,218 @@
+//! `inspect`: a pool's superblocks, geometry, shares, holders, tensors and space.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+use tidelog_engine::layout::{Geometry, LifetimeClass, TensorEntry, utc};
+use tidelog_engine::pool::inspect::{IndexView, PoolView, ShareView, inspect};
+use tidelog_engine::units::ByteCount;
+
+use super::specs;
+use super::table::Table;
+use crate::cli::PoolArgs;
+use crate::outcome::{Exit, Failure, Report, printable};
+
+pub(super) fn run(args: &PoolArgs) -> Result<Report, Failure> {
+    let view = inspect(&specs(&args.devices))?;
+    let unreadable = view.shares.iter().any(|share| !share.held && share.index.is_err());
+    let exit = if unreadable && view.missing.is_empty() { Exit::Damaged } else { Exit::Clean };
+    Ok(Report { text: text(&view), json: json(&view), exit })
+}
+
+pub(super) fn text(view: &PoolView) -> String {
+    let geometry = &view.superblock.geometry;
+    let mut text = format!(
+        "pool {:032x}, formatted {}, generation {}\n\
+         {} device(s), stripe unit {}, {} segments of {} on each device, {} share(s)\n\n",
+        view.superblock.pool,
+        utc(view.superblock.formatted_at),
+        view.superblock.generation,
+        geometry.devices,
+        ByteCount(geometry.stripe_unit),
+        geometry.segments,
+        ByteCount(geometry.segment_bytes),
+        geometry.shares,
+    );
+    let mut devices =
+        Table::new(&[">place", "device", ">size", "superblock A", "superblock B", "MBR"]);
+    for (place, device) in &view.devices {
+        let [first, second] = device.copies.each_ref().map(|copy| match &copy.state {
+            Ok(_) => format!("good, byte {}", copy.offset.0),
+            Err(why) => format!("BAD, byte {}: {why}", copy.offset.0),
+        });
+        let mbr = match (device.block_device, device.protective_mbr) {
+            (false, _) => "none (file)",
+            (true, true) => "protective",
+            (true, false) => "MISSING",
+        };
+        let name = printable(&device.name);
+        devices.row(&[place.to_string(), name, device.size.to_string(), first, second, mbr.into()]);
+    }
+    text.push_str(&devices.render(0));
+    for place in &view.missing {
+        let _ = writeln!(text, "device {place} was not named");
+    }
+    view.shares.iter().for_each(|share| text.push_str(&share_text(share)));
+    text
+}
+
+fn share_text(share: &ShareView) -> String {
+    let mut text = format!(
+        "\nshare {}: segments {} to {}, ",
+        share.share,
+        share.area.first_segment,
+        share.area.first_segment + share.area.segments
+    );
+    text.push_str(match (share.held, &share.holder) {
+        (true, _) => "open now",
+        (false, Some(_)) => "closed",
+        (false, None) => "never opened",
+    });
+    if let Some(holder) = &share.holder {
+        let last = if share.held { " by" } else { ", last opened by" };
+        let _ = write!(text, "{last} {}", printable(&holder.to_string()));
+    }
+    text.push('\n');
+    let index = match &share.index {
+        Ok(index) => index,
+        Err(why) => {
+            let _ = writeln!(text, "  its index cannot be read: {why}");
+            return text;
+        }
+    };
+    let space = &index.space;
+    let _ = writeln!(
+        text,
+        "  space {}: live {}, dead {}, free {}; index epoch {}",
+        space.capacity, space.live, space.dead, space.free, index.epoch
+    );
+    for copy in &index.copies {
+        if let Err(why) = &copy.state {
+            let _ = writeln!(text, "  the index copy of device {} is BAD: {why}", copy.device);
+        }
+    }
+    if index.tensors.is_empty() {
+        text.push_str("  no durable tensors\n");
+        return text;
+    }
+    let mut tensors = Table::new(&["durable tensor", ">size", "class", ">runs", "id"]);
+    for tensor in &index.tensors {
+        tensors.row(&[
+            printable(tensor.name.as_deref().unwrap_or("(no name)")),
+            ByteCount(tensor.length).to_string(),
+            class(tensor).to_owned(),
+            tensor.runs.len().to_string(),
+            format!("{:032x}", tensor.id.0),
+        ]);
+    }
+    text.push_str(&tensors.render(2));
+    text
+}
+
+fn class(tensor: &TensorEntry) -> &'static str {
+    match tensor.class {
+        LifetimeClass::Transient => "transient",
+        LifetimeClass::Step => "step",
+        LifetimeClass::Persistent => "persistent",
+    }
+}
+
+pub(super) fn json(view: &PoolView) -> Value {
+    let devices: Vec<Value> = view
+        .devices
+        .iter()
+        .map(|(place, device)| {
+            let copies = device.copies.each_ref().map(|copy| {
+                json!({
+                    "copy": copy.copy.to_string(),
+                    "offset": copy.offset.0,
+                    "good": copy.state.is_ok(),
+                    "why": copy.state.as_ref().err().map(ToString::to_string),
+                })
+            });
+            json!({
+                "place": place,
+                "device": device.name,
+                "bytes": device.size.0,
+                "block_device": device.block_device,
+                "protective_mbr": device.protective_mbr,
+                "superblocks": copies,
+            })
+        })
+        .collect();
+    let shares: Vec<Value> = view.shares.iter().map(share_json).collect();
+    json!({
+        "pool": format!("{:032x}", view.superblock.pool),
+        "formatted_at": view.superblock.formatted_at,
+        "generation": view.superblock.generation,
+        "geometry": geometry_json(&view.superblock.geometry),
+        "devices": devices,
+        "missing": view.missing,
+        "shares": shares,
+    })
+}
+
+pub(super) fn geometry_json(geometry: &Geometry) -> Value {
+    json!({
+        "devices": geometry.devices,
+        "device_bytes": geometry.device_bytes,
+        "stripe_unit": geometry.stripe_unit,
+        "segment_bytes": geometry.segment_bytes,
+        "segments": geometry.segments,
+        "data_offset": geometry.data_offset,
+        "shares": geometry.shares,
+        "slot_bytes": geometry.slot_bytes,
+    })
+}
+
+fn share_json(share: &ShareView) -> Value {
+    let holder = share.holder.as_ref().map(|holder| {
+        json!({ "process": holder.process, "command": holder.command, "since": holder.since })
+    });
+    json!({
+        "share": share.share,
+        "first_segment": share.area.first_segment,
+        "segments": share.area.segments,
+        "held": share.held,
+        "holder": holder,
+        "index": share.index.as_ref().ok().map(index_json),
+        "index_error": share.index.as_ref().err(),
+    })
+}
+
+fn index_json(index: &IndexView) -> Value {
+    let copies: Vec<Value> = index
+        .copies
+        .iter()
+        .map(|copy| {
+            json!({
+                "device": copy.device,
+                "good": copy.state.is_ok(),
+                "why": copy.state.as_ref().err(),
+            })
+        })
+        .collect();
+    let tensors: Vec<Value> = index
+        .tensors
+        .iter()
+        .map(|tensor| {
+            json!({
+                "id": format!("{:032x}", tensor.id.0),
+                "name": tensor.name,
+                "bytes": tensor.length,
+                "class": class(tensor),
+                "runs": tensor.runs.len(),
+                "checksums": tensor.checksums.len(),
+            })
+        })
+        .collect();
+    json!({
+        "epoch": index.epoch,
+        "capacity_bytes": index.space.capacity.0,
+        "live_bytes": index.space.live.0,
+        "dead_bytes": index.space.dead.0,
+        "free_bytes": index.space.free.0,
+        "copies": copies,
+        "tensors": tensors,
+    })
+}

@@ -1,0 +1,100 @@
+//! `list`: which devices belong together.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use tidelog_engine::layout::{Superblock, SuperblockError};
+use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::pool::inspect::{DeviceView, probe};
+use tidelog_engine::units::ByteCount;
+
+use super::table::Table;
+use crate::cli::ListArgs;
+use crate::device::System;
+use crate::outcome::{Exit, Report, printable};
+
+/// Devices of one pool that were found, by their place.
+type Found = Vec<(Superblock, DeviceView)>;
+
+pub(super) fn run(args: &ListArgs, system: &System) -> Report {
+    let mut pools: BTreeMap<u128, Found> = BTreeMap::new();
+    let (mut damaged, mut unreadable) = (Vec::new(), Vec::new());
+    let nodes = system.block_devices().into_iter().map(|it| PathBuf::from("/dev").join(it.name));
+    for path in nodes.chain(args.paths.iter().cloned()) {
+        let spec = DeviceSpec::new(&path);
+        if !spec.exists() {
+            continue;
+        }
+        let Ok(view) = probe(&spec) else {
+            unreadable.push(path.display().to_string());
+            continue;
+        };
+        match view.newest.clone() {
+            Ok(superblock) => pools.entry(superblock.pool).or_default().push((superblock, view)),
+            Err(SuperblockError::Absent) => (),
+            Err(why) => damaged.push(json!({ "device": view.name, "why": why.to_string() })),
+        }
+    }
+    for found in pools.values_mut() {
+        found.sort_by_key(|(superblock, _)| superblock.device);
+    }
+    let text = text(&pools, &damaged, &unreadable);
+    let pools: Vec<Value> = pools.iter().map(|(pool, found)| pool_json(*pool, found)).collect();
+    let json = json!({ "pools": pools, "damaged": damaged, "unreadable": unreadable });
+    Report { text, json, exit: Exit::Clean }
+}
+
+fn text(pools: &BTreeMap<u128, Found>, damaged: &[Value], unreadable: &[String]) -> String {
+    let mut text = String::new();
+    for (pool, found) in pools {
+        let expected = found.first().map_or(0, |(superblock, _)| superblock.geometry.devices);
+        let state = match missing(found) {
+            missing if missing.is_empty() => "complete".to_owned(),
+            missing => format!("device {} not found", missing.join(", ")),
+        };
+        let _ = writeln!(text, "pool {pool:032x}: {expected} device(s), {state}");
+        let mut table = Table::new(&[">place", "device", ">size"]);
+        for (superblock, view) in found {
+            let size = ByteCount(view.size.0).to_string();
+            table.row(&[superblock.device.to_string(), printable(&view.name), size]);
+        }
+        text.push_str(&table.render(2));
+    }
+    if pools.is_empty() {
+        text.push_str("no Tidelog pool was found\n");
+    }
+    for device in damaged {
+        let what = |key: &str| printable(device[key].as_str().unwrap_or_default());
+        let _ = writeln!(text, "{}: {}", what("device"), what("why"));
+    }
+    if !unreadable.is_empty() {
+        let _ = writeln!(text, "not readable (try as root): {}", unreadable.join(", "));
+    }
+    text
+}
+
+fn missing(found: &Found) -> Vec<String> {
+    let expected = found.first().map_or(0, |(superblock, _)| superblock.geometry.devices);
+    (0..expected)
+        .filter(|place| found.iter().all(|(superblock, _)| superblock.device != *place))
+        .map(|place| place.to_string())
+        .collect()
+}
+
+fn pool_json(pool: u128, found: &Found) -> Value {
+    let devices: Vec<Value> = found
+        .iter()
+        .map(|(superblock, view)| {
+            json!({ "place": superblock.device, "device": view.name, "bytes": view.size.0 })
+        })
+        .collect();
+    let missing = missing(found);
+    json!({
+        "pool": format!("{pool:032x}"),
+        "complete": missing.is_empty(),
+        "missing": missing,
+        "devices": devices,
+    })
+}

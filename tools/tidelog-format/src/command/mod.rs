@@ -1,0 +1,120 @@
+//! The commands: parse, call the engine, say what happened.
+
+mod check;
+mod format;
+mod inspect;
+mod list;
+mod regions;
+mod repair;
+mod table;
+mod wipe;
+
+use std::io::IsTerminal;
+
+use clap::CommandFactory;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::units::ByteCount;
+
+use crate::cli::{Cli, Command, Intent};
+use crate::device::{System, Target};
+use crate::outcome::{Exit, Failure, Outcome, Report};
+
+/// Carries a command out.
+pub fn run(command: &Command) -> Outcome {
+    let system = System::default();
+    Outcome(match command {
+        Command::Format(args) => format::run(args, &system),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Check(args) => check::run(args),
+        Command::Repair(args) => repair::run(args, &system),
+        Command::Wipe(args) => wipe::run(args, &system),
+        Command::List(args) => Ok(list::run(args, &system)),
+        Command::Add(_) => Err(add()),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "tidelog-format", &mut script);
+            Ok(page(&script))
+        }
+        Command::Man { command } => man(command.as_deref()),
+    })
+}
+
+fn add() -> Failure {
+    Failure::new(
+        Exit::Refused,
+        "devices cannot be added: a pool's devices are fixed when it is formatted, because every tensor \
+         is striped over all of them",
+        "Instead: format a second pool on the new devices and use it for the next run; or save the \
+         tensors that must stay (a checkpoint of the training program does), format one pool of all \
+         devices, and load them again.",
+    )
+}
+
+fn man(command: Option<&str>) -> Result<Report, Failure> {
+    let mut tool = Cli::command();
+    // Fills in what the tool and its commands have in common.
+    tool.build();
+    let page_of = match command {
+        None => tool,
+        Some(name) => tool.find_subcommand(name).cloned().ok_or_else(|| {
+            Failure::new(Exit::Usage, format!("there is no command {name:?}"), "see --help")
+        })?,
+    };
+    let mut text = Vec::new();
+    let rendered = clap_mangen::Man::new(page_of).render(&mut text);
+    rendered.map_err(|error| Failure::new(Exit::Failed, error.to_string(), ""))?;
+    Ok(page(&text))
+}
+
+fn page(text: &[u8]) -> Report {
+    let text = String::from_utf8_lossy(text).into_owned();
+    Report { json: json!({ "text": text }), text, exit: Exit::Clean }
+}
+
+/// Whether to write: `--yes` does, a person without it gets a dry run, a script has to say.
+fn shall_write(Intent { yes, dry_run }: Intent) -> Result<bool, Failure> {
+    if yes || dry_run || std::io::stdin().is_terminal() {
+        return Ok(yes);
+    }
+    Err(Failure::new(
+        Exit::Usage,
+        "without a terminal this needs --yes to write or --dry-run to look",
+        "",
+    ))
+}
+
+/// What the names stand for.
+fn resolve(names: &[String], system: &System) -> Result<Vec<Target>, Failure> {
+    let resolve = |name: &String| {
+        Target::resolve(name, system).map_err(|error| {
+            Failure::new(
+                Exit::Failed,
+                format!("{name}: {error}"),
+                "name a directory, a file, a block device or a partition",
+            )
+        })
+    };
+    names.iter().map(resolve).collect()
+}
+
+fn specs(names: &[String]) -> Vec<DeviceSpec> {
+    names.iter().map(DeviceSpec::new).collect()
+}
+
+/// A bar on standard error, where that is a terminal.
+fn progress_bar(what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    let template = "{prefix:12} [{bar:40}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.with_prefix(what)
+}
+
+/// Moves the bar.
+fn advance(bar: &ProgressBar, done: ByteCount, total: ByteCount) {
+    bar.set_length(total.0);
+    bar.set_position(done.0);
+}

@@ -1,0 +1,51 @@
+//! `repair`: whole copies over damaged ones; lost tensors only by name.
+
+use std::fmt::Write;
+
+use serde_json::json;
+use tidelog_engine::pool::inspect::repair;
+
+use super::{advance, check, progress_bar, specs};
+use crate::cli::RepairArgs;
+use crate::device::System;
+use crate::outcome::{Exit, Failure, Report, printable};
+
+pub(super) fn run(args: &RepairArgs, system: &System) -> Result<Report, Failure> {
+    super::wipe::refuse_users(&args.pool.devices, system)?;
+    let bar = progress_bar("verifying");
+    let report = repair(
+        &specs(&args.pool.devices),
+        &args.drop_damaged,
+        args.pool.buffered,
+        &mut |progress| advance(&bar, progress.done, progress.total),
+    );
+    bar.finish_and_clear();
+    let report = report?;
+    let (before, after) = (&report.before.damage, &report.after.damage);
+    let repaired: Vec<String> =
+        before.iter().filter(|it| !after.contains(it)).map(ToString::to_string).collect();
+    let mut text = String::new();
+    let dropped: Vec<String> = report.dropped.iter().map(ToString::to_string).collect();
+    for what in repaired.iter().filter(|what| !dropped.contains(what)) {
+        let _ = writeln!(text, "repaired: {}", printable(what));
+    }
+    for what in &dropped {
+        let _ = writeln!(text, "dropped: {}", printable(what));
+    }
+    text.push_str(&check::text(&report.after));
+    if report.after.damaged_tensors().next().is_some() {
+        text.push_str("lost tensors stay until they are dropped by name: --drop-damaged NAME\n");
+    }
+    let exit = match (before.is_empty(), after.is_empty()) {
+        (true, true) => Exit::Clean,
+        (_, true) => Exit::Repaired,
+        (_, false) => Exit::Damaged,
+    };
+    let json = json!({
+        "repaired": repaired,
+        "dropped": dropped,
+        "before": check::json(&report.before),
+        "after": check::json(&report.after),
+    });
+    Ok(Report { text, json, exit })
+}

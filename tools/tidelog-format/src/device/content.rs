@@ -1,0 +1,135 @@
+//! What a device holds.
+//!
+//! libblkid knows every file system, RAID, volume manager and partition table there is, and gets better
+//! with each release of the distribution. No maintained crate does; a binding would make a C library and
+//! its headers a build dependency. So its own programs are asked where they are present: `wipefs`, which
+//! lists every signature and not just the likeliest, else `blkid -p`. They are believed when they find
+//! something, never when they find nothing: whatever they say, the first and the last MiB must be all
+//! zeroes, or the device is refused as not blank. A machine without the programs refuses more, not less.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+
+/// This much at both ends must be zero for a device to be blank.
+const BLANK_BYTES: u64 = 1 << 20;
+
+/// Something on a device that has a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signature {
+    /// As in `ext4`, `LVM2_member`, `linux_raid_member`, `gpt`.
+    pub name: String,
+    /// Where its mark stands, if that is known.
+    pub offset: Option<String>,
+    /// Its label or identity, if it has one.
+    pub label: Option<String>,
+}
+
+impl std::fmt::Display for Signature {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{}", self.name)?;
+        if let Some(offset) = &self.offset {
+            write!(out, " at {offset}")?;
+        }
+        match &self.label {
+            Some(label) => write!(out, " ({label})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a device holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Content {
+    /// What has a name.
+    pub signatures: Vec<Signature>,
+    /// The first byte at either end that is not zero.
+    pub not_blank_at: Option<u64>,
+}
+
+/// Where the programs are looked for. Not in `PATH`: this tool runs as root, and what it believes must not
+/// depend on the caller's environment.
+pub fn program_directories() -> Vec<PathBuf> {
+    ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from).to_vec()
+}
+
+/// What the device or file at `path`, of `size` bytes, holds.
+///
+/// # Errors
+/// It cannot be read.
+pub fn contents(path: &Path, size: u64, programs: &[PathBuf]) -> io::Result<Content> {
+    let find = |name: &str| programs.iter().map(|it| it.join(name)).find(|it| it.is_file());
+    let by_wipefs = find("wipefs").and_then(|program| ask_wipefs(&program, path));
+    let by_blkid = || find("blkid").and_then(|program| ask_blkid(&program, path));
+    Ok(Content {
+        signatures: by_wipefs.or_else(by_blkid).unwrap_or_default(),
+        not_blank_at: first_byte_set(&File::open(path)?, size)?,
+    })
+}
+
+/// The first byte of the first or last MiB that is not zero.
+fn first_byte_set(file: &File, size: u64) -> io::Result<Option<u64>> {
+    for start in [0, size.saturating_sub(BLANK_BYTES)] {
+        let mut bytes = vec![0; BLANK_BYTES.min(size - start) as usize];
+        file.read_exact_at(&mut bytes, start)?;
+        if let Some(at) = bytes.iter().position(|byte| *byte != 0) {
+            return Ok(Some(start + at as u64));
+        }
+    }
+    Ok(None)
+}
+
+/// `None` if the program could not tell.
+fn ask_wipefs(program: &Path, device: &Path) -> Option<Vec<Signature>> {
+    #[derive(Deserialize)]
+    struct Found {
+        signatures: Vec<One>,
+    }
+    #[derive(Deserialize)]
+    struct One {
+        #[serde(rename = "type")]
+        name: String,
+        offset: Option<String>,
+        label: Option<String>,
+        uuid: Option<String>,
+    }
+    let output = output(program, &["--json", "--no-act", "--"], device)?;
+    if output.iter().all(u8::is_ascii_whitespace) {
+        return Some(Vec::new());
+    }
+    let found: Found = serde_json::from_slice(&output).ok()?;
+    let signature =
+        |one: One| Signature { name: one.name, offset: one.offset, label: one.label.or(one.uuid) };
+    Some(found.signatures.into_iter().map(signature).collect())
+}
+
+/// `None` if the program could not tell; it says the same for "nothing" and for "two things at once".
+fn ask_blkid(program: &Path, device: &Path) -> Option<Vec<Signature>> {
+    let output = output(program, &["-p", "-o", "export", "--"], device)?;
+    let text = String::from_utf8_lossy(&output);
+    let value = |key: &str| {
+        text.lines().find_map(|line| Some(line.strip_prefix(key)?.strip_prefix('=')?.to_owned()))
+    };
+    let label = value("LABEL").or_else(|| value("UUID"));
+    let names = [value("TYPE"), value("PTTYPE")].into_iter().flatten();
+    let signature = |name| Signature { name, offset: None, label: label.clone() };
+    Some(names.map(signature).collect())
+}
+
+/// What a program writes when it succeeds. It gets no environment but the language of its answers.
+fn output(program: &Path, arguments: &[&str], device: &Path) -> Option<Vec<u8>> {
+    let output = Command::new(program)
+        .args(arguments)
+        .arg(device)
+        .env_clear()
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    output.status.success().then_some(output.stdout)
+}

@@ -1,0 +1,16 @@
+//! What a name on the command line really is, and whether it may be written.
+//!
+//! A wrong device is the one mistake that this tool must make impossible to make by accident. Names are
+//! resolved to devices first (symbolic links followed, nodes compared by device number). Then everything
+//! that speaks against the device is collected: who uses it ([`System`]), and what it holds
+//! ([`contents`]). Only what it *holds* may be overridden, by naming the very device twice.
+
+mod content;
+mod refusal;
+mod system;
+mod target;
+
+pub use content::{Content, Signature, contents, program_directories};
+pub use refusal::{Reason, Refusal};
+pub use system::{BlockDevice, DeviceNumber, System};
+pub use target::{Scope, Target, TargetKind, refusals, same_or_overlapping};

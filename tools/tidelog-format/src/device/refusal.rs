@@ -1,0 +1,167 @@
+//! What speaks against writing a device.
+
+use std::fmt;
+
+/// A device and one thing that speaks against writing it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The device, as it was named.
+    pub device: String,
+    /// What speaks against it.
+    pub reason: Reason,
+}
+
+/// What speaks against writing a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It, or a partition of it, carries the root file system.
+    HoldsRoot,
+    /// It is mounted: the device (or its partition) and where.
+    Mounted {
+        /// The name of the device or partition.
+        what: String,
+        /// The mount point.
+        at: String,
+    },
+    /// Another device is made of it: LVM, RAID, encryption, a loop device.
+    HeldBy {
+        /// The name of the device or partition.
+        what: String,
+        /// The device that holds it.
+        holder: String,
+    },
+    /// It is swap space in use.
+    Swap {
+        /// The name of the device or partition.
+        what: String,
+    },
+    /// The kernel gave it to somebody else exclusively, and no file says to whom.
+    Claimed,
+    /// A process has a share of the Tidelog pool on it open.
+    PoolInUse {
+        /// The process, if it said its name.
+        holder: String,
+    },
+    /// It cannot be written.
+    ReadOnly,
+    /// It is neither a directory, nor a file, nor a block device.
+    NoDevice {
+        /// What it is.
+        found: &'static str,
+    },
+    /// Another name on the command line is the same device, or a part of it.
+    SameAs {
+        /// The other name.
+        other: String,
+    },
+    /// The kernel knows partitions on it.
+    Partitioned {
+        /// Their names.
+        partitions: Vec<String>,
+    },
+    /// It belongs to a Tidelog pool.
+    Pool {
+        /// What is known about that pool.
+        description: String,
+    },
+    /// It holds something that has a name.
+    Holds {
+        /// What, and where.
+        signatures: Vec<String>,
+    },
+    /// It holds something that nothing here knows.
+    NotBlank {
+        /// The first byte that is not zero, of those that were looked at.
+        at: u64,
+    },
+}
+
+impl Reason {
+    /// Whether naming the device in `--overwrite` sets this aside.
+    pub fn may_be_overridden(&self) -> bool {
+        matches!(
+            self,
+            Self::Partitioned { .. }
+                | Self::Pool { .. }
+                | Self::Holds { .. }
+                | Self::NotBlank { .. }
+        )
+    }
+
+    /// A word for programs.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::HoldsRoot => "holds-root",
+            Self::Mounted { .. } => "mounted",
+            Self::HeldBy { .. } => "held",
+            Self::Swap { .. } => "swap",
+            Self::Claimed => "claimed",
+            Self::PoolInUse { .. } => "pool-in-use",
+            Self::ReadOnly => "read-only",
+            Self::NoDevice { .. } => "no-device",
+            Self::SameAs { .. } => "same-device",
+            Self::Partitioned { .. } => "partitioned",
+            Self::Pool { .. } => "tidelog-pool",
+            Self::Holds { .. } => "content",
+            Self::NotBlank { .. } => "not-blank",
+        }
+    }
+
+    /// What to do about it.
+    pub fn help(&self, device: &str) -> String {
+        match self {
+            Self::HoldsRoot => "this is never written; name another device".to_owned(),
+            Self::Mounted { at, .. } => format!("if it is the right device: umount {at}"),
+            Self::HeldBy { what, holder } if holder.contains("Tidelog pool") => {
+                format!("if that pool may be lost: tidelog-format wipe /dev/{what}")
+            }
+            Self::HeldBy { holder, .. } => {
+                format!("if it is the right device: stop {holder} first (lsblk shows what it is)")
+            }
+            Self::Swap { what } if what.starts_with('/') => {
+                format!("if it is the right file: swapoff {what}")
+            }
+            Self::Swap { what } => format!("if it is the right device: swapoff /dev/{what}"),
+            Self::Claimed => {
+                "if it is the right device: find and end its user (fuser -v, lsblk, lsof)"
+                    .to_owned()
+            }
+            Self::PoolInUse { .. } => "end that process first".to_owned(),
+            Self::ReadOnly => "name a device that can be written (blockdev --setrw)".to_owned(),
+            Self::NoDevice { .. } => {
+                "name a directory, a file, a block device or a partition".to_owned()
+            }
+            Self::SameAs { .. } => "a pool needs different devices; name each once".to_owned(),
+            Self::Partitioned { .. }
+            | Self::Pool { .. }
+            | Self::Holds { .. }
+            | Self::NotBlank { .. } => format!("if all of that may be lost: --overwrite {device}"),
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::HoldsRoot => write!(out, "it holds the root file system"),
+            Self::Mounted { what, at } => write!(out, "{what} is mounted at {at}"),
+            Self::HeldBy { what, holder } => write!(out, "{what} is held by {holder}"),
+            Self::Swap { what } => write!(out, "{what} is swap space in use"),
+            Self::Claimed => write!(out, "another program has claimed it exclusively"),
+            Self::PoolInUse { holder } => write!(out, "its Tidelog pool is open{holder}"),
+            Self::ReadOnly => write!(out, "it is read-only"),
+            Self::NoDevice { found } => write!(out, "it is {found}"),
+            Self::SameAs { other } => {
+                write!(out, "it is the same device as {other}, or overlaps it")
+            }
+            Self::Partitioned { partitions } => {
+                write!(out, "it has partitions: {}", partitions.join(", "))
+            }
+            Self::Pool { description } => write!(out, "it belongs to {description}"),
+            Self::Holds { signatures } => write!(out, "it holds {}", signatures.join(", ")),
+            Self::NotBlank { at } => {
+                write!(out, "it is not blank, and its content is unknown (data at byte {at})")
+            }
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! What the kernel says about block devices and their users: sysfs, the mount table, the swap table.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use super::refusal::Reason;
+
+/// A block device's number, which is what it *is*, whatever its nodes are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DeviceNumber {
+    /// The driver.
+    pub major: u32,
+    /// The device.
+    pub minor: u32,
+}
+
+impl DeviceNumber {
+    /// From `st_rdev` or `st_dev`.
+    pub fn from_raw(raw: u64) -> Self {
+        // As the C library's `major` and `minor` take it apart.
+        let major = ((raw >> 32) & 0xFFFF_F000) | ((raw >> 8) & 0xFFF);
+        let minor = ((raw >> 12) & 0xFFFF_FF00) | (raw & 0xFF);
+        Self { major: major as u32, minor: minor as u32 }
+    }
+
+    /// The block device at this path, symbolic links followed.
+    pub fn of_path(path: &Path) -> Option<Self> {
+        let metadata = fs::metadata(path).ok()?;
+        metadata.file_type().is_block_device().then(|| Self::from_raw(metadata.rdev()))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (major, minor) = text.trim().split_once(':')?;
+        Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })
+    }
+}
+
+impl fmt::Display for DeviceNumber {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}:{}", self.major, self.minor)
+    }
+}
+
+/// A block device in sysfs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockDevice {
+    /// Its number.
+    pub number: DeviceNumber,
+    /// Its name, as in `nvme0n1p1`.
+    pub name: String,
+    directory: PathBuf,
+}
+
+impl BlockDevice {
+    /// The device of this directory of sysfs.
+    fn at(directory: &Path) -> Option<Self> {
+        let number = DeviceNumber::parse(&fs::read_to_string(directory.join("dev")).ok()?)?;
+        let name = directory.file_name()?.to_string_lossy().into_owned();
+        Some(Self { number, name, directory: directory.to_path_buf() })
+    }
+
+    /// Its partitions.
+    pub fn partitions(&self) -> Vec<Self> {
+        let inside = self.linked(".");
+        let found = inside.iter().filter_map(|name| Self::at(&self.directory.join(name)));
+        found.filter(Self::is_partition).collect()
+    }
+
+    /// The device of which this one is a partition.
+    pub fn parent(&self) -> Option<Self> {
+        if self.is_partition() { Self::at(self.directory.parent()?) } else { None }
+    }
+
+    fn read(&self, attribute: &str) -> Option<String> {
+        Some(fs::read_to_string(self.directory.join(attribute)).ok()?.trim().to_owned())
+    }
+
+    /// Whether it is a partition of another device.
+    pub fn is_partition(&self) -> bool {
+        self.directory.join("partition").exists()
+    }
+
+    /// Whether the kernel refuses to write it.
+    pub fn is_read_only(&self) -> bool {
+        self.read("ro").is_some_and(|ro| ro == "1")
+    }
+
+    /// What its maker calls it.
+    pub fn model(&self) -> Option<String> {
+        self.read("device/model").filter(|model| !model.is_empty())
+    }
+
+    /// Its size in bytes.
+    pub fn size(&self) -> u64 {
+        // sysfs counts in sectors of 512 bytes, whatever the device does.
+        self.read("size").and_then(|size| size.parse::<u64>().ok()).unwrap_or(0) * 512
+    }
+
+    /// Whether it is a namespace of an `NVMe` controller, as a whole.
+    pub fn is_nvme_namespace(&self) -> bool {
+        self.name.starts_with("nvme") && !self.is_partition()
+    }
+
+    fn linked(&self, directory: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.directory.join(directory)).into_iter().flatten().flatten();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+}
+
+/// The kernel's tables. The paths are fields so that tests can show machines that they do not have.
+#[derive(Clone, Debug)]
+pub struct System {
+    /// `/sys`.
+    pub sysfs: PathBuf,
+    /// `/proc`.
+    pub procfs: PathBuf,
+}
+
+impl Default for System {
+    fn default() -> Self {
+        Self { sysfs: "/sys".into(), procfs: "/proc".into() }
+    }
+}
+
+/// A line of the mount table.
+struct Mount {
+    number: Option<DeviceNumber>,
+    at: PathBuf,
+    source: PathBuf,
+}
+
+impl System {
+    /// The block device of this number.
+    pub fn block_device(&self, number: DeviceNumber) -> Option<BlockDevice> {
+        let link = self.sysfs.join(format!("dev/block/{number}"));
+        BlockDevice::at(&fs::canonicalize(link).ok()?)
+    }
+
+    /// The block device of this name.
+    pub fn named(&self, name: &str) -> Option<BlockDevice> {
+        BlockDevice::at(&fs::canonicalize(self.sysfs.join("class/block").join(name)).ok()?)
+    }
+
+    /// Every block device that has a size, by name.
+    pub fn block_devices(&self) -> Vec<BlockDevice> {
+        let entries = fs::read_dir(self.sysfs.join("class/block")).into_iter().flatten().flatten();
+        let mut devices: Vec<BlockDevice> = entries
+            .filter_map(|entry| self.named(&entry.file_name().to_string_lossy()))
+            .filter(|device| device.size() > 0)
+            .collect();
+        devices.sort_by(|one, other| one.name.cmp(&other.name));
+        devices
+    }
+
+    /// Everybody who uses a block device, through the whole of it or through a partition, and whether it
+    /// carries the root file system. The first is asked of the device, its partitions, and the disk that
+    /// it is a partition of.
+    pub fn users(&self, device: &BlockDevice) -> Vec<Reason> {
+        let mut reasons = Vec::new();
+        if self.under_root().contains(&device.number) {
+            reasons.push(Reason::HoldsRoot);
+        }
+        let parts = device.partitions();
+        for part in parts.iter().chain([device]).chain(&device.parent()) {
+            reasons.extend(self.direct_users(part));
+        }
+        reasons
+    }
+
+    fn direct_users(&self, device: &BlockDevice) -> Vec<Reason> {
+        let what = || device.name.clone();
+        let mounts = self.mounts();
+        let mounted = mounts.iter().filter(|mount| {
+            // Btrfs and its like have numbers of their own; then the source names the device.
+            mount.number == Some(device.number)
+                || DeviceNumber::of_path(&mount.source) == Some(device.number)
+        });
+        let mut reasons: Vec<Reason> = mounted
+            .map(|mount| Reason::Mounted { what: what(), at: mount.at.display().to_string() })
+            .collect();
+        reasons.extend(
+            device
+                .linked("holders")
+                .into_iter()
+                .map(|holder| Reason::HeldBy { what: what(), holder: self.description(&holder) }),
+        );
+        let in_use = |path: &PathBuf| DeviceNumber::of_path(path) == Some(device.number);
+        if self.swaps().iter().any(in_use) {
+            reasons.push(Reason::Swap { what: what() });
+        }
+        reasons
+    }
+
+    /// Everybody who uses a regular file as a whole.
+    pub fn users_of_file(&self, path: &Path) -> Vec<Reason> {
+        let what = || path.display().to_string();
+        let loops = self.block_devices().into_iter().filter(|device| {
+            device.read("loop/backing_file").is_some_and(|backing| Path::new(&backing) == path)
+        });
+        let mut reasons: Vec<Reason> =
+            loops.map(|device| Reason::HeldBy { what: what(), holder: device.name }).collect();
+        if self.swaps().iter().any(|swap| swap == path) {
+            reasons.push(Reason::Swap { what: what() });
+        }
+        reasons
+    }
+
+    /// `dm-0 (vg-root)` where a device has a name for people.
+    fn description(&self, name: &str) -> String {
+        let device = self.named(name);
+        match device.and_then(|device| device.read("dm/name")) {
+            Some(called) => format!("{name} ({called})"),
+            None => name.to_owned(),
+        }
+    }
+
+    /// Every device that the root file system stands on: its own, what that is made of, and whole disks.
+    fn under_root(&self) -> BTreeSet<DeviceNumber> {
+        let mounts = self.mounts();
+        // Later lines hide earlier ones; all of them count.
+        let roots = mounts.iter().filter(|mount| mount.at == Path::new("/"));
+        let mut open: Vec<DeviceNumber> = roots
+            .flat_map(|mount| [mount.number, DeviceNumber::of_path(&mount.source)])
+            .flatten()
+            .collect();
+        let mut found = BTreeSet::new();
+        while let Some(number) = open.pop() {
+            if !found.insert(number) {
+                continue;
+            }
+            let Some(device) = self.block_device(number) else { continue };
+            let below = device.linked("slaves");
+            open.extend(below.iter().filter_map(|name| Some(self.named(name)?.number)));
+            open.extend(device.parent().map(|parent| parent.number));
+        }
+        found
+    }
+
+    fn mounts(&self) -> Vec<Mount> {
+        let table = fs::read(self.procfs.join("self/mountinfo")).unwrap_or_default();
+        let line = |line: &[u8]| {
+            let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+            // A variable number of fields ends with a dash; then come type, source, options.
+            let dash = fields.iter().position(|field| *field == b"-")?;
+            Some(Mount {
+                number: DeviceNumber::parse(&String::from_utf8_lossy(fields.get(2)?)),
+                at: unescape(fields.get(4)?),
+                source: unescape(fields.get(dash + 2)?),
+            })
+        };
+        table.split(|byte| *byte == b'\n').filter_map(line).collect()
+    }
+
+    fn swaps(&self) -> Vec<PathBuf> {
+        let table = fs::read(self.procfs.join("swaps")).unwrap_or_default();
+        let lines = table.split(|byte| *byte == b'\n').skip(1);
+        lines
+            .filter_map(|line| line.split(u8::is_ascii_whitespace).next())
+            .filter(|path| !path.is_empty())
+            .map(unescape)
+            .collect()
+    }
+}
+
+/// The kernel writes spaces and the like in paths as `\040`.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, after)) = rest.split_first() {
+        let octal = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
+        let escaped = octal.and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        if let (b'\\', Some(byte)) = (*first, escaped) {
+            bytes.push(byte);
+            rest = &after[3..];
+        } else {
+            bytes.push(*first);
+            rest = after;
+        }
+    }
+    PathBuf::from(std::ffi::OsString::from_vec(bytes))
+}

@@ -1,0 +1,233 @@
+//! How a command ended: what to print, for people or for programs, and the exit code.
+
+use std::fmt::Write;
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use serde_json::{Value, json};
+use tidelog_engine::layout::SuperblockError;
+use tidelog_engine::path::DeviceOpenError;
+use tidelog_engine::pool::inspect::RepairError;
+use tidelog_engine::pool::{FormatError, OpenError};
+
+use crate::device::Refusal;
+
+/// How output is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// Tables for people.
+    #[default]
+    Table,
+    /// One JSON document on standard output, errors included.
+    Json,
+}
+
+/// The exit codes; `--help` lists them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// Done; nothing was wrong.
+    Clean = 0,
+    /// Something was damaged and is whole again.
+    Repaired = 1,
+    /// Something is damaged.
+    Damaged = 2,
+    /// What was named is no pool, or not all of one.
+    NotAPool = 3,
+    /// Refused: in use, held, or holding something that was not named twice.
+    Refused = 4,
+    /// The operating system or a device failed.
+    Failed = 5,
+    /// The command line makes no sense (`EX_USAGE`).
+    Usage = 64,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// What a command reports when it did what it was asked for.
+#[derive(Debug)]
+pub struct Report {
+    /// For people.
+    pub text: String,
+    /// For programs.
+    pub json: Value,
+    /// The exit code.
+    pub exit: Exit,
+}
+
+/// Why a command did not do what it was asked for.
+#[derive(Debug)]
+pub struct Failure {
+    /// The exit code.
+    pub exit: Exit,
+    /// What was wrong, and where.
+    pub message: String,
+    /// What to do about it.
+    pub help: String,
+    /// Every device that was refused, and why.
+    pub refusals: Vec<Refusal>,
+}
+
+impl Failure {
+    /// A failure without refused devices.
+    pub fn new(exit: Exit, message: impl Into<String>, help: impl Into<String>) -> Self {
+        Self { exit, message: message.into(), help: help.into(), refusals: Vec::new() }
+    }
+
+    /// Devices were refused; nothing was written.
+    pub fn refused(refusals: Vec<Refusal>) -> Self {
+        let message = match refusals.len() {
+            1 => "1 reason against it; nothing was written".to_owned(),
+            count => format!("{count} reasons against it; nothing was written"),
+        };
+        Self { refusals, ..Self::new(Exit::Refused, message, "") }
+    }
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub struct Outcome(pub Result<Report, Failure>);
+
+impl Outcome {
+    /// The exit code.
+    pub fn exit(&self) -> Exit {
+        self.0.as_ref().map_or_else(|failure| failure.exit, |report| report.exit)
+    }
+
+    /// What goes to standard output and to standard error.
+    pub fn rendered(&self, output: Output) -> (String, String) {
+        match (&self.0, output) {
+            (Ok(report), Output::Table) => (report.text.clone(), String::new()),
+            (Ok(report), Output::Json) => (lines(&report.json), String::new()),
+            (Err(failure), Output::Table) => (String::new(), failure_text(failure)),
+            (Err(failure), Output::Json) => (lines(&failure_json(failure)), String::new()),
+        }
+    }
+}
+
+fn lines(json: &Value) -> String {
+    format!("{json:#}\n")
+}
+
+/// Names and labels from media and command lines, without what would write to the terminal on its own
+/// account.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
+}
+
+fn failure_text(failure: &Failure) -> String {
+    let mut text = String::new();
+    for refusal in &failure.refusals {
+        let reason = printable(&format!("{}: {}", refusal.device, refusal.reason));
+        let help = printable(&refusal.reason.help(&refusal.device));
+        let _ = writeln!(text, "refused: {reason}\n         {help}");
+    }
+    let _ = writeln!(text, "tidelog-format: {}", printable(&failure.message));
+    if !failure.help.is_empty() {
+        let _ = writeln!(text, "{}", failure.help);
+    }
+    text
+}
+
+fn failure_json(failure: &Failure) -> Value {
+    let refusals: Vec<Value> = failure
+        .refusals
+        .iter()
+        .map(|refusal| {
+            json!({
+                "device": refusal.device,
+                "kind": refusal.reason.kind(),
+                "reason": refusal.reason.to_string(),
+                "overridable": refusal.reason.may_be_overridden(),
+                "help": refusal.reason.help(&refusal.device),
+            })
+        })
+        .collect();
+    json!({
+        "error": failure.message,
+        "help": failure.help,
+        "exit": failure.exit as u8,
+        "refusals": refusals,
+    })
+}
+
+impl From<OpenError> for Failure {
+    fn from(error: OpenError) -> Self {
+        let (exit, help) = match &error {
+            OpenError::ShareHeld { .. } => (
+                Exit::Refused,
+                "end that process, or use `inspect`, which only looks and needs no lock",
+            ),
+            OpenError::Superblock { source: SuperblockError::Absent, .. }
+            | OpenError::Device(DeviceOpenError::Missing { .. }) => {
+                (Exit::NotAPool, "`list` shows which devices carry pools")
+            }
+            OpenError::Superblock {
+                source: SuperblockError::Version(_) | SuperblockError::Features(_),
+                ..
+            } => (Exit::Refused, "use the version of Tidelog that made the pool, or a newer one"),
+            OpenError::Superblock { .. } => (
+                Exit::Damaged,
+                "neither copy of the superblock can be used; check the device, or format it again",
+            ),
+            OpenError::Shrunk { .. } => (
+                Exit::Damaged,
+                "the device is smaller than its pool: a wrong device, or a truncated file or volume",
+            ),
+            OpenError::NotOnePool(_) | OpenError::Devices(_) => (
+                Exit::NotAPool,
+                "name every device of one pool; `list` shows which belong together",
+            ),
+            OpenError::Recovery { .. } => (
+                Exit::Damaged,
+                "`check` says what is damaged; what it lists as lost cannot be repaired",
+            ),
+            OpenError::Device(DeviceOpenError::InUse { .. }) => {
+                (Exit::Refused, "unmount it, or stop what holds it")
+            }
+            OpenError::Device(DeviceOpenError::NoDirect { .. }) => {
+                (Exit::Failed, "add --buffered to go through the page cache")
+            }
+            _ => (Exit::Failed, ""),
+        };
+        Self::new(exit, error.to_string(), help)
+    }
+}
+
+impl From<FormatError> for Failure {
+    fn from(error: FormatError) -> Self {
+        let (exit, help) = match &error {
+            FormatError::SizeNeeded(_) => (Exit::Usage, "add --size, for example --size 100GiB"),
+            FormatError::Devices(_) | FormatError::Geometry(_) => (Exit::Usage, ""),
+            FormatError::InUse { .. }
+            | FormatError::SameDevice(..)
+            | FormatError::HoldsPool { .. }
+            | FormatError::HoldsData { .. }
+            | FormatError::Device(DeviceOpenError::InUse { .. }) => {
+                (Exit::Refused, "it was free a moment ago; look at it again before you go on")
+            }
+            FormatError::Device(DeviceOpenError::NoDirect { .. }) => {
+                (Exit::Failed, "add --buffered to go through the page cache")
+            }
+            _ => (Exit::Failed, ""),
+        };
+        Self::new(exit, error.to_string(), help)
+    }
+}
+
+impl From<RepairError> for Failure {
+    fn from(error: RepairError) -> Self {
+        match error {
+            RepairError::Open(error) => error.into(),
+            RepairError::NotDamaged { .. } => {
+                Self::new(Exit::Usage, error.to_string(), "`check` lists the damaged tensors")
+            }
+            _ => {
+                Self::new(Exit::Failed, error.to_string(), "run `check` to see what is damaged now")
+            }
+        }
+    }
+}

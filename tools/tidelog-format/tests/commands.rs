@@ -1,0 +1,345 @@
+//! The commands from end to end on files, their exit codes, and devices that lie.
+
+mod common;
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+
+use common::{Directory, pool, program, put, tool};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+
+fn two(directory: &Directory) -> [String; 2] {
+    ["a", "b"].map(|name| directory.path(name))
+}
+
+/// Turns one byte around.
+fn rot(file: &str, offset: u64) {
+    let file = File::options().read(true).write(true).open(file).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[!byte[0]], offset).unwrap();
+}
+
+#[test]
+fn nothing_is_written_before_it_is_asked_for() {
+    let directory = Directory::new("dry");
+    let [a, b] = two(&directory);
+    let plan = ["format", a.as_str(), b.as_str(), "--size", "16MiB"];
+    // A script has to say which it wants.
+    let ran = tool(&plan).expect(64);
+    assert!(ran.err.contains("--yes") && ran.err.contains("--dry-run"), "{ran}");
+    let shown = tool(&[&plan[..], &["--dry-run"]].concat()).expect(0);
+    for word in
+        ["superblock A", "superblock B", "change log", "Nothing was written", "losing one device"]
+    {
+        assert!(shown.out.contains(word), "no {word:?} in {shown}");
+    }
+    assert!(fs::read_dir(&directory.0).unwrap().next().is_none());
+    tool(&[&plan[..], &["--yes", "--dry-run"]].concat()).expect(64);
+}
+
+#[test]
+fn on_a_terminal_a_command_without_yes_shows_and_writes_nothing() {
+    let directory = Directory::new("terminal");
+    let device = directory.path("device");
+    // `script` gives the tool a terminal.
+    let on_terminal = |arguments: &str| {
+        let command = format!("{} {arguments}", env!("CARGO_BIN_EXE_tidelog-format"));
+        program("terminal", "script", &["--quiet", "--return", "--command", &command, "/dev/null"])
+    };
+    if on_terminal(&format!("format {device} --size 16MiB")).is_none() {
+        return;
+    }
+    assert!(fs::read_dir(&directory.0).unwrap().next().is_none());
+    on_terminal(&format!("format {device} --size 16MiB --yes"));
+    on_terminal(&format!("wipe {device}"));
+    tool(&["check", &device]).expect(0);
+}
+
+#[test]
+fn a_pool_is_made_as_shown_readable_by_its_owner_alone() {
+    let directory = Directory::new("made");
+    let inside = directory.0.join("inside");
+    fs::create_dir(&inside).unwrap();
+    let (a, b) = (directory.path("a"), inside.display().to_string());
+    let options = ["--size", "32MiB", "--stripe-unit", "64KiB", "--shares", "2"];
+    let more = ["--over-provision", "10", "--output", "json"];
+    let run = |last: &str| {
+        tool(&[&["format", &a, &b], &options[..], &more[..], &[last]].concat()).expect(0).json()
+    };
+    let planned = run("--dry-run");
+    let made = run("--yes");
+    for key in ["geometry", "devices", "capacity_bytes"] {
+        assert_eq!(planned[key], made[key], "{key}");
+    }
+    assert_eq!((&planned["written"], &made["written"]), (&Value::from(false), &Value::from(true)));
+    for file in [directory.0.join("a"), inside.join("tidelog.device")] {
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    }
+    let seen = tool(&["inspect", &b, &a, "--output", "json"]).expect(0).json();
+    assert_eq!((&seen["geometry"], &seen["pool"]), (&made["geometry"], &made["pool"]));
+    assert_eq!(seen["shares"].as_array().unwrap().len(), 2);
+    // Of the segments that fit before superblock B, a tenth was left out.
+    let geometry = &seen["geometry"];
+    let read = |key: &str| geometry[key].as_u64().unwrap();
+    let all = (read("device_bytes") - 4096 - read("data_offset")) / read("segment_bytes");
+    assert_eq!(read("segments"), all * 9 / 10);
+}
+
+#[test]
+fn a_pool_is_looked_at_in_whole_and_in_part() {
+    let directory = Directory::new("inspect");
+    let [a, b] = two(&directory);
+    tool(&["format", &a, &b, "--size", "16MiB", "--yes"]).expect(0);
+    put(&[&a, &b], &["layer.0.weight"]);
+    let shown = tool(&["inspect", &a, &b]).expect(0);
+    for word in ["layer.0.weight", "superblock A", "live 100 KiB", "last opened by process"] {
+        assert!(shown.out.contains(word), "no {word:?} in {shown}");
+    }
+    let part = tool(&["inspect", &b, "--output", "json"]).expect(0).json();
+    assert_eq!(part["missing"], serde_json::json!([0]));
+    tool(&["check", &b]).expect(3);
+    tool(&["inspect", &a, &a]).expect(3);
+}
+
+#[test]
+fn damage_is_found_repaired_and_only_dropped_by_name() {
+    let directory = Directory::new("repair");
+    let device = pool(&directory, "device", &["kept", "lost"]);
+    tool(&["check", &device]).expect(0);
+    tool(&["repair", &device]).expect(0);
+
+    rot(&device, 4096 + 100);
+    let found = tool(&["check", &device]).expect(2);
+    assert!(found.out.contains("superblock copy A") && found.out.contains("1 of these"), "{found}");
+    let repaired = tool(&["repair", &device, "--output", "json"]).expect(1).json();
+    assert_eq!(repaired["after"]["clean"], true);
+    tool(&["check", &device]).expect(0);
+
+    // The tensors stand one after the other at the start of the data, 25 blocks each.
+    let view = tool(&["inspect", &device, "--output", "json"]).expect(0).json();
+    let data = view["geometry"]["data_offset"].as_u64().unwrap();
+    rot(&device, data + 30 * 4096);
+    let found = tool(&["check", &device, "--output", "json"]).expect(2).json();
+    assert_eq!(found["damage"][0]["tensor"], "lost");
+    assert_eq!(found["damage"].as_array().unwrap().len(), 1);
+    let kept = tool(&["repair", &device]).expect(2);
+    assert!(kept.out.contains("LOST") && kept.out.contains("--drop-damaged"), "{kept}");
+    tool(&["repair", &device, "--drop-damaged", "kept"]).expect(64);
+    let dropped = tool(&["repair", &device, "--drop-damaged", "lost"]).expect(1);
+    assert!(dropped.out.contains("dropped: \"lost\""), "{dropped}");
+    let view = tool(&["inspect", &device, "--output", "json"]).expect(0).json();
+    let tensors = view["shares"][0]["index"]["tensors"].as_array().unwrap().clone();
+    assert_eq!(tensors.len(), 1);
+    assert_eq!(tensors[0]["name"], "kept");
+}
+
+#[test]
+fn an_index_that_is_lost_is_said_by_every_command_and_nothing_is_made_up() {
+    let directory = Directory::new("index");
+    let device = pool(&directory, "device", &["one"]);
+    put(&[&device], &["two"]);
+    let view = tool(&["inspect", &device, "--output", "json"]).expect(0).json();
+    let slot = view["geometry"]["slot_bytes"].as_u64().unwrap();
+    for slot in [256 << 10, (256 << 10) + slot] {
+        rot(&device, slot + 8);
+    }
+    assert!(tool(&["check", &device]).expect(2).out.contains("the index of share 0"));
+    tool(&["inspect", &device]).expect(2);
+    let before = fs::read(&device).unwrap();
+    tool(&["repair", &device]).expect(2);
+    assert!(fs::read(&device).unwrap() == before, "nothing could be repaired");
+}
+
+#[test]
+fn a_wiped_pool_is_none_any_more() {
+    let directory = Directory::new("wipe");
+    let [a, b] = two(&directory);
+    tool(&["format", &a, &b, "--size", "16MiB", "--yes"]).expect(0);
+    put(&[&a, &b], &["doomed"]);
+    tool(&["wipe", &a, &b]).expect(64);
+    let shown = tool(&["wipe", &a, &b, "--dry-run"]).expect(0);
+    assert!(shown.out.contains("doomed") && shown.out.contains("Nothing was written"), "{shown}");
+    tool(&["check", &a, &b]).expect(0);
+    let wiped = tool(&["wipe", &a, &b, "--yes", "--output", "json"]).expect(0).json();
+    assert_eq!(wiped["wiped"].as_array().unwrap().len(), 4);
+    for command in ["inspect", "check", "repair"] {
+        tool(&[command, &a, &b]).expect(3);
+    }
+    tool(&["wipe", &a, "--yes"]).expect(3);
+    tool(&["check", &directory.path("never-there")]).expect(3);
+}
+
+#[test]
+fn pools_are_listed_with_what_is_missing() {
+    let directory = Directory::new("list");
+    let [a, b] = two(&directory);
+    tool(&["format", &a, &b, "--size", "16MiB", "--yes"]).expect(0);
+    let of = |paths: &[&str]| {
+        let arguments = [&["list", "--output", "json"], paths].concat();
+        let json = tool(&arguments).expect(0).json();
+        let mut pools = json["pools"].as_array().unwrap().clone();
+        pools.retain(|pool| pool["devices"].to_string().contains(a.as_str()));
+        assert_eq!(pools.len(), 1);
+        pools.remove(0)
+    };
+    assert_eq!(of(&[&b, &a])["complete"], true);
+    assert_eq!(of(&[&a])["missing"], serde_json::json!(["1"]));
+}
+
+#[test]
+fn adding_a_device_is_explained_and_not_faked() {
+    let ran = tool(&["add", "/mnt/pool", "/dev/nvme3n1"]).expect(4);
+    assert!(ran.err.contains("fixed when it is formatted") && ran.err.contains("Instead"), "{ran}");
+}
+
+#[test]
+fn help_man_pages_and_completions_are_there_and_tell_the_exit_codes() {
+    let help = tool(&["--help"]).expect(0);
+    for word in ["Exit codes", "64", "Examples", "repair", "--output"] {
+        assert!(help.out.contains(word), "no {word:?} in {help}");
+    }
+    assert!(tool(&["format", "--help"]).expect(0).out.contains("--overwrite /dev/nvme1n1"));
+    assert!(tool(&["man"]).expect(0).out.starts_with(".ie"));
+    assert!(tool(&["man", "format"]).expect(0).out.contains("over\\-provision"));
+    tool(&["man", "nothing"]).expect(64);
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(tool(&["completions", shell]).expect(0).out.contains("tidelog-format"));
+    }
+}
+
+#[test]
+fn a_command_line_that_makes_no_sense_is_64_and_changes_nothing() {
+    let directory = Directory::new("usage");
+    let new = directory.path("new");
+    for arguments in [
+        &["format"][..],
+        &["format", &new, "--yes"],
+        &["format", &new, "--yes", "--size", "100GB"],
+        &["format", &new, "--yes", "--size", "16MiB", "--stripe-unit", "5000"],
+        &["format", &new, "--yes", "--size", "16MiB", "--shares", "33"],
+        &["format", &new, "--yes", "--size", "16MiB", "--over-provision", "91"],
+        &["format", &new, "--yes", "--size", "64KiB"],
+        &["frobnicate"],
+        &[],
+    ] {
+        tool(arguments).expect(64);
+        assert!(fs::read_dir(&directory.0).unwrap().next().is_none());
+    }
+}
+
+#[test]
+fn an_index_in_json_is_one_document_on_errors_too() {
+    let directory = Directory::new("json");
+    let file = directory.file("device", 16 * MIB);
+    let ran = tool(&["inspect", &file, "--output", "json"]).expect(3);
+    assert_eq!(ran.json()["exit"], 3);
+    assert!(ran.err.is_empty(), "{ran}");
+}
+
+#[test]
+fn names_on_the_media_cannot_write_to_the_terminal() {
+    let directory = Directory::new("escape");
+    let device = pool(&directory, "device", &["\u{1b}[2Jevil\u{7}"]);
+    let shown = tool(&["inspect", &device]).expect(0);
+    assert!(shown.out.contains("evil") && !shown.out.contains('\u{1b}'), "{shown}");
+}
+
+/// Writes a value into both superblocks and makes their checksums right again.
+fn forge(device: &str, offset: u64, value: &[u8]) {
+    let file = File::options().read(true).write(true).open(device).unwrap();
+    let end = file.metadata().unwrap().len() - 4096;
+    for at in [4096, end] {
+        let mut block = vec![0; 4096];
+        file.read_exact_at(&mut block, at).unwrap();
+        block[offset as usize..][..value.len()].copy_from_slice(value);
+        block[12..16].fill(0);
+        let checksum = crc32c::crc32c(&block);
+        block[12..16].copy_from_slice(&checksum.to_le_bytes());
+        file.write_all_at(&block, at).unwrap();
+    }
+}
+
+#[test]
+fn superblocks_with_right_checksums_and_hostile_numbers_are_refused_by_every_command() {
+    let directory = Directory::new("hostile");
+    let whole = fs::read(pool(&directory, "whole", &["tensor"])).unwrap();
+    let huge: [u64; 7] = [0, 1, 4095, 4097, 1 << 40, 1 << 63, u64::MAX];
+    let device = directory.path("device");
+    // Offsets of docs/format.md: devices, device_bytes, stripe_unit, segment_bytes, data_offset, slot_bytes,
+    // segments, shares.
+    let wide = [56, 64, 72, 80, 88].map(|offset| (offset, 8));
+    let narrow = [48, 52, 96, 100].map(|offset| (offset, 4));
+    for (offset, bytes) in wide.into_iter().chain(narrow) {
+        for value in huge {
+            let value = &value.to_le_bytes()[..bytes];
+            if whole[4096 + offset as usize..][..bytes] == *value {
+                continue;
+            }
+            fs::write(&device, &whole).unwrap();
+            forge(&device, offset, value);
+            for command in ["inspect", "check", "repair"] {
+                let ran = tool(&[command, &device]);
+                assert!([2, 3].contains(&ran.code), "{command}, {value:?} at {offset}: {ran}");
+                assert!(!ran.err.contains("panicked"), "{ran}");
+            }
+            tool(&["list", &device]).expect(0);
+            tool(&["format", &device, "--dry-run"]).expect(4);
+        }
+    }
+    // A pool of a later version is not touched.
+    fs::write(&device, &whole).unwrap();
+    forge(&device, 8, &2_u32.to_le_bytes());
+    tool(&["repair", &device]).expect(4);
+}
+
+#[test]
+fn an_index_with_right_checksums_and_hostile_numbers_is_damage_and_nothing_is_read_by_it() {
+    let directory = Directory::new("hostile-index");
+    let whole = fs::read(pool(&directory, "whole", &["tensor"])).unwrap();
+    let device = directory.path("device");
+    // The commit is the first record of the log of slot 0, behind three quarters of it: a head of 64 bytes,
+    // then the entry. Its length, its own bytes, its runs and checksums, then the run itself.
+    let record = (256 << 10) + (192 << 10);
+    let payload = u32::from_le_bytes(whole[record + 12..][..4].try_into().unwrap()) as usize;
+    let wide = [16].map(|offset| (offset, 8));
+    let narrow = [24, 28, 32, 48, 52, 56].map(|offset| (offset, 4));
+    for (offset, bytes) in wide.into_iter().chain(narrow) {
+        for value in [0_u64, 1 << 20, 0x7FFF_FFFF, u64::MAX] {
+            let mut forged = whole.clone();
+            let value = &value.to_le_bytes()[..bytes];
+            let place = record + 64 + offset;
+            if forged[place..][..bytes] == *value {
+                continue;
+            }
+            forged[place..][..bytes].copy_from_slice(value);
+            forged[record + 8..][..4].fill(0);
+            let checksum = crc32c::crc32c(&forged[record..][..64 + payload]);
+            forged[record + 8..][..4].copy_from_slice(&checksum.to_le_bytes());
+            fs::write(&device, &forged).unwrap();
+            for command in ["inspect", "check", "repair"] {
+                let ran = tool(&[command, &device]).expect(2);
+                assert!(!ran.err.contains("panicked"), "{ran}");
+            }
+            assert!(fs::read(&device).unwrap() == forged, "it was written");
+        }
+    }
+}
+
+#[test]
+fn a_truncated_device_is_damaged_and_not_read_past_its_end() {
+    let directory = Directory::new("truncated");
+    let device = pool(&directory, "device", &["tensor"]);
+    File::options().write(true).open(&device).unwrap().set_len(8 * MIB).unwrap();
+    for command in ["inspect", "check", "repair"] {
+        let ran = tool(&[command, &device]).expect(2);
+        assert!(ran.err.contains("was formatted for"), "{ran}");
+    }
+    for bytes in [0, 1, 4095, 4096, 8192] {
+        File::options().write(true).open(&device).unwrap().set_len(bytes).unwrap();
+        let ran = tool(&["check", &device]);
+        assert!([2, 3].contains(&ran.code), "{bytes} bytes: {ran}");
+    }
+}

@@ -1,0 +1,313 @@
+//! Devices that somebody uses are refused whatever is said: real mounts, swap, claims, loops; and tables of
+//! machines with LVM, RAID and btrfs, which test machines do not have.
+
+mod common;
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{Directory, Finally, Loop, format_of, open, overwrite_of, pool, program, skip, tool};
+use tidelog_format::device::{DeviceNumber, Reason, System};
+
+const MIB: u64 = 1 << 20;
+
+/// The reasons remain when the device is named twice, and with `--yes` nothing is written.
+fn is_refused_whatever_is_said(device: &str, kind: &str) {
+    for ran in [format_of(device), overwrite_of(device)] {
+        assert!(ran.refusals().iter().any(|it| it == kind), "no {kind}: {ran}");
+    }
+    tool(&["format", device, "--overwrite", device, "--yes"]).expect(4);
+    tool(&["wipe", device, "--yes"]).expect(4);
+    tool(&["repair", device]).expect(4);
+}
+
+fn mounted(node: &str, at: &str) -> Finally {
+    fs::create_dir(at).unwrap();
+    assert!(Command::new("mount").args([node, at]).status().unwrap().success());
+    Finally(vec!["umount".into(), at.into()])
+}
+
+#[test]
+fn a_mounted_device_is_refused_under_each_of_its_names() {
+    let Some(device) = Loop::new("mounted", 64 * MIB) else { return };
+    let directory = Directory::new("mount-point");
+    if program("mounted", "mkfs.ext4", &["-q", &device.node]).is_none() {
+        return;
+    }
+    // A mount point with a space is escaped in the kernel's table.
+    let at = directory.path("mount point");
+    let mount = mounted(&device.node, &at);
+    let link = directory.path("link");
+    symlink(&device.node, &link).unwrap();
+    for name in [&device.node, &link] {
+        is_refused_whatever_is_said(name, "mounted");
+        assert!(format_of(name).out.contains(&at));
+    }
+    drop(mount);
+    assert_eq!(overwrite_of(&device.node).code, 0, "free again");
+}
+
+#[test]
+fn a_disk_whose_partition_is_mounted_is_refused_and_so_is_the_partition() {
+    let Some(device) = Loop::new("partition", 64 * MIB) else { return };
+    let directory = Directory::new("partition-mount");
+    let test = "partition";
+    let made = program(test, "sgdisk", &["--clear", "--new=1:0:+30M", "--new=2:0:0", &device.node])
+        .and_then(|()| program(test, "partx", &["--add", &device.node]));
+    let parts = ["p1", "p2"].map(|part| format!("{}{part}", device.node));
+    if made.is_none() || program(test, "mkfs.ext4", &["-q", &parts[0]]).is_none() {
+        return;
+    }
+    // While nobody uses them, partitions and their table are content, which may be overwritten.
+    let refused = format_of(&device.node).refusals();
+    assert_eq!(refused, ["partitioned", "content"]);
+    assert_eq!(overwrite_of(&device.node).code, 0);
+    let view = format_of(&parts[1]).expect(0).json();
+    assert!(view["devices"][0]["scope"].as_str().unwrap().starts_with("partition of loop"));
+
+    let mount = mounted(&parts[0], &directory.path("at"));
+    is_refused_whatever_is_said(&device.node, "mounted");
+    is_refused_whatever_is_said(&parts[0], "mounted");
+    assert_eq!(format_of(&parts[1]).code, 0, "the other partition is nobody's");
+    drop(mount);
+
+    // A disk and a part of it are not two devices.
+    let both = tool(&["format", &device.node, &parts[1], "--dry-run", "--output", "json"]);
+    assert!(both.refusals().iter().any(|it| it == "same-device"), "{both}");
+}
+
+#[test]
+fn a_pool_on_a_partition_guards_its_disk_and_a_pool_on_a_disk_its_leftover_partitions() {
+    let Some(device) = Loop::new("neighbours", 64 * MIB) else { return };
+    let test = "neighbours";
+    let made = program(test, "sgdisk", &["--clear", "--new=1:0:+30M", &device.node])
+        .and_then(|()| program(test, "partx", &["--add", &device.node]));
+    if made.is_none() {
+        return;
+    }
+    let part = format!("{}p1", device.node);
+    tool(&["format", &part, "--yes"]).expect(0);
+    let refused = format_of(&device.node).refusals();
+    assert_eq!(refused, ["tidelog-pool", "partitioned", "content"]);
+    let held = open(&[&part]);
+    is_refused_whatever_is_said(&device.node, "pool-in-use");
+    drop(held);
+
+    // The kernel goes on showing the partition of a table that is gone.
+    let ran = tool(&["format", &device.node, "--overwrite", &device.node, "--yes"]).expect(0);
+    assert!(ran.out.contains("blockdev --rereadpt"), "{ran}");
+    is_refused_whatever_is_said(&part, "held");
+    tool(&["check", &device.node]).expect(0);
+}
+
+#[test]
+fn swap_in_use_is_refused() {
+    let Some(device) = Loop::new("swapon", 64 * MIB) else { return };
+    if program("swapon", "mkswap", &[&device.node]).is_none() {
+        return;
+    }
+    if !Command::new("swapon").arg(&device.node).status().is_ok_and(|it| it.success()) {
+        return skip("swapon", "this machine does not let swap be used");
+    }
+    let swap = Finally(vec!["swapoff".into(), device.node.clone()]);
+    is_refused_whatever_is_said(&device.node, "swap");
+    drop(swap);
+    assert_eq!(overwrite_of(&device.node).code, 0);
+}
+
+#[test]
+fn a_device_that_a_program_has_claimed_is_refused() {
+    let Some(device) = Loop::new("claimed", 64 * MIB) else { return };
+    let claim = || OpenOptions::new().read(true).custom_flags(nix::libc::O_EXCL).open(&device.node);
+    let claimed = claim().unwrap();
+    is_refused_whatever_is_said(&device.node, "claimed");
+    drop(claimed);
+    // A tool that another test starts just now has our descriptors until it executes.
+    while claim().is_err() {
+        std::thread::yield_now();
+    }
+    assert_eq!(format_of(&device.node).code, 0);
+}
+
+#[test]
+fn a_file_behind_a_loop_device_is_refused() {
+    let Some(device) = Loop::new("backing", 64 * MIB) else { return };
+    is_refused_whatever_is_said(device.backing().to_str().unwrap(), "held");
+}
+
+#[test]
+fn a_read_only_device_is_refused() {
+    let directory = Directory::new("read-only");
+    let file = directory.file("backing", 64 * MIB);
+    let Some(device) = Loop::over("read-only", &file, &["--read-only"]) else { return };
+    is_refused_whatever_is_said(&device.node, "read-only");
+}
+
+#[test]
+fn the_disk_under_the_root_file_system_is_refused() {
+    let root = DeviceNumber::from_raw(fs::metadata("/").unwrap().dev());
+    let Some(device) = System::default().block_device(root) else {
+        return skip("root", "the root file system is on no block device that sysfs shows");
+    };
+    // Only ever looked at: a bug here must not cost the machine.
+    let node = format!("/dev/{}", device.name);
+    if !Path::new(&node).exists() {
+        return skip("root", &format!("there is no {node}"));
+    }
+    for ran in [format_of(&node), overwrite_of(&node)] {
+        assert!(ran.refusals().contains(&"holds-root".to_owned()), "{ran}");
+    }
+    tool(&["wipe", &node, "--dry-run"]).expect(4);
+}
+
+#[test]
+fn a_pool_that_is_open_is_refused_by_the_name_of_its_holder() {
+    let directory = Directory::new("open-pool");
+    let file = pool(&directory, "device", &[]);
+    let held = open(&[&file]);
+    is_refused_whatever_is_said(&file, "pool-in-use");
+    assert!(format_of(&file).out.contains(&format!("process {}", std::process::id())));
+    tool(&["check", &file]).expect(4);
+    let view = tool(&["inspect", &file, "--output", "json"]).expect(0).json();
+    assert_eq!(view["shares"][0]["held"], true);
+    drop(held);
+    tool(&["check", &file]).expect(0);
+}
+
+#[test]
+fn two_names_of_one_device_are_noticed() {
+    let directory = Directory::new("two-names");
+    let file = directory.file("device", 16 * MIB);
+    symlink(&file, directory.path("symbolic")).unwrap();
+    fs::hard_link(&file, directory.path("hard")).unwrap();
+    let both = |one: &str, other: &str| {
+        tool(&["format", one, other, "--size", "16MiB", "--yes", "--output", "json"]).refusals()
+    };
+    for name in ["device", "symbolic", "hard"] {
+        assert_eq!(both(&file, &directory.path(name)), ["same-device"], "{name}");
+    }
+    // Files that do not exist yet have one name each, too.
+    let dotted = format!("{}/./new", directory.0.display());
+    assert_eq!(both(&directory.path("new"), &dotted), ["same-device"]);
+    assert!(!directory.0.join("new").exists());
+
+    let Some(device) = Loop::new("two-nodes", 64 * MIB) else { return };
+    let number = fs::metadata(&device.node).unwrap().rdev();
+    let DeviceNumber { major, minor } = DeviceNumber::from_raw(number);
+    let node = directory.path("node");
+    let (major, minor) = (major.to_string(), minor.to_string());
+    let made = Command::new("mknod").args([&node, "b", &major, &minor]).status();
+    if made.is_ok_and(|it| it.success()) && fs::File::open(&node).is_ok() {
+        assert_eq!(both(&device.node, &node), ["same-device"]);
+    } else {
+        skip("two-nodes", "device nodes cannot be made or used here");
+    }
+}
+
+#[test]
+fn what_is_no_device_is_refused_and_a_mistyped_one_is_not_made() {
+    assert_eq!(format_of("/dev/null").refusals(), ["no-device"]);
+    for mistyped in ["/dev/nvme99n1", "/dev/disk/by-id/no-such"] {
+        let ran = tool(&["format", mistyped, "--size", "16MiB", "--yes"]).expect(5);
+        assert!(ran.err.contains(mistyped), "{ran}");
+        assert!(!Path::new(mistyped).exists());
+    }
+    let directory = Directory::new("no-device");
+    symlink("/nowhere/at/all", directory.path("broken")).unwrap();
+    tool(&["format", &directory.path("broken"), "--size", "16MiB", "--yes"]).expect(5);
+}
+
+/// A machine in a directory: `sda` with `sda1` (mounted at /boot) and `sda2` under the LVM volume `dm-0` that
+/// carries `/`; `sdb` under the RAID `md0`; `nvme0n1`, which is free, with a model.
+fn machine(directory: &Directory) -> System {
+    let put = |path: &str, text: &str| {
+        let path = directory.0.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    let devices = [
+        ("pci/block/sda", "8:0"),
+        ("pci/block/sda/sda1", "8:1"),
+        ("pci/block/sda/sda2", "8:2"),
+        ("pci/block/sdb", "8:16"),
+        ("pci/block/nvme0n1", "259:0"),
+        ("virtual/block/dm-0", "253:0"),
+        ("virtual/block/md0", "9:0"),
+    ];
+    for (place, number) in devices {
+        let name = Path::new(place).file_name().unwrap().to_str().unwrap();
+        put(&format!("sys/devices/{place}/dev"), &format!("{number}\n"));
+        put(&format!("sys/devices/{place}/size"), "2048\n");
+        put(&format!("sys/devices/{place}/ro"), "0\n");
+        let target = directory.0.join("sys/devices").join(place);
+        for link in [format!("sys/dev/block/{number}"), format!("sys/class/block/{name}")] {
+            let link = directory.0.join(link);
+            fs::create_dir_all(link.parent().unwrap()).unwrap();
+            symlink(&target, link).unwrap();
+        }
+    }
+    for part in ["sda1", "sda2"] {
+        put(&format!("sys/devices/pci/block/sda/{part}/partition"), "1\n");
+    }
+    put("sys/devices/pci/block/sda/sda2/holders/dm-0", "");
+    put("sys/devices/virtual/block/dm-0/slaves/sda2", "");
+    put("sys/devices/virtual/block/dm-0/dm/name", "vg-root\n");
+    put("sys/devices/pci/block/sdb/holders/md0", "");
+    put("sys/devices/pci/block/nvme0n1/device/model", "Fast SSD 4TB  \n");
+    put(
+        "proc/self/mountinfo",
+        "21 1 0:40 / /proc rw - proc proc rw\n\
+         22 1 253:0 / / rw,relatime shared:1 - ext4 /dev/mapper/vg-root rw\n\
+         23 22 8:1 / /boot\\040here rw master:3 - ext4 /dev/sda1 rw\n",
+    );
+    put("proc/swaps", "Filename Type Size Used Priority\n");
+    System { sysfs: directory.0.join("sys"), procfs: directory.0.join("proc") }
+}
+
+fn users(system: &System, name: &str) -> Vec<Reason> {
+    system.users(&system.named(name).unwrap())
+}
+
+#[test]
+fn everything_under_the_root_file_system_is_known_through_lvm_and_partitions() {
+    let directory = Directory::new("fake-root");
+    let system = machine(&directory);
+    let held = Reason::HeldBy { what: "sda2".into(), holder: "dm-0 (vg-root)".into() };
+    let boot = Reason::Mounted { what: "sda1".into(), at: "/boot here".into() };
+    assert_eq!(users(&system, "sda"), [Reason::HoldsRoot, boot.clone(), held.clone()]);
+    assert_eq!(users(&system, "sda2"), [Reason::HoldsRoot, held]);
+    // The disk it is a partition of counts as a whole, its sisters do not.
+    assert_eq!(users(&system, "sda1"), [boot]);
+    let root = Reason::Mounted { what: "dm-0".into(), at: "/".into() };
+    assert_eq!(users(&system, "dm-0"), [Reason::HoldsRoot, root]);
+}
+
+#[test]
+fn a_member_of_a_running_raid_is_held_and_a_free_device_is_free() {
+    let directory = Directory::new("fake-raid");
+    let system = machine(&directory);
+    let held = Reason::HeldBy { what: "sdb".into(), holder: "md0".into() };
+    assert!(!held.may_be_overridden());
+    assert_eq!(users(&system, "sdb"), [held]);
+    assert_eq!(users(&system, "nvme0n1"), []);
+    let free = system.named("nvme0n1").unwrap();
+    assert_eq!(free.model().as_deref(), Some("Fast SSD 4TB"));
+    assert!(free.is_nvme_namespace() && free.number == DeviceNumber { major: 259, minor: 0 });
+    assert_eq!(system.named("sda2").unwrap().parent().unwrap().name, "sda");
+}
+
+#[test]
+fn a_file_system_with_a_number_of_its_own_is_known_by_its_source() {
+    // As btrfs does: 0:33 is no block device, and the source names one. The test's own root stands in.
+    let Some(device) = Loop::new("btrfs-like", 16 * MIB) else { return };
+    let directory = Directory::new("fake-btrfs");
+    let table = format!("22 1 0:33 / /data rw - btrfs {} rw\n", device.node);
+    fs::create_dir_all(directory.0.join("proc/self")).unwrap();
+    fs::write(directory.0.join("proc/self/mountinfo"), table).unwrap();
+    let system = System { sysfs: PathBuf::from("/sys"), procfs: directory.0.join("proc") };
+    let name = device.node.trim_start_matches("/dev/").to_owned();
+    let at = "/data".to_owned();
+    assert_eq!(users(&system, &name), [Reason::Mounted { what: name, at }]);
+}
