@@ -16,7 +16,7 @@ const SEGMENTS_WANTED: u64 = 64;
 const SEGMENTS_MIN: u64 = 8;
 /// Metadata of one slot: a thousandth of the share, within these bounds.
 const SLOT_MIN: u64 = 256 << 10;
-const SLOT_MAX: u64 = 256 << 20;
+const SLOT_MAX: u64 = 1 << 30;
 /// Slots are multiples of this, so that their quarters are whole blocks.
 const SLOT_STEP: u64 = 4 * BLOCK_BYTES;
 const _: () = assert!(SLOT_MIN.is_multiple_of(SLOT_STEP) && SLOT_MAX.is_multiple_of(SLOT_STEP));
@@ -165,7 +165,7 @@ impl Geometry {
         let device_bytes = request.device_bytes.0 / BLOCK_BYTES * BLOCK_BYTES;
         // Two slots per share; both the index and its log grow with what the share can hold.
         let share_bytes = device_bytes.saturating_mul(devices) / shares;
-        let slot_bytes = (share_bytes >> 10).clamp(SLOT_MIN, SLOT_MAX) / SLOT_STEP * SLOT_STEP;
+        let slot_bytes = (share_bytes >> 9).clamp(SLOT_MIN, SLOT_MAX) / SLOT_STEP * SLOT_STEP;
         let data_offset = (METADATA_OFFSET + 2 * shares * slot_bytes).next_multiple_of(unit.0);
         let data_end = device_bytes.saturating_sub(BLOCK_BYTES);
         let room = data_end.saturating_sub(data_offset);
