@@ -3,6 +3,15 @@
 //! Space is append only. A lane fills its open segment from front to back and takes another; what lies
 //! in a segment only ever turns from reserved to live to dead, and when nothing in it is reserved or live
 //! any more, the whole segment is free again. Scratch and durable lanes never touch the same segment.
+//!
+//! A segment that stays mixed comes back by reclamation, which copies its live blocks forward. Some free
+//! segments are its alone: copying never needs space that is not there.
+
+mod audit;
+mod discard;
+mod victim;
+
+pub use victim::{Victim, Wanted};
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -30,6 +39,11 @@ pub struct Lane {
 const CLASSES: usize = LifetimeClass::ALL.len();
 const LANES: usize = 2 * CLASSES;
 
+/// A share has at least this many segments; with fewer there is nothing to keep back.
+const SEGMENTS_FOR_RESERVE: u32 = 8;
+/// From here on a second segment of reserve is cheap.
+const SEGMENTS_FOR_SECOND: u32 = 32;
+
 impl Lane {
     fn index(self) -> usize {
         let base = match self.durability {
@@ -48,7 +62,7 @@ impl Lane {
     }
 }
 
-/// How a share's space is used. The four parts always sum to the capacity.
+/// How a share's space is used. Live, dead, free and reserved always sum to the capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceUse {
     /// All of it.
@@ -59,6 +73,8 @@ pub struct SpaceUse {
     pub dead: ByteCount,
     /// Free segments, and what is left of the open ones.
     pub free: ByteCount,
+    /// The part of `free` that only reclamation may take.
+    pub reclaim_reserve: ByteCount,
     /// Held by writes in flight, by uncommitted batches, and by old versions that are being read.
     pub reserved: ByteCount,
 }
@@ -68,7 +84,8 @@ pub struct SpaceUse {
 pub struct Full {
     /// What was asked for, rounded up to blocks.
     pub needed: ByteCount,
-    /// What this lane could have had: `free` less what is left of other durability's open segments.
+    /// What this lane could have had: `free` less what is left of other durability's open segments, and
+    /// less what is kept for reclamation.
     pub available: ByteCount,
     /// How the space is used.
     pub space: SpaceUse,
@@ -77,6 +94,8 @@ pub struct Full {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
+    /// Free, and not to be taken while its devices are told so.
+    Discarding,
     /// A lane appends here.
     Open(Lane),
     /// Filled by this lane, or found partly filled by recovery.
@@ -92,11 +111,30 @@ struct Segment {
     reserved: u32,
     /// Runs that were handed out and never held anything readable, by their end: their start.
     unused: BTreeMap<u32, u32>,
+    /// What [`Space::handed_out`] was when its last block was handed out: how old it is.
+    filled_at: u64,
+    /// Something in it cannot be read, so it cannot be reclaimed.
+    unmovable: bool,
+    /// Its devices know that it holds nothing.
+    discarded: bool,
 }
 
 impl Segment {
-    const FREE: Self =
-        Self { state: State::Free, filled: 0, live: 0, reserved: 0, unused: BTreeMap::new() };
+    const FREE: Self = Self {
+        state: State::Free,
+        filled: 0,
+        live: 0,
+        reserved: 0,
+        unused: BTreeMap::new(),
+        filled_at: 0,
+        unmovable: false,
+        discarded: false,
+    };
+
+    /// Whether it holds nothing: free, or about to be.
+    fn is_unused(&self) -> bool {
+        matches!(self.state, State::Free | State::Discarding)
+    }
 }
 
 /// The space of a share.
@@ -113,11 +151,25 @@ pub struct Space {
     filled_last: [Option<u32>; LANES],
     live: u64,
     reserved: u64,
+    /// Free segments that only reclamation takes.
+    reserve: u32,
+    /// The segment that is being reclaimed.
+    victim: Option<u32>,
+    /// Blocks handed out so far: the clock by which segments age.
+    handed_out: u64,
 }
 
 impl Space {
-    /// An empty share.
+    /// An empty share, with some free segments that only reclamation takes.
+    ///
+    /// The survivors of one segment fill less than one other, so a single one is enough to go on for
+    /// ever; a second keeps reclamation going while old readers hold on to the last victim.
     pub fn new(area: &ShareArea, segment_blocks: u64) -> Self {
+        let reserve = match area.segments {
+            0..SEGMENTS_FOR_RESERVE => 0,
+            SEGMENTS_FOR_RESERVE..SEGMENTS_FOR_SECOND => 1,
+            SEGMENTS_FOR_SECOND.. => 2,
+        };
         Self {
             first_segment: area.first_segment,
             segment_blocks: segment_blocks as u32,
@@ -127,6 +179,9 @@ impl Space {
             filled_last: [None; LANES],
             live: 0,
             reserved: 0,
+            reserve,
+            victim: None,
+            handed_out: 0,
         }
     }
 
@@ -136,8 +191,20 @@ impl Space {
     /// # Errors
     /// There is not enough; nothing has changed.
     pub fn allocate(&mut self, lane: Lane, bytes: u64) -> Result<Vec<Run>, Full> {
+        self.take(lane, bytes, self.reserve)
+    }
+
+    /// Reserves room for what reclamation copies: as [`Self::allocate`], and from the reserve too.
+    ///
+    /// # Errors
+    /// There is not enough; nothing has changed.
+    pub fn allocate_survivor(&mut self, lane: Lane, bytes: u64) -> Result<Vec<Run>, Full> {
+        self.take(lane, bytes, 0)
+    }
+
+    fn take(&mut self, lane: Lane, bytes: u64, kept: u32) -> Result<Vec<Run>, Full> {
         let needed = bytes.div_ceil(BLOCK_BYTES);
-        let available = self.available(lane);
+        let available = self.available(lane, kept);
         if needed > available {
             return Err(Full {
                 needed: ByteCount(needed.saturating_mul(BLOCK_BYTES)),
@@ -148,8 +215,10 @@ impl Space {
         let mut runs = Vec::new();
         let mut missing = self.fill(lane, needed, &mut runs);
         while missing > 0
+            && self.free.len() > kept as usize
             && let Some(index) = self.free.pop_front()
         {
+            self.segments[index as usize].discarded = false;
             self.segments[index as usize].state = State::Open(lane);
             self.open[lane.index()] = Some(index);
             missing = self.fill(lane, missing, &mut runs);
@@ -254,73 +323,18 @@ impl Space {
     pub fn space_use(&self) -> SpaceUse {
         let open_room: u64 = self.open.iter().flatten().map(|&index| self.room(index)).sum();
         let capacity = self.segments.len() as u64 * u64::from(self.segment_blocks);
-        let free = self.free.len() as u64 * u64::from(self.segment_blocks) + open_room;
+        let unused = self.segments.iter().filter(|segment| segment.is_unused()).count() as u64;
+        let free = unused * u64::from(self.segment_blocks) + open_room;
+        let kept = unused.min(u64::from(self.reserve)) * u64::from(self.segment_blocks);
         let bytes = |blocks: u64| ByteCount(blocks * BLOCK_BYTES);
         SpaceUse {
             capacity: bytes(capacity),
             live: bytes(self.live),
             dead: bytes(capacity - self.live - self.reserved - free),
             free: bytes(free),
+            reclaim_reserve: bytes(kept),
             reserved: bytes(self.reserved),
         }
-    }
-
-    /// Checks every rule this module promises, by counting again from the ground up.
-    ///
-    /// `live` and `reserved` are all runs that the index and the writes in flight hold.
-    ///
-    /// # Errors
-    /// The first rule that does not hold.
-    pub fn audit<'a>(
-        &self,
-        live: impl Iterator<Item = (&'a Run, Durability)>,
-        reserved: impl Iterator<Item = (&'a Run, Durability)>,
-    ) -> Result<SpaceUse, String> {
-        let mut owners = vec![None; self.segments.len() * self.segment_blocks as usize];
-        let mut counts = vec![[0_u32; 2]; self.segments.len()];
-        let held = live.map(|held| (0, held)).chain(reserved.map(|held| (1, held)));
-        for (kind, (run, durability)) in held {
-            let index =
-                run.segment.checked_sub(self.first_segment).ok_or("a foreign share's run")?;
-            let segment = self.segments.get(index as usize).ok_or("a run past the share")?;
-            if run.end() > u64::from(segment.filled) {
-                return Err(format!("{run:?} lies past what its segment handed out: {segment:?}"));
-            }
-            match segment.state {
-                State::Free => return Err(format!("{run:?} lies in a free segment")),
-                State::Open(lane) | State::Sealed(lane) if lane.durability != durability => {
-                    return Err(format!("{durability:?} {run:?} lies in a segment of {lane:?}"));
-                }
-                State::Open(_) | State::Sealed(_) => counts[index as usize][kind] += run.blocks,
-            }
-            let base = index as usize * self.segment_blocks as usize;
-            for block in run.block as usize..run.end() as usize {
-                if owners[base + block].replace(run).is_some() {
-                    return Err(format!("{run:?} overlaps another run"));
-                }
-            }
-        }
-        for (index, (segment, [live, reserved])) in self.segments.iter().zip(&counts).enumerate() {
-            if segment.live != *live || segment.reserved != *reserved {
-                return Err(format!("segment {index} holds {live}+{reserved} blocks: {segment:?}"));
-            }
-            let empty = *live == 0 && *reserved == 0;
-            if empty != (segment.state == State::Free) || (empty && segment.filled != 0) {
-                return Err(format!(
-                    "segment {index} leaked, or is free while in use: {segment:?}"
-                ));
-            }
-        }
-        let free = self.segments.iter().filter(|segment| segment.state == State::Free).count();
-        if free != self.free.len() {
-            return Err(format!("{free} free segments, {} in the list", self.free.len()));
-        }
-        let space = self.space_use();
-        let sum = space.live.0 + space.dead.0 + space.free.0 + space.reserved.0;
-        if sum != space.capacity.0 {
-            return Err(format!("{space:?} sums to {sum}"));
-        }
-        Ok(space)
     }
 
     /// Hands out up to `missing` blocks of the lane's open segment; returns how many are still missing.
@@ -334,6 +348,8 @@ impl Space {
             segment.filled += blocks;
             segment.reserved += blocks;
             self.reserved += u64::from(blocks);
+            self.handed_out += u64::from(blocks);
+            segment.filled_at = self.handed_out;
         }
         if segment.filled == limit {
             segment.state = State::Sealed(lane);
@@ -343,11 +359,12 @@ impl Space {
         missing - u64::from(blocks)
     }
 
-    /// Blocks that an allocation in this lane can have.
-    fn available(&self, lane: Lane) -> u64 {
+    /// Blocks that an allocation in this lane can have, if `kept` free segments are not for it.
+    fn available(&self, lane: Lane, kept: u32) -> u64 {
         let rooms =
             lane.family().filter_map(|lane| self.open[lane.index()]).map(|index| self.room(index));
-        self.free.len() as u64 * u64::from(self.segment_blocks) + rooms.sum::<u64>()
+        let free = self.free.len().saturating_sub(kept as usize) as u64;
+        free * u64::from(self.segment_blocks) + rooms.sum::<u64>()
     }
 
     fn room(&self, index: u32) -> u64 {
@@ -360,6 +377,10 @@ impl Space {
 
     /// Moves the edge of what has been handed out back over runs that were never used.
     fn take_back(&mut self, index: u32) {
+        // What is being reclaimed takes nothing new.
+        if self.victim == Some(index) {
+            return;
+        }
         let segment = &mut self.segments[index as usize];
         let (State::Open(lane) | State::Sealed(lane)) = segment.state else { return };
         // The lane goes on in one place; a segment behind it keeps its hole until it is free.
@@ -376,7 +397,7 @@ impl Space {
 
     fn free_if_empty(&mut self, index: u32) {
         let segment = &mut self.segments[index as usize];
-        if segment.live > 0 || segment.reserved > 0 || segment.state == State::Free {
+        if segment.live > 0 || segment.reserved > 0 || segment.is_unused() {
             return;
         }
         if let State::Open(lane) = segment.state {

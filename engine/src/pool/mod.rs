@@ -31,35 +31,38 @@ mod media;
 mod open;
 mod options;
 mod pieces;
+mod reclaim;
 mod share_lock;
+mod stats;
 
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 pub use batch::{Batch, TensorKey};
 pub use error::{
-    CloseError, CommitError, DeleteError, FormatError, GetError, OpenError, PutError, Unusable,
+    CloseError, CommitError, DeleteError, FormatError, GetError, OpenError, PutError, ReclaimError,
+    Unusable,
 };
 pub use options::{
     FormatOptions, OpenOptions, PoolDescription, PoolStats, PutOptions, WrittenBytes,
 };
 
-use crate::layout::{LifetimeClass, TensorId};
+pub use reclaim::Reclaimed;
+
+use crate::layout::TensorId;
 use crate::log::{
-    BeginError, ChangeLog, Contents, Durability, Lane, RemoveError, Request, SpaceUse, StripeMap,
-    Version,
+    ChangeLog, Contents, Durability, Lane, RemoveError, Request, SpaceUse, StripeMap, Version,
 };
 use crate::memory::{Destination, Source};
 use crate::path::DeviceSpec;
 use crate::path::sim::SimDisk;
 use crate::schedule::{Notify, Reactor, Ticket, Transfer, Urgency};
-use crate::units::ByteCount;
 use devices::Members;
 use held::{PendingWrite, Reading};
+use stats::Written;
 
 /// A share of a pool, owned by this process. Clones are handles of the same share, usable from any
 /// thread; the last one closes it.
@@ -72,6 +75,9 @@ struct Inner {
     shared: Arc<Shared>,
     /// Held for a whole commit: commits go to the change log one after the other.
     log: Mutex<ChangeLog>,
+    /// Held while a segment is reclaimed: one after the other, so that the reserve is enough. Taken
+    /// before `log`.
+    reclaiming: Mutex<()>,
     /// Keeps the locks. Behind the reactor, so that they go last.
     members: Mutex<Option<Members>>,
     stripes: StripeMap,
@@ -85,9 +91,7 @@ struct Inner {
 /// What the reactor's thread also needs. It holds no reactor, which could not end on its own thread.
 struct Shared {
     contents: Mutex<Contents>,
-    /// Tensor bytes written: scratch classes, then durable ones.
-    written: [AtomicU64; 2 * LifetimeClass::ALL.len()],
-    metadata_written: AtomicU64,
+    written: Written,
 }
 
 impl Shared {
@@ -95,14 +99,6 @@ impl Shared {
         // A panic within `Contents` is a bug that its own checks report; other threads' tensors stay
         // readable meanwhile.
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn count_written(&self, lane: Lane, bytes: u64) {
-        let base = match lane.durability {
-            Durability::Scratch => 0,
-            Durability::Durable => LifetimeClass::ALL.len(),
-        };
-        self.written[base + lane.class as usize].fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
@@ -137,13 +133,13 @@ impl Pool {
     fn new(opened: open::Opened, options: &OpenOptions) -> Self {
         let shared = Shared {
             contents: Mutex::new(opened.contents),
-            written: Default::default(),
-            metadata_written: AtomicU64::new(opened.metadata_written),
+            written: Written::starting_with(opened.metadata_written),
         };
         Self(Arc::new(Inner {
             reactor: RwLock::new(Some(opened.reactor)),
             shared: Arc::new(shared),
             log: Mutex::new(opened.log),
+            reclaiming: Mutex::new(()),
             members: Mutex::new(Some(opened.members)),
             stripes: opened.stripes,
             description: opened.description,
@@ -164,7 +160,7 @@ impl Pool {
     ) -> Result<Ticket, PutError> {
         let lane = Lane { durability: Durability::Scratch, class: options.lifetime };
         let request = Request { id, name: None, length: source.len() as u64, lane };
-        self.start_put(request, source, options, |write, outcome| {
+        self.start_put(&request, source, options, |write, outcome| {
             if let Ok(checksums) = outcome {
                 write.install(checksums);
             }
@@ -175,7 +171,7 @@ impl Pool {
     /// gives its space back.
     fn start_put(
         &self,
-        request: Request,
+        request: &Request,
         source: Source,
         options: PutOptions,
         finish: impl FnOnce(PendingWrite, Result<Vec<u32>, crate::schedule::TransferError>)
@@ -184,16 +180,14 @@ impl Pool {
     ) -> Result<Ticket, PutError> {
         let reactor = self.reactor()?;
         let Some(reactor) = reactor.as_ref() else { return Err(Unusable::Closed.into()) };
-        let (id, length, lane) = (request.id, request.length, request.lane);
-        let name = request.name.clone();
-        let begun = self.0.shared.contents().begin(request);
-        let reservation = begun.map_err(|error| put_error(id, name, error))?;
+        let (length, lane) = (request.length, request.lane);
+        let reservation = self.begin_put(reactor, request)?;
         let placements = self.0.stripes.placements(&reservation.runs, length);
         let pieces = placements.iter().map(pieces::whole).collect();
         let write = PendingWrite::new(Arc::clone(&self.0.shared), reservation);
         let shared = Arc::clone(&self.0.shared);
         let ended = move |result: crate::schedule::TransferResult| {
-            shared.count_written(lane, result.bytes);
+            shared.written.put(lane, result.bytes);
             finish(write, result.outcome.map(|done| done.checksums));
         };
         let transfer = Transfer::Write { source, pieces };
@@ -290,34 +284,6 @@ impl Pool {
         &self.0.description
     }
 
-    /// What the pool is doing.
-    pub fn stats(&self) -> Result<PoolStats, Unusable> {
-        let reactor = self.reactor()?;
-        let reactor = reactor.as_ref().ok_or(Unusable::Closed)?.stats();
-        let contents = self.0.shared.contents();
-        let (space, tensors) = (contents.space_use(), contents.ids().count());
-        drop(contents);
-        let read = |counter: &AtomicU64| ByteCount(counter.load(Ordering::Relaxed));
-        let mut written = WrittenBytes {
-            metadata: read(&self.0.shared.metadata_written),
-            ..WrittenBytes::default()
-        };
-        let (scratch, durable) = self.0.shared.written.split_at(LifetimeClass::ALL.len());
-        for class in 0..LifetimeClass::ALL.len() {
-            written.scratch[class] = read(&scratch[class]);
-            written.durable[class] = read(&durable[class]);
-        }
-        Ok(PoolStats {
-            description: self.0.description.clone(),
-            share: self.0.share,
-            reactor,
-            space,
-            tensors,
-            written,
-            repaired_superblocks: self.0.repaired_superblocks.clone(),
-        })
-    }
-
     /// Counts everything again from the ground up and compares it with the books, for tests and tools.
     ///
     /// # Errors
@@ -377,22 +343,6 @@ impl Drop for Inner {
         // went has called `close`.
         if std::process::id() == self.opener {
             let _ = self.close();
-        }
-    }
-}
-
-fn put_error(id: TensorId, name: Option<Box<str>>, error: BeginError) -> PutError {
-    match error {
-        BeginError::Full(full) => PutError::PoolFull {
-            id,
-            needed: full.needed,
-            available: full.available,
-            space: full.space,
-        },
-        BeginError::IsDurable => PutError::IsDurable(id),
-        BeginError::ScratchInFlight => PutError::ScratchInFlight(id),
-        BeginError::NameCollision(other) => {
-            PutError::NameCollision { name: name.unwrap_or_default().into(), other: other.into() }
         }
     }
 }

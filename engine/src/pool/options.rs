@@ -111,6 +111,8 @@ pub struct WrittenBytes {
     pub scratch: [ByteCount; LifetimeClass::ALL.len()],
     /// Durable tensors, in the same order.
     pub durable: [ByteCount; LifetimeClass::ALL.len()],
+    /// What reclamation copied of them, to make whole segments free.
+    pub moved: ByteCount,
     /// Superblocks, change log and checkpoints, both copies.
     pub metadata: ByteCount,
 }
