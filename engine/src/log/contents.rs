@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 pub use relocate::{Reclamation, Relocation, Stretch};
 
-use super::space::{Durability, Space, SpaceUse};
+use super::space::{Durability, Full, Lane, Space, SpaceUse};
 use super::version::{BeginError, RemoveError, Request, Reservation, Version};
 use crate::layout::{Change, Run, TensorEntry, TensorId};
 
@@ -111,11 +111,27 @@ impl Contents {
     /// # Errors
     /// There is no space, or the id is taken by something that this write may not replace.
     pub fn begin(&mut self, request: Request) -> Result<Reservation, BeginError> {
+        self.begin_with(request, Space::allocate)
+    }
+
+    /// Reserves space for a write where nothing of another lane lies.
+    ///
+    /// # Errors
+    /// As [`Self::begin`], which may still find space.
+    pub fn begin_apart(&mut self, request: Request) -> Result<Reservation, BeginError> {
+        self.begin_with(request, Space::allocate_apart)
+    }
+
+    fn begin_with(
+        &mut self,
+        request: Request,
+        allocate: impl Fn(&mut Space, Lane, u64) -> Result<Vec<Run>, Full>,
+    ) -> Result<Reservation, BeginError> {
         if let Some(slot) = self.slots.get(&request.id) {
             Self::check_slot(slot, &request)?;
         }
-        let runs: Arc<[Run]> =
-            self.space.allocate(request.lane, request.length).map_err(BeginError::Full)?.into();
+        let allocated = allocate(&mut self.space, request.lane, request.length);
+        let runs: Arc<[Run]> = allocated.map_err(BeginError::Full)?.into();
         let serial = self.next_serial();
         let slot = self.slots.entry(request.id).or_default();
         slot.last_begun = serial;

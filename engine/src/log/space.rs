@@ -9,6 +9,7 @@
 
 mod audit;
 mod discard;
+mod resume;
 mod victim;
 
 pub use victim::{Victim, Wanted};
@@ -91,6 +92,17 @@ pub struct Full {
     pub space: SpaceUse,
 }
 
+/// What an allocation may take, each more than the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// The lane's open segment and free segments.
+    Lane,
+    /// Also what is left of the sister lanes' open segments.
+    Sisters,
+    /// Also the free segments that are kept for reclamation.
+    Reserve,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
@@ -157,6 +169,8 @@ pub struct Space {
     victim: Option<u32>,
     /// Blocks handed out so far: the clock by which segments age.
     handed_out: u64,
+    /// Whether tensors are kept apart by lifetime.
+    lifetime_lanes: bool,
 }
 
 impl Space {
@@ -182,7 +196,14 @@ impl Space {
             reserve,
             victim: None,
             handed_out: 0,
+            lifetime_lanes: true,
         }
+    }
+
+    /// The same space with one lane for each durability, whatever lifetimes are hinted.
+    #[must_use]
+    pub fn without_lifetime_lanes(self) -> Self {
+        Self { lifetime_lanes: false, ..self }
     }
 
     /// Reserves room for `bytes`: what is left of the lane's open segment, then free segments; what is
@@ -191,7 +212,16 @@ impl Space {
     /// # Errors
     /// There is not enough; nothing has changed.
     pub fn allocate(&mut self, lane: Lane, bytes: u64) -> Result<Vec<Run>, Full> {
-        self.take(lane, bytes, self.reserve)
+        self.take(lane, bytes, Reach::Sisters)
+    }
+
+    /// Reserves room for `bytes` in the lane's own segments: as [`Self::allocate`], while reclamation
+    /// may still give free ones. What is put into a sister's segment dies at another time than the rest.
+    ///
+    /// # Errors
+    /// There is not enough; nothing has changed.
+    pub fn allocate_apart(&mut self, lane: Lane, bytes: u64) -> Result<Vec<Run>, Full> {
+        self.take(lane, bytes, Reach::Lane)
     }
 
     /// Reserves room for what reclamation copies: as [`Self::allocate`], and from the reserve too.
@@ -199,12 +229,14 @@ impl Space {
     /// # Errors
     /// There is not enough; nothing has changed.
     pub fn allocate_survivor(&mut self, lane: Lane, bytes: u64) -> Result<Vec<Run>, Full> {
-        self.take(lane, bytes, 0)
+        self.take(lane, bytes, Reach::Reserve)
     }
 
-    fn take(&mut self, lane: Lane, bytes: u64, kept: u32) -> Result<Vec<Run>, Full> {
+    fn take(&mut self, hinted: Lane, bytes: u64, reach: Reach) -> Result<Vec<Run>, Full> {
+        let one = Lane { class: LifetimeClass::Step, ..hinted };
+        let lane = if self.lifetime_lanes { hinted } else { one };
         let needed = bytes.div_ceil(BLOCK_BYTES);
-        let available = self.available(lane, kept);
+        let available = self.available(lane, reach);
         if needed > available {
             return Err(Full {
                 needed: ByteCount(needed.saturating_mul(BLOCK_BYTES)),
@@ -215,7 +247,7 @@ impl Space {
         let mut runs = Vec::new();
         let mut missing = self.fill(lane, needed, &mut runs);
         while missing > 0
-            && self.free.len() > kept as usize
+            && self.free_within(reach) > 0
             && let Some(index) = self.free.pop_front()
         {
             self.segments[index as usize].discarded = false;
@@ -287,38 +319,6 @@ impl Space {
         }
     }
 
-    /// Recovery found a live durable tensor in these runs. [`Self::resume`] ends recovery.
-    pub fn adopt(&mut self, runs: &[Run], class: LifetimeClass) {
-        let lane = Lane { durability: Durability::Durable, class };
-        for run in runs {
-            let segment = self.segment(run);
-            if segment.state == State::Free {
-                segment.state = State::Sealed(lane);
-            }
-            segment.filled = segment.filled.max(run.end() as u32);
-            segment.live += run.blocks;
-            self.live += u64::from(run.blocks);
-        }
-    }
-
-    /// Ends recovery: segments without a live tensor are free, and each durable lane goes on in the
-    /// segment of its class with the most room left. Nothing behind a segment's last live block was ever
-    /// part of a commit that still holds, so it may be written again.
-    pub fn resume(&mut self) {
-        let Self { segments, free, open, .. } = self;
-        free.retain(|&index| segments[index as usize].state == State::Free);
-        for class in LifetimeClass::ALL {
-            let lane = Lane { durability: Durability::Durable, class };
-            let candidates = segments.iter_mut().enumerate().filter(|(_, segment)| {
-                segment.state == State::Sealed(lane) && segment.filled < self.segment_blocks
-            });
-            if let Some((index, segment)) = candidates.min_by_key(|(_, segment)| segment.filled) {
-                segment.state = State::Open(lane);
-                open[lane.index()] = Some(index as u32);
-            }
-        }
-    }
-
     /// How the space is used.
     pub fn space_use(&self) -> SpaceUse {
         let open_room: u64 = self.open.iter().flatten().map(|&index| self.room(index)).sum();
@@ -359,12 +359,18 @@ impl Space {
         missing - u64::from(blocks)
     }
 
-    /// Blocks that an allocation in this lane can have, if `kept` free segments are not for it.
-    fn available(&self, lane: Lane, kept: u32) -> u64 {
-        let rooms =
-            lane.family().filter_map(|lane| self.open[lane.index()]).map(|index| self.room(index));
-        let free = self.free.len().saturating_sub(kept as usize) as u64;
-        free * u64::from(self.segment_blocks) + rooms.sum::<u64>()
+    /// Blocks that an allocation in this lane can have.
+    fn available(&self, lane: Lane, reach: Reach) -> u64 {
+        let lanes = if reach == Reach::Lane { 1 } else { CLASSES };
+        let open = lane.family().take(lanes).filter_map(|lane| self.open[lane.index()]);
+        let rooms: u64 = open.map(|index| self.room(index)).sum();
+        self.free_within(reach) as u64 * u64::from(self.segment_blocks) + rooms
+    }
+
+    /// Free segments that an allocation can have.
+    fn free_within(&self, reach: Reach) -> usize {
+        let kept = if reach == Reach::Reserve { 0 } else { self.reserve };
+        self.free.len().saturating_sub(kept as usize)
     }
 
     fn room(&self, index: u32) -> u64 {

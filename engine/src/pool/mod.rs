@@ -47,7 +47,7 @@ pub use error::{
     Unusable,
 };
 pub use options::{
-    FormatOptions, OpenOptions, PoolDescription, PoolStats, PutOptions, WrittenBytes,
+    FormatOptions, Lanes, OpenOptions, PoolDescription, PoolStats, PutOptions, WrittenBytes,
 };
 
 pub use reclaim::Reclaimed;

@@ -54,6 +54,16 @@ pub struct PoolDescription {
     pub capacity: ByteCount,
 }
 
+/// Which tensors share segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lanes {
+    /// Those that will probably die together.
+    ByLifetime,
+    /// Whichever are put one after the other. Reclamation copies far more; this is there to measure how
+    /// much.
+    One,
+}
+
 /// How a pool is opened.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
@@ -71,6 +81,8 @@ pub struct OpenOptions {
     pub verify_reads: bool,
     /// Whether to try for huge pages.
     pub huge_pages: bool,
+    /// Which tensors share segments.
+    pub lanes: Lanes,
 }
 
 impl Default for OpenOptions {
@@ -83,6 +95,7 @@ impl Default for OpenOptions {
             depth: 32,
             verify_reads: true,
             huge_pages: true,
+            lanes: Lanes::ByLifetime,
         }
     }
 }

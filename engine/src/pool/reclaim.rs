@@ -14,7 +14,8 @@ use super::error::{CommitError, PutError, ReclaimError, Unusable};
 use super::{Pool, Shared, pieces};
 use crate::layout::{Change, TensorEntry};
 use crate::log::{
-    BeginError, Durability, Reclamation, Relocation, Request, Reservation, Stretch, Victim, Wanted,
+    BeginError, Contents, Durability, Reclamation, Relocation, Request, Reservation, Stretch,
+    Victim, Wanted,
 };
 use crate::memory::{Destination, Source};
 use crate::schedule::{Reactor, Transfer, TransferError, Urgency};
@@ -56,30 +57,11 @@ impl Pool {
         reactor: &Reactor,
         request: &Request,
     ) -> Result<Reservation, PutError> {
-        let mut begun = self.0.shared.contents().begin(request.clone());
-        if matches!(begun, Err(BeginError::Full(_))) {
-            let turn = self.reclaim_turn();
-            let mut wanted = Wanted::ANY;
-            loop {
-                // Somebody else may have made room meanwhile.
-                let mut contents = self.0.shared.contents();
-                begun = contents.begin(request.clone());
-                let Err(BeginError::Full(full)) = &begun else { break };
-                // Not worth trying where it cannot be enough.
-                if full.needed.0 > full.available.0.saturating_add(contents.reclaimable()) {
-                    break;
-                }
-                drop(contents);
-                match turn.reclaim(reactor, wanted) {
-                    // That segment is not chosen again.
-                    Ok(Some(_)) | Err(ReclaimError::Unreadable { .. }) => (),
-                    Err(ReclaimError::Commit(_)) if wanted.durability.is_none() => {
-                        wanted.durability = Some(Durability::Scratch);
-                    }
-                    Ok(None) | Err(_) => break,
-                }
-            }
-        }
+        let begun = self.0.shared.contents().begin_apart(request.clone());
+        let begun = match begun {
+            Err(BeginError::Full(_)) => self.reclaim_turn().begin_put(reactor, request),
+            begun => begun,
+        };
         begun.map_err(|error| PutError::from_begin(request, error))
     }
 
@@ -98,6 +80,46 @@ pub(super) struct ReclaimTurn<'a> {
 }
 
 impl ReclaimTurn<'_> {
+    /// Reclaims what is worth it; then mixes lifetimes; then reclaims whatever gives anything back.
+    fn begin_put(&self, reactor: &Reactor, request: &Request) -> Result<Reservation, BeginError> {
+        let apart = self.begin_with(reactor, request, Wanted::WORTHWHILE, Contents::begin_apart);
+        match apart {
+            Err(BeginError::Full(_)) => {
+                self.begin_with(reactor, request, Wanted::ANY, Contents::begin)
+            }
+            begun => begun,
+        }
+    }
+
+    /// Reclaims until `begin` finds enough, or nothing more is to be had.
+    fn begin_with(
+        &self,
+        reactor: &Reactor,
+        request: &Request,
+        mut wanted: Wanted,
+        begin: impl Fn(&mut Contents, Request) -> Result<Reservation, BeginError>,
+    ) -> Result<Reservation, BeginError> {
+        loop {
+            // Somebody else may have made room meanwhile.
+            let mut contents = self.pool.0.shared.contents();
+            let answer = begin(&mut contents, request.clone());
+            let Err(BeginError::Full(full)) = &answer else { return answer };
+            // Not worth trying where it cannot be enough.
+            if full.needed.0 > full.available.0.saturating_add(contents.reclaimable()) {
+                return answer;
+            }
+            drop(contents);
+            match self.reclaim(reactor, wanted) {
+                // That segment is not chosen again.
+                Ok(Some(_)) | Err(ReclaimError::Unreadable { .. }) => (),
+                Err(ReclaimError::Commit(_)) if wanted.durability.is_none() => {
+                    wanted.durability = Some(Durability::Scratch);
+                }
+                Ok(None) | Err(_) => return answer,
+            }
+        }
+    }
+
     /// Reclaims one segment.
     pub(super) fn reclaim(
         &self,

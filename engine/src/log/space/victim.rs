@@ -1,8 +1,11 @@
 //! Which segment to reclaim.
 
-use super::{Durability, Lane, Space, State};
+use super::{Durability, Lane, Reach, Space, State};
 use crate::layout::BLOCK_BYTES;
 use crate::units::ByteCount;
+
+/// A segment is old once this part of the share has been written since.
+const AGE_SHARE: u64 = 8;
 
 /// What kind of segment is worth reclaiming now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +19,8 @@ pub struct Wanted {
 impl Wanted {
     /// Whatever gives any space back.
     pub const ANY: Self = Self { durability: None, dead_eighths_min: 0 };
+    /// What gives enough back to be worth more than keeping lifetimes apart.
+    pub const WORTHWHILE: Self = Self { durability: None, dead_eighths_min: 1 };
 }
 
 /// A segment to reclaim.
@@ -32,24 +37,27 @@ pub struct Victim {
 }
 
 impl Space {
-    /// The sealed segment that gives most for what copying costs, and has waited longest: the benefit is
-    /// its dead blocks times its age, the cost is reading it and writing its live blocks (the
-    /// cost-benefit rule of log-structured file systems). An old segment's live blocks have shown
-    /// that they stay; in a young one waiting makes more of them die. The first of equals.
+    /// The sealed segment that gives most for what copying costs: the benefit is its dead blocks times
+    /// its age, the cost its live blocks. The first of equals.
+    ///
+    /// In a young segment waiting makes more blocks die. From [`AGE_SHARE`] on that argument is spent, and
+    /// age counts no more: otherwise old segments that are nearly all alive would be copied over and
+    /// over before younger ones that are nearly all dead.
     pub fn victim(&self, wanted: Wanted) -> Option<Victim> {
+        let blocks = self.segments.len() as u64 * u64::from(self.segment_blocks);
+        let age_max = 1 + blocks / AGE_SHARE;
         let candidates = (0_u32..).zip(&self.segments).filter_map(|(index, segment)| {
             let State::Sealed(lane) = segment.state else { return None };
             let (live, dead) = (u64::from(segment.live), self.dead_in(index));
-            let fits = live <= self.available(lane, 0);
+            let fits = live <= self.available(lane, Reach::Reserve);
             let kind = wanted.durability.is_none_or(|durability| durability == lane.durability);
             let worth = 8 * dead >= wanted.dead_eighths_min * u64::from(self.segment_blocks);
             let settled = segment.reserved == 0 && dead > 0 && !segment.unmovable;
             if !(settled && kind && worth && fits) {
                 return None;
             }
-            let age = 1 + self.handed_out - segment.filled_at;
-            let value =
-                (u128::from(dead * age) << 32) / u128::from(u64::from(self.segment_blocks) + live);
+            let age = (1 + self.handed_out - segment.filled_at).min(age_max);
+            let value = ((u128::from(dead) * u128::from(age)) << 32) / u128::from(1 + live);
             Some((
                 value,
                 index,
@@ -91,7 +99,7 @@ impl Space {
 
     /// Free segments that puts may take.
     pub fn spare_segments(&self) -> u32 {
-        (self.free.len() as u32).saturating_sub(self.reserve)
+        self.free_within(Reach::Sisters) as u32
     }
 
     /// Segments of the share.

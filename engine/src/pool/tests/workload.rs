@@ -122,7 +122,7 @@ impl Program {
         let (id, content, options) = (self.scratch_id(), self.content(), self.options());
         let lane = Lane { durability: Durability::Scratch, class: options.lifetime };
         let request = Request { id: TensorId(id), name: None, length: content.len() as u64, lane };
-        let begun = self.pool.0.shared.contents().begin(request);
+        let begun = self.pool.0.shared.contents().begin_apart(request);
         if let Ok(reservation) = begun {
             self.pool.0.shared.contents().abandon(&reservation);
             self.put_this(id, content, options);
