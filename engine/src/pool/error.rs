@@ -341,6 +341,25 @@ pub enum ReclaimError {
     Unusable(#[from] Unusable),
 }
 
+/// Why a scrub did not go on. Damage is not among it: that is what a scrub reports.
+#[derive(Debug, Error)]
+pub enum ScrubError {
+    /// A read ended without an answer from the medium.
+    #[error("{id} was not scrubbed: {source}")]
+    Read {
+        /// The tensor.
+        id: TensorId,
+        /// What its read answered.
+        source: TransferError,
+    },
+    /// The engine takes nothing.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// The handle is of no use.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+}
+
 /// Why closing did not end well.
 #[derive(Debug, Error)]
 pub enum CloseError {

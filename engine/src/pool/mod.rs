@@ -32,6 +32,7 @@ mod open;
 mod options;
 mod pieces;
 mod reclaim;
+mod scrub;
 mod share_lock;
 mod stats;
 
@@ -44,13 +45,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 pub use batch::{Batch, TensorKey};
 pub use error::{
     CloseError, CommitError, DeleteError, FormatError, GetError, OpenError, PutError, ReclaimError,
-    Unusable,
+    ScrubError, Unusable,
 };
 pub use options::{
     FormatOptions, Lanes, OpenOptions, PoolDescription, PoolStats, PutOptions, WrittenBytes,
 };
 
 pub use reclaim::Reclaimed;
+pub use scrub::{BadUnit, Scrub, ScrubReport, Scrubbed};
 
 use crate::layout::TensorId;
 use crate::log::{

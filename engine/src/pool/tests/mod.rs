@@ -4,6 +4,7 @@ mod behaviour;
 mod durable;
 mod format;
 mod reclamation;
+mod scrub;
 mod workload;
 
 use super::*;

@@ -146,6 +146,16 @@ impl Program {
         }
     }
 
+    /// Everything is whole, and a scrub changes nothing.
+    fn scrub(&mut self) {
+        self.settle();
+        let report = self.pool.scrub().unwrap_or_else(|error| panic!("{}: {error}", self.at()));
+        assert_eq!(report.damaged, [], "{}", self.at());
+        let model = self.scratch.values().chain(self.durable.values());
+        let (tensors, bytes) = model.fold((0, 0), |(n, sum), it| (n + 1, sum + it.len() as u64));
+        assert_eq!((report.tensors, report.bytes.0), (tensors, bytes), "{}", self.at());
+    }
+
     /// A reclamation that a device fails in, or in which the power goes, at any of its writes or flushes.
     fn reclaim_with_a_fault(&mut self) {
         self.settle();
@@ -327,6 +337,7 @@ impl Program {
                 }
                 39 => self.settle(),
                 40 => self.reclaim_with_a_fault(),
+                41 => self.scrub(),
                 _ => self.reclaim(),
             }
             self.check_space();
