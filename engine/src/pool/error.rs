@@ -360,6 +360,20 @@ pub enum ScrubError {
     Unusable(#[from] Unusable),
 }
 
+/// Why devices were not told that a segment is free. Nothing is lost by it.
+#[derive(Debug, Error)]
+pub enum DiscardError {
+    /// A device did not do it.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// The engine takes nothing.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// The handle is of no use.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+}
+
 /// Why closing did not end well.
 #[derive(Debug, Error)]
 pub enum CloseError {

@@ -24,9 +24,11 @@
 
 mod batch;
 mod devices;
+mod discard;
 mod error;
 mod format;
 mod held;
+mod housekeeper;
 mod media;
 mod open;
 mod options;
@@ -40,15 +42,17 @@ mod stats;
 mod tests;
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 pub use batch::{Batch, TensorKey};
 pub use error::{
-    CloseError, CommitError, DeleteError, FormatError, GetError, OpenError, PutError, ReclaimError,
-    ScrubError, Unusable,
+    CloseError, CommitError, DeleteError, DiscardError, FormatError, GetError, OpenError, PutError,
+    ReclaimError, ScrubError, Unusable,
 };
 pub use options::{
-    FormatOptions, Lanes, OpenOptions, PoolDescription, PoolStats, PutOptions, WrittenBytes,
+    FormatOptions, Housekeeping, Lanes, OpenOptions, PoolDescription, PoolStats, PutOptions,
+    WrittenBytes,
 };
 
 pub use reclaim::Reclaimed;
@@ -64,12 +68,17 @@ use crate::path::sim::SimDisk;
 use crate::schedule::{Notify, Reactor, Ticket, Transfer, Urgency};
 use devices::Members;
 use held::{PendingWrite, Reading};
+use housekeeper::{Bell, Housekeeper};
 use stats::Written;
 
 /// A share of a pool, owned by this process. Clones are handles of the same share, usable from any
 /// thread; the last one closes it.
 #[derive(Clone)]
-pub struct Pool(Arc<Inner>);
+pub struct Pool(Arc<Inner>, #[allow(dead_code)] Option<Arc<LastHandle>>);
+
+/// Closes the pool when the last handle goes. The housekeeper's own handle has none, so it never keeps a
+/// pool open.
+struct LastHandle(Arc<Inner>);
 
 struct Inner {
     /// `None` once closed.
@@ -87,13 +96,18 @@ struct Inner {
     share: u32,
     verify_reads: bool,
     repaired_superblocks: Vec<String>,
-    opener: u32,
+    opener: AtomicU32,
+    housekeeper: Mutex<Option<Housekeeper>>,
 }
 
 /// What the reactor's thread also needs. It holds no reactor, which could not end on its own thread.
 struct Shared {
     contents: Mutex<Contents>,
     written: Written,
+    /// Wakes the housekeeper.
+    bell: Arc<Bell>,
+    /// What scrubbing in the background has found.
+    scrubbed: Mutex<ScrubReport>,
 }
 
 impl Shared {
@@ -101,6 +115,10 @@ impl Shared {
         // A panic within `Contents` is a bug that its own checks report; other threads' tensors stay
         // readable meanwhile.
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn scrubbed(&self) -> MutexGuard<'_, ScrubReport> {
+        self.scrubbed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -124,7 +142,14 @@ impl Pool {
 
     /// Opens a share of the pool on these devices, named in any order.
     pub fn open(specs: &[DeviceSpec], options: &OpenOptions) -> Result<Self, OpenError> {
-        Ok(Self::new(open::open(specs, options)?, options))
+        let pool = Self::new(open::open(specs, options)?, options);
+        if let Some(housekeeping) = options.housekeeping {
+            pool.start_housekeeper(housekeeping).map_err(|source| OpenError::System {
+                what: "cannot start the housekeeper's thread".into(),
+                source,
+            })?;
+        }
+        Ok(pool)
     }
 
     /// Opens a share of the pool on simulated disks. Shares of these are not locked.
@@ -136,8 +161,10 @@ impl Pool {
         let shared = Shared {
             contents: Mutex::new(opened.contents),
             written: Written::starting_with(opened.metadata_written),
+            bell: Arc::default(),
+            scrubbed: Mutex::default(),
         };
-        Self(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             reactor: RwLock::new(Some(opened.reactor)),
             shared: Arc::new(shared),
             log: Mutex::new(opened.log),
@@ -148,8 +175,16 @@ impl Pool {
             share: options.share,
             verify_reads: options.verify_reads,
             repaired_superblocks: opened.repaired_superblocks,
-            opener: std::process::id(),
-        }))
+            opener: AtomicU32::new(std::process::id()),
+            housekeeper: Mutex::new(None),
+        });
+        Self(Arc::clone(&inner), Some(Arc::new(LastHandle(inner))))
+    }
+
+    fn start_housekeeper(&self, options: Housekeeping) -> std::io::Result<()> {
+        let housekeeper = Housekeeper::start(Self(Arc::clone(&self.0), None), options)?;
+        *self.0.housekeeper.lock().unwrap_or_else(PoisonError::into_inner) = Some(housekeeper);
+        Ok(())
     }
 
     /// Writes a scratch tensor of `source.len()` bytes. It takes the place of an older version when it
@@ -307,11 +342,8 @@ impl Pool {
     }
 
     fn check_fork(&self) -> Result<(), Unusable> {
-        if std::process::id() == self.0.opener {
-            Ok(())
-        } else {
-            Err(Unusable::Forked { opener: self.0.opener })
-        }
+        let opener = self.0.opener.load(Ordering::Relaxed);
+        if std::process::id() == opener { Ok(()) } else { Err(Unusable::Forked { opener }) }
     }
 
     fn check_usable(&self) -> Result<(), Unusable> {
@@ -327,6 +359,10 @@ impl Pool {
 
 impl Inner {
     fn close(&self) -> Result<(), CloseError> {
+        let housekeeper = self.housekeeper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(housekeeper) = housekeeper {
+            housekeeper.stop();
+        }
         let reactor = self.reactor.write().unwrap_or_else(PoisonError::into_inner).take();
         let Some(reactor) = reactor else { return Err(Unusable::Closed.into()) };
         let closed = reactor.close();
@@ -339,12 +375,15 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for LastHandle {
     fn drop(&mut self) {
         // In a fork the threads and locks are the parent's. Elsewhere whoever wanted to know how closing
         // went has called `close`.
-        if std::process::id() == self.opener {
-            let _ = self.close();
+        if std::process::id() == self.0.opener.load(Ordering::Relaxed) {
+            let _ = self.0.close();
+        } else if let Ok(mut members) = self.0.members.try_lock() {
+            // What holds the lock on the share is inherited; the child wants no part of it.
+            members.take();
         }
     }
 }

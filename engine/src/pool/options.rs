@@ -1,5 +1,6 @@
 //! How a pool is made, opened and used.
 
+use super::scrub::ScrubReport;
 use crate::layout::{Geometry, LifetimeClass};
 use crate::log::SpaceUse;
 use crate::path::PathChoice;
@@ -83,6 +84,9 @@ pub struct OpenOptions {
     pub huge_pages: bool,
     /// Which tensors share segments.
     pub lanes: Lanes,
+    /// What the pool does by itself, on a thread of its own. Pools on simulated disks have none, so that
+    /// what happens on them is for the test to decide.
+    pub housekeeping: Option<Housekeeping>,
 }
 
 impl Default for OpenOptions {
@@ -96,8 +100,17 @@ impl Default for OpenOptions {
             verify_reads: true,
             huge_pages: true,
             lanes: Lanes::ByLifetime,
+            housekeeping: Some(Housekeeping::default()),
         }
     }
+}
+
+/// What a pool does by itself, besides reclaiming ahead of need and telling idle block devices which
+/// segments are free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Housekeeping {
+    /// Tensor bytes to scrub in a second, over and over; zero for none. `PoolStats` shows what was found.
+    pub scrub_rate: ByteCount,
 }
 
 /// How a tensor is put.
@@ -145,6 +158,8 @@ pub struct PoolStats {
     pub tensors: usize,
     /// Bytes written by class.
     pub written: WrittenBytes,
+    /// What scrubbing in the background has found since the pool was opened.
+    pub scrubbed: ScrubReport,
     /// Superblock copies that were damaged when the pool was opened and have been written again, as
     /// device and copy.
     pub repaired_superblocks: Vec<String>,

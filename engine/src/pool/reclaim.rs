@@ -62,6 +62,11 @@ impl Pool {
             Err(BeginError::Full(_)) => self.reclaim_turn().begin_put(reactor, request),
             begun => begun,
         };
+        let contents = self.0.shared.contents();
+        if contents.space_is_scarce() {
+            self.0.shared.bell.ring(contents.spare_segments());
+        }
+        drop(contents);
         begun.map_err(|error| PutError::from_begin(request, error))
     }
 

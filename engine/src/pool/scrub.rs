@@ -60,6 +60,12 @@ pub struct ScrubReport {
 /// A pass over the tensors that stand in a pool when it begins, one a step.
 pub struct Scrub {
     pool: Pool,
+    pass: Pass,
+}
+
+/// The tensors that a pass has still to read.
+#[derive(Default)]
+pub(super) struct Pass {
     left: std::vec::IntoIter<TensorId>,
 }
 
@@ -67,9 +73,7 @@ impl Pool {
     /// Begins a pass over all tensors, scratch and durable, in the order of their ids.
     pub fn scrub_steps(&self) -> Result<Scrub, Unusable> {
         self.check_usable()?;
-        let mut ids: Vec<TensorId> = self.0.shared.contents().ids().collect();
-        ids.sort_unstable();
-        Ok(Scrub { pool: self.clone(), left: ids.into_iter() })
+        Ok(Scrub { pool: self.clone(), pass: self.scrub_pass() })
     }
 
     /// Reads every tensor and compares it with its checksums. What is damaged is only reported: the other
@@ -85,10 +89,11 @@ impl Pool {
 }
 
 impl ScrubReport {
-    /// Takes one tensor into the report.
+    /// Takes one tensor into the report, in the place of what was found in it before.
     pub fn add(&mut self, scrubbed: Scrubbed) {
         self.tensors += 1;
         self.bytes.0 += scrubbed.length.0;
+        self.damaged.retain(|damaged| damaged.id != scrubbed.id);
         if !scrubbed.bad.is_empty() {
             self.damaged.push(scrubbed);
         }
@@ -98,11 +103,24 @@ impl ScrubReport {
 impl Scrub {
     /// Scrubs the next tensor; those that were deleted meanwhile are passed over. `None` at the end.
     pub fn step(&mut self) -> Result<Option<Scrubbed>, ScrubError> {
-        let reactor = self.pool.reactor()?;
+        self.pool.scrub_next(&mut self.pass)
+    }
+}
+
+impl Pool {
+    /// All tensors that stand now.
+    pub(super) fn scrub_pass(&self) -> Pass {
+        let mut ids: Vec<TensorId> = self.0.shared.contents().ids().collect();
+        ids.sort_unstable();
+        Pass { left: ids.into_iter() }
+    }
+
+    pub(super) fn scrub_next(&self, pass: &mut Pass) -> Result<Option<Scrubbed>, ScrubError> {
+        let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
-        for id in self.left.by_ref() {
-            if let Some(reading) = Reading::start(&self.pool.0.shared, id) {
-                return Pass { pool: &self.pool, reactor, reading: &reading }.run().map(Some);
+        for id in pass.left.by_ref() {
+            if let Some(reading) = Reading::start(&self.0.shared, id) {
+                return Scrubbing { pool: self, reactor, reading: &reading }.run().map(Some);
             }
         }
         Ok(None)
@@ -110,13 +128,13 @@ impl Scrub {
 }
 
 /// Reading one version, which stays where it is meanwhile.
-struct Pass<'a> {
+struct Scrubbing<'a> {
     pool: &'a Pool,
     reactor: &'a Reactor,
     reading: &'a Reading,
 }
 
-impl Pass<'_> {
+impl Scrubbing<'_> {
     fn run(&self) -> Result<Scrubbed, ScrubError> {
         let entry = &self.reading.version().entry;
         let placements = self.pool.0.stripes.placements(&entry.runs, entry.length);

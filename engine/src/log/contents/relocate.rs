@@ -149,6 +149,28 @@ impl Contents {
         self.space.reclaimable().0
     }
 
+    /// Whether so few free segments are left for puts that reclamation should begin: enough that it ends
+    /// before they do, few enough that what is about to die does so first.
+    pub fn space_is_scarce(&self) -> bool {
+        let low_water = (self.space.segment_count() / 64).clamp(1, 16);
+        self.space.spare_segments() < low_water
+    }
+
+    /// Free segments that puts may take.
+    pub fn spare_segments(&self) -> u32 {
+        self.space.spare_segments()
+    }
+
+    /// See [`crate::log::Space::begin_discard`].
+    pub fn begin_discard(&mut self) -> Option<u32> {
+        self.space.begin_discard()
+    }
+
+    /// See [`crate::log::Space::end_discard`].
+    pub fn end_discard(&mut self, segment: u32) {
+        self.space.end_discard(segment);
+    }
+
     /// The tensors in a segment, in the order in which they lie there.
     fn residents(&self, segment: u32) -> Vec<TensorId> {
         let places = self.places.range((segment, 0)..=(segment, u32::MAX));

@@ -218,11 +218,11 @@ fn a_closed_pool_says_so_and_scratch_is_gone_after_it() {
 
 #[test]
 fn a_forked_child_is_told_that_the_pool_is_not_its_own() {
-    let mut pool = open(&disks(2, ByteCount::mib(4)));
+    let pool = open(&disks(2, ByteCount::mib(4)));
     put(&pool, 1, &[1; 10]);
     // What a fork sees: another process id than the one that opened the pool.
     let opener = std::process::id() + 1;
-    Arc::get_mut(&mut pool.0).unwrap().opener = opener;
+    pool.0.opener.store(opener, std::sync::atomic::Ordering::Relaxed);
     let forked = Unusable::Forked { opener };
     assert!(matches!(start_put(&pool, 1, &[1]), Err(PutError::Unusable(error)) if error == forked));
     let memory = Destination::buffer(1);

@@ -3,6 +3,7 @@
 mod behaviour;
 mod durable;
 mod format;
+mod housekeeping;
 mod reclamation;
 mod scrub;
 mod workload;
