@@ -147,7 +147,7 @@ fn a_pool_on_files_keeps_house_by_itself_and_gives_its_share_back_at_once() {
         let capacity = pool.description().capacity.0;
         // Three times what fits; of each three, one lives on for a while.
         let puts = u128::from(3 * capacity / 20_000);
-        let lives = |id: u128| id % 3 == 0 && id + 300 > puts;
+        let lives = |id: u128| id.is_multiple_of(3) && id + 300 > puts;
         for id in 0..puts {
             let source = Source::from(content(id));
             pool.put(TensorId(id), source, PutOptions::default()).unwrap().wait().unwrap();
@@ -155,7 +155,7 @@ fn a_pool_on_files_keeps_house_by_itself_and_gives_its_share_back_at_once() {
                 pool.delete(TensorId(dying - dying % 3 + 1)).ok();
                 pool.delete(TensorId(dying - dying % 3 + 2)).ok();
             }
-            if let Some(old) = id.checked_sub(300).filter(|old| old % 3 == 0) {
+            if let Some(old) = id.checked_sub(300).filter(|old| old.is_multiple_of(3)) {
                 pool.delete(TensorId(old)).unwrap();
             }
         }

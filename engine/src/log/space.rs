@@ -9,59 +9,23 @@
 
 mod audit;
 mod discard;
+mod lane;
 mod resume;
 mod victim;
 
+pub use lane::{Durability, Lane};
 pub use victim::{Victim, Wanted};
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::layout::{BLOCK_BYTES, LifetimeClass, Run, ShareArea};
 use crate::units::ByteCount;
-
-/// Whether a tensor survives the process that wrote it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Durability {
-    /// It need not; it costs no metadata.
-    Scratch,
-    /// It survives a crash once the commit that brought it has returned.
-    Durable,
-}
-
-/// An append stream of the log: what it holds has the same durability and dies at about the same time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Lane {
-    /// Whether its tensors survive the process.
-    pub durability: Durability,
-    /// How long they will probably live.
-    pub class: LifetimeClass,
-}
-
-const CLASSES: usize = LifetimeClass::ALL.len();
-const LANES: usize = 2 * CLASSES;
+use lane::{CLASSES, LANES};
 
 /// A share has at least this many segments; with fewer there is nothing to keep back.
 const SEGMENTS_FOR_RESERVE: u32 = 8;
 /// From here on a second segment of reserve is cheap.
 const SEGMENTS_FOR_SECOND: u32 = 32;
-
-impl Lane {
-    fn index(self) -> usize {
-        let base = match self.durability {
-            Durability::Scratch => 0,
-            Durability::Durable => CLASSES,
-        };
-        base + self.class as usize
-    }
-
-    /// This lane, then the others of its durability.
-    fn family(self) -> impl Iterator<Item = Self> {
-        let others = LifetimeClass::ALL.into_iter().filter(move |class| *class != self.class);
-        std::iter::once(self.class)
-            .chain(others)
-            .map(move |class| Self { durability: self.durability, class })
-    }
-}
 
 /// How a share's space is used. Live, dead, free and reserved always sum to the capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
