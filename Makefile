@@ -3,8 +3,9 @@
 PYTHON := .venv/bin/python
 
 SEEDS ?= 2000
+RUNS ?= 100
 
-.PHONY: help setup build demo test lint test-rust sim planted test-torch test-slow bench clean
+.PHONY: help setup build demo test lint test-rust sim planted crash recovery test-torch test-slow bench clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -17,7 +18,7 @@ build: ## Build the library and the tools
 demo: setup build ## Train a GPT plain and under a quarter of its memory; compare every bit
 	@$(PYTHON) demo/demo.py
 
-test: setup lint test-rust sim build test-torch ## All tests
+test: setup lint test-rust sim crash build test-torch ## All tests
 
 lint: setup ## Formatting, lints, licences
 	cargo fmt --all --check
@@ -29,6 +30,13 @@ test-rust: setup ## The engine, the planner and the C ABI
 
 sim: setup ## The log against its model: SEEDS seeds of work, faults and power cuts
 	cargo run --release -q -p tidelog-tests --bin tidelog-sim -- --seeds $(SEEDS)
+
+crash: setup ## Processes that commit are killed RUNS times, on files and on loop devices
+	cargo run --release -q -p tidelog-tests --bin tidelog-crash -- --runs $(RUNS)
+	cargo run --release -q -p tidelog-tests --bin tidelog-crash -- --runs $(RUNS) --sector 4096
+
+recovery: setup ## What opening a pool of a million tensors costs
+	cargo run --release -q -p tidelog-tests --bin tidelog-recovery
 
 planted: setup ## Bugs planted on purpose: the simulation must find each
 	tests/planted.sh

@@ -8,7 +8,9 @@ use common::{Directory, get, quick, small, stage};
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::Source;
 use tidelog_engine::path::{DeviceSpec, PathChoice, PathKind};
-use tidelog_engine::pool::{FormatError, FormatOptions, OpenError, OpenOptions, Pool, PutOptions};
+use tidelog_engine::pool::{
+    FormatError, FormatOptions, Housekeeping, OpenError, OpenOptions, Pool, PutOptions,
+};
 use tidelog_engine::units::ByteCount;
 
 #[test]
@@ -131,4 +133,39 @@ fn a_missing_or_shrunken_device_is_named() {
     };
     assert!(matches!(error, OpenError::Shrunk { .. }), "{error}");
     assert!(error.to_string().contains(&specs[1].to_string()), "{error}");
+}
+
+#[test]
+fn a_pool_on_files_keeps_house_by_itself_and_gives_its_share_back_at_once() {
+    let directory = Directory::new("housekeeping");
+    let specs = directory.devices();
+    Pool::format(&specs, &small()).unwrap();
+    let content = |id: u128| vec![id as u8; 20_000];
+    for _ in 0..5 {
+        let housekeeping = Some(Housekeeping { scrub_rate: ByteCount::mib(64) });
+        let pool = Pool::open(&specs, &OpenOptions { housekeeping, ..quick() }).unwrap();
+        let capacity = pool.description().capacity.0;
+        // Three times what fits; of each three, one lives on for a while.
+        let puts = u128::from(3 * capacity / 20_000);
+        let lives = |id: u128| id.is_multiple_of(3) && id + 300 > puts;
+        for id in 0..puts {
+            let source = Source::from(content(id));
+            pool.put(TensorId(id), source, PutOptions::default()).unwrap().wait().unwrap();
+            if let Some(dying) = id.checked_sub(3) {
+                pool.delete(TensorId(dying - dying % 3 + 1)).ok();
+                pool.delete(TensorId(dying - dying % 3 + 2)).ok();
+            }
+            if let Some(old) = id.checked_sub(300).filter(|old| old.is_multiple_of(3)) {
+                pool.delete(TensorId(old)).unwrap();
+            }
+        }
+        for id in (0..puts).filter(|id| lives(*id)) {
+            assert_eq!(get(&pool, TensorId(id)).unwrap(), content(id));
+        }
+        assert!(pool.scrub().unwrap().damaged.is_empty());
+        assert!(pool.discard_once().unwrap().is_none(), "files keep what was reserved for them");
+        pool.audit().unwrap();
+        // The next open finds the share free: the thread has ended.
+        drop(pool);
+    }
 }

@@ -48,6 +48,12 @@ impl LifetimeClass {
     /// Every class, in the order of their numbers on the media.
     pub const ALL: [Self; 3] = [Self::Transient, Self::Step, Self::Persistent];
 
+    /// The next longer class: that of what has outlived the others of its own.
+    #[must_use]
+    pub fn longer(self) -> Self {
+        Self::ALL.get(self as usize + 1).copied().unwrap_or(self)
+    }
+
     /// The class with this number on the media, if there is one.
     pub fn from_media(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()

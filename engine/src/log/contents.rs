@@ -5,11 +5,17 @@
 //! space until the last read has ended; a durable tensor appears and disappears only by [`Contents::apply`],
 //! which is called once the commit is on media.
 
-use std::collections::HashMap;
+mod audit;
+mod readers;
+mod relocate;
+
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::space::{Durability, Space, SpaceUse};
+pub use relocate::{Reclamation, Relocation, Stretch};
+
+use super::space::{Durability, Full, Lane, Space, SpaceUse};
 use super::version::{BeginError, RemoveError, Request, Reservation, Version};
 use crate::layout::{Change, Run, TensorEntry, TensorId};
 
@@ -45,11 +51,30 @@ pub struct Contents {
     space: Space,
     slots: HashMap<TensorId, Slot>,
     pending: HashMap<u64, Pending>,
-    /// How many reads each version being read has.
-    readers: HashMap<u64, u32>,
-    /// Versions that only their readers still know.
-    retired: HashMap<u64, Arc<Version>>,
+    /// How many reads each version being read has, by its serial and how often it had been moved.
+    readers: BTreeMap<(u64, u32), u32>,
+    /// Places, by the serial of their version, that only its readers still know.
+    retired: HashMap<u64, Vec<Retired>>,
+    /// Which tensor lies where: by segment and first block of a run.
+    places: BTreeMap<(u32, u32), TensorId>,
+    /// Where reclamation is copying to.
+    moving: HashMap<u64, Moving>,
     last_serial: u64,
+}
+
+/// Runs of a version that its readers may still read.
+#[derive(Debug)]
+struct Retired {
+    /// Readers that began after this many moves do not know them.
+    moves: u32,
+    runs: Box<[Run]>,
+    durability: Durability,
+}
+
+#[derive(Debug)]
+struct Moving {
+    runs: Vec<Run>,
+    durability: Durability,
 }
 
 impl Contents {
@@ -57,11 +82,14 @@ impl Contents {
     pub fn recovered(mut space: Space, tensors: Vec<TensorEntry>) -> Self {
         let mut slots = HashMap::with_capacity(tensors.len());
         let mut last_serial = 0;
+        let mut places = BTreeMap::new();
         for entry in tensors {
             space.adopt(&entry.runs, entry.class);
             last_serial += 1;
             let id = entry.id;
-            let version = Version { entry, durability: Durability::Durable, serial: last_serial };
+            places.extend(entry.runs.iter().map(|run| ((run.segment, run.block), id)));
+            let (serial, moves) = (last_serial, 0);
+            let version = Version { entry, durability: Durability::Durable, serial, moves };
             let slot =
                 Slot { current: Some(Arc::new(version)), newest: last_serial, ..Slot::default() };
             slots.insert(id, slot);
@@ -71,8 +99,10 @@ impl Contents {
             space,
             slots,
             pending: HashMap::new(),
-            readers: HashMap::new(),
+            readers: BTreeMap::new(),
             retired: HashMap::new(),
+            places,
+            moving: HashMap::new(),
             last_serial,
         }
     }
@@ -82,11 +112,27 @@ impl Contents {
     /// # Errors
     /// There is no space, or the id is taken by something that this write may not replace.
     pub fn begin(&mut self, request: Request) -> Result<Reservation, BeginError> {
+        self.begin_with(request, Space::allocate)
+    }
+
+    /// Reserves space for a write where nothing of another lane lies.
+    ///
+    /// # Errors
+    /// As [`Self::begin`], which may still find space.
+    pub fn begin_apart(&mut self, request: Request) -> Result<Reservation, BeginError> {
+        self.begin_with(request, Space::allocate_apart)
+    }
+
+    fn begin_with(
+        &mut self,
+        request: Request,
+        allocate: impl Fn(&mut Space, Lane, u64) -> Result<Vec<Run>, Full>,
+    ) -> Result<Reservation, BeginError> {
         if let Some(slot) = self.slots.get(&request.id) {
             Self::check_slot(slot, &request)?;
         }
-        let runs: Arc<[Run]> =
-            self.space.allocate(request.lane, request.length).map_err(BeginError::Full)?.into();
+        let allocated = allocate(&mut self.space, request.lane, request.length);
+        let runs: Arc<[Run]> = allocated.map_err(BeginError::Full)?.into();
         let serial = self.next_serial();
         let slot = self.slots.entry(request.id).or_default();
         slot.last_begun = serial;
@@ -138,9 +184,9 @@ impl Contents {
         slot.newest = serial;
         let version = Arc::new(version(pending, serial, checksums));
         let old = slot.current.replace(Arc::clone(&version));
-        self.space.install(&version.entry.runs);
+        self.occupy(version.entry.id, &version.entry.runs);
         if let Some(old) = old {
-            self.retire(old);
+            self.retire(&old);
         }
     }
 
@@ -199,7 +245,7 @@ impl Contents {
             let Some(slot) = self.slots.get_mut(id) else { continue };
             slot.newest = serial;
             if let Some(old) = slot.current.take() {
-                self.retire(old);
+                self.retire(&old);
             }
             self.forget_if_unused(*id);
         }
@@ -208,11 +254,11 @@ impl Contents {
             let serial = self.next_serial();
             let id = pending.request.id;
             let version = Arc::new(version(pending, serial, checksums));
-            self.space.install(&version.entry.runs);
+            self.occupy(id, &version.entry.runs);
             let slot = self.slots.entry(id).or_default();
             slot.newest = serial;
             if let Some(old) = slot.current.replace(version) {
-                self.retire(old);
+                self.retire(&old);
             }
         }
     }
@@ -236,7 +282,7 @@ impl Contents {
         }
         slot.newest = serial;
         if let Some(old) = slot.current.take() {
-            self.retire(old);
+            self.retire(&old);
         }
         self.forget_if_unused(id);
         Ok(())
@@ -255,25 +301,6 @@ impl Contents {
         })
     }
 
-    /// Starts a read: the version's space stays until [`Self::unpin`], whatever happens to the tensor.
-    pub fn pin(&mut self, id: TensorId) -> Option<Arc<Version>> {
-        let version = Arc::clone(self.current(id)?);
-        *self.readers.entry(version.serial).or_default() += 1;
-        Some(version)
-    }
-
-    /// Ends a read.
-    pub fn unpin(&mut self, version: &Version) {
-        let Entry::Occupied(mut readers) = self.readers.entry(version.serial) else { return };
-        *readers.get_mut() -= 1;
-        if *readers.get() == 0 {
-            readers.remove();
-            if let Some(version) = self.retired.remove(&version.serial) {
-                self.space.release(&version.entry.runs);
-            }
-        }
-    }
-
     /// How the space is used.
     pub fn space_use(&self) -> SpaceUse {
         self.space.space_use()
@@ -288,27 +315,6 @@ impl Contents {
     /// Ids of everything that can be read, in no order.
     pub fn ids(&self) -> impl Iterator<Item = TensorId> {
         self.slots.iter().filter(|(_, slot)| slot.current.is_some()).map(|(id, _)| *id)
-    }
-
-    /// Checks every rule of index and space by counting again from the ground up; see [`Space::audit`].
-    ///
-    /// # Errors
-    /// The first rule that does not hold.
-    pub fn audit(&self) -> Result<SpaceUse, String> {
-        if let Some((id, _)) = self.slots.iter().find(|(_, slot)| slot.is_unused()) {
-            return Err(format!("{id} has a slot and no use for it"));
-        }
-        let versions = self.slots.values().filter_map(|slot| slot.current.as_ref());
-        let live = versions.flat_map(|version| {
-            version.entry.runs.iter().map(move |run| (run, version.durability))
-        });
-        let pending = self.pending.values().flat_map(|pending| {
-            pending.runs.iter().map(move |run| (run, pending.request.lane.durability))
-        });
-        let retired = self.retired.values().flat_map(|version| {
-            version.entry.runs.iter().map(move |run| (run, version.durability))
-        });
-        self.space.audit(live, pending.chain(retired))
     }
 
     /// Takes a write off the list, unless a commit in doubt holds it.
@@ -329,14 +335,28 @@ impl Contents {
         Some(pending)
     }
 
+    /// A tensor can be read in these reserved runs from now on.
+    fn occupy(&mut self, id: TensorId, runs: &[Run]) {
+        self.space.install(runs);
+        self.places.extend(runs.iter().map(|run| ((run.segment, run.block), id)));
+    }
+
     /// Nobody can find this version any more.
-    fn retire(&mut self, version: Arc<Version>) {
-        if self.readers.contains_key(&version.serial) {
-            self.space.retire(&version.entry.runs);
-            self.retired.insert(version.serial, version);
-        } else {
-            self.space.remove(&version.entry.runs);
+    fn retire(&mut self, version: &Version) {
+        self.vacate(version, version.entry.runs.clone());
+    }
+
+    /// These runs of a version are found no more; they stay while somebody reads the version.
+    fn vacate(&mut self, version: &Version, runs: Box<[Run]>) {
+        for run in &runs {
+            self.places.remove(&(run.segment, run.block));
         }
+        let Version { serial, moves, durability, .. } = *version;
+        if self.readers.range((serial, 0)..=(serial, moves)).next().is_none() {
+            return self.space.remove(&runs);
+        }
+        self.space.retire(&runs);
+        self.retired.entry(serial).or_default().push(Retired { moves, runs, durability });
     }
 
     fn forget_if_unused(&mut self, id: TensorId) {
@@ -367,6 +387,7 @@ fn version(pending: Pending, serial: u64, checksums: Vec<u32>) -> Version {
         },
         durability: request.lane.durability,
         serial,
+        moves: 0,
     }
 }
 

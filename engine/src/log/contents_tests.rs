@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::layout::{BLOCK_BYTES, LifetimeClass, ShareArea, SlotArea};
-use crate::log::space::Lane;
+use crate::log::space::{Lane, Wanted};
 
 const ID: TensorId = TensorId(7);
 
@@ -141,4 +141,72 @@ fn two_names_for_one_id_are_noticed() {
     contents.abandon(&again);
     contents.apply(vec![], &[ID]);
     assert!(contents.begin(named("b")).is_ok());
+}
+
+/// A tensor that shares a segment with a dead one, and what moves it.
+fn mixed(contents: &mut Contents) -> Reclamation {
+    for (id, blocks) in [(7, 2), (8, 2)] {
+        let write = contents.begin(request(TensorId(id), Durability::Scratch, blocks)).unwrap();
+        contents.install(&write, vec![0]);
+    }
+    contents.remove_scratch(TensorId(8)).unwrap();
+    contents.begin_reclaim(Wanted::ANY).unwrap()
+}
+
+fn moved(relocation: &Relocation) -> TensorEntry {
+    let runs = relocation.stretches.iter().flat_map(|stretch| stretch.to.clone()).collect();
+    TensorEntry { runs, ..relocation.version.entry.clone() }
+}
+
+#[test]
+fn a_move_does_not_get_in_the_way_of_a_write_that_began_before_it() {
+    let mut contents = contents(4);
+    let Reclamation { victim, relocations } = mixed(&mut contents);
+    let write = contents.begin(scratch(3)).unwrap();
+    contents.audit().unwrap();
+    assert!(contents.relocate(&relocations[0], moved(&relocations[0])));
+    contents.end_reclaim(&victim, false);
+    contents.audit().unwrap();
+    contents.install(&write, vec![1]);
+    assert_eq!(length(&contents), Some(3));
+    assert_eq!(contents.audit().unwrap().live.0, 3 * BLOCK_BYTES);
+}
+
+#[test]
+fn a_move_never_brings_back_what_was_replaced_or_deleted_meanwhile() {
+    for replaced in [false, true] {
+        let mut contents = contents(4);
+        let Reclamation { victim, relocations } = mixed(&mut contents);
+        if replaced {
+            let write = contents.begin(scratch(1)).unwrap();
+            contents.install(&write, vec![1]);
+        } else {
+            contents.remove_scratch(ID).unwrap();
+        }
+        contents.audit().unwrap();
+        assert!(!contents.relocate(&relocations[0], moved(&relocations[0])));
+        contents.end_reclaim(&victim, false);
+        assert_eq!(length(&contents), replaced.then_some(1));
+        let space = contents.audit().unwrap();
+        assert_eq!((space.live.0, space.reserved.0), (u64::from(replaced) * BLOCK_BYTES, 0));
+    }
+}
+
+#[test]
+fn a_move_that_is_given_up_or_in_doubt_leaves_the_tensor_where_it_is() {
+    for in_doubt in [false, true] {
+        let mut contents = contents(4);
+        let Reclamation { victim, relocations } = mixed(&mut contents);
+        let place = relocations[0].version.entry.runs.clone();
+        if in_doubt {
+            contents.leave_relocation_in_doubt(&relocations[0]);
+        } else {
+            contents.abandon_relocation(&relocations[0]);
+        }
+        contents.end_reclaim(&victim, false);
+        assert_eq!(contents.current(ID).unwrap().entry.runs, place);
+        let space = contents.audit().unwrap();
+        // The place that may be named on the media is nobody's until the pool is opened again.
+        assert_eq!(space.reserved.0, u64::from(in_doubt) * 2 * BLOCK_BYTES);
+    }
 }

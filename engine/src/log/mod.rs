@@ -12,8 +12,8 @@ mod stripe;
 mod version;
 
 pub use change_log::{AppendError, ChangeLog, Media, Place};
-pub use contents::Contents;
+pub use contents::{Contents, Reclamation, Relocation, Stretch};
 pub use recovery::{Recovered, RecoveryError, recover};
-pub use space::{Durability, Full, Lane, Space, SpaceUse};
+pub use space::{Durability, Full, Lane, Space, SpaceUse, Victim, Wanted};
 pub use stripe::{Placement, StripeMap};
 pub use version::{BeginError, RemoveError, Request, Reservation, Version};

@@ -3,52 +3,31 @@
 //! Space is append only. A lane fills its open segment from front to back and takes another; what lies
 //! in a segment only ever turns from reserved to live to dead, and when nothing in it is reserved or live
 //! any more, the whole segment is free again. Scratch and durable lanes never touch the same segment.
+//!
+//! A segment that stays mixed comes back by reclamation, which copies its live blocks forward. Some free
+//! segments are its alone: copying never needs space that is not there.
+
+mod audit;
+mod discard;
+mod lane;
+mod resume;
+mod victim;
+
+pub use lane::{Durability, Lane};
+pub use victim::{Victim, Wanted};
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::layout::{BLOCK_BYTES, LifetimeClass, Run, ShareArea};
 use crate::units::ByteCount;
+use lane::{CLASSES, LANES};
 
-/// Whether a tensor survives the process that wrote it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Durability {
-    /// It need not; it costs no metadata.
-    Scratch,
-    /// It survives a crash once the commit that brought it has returned.
-    Durable,
-}
+/// A share has at least this many segments; with fewer there is nothing to keep back.
+const SEGMENTS_FOR_RESERVE: u32 = 8;
+/// From here on a second segment of reserve is cheap.
+const SEGMENTS_FOR_SECOND: u32 = 32;
 
-/// An append stream of the log: what it holds has the same durability and dies at about the same time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Lane {
-    /// Whether its tensors survive the process.
-    pub durability: Durability,
-    /// How long they will probably live.
-    pub class: LifetimeClass,
-}
-
-const CLASSES: usize = LifetimeClass::ALL.len();
-const LANES: usize = 2 * CLASSES;
-
-impl Lane {
-    fn index(self) -> usize {
-        let base = match self.durability {
-            Durability::Scratch => 0,
-            Durability::Durable => CLASSES,
-        };
-        base + self.class as usize
-    }
-
-    /// This lane, then the others of its durability.
-    fn family(self) -> impl Iterator<Item = Self> {
-        let others = LifetimeClass::ALL.into_iter().filter(move |class| *class != self.class);
-        std::iter::once(self.class)
-            .chain(others)
-            .map(move |class| Self { durability: self.durability, class })
-    }
-}
-
-/// How a share's space is used. The four parts always sum to the capacity.
+/// How a share's space is used. Live, dead, free and reserved always sum to the capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceUse {
     /// All of it.
@@ -59,6 +38,8 @@ pub struct SpaceUse {
     pub dead: ByteCount,
     /// Free segments, and what is left of the open ones.
     pub free: ByteCount,
+    /// The part of `free` that only reclamation may take.
+    pub reclaim_reserve: ByteCount,
     /// Held by writes in flight, by uncommitted batches, and by old versions that are being read.
     pub reserved: ByteCount,
 }
@@ -68,15 +49,29 @@ pub struct SpaceUse {
 pub struct Full {
     /// What was asked for, rounded up to blocks.
     pub needed: ByteCount,
-    /// What this lane could have had: `free` less what is left of other durability's open segments.
+    /// What this lane could have had: `free` less what is left of other durability's open segments, and
+    /// less what is kept for reclamation.
     pub available: ByteCount,
     /// How the space is used.
     pub space: SpaceUse,
 }
 
+/// What an allocation may take, each more than the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// The lane's open segment and free segments.
+    Lane,
+    /// Also what is left of the sister lanes' open segments.
+    Sisters,
+    /// Also the free segments that are kept for reclamation.
+    Reserve,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
+    /// Free, and not to be taken while its devices are told so.
+    Discarding,
     /// A lane appends here.
     Open(Lane),
     /// Filled by this lane, or found partly filled by recovery.
@@ -92,11 +87,30 @@ struct Segment {
     reserved: u32,
     /// Runs that were handed out and never held anything readable, by their end: their start.
     unused: BTreeMap<u32, u32>,
+    /// What [`Space::handed_out`] was when its last block was handed out: how old it is.
+    filled_at: u64,
+    /// Something in it cannot be read, so it cannot be reclaimed.
+    unmovable: bool,
+    /// Its devices know that it holds nothing.
+    discarded: bool,
 }
 
 impl Segment {
-    const FREE: Self =
-        Self { state: State::Free, filled: 0, live: 0, reserved: 0, unused: BTreeMap::new() };
+    const FREE: Self = Self {
+        state: State::Free,
+        filled: 0,
+        live: 0,
+        reserved: 0,
+        unused: BTreeMap::new(),
+        filled_at: 0,
+        unmovable: false,
+        discarded: false,
+    };
+
+    /// Whether it holds nothing: free, or about to be.
+    fn is_unused(&self) -> bool {
+        matches!(self.state, State::Free | State::Discarding)
+    }
 }
 
 /// The space of a share.
@@ -113,11 +127,27 @@ pub struct Space {
     filled_last: [Option<u32>; LANES],
     live: u64,
     reserved: u64,
+    /// Free segments that only reclamation takes.
+    reserve: u32,
+    /// The segment that is being reclaimed.
+    victim: Option<u32>,
+    /// Blocks handed out so far: the clock by which segments age.
+    handed_out: u64,
+    /// Whether tensors are kept apart by lifetime.
+    lifetime_lanes: bool,
 }
 
 impl Space {
-    /// An empty share.
+    /// An empty share, with some free segments that only reclamation takes.
+    ///
+    /// The survivors of one segment fill less than one other, so a single one is enough to go on for
+    /// ever; a second keeps reclamation going while old readers hold on to the last victim.
     pub fn new(area: &ShareArea, segment_blocks: u64) -> Self {
+        let reserve = match area.segments {
+            0..SEGMENTS_FOR_RESERVE => 0,
+            SEGMENTS_FOR_RESERVE..SEGMENTS_FOR_SECOND => 1,
+            SEGMENTS_FOR_SECOND.. => 2,
+        };
         Self {
             first_segment: area.first_segment,
             segment_blocks: segment_blocks as u32,
@@ -127,7 +157,17 @@ impl Space {
             filled_last: [None; LANES],
             live: 0,
             reserved: 0,
+            reserve,
+            victim: None,
+            handed_out: 0,
+            lifetime_lanes: true,
         }
+    }
+
+    /// The same space with one lane for each durability, whatever lifetimes are hinted.
+    #[must_use]
+    pub fn without_lifetime_lanes(self) -> Self {
+        Self { lifetime_lanes: false, ..self }
     }
 
     /// Reserves room for `bytes`: what is left of the lane's open segment, then free segments; what is
@@ -136,8 +176,31 @@ impl Space {
     /// # Errors
     /// There is not enough; nothing has changed.
     pub fn allocate(&mut self, lane: Lane, bytes: u64) -> Result<Vec<Run>, Full> {
+        self.take(lane, bytes, Reach::Sisters)
+    }
+
+    /// Reserves room for `bytes` in the lane's own segments: as [`Self::allocate`], while reclamation
+    /// may still give free ones. What is put into a sister's segment dies at another time than the rest.
+    ///
+    /// # Errors
+    /// There is not enough; nothing has changed.
+    pub fn allocate_apart(&mut self, lane: Lane, bytes: u64) -> Result<Vec<Run>, Full> {
+        self.take(lane, bytes, Reach::Lane)
+    }
+
+    /// Reserves room for what reclamation copies: as [`Self::allocate`], and from the reserve too.
+    ///
+    /// # Errors
+    /// There is not enough; nothing has changed.
+    pub fn allocate_survivor(&mut self, lane: Lane, bytes: u64) -> Result<Vec<Run>, Full> {
+        self.take(lane, bytes, Reach::Reserve)
+    }
+
+    fn take(&mut self, hinted: Lane, bytes: u64, reach: Reach) -> Result<Vec<Run>, Full> {
+        let one = Lane { class: LifetimeClass::Step, ..hinted };
+        let lane = if self.lifetime_lanes { hinted } else { one };
         let needed = bytes.div_ceil(BLOCK_BYTES);
-        let available = self.available(lane);
+        let available = self.available(lane, reach);
         if needed > available {
             return Err(Full {
                 needed: ByteCount(needed.saturating_mul(BLOCK_BYTES)),
@@ -148,8 +211,10 @@ impl Space {
         let mut runs = Vec::new();
         let mut missing = self.fill(lane, needed, &mut runs);
         while missing > 0
+            && self.free_within(reach) > 0
             && let Some(index) = self.free.pop_front()
         {
+            self.segments[index as usize].discarded = false;
             self.segments[index as usize].state = State::Open(lane);
             self.open[lane.index()] = Some(index);
             missing = self.fill(lane, missing, &mut runs);
@@ -218,109 +283,22 @@ impl Space {
         }
     }
 
-    /// Recovery found a live durable tensor in these runs. [`Self::resume`] ends recovery.
-    pub fn adopt(&mut self, runs: &[Run], class: LifetimeClass) {
-        let lane = Lane { durability: Durability::Durable, class };
-        for run in runs {
-            let segment = self.segment(run);
-            if segment.state == State::Free {
-                segment.state = State::Sealed(lane);
-            }
-            segment.filled = segment.filled.max(run.end() as u32);
-            segment.live += run.blocks;
-            self.live += u64::from(run.blocks);
-        }
-    }
-
-    /// Ends recovery: segments without a live tensor are free, and each durable lane goes on in the
-    /// segment of its class with the most room left. Nothing behind a segment's last live block was ever
-    /// part of a commit that still holds, so it may be written again.
-    pub fn resume(&mut self) {
-        let Self { segments, free, open, .. } = self;
-        free.retain(|&index| segments[index as usize].state == State::Free);
-        for class in LifetimeClass::ALL {
-            let lane = Lane { durability: Durability::Durable, class };
-            let candidates = segments.iter_mut().enumerate().filter(|(_, segment)| {
-                segment.state == State::Sealed(lane) && segment.filled < self.segment_blocks
-            });
-            if let Some((index, segment)) = candidates.min_by_key(|(_, segment)| segment.filled) {
-                segment.state = State::Open(lane);
-                open[lane.index()] = Some(index as u32);
-            }
-        }
-    }
-
     /// How the space is used.
     pub fn space_use(&self) -> SpaceUse {
         let open_room: u64 = self.open.iter().flatten().map(|&index| self.room(index)).sum();
         let capacity = self.segments.len() as u64 * u64::from(self.segment_blocks);
-        let free = self.free.len() as u64 * u64::from(self.segment_blocks) + open_room;
+        let unused = self.segments.iter().filter(|segment| segment.is_unused()).count() as u64;
+        let free = unused * u64::from(self.segment_blocks) + open_room;
+        let kept = unused.min(u64::from(self.reserve)) * u64::from(self.segment_blocks);
         let bytes = |blocks: u64| ByteCount(blocks * BLOCK_BYTES);
         SpaceUse {
             capacity: bytes(capacity),
             live: bytes(self.live),
             dead: bytes(capacity - self.live - self.reserved - free),
             free: bytes(free),
+            reclaim_reserve: bytes(kept),
             reserved: bytes(self.reserved),
         }
-    }
-
-    /// Checks every rule this module promises, by counting again from the ground up.
-    ///
-    /// `live` and `reserved` are all runs that the index and the writes in flight hold.
-    ///
-    /// # Errors
-    /// The first rule that does not hold.
-    pub fn audit<'a>(
-        &self,
-        live: impl Iterator<Item = (&'a Run, Durability)>,
-        reserved: impl Iterator<Item = (&'a Run, Durability)>,
-    ) -> Result<SpaceUse, String> {
-        let mut owners = vec![None; self.segments.len() * self.segment_blocks as usize];
-        let mut counts = vec![[0_u32; 2]; self.segments.len()];
-        let held = live.map(|held| (0, held)).chain(reserved.map(|held| (1, held)));
-        for (kind, (run, durability)) in held {
-            let index =
-                run.segment.checked_sub(self.first_segment).ok_or("a foreign share's run")?;
-            let segment = self.segments.get(index as usize).ok_or("a run past the share")?;
-            if run.end() > u64::from(segment.filled) {
-                return Err(format!("{run:?} lies past what its segment handed out: {segment:?}"));
-            }
-            match segment.state {
-                State::Free => return Err(format!("{run:?} lies in a free segment")),
-                State::Open(lane) | State::Sealed(lane) if lane.durability != durability => {
-                    return Err(format!("{durability:?} {run:?} lies in a segment of {lane:?}"));
-                }
-                State::Open(_) | State::Sealed(_) => counts[index as usize][kind] += run.blocks,
-            }
-            let base = index as usize * self.segment_blocks as usize;
-            for block in run.block as usize..run.end() as usize {
-                if owners[base + block].replace(run).is_some() {
-                    return Err(format!("{run:?} overlaps another run"));
-                }
-            }
-        }
-        for (index, (segment, [live, reserved])) in self.segments.iter().zip(&counts).enumerate() {
-            if segment.live != *live || segment.reserved != *reserved {
-                return Err(format!("segment {index} holds {live}+{reserved} blocks: {segment:?}"));
-            }
-            let empty = *live == 0 && *reserved == 0;
-            if empty != (segment.state == State::Free) || (empty && segment.filled != 0) {
-                return Err(format!(
-                    "segment {index} leaked, or is free while in use: {segment:?}"
-                ));
-            }
-        }
-        let free = self.segments.iter().filter(|segment| segment.state == State::Free).count();
-        if free != self.free.len() {
-            return Err(format!("{free} free segments, {} in the list", self.free.len()));
-        }
-        let space = self.space_use();
-        let sum = space.live.0 + space.dead.0 + space.free.0 + space.reserved.0;
-        if sum != space.capacity.0 {
-            return Err(format!("{space:?} sums to {sum}"));
-        }
-        Ok(space)
     }
 
     /// Hands out up to `missing` blocks of the lane's open segment; returns how many are still missing.
@@ -334,6 +312,8 @@ impl Space {
             segment.filled += blocks;
             segment.reserved += blocks;
             self.reserved += u64::from(blocks);
+            self.handed_out += u64::from(blocks);
+            segment.filled_at = self.handed_out;
         }
         if segment.filled == limit {
             segment.state = State::Sealed(lane);
@@ -344,10 +324,17 @@ impl Space {
     }
 
     /// Blocks that an allocation in this lane can have.
-    fn available(&self, lane: Lane) -> u64 {
-        let rooms =
-            lane.family().filter_map(|lane| self.open[lane.index()]).map(|index| self.room(index));
-        self.free.len() as u64 * u64::from(self.segment_blocks) + rooms.sum::<u64>()
+    fn available(&self, lane: Lane, reach: Reach) -> u64 {
+        let lanes = if reach == Reach::Lane { 1 } else { CLASSES };
+        let open = lane.family().take(lanes).filter_map(|lane| self.open[lane.index()]);
+        let rooms: u64 = open.map(|index| self.room(index)).sum();
+        self.free_within(reach) as u64 * u64::from(self.segment_blocks) + rooms
+    }
+
+    /// Free segments that an allocation can have.
+    fn free_within(&self, reach: Reach) -> usize {
+        let kept = if reach == Reach::Reserve { 0 } else { self.reserve };
+        self.free.len().saturating_sub(kept as usize)
     }
 
     fn room(&self, index: u32) -> u64 {
@@ -360,6 +347,10 @@ impl Space {
 
     /// Moves the edge of what has been handed out back over runs that were never used.
     fn take_back(&mut self, index: u32) {
+        // What is being reclaimed takes nothing new.
+        if self.victim == Some(index) {
+            return;
+        }
         let segment = &mut self.segments[index as usize];
         let (State::Open(lane) | State::Sealed(lane)) = segment.state else { return };
         // The lane goes on in one place; a segment behind it keeps its hole until it is free.
@@ -376,7 +367,7 @@ impl Space {
 
     fn free_if_empty(&mut self, index: u32) {
         let segment = &mut self.segments[index as usize];
-        if segment.live > 0 || segment.reserved > 0 || segment.state == State::Free {
+        if segment.live > 0 || segment.reserved > 0 || segment.is_unused() {
             return;
         }
         if let State::Open(lane) = segment.state {

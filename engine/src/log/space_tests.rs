@@ -104,6 +104,90 @@ fn recovery_goes_on_where_the_roomiest_segment_of_the_class_ends() {
     assert!([3, 6].contains(&runs[0].segment), "scratch takes a free segment: {runs:?}");
 }
 
+/// A sealed segment of which `live` blocks are alive; answers the segment.
+fn sealed(space: &mut Space, lane: Lane, live: u32) -> u32 {
+    let runs = space.allocate_apart(lane, SEGMENT_BLOCKS * BLOCK_BYTES).unwrap();
+    let [Run { segment, block: 0, blocks }] = runs[..] else { panic!("not one segment: {runs:?}") };
+    let part = |block, blocks| Run { segment, block, blocks };
+    space.install(&[part(0, live), part(live, blocks - live)]);
+    space.remove(&[part(live, blocks - live)]);
+    segment
+}
+
+#[test]
+fn the_victim_has_least_alive_among_equally_old_ones_and_the_first_of_equals() {
+    let mut space = space(12);
+    assert_eq!(space.victim(Wanted::ANY), None);
+    let lives = [8, 5, 3, 6, 3].map(|live| sealed(&mut space, STEP, live));
+    let durable = sealed(&mut space, DURABLE, 4);
+    // Age counts, so time passes until all are old.
+    for _ in 0..20 {
+        let passing = space.allocate(scratch(LifetimeClass::Transient), BLOCK_BYTES).unwrap();
+        space.abandon(&passing);
+    }
+    let victim = space.victim(Wanted::ANY).unwrap();
+    assert_eq!((victim.segment, victim.lane), (lives[2], STEP));
+    assert_eq!((victim.live.0, victim.dead.0), (3 * BLOCK_BYTES, 5 * BLOCK_BYTES));
+    let durables = Wanted { durability: Some(Durability::Durable), ..Wanted::ANY };
+    assert_eq!(space.victim(durables).unwrap().segment, durable);
+    let mostly_dead = Wanted { dead_eighths_min: 6, ..Wanted::ANY };
+    assert_eq!(space.victim(mostly_dead), None);
+    space.mark_unmovable(lives[2]);
+    assert_eq!(space.victim(Wanted::ANY).unwrap().segment, lives[4]);
+}
+
+#[test]
+fn a_segment_that_somebody_writes_or_reads_an_old_version_of_is_no_victim() {
+    let mut space = space(4);
+    let runs = space.allocate(STEP, SEGMENT_BLOCKS * BLOCK_BYTES).unwrap();
+    assert_eq!(space.victim(Wanted::ANY), None, "it is being written");
+    let (kept, dead) = (Run { blocks: 4, ..runs[0] }, Run { block: 4, blocks: 4, ..runs[0] });
+    space.install(&[kept, dead]);
+    space.retire(&[dead]);
+    assert_eq!(space.victim(Wanted::ANY), None, "it is being read");
+    space.release(&[dead]);
+    assert!(space.victim(Wanted::ANY).is_some());
+}
+
+#[test]
+fn a_put_leaves_the_reserve_and_a_survivor_may_have_it() {
+    let mut space = space(SEGMENTS_FOR_RESERVE);
+    assert_eq!(space.space_use().reclaim_reserve.0, SEGMENT_BLOCKS * BLOCK_BYTES);
+    let usable = u64::from(SEGMENTS_FOR_RESERVE - 1) * SEGMENT_BLOCKS;
+    assert!(space.allocate(STEP, (usable + 1) * BLOCK_BYTES).is_err());
+    space.allocate(STEP, usable * BLOCK_BYTES).unwrap();
+    let full = space.allocate(STEP, 1).unwrap_err();
+    assert_eq!((full.available, full.space.free), (ByteCount::ZERO, full.space.reclaim_reserve));
+    space.allocate_survivor(STEP, SEGMENT_BLOCKS * BLOCK_BYTES).unwrap();
+    assert_eq!(space.space_use().free, ByteCount::ZERO);
+}
+
+#[test]
+fn a_put_can_be_kept_out_of_its_sisters_segments() {
+    let mut space = space(1);
+    space.allocate(scratch(LifetimeClass::Transient), BLOCK_BYTES).unwrap();
+    let refused = space.allocate_apart(STEP, BLOCK_BYTES).unwrap_err();
+    assert_eq!(refused.available, ByteCount::ZERO);
+    space.allocate(STEP, BLOCK_BYTES).unwrap();
+}
+
+#[test]
+fn a_segment_that_is_discarded_is_nobodys_until_that_has_ended() {
+    let mut space = space(2);
+    let first = space.begin_discard().unwrap();
+    assert!(space.allocate(STEP, (SEGMENT_BLOCKS + 1) * BLOCK_BYTES).is_err());
+    let none = std::iter::empty;
+    assert_eq!(space.audit(none(), none()).unwrap().free, space.space_use().capacity);
+    space.end_discard(first);
+    let second = space.begin_discard().unwrap();
+    assert_ne!(first, second);
+    space.end_discard(second);
+    assert_eq!(space.begin_discard(), None, "devices know of both");
+    let runs = space.allocate(STEP, BLOCK_BYTES).unwrap();
+    space.abandon(&runs);
+    assert_eq!(space.begin_discard(), Some(runs[0].segment), "it has been written since");
+}
+
 /// What a random program does with one allocation.
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {

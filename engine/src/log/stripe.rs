@@ -83,6 +83,11 @@ impl StripeMap {
         })
     }
 
+    /// Where a segment's slice of every device starts, and how long it is.
+    pub fn slice(&self, segment: u32) -> (u64, u64) {
+        (self.data_offset + u64::from(segment) * self.segment_bytes, self.segment_bytes)
+    }
+
     /// Device and byte of a block of a segment.
     fn locate(&self, segment: u32, block: u64) -> (u8, u64) {
         let unit = block / self.unit_blocks;

@@ -15,6 +15,8 @@ pub struct Version {
     /// Whether it survives the process.
     pub durability: Durability,
     pub(super) serial: u64,
+    /// How often reclamation has moved it: its bytes are the same, some of its runs are not.
+    pub(super) moves: u32,
 }
 
 /// A write on its way, as [`super::Contents`] knows it. Ends in exactly one of [`super::Contents::install`],

@@ -1,15 +1,15 @@
 //! A batch of durable changes: written as they come, decided by one commit.
 
-use std::sync::PoisonError;
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{MutexGuard, PoisonError};
 
 use super::Pool;
 use super::error::{CommitError, DeleteError, PutError, Unusable};
 use super::held::PendingWrite;
 use super::media::MetadataIo;
 use super::options::PutOptions;
-use crate::layout::{Change, NAME_BYTES_MAX, TensorId};
-use crate::log::{AppendError, Durability, Lane, Request};
+use crate::layout::{Change, NAME_BYTES_MAX, Run, TensorId};
+use crate::log::{AppendError, ChangeLog, Durability, Lane, Request};
 use crate::memory::Source;
 use crate::schedule::{Reactor, Ticket, TransferError};
 use crate::units::DeviceIndex;
@@ -76,7 +76,7 @@ impl Batch {
         let lane = Lane { durability: Durability::Durable, class: options.lifetime };
         let request = Request { id, name, length: source.len() as u64, lane };
         let (send, written) = sync_channel(1);
-        let ticket = self.pool.start_put(request, source, options, move |write, outcome| {
+        let ticket = self.pool.start_put(&request, source, options, move |write, outcome| {
             // A batch that is gone takes nothing; what comes back is dropped and gives up its space.
             let _ = send.send(outcome.map(|checksums| Written { write, checksums }));
         })?;
@@ -141,9 +141,8 @@ fn commit(
     deletes: &[TensorId],
 ) -> Result<(), CommitError> {
     let shared = &pool.0.shared;
-    // A panic in the middle of a commit leaves it in doubt, as a failure does; the log knows its state.
-    let mut log = pool.0.log.lock().unwrap_or_else(PoisonError::into_inner);
-    flush_data(pool, reactor, &written).map_err(CommitError::Flush)?;
+    let runs = written.iter().filter_map(|it| Some(&*it.write.reservation()?.runs));
+    let mut log = CommitLog::open(pool, reactor, runs)?;
 
     let contents = shared.contents();
     let puts = written
@@ -157,9 +156,7 @@ fn commit(
     let changes: Vec<Change> = puts.chain(deletes.iter().map(|id| Change::Delete(*id))).collect();
     drop(contents);
 
-    let media = MetadataIo { reactor, written: &shared.metadata_written };
-    let appended = log.append(&media, changes, |changes| shared.contents().durable_after(changes));
-    match appended {
+    match log.append(changes) {
         Ok(()) => {
             let puts = written
                 .into_iter()
@@ -168,32 +165,52 @@ fn commit(
             shared.contents().apply(puts, &deletes);
             Ok(())
         }
-        Err(AppendError::Device(error)) => {
-            for it in written {
-                if let Some(reservation) = it.write.take() {
+        Err(error) => {
+            if matches!(error, CommitError::InDoubt(_)) {
+                for reservation in written.into_iter().filter_map(|it| it.write.take()) {
                     shared.contents().leave_in_doubt(&reservation);
                 }
             }
-            Err(CommitError::InDoubt(error))
+            Err(error)
         }
-        Err(AppendError::IndexFull { needed, room }) => {
-            Err(CommitError::IndexFull { needed, room })
-        }
-        Err(AppendError::Stopped(reason)) => Err(CommitError::Stopped(reason)),
     }
 }
 
-/// Puts the batch's data on the media of every device it touched.
-fn flush_data(
-    pool: &Pool,
-    reactor: &Reactor,
-    written: &[Written],
-) -> Result<(), crate::schedule::ControlError> {
-    let mut touched = 0_u64;
-    for reservation in written.iter().filter_map(|it| it.write.reservation()) {
-        touched |= pool.0.stripes.devices_of(&reservation.runs);
+/// The change log, held for one commit: nobody else changes durable tensors meanwhile.
+pub(super) struct CommitLog<'a> {
+    pool: &'a Pool,
+    reactor: &'a Reactor,
+    log: MutexGuard<'a, ChangeLog>,
+}
+
+impl<'a> CommitLog<'a> {
+    /// Takes the log, and puts the data in `runs` on the media of every device it touched.
+    pub(super) fn open<'r>(
+        pool: &'a Pool,
+        reactor: &'a Reactor,
+        runs: impl Iterator<Item = &'r [Run]>,
+    ) -> Result<Self, CommitError> {
+        // A panic in the middle of a commit leaves it in doubt, as a failure does; the log knows its
+        // state.
+        let log = pool.0.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let touched = runs.fold(0, |devices, runs| devices | pool.0.stripes.devices_of(runs));
+        let devices: Vec<DeviceIndex> =
+            (0..64).filter(|device| touched & (1 << device) != 0).map(DeviceIndex).collect();
+        if !devices.is_empty() {
+            reactor.flush(&devices).map_err(CommitError::Flush)?;
+        }
+        Ok(Self { pool, reactor, log })
     }
-    let devices: Vec<DeviceIndex> =
-        (0..64).filter(|device| touched & (1 << device) != 0).map(DeviceIndex).collect();
-    if devices.is_empty() { Ok(()) } else { reactor.flush(&devices) }
+
+    /// Makes the changes durable. The contents are for the caller to change, while it still holds this.
+    pub(super) fn append(&mut self, changes: Vec<Change>) -> Result<(), CommitError> {
+        let shared = &self.pool.0.shared;
+        let media = MetadataIo { reactor: self.reactor, written: &shared.written.metadata };
+        let after = |changes: &[Change]| shared.contents().durable_after(changes);
+        self.log.append(&media, changes, after).map_err(|error| match error {
+            AppendError::Device(error) => CommitError::InDoubt(error),
+            AppendError::IndexFull { needed, room } => CommitError::IndexFull { needed, room },
+            AppendError::Stopped(reason) => CommitError::Stopped(reason),
+        })
+    }
 }

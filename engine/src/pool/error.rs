@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::layout::{
     DEVICES_MAX, GeometryError, Holder, NAME_BYTES_MAX, SuperblockError, TensorId,
 };
-use crate::log::SpaceUse;
+use crate::log::{BeginError, Full, Request, SpaceUse};
 use crate::path::DeviceOpenError;
 use crate::schedule::{ControlError, DrainError, StartError, SubmitError, TransferError};
 use crate::units::ByteCount;
@@ -284,6 +284,91 @@ pub enum CommitError {
     /// An earlier commit is in doubt.
     #[error("nothing can be committed after an earlier commit failed ({0}); open the pool again")]
     Stopped(String),
+    /// The handle is of no use.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+}
+
+impl PutError {
+    /// What the log answered.
+    pub(super) fn from_begin(request: &Request, error: BeginError) -> Self {
+        let id = request.id;
+        match error {
+            BeginError::Full(Full { needed, available, space }) => {
+                Self::PoolFull { id, needed, available, space }
+            }
+            BeginError::IsDurable => Self::IsDurable(id),
+            BeginError::ScratchInFlight => Self::ScratchInFlight(id),
+            BeginError::NameCollision(other) => {
+                let name = request.name.as_deref().unwrap_or_default();
+                Self::NameCollision { name: name.into(), other: other.into() }
+            }
+        }
+    }
+}
+
+/// Why a segment was not reclaimed. Every tensor is where it was.
+#[derive(Debug, Error)]
+pub enum ReclaimError {
+    /// A tensor in the segment cannot be read, and stays there: the segment is not chosen again. Other
+    /// segments can be reclaimed.
+    #[error("{}{id} cannot be moved: {source}", .name.as_ref().map(|name| format!("{name:?}, ")).unwrap_or_default())]
+    Unreadable {
+        /// The tensor.
+        id: TensorId,
+        /// Its name, if it has one.
+        name: Option<String>,
+        /// What its read answered.
+        source: TransferError,
+    },
+    /// A tensor could not be written at its new place.
+    #[error("{id} could not be copied: {source}")]
+    Write {
+        /// The tensor.
+        id: TensorId,
+        /// What its write answered.
+        source: TransferError,
+    },
+    /// The new places of durable tensors could not be committed. After [`CommitError::InDoubt`] the
+    /// tensors can be read, and nothing can be committed until the pool is opened again.
+    #[error("the new places could not be committed: {0}")]
+    Commit(CommitError),
+    /// The engine takes nothing.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// The handle is of no use.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+}
+
+/// Why a scrub did not go on. Damage is not among it: that is what a scrub reports.
+#[derive(Debug, Error)]
+pub enum ScrubError {
+    /// A read ended without an answer from the medium.
+    #[error("{id} was not scrubbed: {source}")]
+    Read {
+        /// The tensor.
+        id: TensorId,
+        /// What its read answered.
+        source: TransferError,
+    },
+    /// The engine takes nothing.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// The handle is of no use.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+}
+
+/// Why devices were not told that a segment is free. Nothing is lost by it.
+#[derive(Debug, Error)]
+pub enum DiscardError {
+    /// A device did not do it.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// The engine takes nothing.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
     /// The handle is of no use.
     #[error(transparent)]
     Unusable(#[from] Unusable),

@@ -24,49 +24,63 @@
 
 mod batch;
 mod devices;
+mod discard;
 mod error;
 mod format;
 mod held;
+mod housekeeper;
 pub mod inspect;
 mod media;
 mod open;
 mod options;
 mod pieces;
+mod reclaim;
+mod scrub;
 mod share_lock;
+mod stats;
 
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 pub use batch::{Batch, TensorKey};
 pub use error::{
-    CloseError, CommitError, DeleteError, FormatError, GetError, OpenError, PutError, Unusable,
+    CloseError, CommitError, DeleteError, DiscardError, FormatError, GetError, OpenError, PutError,
+    ReclaimError, ScrubError, Unusable,
 };
 pub use format::FormatProgress;
 pub use options::{
-    FormatOptions, OpenOptions, PoolDescription, PoolStats, PutOptions, WrittenBytes,
+    FormatOptions, Housekeeping, Lanes, OpenOptions, PoolDescription, PoolStats, PutOptions,
+    WrittenBytes,
 };
 
-use crate::layout::{LifetimeClass, TensorId};
+pub use reclaim::Reclaimed;
+pub use scrub::{BadUnit, Scrub, ScrubReport, Scrubbed};
+
+use crate::layout::TensorId;
 use crate::log::{
-    BeginError, ChangeLog, Contents, Durability, Lane, RemoveError, Request, SpaceUse, StripeMap,
-    Version,
+    ChangeLog, Contents, Durability, Lane, RemoveError, Request, SpaceUse, StripeMap, Version,
 };
 use crate::memory::{Destination, Source};
 use crate::path::DeviceSpec;
 use crate::path::sim::SimDisk;
 use crate::schedule::{Notify, Reactor, Ticket, Transfer, Urgency};
-use crate::units::ByteCount;
 use devices::Members;
 use held::{PendingWrite, Reading};
+use housekeeper::{Bell, Housekeeper};
+use stats::Written;
 
 /// A share of a pool, owned by this process. Clones are handles of the same share, usable from any
 /// thread; the last one closes it.
 #[derive(Clone)]
-pub struct Pool(Arc<Inner>);
+pub struct Pool(Arc<Inner>, #[allow(dead_code)] Option<Arc<LastHandle>>);
+
+/// Closes the pool when the last handle goes. The housekeeper's own handle has none, so it never keeps a
+/// pool open.
+struct LastHandle(Arc<Inner>);
 
 struct Inner {
     /// `None` once closed.
@@ -74,6 +88,9 @@ struct Inner {
     shared: Arc<Shared>,
     /// Held for a whole commit: commits go to the change log one after the other.
     log: Mutex<ChangeLog>,
+    /// Held while a segment is reclaimed: one after the other, so that the reserve is enough. Taken
+    /// before `log`.
+    reclaiming: Mutex<()>,
     /// Keeps the locks. Behind the reactor, so that they go last.
     members: Mutex<Option<Members>>,
     stripes: StripeMap,
@@ -81,15 +98,18 @@ struct Inner {
     share: u32,
     verify_reads: bool,
     repaired_superblocks: Vec<String>,
-    opener: u32,
+    opener: AtomicU32,
+    housekeeper: Mutex<Option<Housekeeper>>,
 }
 
 /// What the reactor's thread also needs. It holds no reactor, which could not end on its own thread.
 struct Shared {
     contents: Mutex<Contents>,
-    /// Tensor bytes written: scratch classes, then durable ones.
-    written: [AtomicU64; 2 * LifetimeClass::ALL.len()],
-    metadata_written: AtomicU64,
+    written: Written,
+    /// Wakes the housekeeper.
+    bell: Arc<Bell>,
+    /// What scrubbing in the background has found.
+    scrubbed: Mutex<ScrubReport>,
 }
 
 impl Shared {
@@ -99,19 +119,22 @@ impl Shared {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn count_written(&self, lane: Lane, bytes: u64) {
-        let base = match lane.durability {
-            Durability::Scratch => 0,
-            Durability::Durable => LifetimeClass::ALL.len(),
-        };
-        self.written[base + lane.class as usize].fetch_add(bytes, Ordering::Relaxed);
+    fn scrubbed(&self) -> MutexGuard<'_, ScrubReport> {
+        self.scrubbed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Pool {
     /// Opens a share of the pool on these devices, named in any order.
     pub fn open(specs: &[DeviceSpec], options: &OpenOptions) -> Result<Self, OpenError> {
-        Ok(Self::new(open::open(specs, options)?, options))
+        let pool = Self::new(open::open(specs, options)?, options);
+        if let Some(housekeeping) = options.housekeeping {
+            pool.start_housekeeper(housekeeping).map_err(|source| OpenError::System {
+                what: "cannot start the housekeeper's thread".into(),
+                source,
+            })?;
+        }
+        Ok(pool)
     }
 
     /// Opens a share of the pool on simulated disks. Shares of these are not locked.
@@ -122,21 +145,31 @@ impl Pool {
     fn new(opened: open::Opened, options: &OpenOptions) -> Self {
         let shared = Shared {
             contents: Mutex::new(opened.contents),
-            written: Default::default(),
-            metadata_written: AtomicU64::new(opened.metadata_written),
+            written: Written::starting_with(opened.metadata_written),
+            bell: Arc::default(),
+            scrubbed: Mutex::default(),
         };
-        Self(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             reactor: RwLock::new(Some(opened.reactor)),
             shared: Arc::new(shared),
             log: Mutex::new(opened.log),
+            reclaiming: Mutex::new(()),
             members: Mutex::new(Some(opened.members)),
             stripes: opened.stripes,
             description: opened.description,
             share: options.share,
             verify_reads: options.verify_reads,
             repaired_superblocks: opened.repaired_superblocks,
-            opener: std::process::id(),
-        }))
+            opener: AtomicU32::new(std::process::id()),
+            housekeeper: Mutex::new(None),
+        });
+        Self(Arc::clone(&inner), Some(Arc::new(LastHandle(inner))))
+    }
+
+    fn start_housekeeper(&self, options: Housekeeping) -> std::io::Result<()> {
+        let housekeeper = Housekeeper::start(Self(Arc::clone(&self.0), None), options)?;
+        *self.0.housekeeper.lock().unwrap_or_else(PoisonError::into_inner) = Some(housekeeper);
+        Ok(())
     }
 
     /// Writes a scratch tensor of `source.len()` bytes. It takes the place of an older version when it
@@ -149,7 +182,7 @@ impl Pool {
     ) -> Result<Ticket, PutError> {
         let lane = Lane { durability: Durability::Scratch, class: options.lifetime };
         let request = Request { id, name: None, length: source.len() as u64, lane };
-        self.start_put(request, source, options, |write, outcome| {
+        self.start_put(&request, source, options, |write, outcome| {
             if let Ok(checksums) = outcome {
                 write.install(checksums);
             }
@@ -160,7 +193,7 @@ impl Pool {
     /// gives its space back.
     fn start_put(
         &self,
-        request: Request,
+        request: &Request,
         source: Source,
         options: PutOptions,
         finish: impl FnOnce(PendingWrite, Result<Vec<u32>, crate::schedule::TransferError>)
@@ -169,16 +202,14 @@ impl Pool {
     ) -> Result<Ticket, PutError> {
         let reactor = self.reactor()?;
         let Some(reactor) = reactor.as_ref() else { return Err(Unusable::Closed.into()) };
-        let (id, length, lane) = (request.id, request.length, request.lane);
-        let name = request.name.clone();
-        let begun = self.0.shared.contents().begin(request);
-        let reservation = begun.map_err(|error| put_error(id, name, error))?;
+        let (length, lane) = (request.length, request.lane);
+        let reservation = self.begin_put(reactor, request)?;
         let placements = self.0.stripes.placements(&reservation.runs, length);
         let pieces = placements.iter().map(pieces::whole).collect();
         let write = PendingWrite::new(Arc::clone(&self.0.shared), reservation);
         let shared = Arc::clone(&self.0.shared);
         let ended = move |result: crate::schedule::TransferResult| {
-            shared.count_written(lane, result.bytes);
+            shared.written.put(lane, result.bytes);
             finish(write, result.outcome.map(|done| done.checksums));
         };
         let transfer = Transfer::Write { source, pieces };
@@ -275,34 +306,6 @@ impl Pool {
         &self.0.description
     }
 
-    /// What the pool is doing.
-    pub fn stats(&self) -> Result<PoolStats, Unusable> {
-        let reactor = self.reactor()?;
-        let reactor = reactor.as_ref().ok_or(Unusable::Closed)?.stats();
-        let contents = self.0.shared.contents();
-        let (space, tensors) = (contents.space_use(), contents.ids().count());
-        drop(contents);
-        let read = |counter: &AtomicU64| ByteCount(counter.load(Ordering::Relaxed));
-        let mut written = WrittenBytes {
-            metadata: read(&self.0.shared.metadata_written),
-            ..WrittenBytes::default()
-        };
-        let (scratch, durable) = self.0.shared.written.split_at(LifetimeClass::ALL.len());
-        for class in 0..LifetimeClass::ALL.len() {
-            written.scratch[class] = read(&scratch[class]);
-            written.durable[class] = read(&durable[class]);
-        }
-        Ok(PoolStats {
-            description: self.0.description.clone(),
-            share: self.0.share,
-            reactor,
-            space,
-            tensors,
-            written,
-            repaired_superblocks: self.0.repaired_superblocks.clone(),
-        })
-    }
-
     /// Lets a stepped pool's reactor go round `rounds` times at most; answers whether something still
     /// moved at the end. Any other pool's moves by itself.
     pub fn step(&self, rounds: u64) -> Result<bool, Unusable> {
@@ -331,11 +334,8 @@ impl Pool {
     }
 
     fn check_fork(&self) -> Result<(), Unusable> {
-        if std::process::id() == self.0.opener {
-            Ok(())
-        } else {
-            Err(Unusable::Forked { opener: self.0.opener })
-        }
+        let opener = self.0.opener.load(Ordering::Relaxed);
+        if std::process::id() == opener { Ok(()) } else { Err(Unusable::Forked { opener }) }
     }
 
     fn check_usable(&self) -> Result<(), Unusable> {
@@ -351,6 +351,10 @@ impl Pool {
 
 impl Inner {
     fn close(&self) -> Result<(), CloseError> {
+        let housekeeper = self.housekeeper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(housekeeper) = housekeeper {
+            housekeeper.stop();
+        }
         let reactor = self.reactor.write().unwrap_or_else(PoisonError::into_inner).take();
         let Some(reactor) = reactor else { return Err(Unusable::Closed.into()) };
         let closed = reactor.close();
@@ -363,28 +367,15 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for LastHandle {
     fn drop(&mut self) {
         // In a fork the threads and locks are the parent's. Elsewhere whoever wanted to know how closing
         // went has called `close`.
-        if std::process::id() == self.opener {
-            let _ = self.close();
-        }
-    }
-}
-
-fn put_error(id: TensorId, name: Option<Box<str>>, error: BeginError) -> PutError {
-    match error {
-        BeginError::Full(full) => PutError::PoolFull {
-            id,
-            needed: full.needed,
-            available: full.available,
-            space: full.space,
-        },
-        BeginError::IsDurable => PutError::IsDurable(id),
-        BeginError::ScratchInFlight => PutError::ScratchInFlight(id),
-        BeginError::NameCollision(other) => {
-            PutError::NameCollision { name: name.unwrap_or_default().into(), other: other.into() }
+        if std::process::id() == self.0.opener.load(Ordering::Relaxed) {
+            let _ = self.0.close();
+        } else if let Ok(mut members) = self.0.members.try_lock() {
+            // What holds the lock on the share is inherited; the child wants no part of it.
+            members.take();
         }
     }
 }

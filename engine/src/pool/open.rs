@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use super::devices::{Member, MemberError, Members, find_twins};
 use super::error::OpenError;
 use super::media::MetadataIo;
-use super::options::{OpenOptions, PoolDescription};
+use super::options::{Lanes, OpenOptions, PoolDescription};
 use super::share_lock::{LockError, Shares};
 use crate::layout::{BLOCK_BYTES, DEVICES_MAX, SUPERBLOCK_OFFSET, Superblock};
 use crate::log::{ChangeLog, Contents, Media, Place, Recovered, Space, StripeMap, recover};
@@ -117,7 +117,11 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
     if !settled {
         log.checkpoint(&media, &tensors).map_err(|error| failed(error.to_string()))?;
     }
-    let contents = Contents::recovered(Space::new(&area, geometry.segment_blocks()), tensors);
+    let mut space = Space::new(&area, geometry.segment_blocks());
+    if options.lanes == Lanes::One {
+        space = space.without_lifetime_lanes();
+    }
+    let contents = Contents::recovered(space, tensors);
 
     let capacity = u64::from(geometry.segments) * geometry.segment_blocks() * BLOCK_BYTES;
     let description =

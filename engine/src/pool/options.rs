@@ -1,5 +1,6 @@
 //! How a pool is made, opened and used.
 
+use super::scrub::ScrubReport;
 use crate::layout::{Geometry, LifetimeClass};
 use crate::log::SpaceUse;
 use crate::path::{DeviceIdentity, PathChoice};
@@ -64,6 +65,16 @@ pub struct PoolDescription {
     pub capacity: ByteCount,
 }
 
+/// Which tensors share segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lanes {
+    /// Those that will probably die together.
+    ByLifetime,
+    /// Whichever are put one after the other. Reclamation copies far more; this is there to measure how
+    /// much.
+    One,
+}
+
 /// How a pool is opened.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches")]
@@ -86,6 +97,11 @@ pub struct OpenOptions {
     ///
     /// [`ReactorOptions::stepped`]: crate::schedule::ReactorOptions::stepped
     pub stepped: bool,
+    /// Which tensors share segments.
+    pub lanes: Lanes,
+    /// What the pool does by itself, on a thread of its own. Pools on simulated disks have none, so that
+    /// what happens on them is for the test to decide.
+    pub housekeeping: Option<Housekeeping>,
 }
 
 impl Default for OpenOptions {
@@ -99,8 +115,18 @@ impl Default for OpenOptions {
             verify_reads: true,
             huge_pages: true,
             stepped: false,
+            lanes: Lanes::ByLifetime,
+            housekeeping: Some(Housekeeping::default()),
         }
     }
+}
+
+/// What a pool does by itself, besides reclaiming ahead of need and telling idle block devices which
+/// segments are free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Housekeeping {
+    /// Tensor bytes to scrub in a second, over and over; zero for none. `PoolStats` shows what was found.
+    pub scrub_rate: ByteCount,
 }
 
 /// How a tensor is put.
@@ -127,6 +153,8 @@ pub struct WrittenBytes {
     pub scratch: [ByteCount; LifetimeClass::ALL.len()],
     /// Durable tensors, in the same order.
     pub durable: [ByteCount; LifetimeClass::ALL.len()],
+    /// What reclamation copied of them, to make whole segments free.
+    pub moved: ByteCount,
     /// Superblocks, change log and checkpoints, both copies.
     pub metadata: ByteCount,
 }
@@ -146,6 +174,8 @@ pub struct PoolStats {
     pub tensors: usize,
     /// Bytes written by class.
     pub written: WrittenBytes,
+    /// What scrubbing in the background has found since the pool was opened.
+    pub scrubbed: ScrubReport,
     /// Superblock copies that were damaged when the pool was opened and have been written again, as
     /// device and copy.
     pub repaired_superblocks: Vec<String>,

@@ -44,3 +44,33 @@ pub(super) fn of_range(
         })
         .collect()
 }
+
+/// Consecutive pieces of a tensor, placed in memory that holds just them.
+pub(super) struct Group {
+    /// The bytes of the tensor.
+    pub(super) range: Range<u64>,
+    /// The pieces, whole.
+    pub(super) pieces: Vec<Piece>,
+}
+
+/// Cuts consecutive placements into groups of at most `bytes_max` bytes, but of one piece at least.
+pub(super) fn groups(placements: &[Placement], bytes_max: u64) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for placement in placements {
+        let start = placement.tensor_offset;
+        let end = start + u64::from(placement.length);
+        let group = match groups.last_mut() {
+            Some(group) if end - group.range.start <= bytes_max => group,
+            _ => {
+                groups.push(Group { range: start..end, pieces: Vec::new() });
+                let last = groups.len() - 1;
+                &mut groups[last]
+            }
+        };
+        group.range.end = end;
+        let mut piece = whole(placement);
+        piece.tensor_offset = start - group.range.start;
+        group.pieces.push(piece);
+    }
+    groups
+}

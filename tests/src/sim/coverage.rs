@@ -37,6 +37,8 @@ pub enum Under {
     Get,
     /// A batch and its commit.
     Commit,
+    /// Copying a segment forward.
+    Reclaim,
     /// Recovery.
     Open,
 }
@@ -60,7 +62,7 @@ const STRUCK: [Struck; 17] = [
     Struck::PowerKept,
     Struck::PowerTorn,
 ];
-const UNDER: [Under; 4] = [Under::Rest, Under::Get, Under::Commit, Under::Open];
+const UNDER: [Under; 5] = [Under::Rest, Under::Get, Under::Commit, Under::Reclaim, Under::Open];
 
 /// How often each fault met each state.
 #[derive(Clone, Debug, Default)]
@@ -96,7 +98,7 @@ fn can_meet(struck: Struck, under: Under) -> bool {
     match struck {
         // Rot and removal come upon a pool between its calls.
         Struck::RotInData | Struck::RotInMetadata | Struck::Vanished => under == Under::Rest,
-        Struck::FlushError => under == Under::Commit,
+        Struck::FlushError => matches!(under, Under::Commit | Under::Reclaim),
         Struck::PowerDropped | Struck::PowerKept | Struck::PowerTorn => true,
         // A fault that was planned is called off before the pool is opened again.
         _ => under != Under::Open,

@@ -98,6 +98,12 @@ struct Licence {
     vanished: bool,
 }
 
+impl Licence {
+    fn any(&self) -> bool {
+        self.writes || self.reads || self.flips > 1 || self.damaged > 0 || self.vanished
+    }
+}
+
 /// A script under way.
 pub struct Runner<'a> {
     script: &'a Script,
@@ -193,6 +199,8 @@ impl<'a> Runner<'a> {
             Act::Verify { id, flipped } => self.verify(*id, *flipped),
             Act::Delete { id } => self.delete(*id),
             Act::Batch { puts, deletes, commit } => self.batch(puts, deletes, *commit),
+            Act::Reclaim => self.reclaim(),
+            Act::Scrub => self.scrub(),
             Act::Reopen => {
                 self.land()?;
                 self.settle()?;
@@ -473,7 +481,36 @@ impl<'a> Runner<'a> {
                 }
                 Ok(())
             }
+            // A reclamation's commit may be the one that failed half way.
+            CommitError::Stopped(_) if self.licence.writes || self.is_down() => {
+                self.model.in_doubt = Some(self.model.durable.clone());
+                Ok(())
+            }
             other => Err(format!("the commit failed: {other}")),
+        }
+    }
+
+    // -- housekeeping -----------------------------------------------------------------------------
+
+    /// Nobody must see a difference, whatever becomes of it.
+    fn reclaim(&mut self) -> Check {
+        let reclaimed = self.pool()?.reclaim_once();
+        self.count_struck(Under::Reclaim);
+        match reclaimed {
+            Ok(_) => Ok(()),
+            Err(_) if self.licence.any() || self.is_down() => Ok(()),
+            Err(error) => Err(format!("nothing is wrong with the disks: {error}")),
+        }
+    }
+
+    fn scrub(&mut self) -> Check {
+        let report = self.pool()?.scrub();
+        self.count_struck(Under::Get);
+        match report {
+            Ok(report) if report.damaged.is_empty() => Ok(()),
+            _ if self.licence.any() || self.is_down() => Ok(()),
+            Ok(report) => Err(format!("undamaged disks have bad units: {report:?}")),
+            Err(error) => Err(error.to_string()),
         }
     }
 
@@ -697,7 +734,8 @@ impl<'a> Runner<'a> {
         }
         self.staged.retain(|ticket| ticket.poll().is_none());
         let quiet = self.writes.is_empty() && self.reads.is_empty() && self.staged.is_empty();
-        if quiet && self.model.in_doubt.is_none() && space.reserved.0 != 0 {
+        // A reclamation's commit in doubt holds space until the pool is opened again.
+        if quiet && self.model.in_doubt.is_none() && !self.licence.writes && space.reserved.0 != 0 {
             return Err(format!("{} is reserved and nothing is in flight", space.reserved));
         }
         Ok(())

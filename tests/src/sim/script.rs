@@ -27,6 +27,10 @@ pub enum Act {
     Delete { id: u8 },
     /// Durable changes, committed or given up.
     Batch { puts: Vec<(u8, Content, u8)>, deletes: Vec<u8>, commit: bool },
+    /// Copies what lives in a mixed segment forward.
+    Reclaim,
+    /// Reads and verifies every tensor.
+    Scrub,
     /// Closes the pool and opens it again.
     Reopen,
     /// Cuts the power now.
@@ -196,8 +200,10 @@ fn ordinary(random: &mut Random, disks: u8, tensors: Population) -> Act {
         730..760 => Act::Land,
         760..780 => Act::Verify { id, flipped: random.chance(2) },
         780..840 => Act::Delete { id },
-        840..960 => batch(random, tensors),
-        960..975 => Act::Reopen,
+        840..945 => batch(random, tensors),
+        945..960 => Act::Reclaim,
+        960..962 => Act::Scrub,
+        962..975 => Act::Reopen,
         975..980 => crash(random),
         _ => fault(random, disks),
     }

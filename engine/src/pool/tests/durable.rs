@@ -3,25 +3,7 @@
 use super::*;
 use crate::layout::{BLOCK_BYTES, NAME_BYTES_MAX};
 use crate::path::OperationKind;
-use crate::path::sim::{Fault, PowerCut};
-
-fn commit(pool: &Pool, puts: &[(u128, &[u8])], deletes: &[u128]) -> Result<(), CommitError> {
-    let mut batch = pool.batch();
-    for (id, content) in puts {
-        let source = Source::from(content.to_vec());
-        batch.put(TensorId(*id), source, PutOptions::default()).unwrap();
-    }
-    for id in deletes {
-        batch.delete(TensorId(*id)).unwrap();
-    }
-    batch.commit()
-}
-
-fn cut_power(disks: &[SimDisk], cut: PowerCut) {
-    for disk in disks {
-        disk.cut_power(cut);
-    }
-}
+use crate::path::sim::Fault;
 
 #[test]
 fn a_committed_batch_survives_a_power_cut_and_an_uncommitted_one_leaves_nothing() {

@@ -87,9 +87,13 @@ fn shares_are_apart() {
     let Err(OpenError::NoShare { share: 2, shares: 2 }) = share(2) else {
         panic!("there are two shares");
     };
+    let usable = |pool: &Pool| {
+        let space = space(pool);
+        (space.capacity.0 - space.reclaim_reserve.0) as usize
+    };
     let fill = |pool: &Pool, seed: u64| {
         let mut batch = pool.batch();
-        let content = bytes(seed, space(pool).capacity.0 as usize);
+        let content = bytes(seed, usable(pool));
         batch.put(TensorId(1), Source::from(content), PutOptions::default()).unwrap();
         batch.commit().unwrap();
     };
@@ -97,8 +101,8 @@ fn shares_are_apart() {
     fill(&two, 2);
     drop((one, two));
     let (one, two) = (share(0).unwrap(), share(1).unwrap());
-    assert_eq!(get(&one, 1).unwrap(), bytes(1, space(&one).capacity.0 as usize));
-    assert_eq!(get(&two, 1).unwrap(), bytes(2, space(&two).capacity.0 as usize));
+    assert_eq!(get(&one, 1).unwrap(), bytes(1, usable(&one)));
+    assert_eq!(get(&two, 1).unwrap(), bytes(2, usable(&two)));
     let sum = space(&one).capacity.0 + space(&two).capacity.0;
     assert_eq!(one.description().capacity.0, sum);
 }

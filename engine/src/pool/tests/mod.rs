@@ -3,10 +3,16 @@
 mod behaviour;
 mod durable;
 mod format;
+mod housekeeping;
+mod reclamation;
+mod scrub;
 mod workload;
 
 use super::*;
+use crate::layout::LifetimeClass;
 use crate::log::random::Random;
+use crate::path::sim::PowerCut;
+use crate::units::ByteCount;
 
 /// Formatted disks, small enough to be filled.
 fn disks(count: usize, size: ByteCount) -> Vec<SimDisk> {
@@ -61,4 +67,22 @@ fn start_get(pool: &Pool, id: u128, range: Range<u64>) -> Ticket {
 
 fn space(pool: &Pool) -> SpaceUse {
     pool.audit().unwrap()
+}
+
+fn commit(pool: &Pool, puts: &[(u128, &[u8])], deletes: &[u128]) -> Result<(), CommitError> {
+    let mut batch = pool.batch();
+    for (id, content) in puts {
+        let source = Source::from(content.to_vec());
+        batch.put(TensorId(*id), source, PutOptions::default()).unwrap();
+    }
+    for id in deletes {
+        batch.delete(TensorId(*id)).unwrap();
+    }
+    batch.commit()
+}
+
+fn cut_power(disks: &[SimDisk], cut: PowerCut) {
+    for disk in disks {
+        disk.cut_power(cut);
+    }
 }

@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::path::OperationKind;
-use crate::path::sim::{Fault, PowerCut, SimProfile};
+use crate::path::sim::{Fault, SimProfile};
 
 type Tensors = BTreeMap<u128, Vec<u8>>;
 
 struct Program {
     seed: u64,
     step: u32,
+    /// Ids in use: few leave the pool mostly empty, many keep it nearly full.
+    ids: u64,
     random: Random,
     disks: Vec<SimDisk>,
     pool: Pool,
@@ -37,7 +39,15 @@ impl Program {
         Pool::format_sim(&disks, &options).unwrap();
         let pool = open(&disks);
         let (durable, scratch) = (Tensors::new(), Tensors::new());
-        Self { seed, step: 0, random, disks, pool, durable, scratch, in_flight: Vec::new() }
+        let (step, in_flight) = (0, Vec::new());
+        Self { seed, step, ids: 12, random, disks, pool, durable, scratch, in_flight }
+    }
+
+    /// A program that keeps its pool 70 to 95 % full.
+    fn crowded(seed: u64) -> Self {
+        let program = Self::new(seed);
+        let tensors = program.pool.description().capacity.0 / 20_000;
+        Self { ids: tensors, ..program }
     }
 
     fn at(&self) -> String {
@@ -52,11 +62,11 @@ impl Program {
 
     /// Scratch and durable ids are apart, since one may not replace the other at will.
     fn scratch_id(&mut self) -> u128 {
-        u128::from(self.random.below(12))
+        u128::from(self.random.below(self.ids))
     }
 
     fn durable_id(&mut self) -> u128 {
-        100 + u128::from(self.random.below(12))
+        100_000 + u128::from(self.random.below(self.ids))
     }
 
     fn options(&mut self) -> PutOptions {
@@ -66,6 +76,10 @@ impl Program {
 
     fn put(&mut self) {
         let (id, content, options) = (self.scratch_id(), self.content(), self.options());
+        self.put_this(id, content, options);
+    }
+
+    fn put_this(&mut self, id: u128, content: Vec<u8>, options: PutOptions) {
         match self.pool.put(TensorId(id), Source::from(content.clone()), options) {
             Ok(ticket) => {
                 self.in_flight.push(ticket);
@@ -103,6 +117,65 @@ impl Program {
         assert!(found == content[start as usize..end as usize], "{}: {id}", self.at());
     }
 
+    /// A put that needs no reclamation, which would wait for disks that stand still.
+    fn put_if_it_fits(&mut self) {
+        let (id, content, options) = (self.scratch_id(), self.content(), self.options());
+        let lane = Lane { durability: Durability::Scratch, class: options.lifetime };
+        let request = Request { id: TensorId(id), name: None, length: content.len() as u64, lane };
+        let begun = self.pool.0.shared.contents().begin_apart(request);
+        if let Ok(reservation) = begun {
+            self.pool.0.shared.contents().abandon(&reservation);
+            self.put_this(id, content, options);
+        }
+    }
+
+    /// Reclaims a segment; what its tensors hold does not change.
+    fn reclaim(&mut self) {
+        self.settle();
+        let before = self.check_space();
+        let reclaimed = self.pool.reclaim_once();
+        let reclaimed = reclaimed.unwrap_or_else(|error| panic!("{}: {error}", self.at()));
+        let after = self.check_space();
+        assert_eq!(before.live, after.live, "{}: {reclaimed:?}", self.at());
+        match reclaimed {
+            Some(reclaimed) => {
+                assert!(reclaimed.freed.0 > 0, "{}", self.at());
+                assert_eq!(before.dead.0 - after.dead.0, reclaimed.freed.0, "{}", self.at());
+            }
+            None => assert_eq!(before, after, "{}", self.at()),
+        }
+    }
+
+    /// Everything is whole, and a scrub changes nothing.
+    fn scrub(&mut self) {
+        self.settle();
+        let report = self.pool.scrub().unwrap_or_else(|error| panic!("{}: {error}", self.at()));
+        assert_eq!(report.damaged, [], "{}", self.at());
+        let model = self.scratch.values().chain(self.durable.values());
+        let (tensors, bytes) = model.fold((0, 0), |(n, sum), it| (n + 1, sum + it.len() as u64));
+        assert_eq!((report.tensors, report.bytes.0), (tensors, bytes), "{}", self.at());
+    }
+
+    /// A reclamation that a device fails in, or in which the power goes, at any of its writes or flushes.
+    fn reclaim_with_a_fault(&mut self) {
+        self.settle();
+        let kind = [OperationKind::Write, OperationKind::Flush][self.random.below(2) as usize];
+        let disk = self.random.below(self.disks.len() as u64) as usize;
+        self.disks[disk].plan_fault(kind, self.random.below(8), Fault::Errno(5));
+        let reclaimed = self.pool.reclaim_once();
+        let in_doubt = matches!(reclaimed, Err(ReclaimError::Commit(CommitError::InDoubt(_))));
+        self.check_space();
+        for (id, content) in &self.scratch {
+            assert!(get(&self.pool, *id).unwrap() == *content, "{}: {id}", self.at());
+        }
+        self.check_all();
+        if in_doubt || self.random.chance(2) {
+            self.crash();
+        }
+        self.check_all();
+        self.reopen_after_fault();
+    }
+
     /// Reads that stand still while what they read is replaced and deleted.
     fn overlap(&mut self) {
         self.settle();
@@ -117,7 +190,7 @@ impl Program {
             if self.random.chance(2) {
                 self.delete();
             } else {
-                self.put();
+                self.put_if_it_fits();
             }
             self.check_space();
         }
@@ -216,11 +289,33 @@ impl Program {
     }
 
     /// Nothing leaked, nothing overlaps, and the parts sum to the capacity.
-    fn check_space(&self) {
+    fn check_space(&self) -> SpaceUse {
         let audit = self.pool.audit();
         let space = audit.unwrap_or_else(|broken| panic!("{}: {broken}", self.at()));
         let sum = space.live.0 + space.dead.0 + space.free.0 + space.reserved.0;
         assert_eq!(sum, space.capacity.0, "{}", self.at());
+        space
+    }
+
+    /// Brings a crowded pool back to between 70 and 95 %.
+    fn keep_crowded(&mut self) {
+        if self.ids == 12 {
+            return;
+        }
+        loop {
+            self.settle();
+            let space = self.check_space();
+            let percent = 100 * space.live.0 / space.capacity.0;
+            if percent < 70 {
+                self.put();
+            } else if percent > 95 {
+                let id = *self.scratch.keys().next().expect("durable tensors do not fill a pool");
+                self.scratch.remove(&id);
+                self.pool.delete(TensorId(id)).unwrap();
+            } else {
+                break;
+            }
+        }
     }
 
     fn check_all(&mut self) {
@@ -230,7 +325,7 @@ impl Program {
     fn run(&mut self, steps: u32) {
         for step in 0..steps {
             self.step = step;
-            match self.random.below(40) {
+            match self.random.below(46) {
                 0..14 => self.put(),
                 14..24 => self.read(),
                 24..28 => self.delete(),
@@ -240,9 +335,13 @@ impl Program {
                     self.crash();
                     self.check_all();
                 }
-                _ => self.settle(),
+                39 => self.settle(),
+                40 => self.reclaim_with_a_fault(),
+                41 => self.scrub(),
+                _ => self.reclaim(),
             }
             self.check_space();
+            self.keep_crowded();
         }
         self.settle();
         self.check_all();
@@ -253,5 +352,12 @@ impl Program {
 fn a_pool_answers_like_the_model_through_faults_and_power_cuts() {
     for seed in Random::seeds(60) {
         Program::new(seed).run(120);
+    }
+}
+
+#[test]
+fn a_crowded_pool_reclaims_and_answers_like_the_model() {
+    for seed in Random::seeds(24) {
+        Program::crowded(seed).run(100);
     }
 }

@@ -1,0 +1,226 @@
+//! Moving what lives in a segment somewhere else, while it is read, replaced and deleted.
+//!
+//! Only the runs in the victim move; a tensor's other runs stay. A tensor may be much larger than a
+//! segment, so moving it whole to free one segment would copy many, and need room for all of them.
+//! What moves is read and verified by its old checksums and gets new ones, for the pieces that stripe unit
+//! borders cut it into at its new place.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{Contents, Moving};
+use crate::layout::{BLOCK_BYTES, Run, TensorEntry, TensorId};
+use crate::log::space::{Lane, Victim, Wanted};
+use crate::log::stripe::StripeMap;
+use crate::log::version::Version;
+
+/// A segment that is being reclaimed, and what must leave it. Ends in [`Contents::end_reclaim`], after
+/// each relocation has ended.
+#[derive(Debug)]
+pub struct Reclamation {
+    /// The segment.
+    pub victim: Victim,
+    /// One for each tensor in it, in the order in which they lie there.
+    pub relocations: Vec<Relocation>,
+}
+
+/// A tensor's runs in the victim on their way to a new place. Counts as a read of the tensor. Ends in
+/// exactly one of [`Contents::relocate`], [`Contents::abandon_relocation`] and
+/// [`Contents::leave_relocation_in_doubt`].
+#[derive(Debug)]
+pub struct Relocation {
+    key: u64,
+    /// The version that is moved.
+    pub version: Arc<Version>,
+    /// What moves, in the tensor's order.
+    pub stretches: Vec<Stretch>,
+}
+
+/// Consecutive runs of a tensor that move together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Which of the tensor's runs.
+    pub runs: Range<usize>,
+    /// Which of the tensor's bytes.
+    pub bytes: Range<u64>,
+    /// Where they go.
+    pub to: Vec<Run>,
+}
+
+impl Relocation {
+    /// The tensor as it is once it has moved. `checksums` are those of each stretch's new pieces.
+    pub fn entry(&self, stripes: &StripeMap, checksums: &[Vec<u32>]) -> TensorEntry {
+        let old = &self.version.entry;
+        let (mut runs, mut sums) = (Vec::new(), Vec::new());
+        let (mut run, mut piece) = (0, 0);
+        let mut keep = |until: usize, runs: &mut Vec<Run>, sums: &mut Vec<u32>| {
+            let pieces = stripes.count(&old.runs[run..until]);
+            runs.extend_from_slice(&old.runs[run..until]);
+            sums.extend_from_slice(&old.checksums[piece..piece + pieces]);
+            (run, piece) = (until, piece + pieces);
+        };
+        for (stretch, new) in self.stretches.iter().zip(checksums) {
+            keep(stretch.runs.start, &mut runs, &mut sums);
+            runs.extend_from_slice(&stretch.to);
+            sums.extend_from_slice(new);
+            // What moved is passed over.
+            keep(stretch.runs.end, &mut Vec::new(), &mut Vec::new());
+        }
+        keep(old.runs.len(), &mut runs, &mut sums);
+        TensorEntry {
+            runs: runs.into(),
+            checksums: sums.into(),
+            class: old.class.longer(),
+            ..old.clone()
+        }
+    }
+
+    fn old_runs(&self) -> Box<[Run]> {
+        let runs = self.stretches.iter().flat_map(|stretch| stretch.runs.clone());
+        runs.map(|run| self.version.entry.runs[run]).collect()
+    }
+}
+
+impl Contents {
+    /// Chooses a segment and reserves room for all that lives in it.
+    pub fn begin_reclaim(&mut self, wanted: Wanted) -> Option<Reclamation> {
+        let victim = self.space.victim(wanted)?;
+        self.space.begin_reclaim(victim.segment);
+        let relocations = self
+            .residents(victim.segment)
+            .into_iter()
+            .filter_map(|id| self.begin_relocation(id, victim.segment))
+            .collect();
+        Some(Reclamation { victim, relocations })
+    }
+
+    /// Ends a reclamation. If something in the segment could not be read, it is not chosen again.
+    pub fn end_reclaim(&mut self, victim: &Victim, unreadable: bool) {
+        self.space.end_reclaim();
+        if unreadable {
+            self.space.mark_unmovable(victim.segment);
+        }
+    }
+
+    /// What was moved can be read at its new place from now on; its old place is given back when nobody
+    /// reads there. Where the tensor was replaced or deleted meanwhile, the new place is given
+    /// back instead. For a durable tensor the commit of the new place is on media.
+    pub fn relocate(&mut self, relocation: &Relocation, entry: TensorEntry) -> bool {
+        if !self.is_current(relocation) {
+            self.abandon_relocation(relocation);
+            return false;
+        }
+        let Some(Moving { runs, durability }) = self.moving.remove(&relocation.key) else {
+            return false;
+        };
+        let old = &relocation.version;
+        let version = Version { entry, durability, serial: old.serial, moves: old.moves + 1 };
+        self.occupy(version.entry.id, &runs);
+        if let Some(slot) = self.slots.get_mut(&version.entry.id) {
+            slot.current = Some(Arc::new(version));
+        }
+        self.vacate(old, relocation.old_runs());
+        self.unpin(old);
+        true
+    }
+
+    /// The move was given up: the tensor stays where it is.
+    pub fn abandon_relocation(&mut self, relocation: &Relocation) {
+        if let Some(moving) = self.moving.remove(&relocation.key) {
+            self.space.abandon(&moving.runs);
+            self.unpin(&relocation.version);
+        }
+    }
+
+    /// The commit of a move failed half way: neither place may be used until the pool is opened again.
+    pub fn leave_relocation_in_doubt(&mut self, relocation: &Relocation) {
+        self.unpin(&relocation.version);
+    }
+
+    /// Whether the version that is being moved is still the one that can be found.
+    pub fn is_current(&self, relocation: &Relocation) -> bool {
+        let current = self.current(relocation.version.entry.id);
+        current.is_some_and(|current| Arc::ptr_eq(current, &relocation.version))
+    }
+
+    /// What reclamation could give back at the very most, in bytes.
+    pub fn reclaimable(&self) -> u64 {
+        self.space.reclaimable().0
+    }
+
+    /// Whether so few free segments are left for puts that reclamation should begin: enough that it ends
+    /// before they do, few enough that what is about to die does so first.
+    pub fn space_is_scarce(&self) -> bool {
+        let low_water = (self.space.segment_count() / 64).clamp(1, 16);
+        self.space.spare_segments() < low_water
+    }
+
+    /// Free segments that puts may take.
+    pub fn spare_segments(&self) -> u32 {
+        self.space.spare_segments()
+    }
+
+    /// See [`crate::log::Space::begin_discard`].
+    pub fn begin_discard(&mut self) -> Option<u32> {
+        self.space.begin_discard()
+    }
+
+    /// See [`crate::log::Space::end_discard`].
+    pub fn end_discard(&mut self, segment: u32) {
+        self.space.end_discard(segment);
+    }
+
+    /// The tensors in a segment, in the order in which they lie there.
+    fn residents(&self, segment: u32) -> Vec<TensorId> {
+        let places = self.places.range((segment, 0)..=(segment, u32::MAX));
+        let mut seen = HashSet::new();
+        places.map(|(_, id)| *id).filter(|id| seen.insert(*id)).collect()
+    }
+
+    fn begin_relocation(&mut self, id: TensorId, segment: u32) -> Option<Relocation> {
+        let version = self.pin(id)?;
+        let lane = Lane { durability: version.durability, class: version.entry.class.longer() };
+        let mut stretches = stretches_in(&version.entry, segment);
+        let mut runs = Vec::new();
+        for stretch in &mut stretches {
+            let allocated =
+                self.space.allocate_survivor(lane, stretch.bytes.end - stretch.bytes.start);
+            // The victim was chosen so that all of it fits.
+            let Ok(to) = allocated else {
+                debug_assert!(false, "a victim that does not fit");
+                self.space.abandon(&runs);
+                self.unpin(&version);
+                return None;
+            };
+            runs.extend_from_slice(&to);
+            stretch.to = to;
+        }
+        let key = self.next_serial();
+        self.moving.insert(key, Moving { runs, durability: version.durability });
+        Some(Relocation { key, version, stretches })
+    }
+}
+
+/// The stretches of a tensor that lie in a segment.
+fn stretches_in(entry: &TensorEntry, segment: u32) -> Vec<Stretch> {
+    let mut stretches: Vec<Stretch> = Vec::new();
+    let mut start = 0;
+    for (index, run) in entry.runs.iter().enumerate() {
+        let end = (start + u64::from(run.blocks) * BLOCK_BYTES).min(entry.length);
+        if run.segment == segment {
+            match stretches.last_mut() {
+                Some(last) if last.runs.end == index => {
+                    (last.runs.end, last.bytes.end) = (index + 1, end);
+                }
+                _ => stretches.push(Stretch {
+                    runs: index..index + 1,
+                    bytes: start..end,
+                    to: Vec::new(),
+                }),
+            }
+        }
+        start = end;
+    }
+    stretches
+}

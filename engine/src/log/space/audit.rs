@@ -1,0 +1,66 @@
+//! Counting the space of a share again from the ground up.
+
+use super::{Durability, Space, SpaceUse, State};
+use crate::layout::Run;
+
+impl Space {
+    /// Checks every rule this module promises, by counting again from the ground up.
+    ///
+    /// `live` and `reserved` are all runs that the index and the writes in flight hold.
+    ///
+    /// # Errors
+    /// The first rule that does not hold.
+    pub fn audit<'a>(
+        &self,
+        live: impl Iterator<Item = (&'a Run, Durability)>,
+        reserved: impl Iterator<Item = (&'a Run, Durability)>,
+    ) -> Result<SpaceUse, String> {
+        let mut owners = vec![None; self.segments.len() * self.segment_blocks as usize];
+        let mut counts = vec![[0_u32; 2]; self.segments.len()];
+        let held = live.map(|held| (0, held)).chain(reserved.map(|held| (1, held)));
+        for (kind, (run, durability)) in held {
+            let index =
+                run.segment.checked_sub(self.first_segment).ok_or("a foreign share's run")?;
+            let segment = self.segments.get(index as usize).ok_or("a run past the share")?;
+            if run.end() > u64::from(segment.filled) {
+                return Err(format!("{run:?} lies past what its segment handed out: {segment:?}"));
+            }
+            match segment.state {
+                State::Free | State::Discarding => {
+                    return Err(format!("{run:?} lies in a free segment"));
+                }
+                State::Open(lane) | State::Sealed(lane) if lane.durability != durability => {
+                    return Err(format!("{durability:?} {run:?} lies in a segment of {lane:?}"));
+                }
+                State::Open(_) | State::Sealed(_) => counts[index as usize][kind] += run.blocks,
+            }
+            let base = index as usize * self.segment_blocks as usize;
+            for block in run.block as usize..run.end() as usize {
+                if owners[base + block].replace(run).is_some() {
+                    return Err(format!("{run:?} overlaps another run"));
+                }
+            }
+        }
+        for (index, (segment, [live, reserved])) in self.segments.iter().zip(&counts).enumerate() {
+            if segment.live != *live || segment.reserved != *reserved {
+                return Err(format!("segment {index} holds {live}+{reserved} blocks: {segment:?}"));
+            }
+            let empty = *live == 0 && *reserved == 0;
+            if empty != segment.is_unused() || (empty && segment.filled != 0) {
+                return Err(format!(
+                    "segment {index} leaked, or is free while in use: {segment:?}"
+                ));
+            }
+        }
+        let free = self.segments.iter().filter(|segment| segment.state == State::Free).count();
+        if free != self.free.len() {
+            return Err(format!("{free} free segments, {} in the list", self.free.len()));
+        }
+        let space = self.space_use();
+        let sum = space.live.0 + space.dead.0 + space.free.0 + space.reserved.0;
+        if sum != space.capacity.0 {
+            return Err(format!("{space:?} sums to {sum}"));
+        }
+        Ok(space)
+    }
+}

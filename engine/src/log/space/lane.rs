@@ -1,0 +1,42 @@
+//! The append streams of the log.
+
+use crate::layout::LifetimeClass;
+
+/// Whether a tensor survives the process that wrote it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Durability {
+    /// It need not; it costs no metadata.
+    Scratch,
+    /// It survives a crash once the commit that brought it has returned.
+    Durable,
+}
+
+/// An append stream of the log: what it holds has the same durability and dies at about the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lane {
+    /// Whether its tensors survive the process.
+    pub durability: Durability,
+    /// How long they will probably live.
+    pub class: LifetimeClass,
+}
+
+pub(super) const CLASSES: usize = LifetimeClass::ALL.len();
+pub(super) const LANES: usize = 2 * CLASSES;
+
+impl Lane {
+    pub(super) fn index(self) -> usize {
+        let base = match self.durability {
+            Durability::Scratch => 0,
+            Durability::Durable => CLASSES,
+        };
+        base + self.class as usize
+    }
+
+    /// This lane, then the others of its durability.
+    pub(super) fn family(self) -> impl Iterator<Item = Self> {
+        let others = LifetimeClass::ALL.into_iter().filter(move |class| *class != self.class);
+        std::iter::once(self.class)
+            .chain(others)
+            .map(move |class| Self { durability: self.durability, class })
+    }
+}

@@ -1,0 +1,38 @@
+//! Going on where an earlier process ended.
+
+use super::{Durability, Lane, Space, State};
+use crate::layout::{LifetimeClass, Run};
+
+impl Space {
+    /// Recovery found a live durable tensor in these runs. [`Self::resume`] ends recovery.
+    pub fn adopt(&mut self, runs: &[Run], class: LifetimeClass) {
+        let lane = Lane { durability: Durability::Durable, class };
+        for run in runs {
+            let segment = self.segment(run);
+            if segment.state == State::Free {
+                segment.state = State::Sealed(lane);
+            }
+            segment.filled = segment.filled.max(run.end() as u32);
+            segment.live += run.blocks;
+            self.live += u64::from(run.blocks);
+        }
+    }
+
+    /// Ends recovery: segments without a live tensor are free, and each durable lane goes on in the
+    /// segment of its class with the most room left. Nothing behind a segment's last live block was ever
+    /// part of a commit that still holds, so it may be written again.
+    pub fn resume(&mut self) {
+        let Self { segments, free, open, .. } = self;
+        free.retain(|&index| segments[index as usize].state == State::Free);
+        for class in LifetimeClass::ALL {
+            let lane = Lane { durability: Durability::Durable, class };
+            let candidates = segments.iter_mut().enumerate().filter(|(_, segment)| {
+                segment.state == State::Sealed(lane) && segment.filled < self.segment_blocks
+            });
+            if let Some((index, segment)) = candidates.min_by_key(|(_, segment)| segment.filled) {
+                segment.state = State::Open(lane);
+                open[lane.index()] = Some(index as u32);
+            }
+        }
+    }
+}

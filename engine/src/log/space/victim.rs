@@ -1,0 +1,115 @@
+//! Which segment to reclaim.
+
+use super::{Durability, Lane, Reach, Space, State};
+use crate::layout::BLOCK_BYTES;
+use crate::units::ByteCount;
+
+/// A segment is old once this part of the share has been written since.
+const AGE_SHARE: u64 = 8;
+
+/// What kind of segment is worth reclaiming now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Only segments of this durability.
+    pub durability: Option<Durability>,
+    /// Only segments of which at least this many of 8 parts are dead.
+    pub dead_eighths_min: u64,
+}
+
+impl Wanted {
+    /// Whatever gives any space back.
+    pub const ANY: Self = Self { durability: None, dead_eighths_min: 0 };
+    /// What gives enough back to be worth more than keeping lifetimes apart.
+    pub const WORTHWHILE: Self = Self { durability: None, dead_eighths_min: 1 };
+}
+
+/// A segment to reclaim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Victim {
+    /// The segment, counted over the pool.
+    pub segment: u32,
+    /// The lane that filled it.
+    pub lane: Lane,
+    /// What must be copied.
+    pub live: ByteCount,
+    /// What comes back.
+    pub dead: ByteCount,
+}
+
+impl Space {
+    /// The sealed segment that gives most for what copying costs: the benefit is its dead blocks times
+    /// its age, the cost its live blocks. The first of equals.
+    ///
+    /// In a young segment waiting makes more blocks die. From [`AGE_SHARE`] on that argument is spent, and
+    /// age counts no more: otherwise old segments that are nearly all alive would be copied over and
+    /// over before younger ones that are nearly all dead.
+    pub fn victim(&self, wanted: Wanted) -> Option<Victim> {
+        let blocks = self.segments.len() as u64 * u64::from(self.segment_blocks);
+        let age_max = 1 + blocks / AGE_SHARE;
+        let candidates = (0_u32..).zip(&self.segments).filter_map(|(index, segment)| {
+            let State::Sealed(lane) = segment.state else { return None };
+            let (live, dead) = (u64::from(segment.live), self.dead_in(index));
+            let fits = live <= self.available(lane, Reach::Reserve);
+            let kind = wanted.durability.is_none_or(|durability| durability == lane.durability);
+            let worth = 8 * dead >= wanted.dead_eighths_min * u64::from(self.segment_blocks);
+            let settled = segment.reserved == 0 && dead > 0 && !segment.unmovable;
+            if !(settled && kind && worth && fits) {
+                return None;
+            }
+            let age = (1 + self.handed_out - segment.filled_at).min(age_max);
+            let value = ((u128::from(dead) * u128::from(age)) << 32) / u128::from(1 + live);
+            Some((
+                value,
+                index,
+                Victim {
+                    segment: self.first_segment + index,
+                    lane,
+                    live: ByteCount(live * BLOCK_BYTES),
+                    dead: ByteCount(dead * BLOCK_BYTES),
+                },
+            ))
+        });
+        let best = candidates.max_by_key(|&(value, index, _)| (value, std::cmp::Reverse(index)));
+        best.map(|(.., victim)| victim)
+    }
+
+    /// Keeps a segment from being written to while it is reclaimed.
+    pub fn begin_reclaim(&mut self, segment: u32) {
+        self.victim = Some(segment - self.first_segment);
+    }
+
+    /// Ends a reclamation, whatever became of it.
+    pub fn end_reclaim(&mut self) {
+        self.victim = None;
+    }
+
+    /// Something in the segment cannot be read: it stays as it is until all in it is dead.
+    pub fn mark_unmovable(&mut self, segment: u32) {
+        let segment = &mut self.segments[(segment - self.first_segment) as usize];
+        segment.unmovable = !segment.is_unused();
+    }
+
+    /// What reclamation could give back at the very most.
+    pub fn reclaimable(&self) -> ByteCount {
+        let sealed = (0_u32..).zip(&self.segments).filter(|(_, segment)| {
+            matches!(segment.state, State::Sealed(_)) && segment.reserved == 0 && !segment.unmovable
+        });
+        ByteCount(sealed.map(|(index, _)| self.dead_in(index)).sum::<u64>() * BLOCK_BYTES)
+    }
+
+    /// Free segments that puts may take.
+    pub fn spare_segments(&self) -> u32 {
+        self.free_within(Reach::Sisters) as u32
+    }
+
+    /// Segments of the share.
+    pub fn segment_count(&self) -> u32 {
+        self.segments.len() as u32
+    }
+
+    /// Dead blocks of a sealed segment, what was never filled included.
+    fn dead_in(&self, index: u32) -> u64 {
+        let segment = &self.segments[index as usize];
+        u64::from(self.segment_blocks - segment.live - segment.reserved)
+    }
+}

@@ -1,0 +1,202 @@
+//! What a pool does by itself: it reclaims ahead of need, scrubs at a rate, and tells idle block devices
+//! which segments are free.
+//!
+//! One thread does all of it, asleep while there is nothing to do. Each chore is a call of its own, so
+//! that a simulation does them when it says; pools on simulated disks have no such thread.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::error::{ReclaimError, Unusable};
+use super::options::Housekeeping;
+use super::reclaim::Reclaimed;
+use super::scrub::Pass;
+use super::{Pool, discard};
+use crate::log::Wanted;
+use crate::schedule::Reactor;
+
+/// A pool that has moved nothing for this long is idle.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Between two passes over a pool, and between two looks at whether it is idle.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How the thread is woken.
+#[derive(Default)]
+pub(super) struct Bell {
+    state: Mutex<BellState>,
+    changed: Condvar,
+    /// Free segments when it was rung last: it is not rung again until that changes.
+    spare: AtomicU32,
+}
+
+#[derive(Default)]
+struct BellState {
+    rung: bool,
+    stop: bool,
+}
+
+impl Bell {
+    /// Free segments are getting scarce.
+    pub(super) fn ring(&self, spare: u32) {
+        if self.spare.swap(spare + 1, Ordering::Relaxed) != spare + 1 {
+            self.state().rung = true;
+            self.changed.notify_all();
+        }
+    }
+
+    fn stop(&self) {
+        self.state().stop = true;
+        self.changed.notify_all();
+    }
+
+    /// Sleeps until it is rung, or for this long; `false` if the thread is to end.
+    fn wait(&self, pause: Option<Duration>) -> bool {
+        let state = self.state();
+        let asleep = |state: &mut BellState| !state.rung && !state.stop;
+        let mut state = match pause {
+            None => self.changed.wait_while(state, asleep).unwrap_or_else(PoisonError::into_inner),
+            Some(pause) => {
+                let woken = self.changed.wait_timeout_while(state, pause, asleep);
+                woken.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        state.rung = false;
+        !state.stop
+    }
+
+    fn stopped(&self) -> bool {
+        self.state().stop
+    }
+
+    fn state(&self) -> MutexGuard<'_, BellState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The thread.
+pub(super) struct Housekeeper {
+    bell: Arc<Bell>,
+    thread: JoinHandle<()>,
+}
+
+impl Housekeeper {
+    /// Starts it. `pool` must not be a handle that keeps the pool open.
+    pub(super) fn start(pool: Pool, options: Housekeeping) -> std::io::Result<Self> {
+        let bell = Arc::clone(&pool.0.shared.bell);
+        let thread = std::thread::Builder::new()
+            .name("tidelog-housekeeper".into())
+            .spawn(move || Keeping::new(pool, options).run())?;
+        Ok(Self { bell, thread })
+    }
+
+    /// Ends it, after what it is at.
+    pub(super) fn stop(self) {
+        self.bell.stop();
+        // If it panicked, everything it held was given back on its way out.
+        let _ = self.thread.join();
+    }
+}
+
+impl Pool {
+    /// Reclaims one segment if free segments are getting scarce and one is worth it before it is needed.
+    pub fn reclaim_ahead(&self) -> Result<Option<Reclaimed>, ReclaimError> {
+        let reactor = self.reactor()?;
+        let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
+        let turn = self.reclaim_turn();
+        if !self.0.shared.contents().space_is_scarce() {
+            return Ok(None);
+        }
+        turn.reclaim(reactor, Wanted::WORTHWHILE)
+    }
+}
+
+/// What the thread remembers from one look to the next.
+struct Keeping {
+    pool: Pool,
+    options: Housekeeping,
+    /// Operations that the pool had done, and when that last changed.
+    operations: u64,
+    active: Instant,
+    pass: Pass,
+    next_scrub: Instant,
+}
+
+impl Keeping {
+    fn new(pool: Pool, options: Housekeeping) -> Self {
+        let now = Instant::now();
+        Self { pool, options, operations: 0, active: now, pass: Pass::default(), next_scrub: now }
+    }
+
+    fn run(mut self) {
+        let bell = Arc::clone(&self.pool.0.shared.bell);
+        loop {
+            let pause = self.look(&bell);
+            if !bell.wait(pause) {
+                break;
+            }
+        }
+    }
+
+    /// Does what is to be done; answers when to look again, if not only when the bell rings.
+    fn look(&mut self, bell: &Bell) -> Option<Duration> {
+        while !bell.stopped() {
+            match self.pool.reclaim_ahead() {
+                // That segment is not chosen again.
+                Ok(Some(_)) | Err(ReclaimError::Unreadable { .. }) => (),
+                // Whoever needs the space is told.
+                Ok(None) | Err(_) => break,
+            }
+        }
+        let (scrub, discard) = (self.scrub(bell), self.discard(bell));
+        scrub.into_iter().chain(discard).min()
+    }
+
+    /// Scrubs as much as the rate allows; answers when more is due, if scrubbing is on.
+    fn scrub(&mut self, bell: &Bell) -> Option<Duration> {
+        let rate = self.options.scrub_rate.0;
+        if rate == 0 {
+            return None;
+        }
+        while !bell.stopped() && Instant::now() >= self.next_scrub {
+            let start = Instant::now();
+            let mut cost = PAUSE;
+            if let Ok(Some(scrubbed)) = self.pool.scrub_next(&mut self.pass) {
+                let nanoseconds = u128::from(scrubbed.length.0) * 1_000_000_000 / u128::from(rate);
+                cost = Duration::from_nanos(nanoseconds as u64);
+                self.pool.0.shared.scrubbed().add(scrubbed);
+            } else {
+                self.pass = self.pool.scrub_pass();
+            }
+            self.next_scrub = self.next_scrub.max(start) + cost;
+        }
+        Some(self.next_scrub.saturating_duration_since(Instant::now()))
+    }
+
+    /// While the pool is idle, tells devices of free segments; answers when to look again, if any can be
+    /// told.
+    fn discard(&mut self, bell: &Bell) -> Option<Duration> {
+        if !discard::is_possible(self.pool.reactor().ok()?.as_ref()?) {
+            return None;
+        }
+        while !bell.stopped() && self.is_idle() {
+            // Advice: where it fails, nothing is lost.
+            if !matches!(self.pool.discard_once(), Ok(Some(_))) {
+                break;
+            }
+        }
+        Some(PAUSE)
+    }
+
+    fn is_idle(&mut self) -> bool {
+        let Ok(reactor) = self.pool.reactor() else { return false };
+        let Some(stats) = reactor.as_ref().map(Reactor::stats) else { return false };
+        let operations = stats.devices.iter().map(|device| device.reads + device.writes).sum();
+        if operations != self.operations {
+            (self.operations, self.active) = (operations, Instant::now());
+        }
+        self.active.elapsed() >= IDLE
+    }
+}

@@ -1,0 +1,305 @@
+//! Reclamation: what lives in a mixed segment is copied forward, so that the segment is free.
+//!
+//! A segment is moved whole or not at all. Its tensors are read where they lie, verified, and written to
+//! reserved space; only then do they move, scratch ones in the index, durable ones by one commit. Until
+//! that commit is on media the old places hold what the index on the media says, and nobody writes there:
+//! a crash at any point finds every durable tensor at its old place or at its new one.
+
+use std::ops::Range;
+use std::sync::mpsc::sync_channel;
+use std::sync::{MutexGuard, PoisonError};
+
+use super::batch::CommitLog;
+use super::error::{CommitError, PutError, ReclaimError, Unusable};
+use super::{Pool, Shared, pieces};
+use crate::layout::{Change, TensorEntry};
+use crate::log::{
+    BeginError, Contents, Durability, Reclamation, Relocation, Request, Reservation, Stretch,
+    Victim, Wanted,
+};
+use crate::memory::{Destination, Source};
+use crate::schedule::{Reactor, Transfer, TransferError, Urgency};
+use crate::units::ByteCount;
+
+/// Memory for what is being copied: this much, or one stripe unit if that is more.
+const COPY_BYTES: u64 = 4 << 20;
+
+/// A segment that was reclaimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reclaimed {
+    /// The segment, counted over the pool. It is free when the last reader of its old bytes has ended.
+    pub segment: u32,
+    /// Whether it held scratch or durable tensors.
+    pub durability: Durability,
+    /// Tensors that moved. Those that were replaced or deleted meanwhile did not have to.
+    pub tensors: usize,
+    /// Tensor bytes that were copied.
+    pub copied: ByteCount,
+    /// Dead bytes that came back.
+    pub freed: ByteCount,
+}
+
+impl Pool {
+    /// Copies what lives in one mixed segment forward and gives the segment back. `None` if no segment
+    /// is worth it: nothing is dead in those that are full, or it cannot be moved now.
+    ///
+    /// A put that finds too little space does this by itself, and so does the housekeeper.
+    pub fn reclaim_once(&self) -> Result<Option<Reclaimed>, ReclaimError> {
+        let reactor = self.reactor()?;
+        let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
+        self.reclaim_turn().reclaim(reactor, Wanted::ANY)
+    }
+
+    /// Reserves space for a put; reclaims where there is too little, until there is enough or nothing
+    /// more to be had.
+    pub(super) fn begin_put(
+        &self,
+        reactor: &Reactor,
+        request: &Request,
+    ) -> Result<Reservation, PutError> {
+        let begun = self.0.shared.contents().begin_apart(request.clone());
+        let begun = match begun {
+            Err(BeginError::Full(_)) => self.reclaim_turn().begin_put(reactor, request),
+            begun => begun,
+        };
+        let contents = self.0.shared.contents();
+        if contents.space_is_scarce() {
+            self.0.shared.bell.ring(contents.spare_segments());
+        }
+        drop(contents);
+        begun.map_err(|error| PutError::from_begin(request, error))
+    }
+
+    /// Waits until nobody else reclaims.
+    pub(super) fn reclaim_turn(&self) -> ReclaimTurn<'_> {
+        // What a panic left behind was given back on its way out.
+        let turn = self.0.reclaiming.lock().unwrap_or_else(PoisonError::into_inner);
+        ReclaimTurn { pool: self, _turn: turn }
+    }
+}
+
+/// The right to reclaim.
+pub(super) struct ReclaimTurn<'a> {
+    pool: &'a Pool,
+    _turn: MutexGuard<'a, ()>,
+}
+
+impl ReclaimTurn<'_> {
+    /// Reclaims what is worth it; then mixes lifetimes; then reclaims whatever gives anything back.
+    fn begin_put(&self, reactor: &Reactor, request: &Request) -> Result<Reservation, BeginError> {
+        let apart = self.begin_with(reactor, request, Wanted::WORTHWHILE, Contents::begin_apart);
+        match apart {
+            Err(BeginError::Full(_)) => {
+                self.begin_with(reactor, request, Wanted::ANY, Contents::begin)
+            }
+            begun => begun,
+        }
+    }
+
+    /// Reclaims until `begin` finds enough, or nothing more is to be had.
+    fn begin_with(
+        &self,
+        reactor: &Reactor,
+        request: &Request,
+        mut wanted: Wanted,
+        begin: impl Fn(&mut Contents, Request) -> Result<Reservation, BeginError>,
+    ) -> Result<Reservation, BeginError> {
+        loop {
+            // Somebody else may have made room meanwhile.
+            let mut contents = self.pool.0.shared.contents();
+            let answer = begin(&mut contents, request.clone());
+            let Err(BeginError::Full(full)) = &answer else { return answer };
+            // Not worth trying where it cannot be enough.
+            if full.needed.0 > full.available.0.saturating_add(contents.reclaimable()) {
+                return answer;
+            }
+            drop(contents);
+            match self.reclaim(reactor, wanted) {
+                // That segment is not chosen again.
+                Ok(Some(_)) | Err(ReclaimError::Unreadable { .. }) => (),
+                Err(ReclaimError::Commit(_)) if wanted.durability.is_none() => {
+                    wanted.durability = Some(Durability::Scratch);
+                }
+                // Writes in flight may have ended meanwhile, and given room.
+                Ok(None) | Err(_) => {
+                    return begin(&mut self.pool.0.shared.contents(), request.clone());
+                }
+            }
+        }
+    }
+
+    /// Reclaims one segment.
+    pub(super) fn reclaim(
+        &self,
+        reactor: &Reactor,
+        wanted: Wanted,
+    ) -> Result<Option<Reclaimed>, ReclaimError> {
+        let shared = &self.pool.0.shared;
+        let begun = shared.contents().begin_reclaim(wanted);
+        let Some(Reclamation { victim, relocations }) = begun else { return Ok(None) };
+        let mut moves = Moves { shared, victim, relocations, unreadable: false };
+        let entries = match self.copy_all(reactor, &moves.relocations) {
+            Ok(entries) => entries,
+            Err(error) => {
+                moves.unreadable = matches!(error, ReclaimError::Unreadable { .. });
+                return Err(error);
+            }
+        };
+        let copied = moves.relocations.iter().flat_map(|moving| &moving.stretches);
+        let copied = copied.map(|stretch| stretch.bytes.end - stretch.bytes.start).sum();
+        let tensors = match victim.lane.durability {
+            Durability::Scratch => moves.install(entries),
+            Durability::Durable => self.commit(reactor, &mut moves, entries)?,
+        };
+        Ok(Some(Reclaimed {
+            segment: victim.segment,
+            durability: victim.lane.durability,
+            tensors,
+            copied: ByteCount(copied),
+            freed: victim.dead,
+        }))
+    }
+
+    /// Copies everything to its new place; answers the tensors as they will be there.
+    fn copy_all(
+        &self,
+        reactor: &Reactor,
+        relocations: &[Relocation],
+    ) -> Result<Vec<TensorEntry>, ReclaimError> {
+        let copy_one = |moving: &Relocation| {
+            let stretches = moving.stretches.iter();
+            let checksums: Result<Vec<_>, _> = stretches
+                .map(|stretch| self.copy(reactor, &moving.version.entry, stretch))
+                .collect();
+            Ok(moving.entry(&self.pool.0.stripes, &checksums?))
+        };
+        relocations.iter().map(copy_one).collect()
+    }
+
+    /// Copies one stretch; answers the checksums of its new pieces.
+    fn copy(
+        &self,
+        reactor: &Reactor,
+        entry: &TensorEntry,
+        stretch: &Stretch,
+    ) -> Result<Vec<u32>, ReclaimError> {
+        let Range { start, end } = stretch.bytes;
+        let placements = self.pool.0.stripes.placements(&stretch.to, end - start);
+        let mut checksums = Vec::with_capacity(placements.len());
+        for group in pieces::groups(&placements, COPY_BYTES) {
+            let range = start + group.range.start..start + group.range.end;
+            let bytes = self.read(reactor, entry, &range)?;
+            checksums.extend(self.write(reactor, entry, bytes, group.pieces)?);
+        }
+        Ok(checksums)
+    }
+
+    fn read(
+        &self,
+        reactor: &Reactor,
+        entry: &TensorEntry,
+        range: &Range<u64>,
+    ) -> Result<Vec<u8>, ReclaimError> {
+        // What is copied gets new checksums, so it is verified by the old ones whatever the pool's reads
+        // are.
+        let pieces = pieces::of_range(&self.pool.0.stripes, entry, range, true);
+        let destination = Destination::buffer((range.end - range.start) as usize);
+        let read = Transfer::Read { destination, pieces };
+        let ticket = reactor.submit(read, Urgency::Ahead, None, Box::new(|_| ()))?;
+        match ticket.wait() {
+            Ok(_) => Ok(ticket.take_bytes().unwrap_or_default()),
+            Err(source) => Err(ReclaimError::Unreadable {
+                id: entry.id,
+                name: entry.name.as_deref().map(str::to_owned),
+                source,
+            }),
+        }
+    }
+
+    fn write(
+        &self,
+        reactor: &Reactor,
+        entry: &TensorEntry,
+        bytes: Vec<u8>,
+        pieces: Vec<crate::schedule::Piece>,
+    ) -> Result<Vec<u32>, ReclaimError> {
+        let (send, ended) = sync_channel(1);
+        let write = Transfer::Write { source: Source::Owned(bytes), pieces };
+        let finish = Box::new(move |result| {
+            let _ = send.send(result);
+        });
+        let ticket = reactor.submit(write, Urgency::Ahead, None, finish)?;
+        let told = ticket.wait();
+        let ended = ended.try_recv().ok();
+        self.pool.0.shared.written.moved(ended.as_ref().map_or(0, |result| result.bytes));
+        // The reactor never goes without an answer, except into a panic, and then the ticket has it.
+        let outcome = ended.map(|result| result.outcome.map(|done| done.checksums));
+        let outcome = outcome.unwrap_or_else(|| match told {
+            Err(error) => Err(error),
+            Ok(_) => Err(TransferError::Stopped { reason: "its thread ended".into() }),
+        });
+        outcome.map_err(|source| ReclaimError::Write { id: entry.id, source })
+    }
+
+    /// Moves durable tensors by one commit; the old places are free only once it is on media.
+    fn commit(
+        &self,
+        reactor: &Reactor,
+        moves: &mut Moves<'_>,
+        entries: Vec<TensorEntry>,
+    ) -> Result<usize, ReclaimError> {
+        let stretches = moves.relocations.iter().flat_map(|moving| &moving.stretches);
+        let runs = stretches.map(|stretch| &*stretch.to);
+        let mut log = CommitLog::open(self.pool, reactor, runs).map_err(ReclaimError::Commit)?;
+        // While the log is held, no commit replaces or deletes what is current now.
+        let contents = moves.shared.contents();
+        let changes: Vec<Change> = moves
+            .relocations
+            .iter()
+            .zip(&entries)
+            .filter(|(moving, _)| contents.is_current(moving))
+            .map(|(_, entry)| Change::Put(entry.clone()))
+            .collect();
+        drop(contents);
+        let appended = if changes.is_empty() { Ok(()) } else { log.append(changes) };
+        match appended {
+            Ok(()) => Ok(moves.install(entries)),
+            Err(error) => {
+                if matches!(error, CommitError::InDoubt(_)) {
+                    moves.leave_in_doubt();
+                }
+                Err(ReclaimError::Commit(error))
+            }
+        }
+    }
+}
+
+/// What a reclamation holds. Dropped without being installed, everything stays where it was.
+struct Moves<'a> {
+    shared: &'a Shared,
+    victim: Victim,
+    relocations: Vec<Relocation>,
+    unreadable: bool,
+}
+
+impl Moves<'_> {
+    /// Everything can be read at its new place; answers how many tensors there were still to move.
+    fn install(&mut self, entries: Vec<TensorEntry>) -> usize {
+        let mut contents = self.shared.contents();
+        let moves = self.relocations.drain(..).zip(entries);
+        moves.filter(|(moving, entry)| contents.relocate(moving, entry.clone())).count()
+    }
+
+    fn leave_in_doubt(&mut self) {
+        let mut contents = self.shared.contents();
+        self.relocations.drain(..).for_each(|moving| contents.leave_relocation_in_doubt(&moving));
+    }
+}
+
+impl Drop for Moves<'_> {
+    fn drop(&mut self) {
+        let mut contents = self.shared.contents();
+        self.relocations.drain(..).for_each(|moving| contents.abandon_relocation(&moving));
+        contents.end_reclaim(&self.victim, self.unreadable);
+    }
+}

@@ -1,0 +1,193 @@
+//! Scrubbing: every tensor is read and compared with its checksums, before somebody needs it.
+
+use std::ops::Range;
+
+use super::Pool;
+use super::error::{ScrubError, Unusable};
+use super::held::Reading;
+use super::pieces::{self, Group};
+use crate::layout::TensorId;
+use crate::log::Placement;
+use crate::memory::Destination;
+use crate::schedule::{Reactor, Transfer, TransferError, Urgency};
+use crate::units::{ByteCount, DeviceIndex};
+
+/// Read at once: this much, or one stripe unit if that is more.
+const READ_BYTES: u64 = 4 << 20;
+
+/// One tensor that was scrubbed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scrubbed {
+    /// The tensor.
+    pub id: TensorId,
+    /// Its name, if it has one.
+    pub name: Option<String>,
+    /// How long it is.
+    pub length: ByteCount,
+    /// What of it cannot be read; empty if it is whole.
+    pub bad: Vec<BadUnit>,
+}
+
+/// A stripe unit, or a part of one, whose bytes are lost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BadUnit {
+    /// The device's place in the pool.
+    pub device: DeviceIndex,
+    /// The device's path.
+    pub path: String,
+    /// Where on the device; a multiple of 4 KiB. In blocks of 512 bytes it is the LBA that
+    /// `blockdev`, `badblocks` and the kernel's log speak of.
+    pub offset: ByteCount,
+    /// How many bytes.
+    pub length: ByteCount,
+    /// Which bytes of the tensor.
+    pub tensor: Range<u64>,
+    /// What reading them answered.
+    pub error: TransferError,
+}
+
+/// What a whole scrub found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ScrubReport {
+    /// Tensors that were read.
+    pub tensors: u64,
+    /// Tensor bytes that were read.
+    pub bytes: ByteCount,
+    /// Tensors that have lost something.
+    pub damaged: Vec<Scrubbed>,
+}
+
+/// A pass over the tensors that stand in a pool when it begins, one a step.
+pub struct Scrub {
+    pool: Pool,
+    pass: Pass,
+}
+
+/// The tensors that a pass has still to read.
+#[derive(Default)]
+pub(super) struct Pass {
+    left: std::vec::IntoIter<TensorId>,
+}
+
+impl Pool {
+    /// Begins a pass over all tensors, scratch and durable, in the order of their ids.
+    pub fn scrub_steps(&self) -> Result<Scrub, Unusable> {
+        self.check_usable()?;
+        Ok(Scrub { pool: self.clone(), pass: self.scrub_pass() })
+    }
+
+    /// Reads every tensor and compares it with its checksums. What is damaged is only reported: the other
+    /// tensors, and the other parts of this one, can be read as before.
+    pub fn scrub(&self) -> Result<ScrubReport, ScrubError> {
+        let mut report = ScrubReport::default();
+        let mut steps = self.scrub_steps()?;
+        while let Some(scrubbed) = steps.step()? {
+            report.add(scrubbed);
+        }
+        Ok(report)
+    }
+}
+
+impl ScrubReport {
+    /// Takes one tensor into the report, in the place of what was found in it before.
+    pub fn add(&mut self, scrubbed: Scrubbed) {
+        self.tensors += 1;
+        self.bytes.0 += scrubbed.length.0;
+        self.damaged.retain(|damaged| damaged.id != scrubbed.id);
+        if !scrubbed.bad.is_empty() {
+            self.damaged.push(scrubbed);
+        }
+    }
+}
+
+impl Scrub {
+    /// Scrubs the next tensor; those that were deleted meanwhile are passed over. `None` at the end.
+    pub fn step(&mut self) -> Result<Option<Scrubbed>, ScrubError> {
+        self.pool.scrub_next(&mut self.pass)
+    }
+}
+
+impl Pool {
+    /// All tensors that stand now.
+    pub(super) fn scrub_pass(&self) -> Pass {
+        let mut ids: Vec<TensorId> = self.0.shared.contents().ids().collect();
+        ids.sort_unstable();
+        Pass { left: ids.into_iter() }
+    }
+
+    pub(super) fn scrub_next(&self, pass: &mut Pass) -> Result<Option<Scrubbed>, ScrubError> {
+        let reactor = self.reactor()?;
+        let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
+        for id in pass.left.by_ref() {
+            if let Some(reading) = Reading::start(&self.0.shared, id) {
+                return Scrubbing { pool: self, reactor, reading: &reading }.run().map(Some);
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Reading one version, which stays where it is meanwhile.
+struct Scrubbing<'a> {
+    pool: &'a Pool,
+    reactor: &'a Reactor,
+    reading: &'a Reading,
+}
+
+impl Scrubbing<'_> {
+    fn run(&self) -> Result<Scrubbed, ScrubError> {
+        let entry = &self.reading.version().entry;
+        let placements = self.pool.0.stripes.placements(&entry.runs, entry.length);
+        let mut bad = Vec::new();
+        for group in pieces::groups(&placements, READ_BYTES) {
+            if self.read(&group)?.is_err() {
+                // Somewhere in it: read again piece by piece, to find every one.
+                for piece in pieces::groups(&within(&placements, &group.range), 1) {
+                    if let Err(error) = self.read(&piece)? {
+                        bad.push(self.bad_unit(&piece, error));
+                    }
+                }
+            }
+        }
+        Ok(Scrubbed {
+            id: entry.id,
+            name: entry.name.as_deref().map(str::to_owned),
+            length: ByteCount(entry.length),
+            bad,
+        })
+    }
+
+    fn read(&self, group: &Group) -> Result<Result<(), TransferError>, ScrubError> {
+        let entry = &self.reading.version().entry;
+        let pieces = pieces::of_range(&self.pool.0.stripes, entry, &group.range, true);
+        let destination = Destination::buffer((group.range.end - group.range.start) as usize);
+        let read = Transfer::Read { destination, pieces };
+        let ticket = self.reactor.submit(read, Urgency::Ahead, None, Box::new(|_| ()))?;
+        match ticket.wait() {
+            Ok(_) => Ok(Ok(())),
+            Err(error @ (TransferError::Checksum { .. } | TransferError::Device { .. })) => {
+                Ok(Err(error))
+            }
+            // Says nothing about the medium.
+            Err(error) => Err(ScrubError::Read { id: entry.id, source: error }),
+        }
+    }
+
+    fn bad_unit(&self, group: &Group, error: TransferError) -> BadUnit {
+        let piece = group.pieces[0];
+        BadUnit {
+            device: piece.device,
+            path: self.pool.0.description.devices[usize::from(piece.device.0)].clone(),
+            offset: piece.offset,
+            length: ByteCount(piece.length.into()),
+            tensor: group.range.clone(),
+            error,
+        }
+    }
+}
+
+/// The placements that lie within a range of the tensor.
+fn within(placements: &[Placement], range: &Range<u64>) -> Vec<Placement> {
+    let inside = placements.iter().filter(|placement| range.contains(&placement.tensor_offset));
+    inside.copied().collect()
+}

@@ -1,0 +1,87 @@
+//! What a pool counts.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Pool;
+use super::error::Unusable;
+use super::options::{PoolStats, WrittenBytes};
+use crate::layout::LifetimeClass;
+use crate::log::{Durability, Lane};
+use crate::units::ByteCount;
+
+const CLASSES: usize = LifetimeClass::ALL.len();
+
+/// Counters of bytes written; anybody adds, anybody reads.
+pub(super) struct Written {
+    /// Tensor bytes: scratch classes, then durable ones.
+    puts: [AtomicU64; 2 * CLASSES],
+    /// Tensor bytes that reclamation copied.
+    moved: AtomicU64,
+    /// Metadata bytes, counted where they are written.
+    pub(super) metadata: AtomicU64,
+}
+
+impl Written {
+    /// Nothing but metadata yet.
+    pub(super) fn starting_with(metadata: u64) -> Self {
+        let (puts, moved) = (Default::default(), AtomicU64::new(0));
+        Self { puts, moved, metadata: AtomicU64::new(metadata) }
+    }
+
+    /// A put wrote these bytes, whatever became of it.
+    pub(super) fn put(&self, lane: Lane, bytes: u64) {
+        let base = match lane.durability {
+            Durability::Scratch => 0,
+            Durability::Durable => CLASSES,
+        };
+        self.puts[base + lane.class as usize].fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Reclamation wrote these bytes, whatever became of it.
+    pub(super) fn moved(&self, bytes: u64) {
+        self.moved.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn snapshot(&self) -> WrittenBytes {
+        let read = |counter: &AtomicU64| ByteCount(counter.load(Ordering::Relaxed));
+        WrittenBytes {
+            scratch: std::array::from_fn(|class| read(&self.puts[class])),
+            durable: std::array::from_fn(|class| read(&self.puts[CLASSES + class])),
+            moved: read(&self.moved),
+            metadata: read(&self.metadata),
+        }
+    }
+}
+
+impl Pool {
+    /// What the pool is doing.
+    pub fn stats(&self) -> Result<PoolStats, Unusable> {
+        let reactor = self.reactor()?;
+        let reactor = reactor.as_ref().ok_or(Unusable::Closed)?.stats();
+        let contents = self.0.shared.contents();
+        let (space, tensors) = (contents.space_use(), contents.ids().count());
+        drop(contents);
+        Ok(PoolStats {
+            description: self.0.description.clone(),
+            share: self.0.share,
+            reactor,
+            space,
+            tensors,
+            written: self.0.shared.written.snapshot(),
+            scrubbed: self.0.shared.scrubbed().clone(),
+            repaired_superblocks: self.0.repaired_superblocks.clone(),
+        })
+    }
+}
+
+impl PoolStats {
+    /// Host bytes written (tensors, padding, metadata, what reclamation copied) for each byte that was
+    /// put; `None` before the first. Drives wear by host bytes, times what they amplify themselves.
+    #[allow(clippy::cast_precision_loss)] // A ratio to be shown; 53 bits are plenty.
+    pub fn write_amplification(&self) -> Option<f64> {
+        let host: u64 = self.reactor.devices.iter().map(|device| device.bytes_written).sum();
+        let puts = self.written.scratch.iter().chain(&self.written.durable);
+        let user: u64 = puts.map(|bytes| bytes.0).sum();
+        (user > 0).then(|| host as f64 / user as f64)
+    }
+}
