@@ -89,6 +89,15 @@ impl ChangeRecord {
         bytes
     }
 
+    /// Whether the first bytes of a record claim a newer epoch than `epoch`. Only [`Self::decode`] tells
+    /// whether the claim is true.
+    pub fn claims_epoch_after(head: &[u8], epoch: u64) -> bool {
+        head.get(..RECORD_HEADER_BYTES).is_some_and(|head| {
+            let head: RecordOnMedia = bytemuck::pod_read_unaligned(head);
+            head.magic == MAGIC && head.epoch.get() > epoch
+        })
+    }
+
     /// Reads the record at the start of `bytes` (which may go on behind it); also returns the bytes it
     /// takes, padding included.
     ///

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use thiserror::Error;
 
 use super::endian::{U32, U64, U128};
-use super::entry::{Change, EntryError, TensorEntry, decode_changes, encode_put};
+use super::entry::{Change, EntryError, TensorEntry, changes_in, encode_put};
 use super::{BLOCK_BYTES, checksum_of};
 
 const MAGIC: [u8; 8] = *b"TIDEINDX";
@@ -92,34 +92,39 @@ impl Checkpoint {
     /// # Errors
     /// No whole checkpoint stands there, or one whose content cannot be.
     pub fn decode(bytes: &[u8]) -> Result<Self, CheckpointError> {
-        let Some((head, rest)) = bytes.split_at_checked(CHECKPOINT_HEADER_BYTES) else {
-            return Err(CheckpointError::Absent);
-        };
-        let mut head: CheckpointOnMedia = bytemuck::pod_read_unaligned(head);
-        let payload =
-            usize::try_from(head.payload_bytes.get()).ok().and_then(|end| rest.get(..end));
-        let Some(payload) = payload else { return Err(CheckpointError::Absent) };
-        let checksum = head.checksum.get();
-        head.checksum = 0.into();
-        if head.magic != MAGIC || checksum != checksum_of(&[bytemuck::bytes_of(&head), payload]) {
-            return Err(CheckpointError::Absent);
-        }
+        let (head, payload) = Self::verified(bytes).ok_or(CheckpointError::Absent)?;
         let epoch = head.epoch.get();
         let wrong = |what: String| CheckpointError::Content { epoch, what };
-        let changes =
-            decode_changes(payload).map_err(|source: EntryError| wrong(source.to_string()))?;
-        let tensors: Option<Vec<TensorEntry>> = changes
-            .into_iter()
-            .map(|change| match change {
-                Change::Put(entry) => Some(entry),
-                Change::Delete(_) => None,
-            })
-            .collect();
-        let tensors = tensors.ok_or_else(|| wrong("it contains a deletion".into()))?;
+        let mut tensors = Vec::new();
+        for change in changes_in(payload) {
+            match change.map_err(|source: EntryError| wrong(source.to_string()))? {
+                Change::Put(entry) => tensors.push(entry),
+                Change::Delete(_) => return Err(wrong("it contains a deletion".into())),
+            }
+        }
         if tensors.len() as u64 != head.tensors.get() {
             return Err(wrong(format!("{} tensors, not {}", tensors.len(), head.tensors.get())));
         }
         Ok(Self { pool: head.pool.get(), share: head.share.get(), epoch, tensors })
+    }
+
+    /// Whether the whole checkpoint of this pool, share and epoch stands at the start of `bytes`, without
+    /// reading its tensors one by one.
+    pub fn is_whole(bytes: &[u8], pool: u128, share: u32, epoch: u64) -> bool {
+        Self::verified(bytes).is_some_and(|(head, _)| {
+            (head.pool.get(), head.share.get(), head.epoch.get()) == (pool, share, epoch)
+        })
+    }
+
+    /// The header and the payload, if their checksum is right.
+    fn verified(bytes: &[u8]) -> Option<(CheckpointOnMedia, &[u8])> {
+        let (head, rest) = bytes.split_at_checked(CHECKPOINT_HEADER_BYTES)?;
+        let mut head: CheckpointOnMedia = bytemuck::pod_read_unaligned(head);
+        let payload = rest.get(..usize::try_from(head.payload_bytes.get()).ok()?)?;
+        let checksum = head.checksum.get();
+        head.checksum = 0.into();
+        let right = checksum == checksum_of(&[bytemuck::bytes_of(&head), payload]);
+        (head.magic == MAGIC && right).then_some((head, payload))
     }
 }
 

@@ -135,18 +135,29 @@ pub(super) fn encode_put(entry: &TensorEntry, out: &mut Vec<u8>) {
 /// Reads a whole sequence of changes.
 ///
 /// # Errors
-/// The first entry that is cut, contradicts itself or is of an unknown kind. Whether the runs lie inside
-/// the share is for recovery to say, which knows the geometry.
+/// See [`changes_in`].
 pub fn decode_changes(bytes: &[u8]) -> Result<Vec<Change>, EntryError> {
-    let mut changes = Vec::new();
+    changes_in(bytes).collect()
+}
+
+/// The changes of a sequence one by one, up to the first entry that is cut, contradicts itself or is of an
+/// unknown kind. Whether the runs lie inside the share is for recovery to say, which knows the geometry.
+pub(super) fn changes_in(bytes: &[u8]) -> impl Iterator<Item = Result<Change, EntryError>> + '_ {
     let mut offset = 0;
-    while offset < bytes.len() {
-        let (change, length) =
-            decode_change(&bytes[offset..]).map_err(|what| EntryError { offset, what })?;
-        changes.push(change);
-        offset += length;
-    }
-    Ok(changes)
+    std::iter::from_fn(move || {
+        let rest = bytes.get(offset..).filter(|rest| !rest.is_empty())?;
+        match decode_change(rest) {
+            Ok((change, length)) => {
+                offset += length;
+                Some(Ok(change))
+            }
+            Err(what) => {
+                let error = EntryError { offset, what };
+                offset = bytes.len();
+                Some(Err(error))
+            }
+        }
+    })
 }
 
 fn decode_change(bytes: &[u8]) -> Result<(Change, usize), &'static str> {

@@ -5,7 +5,8 @@
 //! cannot have done (a gap in the log, a log without its checkpoint) is damage and is reported, never
 //! taken for the end.
 
-use std::collections::{BTreeMap, HashMap};
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::fmt;
 
 use thiserror::Error;
@@ -14,7 +15,7 @@ use super::change_log::{ChangeLog, Media, Place};
 use super::stripe::StripeMap;
 use crate::layout::{
     BLOCK_BYTES, Change, ChangeRecord, ChangeRecordError, Checkpoint, CheckpointError, Run,
-    SlotArea, TensorEntry, TensorId,
+    TensorEntry, TensorId,
 };
 
 /// What stood on the media.
@@ -88,19 +89,36 @@ pub fn recover<M: Media>(
     }
     let log = reader.read_log(slot, epoch)?;
 
-    let mut tensors: BTreeMap<TensorId, TensorEntry> =
-        checkpoint.tensors.into_iter().map(|entry| (entry.id, entry)).collect();
-    for change in log.changes {
-        match change {
-            Change::Put(entry) => drop(tensors.insert(entry.id, entry)),
-            Change::Delete(id) => drop(tensors.remove(&id)),
-        }
-    }
-    let tensors: Vec<TensorEntry> = tensors.into_values().collect();
+    let tensors = apply(checkpoint.tensors, log.changes);
     check(&place, stripes, segment_blocks, &tensors).map_err(RecoveryError::Contradiction)?;
     let settled = log.records == 0 && copies == usize::from(place.devices) && !log.failed_reads;
     let log = ChangeLog::resume(place, slot, epoch, log.records, log.position);
     Ok(Recovered { tensors, log, settled })
+}
+
+/// The index once the log's changes are applied to the checkpoint's tensors, in the order of ids.
+fn apply(mut tensors: Vec<TensorEntry>, changes: Vec<Change>) -> Vec<TensorEntry> {
+    // The last change of an id decides.
+    let mut last: HashMap<TensorId, Option<TensorEntry>> = HashMap::new();
+    for change in changes {
+        match change {
+            Change::Put(entry) => last.insert(entry.id, Some(entry)),
+            Change::Delete(id) => last.insert(id, None),
+        };
+    }
+    tensors.retain(|entry| !last.contains_key(&entry.id));
+    tensors.extend(last.into_values().flatten());
+    tensors.sort_by_key(|entry| entry.id);
+    tensors
+}
+
+/// What a slot's header says, which may not be true.
+struct Claim {
+    epoch: u64,
+    slot: usize,
+    device: u8,
+    offset: u64,
+    length: u64,
 }
 
 struct Reader<'a, M> {
@@ -116,27 +134,39 @@ struct LogRead {
 }
 
 impl<M: Media> Reader<'_, M> {
-    /// The newest valid checkpoint, its slot, and how many devices have it.
+    /// The newest valid checkpoint, its slot, and how many devices have it. Headers only claim an epoch, so
+    /// the claims are tried from the newest on until one is whole; its other copies are not decoded.
     fn newest_checkpoint(&self) -> Result<(usize, Checkpoint, usize), RecoveryError<M::Error>> {
-        let mut newest: Option<(usize, Checkpoint, usize)> = None;
+        let mut claims = Vec::new();
         let mut failure = None;
         for slot in 0..2 {
             for device in 0..self.place.devices {
-                let read = self.read_checkpoint(device, &self.place.area.slots[slot]);
-                let checkpoint = match read {
-                    Ok(Some(checkpoint)) => checkpoint,
-                    Ok(None) => continue,
-                    Err(RecoveryError::Device(error)) => {
-                        failure = Some(error);
-                        continue;
-                    }
-                    Err(error) => return Err(error),
-                };
-                match &mut newest {
-                    Some((_, best, copies)) if best.epoch == checkpoint.epoch => *copies += 1,
-                    Some((_, best, _)) if best.epoch > checkpoint.epoch => (),
-                    _ => newest = Some((slot, checkpoint, 1)),
+                match self.claim(device, slot) {
+                    Ok(claim) => claims.extend(claim),
+                    Err(error) => failure = Some(error),
                 }
+            }
+        }
+        claims.sort_by_key(|claim| Reverse(claim.epoch));
+        let mut newest: Option<(usize, Checkpoint, usize)> = None;
+        for claim in &claims {
+            let wanted = newest.as_ref().map(|(_, checkpoint, _)| checkpoint.epoch);
+            if wanted.is_some_and(|epoch| claim.epoch < epoch) {
+                break;
+            }
+            let bytes = match self.media.read(claim.device, claim.offset, claim.length) {
+                Ok(bytes) => bytes,
+                Err(error) => {
+                    failure = Some(error);
+                    continue;
+                }
+            };
+            match &mut newest {
+                Some((_, _, copies)) => {
+                    let Place { pool, share, .. } = self.place;
+                    *copies += usize::from(Checkpoint::is_whole(&bytes, pool, share, claim.epoch));
+                }
+                None => newest = self.decode(&bytes)?.map(|found| (claim.slot, found, 1)),
             }
         }
         match (newest, failure) {
@@ -149,20 +179,19 @@ impl<M: Media> Reader<'_, M> {
         }
     }
 
-    /// The checkpoint of this pool and share in a slot of a device, if a whole one stands there.
-    fn read_checkpoint(
-        &self,
-        device: u8,
-        slot: &SlotArea,
-    ) -> Result<Option<Checkpoint>, RecoveryError<M::Error>> {
-        let read = |length| {
-            self.media.read(device, slot.checkpoint_offset, length).map_err(RecoveryError::Device)
-        };
-        let Some((_, length)) = Checkpoint::claim(&read(BLOCK_BYTES)?) else { return Ok(None) };
-        if length > slot.checkpoint_bytes {
-            return Ok(None);
-        }
-        match Checkpoint::decode(&read(length)?) {
+    /// What the first bytes of a slot claim to be the start of.
+    fn claim(&self, device: u8, slot: usize) -> Result<Option<Claim>, M::Error> {
+        let area = &self.place.area.slots[slot];
+        let head = self.media.read(device, area.checkpoint_offset, BLOCK_BYTES)?;
+        let claimed =
+            Checkpoint::claim(&head).filter(|(_, length)| *length <= area.checkpoint_bytes);
+        let offset = area.checkpoint_offset;
+        Ok(claimed.map(|(epoch, length)| Claim { epoch, slot, device, offset, length }))
+    }
+
+    /// The checkpoint of this pool and share, if a whole one stands at the start of `bytes`.
+    fn decode(&self, bytes: &[u8]) -> Result<Option<Checkpoint>, RecoveryError<M::Error>> {
+        match Checkpoint::decode(bytes) {
             Ok(found) if found.pool == self.place.pool && found.share == self.place.share => {
                 Ok(Some(found))
             }
@@ -182,6 +211,12 @@ impl<M: Media> Reader<'_, M> {
     ) -> Result<Option<u64>, RecoveryError<M::Error>> {
         let area = &self.place.area.slots[slot];
         for device in 0..self.place.devices {
+            // Most often nothing stands there, or an older record: its header says so.
+            let head = self.media.read(device, area.log_offset, BLOCK_BYTES);
+            let newer = head.is_ok_and(|head| ChangeRecord::claims_epoch_after(&head, epoch));
+            if !newer {
+                continue;
+            }
             let first = match self.media.read(device, area.log_offset, area.log_bytes) {
                 Ok(bytes) => self.record(&bytes)?,
                 Err(_) => None,
@@ -273,13 +308,13 @@ fn check(
 ) -> Result<(), String> {
     let area = &place.area;
     let segments = area.first_segment..area.first_segment + area.segments;
-    let mut runs_of_segment: HashMap<u32, Vec<(Run, TensorId)>> = HashMap::new();
+    let mut runs: Vec<(Run, TensorId)> = Vec::with_capacity(tensors.len());
     for entry in tensors {
         for run in &entry.runs {
             if !segments.contains(&run.segment) || run.end() > segment_blocks {
                 return Err(format!("{} has {run:?} outside of share {}", entry.id, place.share));
             }
-            runs_of_segment.entry(run.segment).or_default().push((*run, entry.id));
+            runs.push((*run, entry.id));
         }
         let pieces = stripes.count(&entry.runs);
         if entry.checksums.len() != pieces {
@@ -287,13 +322,11 @@ fn check(
             return Err(format!("{} has {found} checksums for {pieces} pieces", entry.id));
         }
     }
-    for runs in runs_of_segment.values_mut() {
-        runs.sort_unstable();
-        for pair in runs.windows(2) {
-            let ((before, one), (after, other)) = (pair[0], pair[1]);
-            if before.end() > u64::from(after.block) {
-                return Err(format!("{one} and {other} overlap in segment {}", after.segment));
-            }
+    runs.sort_unstable();
+    for pair in runs.windows(2) {
+        let ((before, one), (after, other)) = (pair[0], pair[1]);
+        if before.segment == after.segment && before.end() > u64::from(after.block) {
+            return Err(format!("{one} and {other} overlap in segment {}", after.segment));
         }
     }
     Ok(())

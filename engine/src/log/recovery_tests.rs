@@ -1,6 +1,7 @@
 //! Change log and recovery over two arrays of bytes that forget what was not flushed.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 use super::*;
 use crate::layout::{Geometry, GeometryRequest, LifetimeClass, ShareArea};
