@@ -168,6 +168,17 @@ impl Status {
         matches!(self, Self::Errno(libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOSYS))
     }
 
+    /// Whether the same read may well succeed if it is tried again: the medium or the way to it had
+    /// trouble, and the device is there.
+    pub fn is_transient(self) -> bool {
+        const TROUBLE: [i32; 5] =
+            [libc::EIO, libc::EAGAIN, libc::EINTR, libc::ETIMEDOUT, libc::EREMOTEIO];
+        match self {
+            Self::Errno(errno) => TROUBLE.contains(&errno),
+            Self::Short { .. } => true,
+        }
+    }
+
     /// Whether this says that the operation was aborted on request.
     pub fn is_aborted(self) -> bool {
         matches!(self, Self::Errno(libc::ECANCELED))

@@ -95,6 +95,11 @@ impl Active {
         self.next < self.pieces.len()
     }
 
+    /// Whether it is a read that somebody still waits for.
+    pub(super) fn wants_bytes(&self) -> bool {
+        matches!(self.job, Job::Read { destination: Some(_) })
+    }
+
     /// Whether everything was begun and has come back.
     pub(super) fn is_over(&self) -> bool {
         !self.has_more() && self.flying == 0

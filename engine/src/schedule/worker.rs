@@ -305,9 +305,13 @@ impl Worker {
             Err(error) => Some(TransferError::Device { tensor_offset: piece.tensor_offset, error }),
         };
         match (failure, buffer) {
-            // A flip on the way to us does not repeat; one on the medium does.
-            (Some(TransferError::Checksum { .. }), Some(chunk)) if !flight.again => {
-                counters.mismatched(false);
+            // A flip on the way to us does not repeat, nor does every error; rot on the medium does.
+            (Some(failure), Some(chunk))
+                if !flight.again && active.wants_bytes() && may_read_again(&failure) =>
+            {
+                if matches!(failure, TransferError::Checksum { .. }) {
+                    counters.mismatched(false);
+                }
                 self.read_again(flight, piece, chunk);
             }
             (failure, buffer) => {
@@ -388,6 +392,15 @@ impl Worker {
                 self.settle(id);
             }
         }
+    }
+}
+
+/// Whether reading once more may help.
+fn may_read_again(failure: &TransferError) -> bool {
+    match failure {
+        TransferError::Checksum { .. } => true,
+        TransferError::Device { error, .. } => error.status.is_transient(),
+        _ => false,
     }
 }
 

@@ -86,10 +86,8 @@ struct Read {
 struct Licence {
     /// Writes and flushes may fail: a fault is planned or has struck since the pool was opened.
     writes: bool,
-    /// Reads may fail, for this once.
-    reads: bool,
-    /// How many reads may answer other bytes, for this once. One alone is read again and never seen.
-    flips: u64,
+    /// How many reads may fail or answer other bytes, once. One alone is tried again and never seen.
+    reads: u64,
     /// How many tensors may be unreadable for good.
     damaged: u64,
     /// The disk whose metadata copy was hurt since the pool was opened.
@@ -100,7 +98,7 @@ struct Licence {
 
 impl Licence {
     fn any(&self) -> bool {
-        self.writes || self.reads || self.flips > 1 || self.damaged > 0 || self.vanished
+        self.writes || self.reads > 1 || self.damaged > 0 || self.vanished
     }
 }
 
@@ -392,8 +390,12 @@ impl<'a> Runner<'a> {
                 }
                 Ok(())
             }
-            Err(TransferError::Checksum { .. }) if self.licence.flips > 1 => Ok(()),
-            Err(TransferError::Device { .. }) if self.licence.reads || self.is_down() => Ok(()),
+            Err(TransferError::Checksum { .. } | TransferError::Device { .. })
+                // The second try of what is rotten may be the one that fails.
+                if self.licence.reads + self.licence.damaged > 1 || self.is_down() =>
+            {
+                Ok(())
+            }
             Err(TransferError::Latched { .. } | TransferError::Stopped { .. })
                 if self.is_down() =>
             {
@@ -538,11 +540,13 @@ impl<'a> Runner<'a> {
             Strike::FlushError => (OperationKind::Flush, Fault::Errno(5)),
         };
         match strike {
-            Strike::ReadError | Strike::ReadShort => self.licence.reads = true,
             Strike::WriteError | Strike::WriteShort | Strike::FlushError => {
                 self.licence.writes = true;
             }
-            Strike::ReadCorrupt | Strike::ReadMisdirected(_) => self.licence.flips += 1,
+            Strike::ReadError
+            | Strike::ReadShort
+            | Strike::ReadCorrupt
+            | Strike::ReadMisdirected(_) => self.licence.reads += 1,
             Strike::WriteLost | Strike::WriteMisdirected(_) => {
                 self.licence.metadata = Some(index);
             }

@@ -47,6 +47,13 @@ fn striped(length: usize, devices: usize, offset: u64) -> Vec<Piece> {
     (0..length).step_by(chunk).enumerate().map(piece).collect()
 }
 
+/// The next reads of the disk fail, so many of them.
+fn fail_reads(disk: &SimDisk, times: u32, fault: Fault) {
+    for _ in 0..times {
+        disk.plan_fault(OperationKind::Read, 0, fault);
+    }
+}
+
 fn nothing() -> Finish {
     Box::new(|_| ())
 }
@@ -151,11 +158,13 @@ fn no_kind_of_failure_eats_a_staging_buffer() {
         disks[0].rot(u64::from(CHUNK) + 5, 1);
         assert!(read(&reactor, tensor.len(), &pieces).is_err(), "round {round}");
         disks[0].rot(u64::from(CHUNK) + 5, 0);
-        disks[0].plan_fault(OperationKind::Read, 1, Fault::Errno(libc::EIO));
+        fail_reads(&disks[0], 4, Fault::Errno(libc::EIO));
         assert!(read(&reactor, tensor.len(), &pieces).is_err(), "round {round}");
+        disks[0].clear_faults();
         disks[0].plan_fault(OperationKind::Read, 0, Fault::Corrupt);
-        disks[0].plan_fault(OperationKind::Read, 2, Fault::Errno(libc::EIO));
+        fail_reads(&disks[0], 4, Fault::Errno(libc::EIO));
         assert!(read(&reactor, tensor.len(), &pieces).is_err(), "round {round}");
+        disks[0].clear_faults();
     }
     assert_eq!(read(&reactor, tensor.len(), &pieces).unwrap(), tensor);
     disks[0].plan_fault(OperationKind::Write, 0, Fault::Errno(libc::EIO));
@@ -184,13 +193,30 @@ fn a_failed_read_fails_its_transfer_only() {
     let tensor = bytes(10_000, 6);
     let pieces = write(&reactor, &tensor, &striped(tensor.len(), 1, 8192));
     for fault in [Fault::Errno(libc::EIO), Fault::Short(4096)] {
-        disks[0].plan_fault(OperationKind::Read, 0, fault);
+        fail_reads(&disks[0], 2, fault);
         let failed = read(&reactor, tensor.len(), &pieces).unwrap_err();
         let TransferError::Device { error, .. } = failed else { panic!("{failed}") };
         assert_eq!((error.kind, error.extent), (OperationKind::Read, Extent::new(8192, 12_288)));
         assert_eq!(read(&reactor, tensor.len(), &pieces).unwrap(), tensor);
     }
-    assert_eq!(reactor.stats().devices[0].errors, 2);
+    assert_eq!(reactor.stats().devices[0].errors, 4);
+}
+
+#[test]
+fn a_read_that_fails_once_is_tried_again_unless_the_device_is_gone() {
+    let disks = disks(1);
+    let reactor = start(&disks, 2);
+    let tensor = bytes(10_000, 6);
+    let pieces = write(&reactor, &tensor, &striped(tensor.len(), 1, 8192));
+    for fault in [Fault::Errno(libc::EIO), Fault::Short(4096)] {
+        fail_reads(&disks[0], 1, fault);
+        assert_eq!(read(&reactor, tensor.len(), &pieces).unwrap(), tensor);
+    }
+    assert_eq!(reactor.stats().devices[0].errors, 2, "it is counted all the same");
+    fail_reads(&disks[0], 1, Fault::Errno(libc::EINVAL));
+    assert!(read(&reactor, tensor.len(), &pieces).is_err(), "that would not change");
+    fail_reads(&disks[0], 1, Fault::Errno(libc::ENODEV));
+    assert!(read(&reactor, tensor.len(), &pieces).is_err());
 }
 
 #[test]
