@@ -53,12 +53,29 @@ pub(super) struct Group {
     pub(super) pieces: Vec<Piece>,
 }
 
-/// Cuts consecutive placements into groups of at most `bytes_max` bytes, but of one piece at least.
-pub(super) fn groups(placements: &[Placement], bytes_max: u64) -> Vec<Group> {
+impl Group {
+    /// How many bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// Each piece as a group of its own.
+    pub(super) fn apart(&self) -> impl Iterator<Item = Self> + '_ {
+        self.pieces.iter().map(|piece| {
+            let start = self.range.start + piece.tensor_offset;
+            let range = start..start + u64::from(piece.length);
+            Self { range, pieces: vec![Piece { tensor_offset: 0, ..*piece }] }
+        })
+    }
+}
+
+/// Cuts consecutive whole pieces of a tensor into groups of at most `bytes_max` bytes, but of one piece at
+/// least.
+pub(super) fn groups(pieces: impl IntoIterator<Item = Piece>, bytes_max: u64) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
-    for placement in placements {
-        let start = placement.tensor_offset;
-        let end = start + u64::from(placement.length);
+    for piece in pieces {
+        let start = piece.tensor_offset;
+        let end = start + u64::from(piece.length);
         let group = match groups.last_mut() {
             Some(group) if end - group.range.start <= bytes_max => group,
             _ => {
@@ -68,9 +85,7 @@ pub(super) fn groups(placements: &[Placement], bytes_max: u64) -> Vec<Group> {
             }
         };
         group.range.end = end;
-        let mut piece = whole(placement);
-        piece.tensor_offset = start - group.range.start;
-        group.pieces.push(piece);
+        group.pieces.push(Piece { tensor_offset: start - group.range.start, ..piece });
     }
     groups
 }

@@ -186,7 +186,7 @@ impl ReclaimTurn<'_> {
         let Range { start, end } = stretch.bytes;
         let placements = self.pool.0.stripes.placements(&stretch.to, end - start);
         let mut checksums = Vec::with_capacity(placements.len());
-        for group in pieces::groups(&placements, COPY_BYTES) {
+        for group in pieces::groups(placements.iter().map(pieces::whole), COPY_BYTES) {
             let range = start + group.range.start..start + group.range.end;
             let bytes = self.read(reactor, entry, &range)?;
             checksums.extend(self.write(reactor, entry, bytes, group.pieces)?);

@@ -7,7 +7,6 @@ use super::error::{ScrubError, Unusable};
 use super::held::Reading;
 use super::pieces::{self, Group};
 use crate::layout::TensorId;
-use crate::log::Placement;
 use crate::memory::Destination;
 use crate::schedule::{Reactor, Transfer, TransferError, Urgency};
 use crate::units::{ByteCount, DeviceIndex};
@@ -137,12 +136,12 @@ struct Scrubbing<'a> {
 impl Scrubbing<'_> {
     fn run(&self) -> Result<Scrubbed, ScrubError> {
         let entry = &self.reading.version().entry;
-        let placements = self.pool.0.stripes.placements(&entry.runs, entry.length);
+        let whole = pieces::of_range(&self.pool.0.stripes, entry, &(0..entry.length), true);
         let mut bad = Vec::new();
-        for group in pieces::groups(&placements, READ_BYTES) {
+        for group in pieces::groups(whole, READ_BYTES) {
             if self.read(&group)?.is_err() {
                 // Somewhere in it: read again piece by piece, to find every one.
-                for piece in pieces::groups(&within(&placements, &group.range), 1) {
+                for piece in group.apart() {
                     if let Err(error) = self.read(&piece)? {
                         bad.push(self.bad_unit(&piece, error));
                     }
@@ -158,10 +157,8 @@ impl Scrubbing<'_> {
     }
 
     fn read(&self, group: &Group) -> Result<Result<(), TransferError>, ScrubError> {
-        let entry = &self.reading.version().entry;
-        let pieces = pieces::of_range(&self.pool.0.stripes, entry, &group.range, true);
-        let destination = Destination::buffer((group.range.end - group.range.start) as usize);
-        let read = Transfer::Read { destination, pieces };
+        let destination = Destination::buffer(group.bytes() as usize);
+        let read = Transfer::Read { destination, pieces: group.pieces.clone() };
         let ticket = self.reactor.submit(read, Urgency::Ahead, None, Box::new(|_| ()))?;
         match ticket.wait() {
             Ok(_) => Ok(Ok(())),
@@ -169,7 +166,9 @@ impl Scrubbing<'_> {
                 Ok(Err(error))
             }
             // Says nothing about the medium.
-            Err(error) => Err(ScrubError::Read { id: entry.id, source: error }),
+            Err(error) => {
+                Err(ScrubError::Read { id: self.reading.version().entry.id, source: error })
+            }
         }
     }
 
@@ -184,10 +183,4 @@ impl Scrubbing<'_> {
             error,
         }
     }
-}
-
-/// The placements that lie within a range of the tensor.
-fn within(placements: &[Placement], range: &Range<u64>) -> Vec<Placement> {
-    let inside = placements.iter().filter(|placement| range.contains(&placement.tensor_offset));
-    inside.copied().collect()
 }

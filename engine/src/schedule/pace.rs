@@ -16,15 +16,13 @@ pub(super) struct Baton {
 
 #[derive(Default)]
 enum Turn {
-    /// The reactor rests; `idle` if nothing moved when it handed the baton back.
+    /// The reactor rests.
     #[default]
     Resting,
+    /// It rests, and nothing moved when it handed the baton back.
     Idle,
     /// The reactor goes round its loop this many times, or until a transfer has ended.
-    Running {
-        rounds: u64,
-        until: Option<Arc<TicketShared>>,
-    },
+    Running { rounds: u64, until: Option<Arc<TicketShared>> },
     /// The reactor goes on by itself: it is being closed, or its thread has ended.
     Released,
 }

@@ -14,8 +14,8 @@ use crate::pool::OpenError;
 use crate::pool::devices::{Member, Members, find_twins};
 use crate::pool::media::MetadataIo;
 use crate::pool::open::{Damaged, arrange, refused};
-use crate::pool::pieces;
-use crate::schedule::{Piece, Reactor, ReactorOptions, Ticket, Transfer, Urgency};
+use crate::pool::pieces::{self, Group};
+use crate::schedule::{Reactor, ReactorOptions, Ticket, Transfer, Urgency};
 use crate::units::ByteCount;
 
 /// Tensor bytes in one read, at least one stripe unit.
@@ -247,8 +247,7 @@ struct Reader<'a> {
 /// Some neighbouring pieces of one tensor, on their way.
 struct Window {
     tensor: usize,
-    pieces: Vec<Piece>,
-    bytes: u64,
+    group: Group,
     ticket: Option<Ticket>,
 }
 
@@ -265,17 +264,17 @@ impl Reader<'_> {
             let (bytes, first) = &mut losses[window.tensor];
             *bytes += lost;
             *first = first.take().or(why);
-            done += window.bytes;
+            done += window.group.bytes();
             progress(CheckProgress { done: ByteCount(done), total: self.bytes });
         };
         let mut flying: VecDeque<Window> = VecDeque::new();
         for (index, (_, tensor)) in tensors.iter().enumerate() {
             let whole = pieces::of_range(&self.stripes, tensor, &(0..tensor.length), true);
-            for pieces in windows(whole) {
+            for group in pieces::groups(whole, WINDOW_BYTES) {
                 if flying.len() == WINDOWS_IN_FLIGHT {
                     flying.pop_front().into_iter().for_each(&mut land);
                 }
-                flying.push_back(self.start(index, pieces));
+                flying.push_back(self.start(index, group));
             }
         }
         flying.into_iter().for_each(&mut land);
@@ -292,11 +291,10 @@ impl Reader<'_> {
         lost.collect()
     }
 
-    fn start(&self, tensor: usize, pieces: Vec<Piece>) -> Window {
-        let bytes = pieces.iter().map(|piece| u64::from(piece.length)).sum();
+    fn start(&self, tensor: usize, group: Group) -> Window {
         // What cannot even be submitted shows again, piece by piece, at the window's end.
-        let ticket = self.submit(rebased(&pieces), bytes).ok();
-        Window { tensor, pieces, bytes, ticket }
+        let ticket = self.submit(&group).ok();
+        Window { tensor, group, ticket }
     }
 
     /// Bytes of the window that are lost, and why the first of them are.
@@ -305,49 +303,23 @@ impl Reader<'_> {
             return (0, None);
         }
         let (mut lost, mut first) = (0, None);
-        for piece in &window.pieces {
-            let bytes = u64::from(piece.length);
-            let read = self.submit(rebased(std::slice::from_ref(piece)), bytes);
-            let failure = match read {
+        for piece in window.group.apart() {
+            let failure = match self.submit(&piece) {
                 Ok(ticket) => ticket.wait().err().map(|error| error.to_string()),
                 Err(why) => Some(why),
             };
             if let Some(why) = failure {
-                lost += bytes;
-                first
-                    .get_or_insert(format!("at byte {} of the tensor, {why}", piece.tensor_offset));
+                lost += piece.bytes();
+                first.get_or_insert(format!("at byte {} of the tensor, {why}", piece.range.start));
             }
         }
         (lost, first)
     }
 
-    fn submit(&self, pieces: Vec<Piece>, bytes: u64) -> Result<Ticket, String> {
-        let read = Transfer::Read { destination: Destination::buffer(bytes as usize), pieces };
+    fn submit(&self, group: &Group) -> Result<Ticket, String> {
+        let destination = Destination::buffer(group.bytes() as usize);
+        let read = Transfer::Read { destination, pieces: group.pieces.clone() };
         let ticket = self.reactor.submit(read, Urgency::Ahead, None, Box::new(|_| ()));
         ticket.map_err(|error| error.to_string())
     }
-}
-
-/// Groups of pieces of at most `WINDOW_BYTES`, or of one piece.
-fn windows(pieces: Vec<Piece>) -> Vec<Vec<Piece>> {
-    let mut windows: Vec<Vec<Piece>> = Vec::new();
-    let mut bytes = 0;
-    for piece in pieces {
-        bytes += u64::from(piece.length);
-        match windows.last_mut() {
-            Some(window) if bytes <= WINDOW_BYTES => window.push(piece),
-            _ => {
-                bytes = u64::from(piece.length);
-                windows.push(vec![piece]);
-            }
-        }
-    }
-    windows
-}
-
-/// The same pieces in memory that holds just them.
-fn rebased(pieces: &[Piece]) -> Vec<Piece> {
-    let base = pieces.first().map_or(0, |piece| piece.tensor_offset);
-    let moved = |piece: &Piece| Piece { tensor_offset: piece.tensor_offset - base, ..*piece };
-    pieces.iter().map(moved).collect()
 }
