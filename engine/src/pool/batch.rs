@@ -114,11 +114,7 @@ impl Batch {
         let reactor = reactor.as_ref().ok_or(CommitError::Unusable(Unusable::Closed))?;
         let mut written = Vec::with_capacity(puts.len());
         for StagedPut { id, ticket, written: receiver } in puts {
-            let ended = ticket.wait();
-            // The reactor never goes without an answer, except into a panic.
-            let stopped = || TransferError::Stopped { reason: "its thread ended".into() };
-            let outcome =
-                receiver.try_recv().unwrap_or_else(|_| Err(ended.err().unwrap_or_else(stopped)));
+            let outcome = ticket.wait_for(&receiver).and_then(|written| written);
             written.push(outcome.map_err(|source| CommitError::Write { id, source })?);
         }
         if written.is_empty() && deletes.is_empty() {

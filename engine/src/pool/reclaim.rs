@@ -18,7 +18,7 @@ use crate::log::{
     Victim, Wanted,
 };
 use crate::memory::{Destination, Source};
-use crate::schedule::{Reactor, Transfer, TransferError, Urgency};
+use crate::schedule::{Reactor, Transfer, Urgency};
 use crate::units::ByteCount;
 
 /// Memory for what is being copied: this much, or one stripe unit if that is more.
@@ -229,15 +229,9 @@ impl ReclaimTurn<'_> {
             let _ = send.send(result);
         });
         let ticket = reactor.submit(write, Urgency::Ahead, None, finish)?;
-        let told = ticket.wait();
-        let ended = ended.try_recv().ok();
+        let ended = ticket.wait_for(&ended);
         self.pool.0.shared.written.moved(ended.as_ref().map_or(0, |result| result.bytes));
-        // The reactor never goes without an answer, except into a panic, and then the ticket has it.
-        let outcome = ended.map(|result| result.outcome.map(|done| done.checksums));
-        let outcome = outcome.unwrap_or_else(|| match told {
-            Err(error) => Err(error),
-            Ok(_) => Err(TransferError::Stopped { reason: "its thread ended".into() }),
-        });
+        let outcome = ended.and_then(|result| result.outcome.map(|done| done.checksums));
         outcome.map_err(|source| ReclaimError::Write { id: entry.id, source })
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -83,6 +84,16 @@ impl Ticket {
             end = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
         end.outcome.clone()
+    }
+
+    /// Waits for the end and takes what the transfer's `finish` sent. The reactor never goes without an
+    /// answer, except into a panic, and then the ticket has it.
+    pub(crate) fn wait_for<T>(&self, sent: &Receiver<T>) -> Result<T, TransferError> {
+        let ended = self.wait();
+        sent.try_recv().map_err(|_| {
+            let stopped = TransferError::Stopped { reason: "its thread ended".into() };
+            ended.err().unwrap_or(stopped)
+        })
     }
 
     /// Asks that the transfer stops at its next piece. It then ends as cancelled, once nothing touches
