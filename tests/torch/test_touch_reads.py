@@ -10,6 +10,10 @@ from tidetest.world import SUBJECTS, World
 # Those that pin come last: afterwards the tensor stays.
 IN_ORDER = sorted(READS, key=lambda touch: (touch in READS_THAT_PIN, touch))
 PER_STEP = 8
+BETWEEN_STEPS = {
+    "tolist": lambda tensor: tensor.tolist(),
+    "byte of the storage": lambda tensor: tensor.untyped_storage()[7],
+}
 
 
 def push_out_if_it_may_move(world, tensor):
@@ -51,6 +55,23 @@ def test_a_read_while_the_tensor_is_moving_sees_its_bytes(compare):
                 world.attempt(f"{touch} of the {subject}", READS[touch], world.subject(subject))
             if number % 3 == 0:
                 world.step()
+
+    compare(scenario)
+
+
+def test_reads_between_steps_find_what_they_brought_back(compare):
+    """Nothing of the coming step uses these tensors: each is the best victim for it once its read is over."""
+
+    def scenario(world):
+        for number in range(4):
+            for name in ("parameter", "state", "gradient"):
+                tensor = world.subject(name)
+                with torch.no_grad():
+                    for again in range(6):
+                        for touch in BETWEEN_STEPS:
+                            world.note(f"{touch} of the {name}, {number} {again}", BETWEEN_STEPS[touch](tensor))
+                        world.loose @ world.loose
+            world.step()
 
     compare(scenario)
 

@@ -29,6 +29,8 @@ pub(super) struct Follow {
     begun: u32,
     in_step: bool,
     in_sync: bool,
+    /// All that ops until this time use is in memory or on its way (see `lookahead`).
+    pub(super) looked: u64,
     /// By deadline, then in the order they came.
     due: BTreeMap<(u64, u64), Due>,
     due_count: u64,
@@ -47,6 +49,7 @@ impl Follow {
             begun: 0,
             in_step: false,
             in_sync: false,
+            looked: 0,
             due: BTreeMap::new(),
             due_count: 0,
         }
@@ -184,14 +187,20 @@ impl Follow {
     /// The largest outputs of the ops that come soon.
     pub(super) fn needs_ahead(&self) -> u64 {
         const OPS_AHEAD: u64 = 32;
+        self.needs_until(self.now + OPS_AHEAD.min(u64::from(self.schedule.ops())))
+    }
+
+    /// The largest outputs of the ops from the next one to that at `time`.
+    pub(super) fn needs_until(&self, time: u64) -> u64 {
         let ops = u64::from(self.schedule.ops());
-        let ahead = (1..=OPS_AHEAD.min(ops)).map(|distance| (self.now + distance) % ops);
-        ahead.map(|op| self.schedule.needs(OpIndex(op as u32)).0).max().unwrap_or(0)
+        let ahead = (self.now + 1..=time).map(|time| OpIndex((time % ops) as u32));
+        ahead.map(|op| self.schedule.needs(op).0).max().unwrap_or(0)
     }
 
     /// Until the next step nothing is planned.
     pub(super) fn leave(&mut self) {
         self.in_sync = false;
+        self.looked = 0;
         self.due.clear();
     }
 }

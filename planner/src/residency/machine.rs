@@ -77,10 +77,14 @@ impl Residency {
         self.config.budget = budget;
     }
 
-    /// Other amounts of memory to keep free ahead of need; see [`Config`].
-    pub fn set_headroom(&mut self, headroom: Bytes, planned: Bytes) {
+    /// Another amount of memory to keep free ahead of need; see [`Config`].
+    pub fn set_headroom(&mut self, headroom: Bytes) {
         self.config.headroom = headroom;
-        self.config.planned_headroom = planned;
+    }
+
+    /// Another number of ops to look ahead; see [`Config`].
+    pub fn set_lookahead(&mut self, ops: u32) {
+        self.config.lookahead = ops;
     }
 
     // ---- storages ----

@@ -30,6 +30,7 @@
 //! was not planned until the end of that step, the machine is reactive again.
 
 mod follow;
+mod lookahead;
 mod machine;
 mod op;
 mod query;

@@ -8,36 +8,51 @@ use super::victims::Priority;
 use crate::plan::Target;
 use crate::units::Bytes;
 
+/// Below this size a storage leaves only when nothing larger may.
+const SMALL_BYTES: u64 = 32 << 10;
+
 impl Residency {
     /// Storages leave until `shortage` bytes of memory are on their way out, or none is left that
     /// may leave.
     pub(super) fn make_room(&mut self, shortage: u64) {
+        self.make_room_with(shortage, 0);
+    }
+
+    /// The same with storages whose next use comes after `time` only.
+    fn make_room_with(&mut self, shortage: u64, time: u64) {
         let goal = self.sums.committed.saturating_sub(shortage);
         // What goes on the spot (a fetch that nobody took yet) leaves `committed` instead of
         // joining `departing`: what remains is the same.
         while self.sums.committed - self.sums.departing > goal {
-            let Some(victim) = self.next_victim() else { return };
+            let Some(victim) = self.next_victim(time) else { return };
             self.leave(victim, Target::Ssd);
         }
     }
 
     /// Keeps memory free ahead of need, so that evictions run while ops compute.
     pub(super) fn keep_headroom(&mut self) {
-        let headroom =
-            if self.in_sync() { self.config.planned_headroom.0 } else { self.config.headroom.0 };
+        let (headroom, until) = if self.in_sync() {
+            let ahead = self.look_ahead();
+            (ahead.missing.saturating_add(ahead.outputs), ahead.until)
+        } else {
+            (self.config.headroom.0, 0)
+        };
         if headroom == 0 {
             return;
         }
         let wanted = self.sums.committed.saturating_add(self.op.reserve).saturating_add(headroom);
         let shortage = wanted.saturating_sub(self.limit().0);
         if shortage > 0 {
-            self.make_room(shortage);
+            self.make_room_with(shortage, until);
         }
     }
 
     /// Begins the prefetches that are due, earliest deadline first, as far as there is room that
     /// nobody else was promised.
     pub(super) fn pump(&mut self) {
+        if self.look_ahead().missing > 0 {
+            return;
+        }
         while let Some(follow) = self.follow.as_mut().filter(|follow| follow.has_due()) {
             let Some((_, due)) = follow.first_due() else { return };
             let bound = follow.bound(due.storage);
@@ -100,9 +115,10 @@ impl Residency {
     }
 
     /// How good a victim a storage is. Without a schedule the least recently used is best, with one
-    /// that whose next use is furthest; among equals one with a valid copy, which costs no write.
+    /// that whose next use is furthest; among equals one with a valid copy, which costs no write. What
+    /// is small goes last: its trip costs as much as a large one's and brings no room.
     fn priority(&self, storage: &Storage) -> Priority {
-        const NEVER: u64 = u64::MAX >> 1;
+        const NEVER: u64 = u64::MAX >> 2;
         let order = match self.follow.as_ref().filter(|follow| follow.in_sync()) {
             None => NEVER - storage.last_use,
             Some(follow) => match storage.plan {
@@ -113,7 +129,8 @@ impl Residency {
                 None => storage.last_op + u64::from(follow.schedule.ops() / 2) + 1,
             },
         };
-        (order << 1) | u64::from(storage.copy)
+        let pays = u64::from(storage.size >= SMALL_BYTES);
+        (pays << 63) | (order << 1) | u64::from(storage.copy)
     }
 
     fn queue(&mut self, id: StorageId, priority: Priority) {
@@ -123,7 +140,8 @@ impl Residency {
         }
     }
 
-    fn next_victim(&mut self) -> Option<StorageId> {
+    /// The best victim whose next use comes after `time`.
+    fn next_victim(&mut self, time: u64) -> Option<StorageId> {
         loop {
             let (priority, index) = self.victims.pop()?;
             let Some(storage) = &mut self.storages[index as usize] else { continue };
@@ -136,10 +154,14 @@ impl Residency {
             }
             let id = StorageId(index);
             let current = self.storages[index as usize].as_ref().map(|one| self.priority(one))?;
-            if current >= priority {
+            if current < priority {
+                self.queue(id, current);
+            } else if order_of(current) > time {
                 return Some(id);
+            } else {
+                self.queue(id, current);
+                return None;
             }
-            self.queue(id, current);
         }
     }
 
@@ -189,4 +211,9 @@ impl Residency {
             (storage.sums().fixed == 0).then_some((one.storage, storage.size))
         })
     }
+}
+
+/// What a priority says of the next use.
+fn order_of(priority: Priority) -> u64 {
+    (priority & (u64::MAX >> 1)) >> 1
 }

@@ -132,6 +132,9 @@ pub struct Schedule {
     use_ops: Vec<u32>,
     use_starts: Vec<usize>,
     cyclic: Vec<bool>,
+    /// The storages of all ops' uses one op after the other, and where each op's begin.
+    op_storages: Vec<PlanStorage>,
+    op_starts: Vec<usize>,
     births: Vec<ScheduledBirth>,
     names: Vec<(String, PlanStorage)>,
 }
@@ -202,7 +205,19 @@ impl Schedule {
         }
         use_starts.push(use_ops.len());
         let cyclic = uses.iter().map(|one| one.cyclic).collect();
-        Ok(Self { fingerprints, needs, moves, use_ops, use_starts, cyclic, births, names })
+        let (op_storages, op_starts) = by_op(&uses, ops);
+        Ok(Self {
+            fingerprints,
+            needs,
+            moves,
+            use_ops,
+            use_starts,
+            cyclic,
+            op_storages,
+            op_starts,
+            births,
+            names,
+        })
     }
 
     /// Ops of the iteration, at least 1.
@@ -228,6 +243,15 @@ impl Schedule {
     /// The migrations, by start.
     pub fn moves(&self) -> &[ScheduledMove] {
         &self.moves
+    }
+
+    /// The storages that the op at `index` uses; none beyond the iteration.
+    pub fn used_by(&self, index: OpIndex) -> &[PlanStorage] {
+        let index = index.0 as usize;
+        match self.op_starts.get(index..index + 2) {
+            Some(&[begin, end]) => &self.op_storages[begin..end],
+            _ => &[],
+        }
     }
 
     /// The storage that output `slot` of op `op` is.
@@ -262,6 +286,17 @@ impl Schedule {
             None => None,
         }
     }
+}
+
+/// Turns uses by storage into uses by op: all storages in the order of ops, and where each op's begin.
+fn by_op(uses: &[ScheduledUses], ops: u32) -> (Vec<PlanStorage>, Vec<usize>) {
+    let mut pairs = Vec::new();
+    for (index, one) in uses.iter().enumerate() {
+        pairs.extend(one.ops.iter().map(|op| (op.0 % ops, PlanStorage(index as u32))));
+    }
+    pairs.sort_unstable();
+    let starts = (0..=ops).map(|op| pairs.partition_point(|&(at, _)| at < op)).collect();
+    (pairs.into_iter().map(|(_, storage)| storage).collect(), starts)
 }
 
 fn count_ops(fingerprints: &[u64], needs: &[Bytes]) -> Result<u32, ScheduleError> {

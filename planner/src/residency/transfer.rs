@@ -221,6 +221,12 @@ impl Residency {
     /// Gives up memory that the log has a valid copy of.
     fn release(&mut self, id: StorageId) {
         let batch = self.batches;
+        let plan = self.get(id).and_then(|storage| storage.plan);
+        if let (Some(follow), Some((plan, birth))) = (&mut self.follow, plan)
+            && let Some(next) = follow.schedule.next_use(plan, birth, follow.now())
+        {
+            follow.look_again(next);
+        }
         self.change(id, |storage| {
             storage.place = Place::Out;
             storage.released_in = batch;

@@ -36,15 +36,16 @@ pub struct Config {
     /// Memory that is kept free ahead of need while there is no schedule to follow, so that
     /// evictions run while ops compute and outputs of unknown size find room.
     pub headroom: Bytes,
-    /// The same while a schedule is followed. A schedule evicts in time by itself: usually 0.
-    pub planned_headroom: Bytes,
+    /// While a schedule is followed: for how many ops ahead what they use is fetched, and room is made,
+    /// beyond what its moves do. 0: nothing but its moves.
+    pub lookahead: u32,
 }
 
 impl Config {
-    /// Headroom of a sixteenth of what storages may take, none while a schedule is followed.
+    /// Headroom of a sixteenth of what storages may take, no lookahead.
     pub fn new(budget: Bytes, staging: Bytes) -> Self {
         let headroom = Bytes(budget.0.saturating_sub(staging.0) / 16);
-        Self { budget, staging, headroom, planned_headroom: Bytes(0) }
+        Self { budget, staging, headroom, lookahead: 0 }
     }
 }
 

@@ -11,16 +11,19 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc takes (mallopt(3))
 _TRIM_THRESHOLD_BYTES = 16 << 20
 # What the process may hold above its tensors before the heap is trimmed: fragments, and blocks between two uses.
-_ALLOWANCE_BYTES = 24 << 20
+_ALLOWANCE_BYTES = 28 << 20
+# The kernel is asked how much that is whenever so much was allocated.
+_LOOK_EVERY_BYTES = 4 << 20
 _PAGE_BYTES = 4096
 
 
 class Heap:
     """Keeps a process's anonymous memory near what its tensors take."""
 
-    def __init__(self, base):
-        """`base`: what the process holds beside its tensors."""
-        self._base = base
+    def __init__(self, base, tensors_max):
+        """`base`: what the process holds beside its tensors, which take `tensors_max` at most."""
+        self._most = base + tensors_max + _ALLOWANCE_BYTES
+        self._unseen = 0  # bytes allocated since the last look
         self._libc = ctypes.CDLL(None)
 
     def take_over(self):
@@ -30,12 +33,15 @@ class Heap:
             self._libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
             self._libc.malloc_trim(0)
         except AttributeError:
-            self.trim = lambda tensors_max: None
+            self.allocated = lambda size: None
 
-    def trim(self, tensors_max):
-        """Gives freed memory back to the kernel where the process holds more than `tensors_max` and the allowance."""
-        if anonymous_bytes() > self._base + tensors_max + _ALLOWANCE_BYTES:
-            self._libc.malloc_trim(0)
+    def allocated(self, size):
+        """A tensor got memory. Freed memory goes back to the kernel where the process holds too much."""
+        self._unseen += size
+        if self._unseen >= _LOOK_EVERY_BYTES:
+            self._unseen = 0
+            if anonymous_bytes() > self._most:
+                self._libc.malloc_trim(0)
 
 
 def anonymous_bytes():

@@ -88,6 +88,7 @@ class Hook(TorchDispatchMode):
         self.next_op = index + 1
         result = func(*args, **kwargs)
         self._take_on(result, index, info)
+        tide.heap.allocated(plan.needs[index])
         if tide.live > tide.limit:
             tide.end_op()
         return result
@@ -166,12 +167,12 @@ class Hook(TorchDispatchMode):
 
     def touch(self, uses):
         """Makes storages ready for an access from outside the dispatcher, also from inside a running op. `uses`
-        says by storage number which of them it writes, as for an op."""
+        says by storage number which of them it writes, as for an op. The access follows, and nobody says when it
+        has ended: what it uses stays until something else is asked of the residency machine."""
         outer = self._uses
         self._begin(-1, b"an access outside the dispatcher", 0, {**outer, **uses}, 0)
         self._uses = outer
-        if not outer:
-            self._tide.end_op()
+        self._tide.note_peak()
 
 
 def _fingerprint(shapes, records):

@@ -104,7 +104,7 @@ class Tide:
         self.limit = self.budget - self.staging  # of live storages
         self.chunk_limit = max(self.limit // 4, 1)  # foreach ops are done in pieces of this
         self._aliased = {}  # storage id -> its addresses, of pinned storages: others may lie in the same memory
-        self._heap = None
+        self.heap = None
         self._stop_watching = lambda: None
         self._marked = 0  # storages that are not plainly resident
         self._funcs, self._needs = [], []  # of the ops of a step that is being profiled
@@ -137,10 +137,10 @@ class Tide:
             self._open = True
             before = _heap.anonymous_bytes()
             self._adopt_what_lives()
-            self._heap = _heap.Heap(before - sum(record.size for record in self._records.values()))
+            self.heap = _heap.Heap(before - sum(record.size for record in self._records.values()), self.budget)
             self._drive(self._library.tide_session_settle(self._sync()))
             if self._marked:
-                self._heap.take_over()
+                self.heap.take_over()
             self._peak = self.live
             self._hook.quiet = self._is_quiet()
             self._hook.__enter__()
@@ -416,7 +416,7 @@ class Tide:
 
     def _end_quiet(self):
         self._pressed = True
-        self._heap.take_over()
+        self.heap.take_over()
         self._hook.quiet = False
         self._hook.next_op, self._hook.plan = -1, None
         self.end_op()
@@ -552,8 +552,6 @@ class Tide:
             if storage is not None:
                 address = self._ACTIONS[action.kind](self, record, storage, action.size)
             self._library.tide_session_action_done(self._handle, action.sequence, address)
-        if self._heap is not None:
-            self._heap.trim(self.budget)
 
     def _begin_eviction(self, record, storage, size):
         before = record.state
@@ -588,6 +586,8 @@ class Tide:
             self._mark(record, _record.COMING)
             self.live += record.size
         self._in_flight[record.id] = storage
+        if self.heap is not None:
+            self.heap.allocated(size)
         return address
 
     def _settle(self, record, storage, clean):
@@ -639,6 +639,10 @@ class Tide:
     def end_op(self):
         """Reports that the op has run and waits until the budget holds with its outputs."""
         self._drive(self._library.tide_session_op_end(self._sync()))
+        self.note_peak()
+
+    def note_peak(self):
+        """All that is alive at this moment counts for `peak_bytes`."""
         self._peak = max(self._peak, self.live)
 
     def op_ran(self, index, func, born):
@@ -648,6 +652,7 @@ class Tide:
             self._funcs.append(func)
             self._needs.append(born)
         self.end_op()
+        self.heap.allocated(born)
 
     def leave_plan(self, index, func):
         """The program does something else than the step that was planned: the rest of the step is reactive."""

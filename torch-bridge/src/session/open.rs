@@ -23,6 +23,9 @@ use crate::abi::{Failure, Status};
 
 /// Of the free space of its file system, the most that a pool that Tidelog makes may take: one part in this many.
 const FREE_SPACE_PARTS: u64 = 2;
+/// Ops ahead whose storages are brought back and get their room, whatever the plan's moves do: enough for a
+/// transfer of some MiB to be through in time, few enough that what comes back early takes little room.
+const LOOKAHEAD_OPS: u32 = 32;
 /// The size of a pool that Tidelog makes, where the caller does not say.
 const POOL_SIZE_DEFAULT: ByteCount = ByteCount::gib(8);
 
@@ -51,8 +54,9 @@ impl Session {
             ));
         }
         let pool = Lease::take(config)?;
+        let (budget, staging) = (Bytes(config.budget.min(BYTES_MAX)), Bytes(config.staging));
         let machine =
-            Residency::new(Config::new(Bytes(config.budget.min(BYTES_MAX)), Bytes(config.staging)));
+            Residency::new(Config { lookahead: LOOKAHEAD_OPS, ..Config::new(budget, staging) });
         Ok(Self {
             pool,
             completions: CompletionQueue::new(),

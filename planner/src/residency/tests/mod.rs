@@ -3,6 +3,7 @@
 mod chance;
 mod executor;
 mod failures;
+mod lookahead;
 mod planned;
 mod random;
 mod reactive;
@@ -17,7 +18,7 @@ use crate::units::Bytes;
 fn machine(limit: u64) -> Residency {
     let (budget, staging) = (Bytes(limit + 7), Bytes(7));
     let none = Bytes(0);
-    Residency::new(Config { budget, staging, headroom: none, planned_headroom: none })
+    Residency::new(Config { budget, staging, headroom: none, lookahead: 0 })
 }
 
 fn id(storage: u32) -> StorageId {

@@ -6,7 +6,7 @@ use crate::trace::PlanStorage;
 use crate::units::OpIndex;
 use std::sync::Arc;
 
-fn uses(ops: &[u32], cyclic: bool) -> ScheduledUses {
+pub(super) fn uses(ops: &[u32], cyclic: bool) -> ScheduledUses {
     ScheduledUses { ops: ops.iter().copied().map(OpIndex).collect(), cyclic }
 }
 
@@ -15,7 +15,11 @@ fn row(storage: u32, action: Move, start: u32, deadline: u32) -> ScheduledMove {
     ScheduledMove { storage: PlanStorage(storage), action, target: Target::Ssd, start, deadline }
 }
 
-fn parts(ops: usize, uses: Vec<ScheduledUses>, moves: Vec<ScheduledMove>) -> ScheduleParts {
+pub(super) fn parts(
+    ops: usize,
+    uses: Vec<ScheduledUses>,
+    moves: Vec<ScheduledMove>,
+) -> ScheduleParts {
     ScheduleParts {
         fingerprints: (0..ops as u64).collect(),
         needs: vec![Bytes(0); ops],
@@ -26,7 +30,7 @@ fn parts(ops: usize, uses: Vec<ScheduledUses>, moves: Vec<ScheduledMove>) -> Sch
 }
 
 /// A machine of globals of `sizes`, bound by number, at the begin of its first planned step.
-fn planned(limit: u64, sizes: &[u64], parts: ScheduleParts) -> Residency {
+pub(super) fn planned(limit: u64, sizes: &[u64], parts: ScheduleParts) -> Residency {
     let mut machine = machine(limit);
     populate(&mut machine, sizes);
     let schedule = Schedule::new(parts).expect("it is well formed");
@@ -39,11 +43,11 @@ fn planned(limit: u64, sizes: &[u64], parts: ScheduleParts) -> Residency {
     machine
 }
 
-fn op(machine: &mut Residency, index: u32, uses: &[Use], needs: u64) -> Progress {
+pub(super) fn op(machine: &mut Residency, index: u32, uses: &[Use], needs: u64) -> Progress {
     machine.op_begin(&OpBegin { index: Some(OpIndex(index)), uses, needs: Bytes(needs) })
 }
 
-fn out(machine: &mut Residency, storage: u32) {
+pub(super) fn out(machine: &mut Residency, storage: u32) {
     assert_eq!(machine.evict(id(storage)), Ok(Progress::Waiting));
     perform(machine);
     assert_eq!(machine.state(id(storage)), Some(State::Evicted));

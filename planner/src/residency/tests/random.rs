@@ -47,7 +47,8 @@ fn world(seed: u64) -> World {
         silent: up_to(6),
     };
     let mut machine = machine(20 + random.below(40));
-    machine.set_headroom(Bytes(random.below(3) * 6), Bytes(random.below(2) * 5));
+    machine.set_headroom(Bytes(random.below(3) * 6));
+    machine.set_lookahead(random.below(3) as u32 * 3);
     World::new(machine, random, trouble)
 }
 

@@ -223,7 +223,7 @@ fn settling_brings_births_within_the_budget() {
 fn headroom_is_made_while_the_op_runs() {
     let limit = Bytes(40);
     let mut machine = Residency::new(Config::new(limit, Bytes(0)));
-    machine.set_headroom(Bytes(10), Bytes(0));
+    machine.set_headroom(Bytes(10));
     populate(&mut machine, &[10, 10, 10, 10]);
     assert_eq!(begin(&mut machine, &[reads(3)], 0), Progress::Ready);
     assert_eq!(begun(&actions(&mut machine)).len(), 1);
