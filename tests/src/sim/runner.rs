@@ -129,7 +129,12 @@ impl<'a> Runner<'a> {
             .map(|_| {
                 let latency_ticks_max = random.pick(&[1, 8, 64]);
                 let logical_block = script.logical_block;
-                let profile = SimProfile { seed: random.draw(), latency_ticks_max, logical_block };
+                let profile = SimProfile {
+                    seed: random.draw(),
+                    latency_ticks_max,
+                    logical_block,
+                    ..SimProfile::default()
+                };
                 SimDisk::with_profile(ByteCount::mib(2), profile)
             })
             .collect();
