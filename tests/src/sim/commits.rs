@@ -111,13 +111,12 @@ impl Runner<'_> {
     }
 
     /// Waits for a commit in flight.
-    pub(super) fn follow(&mut self, nth: u8) -> Check {
+    pub(super) fn follow(&mut self, nth: u8) {
         let count = self.commits.len().max(1);
         if let Some(started) = self.commits.get(usize::from(nth) % count) {
             drop(started.commit.wait());
             self.count_struck(Under::Commit);
         }
-        Ok(())
     }
 
     /// Takes in the commits that have ended: in the order of their start.

@@ -207,7 +207,10 @@ impl<'a> Runner<'a> {
             Act::Batch { puts, deletes, commit: true } => self.commit(puts, deletes),
             Act::Batch { puts, deletes, commit: false } => self.give_up(puts, deletes),
             Act::Start { puts, deletes } => self.start_commit(puts, deletes).map(drop),
-            Act::Follow(nth) => self.follow(*nth),
+            Act::Follow(nth) => {
+                self.follow(*nth);
+                Ok(())
+            }
             Act::Reclaim => self.reclaim(),
             Act::Scrub => self.scrub(),
             Act::Reopen => {
