@@ -8,6 +8,7 @@
 //!
 //! There is one such write at a time: a record behind a gap is damage to recovery, never a crash's doing.
 
+use std::borrow::Borrow;
 use std::fmt;
 
 use thiserror::Error;
@@ -151,7 +152,10 @@ impl ChangeLog {
     ///
     /// # Errors
     /// It is too large.
-    pub fn next_checkpoint(&self, tensors: &[TensorEntry]) -> Result<Append, IndexFull> {
+    pub fn next_checkpoint(
+        &self,
+        tensors: &[impl Borrow<TensorEntry>],
+    ) -> Result<Append, IndexFull> {
         let (slot, epoch) = (1 - self.end.slot, self.end.epoch + 1);
         let area = self.place.area.slots[slot];
         let bytes = Checkpoint::encode(self.place.pool, self.place.share, epoch, tensors);

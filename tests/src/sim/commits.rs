@@ -113,7 +113,7 @@ impl Runner<'_> {
     /// Waits for a commit in flight.
     pub(super) fn follow(&mut self, nth: u8) {
         let count = self.commits.len().max(1);
-        if let Some(started) = self.commits.get(usize::from(nth) % count) {
+        if let Some(started) = self.commits.iter().rev().nth(usize::from(nth) % count) {
             drop(started.commit.wait());
             self.count_struck(Under::Commit);
         }

@@ -29,7 +29,7 @@ pub enum Act {
     Batch { puts: Vec<(u8, Content, u8)>, deletes: Vec<u8>, commit: bool },
     /// Durable changes, the commit of which is left in flight.
     Start { puts: Vec<(u8, Content, u8)>, deletes: Vec<u8> },
-    /// Waits for a commit in flight, this one of them modulo their number.
+    /// Waits for a commit in flight: this one of them, modulo their number, counted from the last.
     Follow(u8),
     /// Copies what lives in a mixed segment forward.
     Reclaim,
@@ -252,6 +252,12 @@ fn burst(random: &mut Random, tensors: Population) -> Vec<Act> {
             acts.push(Act::Step(random.below(12) as u8));
         }
     }
+    if random.chance(4) {
+        // What was acknowledged a moment ago must be there.
+        acts.push(Act::Follow(random.below(2) as u8));
+        acts.push(Act::Crash(cut(random)));
+        return acts;
+    }
     acts.push(match random.below(8) {
         0 => crash(random),
         1 | 2 => Act::Follow(random.below(8) as u8),
@@ -264,13 +270,17 @@ fn burst(random: &mut Random, tensors: Population) -> Vec<Act> {
 }
 
 fn crash(random: &mut Random) -> Act {
-    let salt = random.draw() as u32;
-    let cut = random.pick(&[Cut::Drop, Cut::Keep, Cut::Torn(salt), Cut::Torn(salt)]);
+    let cut = cut(random);
     match random.below(4) {
         0 => Act::Crash(cut),
         1 => Act::CrashTwice { nth: random.below(16) as u8, cut },
         _ => Act::CrashAt { nth: random.below(40) as u8, cut },
     }
+}
+
+fn cut(random: &mut Random) -> Cut {
+    let salt = random.draw() as u32;
+    random.pick(&[Cut::Drop, Cut::Keep, Cut::Torn(salt), Cut::Torn(salt)])
 }
 
 fn fault(random: &mut Random, disks: u8) -> Act {

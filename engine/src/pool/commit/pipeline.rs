@@ -240,9 +240,7 @@ impl Pipeline {
         if self.log.has_room_for(&changes) {
             return Ok(Some(self.log.record(changes)));
         }
-        let tensors = contents.durable_after(&changes);
-        drop(contents);
-        self.log.next_checkpoint(&tensors).map(Some)
+        self.log.next_checkpoint(&contents.durable_after(&changes)).map(Some)
     }
 
     fn record(&mut self, commits: &Arc<Commits>, group: Vec<Pending>, mut append: Append) {
