@@ -312,11 +312,15 @@ fn has_write_cache(file: &File) -> bool {
     let Ok(metadata) = file.metadata() else { return true };
     let number = metadata.rdev();
     let device = format!("/sys/dev/block/{}:{}", libc::major(number), libc::minor(number));
+    !says_write_through(Path::new(&device))
+}
+
+/// Whether what the kernel shows of a block device in this directory says that it has no volatile cache.
+fn says_write_through(shown: &Path) -> bool {
     // A partition has no queue of its own; its disk is the directory above.
-    let said = ["queue", "../queue"]
-        .iter()
-        .find_map(|queue| std::fs::read_to_string(format!("{device}/{queue}/write_cache")).ok());
-    said.is_none_or(|said| said.trim() != "write through")
+    let queues = ["queue/write_cache", "../queue/write_cache"];
+    let said = queues.iter().find_map(|queue| std::fs::read_to_string(shown.join(queue)).ok());
+    said.is_some_and(|said| said.trim() == "write through")
 }
 
 /// The size in bytes and the logical block size of a block device.

@@ -277,3 +277,28 @@ fn a_commit_that_outgrows_the_index_fails_alone_in_its_group() {
     assert_eq!(pool.durable_tensors().unwrap().len() as u32, count - 40);
     space(&pool);
 }
+
+#[test]
+fn a_panic_of_the_reactor_ends_every_commit() {
+    let disks = disks(1, ByteCount::mib(4));
+    let pool = open(&disks);
+    let mut flushing = pool.batch();
+    let put = flushing.put(TensorId(1), Source::from(b"one".to_vec()), PutOptions::default());
+    put.unwrap().wait().unwrap();
+    disks[0].hold();
+    let flushing = flushing.start_commit().unwrap();
+    let waiting = start(&pool, &[(2, b"two")], &[]);
+    let late = pool.batch();
+    let reactor = pool.0.reactor.read().unwrap();
+    let nothing = Transfer::Write { source: Source::from(vec![]), pieces: vec![] };
+    let panics = Box::new(|_| panic!("on purpose"));
+    let ended = reactor.as_ref().unwrap().submit(nothing, Urgency::Urgent, None, panics);
+    ended.unwrap().wait().unwrap_err();
+    drop(reactor);
+    assert!(matches!(flushing.wait(), Err(CommitError::Flush(_))), "{flushing:?}");
+    assert!(matches!(waiting.wait(), Err(CommitError::Write { .. })), "{waiting:?}");
+    assert!(late.commit().is_ok(), "a batch without changes needs no device");
+    // Taken or not, it comes to nothing.
+    let put = start_put(&pool, 3, b"three").map(|put| put.wait());
+    assert!(!matches!(put, Ok(Ok(_))), "{put:?}");
+}
