@@ -1,5 +1,7 @@
 //! An index checkpoint: every durable tensor of a share, at one commit.
 
+use std::borrow::Borrow;
+
 use bytemuck::{Pod, Zeroable};
 use thiserror::Error;
 
@@ -58,10 +60,15 @@ pub enum CheckpointError {
 
 impl Checkpoint {
     /// The blocks that stand in the slot.
-    pub fn encode(pool: u128, share: u32, epoch: u64, tensors: &[TensorEntry]) -> Vec<u8> {
+    pub fn encode(
+        pool: u128,
+        share: u32,
+        epoch: u64,
+        tensors: &[impl Borrow<TensorEntry>],
+    ) -> Vec<u8> {
         let mut bytes = vec![0; CHECKPOINT_HEADER_BYTES];
         for tensor in tensors {
-            encode_put(tensor, &mut bytes);
+            encode_put(tensor.borrow(), &mut bytes);
         }
         let mut head = CheckpointOnMedia::zeroed();
         head.magic = MAGIC;

@@ -219,8 +219,8 @@ impl Contents {
         })
     }
 
-    /// Every durable tensor as it will be once `changes` are applied.
-    pub fn durable_after(&self, changes: &[Change]) -> Vec<TensorEntry> {
+    /// Every durable tensor as it will be once `changes` are applied, in the order of ids.
+    pub fn durable_after<'a>(&'a self, changes: &'a [Change]) -> Vec<&'a TensorEntry> {
         // The last change of an id decides.
         let mut last: HashMap<TensorId, Option<&TensorEntry>> = HashMap::new();
         for change in changes {
@@ -229,13 +229,13 @@ impl Contents {
                 Change::Delete(id) => last.insert(*id, None),
             };
         }
-        let kept = self.durable().filter(|version| !last.contains_key(&version.entry.id));
-        let mut tensors: Vec<TensorEntry> = kept
-            .map(|version| version.entry.clone())
-            .chain(last.values().flatten().map(|entry| (*entry).clone()))
-            .collect();
-        tensors.sort_unstable_by_key(|entry| entry.id);
-        tensors
+        let kept = self.durable().map(|version| &version.entry);
+        let kept = kept.filter(|entry| !last.contains_key(&entry.id));
+        // With the ids beside them, since sorting would look up each many times.
+        let mut tensors: Vec<(TensorId, &TensorEntry)> =
+            kept.chain(last.values().flatten().copied()).map(|entry| (entry.id, entry)).collect();
+        tensors.sort_unstable_by_key(|(id, _)| *id);
+        tensors.into_iter().map(|(_, entry)| entry).collect()
     }
 
     /// A commit is on media: its tensors appear, the ones they replace and the deleted ones disappear.

@@ -95,12 +95,12 @@ fn durable_tensors_appear_and_disappear_only_by_a_commit() {
     assert_eq!(length(&contents), None);
     assert_eq!(contents.begin(scratch(1)).unwrap_err(), BeginError::IsDurable);
     let entry = contents.entry(&write, &[5]).unwrap();
-    assert_eq!(contents.durable_after(&[Change::Put(entry.clone())]), [entry]);
+    assert_eq!(contents.durable_after(&[Change::Put(entry.clone())]), [&entry]);
     contents.apply(vec![(write, vec![5])], &[]);
     assert_eq!(length(&contents), Some(1));
     assert_eq!(contents.remove_scratch(ID), Err(RemoveError::IsDurable));
     assert_eq!(contents.begin(scratch(1)).unwrap_err(), BeginError::IsDurable);
-    assert_eq!(contents.durable_after(&[Change::Delete(ID)]), []);
+    assert_eq!(contents.durable_after(&[Change::Delete(ID)]), Vec::<&TensorEntry>::new());
     contents.apply(vec![], &[ID]);
     assert_eq!(length(&contents), None);
     let space = contents.audit().unwrap();

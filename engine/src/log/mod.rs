@@ -11,7 +11,7 @@ mod space;
 mod stripe;
 mod version;
 
-pub use change_log::{AppendError, ChangeLog, Media, Place};
+pub use change_log::{Append, AppendError, ChangeLog, End, IndexFull, Media, Place};
 pub use contents::{Contents, Reclamation, Relocation, Stretch};
 pub use recovery::{Recovered, RecoveryError, recover};
 pub use space::{Durability, Full, Lane, Space, SpaceUse, Victim, Wanted};

@@ -74,6 +74,9 @@ pub struct DeviceCapabilities {
     pub logical_block: u32,
     /// Whether the page cache is bypassed.
     pub direct: bool,
+    /// Whether a write that completed may still be lost when the power goes, unless it was forced (FUA) or a
+    /// flush followed it.
+    pub volatile_cache: bool,
     /// Whether freed ranges may be given back to the medium (TRIM).
     pub deallocate: bool,
 }

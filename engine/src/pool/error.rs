@@ -254,7 +254,7 @@ pub enum DeleteError {
 }
 
 /// Why a commit did not return.
-#[derive(Debug, Error)]
+#[derive(Clone, Debug, Error)]
 pub enum CommitError {
     /// One of the writes failed or was cancelled. Nothing has changed, the space is given back.
     #[error("{id} could not be written, so nothing of the batch was committed: {source}")]

@@ -1,7 +1,8 @@
 //! The public face: a share of a pool of devices, holding tensors.
 //!
 //! Scratch tensors are put, read and deleted one by one and cost no metadata. Durable tensors appear and
-//! disappear in a [`Batch`], whole or not at all, and survive a crash once its commit has returned.
+//! disappear in a [`Batch`], whole or not at all, and survive a crash once its commit has returned. Commits
+//! may also be left in flight ([`Batch::start_commit`]), several at once.
 //!
 //! ```
 //! use tidelog_engine::layout::TensorId;
@@ -23,6 +24,7 @@
 //! ```
 
 mod batch;
+mod commit;
 mod devices;
 mod discard;
 mod error;
@@ -47,27 +49,27 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 pub use batch::{Batch, TensorKey};
+pub use commit::Commit;
 pub use error::{
     CloseError, CommitError, DeleteError, DiscardError, FormatError, GetError, OpenError, PutError,
     ReclaimError, ScrubError, Unusable,
 };
 pub use format::FormatProgress;
 pub use options::{
-    FormatOptions, Housekeeping, Lanes, OpenOptions, PoolDescription, PoolStats, PutOptions,
-    WrittenBytes,
+    CommitStats, FormatOptions, Housekeeping, Lanes, OpenOptions, PoolDescription, PoolStats,
+    PutOptions, WrittenBytes,
 };
 
 pub use reclaim::Reclaimed;
 pub use scrub::{BadUnit, Scrub, ScrubReport, Scrubbed};
 
 use crate::layout::TensorId;
-use crate::log::{
-    ChangeLog, Contents, Durability, Lane, RemoveError, Request, SpaceUse, StripeMap, Version,
-};
+use crate::log::{Contents, Durability, Lane, RemoveError, Request, SpaceUse, StripeMap, Version};
 use crate::memory::{Destination, Source};
 use crate::path::DeviceSpec;
 use crate::path::sim::SimDisk;
 use crate::schedule::{Notify, Reactor, Ticket, Transfer, Urgency};
+use commit::Commits;
 use devices::Members;
 use held::{PendingWrite, Reading};
 use housekeeper::{Bell, Housekeeper};
@@ -86,10 +88,8 @@ struct Inner {
     /// `None` once closed.
     reactor: RwLock<Option<Reactor>>,
     shared: Arc<Shared>,
-    /// Held for a whole commit: commits go to the change log one after the other.
-    log: Mutex<ChangeLog>,
-    /// Held while a segment is reclaimed: one after the other, so that the reserve is enough. Taken
-    /// before `log`.
+    commits: Arc<Commits>,
+    /// Held while a segment is reclaimed: one after the other, so that the reserve is enough.
     reclaiming: Mutex<()>,
     /// Keeps the locks. Behind the reactor, so that they go last.
     members: Mutex<Option<Members>>,
@@ -149,10 +149,13 @@ impl Pool {
             bell: Arc::default(),
             scrubbed: Mutex::default(),
         };
+        let shared = Arc::new(shared);
+        let submitter = opened.reactor.submitter().clone();
+        let commits = Commits::new(submitter, Arc::clone(&shared), opened.stripes, opened.log);
         let inner = Arc::new(Inner {
             reactor: RwLock::new(Some(opened.reactor)),
-            shared: Arc::new(shared),
-            log: Mutex::new(opened.log),
+            shared,
+            commits,
             reclaiming: Mutex::new(()),
             members: Mutex::new(Some(opened.members)),
             stripes: opened.stripes,
@@ -322,7 +325,8 @@ impl Pool {
         self.0.shared.contents().audit()
     }
 
-    /// Ends everything in flight and gives the share back, for all handles. What is not committed is gone.
+    /// Ends everything in flight, commits that were started among it, and gives the share back, for all
+    /// handles. What is not committed is gone.
     pub fn close(&self) -> Result<(), CloseError> {
         self.check_fork()?;
         self.0.close()
@@ -355,6 +359,7 @@ impl Inner {
         if let Some(housekeeper) = housekeeper {
             housekeeper.stop();
         }
+        self.commits.close();
         let reactor = self.reactor.write().unwrap_or_else(PoisonError::into_inner).take();
         let Some(reactor) = reactor else { return Err(Unusable::Closed.into()) };
         let closed = reactor.close();

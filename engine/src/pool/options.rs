@@ -3,7 +3,7 @@
 use super::scrub::ScrubReport;
 use crate::layout::{Geometry, LifetimeClass};
 use crate::log::SpaceUse;
-use crate::path::{DeviceIdentity, PathChoice};
+use crate::path::{DeviceIdentity, Feature, PathChoice};
 use crate::schedule::{Notify, ReactorStats, Urgency};
 use crate::units::ByteCount;
 
@@ -159,6 +159,37 @@ pub struct WrittenBytes {
     pub metadata: ByteCount,
 }
 
+/// How commits became durable since the pool was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommitStats {
+    /// Commits that are durable, those of reclamation among them.
+    pub commits: u64,
+    /// Change records that carried them, each one commit or several.
+    pub records: u64,
+    /// Checkpoints that did, where the change log was full.
+    pub checkpoints: u64,
+    /// Times that data was flushed for them, on as many devices as were touched.
+    pub flush_rounds: u64,
+    /// The most commits that became durable together.
+    pub group_max: u64,
+    /// Whether records are written so that they are on the medium at once (FUA). If not, a flush follows
+    /// each where a metadata device has a volatile cache.
+    pub forced_records: Feature,
+}
+
+impl Default for CommitStats {
+    fn default() -> Self {
+        Self {
+            commits: 0,
+            records: 0,
+            checkpoints: 0,
+            flush_rounds: 0,
+            group_max: 0,
+            forced_records: Feature::On,
+        }
+    }
+}
+
 /// What a pool is doing.
 #[derive(Clone, Debug)]
 pub struct PoolStats {
@@ -174,6 +205,8 @@ pub struct PoolStats {
     pub tensors: usize,
     /// Bytes written by class.
     pub written: WrittenBytes,
+    /// How commits became durable.
+    pub commits: CommitStats,
     /// What scrubbing in the background has found since the pool was opened.
     pub scrubbed: ScrubReport,
     /// Superblock copies that were damaged when the pool was opened and have been written again, as

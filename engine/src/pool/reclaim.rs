@@ -7,12 +7,12 @@
 
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
-use super::batch::CommitLog;
-use super::error::{CommitError, PutError, ReclaimError, Unusable};
+use super::commit::Work;
+use super::error::{PutError, ReclaimError, Unusable};
 use super::{Pool, Shared, pieces};
-use crate::layout::{Change, TensorEntry};
+use crate::layout::{Run, TensorEntry};
 use crate::log::{
     BeginError, Contents, Durability, Reclamation, Relocation, Request, Reservation, Stretch,
     Victim, Wanted,
@@ -137,6 +137,7 @@ impl ReclaimTurn<'_> {
         let shared = &self.pool.0.shared;
         let begun = shared.contents().begin_reclaim(wanted);
         let Some(Reclamation { victim, relocations }) = begun else { return Ok(None) };
+        let shared = Arc::clone(shared);
         let mut moves = Moves { shared, victim, relocations, unreadable: false };
         let entries = match self.copy_all(reactor, &moves.relocations) {
             Ok(entries) => entries,
@@ -149,7 +150,11 @@ impl ReclaimTurn<'_> {
         let copied = copied.map(|stretch| stretch.bytes.end - stretch.bytes.start).sum();
         let tensors = match victim.lane.durability {
             Durability::Scratch => moves.install(entries),
-            Durability::Durable => self.commit(reactor, &mut moves, entries)?,
+            // By one commit; the old places are free only once it is on media.
+            Durability::Durable => {
+                let commit = self.pool.0.commits.start(Work::Moves { moves, entries });
+                commit.tensors().map_err(ReclaimError::Commit)?
+            }
         };
         Ok(Some(Reclaimed {
             segment: victim.segment,
@@ -234,63 +239,48 @@ impl ReclaimTurn<'_> {
         let outcome = ended.and_then(|result| result.outcome.map(|done| done.checksums));
         outcome.map_err(|source| ReclaimError::Write { id: entry.id, source })
     }
-
-    /// Moves durable tensors by one commit; the old places are free only once it is on media.
-    fn commit(
-        &self,
-        reactor: &Reactor,
-        moves: &mut Moves<'_>,
-        entries: Vec<TensorEntry>,
-    ) -> Result<usize, ReclaimError> {
-        let stretches = moves.relocations.iter().flat_map(|moving| &moving.stretches);
-        let runs = stretches.map(|stretch| &*stretch.to);
-        let mut log = CommitLog::open(self.pool, reactor, runs).map_err(ReclaimError::Commit)?;
-        // While the log is held, no commit replaces or deletes what is current now.
-        let contents = moves.shared.contents();
-        let changes: Vec<Change> = moves
-            .relocations
-            .iter()
-            .zip(&entries)
-            .filter(|(moving, _)| contents.is_current(moving))
-            .map(|(_, entry)| Change::Put(entry.clone()))
-            .collect();
-        drop(contents);
-        let appended = if changes.is_empty() { Ok(()) } else { log.append(changes) };
-        match appended {
-            Ok(()) => Ok(moves.install(entries)),
-            Err(error) => {
-                if matches!(error, CommitError::InDoubt(_)) {
-                    moves.leave_in_doubt();
-                }
-                Err(ReclaimError::Commit(error))
-            }
-        }
-    }
 }
 
 /// What a reclamation holds. Dropped without being installed, everything stays where it was.
-struct Moves<'a> {
-    shared: &'a Shared,
+pub(super) struct Moves {
+    shared: Arc<Shared>,
     victim: Victim,
     relocations: Vec<Relocation>,
     unreadable: bool,
 }
 
-impl Moves<'_> {
+impl Moves {
+    /// Where everything goes.
+    pub(super) fn runs(&self) -> impl Iterator<Item = &[Run]> {
+        let stretches = self.relocations.iter().flat_map(|moving| &moving.stretches);
+        stretches.map(|stretch| &*stretch.to)
+    }
+
+    /// Those of `entries`, one for each tensor that moves, whose tensor is still where it was.
+    pub(super) fn current<'a>(
+        &'a self,
+        contents: &'a Contents,
+        entries: &'a [TensorEntry],
+    ) -> impl Iterator<Item = &'a TensorEntry> {
+        let moves = self.relocations.iter().zip(entries);
+        moves.filter(|(moving, _)| contents.is_current(moving)).map(|(_, entry)| entry)
+    }
+
     /// Everything can be read at its new place; answers how many tensors there were still to move.
-    fn install(&mut self, entries: Vec<TensorEntry>) -> usize {
+    pub(super) fn install(&mut self, entries: Vec<TensorEntry>) -> usize {
         let mut contents = self.shared.contents();
         let moves = self.relocations.drain(..).zip(entries);
         moves.filter(|(moving, entry)| contents.relocate(moving, entry.clone())).count()
     }
 
-    fn leave_in_doubt(&mut self) {
+    /// Neither the old places nor the new ones may be used until the pool is opened again.
+    pub(super) fn leave_in_doubt(&mut self) {
         let mut contents = self.shared.contents();
         self.relocations.drain(..).for_each(|moving| contents.leave_relocation_in_doubt(&moving));
     }
 }
 
-impl Drop for Moves<'_> {
+impl Drop for Moves {
     fn drop(&mut self) {
         let mut contents = self.shared.contents();
         self.relocations.drain(..).for_each(|moving| contents.abandon_relocation(&moving));

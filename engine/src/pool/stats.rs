@@ -68,6 +68,7 @@ impl Pool {
             space,
             tensors,
             written: self.0.shared.written.snapshot(),
+            commits: self.0.commits.stats(),
             scrubbed: self.0.shared.scrubbed().clone(),
             repaired_superblocks: self.0.repaired_superblocks.clone(),
         })

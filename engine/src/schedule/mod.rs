@@ -30,6 +30,7 @@ mod options;
 mod pace;
 mod reactor;
 mod stats;
+mod submitter;
 mod ticket;
 mod transfer;
 mod worker;
@@ -41,6 +42,8 @@ pub use completion::{CompletionQueue, Notify};
 pub use options::{ControlError, DrainError, ReactorOptions, StartError, SubmitError};
 pub use reactor::Reactor;
 pub use stats::{DeviceStats, ReactorStats};
+pub(crate) use submitter::Submitter;
+pub(crate) use ticket::Promise;
 pub use ticket::Ticket;
 pub use transfer::{
     Done, Finish, Outcome, Piece, Transfer, TransferDone, TransferError, TransferResult, Urgency,

@@ -1,30 +1,26 @@
 //! The face of the reactor: starting it, giving it transfers, stopping it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use super::active::{Active, Job};
+use super::active::Job;
 use super::completion::Notify;
-use super::mailbox::Mailbox;
 use super::options::{ControlError, DrainError, ReactorOptions, StartError, SubmitError};
 use super::stats::{DeviceCounters, ReactorStats};
-use super::ticket::{Ticket, TicketShared};
+use super::submitter::Submitter;
+use super::ticket::Ticket;
 use super::transfer::{Finish, Piece, Transfer, Urgency};
 use super::worker::{Started, Worker};
-use crate::memory::{Destination, Source};
+use crate::memory::Destination;
 use crate::path::{Capabilities, Extent, PathProvider};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// One thread that moves transfers between memory and a group of devices.
 pub struct Reactor {
-    mailbox: Arc<Mailbox>,
+    submitter: Submitter,
     thread: Option<JoinHandle<usize>>,
-    capabilities: Capabilities,
     base: ReactorStats,
     counters: Arc<[DeviceCounters]>,
-    chunk: ByteCount,
-    next_id: AtomicU64,
 }
 
 impl Reactor {
@@ -51,25 +47,24 @@ impl Reactor {
             .map_err(StartError::Thread)?;
         let gone = || StartError::Thread(std::io::Error::other("it ended before it had begun"));
         let Started { mailbox, stats, counters } = started.recv().map_err(|_| gone())??;
-        Ok(Self {
-            mailbox,
-            thread: Some(thread),
-            capabilities: stats.capabilities.clone(),
-            base: stats,
-            counters,
-            chunk: options.chunk,
-            next_id: AtomicU64::new(0),
-        })
+        let capabilities = Arc::new(stats.capabilities.clone());
+        let submitter = Submitter::new(mailbox, capabilities, options.chunk);
+        Ok(Self { submitter, thread: Some(thread), base: stats, counters })
     }
 
     /// What the data path can do.
     pub fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
+        self.submitter.capabilities()
+    }
+
+    /// The way to the thread for those who outlive this handle.
+    pub(crate) fn submitter(&self) -> &Submitter {
+        &self.submitter
     }
 
     /// The longest piece, in bytes.
     pub fn chunk(&self) -> ByteCount {
-        self.chunk
+        self.submitter.chunk
     }
 
     /// What the reactor is made of and what it has done.
@@ -89,19 +84,19 @@ impl Reactor {
     ) -> Result<Ticket, SubmitError> {
         let (job, pieces) = match transfer {
             Transfer::Write { source, pieces } => {
-                self.check(&pieces, source.len(), true, false)?;
+                self.submitter.check(&pieces, source.len(), true, false)?;
                 (Job::Write { source: Some(source), fua: false }, pieces)
             }
             Transfer::Read { destination, pieces } => {
-                self.check(&pieces, destination.len(), true, true)?;
+                self.submitter.check(&pieces, destination.len(), true, true)?;
                 (Job::Read { destination: Some(destination) }, pieces)
             }
             Transfer::Verify { source, pieces } => {
-                self.check(&pieces, source.len(), false, false)?;
+                self.submitter.check(&pieces, source.len(), false, false)?;
                 (Job::Verify { source: Some(source) }, pieces)
             }
         };
-        self.send(job, pieces, urgency, notify, finish)
+        self.submitter.send(job, pieces, urgency, notify, finish)
     }
 
     /// Writes metadata at `offset` of a device and waits; with `fua` until it is on the medium.
@@ -112,10 +107,8 @@ impl Reactor {
         bytes: Vec<u8>,
         fua: bool,
     ) -> Result<(), ControlError> {
-        let pieces = self.cut(device, offset, bytes.len());
-        self.check(&pieces, bytes.len(), true, false)?;
-        let job = Job::Write { source: Some(Source::Owned(bytes)), fua };
-        self.run(job, pieces).map(drop)
+        self.wait(|finish| self.submitter.write_meta(&[device], offset, bytes, fua, finish))
+            .map(drop)
     }
 
     /// Reads `length` bytes of metadata at `offset` of a device.
@@ -126,15 +119,16 @@ impl Reactor {
         length: usize,
     ) -> Result<Vec<u8>, ControlError> {
         let pieces = self.cut(device, offset, length);
-        self.check(&pieces, length, true, true)?;
+        self.submitter.check(&pieces, length, true, true)?;
         let job = Job::Read { destination: Some(Destination::buffer(length)) };
-        Ok(self.run(job, pieces)?.take_bytes().unwrap_or_default())
+        let read =
+            self.wait(|finish| self.submitter.send(job, pieces, Urgency::Urgent, None, finish))?;
+        Ok(read.take_bytes().unwrap_or_default())
     }
 
     /// Puts every write that has ended by now on the media of these devices, and waits for it.
     pub fn flush(&self, devices: &[DeviceIndex]) -> Result<(), ControlError> {
-        let pieces = devices.iter().map(|&device| Piece::new(device, ByteCount::ZERO, 0, 0));
-        self.run(Job::Flush, pieces.collect()).map(drop)
+        self.wait(|finish| self.submitter.flush(devices, finish)).map(drop)
     }
 
     /// Makes extents read as zeroes, without moving bytes where the device knows how.
@@ -150,7 +144,7 @@ impl Reactor {
     /// Lets a stepped reactor go round `rounds` times at most; answers whether something still moved
     /// at the end. Any other reactor moves by itself.
     pub fn step(&self, rounds: u64) -> bool {
-        self.mailbox.baton().is_none_or(|baton| baton.lend(rounds, None))
+        self.submitter.mailbox.baton().is_none_or(|baton| baton.lend(rounds, None))
     }
 
     /// Ends everything that was submitted, then the thread. Nothing is taken any more from here on.
@@ -163,12 +157,12 @@ impl Reactor {
 
     fn stop(&mut self) -> usize {
         let Some(thread) = self.thread.take() else { return 0 };
-        if self.mailbox.is_forked() {
+        if self.submitter.mailbox.is_forked() {
             // The thread is the parent's; here there is nothing to join.
             std::mem::forget(thread);
             return 0;
         }
-        self.mailbox.close("it was closed");
+        self.submitter.mailbox.close("it was closed");
         if thread.thread().id() == std::thread::current().id() {
             // Dropped inside a `Finish`: the thread ends once that returns.
             return 0;
@@ -179,7 +173,7 @@ impl Reactor {
 
     /// The pieces of `length` bytes at `offset` of one device.
     fn cut(&self, device: DeviceIndex, offset: ByteCount, length: usize) -> Vec<Piece> {
-        let chunk = self.chunk.0 as usize;
+        let chunk = self.submitter.chunk.0 as usize;
         let starts = (0..length).step_by(chunk);
         let piece = |start: usize| {
             let at = ByteCount(offset.0.saturating_add(start as u64));
@@ -192,7 +186,7 @@ impl Reactor {
         let mut pieces = Vec::with_capacity(extents.len());
         for (index, &(device, extent)) in extents.iter().enumerate() {
             let invalid = |reason| SubmitError::Invalid { piece: index, reason };
-            let known = self.capabilities.devices.get(usize::from(device.0));
+            let known = self.capabilities().devices.get(usize::from(device.0));
             let size = known.ok_or(invalid("there is no such device"))?.size;
             if !extent.fits(size) || extent.length.0 == 0 {
                 return Err(invalid("the extent is empty, unaligned or ends beyond the device"));
@@ -201,80 +195,21 @@ impl Reactor {
             let length = length.map_err(|_| invalid("the extent is 4 GiB or longer"))?;
             pieces.push(Piece::new(device, extent.offset, 0, length));
         }
-        self.send(job, pieces, Urgency::Ahead, None, Box::new(|_| ()))
+        self.submitter.send(job, pieces, Urgency::Ahead, None, Box::new(|_| ()))
     }
 
-    /// Runs an urgent job and waits for it.
-    fn run(&self, job: Job, pieces: Vec<Piece>) -> Result<Ticket, ControlError> {
+    /// Submits and waits for the end.
+    fn wait(
+        &self,
+        submit: impl FnOnce(Finish) -> Result<Ticket, SubmitError>,
+    ) -> Result<Ticket, ControlError> {
         let here = std::thread::current().id();
         if self.thread.as_ref().is_some_and(|thread| thread.thread().id() == here) {
             return Err(SubmitError::WouldDeadlock.into());
         }
-        let ticket = self.send(job, pieces, Urgency::Urgent, None, Box::new(|_| ()))?;
+        let ticket = submit(Box::new(|_| ()))?;
         ticket.wait()?;
         Ok(ticket)
-    }
-
-    fn send(
-        &self,
-        job: Job,
-        pieces: Vec<Piece>,
-        urgency: Urgency,
-        notify: Option<Notify>,
-        finish: Finish,
-    ) -> Result<Ticket, SubmitError> {
-        if self.mailbox.is_forked() {
-            return Err(SubmitError::Forked);
-        }
-        let shared = Arc::new(TicketShared::new(self.next_id.fetch_add(1, Ordering::Relaxed)));
-        let active = Active::new(job, pieces, urgency, Arc::clone(&shared), finish, notify);
-        self.mailbox.begin(active)?;
-        Ok(Ticket::new(shared, Arc::clone(&self.mailbox)))
-    }
-
-    /// Whether every piece lies within its device and within `memory` bytes.
-    fn check(
-        &self,
-        pieces: &[Piece],
-        memory: usize,
-        on_device: bool,
-        windows: bool,
-    ) -> Result<(), SubmitError> {
-        for (index, piece) in pieces.iter().enumerate() {
-            let reason = self.fault(piece, memory as u64, on_device, windows);
-            if let Some(reason) = reason {
-                return Err(SubmitError::Invalid { piece: index, reason });
-            }
-        }
-        Ok(())
-    }
-
-    fn fault(
-        &self,
-        piece: &Piece,
-        memory: u64,
-        on_device: bool,
-        windows: bool,
-    ) -> Option<&'static str> {
-        let wanted = piece.wanted();
-        let inside = wanted.skip.checked_add(wanted.take).is_some_and(|end| end <= piece.length);
-        let end = piece.tensor_offset.checked_add(u64::from(wanted.take));
-        if piece.length == 0 || u64::from(piece.length) > self.chunk.0 {
-            return Some("it is empty or longer than a chunk");
-        }
-        if !inside || (piece.window.is_some() && !windows) {
-            return Some("its window ends beyond it, or is not one of a read");
-        }
-        if end.is_none_or(|end| end > memory) {
-            return Some("it ends beyond its memory");
-        }
-        if !on_device {
-            return piece.checksum.is_none().then_some("there is no checksum to verify it by");
-        }
-        let Some(device) = self.capabilities.devices.get(usize::from(piece.device.0)) else {
-            return Some("there is no such device");
-        };
-        (!piece.extent().fits(device.size)).then_some("it is unaligned or ends beyond its device")
     }
 }
 

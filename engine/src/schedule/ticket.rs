@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::mailbox::{Command, Mailbox};
-use super::transfer::{Outcome, TransferError};
+use super::transfer::{Done, Outcome, TransferError};
 
 /// Longer than any process lives, yet within what the clock can say.
 pub(super) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -116,6 +116,31 @@ impl Ticket {
     /// The bytes of an owned destination, once, after a read has ended well.
     pub fn take_bytes(&self) -> Option<Vec<u8>> {
         if self.shared.is_forked() { None } else { self.shared.end().bytes.take() }
+    }
+}
+
+/// Ends a ticket that follows no transfer. Dropped without being kept, it ends as stopped.
+pub(crate) struct Promise(Arc<TicketShared>);
+
+impl Promise {
+    pub(super) fn new(shared: Arc<TicketShared>) -> Self {
+        Self(shared)
+    }
+
+    /// What was promised is done.
+    pub(crate) fn keep(self) {
+        self.0.release();
+        self.0.finish(Ok(Done { bytes: 0, matched: true }), None);
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if !self.0.is_ready() {
+            self.0.release();
+            let reason = "nobody is left to do it".into();
+            self.0.finish(Err(TransferError::Stopped { reason }), None);
+        }
     }
 }
 

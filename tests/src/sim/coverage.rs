@@ -39,6 +39,8 @@ pub enum Under {
     Commit,
     /// Copying a segment forward.
     Reclaim,
+    /// Two commits in flight, or more; counted besides what else was under way.
+    Flight,
     /// Recovery.
     Open,
 }
@@ -62,7 +64,8 @@ const STRUCK: [Struck; 17] = [
     Struck::PowerKept,
     Struck::PowerTorn,
 ];
-const UNDER: [Under; 5] = [Under::Rest, Under::Get, Under::Commit, Under::Reclaim, Under::Open];
+const UNDER: [Under; 6] =
+    [Under::Rest, Under::Get, Under::Commit, Under::Reclaim, Under::Flight, Under::Open];
 
 /// How often each fault met each state.
 #[derive(Clone, Debug, Default)]
@@ -96,9 +99,9 @@ impl Coverage {
 /// Whether a fault can strike in a state at all.
 fn can_meet(struck: Struck, under: Under) -> bool {
     match struck {
+        _ if under == Under::Flight => true,
         // Rot and removal come upon a pool between its calls.
         Struck::RotInData | Struck::RotInMetadata | Struck::Vanished => under == Under::Rest,
-        Struck::FlushError => matches!(under, Under::Commit | Under::Reclaim),
         Struck::PowerDropped | Struck::PowerKept | Struck::PowerTorn => true,
         // A fault that was planned is called off before the pool is opened again.
         _ => under != Under::Open,

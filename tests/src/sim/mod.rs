@@ -4,6 +4,7 @@
 //! compares every answer with the [`Model`]. Nothing but the script decides what happens, so a seed and a
 //! commit replay any failure, and [`shrink`] can leave out acts one by one.
 
+mod commits;
 mod coverage;
 mod model;
 mod random;

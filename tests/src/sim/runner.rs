@@ -8,12 +8,11 @@ use tidelog_engine::layout::{LifetimeClass, TensorId};
 use tidelog_engine::memory::{Destination, Source};
 use tidelog_engine::path::OperationKind;
 use tidelog_engine::path::sim::{Fault, PowerCut, SimDisk, SimProfile};
-use tidelog_engine::pool::{
-    CommitError, DeleteError, FormatOptions, OpenOptions, Pool, PutError, PutOptions,
-};
+use tidelog_engine::pool::{DeleteError, FormatOptions, OpenOptions, Pool, PutError, PutOptions};
 use tidelog_engine::schedule::{Outcome, Ticket, TransferError, Urgency};
 use tidelog_engine::units::ByteCount;
 
+use super::commits::Started;
 use super::coverage::{Coverage, Struck, Under};
 use super::model::{Content, Model};
 use super::random::Random;
@@ -65,7 +64,7 @@ pub fn run(script: &Script) -> (Figures, Result<(), Violation>) {
     (std::mem::take(&mut runner.figures), violation)
 }
 
-type Check = Result<(), String>;
+pub(super) type Check = Result<(), String>;
 
 struct Write {
     id: u8,
@@ -83,9 +82,9 @@ struct Read {
 
 /// What may go wrong now, because something was done to the disks.
 #[derive(Default)]
-struct Licence {
+pub(super) struct Licence {
     /// Writes and flushes may fail: a fault is planned or has struck since the pool was opened.
-    writes: bool,
+    pub(super) writes: bool,
     /// How many reads may fail or answer other bytes, once. One alone is tried again and never seen.
     reads: u64,
     /// How many tensors may be unreadable for good.
@@ -106,19 +105,21 @@ impl Licence {
 pub struct Runner<'a> {
     script: &'a Script,
     disks: Vec<SimDisk>,
-    pool: Option<Pool>,
-    model: Model,
+    pub(super) pool: Option<Pool>,
+    pub(super) model: Model,
+    /// Commits that were in flight when this was last looked at, in the order of their start.
+    pub(super) commits: Vec<Started>,
     writes: Vec<Write>,
     reads: Vec<Read>,
     /// Writes of batches, which may outlive a batch that was given up.
-    staged: Vec<Ticket>,
+    pub(super) staged: Vec<Ticket>,
     order: u64,
-    licence: Licence,
+    pub(super) licence: Licence,
     /// Durable tensors that were found damaged; they stay so until they are written again.
-    lost: BTreeMap<u8, Content>,
+    pub(super) lost: BTreeMap<u8, Content>,
     cut: Cut,
     act: usize,
-    figures: Figures,
+    pub(super) figures: Figures,
 }
 
 impl<'a> Runner<'a> {
@@ -129,7 +130,13 @@ impl<'a> Runner<'a> {
             .map(|_| {
                 let latency_ticks_max = random.pick(&[1, 8, 64]);
                 let logical_block = script.logical_block;
-                let profile = SimProfile { seed: random.draw(), latency_ticks_max, logical_block };
+                let profile = SimProfile {
+                    seed: random.draw(),
+                    latency_ticks_max,
+                    logical_block,
+                    volatile_cache: !random.chance(4),
+                    forced_writes: !random.chance(8),
+                };
                 SimDisk::with_profile(ByteCount::mib(2), profile)
             })
             .collect();
@@ -144,6 +151,7 @@ impl<'a> Runner<'a> {
             disks,
             pool: None,
             model: Model::default(),
+            commits: Vec::new(),
             writes: Vec::new(),
             reads: Vec::new(),
             staged: Vec::new(),
@@ -196,7 +204,13 @@ impl<'a> Runner<'a> {
             Act::Land => self.land(),
             Act::Verify { id, flipped } => self.verify(*id, *flipped),
             Act::Delete { id } => self.delete(*id),
-            Act::Batch { puts, deletes, commit } => self.batch(puts, deletes, *commit),
+            Act::Batch { puts, deletes, commit: true } => self.commit(puts, deletes),
+            Act::Batch { puts, deletes, commit: false } => self.give_up(puts, deletes),
+            Act::Start { puts, deletes } => self.start_commit(puts, deletes).map(drop),
+            Act::Follow(nth) => {
+                self.follow(*nth);
+                Ok(())
+            }
             Act::Reclaim => self.reclaim(),
             Act::Scrub => self.scrub(),
             Act::Reopen => {
@@ -216,7 +230,7 @@ impl<'a> Runner<'a> {
             Act::CrashTwice { nth, cut } => {
                 self.blow(*cut, Under::Rest);
                 self.cut = *cut;
-                self.close();
+                self.close()?;
                 SimDisk::cut_power_at(&self.disks, u64::from(*nth), power_cut(*cut));
                 self.recover()
             }
@@ -255,7 +269,7 @@ impl<'a> Runner<'a> {
     }
 
     /// A put may be refused only because the pool is full, and then with the true figures.
-    fn refused(&self, error: &PutError) -> Check {
+    pub(super) fn refused(&self, error: &PutError) -> Check {
         let PutError::PoolFull { needed, available, space, .. } = error else {
             return Err(format!("the put was refused: {error}"));
         };
@@ -266,8 +280,9 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Takes in the writes that have ended.
-    fn take_in(&mut self) -> Check {
+    /// Takes in the commits and writes that have ended.
+    pub(super) fn take_in(&mut self) -> Check {
+        self.take_in_commits()?;
         let mut going = Vec::new();
         for write in std::mem::take(&mut self.writes) {
             match write.ticket.poll() {
@@ -315,7 +330,12 @@ impl<'a> Runner<'a> {
         Ok(tensors.get(&id).copied())
     }
 
-    fn start(&mut self, id: u8, durable: bool, range: (u64, u64)) -> Result<Ticket, String> {
+    pub(super) fn start(
+        &mut self,
+        id: u8,
+        durable: bool,
+        range: (u64, u64),
+    ) -> Result<Ticket, String> {
         let destination = Destination::buffer((range.1 - range.0) as usize);
         self.pool()?
             .get(tensor(id, durable), range.0..range.1, destination, Urgency::Urgent, None)
@@ -420,78 +440,6 @@ impl<'a> Runner<'a> {
         }
     }
 
-    // -- durable tensors --------------------------------------------------------------------------
-
-    fn batch(&mut self, puts: &[(u8, Content, u8)], deletes: &[u8], commit: bool) -> Check {
-        if self.model.in_doubt.is_some() {
-            return Ok(()); // the handle takes no more commits, which `commit` has checked
-        }
-        let pool = self.pool()?.clone();
-        let mut batch = pool.batch();
-        let mut after = self.model.durable.clone();
-        for &(id, content, class) in puts {
-            let lifetime = LifetimeClass::ALL[usize::from(class)];
-            let options = PutOptions { lifetime, ..PutOptions::default() };
-            match batch.put(tensor(id, true), Source::from(content.bytes()), options) {
-                Ok(ticket) => {
-                    self.staged.push(ticket);
-                    after.insert(id, content);
-                }
-                Err(error) => self.refused(&error)?,
-            }
-        }
-        for &id in deletes {
-            let expected = after.remove(&id).is_some();
-            if batch.delete(tensor(id, true)).is_ok() != expected {
-                return Err(format!("deleting durable {id} should answer {expected}"));
-            }
-        }
-        if !commit {
-            drop(batch);
-            return Ok(());
-        }
-        let committed = batch.commit();
-        self.count_struck(Under::Commit);
-        match committed {
-            Ok(()) => {
-                self.figures.commits += 1;
-                for (id, _, _) in puts {
-                    self.lost.remove(id);
-                }
-                self.model.durable = after;
-                Ok(())
-            }
-            Err(error) => self.commit_failed(&error, after),
-        }
-    }
-
-    fn commit_failed(&mut self, error: &CommitError, after: BTreeMap<u8, Content>) -> Check {
-        match error {
-            CommitError::IndexFull { .. } => Ok(()),
-            CommitError::Write { .. } | CommitError::Flush(_)
-                if self.licence.writes || self.is_down() =>
-            {
-                Ok(())
-            }
-            CommitError::InDoubt(_) if self.licence.writes || self.is_down() => {
-                self.model.in_doubt = Some(after);
-                let refused = self.pool()?.clone();
-                let mut batch = refused.batch();
-                let put = batch.put(tensor(0, true), Source::from(vec![1]), PutOptions::default());
-                if put.is_ok() && batch.commit().is_ok() {
-                    return Err("a commit was taken after one that is in doubt".into());
-                }
-                Ok(())
-            }
-            // A reclamation's commit may be the one that failed half way.
-            CommitError::Stopped(_) if self.licence.writes || self.is_down() => {
-                self.model.in_doubt = Some(self.model.durable.clone());
-                Ok(())
-            }
-            other => Err(format!("the commit failed: {other}")),
-        }
-    }
-
     // -- housekeeping -----------------------------------------------------------------------------
 
     /// Nobody must see a difference, whatever becomes of it.
@@ -588,7 +536,7 @@ impl<'a> Runner<'a> {
         self.strike(struck_by(cut), under);
     }
 
-    fn count_struck(&mut self, under: Under) {
+    pub(super) fn count_struck(&mut self, under: Under) {
         for index in 0..self.disks.len() {
             for (kind, fault) in self.disks[index].take_struck() {
                 // What was written, and up to two tensors where it went instead.
@@ -608,6 +556,9 @@ impl<'a> Runner<'a> {
     fn strike(&mut self, struck: Struck, under: Under) {
         self.figures.faults += 1;
         self.figures.coverage.count(struck, under);
+        if self.commits.len() > 1 {
+            self.figures.coverage.count(struck, Under::Flight);
+        }
     }
 
     fn allow_write(&self, error: &TransferError) -> Check {
@@ -618,28 +569,33 @@ impl<'a> Runner<'a> {
         }
     }
 
-    fn is_down(&self) -> bool {
+    pub(super) fn is_down(&self) -> bool {
         self.disks.iter().any(SimDisk::is_off)
     }
 
     // -- opening and closing ------------------------------------------------------------------------
 
-    fn pool(&self) -> Result<&Pool, String> {
+    pub(super) fn pool(&self) -> Result<&Pool, String> {
         self.pool.as_ref().ok_or_else(|| "there is no open pool".into())
     }
 
-    fn close(&mut self) {
+    fn close(&mut self) -> Check {
         self.writes.clear();
         self.reads.clear();
         self.staged.clear();
         if let Some(pool) = self.pool.take() {
             drop(pool.close());
         }
+        self.take_in_commits()?;
+        if !self.commits.is_empty() {
+            return Err(format!("{} commits have no end in a closed pool", self.commits.len()));
+        }
         self.model.restarted();
+        Ok(())
     }
 
     fn reopen(&mut self) -> Check {
-        self.close();
+        self.close()?;
         self.open()
     }
 
@@ -678,30 +634,7 @@ impl<'a> Runner<'a> {
         self.resolve_doubt()
     }
 
-    /// A commit in doubt is there whole or not at all.
-    fn resolve_doubt(&mut self) -> Check {
-        let Some(after) = self.model.in_doubt.take() else { return Ok(()) };
-        let found = self.found()?;
-        let lengths = |tensors: &BTreeMap<u8, Content>| -> BTreeMap<u8, u64> {
-            tensors.iter().map(|(id, content)| (*id, content.length.into())).collect()
-        };
-        if found == lengths(&after) && found != lengths(&self.model.durable) {
-            self.model.durable = after;
-        } else if found == lengths(&after) {
-            // The same lengths: the bytes tell.
-            let differs = after.iter().find(|(id, content)| {
-                self.model.durable.get(id).is_some_and(|before| before != *content)
-            });
-            if let Some((&id, &content)) = differs
-                && self.bytes_of(id)?.is_some_and(|bytes| bytes == content.bytes())
-            {
-                self.model.durable = after;
-            }
-        }
-        Ok(())
-    }
-
-    fn found(&self) -> Result<BTreeMap<u8, u64>, String> {
+    pub(super) fn found(&self) -> Result<BTreeMap<u8, u64>, String> {
         let pool = self.pool()?;
         let tensors = pool.durable_tensors().map_err(text)?;
         tensors
@@ -713,7 +646,7 @@ impl<'a> Runner<'a> {
             .collect()
     }
 
-    fn bytes_of(&mut self, id: u8) -> Result<Option<Vec<u8>>, String> {
+    pub(super) fn bytes_of(&mut self, id: u8) -> Result<Option<Vec<u8>>, String> {
         let length = self.pool()?.length(tensor(id, true)).ok_or("it is not there")?;
         let ticket = self.start(id, true, (0, length))?;
         let ended = ticket.wait();
@@ -737,7 +670,10 @@ impl<'a> Runner<'a> {
             return Err(format!("{} lives where the model has {live} bytes", space.live));
         }
         self.staged.retain(|ticket| ticket.poll().is_none());
-        let quiet = self.writes.is_empty() && self.reads.is_empty() && self.staged.is_empty();
+        let quiet = self.writes.is_empty()
+            && self.reads.is_empty()
+            && self.staged.is_empty()
+            && self.commits.is_empty();
         // A reclamation's commit in doubt holds space until the pool is opened again.
         if quiet && self.model.in_doubt.is_none() && !self.licence.writes && space.reserved.0 != 0 {
             return Err(format!("{} is reserved and nothing is in flight", space.reserved));
@@ -770,7 +706,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-fn tensor(id: u8, durable: bool) -> TensorId {
+pub(super) fn tensor(id: u8, durable: bool) -> TensorId {
     TensorId(u128::from(id) + if durable { DURABLE } else { 0 })
 }
 
@@ -806,6 +742,6 @@ fn struck(kind: OperationKind, fault: Fault) -> Struck {
     }
 }
 
-fn text(error: impl fmt::Display) -> String {
+pub(super) fn text(error: impl fmt::Display) -> String {
     error.to_string()
 }

@@ -27,6 +27,10 @@ pub enum Act {
     Delete { id: u8 },
     /// Durable changes, committed or given up.
     Batch { puts: Vec<(u8, Content, u8)>, deletes: Vec<u8>, commit: bool },
+    /// Durable changes, the commit of which is left in flight.
+    Start { puts: Vec<(u8, Content, u8)>, deletes: Vec<u8> },
+    /// Waits for a commit in flight: this one of them, modulo their number, counted from the last.
+    Follow(u8),
     /// Copies what lives in a mixed segment forward.
     Reclaim,
     /// Reads and verifies every tensor.
@@ -147,6 +151,9 @@ impl Population {
 const CRASHES: usize = 4;
 const FAULTS: usize = 8;
 
+/// One burst of commits for so many acts.
+const BURST_EVERY: usize = 40;
+
 impl Script {
     /// The script of a seed, with so many acts.
     pub fn new(seed: u64, length: usize) -> Self {
@@ -164,6 +171,12 @@ impl Script {
         for part in 0..FAULTS {
             let at = part * length / FAULTS + random.below((length / FAULTS) as u64) as usize;
             acts.insert(at, fault(&mut random, disks));
+        }
+        // Commits in flight together, and then anything: most acts wait for something, and end them.
+        for _ in 0..length / BURST_EVERY {
+            let at = random.below(acts.len() as u64) as usize;
+            let burst: Vec<Act> = burst(&mut random, tensors);
+            acts.splice(at..at, burst);
         }
         if random.chance(2) {
             // Where no disk ever damages a tensor, every checksum that does not match is our own doing.
@@ -200,7 +213,9 @@ fn ordinary(random: &mut Random, disks: u8, tensors: Population) -> Act {
         730..760 => Act::Land,
         760..780 => Act::Verify { id, flipped: random.chance(2) },
         780..840 => Act::Delete { id },
-        840..945 => batch(random, tensors),
+        840..915 => batch(random, tensors),
+        915..935 => start(random, tensors),
+        935..945 => Act::Follow(random.below(8) as u8),
         945..960 => Act::Reclaim,
         960..962 => Act::Scrub,
         962..975 => Act::Reopen,
@@ -210,23 +225,62 @@ fn ordinary(random: &mut Random, disks: u8, tensors: Population) -> Act {
 }
 
 fn batch(random: &mut Random, tensors: Population) -> Act {
+    let (puts, deletes) = changes(random, tensors);
+    Act::Batch { puts, deletes, commit: !random.chance(8) }
+}
+
+fn start(random: &mut Random, tensors: Population) -> Act {
+    let (puts, deletes) = changes(random, tensors);
+    Act::Start { puts, deletes }
+}
+
+fn changes(random: &mut Random, tensors: Population) -> (Vec<(u8, Content, u8)>, Vec<u8>) {
     let puts = (0..random.below(4)).map(|_| {
         let id = tensors.id(random);
         (id, tensors.content(random), random.below(3) as u8)
     });
     let puts = puts.collect();
-    let deletes = (0..random.below(3)).map(|_| tensors.id(random)).collect();
-    Act::Batch { puts, deletes, commit: !random.chance(8) }
+    (puts, (0..random.below(3)).map(|_| tensors.id(random)).collect())
+}
+
+/// Commits left in flight, with steps between them or none, and what may come upon them.
+fn burst(random: &mut Random, tensors: Population) -> Vec<Act> {
+    let mut acts = Vec::new();
+    for _ in 0..2 + random.below(5) {
+        acts.push(start(random, tensors));
+        if random.chance(2) {
+            acts.push(Act::Step(random.below(12) as u8));
+        }
+    }
+    if random.chance(4) {
+        // What was acknowledged a moment ago must be there.
+        acts.push(Act::Follow(random.below(2) as u8));
+        acts.push(Act::Crash(cut(random)));
+        return acts;
+    }
+    acts.push(match random.below(8) {
+        0 => crash(random),
+        1 | 2 => Act::Follow(random.below(8) as u8),
+        3 => Act::Reclaim,
+        4 => Act::Reopen,
+        5 => start(random, tensors),
+        _ => Act::Step(random.below(20) as u8),
+    });
+    acts
 }
 
 fn crash(random: &mut Random) -> Act {
-    let salt = random.draw() as u32;
-    let cut = random.pick(&[Cut::Drop, Cut::Keep, Cut::Torn(salt), Cut::Torn(salt)]);
+    let cut = cut(random);
     match random.below(4) {
         0 => Act::Crash(cut),
         1 => Act::CrashTwice { nth: random.below(16) as u8, cut },
         _ => Act::CrashAt { nth: random.below(40) as u8, cut },
     }
+}
+
+fn cut(random: &mut Random) -> Cut {
+    let salt = random.draw() as u32;
+    random.pick(&[Cut::Drop, Cut::Keep, Cut::Torn(salt), Cut::Torn(salt)])
 }
 
 fn fault(random: &mut Random, disks: u8) -> Act {

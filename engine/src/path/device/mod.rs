@@ -9,7 +9,7 @@ pub use spec::{DEVICES_MAX, DeviceIdentity, DeviceSpec, FILE_IN_DIRECTORY, SpecE
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::DeviceCapabilities;
@@ -228,6 +228,16 @@ impl Device {
     pub fn is_direct(&self) -> bool {
         self.direct
     }
+
+    /// Whether a completed write may still be lost when the power goes. That is so through the page cache,
+    /// and for every regular file, whatever its disk: the file system has its own record to write before
+    /// what was written into reserved space can be read back.
+    pub fn has_volatile_cache(&self) -> bool {
+        match self.kind {
+            DeviceKind::Block if self.direct => has_write_cache(&self.file),
+            DeviceKind::Block | DeviceKind::File => true,
+        }
+    }
 }
 
 impl DeviceCapabilities {
@@ -238,6 +248,7 @@ impl DeviceCapabilities {
             size: device.size,
             logical_block: device.logical_block,
             direct: device.direct,
+            volatile_cache: device.has_volatile_cache(),
             // The blocks of a file are its reservation: giving them back would let writes run out of
             // space later.
             deallocate: device.kind == DeviceKind::Block,
@@ -294,6 +305,22 @@ fn reserve(file: &File, path: &Path, size: ByteCount, sparse: bool) -> Result<()
             error => return Err(failed(error)),
         }
     }
+}
+
+/// Whether the block device says that it has a volatile write cache. So it counts where it does not say.
+fn has_write_cache(file: &File) -> bool {
+    let Ok(metadata) = file.metadata() else { return true };
+    let number = metadata.rdev();
+    let device = format!("/sys/dev/block/{}:{}", libc::major(number), libc::minor(number));
+    !says_write_through(Path::new(&device))
+}
+
+/// Whether what the kernel shows of a block device in this directory says that it has no volatile cache.
+fn says_write_through(shown: &Path) -> bool {
+    // A partition has no queue of its own; its disk is the directory above.
+    let queues = ["queue/write_cache", "../queue/write_cache"];
+    let said = queues.iter().find_map(|queue| std::fs::read_to_string(shown.join(queue)).ok());
+    said.is_some_and(|said| said.trim() == "write through")
 }
 
 /// The size in bytes and the logical block size of a block device.

@@ -38,8 +38,23 @@ fn a_directory_is_a_device_by_the_file_in_it() {
     assert_eq!(device.path(), directory.path().join(FILE_IN_DIRECTORY));
     assert_eq!((device.kind(), device.size()), (DeviceKind::File, SIZE));
     assert!(spec.exists() && device.is_direct());
+    assert!(device.has_volatile_cache(), "the file system has records of its own to write");
     drop(device);
     assert_eq!(Device::open(&spec, BUFFERED).unwrap().size(), SIZE);
+}
+
+#[test]
+fn a_disk_has_a_volatile_cache_unless_the_kernel_says_that_it_has_none() {
+    let directory = Directory::new();
+    let disk = directory.path().join("disk");
+    let partition = disk.join("partition");
+    std::fs::create_dir_all(disk.join("queue")).unwrap();
+    std::fs::create_dir(&partition).unwrap();
+    assert!(!says_write_through(&disk), "it says nothing");
+    for (said, through) in [("write back\n", false), ("write through\n", true)] {
+        std::fs::write(disk.join("queue/write_cache"), said).unwrap();
+        assert_eq!([&disk, &partition].map(|it| says_write_through(it)), [through; 2], "{said}");
+    }
 }
 
 #[test]

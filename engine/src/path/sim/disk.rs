@@ -21,11 +21,21 @@ pub struct SimProfile {
     pub latency_ticks_max: u64,
     /// The smallest unit that is written whole or not at all, in bytes: 512 or 4096.
     pub logical_block: u32,
+    /// Whether a write that completed may still be lost. Without, it is on the medium.
+    pub volatile_cache: bool,
+    /// Whether it knows writes that are forced to the medium (FUA); if not it refuses each.
+    pub forced_writes: bool,
 }
 
 impl Default for SimProfile {
     fn default() -> Self {
-        Self { seed: 1, latency_ticks_max: 64, logical_block: 512 }
+        Self {
+            seed: 1,
+            latency_ticks_max: 64,
+            logical_block: 512,
+            volatile_cache: true,
+            forced_writes: true,
+        }
     }
 }
 
@@ -65,6 +75,8 @@ pub struct SimCounters {
     pub reads: u64,
     /// Writes completed.
     pub writes: u64,
+    /// Writes completed that were forced to the medium.
+    pub forced_writes: u64,
     /// Flushes completed.
     pub flushes: u64,
     /// Bytes written.
@@ -76,6 +88,7 @@ pub struct SimCounters {
 pub struct SimDisk {
     size: ByteCount,
     logical_block: u32,
+    volatile_cache: bool,
     state: Arc<Mutex<State>>,
 }
 
@@ -161,7 +174,8 @@ impl SimDisk {
             in_flight: Vec::new(),
         };
         let size = ByteCount(size.0 & !(ALIGNMENT as u64 - 1));
-        Self { size, logical_block: profile.logical_block, state: Arc::new(Mutex::new(state)) }
+        let SimProfile { logical_block, volatile_cache, .. } = profile;
+        Self { size, logical_block, volatile_cache, state: Arc::new(Mutex::new(state)) }
     }
 
     /// The capacity.
@@ -172,6 +186,11 @@ impl SimDisk {
     /// The smallest unit that is written whole or not at all.
     pub fn logical_block(&self) -> u32 {
         self.logical_block
+    }
+
+    /// Whether a write that completed may still be lost.
+    pub fn has_volatile_cache(&self) -> bool {
+        self.volatile_cache
     }
 
     /// Strikes the `nth` operation of `kind` from now on (0 is the next one) with `fault`.
@@ -335,6 +354,10 @@ impl SimDisk {
         }
         let Extent { offset, length } = operation.extent;
         let mut moved = length.0;
+        let forced = matches!(operation.action, Action::Write { fua: true, .. });
+        if forced && !state.profile.forced_writes {
+            return Err(libc::EOPNOTSUPP);
+        }
         match started.fault {
             Some(Fault::Errno(errno)) => return Err(errno),
             Some(Fault::Short(bytes)) => moved = u64::from(bytes - bytes % ALIGNMENT as u32),
@@ -352,17 +375,23 @@ impl SimDisk {
                 }
                 state.counters.reads += 1;
             }
-            Action::Write { fua, .. } => {
+            Action::Write { .. } => {
                 if let Some((_, _, data)) = write.filter(|_| started.fault != Some(Fault::Lost)) {
                     state.media.write(place, &data[..moved as usize]);
-                    if *fua {
+                    if forced || !self.volatile_cache {
                         state.media.settle(place, moved);
                     }
                 }
                 state.counters.writes += 1;
+                state.counters.forced_writes += u64::from(forced);
                 state.counters.bytes_written += moved;
             }
-            Action::WriteZeroes | Action::Deallocate => state.media.zero(offset.0, length.0),
+            Action::WriteZeroes | Action::Deallocate => {
+                state.media.zero(offset.0, length.0);
+                if !self.volatile_cache {
+                    state.media.settle(offset.0, length.0);
+                }
+            }
             Action::Flush => state.counters.flushes += 1,
         }
         Ok(moved as u32)

@@ -67,6 +67,7 @@ impl SimPath {
             size: disk.size(),
             logical_block: disk.logical_block(),
             direct: true,
+            volatile_cache: disk.has_volatile_cache(),
             deallocate: true,
         };
         let capabilities = Capabilities {

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::layout::{BLOCK_BYTES, NAME_BYTES_MAX};
-use crate::path::OperationKind;
 use crate::path::sim::Fault;
+use crate::path::{Feature, OperationKind};
 
 #[test]
 fn a_committed_batch_survives_a_power_cut_and_an_uncommitted_one_leaves_nothing() {
@@ -124,15 +124,20 @@ fn a_write_that_fails_fails_its_batch_and_costs_nothing() {
 
 #[test]
 fn a_commit_whose_log_write_fails_is_in_doubt_until_the_pool_is_opened_again() {
-    // Data flushes of two devices come first, then the writes and flushes of the log.
-    for (kind, nth) in
-        [(OperationKind::Flush, 0), (OperationKind::Write, 1), (OperationKind::Flush, 1)]
+    // Data flushes of two devices come first, then the writes of the log: forced, or, where the first
+    // commit has found out that the disks refuse that, written and flushed.
+    let (write, flush) = (OperationKind::Write, OperationKind::Flush);
+    for (forced_writes, kind, nth) in
+        [(true, flush, 0), (true, write, 1), (false, write, 1), (false, flush, 1)]
     {
         for device in 0..2 {
             for cut in [PowerCut::DropAll, PowerCut::KeepAll, PowerCut::Torn(nth)] {
-                let disks = disks(2, ByteCount::mib(4));
+                let profile = SimProfile { forced_writes, ..SimProfile::default() };
+                let disks = formatted([profile; 2]);
                 let pool = open(&disks);
                 commit(&pool, &[(1, b"old"), (2, b"kept")], &[]).unwrap();
+                let forced = pool.stats().unwrap().commits.forced_records;
+                assert_eq!(forced == Feature::On, forced_writes, "{forced:?}");
                 // One piece of data on each device, so that counting is easy.
                 let new = bytes(9, 20_000);
                 disks[device].plan_fault(kind, nth, Fault::Errno(5));

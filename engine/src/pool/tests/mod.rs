@@ -1,6 +1,7 @@
 //! The pool over simulated disks; `engine/tests` has it over files and processes.
 
 mod behaviour;
+mod commits;
 mod durable;
 mod format;
 mod housekeeping;
@@ -11,7 +12,7 @@ mod workload;
 use super::*;
 use crate::layout::LifetimeClass;
 use crate::log::random::Random;
-use crate::path::sim::PowerCut;
+use crate::path::sim::{PowerCut, SimProfile};
 use crate::units::ByteCount;
 
 /// Formatted disks, small enough to be filled.
@@ -19,6 +20,13 @@ fn disks(count: usize, size: ByteCount) -> Vec<SimDisk> {
     let disks: Vec<SimDisk> = (0..count).map(|_| SimDisk::new(size)).collect();
     Pool::format_sim(&disks, &small()).unwrap();
     disks
+}
+
+/// Formatted disks that are not all as most are.
+fn formatted<const COUNT: usize>(profiles: [SimProfile; COUNT]) -> Vec<SimDisk> {
+    let disks = profiles.map(|profile| SimDisk::with_profile(ByteCount::mib(4), profile));
+    Pool::format_sim(&disks, &small()).unwrap();
+    disks.into()
 }
 
 fn small() -> FormatOptions {

@@ -1,0 +1,327 @@
+//! The stages that commits go through, and what takes them from one to the next.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::flight::Flight;
+use super::work::Fates;
+use super::{Commit, Commits, Pending};
+use crate::layout::{Change, TensorId};
+use crate::log::{Append, ChangeLog, IndexFull};
+use crate::path::{Capabilities, Feature};
+use crate::pool::error::CommitError;
+use crate::pool::options::CommitStats;
+use crate::schedule::{ControlError, TransferError};
+use crate::units::{ByteCount, DeviceIndex};
+
+/// Records up to this long are written with FUA (the Force Unit Access bit of the `NVMe` Write command, command
+/// dword 12): the device answers once these bytes are on non-volatile media. A Flush command would have it
+/// write back all that its volatile cache holds of the namespace, other tensors in flight included, for the
+/// sake of one block, and is a second round trip. Longer writes (checkpoints) are many commands, which
+/// one flush settles together.
+const FORCED_BYTES_MAX: usize = 64 << 10;
+
+/// The stages. Commits pass them in the order in which they were started.
+pub(super) struct Pipeline {
+    log: ChangeLog,
+    /// Devices with a volatile cache, as a set of bits.
+    volatile: u64,
+    /// Their writes may still be on their way.
+    waiting: VecDeque<Pending>,
+    flushing: Option<Flushing>,
+    /// Their data is on the media of every device.
+    flushed: VecDeque<Pending>,
+    recording: Option<Recording>,
+    closed: bool,
+    stats: CommitStats,
+}
+
+/// A group whose data is on its way out of volatile caches.
+struct Flushing {
+    group: Vec<Pending>,
+    /// One for each device, which fails those commits alone that it touches.
+    flushes: Vec<DeviceFlush>,
+}
+
+struct DeviceFlush {
+    device: DeviceIndex,
+    flight: Flight,
+    ended: Option<Result<(), ControlError>>,
+}
+
+/// A group whose record is on its way to the media.
+struct Recording {
+    group: Vec<Pending>,
+    append: Append,
+    step: Step,
+    flight: Flight,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Step {
+    /// A write that is on the medium when it ends.
+    Force,
+    Write,
+    /// Of what was written.
+    Flush,
+}
+
+impl Pipeline {
+    pub(super) fn new(log: ChangeLog, capabilities: &Capabilities) -> Self {
+        let devices = capabilities.devices.iter().enumerate();
+        let volatile = devices
+            .filter(|(_, device)| device.volatile_cache)
+            .fold(0, |volatile, (index, _)| volatile | 1 << index);
+        let on_volatile = log.devices().any(|device| volatile & bit(device) != 0);
+        let forced_records = if on_volatile {
+            Feature::On
+        } else {
+            Feature::Off("no metadata device has a volatile cache: a write is durable".into())
+        };
+        Self {
+            log,
+            volatile,
+            waiting: VecDeque::new(),
+            flushing: None,
+            flushed: VecDeque::new(),
+            recording: None,
+            closed: false,
+            stats: CommitStats { forced_records, ..CommitStats::default() },
+        }
+    }
+
+    /// Takes a commit that was started.
+    pub(super) fn admit(&mut self, pending: Pending) {
+        if self.closed {
+            return pending.end(Err(CommitError::Unusable(crate::pool::Unusable::Closed)));
+        }
+        self.waiting.push_back(pending);
+    }
+
+    /// Takes no more; answers the last that was taken, if any is in flight.
+    pub(super) fn close(&mut self) -> Option<Commit> {
+        self.closed = true;
+        self.in_flight().next().map(|pending| pending.commit.clone())
+    }
+
+    /// See [`Commits::fate`].
+    pub(super) fn fate(&self, id: TensorId) -> Option<bool> {
+        self.in_flight().find_map(|pending| pending.work.fate(id))
+    }
+
+    pub(super) fn stats(&self) -> CommitStats {
+        self.stats.clone()
+    }
+
+    /// Takes everything on as far as it goes without waiting.
+    pub(super) fn run(&mut self, commits: &Arc<Commits>) {
+        // Each moves something or answers that it did not.
+        while self.end_record(commits)
+            | self.end_flush()
+            | self.begin_flush(commits)
+            | self.begin_record(commits)
+        {}
+    }
+
+    /// Everything in flight, from the last on.
+    fn in_flight(&self) -> impl Iterator<Item = &Pending> {
+        let flushing = self.flushing.iter().flat_map(|it| it.group.iter().rev());
+        let recording = self.recording.iter().flat_map(|it| it.group.iter().rev());
+        let flushed = self.flushed.iter().rev();
+        self.waiting.iter().rev().chain(flushing).chain(flushed).chain(recording)
+    }
+
+    /// Begins to flush the data of all commits whose writes have ended, up to the first whose have not.
+    fn begin_flush(&mut self, commits: &Arc<Commits>) -> bool {
+        if self.flushing.is_some() {
+            return false;
+        }
+        let mut moved = false;
+        let mut group = Vec::new();
+        while let Some(written) = self.waiting.front_mut().and_then(|it| it.work.written()) {
+            let Some(mut pending) = self.waiting.pop_front() else { break };
+            moved = true;
+            match written {
+                Ok(()) => {
+                    pending.touched = commits.touched(&pending.work);
+                    group.push(pending);
+                }
+                Err(error) => pending.end(Err(error)),
+            }
+        }
+        let touched = group.iter().fold(0, |touched, it| touched | it.touched);
+        let flushes: Vec<_> = (0..64)
+            .map(DeviceIndex)
+            .filter(|device| touched & self.volatile & bit(*device) != 0)
+            .map(|device| {
+                let flush = |finish| commits.submitter.flush(&[device], finish);
+                DeviceFlush { device, flight: Flight::begin(commits, flush), ended: None }
+            })
+            .collect();
+        if flushes.is_empty() {
+            self.flushed.extend(group);
+        } else {
+            self.stats.flush_rounds += 1;
+            self.flushing = Some(Flushing { group, flushes });
+        }
+        moved
+    }
+
+    /// Once every device has answered: what is flushed may be recorded.
+    fn end_flush(&mut self) -> bool {
+        let Some(flushing) = &mut self.flushing else { return false };
+        for flush in &mut flushing.flushes {
+            if flush.ended.is_none() {
+                flush.ended = flush.flight.end();
+            }
+        }
+        if flushing.flushes.iter().any(|flush| flush.ended.is_none()) {
+            return false;
+        }
+        let Some(Flushing { group, flushes }) = self.flushing.take() else { return false };
+        for pending in group {
+            let touched = pending.touched;
+            let failed = flushes.iter().find_map(|flush| match &flush.ended {
+                Some(Err(error)) if touched & bit(flush.device) != 0 => Some(error.clone()),
+                _ => None,
+            });
+            match failed {
+                None => self.flushed.push_back(pending),
+                Some(error) => pending.end(Err(CommitError::Flush(error))),
+            }
+        }
+        true
+    }
+
+    /// Begins to record everything that is flushed, if nothing is being recorded.
+    fn begin_record(&mut self, commits: &Arc<Commits>) -> bool {
+        if self.recording.is_some() || self.flushed.is_empty() {
+            return false;
+        }
+        if let Some(reason) = self.log.stopped() {
+            let stopped = CommitError::Stopped(reason.to_owned());
+            self.flushed.drain(..).for_each(|pending| pending.end(Err(stopped.clone())));
+            return true;
+        }
+        // Where not all of it fits into the index the first may: commits fail one by one.
+        let all = self.flushed.len();
+        let (count, append) = match self.append_of(commits, all) {
+            Err(_) if all > 1 => (1, self.append_of(commits, 1)),
+            append => (all, append),
+        };
+        match append {
+            Ok(append) => {
+                let group = self.flushed.drain(..count).collect();
+                match append {
+                    Some(append) => self.record(commits, group, append),
+                    None => self.acknowledge(group),
+                }
+            }
+            Err(IndexFull { needed, room }) => {
+                if let Some(first) = self.flushed.pop_front() {
+                    first.end(Err(CommitError::IndexFull { needed, room }));
+                }
+            }
+        }
+        true
+    }
+
+    /// What makes the first `count` commits durable, on top of what is; nothing if they change nothing.
+    fn append_of(&mut self, commits: &Commits, count: usize) -> Result<Option<Append>, IndexFull> {
+        let contents = commits.shared.contents();
+        let mut before = Fates::new();
+        let group = self.flushed.iter_mut().take(count);
+        let changes: Vec<Change> =
+            group.flat_map(|pending| pending.work.changes(&contents, &mut before)).collect();
+        if changes.is_empty() {
+            return Ok(None);
+        }
+        if self.log.has_room_for(&changes) {
+            return Ok(Some(self.log.record(changes)));
+        }
+        self.log.next_checkpoint(&contents.durable_after(&changes)).map(Some)
+    }
+
+    fn record(&mut self, commits: &Arc<Commits>, group: Vec<Pending>, mut append: Append) {
+        let short = !append.is_checkpoint && append.bytes.len() <= FORCED_BYTES_MAX;
+        let (step, bytes) = if short && self.stats.forced_records == Feature::On {
+            // The device may refuse, and then they are needed again.
+            (Step::Force, append.bytes.clone())
+        } else {
+            (Step::Write, std::mem::take(&mut append.bytes))
+        };
+        let flight = self.write(commits, step, append.offset, bytes);
+        self.recording = Some(Recording { group, append, step, flight });
+    }
+
+    fn write(&self, commits: &Arc<Commits>, step: Step, offset: u64, bytes: Vec<u8>) -> Flight {
+        let devices: Vec<DeviceIndex> = self.log.devices().collect();
+        let copies = (bytes.len() * devices.len()) as u64;
+        commits.shared.written.metadata.fetch_add(copies, Ordering::Relaxed);
+        Flight::begin(commits, |finish| {
+            let (offset, fua) = (ByteCount(offset), step == Step::Force);
+            commits.submitter.write_meta(&devices, offset, bytes, fua, finish)
+        })
+    }
+
+    /// Goes on with the record in flight, once its write or flush has ended.
+    fn end_record(&mut self, commits: &Arc<Commits>) -> bool {
+        let Some(recording) = &self.recording else { return false };
+        let Some(ended) = recording.flight.end() else { return false };
+        let Some(mut recording) = self.recording.take() else { return false };
+        let caches: Vec<DeviceIndex> =
+            self.log.devices().filter(|device| self.volatile & bit(*device) != 0).collect();
+        match (recording.step, ended) {
+            (Step::Write, Ok(())) if !caches.is_empty() => {
+                recording.step = Step::Flush;
+                recording.flight =
+                    Flight::begin(commits, |finish| commits.submitter.flush(&caches, finish));
+                self.recording = Some(recording);
+            }
+            (_, Ok(())) => {
+                self.log.complete(recording.append.end);
+                let is_checkpoint = recording.append.is_checkpoint;
+                self.stats.checkpoints += u64::from(is_checkpoint);
+                self.stats.records += u64::from(!is_checkpoint);
+                self.acknowledge(recording.group);
+            }
+            (Step::Force, Err(error)) if is_unsupported(&error) => {
+                self.stats.forced_records = Feature::Off(format!("refused: {error}"));
+                self.record(commits, recording.group, recording.append);
+            }
+            (_, Err(error)) => {
+                self.log.stop(error.to_string());
+                for mut pending in recording.group {
+                    pending.work.leave_in_doubt();
+                    pending.end(Err(CommitError::InDoubt(error.clone())));
+                }
+            }
+        }
+        true
+    }
+
+    /// This group is durable, and so is everything before it.
+    fn acknowledge(&mut self, group: Vec<Pending>) {
+        self.stats.commits += group.len() as u64;
+        self.stats.group_max = self.stats.group_max.max(group.len() as u64);
+        for mut pending in group {
+            let changed = pending.work.apply();
+            pending.end(Ok(changed));
+        }
+    }
+}
+
+fn bit(device: DeviceIndex) -> u64 {
+    1 << device.0
+}
+
+/// Whether the kernel or the device does not know this kind of write, so that nothing happened.
+fn is_unsupported(error: &ControlError) -> bool {
+    match error {
+        ControlError::Transfer(TransferError::Device { error, .. }) => {
+            error.status.is_unsupported()
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,156 @@
+//! What one commit changes: a batch's puts and deletes, or where reclamation has moved tensors.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use super::flight::answer;
+use crate::layout::{Change, Run, TensorEntry, TensorId};
+use crate::log::{Contents, Durability};
+use crate::pool::Shared;
+use crate::pool::error::CommitError;
+use crate::pool::held::PendingWrite;
+use crate::pool::reclaim::Moves;
+use crate::schedule::TransferError;
+
+/// For the tensors that earlier commits name: whether these leave one.
+pub(super) type Fates = HashMap<TensorId, bool>;
+
+/// A put that was started.
+pub(in crate::pool) struct StagedPut {
+    pub(in crate::pool) id: TensorId,
+    /// Gets the complete write with its checksums, or why there is none.
+    pub(in crate::pool) written: Receiver<Result<Written, TransferError>>,
+}
+
+/// A put whose bytes are written.
+pub(in crate::pool) struct Written {
+    pub(in crate::pool) write: PendingWrite,
+    pub(in crate::pool) checksums: Vec<u32>,
+}
+
+/// What a commit changes. Dropped without having been applied, it gives back what it holds.
+pub(in crate::pool) enum Work {
+    Batch(BatchWork),
+    Moves { moves: Moves, entries: Vec<TensorEntry> },
+}
+
+pub(in crate::pool) struct BatchWork {
+    shared: Arc<Shared>,
+    writing: VecDeque<StagedPut>,
+    written: Vec<Written>,
+    deletes: Vec<TensorId>,
+    /// Those of them that the record names.
+    deleted: Vec<TensorId>,
+    /// What it leaves of the tensors that it names.
+    fates: Fates,
+}
+
+impl Work {
+    /// The changes of a batch. `puts` and `deletes` name no tensor twice.
+    pub(in crate::pool) fn batch(
+        shared: &Arc<Shared>,
+        puts: Vec<StagedPut>,
+        deletes: Vec<TensorId>,
+    ) -> Self {
+        let puts_leave = puts.iter().map(|put| (put.id, true));
+        let fates = puts_leave.chain(deletes.iter().map(|id| (*id, false))).collect();
+        Self::Batch(BatchWork {
+            shared: Arc::clone(shared),
+            writing: puts.into(),
+            written: Vec::new(),
+            deletes,
+            deleted: Vec::new(),
+            fates,
+        })
+    }
+
+    /// Whether it leaves this tensor; `None` if it says nothing about it. A move changes nothing that
+    /// anybody can see.
+    pub(super) fn fate(&self, id: TensorId) -> Option<bool> {
+        match self {
+            Self::Batch(batch) => batch.fates.get(&id).copied(),
+            Self::Moves { .. } => None,
+        }
+    }
+
+    /// Whether all of its bytes have been written; `None` while some have not.
+    pub(super) fn written(&mut self) -> Option<Result<(), CommitError>> {
+        let Self::Batch(batch) = self else { return Some(Ok(())) };
+        while let Some(put) = batch.writing.front() {
+            match answer(&put.written)? {
+                Ok(written) => batch.written.push(written),
+                Err(source) => return Some(Err(CommitError::Write { id: put.id, source })),
+            }
+            batch.writing.pop_front();
+        }
+        Some(Ok(()))
+    }
+
+    /// Where its bytes lie.
+    pub(super) fn runs(&self) -> Vec<&[Run]> {
+        match self {
+            Self::Batch(batch) => {
+                let written = batch.written.iter();
+                written.filter_map(|it| Some(&*it.write.reservation()?.runs)).collect()
+            }
+            Self::Moves { moves, .. } => moves.runs().collect(),
+        }
+    }
+
+    /// What its record says, once the commits that left `before` are applied to `contents`; adds to that
+    /// what this one leaves.
+    pub(super) fn changes(&mut self, contents: &Contents, before: &mut Fates) -> Vec<Change> {
+        let batch = match self {
+            Self::Batch(batch) => batch,
+            Self::Moves { moves, entries } => {
+                // What an earlier commit of the group replaces or deletes need not be moved.
+                let moved = moves.current(contents, entries);
+                let moved = moved.filter(|entry| !before.contains_key(&entry.id));
+                return moved.map(|entry| Change::Put(entry.clone())).collect();
+            }
+        };
+        // What another commit has deleted meanwhile is gone already.
+        let stands = |id: &TensorId| {
+            let found = contents.current(*id);
+            let durable = found.is_some_and(|it| it.durability == Durability::Durable);
+            before.get(id).copied().unwrap_or(durable)
+        };
+        batch.deleted = batch.deletes.iter().copied().filter(stands).collect();
+        before.extend(batch.fates.iter().map(|(id, leaves)| (*id, *leaves)));
+        let puts = batch.written.iter();
+        let puts = puts
+            .filter_map(|it| contents.entry(it.write.reservation()?, &it.checksums))
+            .map(Change::Put);
+        puts.chain(batch.deleted.iter().map(|id| Change::Delete(*id))).collect()
+    }
+
+    /// Its record is on media: everybody may see it. Answers how many tensors it changed.
+    pub(super) fn apply(&mut self) -> usize {
+        match self {
+            Self::Batch(batch) => {
+                let written = std::mem::take(&mut batch.written).into_iter();
+                let puts: Vec<_> = written
+                    .filter_map(|it| it.write.take().map(|reservation| (reservation, it.checksums)))
+                    .collect();
+                let changed = puts.len() + batch.deleted.len();
+                batch.shared.contents().apply(puts, &batch.deleted);
+                changed
+            }
+            Self::Moves { moves, entries } => moves.install(std::mem::take(entries)),
+        }
+    }
+
+    /// Its record may or may not be on media: what it names must not be used until that is known.
+    pub(super) fn leave_in_doubt(&mut self) {
+        match self {
+            Self::Batch(batch) => {
+                let written = std::mem::take(&mut batch.written).into_iter();
+                for reservation in written.filter_map(|it| it.write.take()) {
+                    batch.shared.contents().leave_in_doubt(&reservation);
+                }
+            }
+            Self::Moves { moves, .. } => moves.leave_in_doubt(),
+        }
+    }
+}
