@@ -228,7 +228,7 @@ impl<M: Media> Reader<'_, M> {
             let log = log.unwrap_or_default();
             let claims = |at: &usize| ChangeRecord::claims_epoch_after(&log[*at..], epoch);
             for at in (0..log.len()).step_by(BLOCK_BYTES as usize).filter(claims) {
-                if let Some((record, _)) = self.record(&log[at..])? {
+                if let Some((record, _)) = self.record(&log[at..], epoch)? {
                     return Ok(Some(record.epoch));
                 }
             }
@@ -256,7 +256,7 @@ impl<M: Media> Reader<'_, M> {
             let expected = log.records + 1;
             for copy in &copies {
                 let here = copy.get(log.position as usize..).unwrap_or_default();
-                if let Some((record, length)) = self.record(here)?
+                if let Some((record, length)) = self.record(here, epoch)?
                     && record.epoch == epoch
                     && record.sequence == expected
                 {
@@ -272,7 +272,7 @@ impl<M: Media> Reader<'_, M> {
         for copy in &copies {
             let mut position = log.position as usize;
             while let Some(here) = copy.get(position..).filter(|here| !here.is_empty()) {
-                if let Some((record, _)) = self.record(here)?
+                if let Some((record, _)) = self.record(here, epoch)?
                     && record.epoch == epoch
                     && record.sequence > log.records + 1
                 {
@@ -288,10 +288,12 @@ impl<M: Media> Reader<'_, M> {
         Ok(log)
     }
 
-    /// The record of this pool and share at the start of `bytes`, if a whole one stands there.
+    /// The record of this pool and share at the start of `bytes`, if a whole one stands there. What records of
+    /// epochs before `epoch` contain is of no meaning any more.
     fn record(
         &self,
         bytes: &[u8],
+        epoch: u64,
     ) -> Result<Option<(ChangeRecord, usize)>, RecoveryError<M::Error>> {
         match ChangeRecord::decode(bytes) {
             Ok((record, length))
@@ -300,6 +302,7 @@ impl<M: Media> Reader<'_, M> {
                 Ok(Some((record, length)))
             }
             Ok(_) | Err(ChangeRecordError::Absent) => Ok(None),
+            Err(ChangeRecordError::Content { epoch: of, .. }) if of < epoch => Ok(None),
             Err(error @ ChangeRecordError::Content { .. }) => {
                 Err(RecoveryError::Contradiction(error.to_string()))
             }

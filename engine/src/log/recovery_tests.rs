@@ -259,6 +259,20 @@ fn a_lost_checkpoint_is_noticed_by_any_record_that_continued_it() {
 }
 
 #[test]
+fn what_an_old_record_contains_does_not_matter() {
+    let share = Share::formatted();
+    let mut log = share.recover().unwrap().log;
+    log.append(&share.disks, vec![], |_| Vec::new()).unwrap();
+    let Change::Put(mut entry) = put(1, 1) else { unreachable!("put() makes puts") };
+    entry.length += BLOCK_BYTES; // more than its runs hold
+    log.append(&share.disks, vec![Change::Put(entry)], |_| Vec::new()).unwrap();
+    assert!(matches!(share.recover(), Err(RecoveryError::Contradiction(_))));
+    log.checkpoint(&share.disks, &[]).unwrap();
+    log.checkpoint(&share.disks, &[]).unwrap();
+    assert!(share.recover().unwrap().tensors.is_empty(), "it stands behind the end of the log");
+}
+
+#[test]
 fn an_epoch_that_leaves_none_to_come_is_refused() {
     let share = Share::formatted();
     let write = |epoch| {

@@ -5,6 +5,7 @@
 //! through them, so that what was found once stays found. Decoders look at checksums first, and no
 //! fuzzer guesses one: so each target also puts the bytes into frames whose checksums are right.
 
+mod abi;
 mod device;
 mod frame;
 mod hostile;
@@ -26,7 +27,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     Target { name: "superblock", run: superblock::run },
     Target { name: "record", run: index::run_record },
     Target { name: "index", run: index::run_checkpoint },
@@ -34,6 +35,7 @@ pub const TARGETS: [Target; 7] = [
     Target { name: "device", run: device::run },
     Target { name: "trace", run: planner::run_trace },
     Target { name: "plan", run: planner::run_plan },
+    Target { name: "abi", run: abi::run },
 ];
 
 /// Runs one input of the target called `name`.

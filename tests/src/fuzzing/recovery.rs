@@ -30,7 +30,7 @@ pub(super) fn run(bytes: &[u8]) {
     }
 }
 
-fn open(disks: &[SimDisk], share: u32) -> Option<Pool> {
+fn open(disks: &[SimDisk], share: u32) -> Result<Pool, String> {
     let options = OpenOptions {
         share,
         staging: ByteCount::kib(128),
@@ -38,19 +38,13 @@ fn open(disks: &[SimDisk], share: u32) -> Option<Pool> {
         stepped: true,
         ..OpenOptions::default()
     };
-    match Pool::open_sim(disks, &options) {
-        Ok(pool) => Some(pool),
-        Err(error) => {
-            assert!(!error.to_string().is_empty());
-            None
-        }
-    }
+    Pool::open_sim(disks, &options).map_err(|error| error.to_string())
 }
 
 /// If the share opens at all, it can be audited, read, written, committed to, and (unless it is mined) opened
 /// again.
 fn use_share(disks: &[SimDisk], share: u32, opens_again: bool) {
-    let Some(pool) = open(disks, share) else { return };
+    let Ok(pool) = open(disks, share) else { return };
     pool.audit().expect("what was opened keeps the log's rules");
     let tensors = pool.durable_tensors().expect("the pool is open");
     for (id, _) in &tensors {
@@ -66,8 +60,9 @@ fn use_share(disks: &[SimDisk], share: u32, opens_again: bool) {
     pool.audit().expect("after a commit the rules hold");
     pool.close().expect("nothing hinders closing");
 
-    let Some(pool) = open(disks, share) else {
-        return assert!(!opens_again, "what could be opened cannot be opened again");
+    let pool = match open(disks, share) {
+        Ok(pool) => pool,
+        Err(why) => return assert!(!opens_again, "what could be opened cannot be again: {why}"),
     };
     pool.audit().expect("and keeps the rules");
     if !opens_again {

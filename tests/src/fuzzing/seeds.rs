@@ -49,7 +49,7 @@ pub fn seeds() -> Vec<Seed> {
     add("trace", "two-layers", &[], planner::trace().to_json().as_bytes());
     add("plan", "two-layers", &[], planner::plan().to_json().as_bytes());
     // The rest reads its input word by word as decisions: any bytes are a good beginning.
-    for target in ["record", "index", "recovery", "device"] {
+    for target in ["record", "index", "recovery", "device", "abi"] {
         for seed in 0..12 {
             let described = matches!(target, "record" | "index");
             let kind: &[u8] = if described { &[2] } else { &[] };

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 
 use tidelog::abi::*;
 
-use crate::memory::{Memory, Random};
+use super::{Choices, Memory};
 
 /// Bytes of staging of every session here.
-pub(crate) const STAGING: u64 = 512 << 10;
+pub const STAGING: u64 = 512 << 10;
 
 /// The text of this thread's last error.
-pub(crate) fn last_error() -> String {
+pub fn last_error() -> String {
     let mut text = vec![0_u8; 4096];
     // SAFETY: the buffer has as many bytes as it says; null is allowed for the storage.
     let length =
@@ -23,18 +23,22 @@ pub(crate) fn last_error() -> String {
 }
 
 /// A fresh folder that is removed again.
-pub(crate) struct Folder(pub(crate) PathBuf);
+pub struct Folder(
+    /// Where it is.
+    pub PathBuf,
+);
 
 impl Folder {
-    pub(crate) fn new(name: &str) -> Self {
-        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
-            .join(format!("{name}-{}", std::process::id()));
+    /// An empty folder that nobody else uses under this name.
+    pub fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("tidelog-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }
 
-    pub(crate) fn text(&self) -> CString {
+    /// Its path, as C takes it.
+    pub fn text(&self) -> CString {
         CString::new(self.0.to_str().unwrap()).unwrap()
     }
 }
@@ -57,20 +61,22 @@ struct Storage {
 
 /// How faithfully the framework does what it is asked for.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Manners {
+pub struct Manners {
     /// Of 100 requests, how many are taken twice before they are reported done.
-    pub(crate) redelivered: u64,
+    pub redelivered: u64,
     /// Of 100, how many to move or allocate are answered with 0.
-    pub(crate) refused: u64,
+    pub refused: u64,
     /// Of 100, how many are preceded by a report under another number.
-    pub(crate) misreported: u64,
+    pub misreported: u64,
 }
 
 /// A session and the framework's side of it.
-pub(crate) struct Framework {
-    pub(crate) session: u64,
-    pub(crate) budget: u64,
-    pub(crate) random: Random,
+pub struct Framework {
+    /// Its handle.
+    pub session: u64,
+    /// What the session may hold in memory.
+    pub budget: u64,
+    choices: Choices,
     manners: Manners,
     storages: BTreeMap<u32, Storage>,
     /// Memory of storages that died with a transfer in flight: kept until the session is closed.
@@ -82,7 +88,8 @@ pub(crate) struct Framework {
 }
 
 impl Framework {
-    pub(crate) fn open(name: &str, budget: u64, seed: u64, manners: Manners) -> Self {
+    /// Opens a session on a pool of its own.
+    pub fn open(name: &str, budget: u64, seed: u64, manners: Manners) -> Self {
         let folder = Folder::new(name);
         let devices = folder.text();
         let options = tide_session_options {
@@ -102,7 +109,7 @@ impl Framework {
         Self {
             session,
             budget,
-            random: Random(seed),
+            choices: Choices::of_seed(seed),
             manners,
             storages: BTreeMap::new(),
             parked: Vec::new(),
@@ -113,11 +120,13 @@ impl Framework {
         }
     }
 
-    pub(crate) fn numbers(&self) -> Vec<u32> {
+    /// The numbers of the storages that live.
+    pub fn numbers(&self) -> Vec<u32> {
         self.storages.keys().copied().collect()
     }
 
-    pub(crate) fn free_number(&self) -> u32 {
+    /// A number that no storage has.
+    pub fn free_number(&self) -> u32 {
         let taken = |n: &u32| {
             self.storages.contains_key(n)
                 || self.parked_numbers.contains(n)
@@ -127,8 +136,8 @@ impl Framework {
     }
 
     /// A storage comes into being with some bytes in it, told at the next call.
-    pub(crate) fn make(&mut self, number: u32, size: usize, place: Option<(u32, u16)>) {
-        let seed = self.random.next();
+    pub fn make(&mut self, number: u32, size: usize, place: Option<(u32, u16)>) {
+        let seed = self.choices.content();
         let mut memory = Memory::new(size, 0);
         memory.fill(seed);
         let storage = Storage { size, seed, memory: Some(memory), in_flight: false, pins: 0 };
@@ -139,7 +148,7 @@ impl Framework {
     }
 
     /// A storage's last reference goes, told at the next call.
-    pub(crate) fn kill(&mut self, number: u32) {
+    pub fn kill(&mut self, number: u32) {
         let storage = self.storages.remove(&number).unwrap();
         if storage.in_flight {
             self.parked.extend(storage.memory);
@@ -148,7 +157,8 @@ impl Framework {
         self.deaths.push(number);
     }
 
-    pub(crate) fn sync(&mut self) {
+    /// Tells the session who came into being and who died.
+    pub fn sync(&mut self) {
         let (births, deaths) = (std::mem::take(&mut self.births), std::mem::take(&mut self.deaths));
         // SAFETY: both lists have as many items as they say.
         let told = unsafe {
@@ -159,7 +169,7 @@ impl Framework {
     }
 
     /// Does what is asked and waits where it must, until the answer is ready or an error.
-    pub(crate) fn drive(&mut self, mut status: i32) -> i32 {
+    pub fn drive(&mut self, mut status: i32) -> i32 {
         for _ in 0..200_000 {
             status = match status {
                 TIDE_ACTION => {
@@ -178,7 +188,7 @@ impl Framework {
     }
 
     /// Performs the next request, if there is one.
-    pub(crate) fn perform_one(&mut self) -> bool {
+    pub fn perform_one(&mut self) -> bool {
         let mut action = tide_action::default();
         let mut again = true;
         let address = loop {
@@ -189,13 +199,13 @@ impl Framework {
                 error => panic!("next action: {error}: {}", last_error()),
             }
             let address = self.perform(&action);
-            if !again || !self.random.percent(self.manners.redelivered) {
+            if !again || !self.choices.percent(self.manners.redelivered) {
                 break address;
             }
             again = false;
         };
-        if self.random.percent(self.manners.misreported) {
-            let earlier = self.random.percent(50);
+        if self.choices.percent(self.manners.misreported) {
+            let earlier = self.choices.percent(50);
             let sequence = if earlier { action.sequence - 1 } else { action.sequence + 5 };
             // SAFETY: the number is not the next one's: nothing is done with the address.
             let answer = unsafe { tide_session_action_done(self.session, sequence, address) };
@@ -208,7 +218,7 @@ impl Framework {
     }
 
     fn perform(&mut self, action: &tide_action) -> u64 {
-        let refused = self.random.percent(self.manners.refused);
+        let refused = self.choices.percent(self.manners.refused);
         let Some(storage) = self.storages.get_mut(&action.storage) else { return 0 };
         match action.kind {
             TIDE_EVICT | TIDE_ALLOCATE if refused && !storage.in_flight => 0,
@@ -239,7 +249,7 @@ impl Framework {
     }
 
     /// Runs an op that uses storages, changes some, and makes others. Answers whether it fitted.
-    pub(crate) fn op(
+    pub fn op(
         &mut self,
         (index, name, fingerprint): (i64, &str, u64),
         uses: &[(u32, bool)],
@@ -260,7 +270,7 @@ impl Framework {
             status => panic!("op begin: {status}: {}", last_error()),
         }
         for &(number, modifies) in uses {
-            let seed = self.random.next();
+            let seed = self.choices.content();
             let storage = self.storages.get_mut(&number).unwrap();
             let memory = storage.memory.as_mut().expect("an op may run: its storages are there");
             memory.check(storage.seed, number);
@@ -282,7 +292,8 @@ impl Framework {
         true
     }
 
-    pub(crate) fn begin_op(
+    /// Begins an op, and answers what the session said.
+    pub fn begin_op(
         &mut self,
         (index, name, fingerprint): (i64, &str, u64),
         uses: &[(u32, bool)],
@@ -323,7 +334,8 @@ impl Framework {
         assert!((held + made) as u64 + STAGING > self.budget, "refused, but it fits: {text}");
     }
 
-    pub(crate) fn pin(&mut self, number: u32, on: bool) {
+    /// Pins a storage, or gives back one of its pins.
+    pub fn pin(&mut self, number: u32, on: bool) {
         self.sync();
         let storage = self.storages.get_mut(&number).unwrap();
         if !on && storage.pins == 0 {
@@ -333,7 +345,8 @@ impl Framework {
         assert_eq!(tide_session_pin(self.session, number, i32::from(on)), TIDE_READY);
     }
 
-    pub(crate) fn evict(&mut self, number: u32) {
+    /// Asks for a storage to leave.
+    pub fn evict(&mut self, number: u32) {
         self.sync();
         let status = tide_session_evict(self.session, number);
         let status = self.drive(status);
@@ -341,9 +354,9 @@ impl Framework {
     }
 
     /// Writes a storage without an op, if it is in memory and nothing moves it.
-    pub(crate) fn write_beside(&mut self, number: u32) {
+    pub fn write_beside(&mut self, number: u32) {
         self.sync();
-        let seed = self.random.next();
+        let seed = self.choices.content();
         let storage = self.storages.get_mut(&number).unwrap();
         if let (Some(memory), false) = (&mut storage.memory, storage.in_flight) {
             memory.fill(seed);
@@ -352,18 +365,21 @@ impl Framework {
         }
     }
 
-    pub(crate) fn step(&mut self, mark: i32) {
+    /// Marks a step: 1 begins one, 0 ends it.
+    pub fn step(&mut self, mark: i32) {
         self.sync();
         let status = tide_session_step(self.session, mark);
         self.drive(status);
     }
 
-    pub(crate) fn set_budget(&mut self, budget: u64) {
+    /// Changes the budget.
+    pub fn set_budget(&mut self, budget: u64) {
         self.budget = budget;
         assert_eq!(tide_session_set_budget(self.session, budget), TIDE_READY);
     }
 
-    pub(crate) fn stats(&self) -> serde_json::Value {
+    /// The session's figures.
+    pub fn stats(&self) -> serde_json::Value {
         // SAFETY: null with no capacity asks for the length; then the buffer is as long as it says.
         let text = unsafe {
             let length = tide_session_stats(self.session, std::ptr::null_mut(), 0);
@@ -377,7 +393,7 @@ impl Framework {
     }
 
     /// Touches every storage, whose bytes must all be right, and closes the session.
-    pub(crate) fn end(mut self) {
+    pub fn end(mut self) {
         self.manners = Manners::default();
         for number in self.numbers() {
             assert!(self.op((-1, "look", 0), &[(number, false)], &[]), "{}", last_error());
