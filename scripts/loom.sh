@@ -2,4 +2,4 @@
 # The ticket protocol in every order that threads could run it (loom).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-RUSTFLAGS="--cfg loom" cargo test --quiet -p tidelog-engine --lib --target-dir target/loom -- loom_
+RUSTFLAGS="--cfg loom" cargo test --quiet --release -p tidelog-engine --lib --target-dir target/loom -- loom_
