@@ -25,7 +25,7 @@ use crate::units::{ByteCount, DeviceIndex};
 const BYTES: usize = 100;
 const TAG: u64 = 7;
 
-/// More would take hours where a reactor's thread runs. Every known lost wake-up needs two at most.
+/// A bound, not a proof: without one, a model with a reactor's thread had not ended after two minutes.
 const SOME: Option<usize> = Some(3);
 
 /// Runs the model in every order, or in every one with at most so many preemptions, and says how many there
