@@ -4,8 +4,9 @@ PYTHON := .venv/bin/python
 
 SEEDS ?= 2000
 RUNS ?= 100
+SECONDS ?= 60
 
-.PHONY: help setup build demo test lint test-rust sim planted crash recovery test-torch test-slow bench clean
+.PHONY: help setup build demo test lint test-rust sim planted crash recovery test-torch test-slow bench fuzz loom sanitize miri clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -40,6 +41,18 @@ recovery: setup ## What opening a pool of a million tensors costs
 
 planted: setup ## Bugs planted on purpose: the simulation must find each
 	tests/planted.sh
+
+fuzz: setup ## Every fuzz target for SECONDS seconds, two at a time
+	@SECONDS_EACH=$(SECONDS) scripts/fuzz.sh
+
+loom: setup ## The ticket protocol in every order that threads could run it
+	@scripts/loom.sh
+
+sanitize: setup ## The engine and the C ABI under AddressSanitizer, and ThreadSanitizer where the toolchain can
+	@scripts/sanitize.sh
+
+miri: setup ## Layout, checksums and planner under Miri, where the toolchain has it
+	@scripts/miri.sh
 
 test-torch: setup build ## The touch suite and the program matrix, on PyTorch
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 -m "not slow" tests/torch

@@ -11,4 +11,5 @@ pub mod memory;
 pub mod path;
 pub mod pool;
 pub mod schedule;
+mod sync;
 pub mod units;

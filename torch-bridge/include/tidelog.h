@@ -68,7 +68,7 @@
 #define TIDE_MODIFIES 2147483648
 
 // In the `storage` of a birth: its memory is not the framework's own and must stay.
-#define TIDE_UNMOVABLE (1 << 32)
+#define TIDE_UNMOVABLE 4294967296
 
 // How to open a pool.
 typedef struct tide_pool_options {

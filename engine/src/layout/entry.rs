@@ -187,8 +187,8 @@ fn decode_change(bytes: &[u8]) -> Result<(Change, usize), &'static str> {
     let checksums_bytes = head.checksums.get() as usize * size_of::<U32>();
     let (checksums, rest) = rest.split_at_checked(checksums_bytes).ok_or(cut)?;
     let (name, padding) = rest.split_at_checked(name_bytes).ok_or(cut)?;
-    if padding.len() >= 8 || padding.iter().any(|&byte| byte != 0) {
-        return Err("its padding is not zero");
+    if padding.len() >= 8 || !length.is_multiple_of(8) || padding.iter().any(|&byte| byte != 0) {
+        return Err("its padding is not zero up to a multiple of 8 bytes");
     }
     let name = std::str::from_utf8(name).map_err(|_| "its name is not UTF-8")?;
     let runs: Box<[Run]> = runs

@@ -71,6 +71,9 @@ pub enum RecoveryError<E: fmt::Display> {
     Contradiction(String),
 }
 
+/// Epochs end here: counting from 1, no share lives to see it, and there is always a next one.
+const EPOCHS_END: u64 = 1 << 63;
+
 /// Reads a share's index.
 ///
 /// # Errors
@@ -84,6 +87,10 @@ pub fn recover<M: Media>(
     let reader = Reader { place, media };
     let (slot, checkpoint, copies) = reader.newest_checkpoint()?;
     let epoch = checkpoint.epoch;
+    if epoch >= EPOCHS_END {
+        let what = format!("no share has written {epoch} checkpoints");
+        return Err(RecoveryError::Contradiction(what));
+    }
     if let Some(newer) = reader.epoch_of_other_log(1 - slot, epoch)? {
         return Err(RecoveryError::CheckpointDamaged { epoch: newer });
     }
@@ -211,18 +218,19 @@ impl<M: Media> Reader<'_, M> {
     ) -> Result<Option<u64>, RecoveryError<M::Error>> {
         let area = &self.place.area.slots[slot];
         for device in 0..self.place.devices {
-            // Most often nothing stands there, or an older record: its header says so.
-            let head = self.media.read(device, area.log_offset, BLOCK_BYTES);
-            let newer = head.is_ok_and(|head| ChangeRecord::claims_epoch_after(&head, epoch));
-            if !newer {
+            // Where the checkpoint before this one still begins the slot, nothing newer ever stood there.
+            // Elsewhere any record of the log may be the one that is left.
+            let before = |claim: Option<Claim>| claim.is_some_and(|claim| claim.epoch < epoch);
+            if self.claim(device, slot).is_ok_and(before) {
                 continue;
             }
-            let first = match self.media.read(device, area.log_offset, area.log_bytes) {
-                Ok(bytes) => self.record(&bytes)?,
-                Err(_) => None,
-            };
-            if let Some((record, _)) = first.filter(|(record, _)| record.epoch > epoch) {
-                return Ok(Some(record.epoch));
+            let log = self.media.read(device, area.log_offset, area.log_bytes);
+            let log = log.unwrap_or_default();
+            let claims = |at: &usize| ChangeRecord::claims_epoch_after(&log[*at..], epoch);
+            for at in (0..log.len()).step_by(BLOCK_BYTES as usize).filter(claims) {
+                if let Some((record, _)) = self.record(&log[at..], epoch)? {
+                    return Ok(Some(record.epoch));
+                }
             }
         }
         Ok(None)
@@ -248,7 +256,7 @@ impl<M: Media> Reader<'_, M> {
             let expected = log.records + 1;
             for copy in &copies {
                 let here = copy.get(log.position as usize..).unwrap_or_default();
-                if let Some((record, length)) = self.record(here)?
+                if let Some((record, length)) = self.record(here, epoch)?
                     && record.epoch == epoch
                     && record.sequence == expected
                 {
@@ -264,7 +272,7 @@ impl<M: Media> Reader<'_, M> {
         for copy in &copies {
             let mut position = log.position as usize;
             while let Some(here) = copy.get(position..).filter(|here| !here.is_empty()) {
-                if let Some((record, _)) = self.record(here)?
+                if let Some((record, _)) = self.record(here, epoch)?
                     && record.epoch == epoch
                     && record.sequence > log.records + 1
                 {
@@ -280,10 +288,12 @@ impl<M: Media> Reader<'_, M> {
         Ok(log)
     }
 
-    /// The record of this pool and share at the start of `bytes`, if a whole one stands there.
+    /// The record of this pool and share at the start of `bytes`, if a whole one stands there. What records of
+    /// epochs before `epoch` contain is of no meaning any more.
     fn record(
         &self,
         bytes: &[u8],
+        epoch: u64,
     ) -> Result<Option<(ChangeRecord, usize)>, RecoveryError<M::Error>> {
         match ChangeRecord::decode(bytes) {
             Ok((record, length))
@@ -292,6 +302,7 @@ impl<M: Media> Reader<'_, M> {
                 Ok(Some((record, length)))
             }
             Ok(_) | Err(ChangeRecordError::Absent) => Ok(None),
+            Err(ChangeRecordError::Content { epoch: of, .. }) if of < epoch => Ok(None),
             Err(error @ ChangeRecordError::Content { .. }) => {
                 Err(RecoveryError::Contradiction(error.to_string()))
             }
@@ -309,6 +320,9 @@ fn check(
     let area = &place.area;
     let segments = area.first_segment..area.first_segment + area.segments;
     let mut runs: Vec<(Run, TensorId)> = Vec::with_capacity(tensors.len());
+    if let Some(pair) = tensors.windows(2).find(|pair| pair[0].id == pair[1].id) {
+        return Err(format!("{} is there twice", pair[0].id));
+    }
     for entry in tensors {
         for run in &entry.runs {
             if !segments.contains(&run.segment) || run.end() > segment_blocks {

@@ -244,6 +244,53 @@ fn a_lost_checkpoint_that_commits_continue_is_not_replaced_by_an_older_one() {
 }
 
 #[test]
+fn a_lost_checkpoint_is_noticed_by_any_record_that_continued_it() {
+    let share = Share::formatted();
+    let mut log = share.recover().unwrap().log;
+    log.checkpoint(&share.disks, &[]).unwrap();
+    for id in 1..=2 {
+        log.append(&share.disks, vec![put(id, id as u32)], |_| Vec::new()).unwrap();
+    }
+    for device in 0..2 {
+        share.disks.damage(device, share.place.area.slots[1].checkpoint_offset);
+        share.disks.damage(device, share.log_offset(1));
+    }
+    assert!(matches!(share.recover(), Err(RecoveryError::CheckpointDamaged { epoch: 2 })));
+}
+
+#[test]
+fn what_an_old_record_contains_does_not_matter() {
+    let share = Share::formatted();
+    let mut log = share.recover().unwrap().log;
+    log.append(&share.disks, vec![], |_| Vec::new()).unwrap();
+    let Change::Put(mut entry) = put(1, 1) else { unreachable!("put() makes puts") };
+    entry.length += BLOCK_BYTES; // more than its runs hold
+    log.append(&share.disks, vec![Change::Put(entry)], |_| Vec::new()).unwrap();
+    assert!(matches!(share.recover(), Err(RecoveryError::Contradiction(_))));
+    log.checkpoint(&share.disks, &[]).unwrap();
+    log.checkpoint(&share.disks, &[]).unwrap();
+    assert!(share.recover().unwrap().tensors.is_empty(), "it stands behind the end of the log");
+}
+
+#[test]
+fn an_epoch_that_leaves_none_to_come_is_refused() {
+    let share = Share::formatted();
+    let write = |epoch| {
+        let bytes = Checkpoint::encode(share.place.pool, share.place.share, epoch, &[]);
+        for device in 0..2 {
+            let at = share.place.area.slots[1].checkpoint_offset;
+            share.disks.write(device, at, bytes.clone()).unwrap();
+            share.disks.flush(device).unwrap();
+        }
+    };
+    write(u64::MAX - 1);
+    assert!(matches!(share.recover(), Err(RecoveryError::Contradiction(_))));
+    write(EPOCHS_END - 1);
+    let mut log = share.recover().unwrap().log;
+    log.checkpoint(&share.disks, &[]).unwrap();
+}
+
+#[test]
 fn an_index_that_cannot_be_is_refused() {
     let recovered_with = |changes: Vec<Change>| {
         let share = Share::formatted();
@@ -256,6 +303,13 @@ fn an_index_that_cannot_be_is_refused() {
     };
     assert!(recovered_with(vec![put(1, 1), put(2, 1)]).contains("overlap"));
     assert!(recovered_with(vec![put(1, 1 << 20)]).contains("outside"));
+    let share = Share::formatted();
+    let tensors = [put(1, 1), put(1, 2)].map(|change| match change {
+        Change::Put(entry) => entry,
+        Change::Delete(_) => unreachable!("put() makes puts"),
+    });
+    share.recover().unwrap().log.checkpoint(&share.disks, &tensors).unwrap();
+    assert!(share.recover().unwrap_err().to_string().contains("twice"));
     let Change::Put(mut entry) = put(1, 1) else { unreachable!("put() makes puts") };
     entry.checksums = Box::new([]);
     assert!(recovered_with(vec![Change::Put(entry)]).contains("0 checksums for 1 pieces"));

@@ -1,11 +1,17 @@
 //! Waking a thread that sleeps in its data path.
 
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+#[cfg(not(loom))]
+mod event;
+#[cfg(loom)]
+#[path = "waker/model.rs"]
+mod event;
+
+use std::io;
+use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
+
+use event::{Announcement, Event};
 
 /// Ends the sleep of the thread that drives a data path; cheap while that thread is awake.
 ///
@@ -16,69 +22,44 @@ pub struct Waker(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// An eventfd, not blocking.
-    event: File,
-    armed: AtomicBool,
+    event: Event,
+    armed: Announcement,
 }
 
 impl Waker {
     /// A waker of its own.
-    pub(super) fn new() -> io::Result<Self> {
-        // SAFETY: eventfd has no memory arguments.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor was just made and nobody else owns it.
-        let event = unsafe { File::from_raw_fd(fd) };
-        Ok(Self(Arc::new(Inner { event, armed: AtomicBool::new(false) })))
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(Inner { event: Event::new()?, armed: Announcement::default() })))
     }
 
     /// Ends the current sleep, or the next one if the sleeper has armed already.
     pub fn wake(&self) {
-        fence(Ordering::SeqCst);
-        if self.0.armed.swap(false, Ordering::SeqCst) {
-            // Fails only when the counter is full, and then the sleeper is being woken anyway.
-            let _ = (&self.0.event).write(&1_u64.to_ne_bytes());
+        if self.0.armed.take() {
+            self.0.event.raise();
         }
     }
 
     /// Announces sleep; look for work once more after this, and before sleeping.
     pub fn arm(&self) {
-        self.0.armed.store(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        self.0.armed.make();
     }
 
     /// Takes the announcement back and forgets a wake-up that came meanwhile.
     pub fn disarm(&self) {
-        self.0.armed.store(false, Ordering::SeqCst);
-        // Read even if nobody seems to have woken us: a waker that saw us armed may write only now,
-        // and a count left standing would turn every later sleep into a spin. Not readable is fine.
-        let mut count = [0; 8];
-        let _ = (&self.0.event).read(&mut count);
+        self.0.armed.withdraw();
+        // Cleared even if nobody seems to have woken us: a waker that saw us armed may raise it only now, and
+        // left standing it would turn every later sleep into a spin.
+        self.0.event.clear();
     }
 
     /// The descriptor that turns readable on a wake-up.
     pub(super) fn descriptor(&self) -> RawFd {
-        self.0.event.as_raw_fd()
+        self.0.event.descriptor()
     }
 
     /// Sleeps until woken or until the time is up.
     pub(super) fn sleep(&self, timeout: Option<Duration>) -> io::Result<()> {
-        let mut poll = libc::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 };
-        let milliseconds = timeout.map_or(-1, |timeout| {
-            // Rounded up, so that the last fraction of a millisecond is not spent spinning.
-            timeout.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX)
-        });
-        // SAFETY: one pollfd, which lives across the call.
-        let answer = unsafe { libc::poll(&raw mut poll, 1, milliseconds) };
-        match answer {
-            -1 => match io::Error::last_os_error() {
-                error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-                error => Err(error),
-            },
-            _ => Ok(()),
-        }
+        self.0.event.wait(timeout)
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::active::Active;
 use super::options::SubmitError;
 use super::pace::Baton;
 use crate::path::Waker;
+use crate::sync::{Mutex, MutexGuard};
 
 /// What the reactor thread is told.
 pub(super) enum Command {

@@ -25,6 +25,8 @@
 mod active;
 mod completion;
 mod flights;
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod mailbox;
 mod options;
 mod pace;
@@ -35,7 +37,7 @@ mod ticket;
 mod transfer;
 mod worker;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 pub use completion::{CompletionQueue, Notify};

@@ -3,9 +3,10 @@
 //! A stepped reactor takes turns with its callers, one of them at a time, so that a run depends on
 //! nothing but what the callers do: the same calls, the same interleaving, the same bytes.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::ticket::TicketShared;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// Passed between the reactor thread and the thread that steps it.
 #[derive(Default)]

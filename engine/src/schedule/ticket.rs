@@ -1,13 +1,14 @@
 //! The handle of a transfer in flight.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::mailbox::{Command, Mailbox};
 use super::transfer::{Done, Outcome, TransferError};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// Longer than any process lives, yet within what the clock can say.
 pub(super) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);

@@ -62,7 +62,7 @@ pub const TIDE_SETTLE: u32 = 4;
 pub const TIDE_MODIFIES: u32 = 0x8000_0000;
 
 /// In the `storage` of a birth: its memory is not the framework's own and must stay.
-pub const TIDE_UNMOVABLE: u64 = 1 << 32;
+pub const TIDE_UNMOVABLE: u64 = 0x1_0000_0000;
 
 /// A storage that came into being.
 #[repr(C)]

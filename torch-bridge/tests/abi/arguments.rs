@@ -5,7 +5,7 @@ use std::ptr::{null, null_mut};
 
 use tidelog::abi::*;
 
-use crate::framework::{Folder, Framework, Manners, STAGING, last_error};
+use tidelog_tests::abi::{Folder, Framework, Manners, STAGING, last_error, statuses_of_a_stale};
 
 /// No handle was ever given out under these.
 const STALE: [u64; 3] = [0, 1 << 40, u64::MAX];
@@ -59,46 +59,8 @@ fn open_pool(folder: &Folder) -> u64 {
 
 #[test]
 fn a_stale_handle_is_an_error_everywhere() {
-    // SAFETY: null is what the functions must withstand; stale handles let them reach no memory.
-    let statuses = |handle: u64| unsafe {
-        [
-            tide_pool_close(handle),
-            tide_put(handle, null(), null(), 1, 0, null_mut()),
-            tide_get(handle, null(), 0, null_mut(), 1, 0, null_mut()),
-            tide_delete(handle, null()),
-            tide_length(handle, null(), null_mut()),
-            tide_ticket_wait(handle, 0),
-            tide_ticket_cancel(handle),
-            tide_ticket_released(handle),
-            tide_ticket_drop(handle),
-            tide_batch_begin(handle, null_mut()),
-            tide_batch_put(handle, null(), null(), 1),
-            tide_batch_delete(handle, null()),
-            tide_batch_commit(handle),
-            tide_batch_drop(handle),
-            tide_session_close(handle),
-            tide_session_set_budget(handle, 1),
-            tide_session_sync(handle, null(), 1, null(), 1),
-            tide_session_name(handle, 0, 0, null()),
-            tide_session_resized(handle, 0, 0),
-            tide_session_modified(handle, 0),
-            tide_session_pin(handle, 0, 1),
-            tide_session_evict(handle, 0),
-            tide_session_step(handle, 1),
-            tide_session_op_begin(handle, 0, 0, null(), null(), 1, 0),
-            tide_session_op_end(handle),
-            tide_session_settle(handle),
-            tide_session_resume(handle),
-            tide_session_wait(handle, 0),
-            tide_session_next_action(handle, null_mut()),
-            tide_session_action_done(handle, 0, 0),
-            tide_session_leave_plan(handle),
-            tide_session_plan(handle, null_mut(), null_mut()),
-            tide_session_report(handle, null()),
-        ]
-    };
     for handle in STALE {
-        assert!(statuses(handle).iter().all(|&status| status == TIDE_STALE_HANDLE));
+        assert!(statuses_of_a_stale(handle).iter().all(|&status| status == TIDE_STALE_HANDLE));
         assert!(last_error().contains("session") && last_error().contains(&handle.to_string()));
         assert!(tide_session_attention(handle).is_null());
         // SAFETY: null is allowed.

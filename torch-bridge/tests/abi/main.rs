@@ -2,6 +2,4 @@
 #![allow(unsafe_code)]
 
 mod arguments;
-mod framework;
-mod memory;
 mod session;

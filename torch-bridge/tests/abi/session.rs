@@ -4,103 +4,19 @@ use std::ffi::CString;
 
 use tidelog::abi::*;
 
-use crate::framework::{Folder, Framework, Manners, STAGING, last_error};
-use crate::memory::Random;
+use tidelog_tests::abi::{
+    Choices, Folder, Framework, Manners, STAGING, last_error, walk_pool, walk_session,
+};
 
 const KIB: usize = 1 << 10;
 
-/// One seeded walk through everything that may be called.
+/// A seeded walk that moves something.
 fn walk(seed: u64, steps: u32, manners: Manners) {
-    let budget = STAGING + (512 << 10);
-    let mut framework = Framework::open(&format!("walk-{seed}"), budget, seed, manners);
-    let mut random = Random(seed ^ 0xFACE);
-    let mut index = -1_i64;
-    for _ in 0..steps {
-        let numbers = framework.numbers();
-        let some = |random: &mut Random| {
-            (!numbers.is_empty()).then(|| numbers[random.below(numbers.len() as u64) as usize])
-        };
-        match random.below(100) {
-            0..45 => {
-                let mut uses: Vec<(u32, bool)> = Vec::new();
-                for _ in 0..random.below(4) {
-                    uses.extend(some(&mut random).map(|number| (number, random.percent(40))));
-                }
-                uses.sort_unstable();
-                uses.dedup_by_key(|(number, _)| *number);
-                let size = (random.below(64 * KIB as u64) + 1) as usize;
-                let makes = random.percent(40).then(|| (framework.free_number(), size));
-                let op = (index, "aten.op", random.below(3));
-                if random.percent(8) {
-                    // Ctrl-C: begun, and never heard of again.
-                    let outputs = makes.as_slice();
-                    let status = framework.begin_op(op, &uses, outputs);
-                    assert!(status >= 0 || status == TIDE_BUDGET_EXCEEDED, "{}", last_error());
-                } else if framework.op(op, &uses, makes.as_slice()) && index >= 0 {
-                    index += 1;
-                }
-            }
-            45..60 => {
-                let number = framework.free_number();
-                framework.make(number, (random.below(96 * KIB as u64)) as usize, None);
-            }
-            60..70 => {
-                if let Some(number) = some(&mut random) {
-                    framework.kill(number);
-                }
-            }
-            70..75 => {
-                if let Some(number) = some(&mut random) {
-                    framework.evict(number);
-                }
-            }
-            75..79 => {
-                if let Some(number) = some(&mut random) {
-                    framework.write_beside(number);
-                }
-            }
-            79..83 => {
-                if let Some(number) = some(&mut random) {
-                    framework.pin(number, true);
-                    framework.op((-1, "alias", 0), &[(number, true)], &[]);
-                    framework.pin(number, false);
-                }
-            }
-            83..87 => {
-                let begins = random.percent(60);
-                framework.step(if begins { 1 } else { i32::from(random.percent(30)) * 2 });
-                index = if begins { 0 } else { -1 };
-            }
-            87..90 => framework.set_budget(budget + random.below(128 << 10)),
-            90..92 => assert_eq!(tide_session_leave_plan(framework.session), TIDE_READY),
-            92..94 => {
-                framework.perform_one();
-            }
-            94..96 => {
-                assert!(framework.stats()["resident_bytes"].is_u64());
-            }
-            96..98 => {
-                framework.sync();
-                let status = tide_session_settle(framework.session);
-                framework.drive(status);
-            }
-            // Calls that fit nothing that went before.
-            98 => {
-                framework.sync();
-                assert!(tide_session_op_end(framework.session) >= TIDE_BUDGET_EXCEEDED);
-            }
-            _ => {
-                framework.sync();
-                assert!(tide_session_resume(framework.session) >= TIDE_BUDGET_EXCEEDED);
-                assert!(tide_session_wait(framework.session, 0) >= TIDE_BUDGET_EXCEEDED);
-            }
-        }
-    }
-    let moved = framework.stats();
+    let name = format!("walk-{seed}");
+    let stats = walk_session(&name, Choices::of_seed(seed), steps, manners);
     for counter in ["evictions", "fetches"] {
-        assert!(moved[counter].as_u64() > Some(0), "the walk tried nothing: no {counter}");
+        assert!(stats[counter].as_u64() > Some(0), "the walk tried nothing: no {counter}");
     }
-    framework.end();
 }
 
 #[test]
@@ -115,6 +31,14 @@ fn no_byte_is_lost_when_requests_come_twice_are_refused_or_misreported() {
     for seed in 100..112 {
         walk(seed, 400, Manners { redelivered: 20, refused: 15, misreported: 20 });
     }
+}
+
+#[test]
+fn a_pool_answers_with_the_right_bytes_whatever_is_called() {
+    let moved: u64 = (0..12)
+        .map(|seed| walk_pool(&format!("pool-walk-{seed}"), Choices::of_seed(seed), 400))
+        .sum();
+    assert!(moved > 100, "the walks read {moved} tensors");
 }
 
 /// Parameters that every step updates, activations made forward and used backward, more than fit.

@@ -296,6 +296,13 @@ impl SimDisk {
         bytes.split_off(skip)
     }
 
+    /// Puts whole pages on the medium from outside, as another machine could have before.
+    pub fn overwrite(&self, offset: u64, bytes: &[u8]) {
+        let mut state = self.state();
+        state.media.write(offset, bytes);
+        state.media.settle(offset, bytes.len() as u64);
+    }
+
     pub(super) fn attach(&self, waker: Waker) {
         let mut state = self.state();
         (state.vanished, state.held, state.hung) = (false, false, false);

@@ -1,0 +1,80 @@
+//! What a sleeper waits for, an eventfd; and the announcement that it is about to.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::time::Duration;
+
+/// That somebody is about to sleep. What is written before it is made or taken is seen by whoever takes or
+/// makes it after.
+#[derive(Debug, Default)]
+pub(super) struct Announcement(AtomicBool);
+
+impl Announcement {
+    pub(super) fn make(&self) {
+        self.0.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether it stood; it does not any more.
+    pub(super) fn take(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.0.swap(false, Ordering::SeqCst)
+    }
+
+    pub(super) fn withdraw(&self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
+/// An eventfd, not blocking.
+#[derive(Debug)]
+pub(super) struct Event(File);
+
+impl Event {
+    pub(super) fn new() -> io::Result<Self> {
+        // SAFETY: eventfd has no memory arguments.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just made and nobody else owns it.
+        Ok(Self(unsafe { File::from_raw_fd(fd) }))
+    }
+
+    /// Ends the sleep, or the next one.
+    pub(super) fn raise(&self) {
+        // Fails only when the counter is full, and then the sleeper is being woken anyway.
+        let _ = (&self.0).write(&1_u64.to_ne_bytes());
+    }
+
+    /// Forgets that it was raised.
+    pub(super) fn clear(&self) {
+        // Not readable is fine: it was not raised.
+        let mut count = [0; 8];
+        let _ = (&self.0).read(&mut count);
+    }
+
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
+    /// Sleeps until it is raised or the time is up.
+    pub(super) fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let mut poll = libc::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 };
+        let milliseconds = timeout.map_or(-1, |timeout| {
+            // Rounded up, so that the last fraction of a millisecond is not spent spinning.
+            timeout.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX)
+        });
+        // SAFETY: one pollfd, which lives across the call.
+        let answer = unsafe { libc::poll(&raw mut poll, 1, milliseconds) };
+        match answer {
+            -1 => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+                error => Err(error),
+            },
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! A framework as small as can be: storages on the heap, driven through the C ABI as Python drives
+//! them. It knows what every byte must be, and checks it whenever it may look.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CString, c_char};
+use std::path::PathBuf;
+
+use tidelog::abi::*;
+
+use super::{Choices, Memory};
+
+/// Bytes of staging of every session here.
+pub const STAGING: u64 = 512 << 10;
+
+/// The text of this thread's last error.
+pub fn last_error() -> String {
+    let mut text = vec![0_u8; 4096];
+    // SAFETY: the buffer has as many bytes as it says; null is allowed for the storage.
+    let length =
+        unsafe { tide_last_error(text.as_mut_ptr().cast(), text.len(), std::ptr::null_mut()) };
+    text.truncate(length);
+    String::from_utf8(text).unwrap()
+}
+
+/// A fresh folder that is removed again.
+pub struct Folder(
+    /// Where it is.
+    pub PathBuf,
+);
+
+impl Folder {
+    /// An empty folder that nobody else uses under this name.
+    pub fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("tidelog-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    /// Its path, as C takes it.
+    pub fn text(&self) -> CString {
+        CString::new(self.0.to_str().unwrap()).unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A storage: its memory while it has any, and what its bytes must be.
+struct Storage {
+    size: usize,
+    seed: u64,
+    memory: Option<Memory>,
+    /// A transfer may touch the memory.
+    in_flight: bool,
+    pins: u32,
+}
+
+/// How faithfully the framework does what it is asked for.
+#[derive(Clone, Copy, Default)]
+pub struct Manners {
+    /// Of 100 requests, how many are taken twice before they are reported done.
+    pub redelivered: u64,
+    /// Of 100, how many to move or allocate are answered with 0.
+    pub refused: u64,
+    /// Of 100, how many are preceded by a report under another number.
+    pub misreported: u64,
+}
+
+/// A session and the framework's side of it.
+pub struct Framework {
+    /// Its handle.
+    pub session: u64,
+    /// What the session may hold in memory.
+    pub budget: u64,
+    choices: Choices,
+    manners: Manners,
+    storages: BTreeMap<u32, Storage>,
+    /// Memory of storages that died with a transfer in flight: kept until the session is closed.
+    parked: Vec<Memory>,
+    parked_numbers: BTreeSet<u32>,
+    births: Vec<tide_birth>,
+    deaths: Vec<u32>,
+    _folder: Folder,
+}
+
+impl Framework {
+    /// Opens a session on a pool of its own.
+    pub fn open(name: &str, budget: u64, seed: u64, manners: Manners) -> Self {
+        let folder = Folder::new(name);
+        let devices = folder.text();
+        let options = tide_session_options {
+            devices: devices.as_ptr(),
+            data_path: c"auto".as_ptr(),
+            budget,
+            staging: STAGING,
+            pool_size: 128 << 20,
+            share: 0,
+            buffered: 1,
+            reactive: 0,
+        };
+        let mut session = 0;
+        // SAFETY: the options' texts are NUL-terminated and alive; the result is ours.
+        let opened = unsafe { tide_session_open(&raw const options, &raw mut session) };
+        assert_eq!(opened, TIDE_READY, "{}", last_error());
+        Self {
+            session,
+            budget,
+            choices: Choices::of_seed(seed),
+            manners,
+            storages: BTreeMap::new(),
+            parked: Vec::new(),
+            parked_numbers: BTreeSet::new(),
+            births: Vec::new(),
+            deaths: Vec::new(),
+            _folder: folder,
+        }
+    }
+
+    /// The numbers of the storages that live.
+    pub fn numbers(&self) -> Vec<u32> {
+        self.storages.keys().copied().collect()
+    }
+
+    /// A number that no storage has.
+    pub fn free_number(&self) -> u32 {
+        let taken = |n: &u32| {
+            self.storages.contains_key(n)
+                || self.parked_numbers.contains(n)
+                || self.deaths.contains(n)
+        };
+        (0..u32::MAX).find(|number| !taken(number)).unwrap()
+    }
+
+    /// A storage comes into being with some bytes in it, told at the next call.
+    pub fn make(&mut self, number: u32, size: usize, place: Option<(u32, u16)>) {
+        let seed = self.choices.content();
+        let mut memory = Memory::new(size, 0);
+        memory.fill(seed);
+        let storage = Storage { size, seed, memory: Some(memory), in_flight: false, pins: 0 };
+        assert!(self.storages.insert(number, storage).is_none());
+        let place = place
+            .map_or(u64::from(u32::MAX) << 16, |(op, slot)| u64::from(op) << 16 | u64::from(slot));
+        self.births.push(tide_birth { storage: number.into(), size: size as u64, place });
+    }
+
+    /// A storage's last reference goes, told at the next call.
+    pub fn kill(&mut self, number: u32) {
+        let storage = self.storages.remove(&number).unwrap();
+        if storage.in_flight {
+            self.parked.extend(storage.memory);
+            self.parked_numbers.insert(number);
+        }
+        self.deaths.push(number);
+    }
+
+    /// Tells the session who came into being and who died.
+    pub fn sync(&mut self) {
+        let (births, deaths) = (std::mem::take(&mut self.births), std::mem::take(&mut self.deaths));
+        // SAFETY: both lists have as many items as they say.
+        let told = unsafe {
+            let (born, dead) = (births.as_ptr(), deaths.as_ptr());
+            tide_session_sync(self.session, born, births.len(), dead, deaths.len())
+        };
+        assert_eq!(told, TIDE_READY, "{}", last_error());
+    }
+
+    /// Does what is asked and waits where it must, until the answer is ready or an error.
+    pub fn drive(&mut self, mut status: i32) -> i32 {
+        for _ in 0..200_000 {
+            status = match status {
+                TIDE_ACTION => {
+                    while self.perform_one() {}
+                    self.sync();
+                    tide_session_resume(self.session)
+                }
+                TIDE_WAITING => {
+                    self.sync();
+                    tide_session_wait(self.session, 50)
+                }
+                ended => return ended,
+            }
+        }
+        panic!("the session never came to an end");
+    }
+
+    /// Performs the next request, if there is one.
+    pub fn perform_one(&mut self) -> bool {
+        let mut action = tide_action::default();
+        let mut again = true;
+        let address = loop {
+            // SAFETY: one action of ours.
+            match unsafe { tide_session_next_action(self.session, &raw mut action) } {
+                TIDE_ACTION => {}
+                TIDE_READY => return false,
+                error => panic!("next action: {error}: {}", last_error()),
+            }
+            let address = self.perform(&action);
+            if !again || !self.choices.percent(self.manners.redelivered) {
+                break address;
+            }
+            again = false;
+        };
+        if self.choices.percent(self.manners.misreported) {
+            let earlier = self.choices.percent(50);
+            let sequence = if earlier { action.sequence - 1 } else { action.sequence + 5 };
+            // SAFETY: the number is not the next one's: nothing is done with the address.
+            let answer = unsafe { tide_session_action_done(self.session, sequence, address) };
+            assert_eq!(answer, if earlier { TIDE_READY } else { TIDE_INVALID_ARGUMENT });
+        }
+        // SAFETY: 0, or the address of the storage's memory, which stays until release or settlement.
+        let answer = unsafe { tide_session_action_done(self.session, action.sequence, address) };
+        assert_eq!(answer, TIDE_READY, "{}", last_error());
+        true
+    }
+
+    fn perform(&mut self, action: &tide_action) -> u64 {
+        let refused = self.choices.percent(self.manners.refused);
+        let Some(storage) = self.storages.get_mut(&action.storage) else { return 0 };
+        match action.kind {
+            TIDE_EVICT | TIDE_ALLOCATE if refused && !storage.in_flight => 0,
+            TIDE_EVICT => {
+                assert_eq!(action.size, storage.size as u64);
+                storage.in_flight = true;
+                storage.memory.as_ref().expect("what is evicted is in memory").address as u64
+            }
+            TIDE_ALLOCATE => {
+                assert_eq!(action.size, storage.size as u64);
+                storage.in_flight = true;
+                let memory = storage.memory.get_or_insert_with(|| Memory::new(storage.size, 0xCD));
+                memory.address as u64
+            }
+            TIDE_RELEASE => {
+                storage.memory = None;
+                storage.in_flight = false;
+                0
+            }
+            TIDE_SETTLE => {
+                let memory = storage.memory.as_ref().expect("what is settled is in memory");
+                memory.check(storage.seed, action.storage);
+                storage.in_flight = false;
+                0
+            }
+            kind => panic!("request of unknown kind {kind}"),
+        }
+    }
+
+    /// Runs an op that uses storages, changes some, and makes others. Answers whether it fitted.
+    pub fn op(
+        &mut self,
+        (index, name, fingerprint): (i64, &str, u64),
+        uses: &[(u32, bool)],
+        outputs: &[(u32, usize)],
+    ) -> bool {
+        let status = self.begin_op((index, name, fingerprint), uses, outputs);
+        match self.drive(status) {
+            TIDE_READY => {}
+            TIDE_BUDGET_EXCEEDED => {
+                self.check_refusal(uses, outputs);
+                return false;
+            }
+            TIDE_DEVICE_FAILED => {
+                let text = last_error();
+                assert!(self.manners.refused > 0 && text.contains("no memory"), "{text}");
+                return false;
+            }
+            status => panic!("op begin: {status}: {}", last_error()),
+        }
+        for &(number, modifies) in uses {
+            let seed = self.choices.content();
+            let storage = self.storages.get_mut(&number).unwrap();
+            let memory = storage.memory.as_mut().expect("an op may run: its storages are there");
+            memory.check(storage.seed, number);
+            if modifies {
+                assert!(!storage.in_flight, "an op changes storage {number} while it moves");
+                storage.seed = seed;
+                memory.fill(seed);
+            }
+        }
+        for (slot, &(number, size)) in outputs.iter().enumerate() {
+            let place = u32::try_from(index).ok().map(|op| (op, slot as u16));
+            self.make(number, size, place);
+        }
+        self.sync();
+        let status = self.drive(tide_session_op_end(self.session));
+        if status == TIDE_READY {
+            self.check_budget();
+        }
+        true
+    }
+
+    /// Begins an op, and answers what the session said.
+    pub fn begin_op(
+        &mut self,
+        (index, name, fingerprint): (i64, &str, u64),
+        uses: &[(u32, bool)],
+        outputs: &[(u32, usize)],
+    ) -> i32 {
+        self.sync();
+        let name = CString::new(name).unwrap();
+        let words: Vec<u32> = uses
+            .iter()
+            .map(|&(n, modifies)| n | if modifies { TIDE_MODIFIES } else { 0 })
+            .collect();
+        let needs = outputs.iter().map(|&(_, size)| size as u64).sum();
+        // SAFETY: the name is NUL-terminated, the uses are as many as they say.
+        unsafe {
+            let (name, uses) = (name.as_ptr(), words.as_ptr());
+            tide_session_op_begin(self.session, index, fingerprint, name, uses, words.len(), needs)
+        }
+    }
+
+    /// Bytes in memory, which the budget allows.
+    fn check_budget(&self) {
+        let held: usize =
+            self.storages.values().filter_map(|s| s.memory.as_ref()).map(|m| m.size).sum();
+        let taken = held as u64 + STAGING;
+        assert!(taken <= self.budget, "{taken} bytes are taken of a budget of {}", self.budget);
+    }
+
+    /// A refusal is right only where the op, and what cannot move, exceed the budget.
+    fn check_refusal(&mut self, uses: &[(u32, bool)], outputs: &[(u32, usize)]) {
+        let mut needed: BTreeSet<u32> = uses.iter().map(|&(number, _)| number).collect();
+        needed.extend(self.storages.iter().filter(|(_, s)| s.pins > 0).map(|(&number, _)| number));
+        let held: usize = needed.iter().map(|number| self.storages[number].size).sum();
+        let made: usize = outputs.iter().map(|&(_, size)| size).sum();
+        let text = last_error();
+        if self.manners.refused > 0 {
+            return; // what was declined stays in the way of the op
+        }
+        assert!((held + made) as u64 + STAGING > self.budget, "refused, but it fits: {text}");
+    }
+
+    /// Pins a storage, or gives back one of its pins.
+    pub fn pin(&mut self, number: u32, on: bool) {
+        self.sync();
+        let storage = self.storages.get_mut(&number).unwrap();
+        if !on && storage.pins == 0 {
+            return;
+        }
+        storage.pins = if on { storage.pins + 1 } else { storage.pins - 1 };
+        assert_eq!(tide_session_pin(self.session, number, i32::from(on)), TIDE_READY);
+    }
+
+    /// Asks for a storage to leave.
+    pub fn evict(&mut self, number: u32) {
+        self.sync();
+        let status = tide_session_evict(self.session, number);
+        let status = self.drive(status);
+        assert!(matches!(status, TIDE_READY | TIDE_INVALID_ARGUMENT), "{}", last_error());
+    }
+
+    /// Writes a storage without an op, if it is in memory and nothing moves it.
+    pub fn write_beside(&mut self, number: u32) {
+        self.sync();
+        let seed = self.choices.content();
+        let storage = self.storages.get_mut(&number).unwrap();
+        if let (Some(memory), false) = (&mut storage.memory, storage.in_flight) {
+            memory.fill(seed);
+            storage.seed = seed;
+            assert_eq!(tide_session_modified(self.session, number), TIDE_READY, "{}", last_error());
+        }
+    }
+
+    /// Marks a step: 1 begins one, 0 ends it.
+    pub fn step(&mut self, mark: i32) {
+        self.sync();
+        let status = tide_session_step(self.session, mark);
+        self.drive(status);
+    }
+
+    /// Changes the budget.
+    pub fn set_budget(&mut self, budget: u64) {
+        self.budget = budget;
+        assert_eq!(tide_session_set_budget(self.session, budget), TIDE_READY);
+    }
+
+    /// The session's figures.
+    pub fn stats(&self) -> serde_json::Value {
+        // SAFETY: null with no capacity asks for the length; then the buffer is as long as it says.
+        let text = unsafe {
+            let length = tide_session_stats(self.session, std::ptr::null_mut(), 0);
+            let mut text = vec![0_u8; length + 65];
+            let written =
+                tide_session_stats(self.session, text.as_mut_ptr().cast::<c_char>(), text.len());
+            text.truncate(written);
+            text
+        };
+        serde_json::from_slice(&text).unwrap()
+    }
+
+    /// Touches every storage, whose bytes must all be right, and closes the session.
+    pub fn end(mut self) {
+        self.manners = Manners::default();
+        for number in self.numbers() {
+            assert!(self.op((-1, "look", 0), &[(number, false)], &[]), "{}", last_error());
+        }
+        assert_eq!(tide_session_close(self.session), TIDE_READY, "{}", last_error());
+        assert_eq!(tide_session_close(self.session), TIDE_STALE_HANDLE);
+    }
+}

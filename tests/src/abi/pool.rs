@@ -1,0 +1,394 @@
+//! A caller of the pool's part of the ABI who knows which bytes every tensor may have.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::ptr::{null, null_mut};
+
+use tidelog::abi::*;
+
+use super::memory::content;
+use super::{Choices, Folder, Memory, STAGING, last_error, statuses_of_a_stale};
+
+/// A tensor's bytes: their seed and how many.
+type Content = (u64, usize);
+
+/// Names of scratch tensors; as many others are those of durable ones.
+const NAMES: u64 = 3;
+const SIZE_MAX: u64 = 48 << 10;
+const WAIT_MS: u32 = 20_000;
+
+/// A transfer that was not seen to end.
+enum Transfer {
+    Put {
+        name: u64,
+        content: Content,
+    },
+    /// A read of some of the bytes of one of these.
+    Get {
+        from: usize,
+        possible: Vec<Option<Content>>,
+    },
+}
+
+struct Flight {
+    ticket: u64,
+    transfer: Transfer,
+    memory: Memory,
+}
+
+/// Durable changes that were not committed.
+struct Batch {
+    handle: u64,
+    /// The last change of each name: a tensor, or none any more.
+    changes: BTreeMap<u64, Option<Content>>,
+}
+
+struct Caller {
+    choices: Choices,
+    folder: Folder,
+    pool: u64,
+    /// What may stand under a name now, the newest last; with puts in flight that is not known.
+    scratch: BTreeMap<u64, Vec<Option<Content>>>,
+    durable: BTreeMap<u64, Vec<Option<Content>>>,
+    flights: Vec<Flight>,
+    batches: Vec<Batch>,
+    /// Memory of transfers whose tickets were dropped: kept until the pool is closed.
+    parked: Vec<Memory>,
+    reads: u64,
+}
+
+/// Walks through everything that may be called of a pool, `steps` long or until the choices are over.
+/// Answers how many reads ended with the right bytes.
+pub fn walk_pool(name: &str, choices: Choices, steps: u32) -> u64 {
+    let folder = Folder::new(name);
+    let pool = open(&folder);
+    let nothing = || (0..NAMES).map(|name| (name, vec![None])).collect();
+    let mut caller = Caller {
+        choices,
+        folder,
+        pool,
+        scratch: nothing(),
+        durable: nothing(),
+        flights: Vec::new(),
+        batches: Vec::new(),
+        parked: Vec::new(),
+        reads: 0,
+    };
+    for _ in 0..steps {
+        if caller.choices.are_over() {
+            break;
+        }
+        caller.act();
+    }
+    caller.close();
+    caller.reads
+}
+
+fn open(folder: &Folder) -> u64 {
+    let devices = folder.text();
+    let options = tide_pool_options {
+        devices: devices.as_ptr(),
+        data_path: c"auto".as_ptr(),
+        staging: STAGING,
+        pool_size: 32 << 20,
+        share: 0,
+        buffered: 1,
+    };
+    let mut pool = 0;
+    // SAFETY: the options' texts are NUL-terminated; the result is ours.
+    let opened = unsafe { tide_pool_open(&raw const options, &raw mut pool) };
+    assert_eq!(opened, TIDE_READY, "{}", last_error());
+    pool
+}
+
+fn name_of(kind: char, name: u64) -> CString {
+    CString::new(format!("{kind}{name}")).expect("letters and digits")
+}
+
+impl Caller {
+    fn act(&mut self) {
+        match self.choices.below(32) {
+            0..7 => self.put(),
+            7..14 => self.get(),
+            14..19 => self.wait(),
+            19..21 => self.delete(),
+            21 => self.drop_ticket(),
+            22 => self.cancel(),
+            23 | 24 => self.begin(),
+            25..28 => self.change(),
+            28 => self.commit(),
+            29 => self.length(),
+            30 => self.hostile(),
+            _ if self.choices.percent(25) => self.close_and_open(),
+            _ => self.drop_batch(),
+        }
+    }
+
+    fn content(&mut self) -> Content {
+        (self.choices.content(), self.choices.below(SIZE_MAX) as usize)
+    }
+
+    fn put(&mut self) {
+        let (name, content) = (self.choices.below(NAMES), self.content());
+        let mut memory = Memory::new(content.1, 0);
+        memory.fill(content.0);
+        let (text, mut ticket) = (name_of('s', name), 0);
+        let flags = self.choices.below(4) as u32;
+        // SAFETY: the name is NUL-terminated; the memory stays as it is until the ticket is released.
+        let status = unsafe {
+            let bytes = memory.address.cast_const().cast();
+            let (pool, length) = (self.pool, memory.size as u64);
+            tide_put(pool, text.as_ptr(), bytes, length, flags, &raw mut ticket)
+        };
+        if status == TIDE_POOL_FAILED {
+            return assert!(last_error().contains("full"), "{}", last_error());
+        }
+        assert_eq!(status, TIDE_READY, "{}", last_error());
+        self.scratch.get_mut(&name).expect("a name").push(Some(content));
+        self.flights.push(Flight { ticket, transfer: Transfer::Put { name, content }, memory });
+    }
+
+    fn get(&mut self) {
+        let name = self.choices.below(NAMES);
+        let (kind, possible) = if self.choices.percent(70) {
+            ('s', self.scratch[&name].clone())
+        } else {
+            ('d', self.durable[&name].clone())
+        };
+        let newest = possible.iter().rev().flatten().next().map_or(1, |(_, size)| *size);
+        let whole = self.choices.percent(50);
+        let from = if whole { 0 } else { self.choices.below(newest as u64 + 2) as usize };
+        let length = if whole { newest } else { self.choices.below(SIZE_MAX) as usize };
+        let memory = Memory::new(length, 0xCD);
+        let (text, mut ticket) = (name_of(kind, name), 0);
+        // SAFETY: the name is NUL-terminated; nobody touches the memory until the ticket is released.
+        let status = unsafe {
+            let (offset, length) = (from as u64, memory.size as u64);
+            let bytes = memory.address.cast();
+            tide_get(self.pool, text.as_ptr(), offset, bytes, length, TIDE_URGENT, &raw mut ticket)
+        };
+        let fits =
+            |content: &Option<Content>| content.is_some_and(|(_, size)| from + length <= size);
+        if status == TIDE_POOL_FAILED {
+            return assert!(
+                !possible.iter().all(fits),
+                "refused a read that fits: {}",
+                last_error()
+            );
+        }
+        assert_eq!(status, TIDE_READY, "{}", last_error());
+        assert!(possible.iter().any(fits), "read {length} bytes from {from} of {possible:?}");
+        self.flights.push(Flight { ticket, transfer: Transfer::Get { from, possible }, memory });
+    }
+
+    fn some_flight(&mut self) -> Option<usize> {
+        let count = self.flights.len() as u64;
+        (count > 0).then(|| self.choices.below(count) as usize)
+    }
+
+    fn wait(&mut self) {
+        let Some(index) = self.some_flight() else { return };
+        let timeout = if self.choices.percent(50) { 0 } else { WAIT_MS };
+        let status = tide_ticket_wait(self.flights[index].ticket, timeout);
+        if status == TIDE_WAITING {
+            return assert_eq!(timeout, 0, "the transfer never ends");
+        }
+        let flight = self.flights.swap_remove(index);
+        let ticket = flight.ticket;
+        assert_eq!(tide_ticket_wait(ticket, 0), status, "an end is the same when asked again");
+        assert_eq!(tide_ticket_released(ticket), 1, "what has ended touches no memory");
+        self.ended(flight, status);
+        assert_eq!(tide_ticket_drop(ticket), TIDE_READY);
+        assert_eq!(tide_ticket_wait(ticket, 0), TIDE_STALE_HANDLE);
+    }
+
+    /// A transfer has ended: `TIDE_READY`, or not well.
+    fn ended(&mut self, flight: Flight, status: i32) {
+        let well = status == TIDE_READY;
+        assert!(well || status == TIDE_DEVICE_FAILED, "{status}: {}", last_error());
+        let Flight { transfer, memory, .. } = flight;
+        match transfer {
+            Transfer::Put { name, content: put } => {
+                assert!(memory.bytes() == content(put.0, put.1), "a put changed its source");
+                let possible = self.scratch.get_mut(&name).expect("a name");
+                let place = possible.iter().position(|other| *other == Some(put));
+                match (place, well) {
+                    // It is there, and nothing older is.
+                    (Some(place), true) => drop(possible.drain(..place)),
+                    (Some(place), false) => drop(possible.remove(place)),
+                    (None, _) => {}
+                }
+            }
+            Transfer::Get { from, possible } if well => {
+                let found = memory.bytes();
+                let is = |(seed, size): &Content| {
+                    content(*seed, *size).get(from..from + found.len()) == Some(found)
+                };
+                assert!(
+                    possible.iter().flatten().any(is),
+                    "wrong bytes from {from} of {possible:?}"
+                );
+                self.reads += 1;
+            }
+            Transfer::Get { .. } => {}
+        }
+    }
+
+    fn delete(&mut self) {
+        let name = self.choices.below(NAMES);
+        let text = name_of('s', name);
+        // SAFETY: the name is NUL-terminated.
+        let status = unsafe { tide_delete(self.pool, text.as_ptr()) };
+        let possible = self.scratch.get_mut(&name).expect("a name");
+        match status {
+            // Puts in flight do not bring it back.
+            TIDE_READY => {
+                assert!(possible.iter().any(Option::is_some), "deleted what was not there");
+                *possible = vec![None];
+            }
+            TIDE_POOL_FAILED => assert!(possible.contains(&None), "{}", last_error()),
+            other => panic!("{other}: {}", last_error()),
+        }
+    }
+
+    fn length(&mut self) {
+        let name = self.choices.below(NAMES);
+        let (text, mut length) = (name_of('s', name), 0);
+        // SAFETY: the name is NUL-terminated, the place ours.
+        let status = unsafe { tide_length(self.pool, text.as_ptr(), &raw mut length) };
+        let found = (status == TIDE_READY).then_some(length as usize);
+        let possible = self.scratch[&name].iter().map(|content| content.map(|(_, size)| size));
+        assert!(possible.clone().any(|it| it == found), "{found:?}: {:?}", self.scratch[&name]);
+    }
+
+    fn drop_ticket(&mut self) {
+        let Some(index) = self.some_flight() else { return };
+        let flight = self.flights.swap_remove(index);
+        assert_eq!(tide_ticket_drop(flight.ticket), TIDE_READY);
+        assert_eq!(tide_ticket_drop(flight.ticket), TIDE_STALE_HANDLE);
+        self.parked.push(flight.memory);
+    }
+
+    fn cancel(&mut self) {
+        let Some(index) = self.some_flight() else { return };
+        assert_eq!(tide_ticket_cancel(self.flights[index].ticket), TIDE_READY);
+    }
+
+    fn begin(&mut self) {
+        // One at a time, so that what a commit brings is known.
+        if self.batches.is_empty() {
+            let mut handle = 0;
+            // SAFETY: the place is ours.
+            let begun = unsafe { tide_batch_begin(self.pool, &raw mut handle) };
+            assert_eq!(begun, TIDE_READY, "{}", last_error());
+            self.batches.push(Batch { handle, changes: BTreeMap::new() });
+        }
+    }
+
+    fn change(&mut self) {
+        let (name, put, deletes) =
+            (self.choices.below(NAMES), self.content(), self.choices.percent(25));
+        let Some(batch) = self.batches.last_mut() else { return };
+        let text = name_of('d', name);
+        let bytes = content(put.0, put.1);
+        // SAFETY: the name is NUL-terminated, the bytes are as many as it says.
+        let status = unsafe {
+            if deletes {
+                tide_batch_delete(batch.handle, text.as_ptr())
+            } else {
+                let (bytes, length) = (bytes.as_ptr().cast(), bytes.len() as u64);
+                tide_batch_put(batch.handle, text.as_ptr(), bytes, length)
+            }
+        };
+        match status {
+            TIDE_READY => drop(batch.changes.insert(name, (!deletes).then_some(put))),
+            TIDE_POOL_FAILED => {}
+            other => panic!("{other}: {}", last_error()),
+        }
+    }
+
+    fn commit(&mut self) {
+        let Some(Batch { handle, changes }) = self.batches.pop() else { return };
+        let status = tide_batch_commit(handle);
+        assert_eq!(tide_batch_commit(handle), TIDE_STALE_HANDLE, "a batch is committed once");
+        if status == TIDE_READY {
+            for (name, content) in changes {
+                self.durable.insert(name, vec![content]);
+            }
+        } else {
+            assert_eq!(status, TIDE_POOL_FAILED, "{}", last_error());
+        }
+    }
+
+    fn drop_batch(&mut self) {
+        let Some(batch) = self.batches.pop() else { return };
+        assert_eq!(tide_batch_drop(batch.handle), TIDE_READY);
+        assert_eq!(tide_batch_drop(batch.handle), TIDE_STALE_HANDLE);
+    }
+
+    /// Calls that no caller should make: each is refused and changes nothing.
+    fn hostile(&mut self) {
+        let (pool, mut ticket, mut byte) = (self.pool, 0_u64, 7_u8);
+        let (name, place) = (c"s0".as_ptr(), &raw mut ticket);
+        let (memory, read) = ((&raw mut byte).cast(), (&raw const byte).cast());
+        let huge = u64::MAX - self.choices.below(1 << 20);
+        // SAFETY: null and misaligned pointers and impossible lengths are what the functions must withstand:
+        // they are refused before anything is read or written.
+        let status = unsafe {
+            match self.choices.below(14) {
+                0 => tide_put(pool, null(), read, 1, 0, place),
+                1 => tide_put(pool, name, null(), 1, 0, place),
+                2 => tide_put(pool, name, read, huge, 0, place),
+                3 => tide_put(pool, name, read, 1, 0, null_mut()),
+                4 => tide_put(pool, name, read, 1, 0, place.byte_add(1)),
+                5 => tide_get(pool, name, huge, memory, 1 << 62, 0, place),
+                6 => tide_get(pool, name, 0, memory, huge, 0, place),
+                7 => tide_get(pool, name, 0, null_mut(), 1, 0, place),
+                8 => tide_get(pool, name, 0, memory, 1, 0, null_mut()),
+                9 => tide_delete(pool, null()),
+                10 => tide_length(pool, null(), null_mut()),
+                11 => tide_batch_begin(pool, null_mut()),
+                12 => tide_pool_open(null(), null_mut()),
+                _ => match self.batches.last() {
+                    Some(batch) => tide_batch_put(batch.handle, name, read, huge),
+                    None => TIDE_INVALID_ARGUMENT,
+                },
+            }
+        };
+        assert_eq!(status, TIDE_INVALID_ARGUMENT, "{}", last_error());
+        let stale = pool + (1 << 40) + self.choices.below(1 << 40);
+        let statuses = statuses_of_a_stale(stale);
+        assert!(statuses.iter().all(|&status| status == TIDE_STALE_HANDLE), "{statuses:?}");
+    }
+
+    /// Closes the pool with whatever is in flight.
+    fn close(&mut self) {
+        assert_eq!(tide_pool_close(self.pool), TIDE_READY, "{}", last_error());
+        assert_eq!(tide_pool_close(self.pool), TIDE_STALE_HANDLE);
+        self.parked.clear();
+        for flight in std::mem::take(&mut self.flights) {
+            let (ticket, status) = (flight.ticket, tide_ticket_wait(flight.ticket, WAIT_MS));
+            assert_eq!(tide_ticket_released(ticket), 1);
+            self.ended(flight, status);
+            assert_eq!(tide_ticket_drop(ticket), TIDE_READY);
+        }
+        for Batch { handle, .. } in std::mem::take(&mut self.batches) {
+            assert!(tide_batch_commit(handle) <= TIDE_READY);
+        }
+    }
+
+    /// What is durable is there again, and nothing else.
+    fn close_and_open(&mut self) {
+        self.close();
+        self.pool = open(&self.folder);
+        self.scratch.values_mut().for_each(|possible| *possible = vec![None]);
+        for (name, possible) in &self.durable {
+            let (text, mut length) = (name_of('d', *name), 0);
+            // SAFETY: the name is NUL-terminated, the place ours.
+            let status = unsafe { tide_length(self.pool, text.as_ptr(), &raw mut length) };
+            let found = (status == TIDE_READY).then_some(length as usize);
+            let expected: Vec<_> = possible.iter().map(|it| it.map(|(_, size)| size)).collect();
+            assert!(expected.contains(&found), "d{name} has {found:?} and may have {expected:?}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Looking at devices whose front and end somebody else wrote, as files: what `tidelog-format` shows,
+//! checks and repairs.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arbitrary::Unstructured;
+use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::pool::inspect::{Damage, check, inspect, probe, repair};
+
+use super::hostile::Hostile;
+
+pub(super) fn run(bytes: &[u8]) {
+    let mut words = Unstructured::new(bytes);
+    let Ok(thorough) = words.ratio(1, 4) else { return };
+    let Ok(pool) = Hostile::of(&mut words) else { return };
+    let files = Files::of(&pool);
+    let specs = &files.specs;
+    for spec in specs {
+        let view = probe(spec).expect("a file can be looked at");
+        assert_eq!(view.newest.is_ok(), view.copies.iter().any(|copy| copy.state.is_ok()));
+    }
+    let Ok(view) = inspect(specs) else { return };
+    for index in view.shares.iter().filter_map(|share| share.index.as_ref().ok()) {
+        let space = index.space;
+        let sum = space.live.0 + space.dead.0 + space.free.0 + space.reserved.0;
+        assert_eq!(sum, space.capacity.0, "{space:?}");
+    }
+    if !thorough {
+        return;
+    }
+    let Ok(report) = check(specs, true, &mut |_| ()) else { return };
+    let unreadable = view.shares.iter().filter(|share| share.index.is_err()).count();
+    let lost = report.damage.iter().filter(|it| matches!(it, Damage::Index { .. })).count();
+    assert_eq!(unreadable, lost, "looking and checking agree on what cannot be read");
+    if let Ok(repaired) = repair(specs, &[], true, &mut |_| ()) {
+        let left = repaired.after.damage.iter().filter(|it| it.is_repairable());
+        // What has no good copy stays as it is, and so do the copies beside it.
+        assert!(lost > 0 || left.count() == 0, "{:?}", repaired.after.damage);
+    }
+}
+
+/// The devices as files, removed again.
+struct Files {
+    folder: PathBuf,
+    specs: Vec<DeviceSpec>,
+}
+
+impl Files {
+    fn of(pool: &Hostile) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tidelog-fuzz-{}-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).expect("the temporary folder can be written");
+        let paths: Vec<PathBuf> = (0..pool.geometry.devices)
+            .map(|device| folder.join(format!("{device}.tide")))
+            .collect();
+        let files: Vec<File> = paths
+            .iter()
+            .map(|path| {
+                let file = File::create(path).expect("a file can be made");
+                file.set_len(pool.geometry.device_bytes).expect("of four MiB");
+                file
+            })
+            .collect();
+        for patch in &pool.patches {
+            files[patch.device].write_all_at(&patch.bytes, patch.offset).expect("and written");
+        }
+        let spec = |path: &PathBuf| path.to_str().unwrap_or_default().parse();
+        let specs = paths.iter().map(|path| spec(path).expect("a path is a device")).collect();
+        Self { folder, specs }
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}

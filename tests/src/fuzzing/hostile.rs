@@ -1,0 +1,214 @@
+//! A pool whose every byte of metadata somebody else wrote, with checksums that are right.
+
+use std::collections::BTreeMap;
+
+use arbitrary::{Result, Unstructured};
+use tidelog_engine::layout::{
+    BLOCK_BYTES, Change, Geometry, GeometryRequest, HOLDERS_OFFSET, Holder, METADATA_OFFSET,
+    SUPERBLOCK_OFFSET, Superblock,
+};
+use tidelog_engine::log::StripeMap;
+use tidelog_engine::units::ByteCount;
+
+use super::frame::{self, CheckpointHead, RecordHead};
+use super::index::{changes, payload};
+
+/// The pool's identity.
+const POOL: u128 = 5;
+
+/// Bytes that somebody put on a device.
+pub(super) struct Patch {
+    pub(super) device: usize,
+    pub(super) offset: u64,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// What stands on the devices.
+pub(super) struct Hostile {
+    pub(super) geometry: Geometry,
+    pub(super) patches: Vec<Patch>,
+    /// The epoch of the checkpoint that stands there now, by share, slot and device.
+    checkpoints: BTreeMap<(u32, usize, u8), u64>,
+    /// The highest epoch of a record, by share.
+    records: BTreeMap<u32, u64>,
+    /// Whether raw bytes lie over the metadata.
+    damaged: bool,
+}
+
+impl Hostile {
+    /// The pool that `words` describe. Where they end, it ends.
+    pub(super) fn of(words: &mut Unstructured<'_>) -> Result<Self> {
+        let request = GeometryRequest {
+            devices: words.int_in_range(1..=3)?,
+            device_bytes: ByteCount::mib(4),
+            stripe_unit: *words.choose(&[ByteCount::kib(4), ByteCount::kib(16)])?,
+            segment_bytes: None,
+            shares: words.int_in_range(1..=2)?,
+        };
+        let geometry = Geometry::plan(&request).expect("four MiB are enough for two shares");
+        let mut pool = Self {
+            geometry,
+            patches: Vec::new(),
+            checkpoints: BTreeMap::new(),
+            records: BTreeMap::new(),
+            damaged: false,
+        };
+        for device in 0..geometry.devices {
+            let block = pool.superblock(device);
+            pool.put(device as usize, SUPERBLOCK_OFFSET, block.clone());
+            pool.put(device as usize, geometry.second_superblock_offset(), block);
+        }
+        while !words.is_empty() && pool.patches.len() < 48 {
+            pool.damage(words)?;
+        }
+        Ok(pool)
+    }
+
+    /// Whether records lie in wait for a checkpoint to come: whoever can write such records can write any,
+    /// and a share that meets them later is refused then.
+    pub(super) fn lies_in_wait(&self) -> bool {
+        let waits = |(share, epoch): (&u32, &u64)| {
+            let of_share = self.checkpoints.iter().filter(|((other, ..), _)| other == share);
+            of_share.map(|(_, epoch)| epoch).max() < Some(epoch)
+        };
+        self.damaged || self.records.iter().any(waits)
+    }
+
+    fn superblock(&self, device: u32) -> Vec<u8> {
+        let geometry = self.geometry;
+        Superblock { generation: 1, pool: POOL, device, geometry, formatted_at: 1 }.encode()
+    }
+
+    fn damage(&mut self, words: &mut Unstructured<'_>) -> Result<()> {
+        let device = words.int_in_range(0..=self.geometry.devices as usize - 1)?;
+        match words.int_in_range(0..=9)? {
+            0..=3 => self.checkpoint(words),
+            4..=6 => self.record(words),
+            7 => self.superblock_word(words, device),
+            8 => self.holder(words, device),
+            _ => self.raw(words, device),
+        }
+    }
+
+    /// A checkpoint in one of the slots, on one device or on all.
+    fn checkpoint(&mut self, words: &mut Unstructured<'_>) -> Result<()> {
+        let (share, slot, copies) = self.place(words)?;
+        let area = self.geometry.share(share).expect("a share of the pool").slots[slot];
+        let (payload, entries) = self.payload(words, false)?;
+        let wrong = words.ratio(1, 16)?;
+        let tensors = if wrong { words.arbitrary()? } else { entries };
+        let epoch = epoch(words)?;
+        let head = CheckpointHead { pool: POOL, share, epoch, tensors };
+        for device in self.devices_of(copies) {
+            self.checkpoints.insert((share, slot, device), epoch);
+        }
+        self.put_copies(copies, area.checkpoint_offset, &frame::checkpoint(&head, &payload));
+        Ok(())
+    }
+
+    /// A record at some block of a slot's log.
+    fn record(&mut self, words: &mut Unstructured<'_>) -> Result<()> {
+        let (share, slot, copies) = self.place(words)?;
+        let area = self.geometry.share(share).expect("a share of the pool").slots[slot];
+        let (payload, _) = self.payload(words, true)?;
+        let block = words.int_in_range(0..=3)?;
+        let sequence = if words.ratio(1, 8)? { words.arbitrary()? } else { block + 1 };
+        let epoch = epoch(words)?;
+        let head = RecordHead { pool: POOL, share, epoch, sequence };
+        let highest = self.records.entry(share).or_default();
+        *highest = epoch.max(*highest);
+        self.put_copies(
+            copies,
+            area.log_offset + block * BLOCK_BYTES,
+            &frame::record(&head, &payload),
+        );
+        Ok(())
+    }
+
+    /// Index entries and how many, or bytes that are none.
+    fn payload(&self, words: &mut Unstructured<'_>, deletions: bool) -> Result<(Vec<u8>, u64)> {
+        if words.ratio(1, 8)? {
+            let length = words.int_in_range(0..=200)?.min(words.len());
+            return Ok((words.bytes(length)?.to_vec(), 1));
+        }
+        let stripes = StripeMap::new(&self.geometry);
+        let mut changes = changes(words, Some(&stripes))?;
+        changes.retain(|change| deletions || matches!(change, Change::Put(_)));
+        Ok((payload(&changes), changes.len() as u64))
+    }
+
+    /// One word of a superblock is another, and the checksum right.
+    fn superblock_word(&mut self, words: &mut Unstructured<'_>, device: usize) -> Result<()> {
+        let mut block = self.superblock(device as u32);
+        let at = 4 * words.int_in_range(0..=40)?;
+        let small = words.ratio(1, 2)?;
+        let word = if small { u32::from(words.arbitrary::<u8>()?) } else { words.arbitrary()? };
+        block[at..at + 4].copy_from_slice(&word.to_le_bytes());
+        frame::seal(&mut block, frame::SUPERBLOCK_CHECKSUM);
+        let second = self.geometry.second_superblock_offset();
+        let copies = words.int_in_range(0..=2)?;
+        if copies != 1 {
+            self.put(device, SUPERBLOCK_OFFSET, block.clone());
+        }
+        if copies != 0 {
+            self.put(device, second, block);
+        }
+        Ok(())
+    }
+
+    fn holder(&mut self, words: &mut Unstructured<'_>, device: usize) -> Result<()> {
+        let (process, since) = words.arbitrary()?;
+        let length = words.int_in_range(0..=64)?.min(words.len());
+        let command = String::from_utf8_lossy(words.bytes(length)?).into_owned();
+        let share = words.int_in_range(0..=2)?;
+        let block = Holder { process, command, since }.encode(POOL, share);
+        self.put(device, HOLDERS_OFFSET + u64::from(share) * BLOCK_BYTES, block);
+        Ok(())
+    }
+
+    /// Bytes anywhere in front of the data, the first block included.
+    fn raw(&mut self, words: &mut Unstructured<'_>, device: usize) -> Result<()> {
+        let blocks = self.geometry.data_offset / BLOCK_BYTES - 1;
+        let anywhere = words.ratio(1, 4)?;
+        let block = if anywhere {
+            words.int_in_range(0..=blocks)?
+        } else {
+            *words.choose(&[0, 1, 2, METADATA_OFFSET / BLOCK_BYTES])?
+        };
+        let length = words.int_in_range(1..=128)?.min(words.len());
+        let mut bytes = words.bytes(length)?.to_vec();
+        bytes.resize(BLOCK_BYTES as usize, 0);
+        self.damaged |= block * BLOCK_BYTES >= METADATA_OFFSET;
+        self.put(device, block * BLOCK_BYTES, bytes);
+        Ok(())
+    }
+
+    /// A share, a slot, and which of the metadata devices get a copy.
+    fn place(&self, words: &mut Unstructured<'_>) -> Result<(u32, usize, u8)> {
+        let share = words.int_in_range(0..=self.geometry.shares - 1)?;
+        Ok((share, words.int_in_range(0..=1)?, *words.choose(&[3, 3, 1, 2])?))
+    }
+
+    fn put_copies(&mut self, copies: u8, offset: u64, bytes: &[u8]) {
+        for device in self.devices_of(copies) {
+            self.put(device.into(), offset, bytes.to_vec());
+        }
+    }
+
+    fn devices_of(&self, copies: u8) -> impl Iterator<Item = u8> + use<> {
+        (0..self.geometry.metadata_devices()).filter(move |it| copies >> it & 1 != 0)
+    }
+
+    fn put(&mut self, device: usize, offset: u64, bytes: Vec<u8>) {
+        self.patches.push(Patch { device, offset, bytes });
+    }
+}
+
+/// Mostly one of the first, sometimes one of the last there can be.
+fn epoch(words: &mut Unstructured<'_>) -> Result<u64> {
+    match words.int_in_range(0..=15)? {
+        0 => words.arbitrary(),
+        1 => Ok(u64::MAX - words.int_in_range(0..=2)?),
+        _ => words.int_in_range(0..=4),
+    }
+}

@@ -1,0 +1,129 @@
+//! Change records and index checkpoints.
+
+use arbitrary::{Result, Unstructured};
+use tidelog_engine::layout::{
+    BLOCK_BYTES, Change, ChangeRecord, Checkpoint, LifetimeClass, RECORD_HEADER_BYTES, Run,
+    TensorEntry, TensorId, blocks_for, encode_change,
+};
+use tidelog_engine::log::StripeMap;
+
+use super::frame::{self, CheckpointHead, RecordHead};
+
+/// The first byte says what the others are: a record as it stands there, the payload of a sealed one, or a
+/// description of changes that are encoded into one.
+pub(super) fn run_record(bytes: &[u8]) {
+    let Some((kind, bytes)) = bytes.split_first() else { return };
+    let head = RecordHead { pool: 5, share: 1, epoch: 3, sequence: 2 };
+    match kind % 3 {
+        0 => check_record(bytes),
+        1 => check_record(&frame::record(&head, bytes)),
+        _ => {
+            let changes = changes(&mut Unstructured::new(bytes), None).unwrap_or_default();
+            let record =
+                ChangeRecord { pool: 5, share: 1, epoch: 3, sequence: 2, changes: changes.clone() };
+            let encoded = record.encode();
+            assert_eq!(encoded, frame::record(&head, &payload(&changes)), "as the format says");
+            check_record(&encoded);
+        }
+    }
+}
+
+fn check_record(bytes: &[u8]) {
+    let _ = ChangeRecord::claims_epoch_after(bytes, 2);
+    let Ok((record, length)) = ChangeRecord::decode(bytes) else { return };
+    assert!(length.is_multiple_of(BLOCK_BYTES as usize));
+    assert!(length - bytes.len().min(length) < BLOCK_BYTES as usize, "it ends where the bytes do");
+    assert!(
+        ChangeRecord::claims_epoch_after(bytes, record.epoch.wrapping_sub(1)) || record.epoch == 0
+    );
+    assert_eq!(length as u64, ChangeRecord::bytes_for(&record.changes));
+    let again = record.encode();
+    assert_eq!(again.len(), length);
+    assert_eq!(ChangeRecord::decode(&again), Ok((record, length)));
+}
+
+/// As [`run_record`], for a checkpoint; here the second byte is the number of tensors that it claims.
+pub(super) fn run_checkpoint(bytes: &[u8]) {
+    let Some((kind, bytes)) = bytes.split_first() else { return };
+    match (kind % 3, bytes.split_first()) {
+        (0, _) => check_checkpoint(bytes),
+        (1, Some((tensors, payload))) => {
+            let head = CheckpointHead { pool: 5, share: 1, epoch: 3, tensors: u64::from(*tensors) };
+            check_checkpoint(&frame::checkpoint(&head, payload));
+        }
+        _ => {
+            let changes = changes(&mut Unstructured::new(bytes), None).unwrap_or_default();
+            let puts = changes.iter().filter_map(|change| match change {
+                Change::Put(entry) => Some(entry.clone()),
+                Change::Delete(_) => None,
+            });
+            let encoded = Checkpoint::encode(5, 1, 3, &puts.collect::<Vec<_>>());
+            check_checkpoint(&encoded);
+        }
+    }
+}
+
+fn check_checkpoint(bytes: &[u8]) {
+    let claim = Checkpoint::claim(bytes);
+    let Ok(found) = Checkpoint::decode(bytes) else { return };
+    let Checkpoint { pool, share, epoch, tensors } = &found;
+    assert!(Checkpoint::is_whole(bytes, *pool, *share, *epoch));
+    assert!(!Checkpoint::is_whole(bytes, *pool, *share, epoch.wrapping_add(1)));
+    let again = Checkpoint::encode(*pool, *share, *epoch, tensors);
+    assert_eq!(claim, Some((*epoch, again.len() as u64)));
+    assert_eq!(Checkpoint::decode(&again), Ok(found));
+}
+
+/// The bytes that stand for changes.
+pub(super) fn payload(changes: &[Change]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for change in changes {
+        encode_change(change, &mut bytes);
+    }
+    bytes
+}
+
+/// A few changes, mostly such as could be. With `stripes`, most have as many checksums as pieces.
+pub(super) fn changes(
+    words: &mut Unstructured<'_>,
+    stripes: Option<&StripeMap>,
+) -> Result<Vec<Change>> {
+    let count = words.int_in_range(0..=6)?;
+    (0..count).map(|_| change(words, stripes)).collect()
+}
+
+fn change(words: &mut Unstructured<'_>, stripes: Option<&StripeMap>) -> Result<Change> {
+    let name = *words.choose(&["", "a", "bb", "layer.0.weight", "\u{e9}"])?;
+    let id = if name.is_empty() {
+        TensorId(words.int_in_range(0..=3_u128)?)
+    } else {
+        TensorId::from_name(name)
+    };
+    if words.ratio(1, 4)? {
+        return Ok(Change::Delete(id));
+    }
+    let runs = (0..words.int_in_range(0..=3)?)
+        .map(|_| {
+            let wild = words.ratio(1, 16)?;
+            let mut word = |usual: u32| {
+                if wild { words.arbitrary() } else { words.int_in_range(0..=usual) }
+            };
+            Ok(Run { segment: word(12)?, block: word(8)?, blocks: word(4)?.max(1) })
+        })
+        .collect::<Result<Box<[Run]>>>()?;
+    let blocks: u64 = runs.iter().map(|run| u64::from(run.blocks)).sum();
+    let length = (blocks * BLOCK_BYTES).saturating_sub(words.int_in_range(0..=4095)?);
+    let pieces = stripes.map_or(3, |stripes| stripes.count(&runs).min(1000));
+    let checksums = if words.ratio(1, 8)? { pieces + 1 } else { pieces };
+    let entry = TensorEntry {
+        id,
+        name: (!name.is_empty()).then(|| name.into()),
+        length: if blocks_for(length) == blocks { length } else { blocks * BLOCK_BYTES },
+        class: *words.choose(&LifetimeClass::ALL)?,
+        runs,
+        checksums: vec![crc32c::crc32c(&[0; BLOCK_BYTES as usize]); checksums].into(),
+    };
+    Ok(Change::Put(entry))
+}
+
+const _: () = assert!(RECORD_HEADER_BYTES == 64, "frames are written with headers of 64 bytes");

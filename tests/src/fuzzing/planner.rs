@@ -1,0 +1,121 @@
+//! Trace files and plan files, and what is made of those that are accepted.
+
+use tidelog_planner::algorithm1::{Options, algorithm1};
+use tidelog_planner::cost::{Machine, SsdLink};
+use tidelog_planner::plan::{Plan, compile};
+use tidelog_planner::simulate::{Policy, SimulateError, simulate};
+use tidelog_planner::trace::{
+    Access, Birth, Death, Identity, Kind, Op, PlanStorage, Storage, Trace, Use,
+};
+use tidelog_planner::units::{Bandwidth, Bytes, Nanos, OpIndex};
+
+/// Longer iterations are only read: planning them takes its time and shows nothing new.
+const LENGTH_MAX: usize = 64;
+
+/// A trace file's text.
+pub(super) fn run_trace(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let trace = match Trace::from_json(text) {
+        Ok(trace) => trace,
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    let again = Trace::from_json(&trace.to_json()).expect("what we write we read");
+    assert_eq!(again, trace);
+    if trace.ops.len().max(trace.storages.len()) > LENGTH_MAX {
+        return;
+    }
+    let total: u64 = trace.storages.iter().map(|storage| storage.size.0).sum();
+    for budget in [total / 2, total / 8 + 1] {
+        let machine = machine(budget);
+        let plan = algorithm1(&trace, &machine, Options { unused: true, ..Options::default() });
+        compile(&plan, &trace).expect("our own plan is one that we follow");
+        let read = Plan::from_json(&plan.to_json()).expect("what we write we read");
+        assert_eq!(read, plan);
+        for policy in [Policy::Lru, Policy::Planned(&plan)] {
+            refuse_bugs(simulate(&trace, &machine, policy).map(drop));
+        }
+    }
+}
+
+/// A plan file's text. It is followed as if it were for the one trace here, whatever trace it names.
+pub(super) fn run_plan(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let mut plan = match Plan::from_json(text) {
+        Ok(plan) => plan,
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    assert_eq!(Plan::from_json(&plan.to_json()).expect("what we write we read"), plan);
+    let trace = trace();
+    if let Err(error) = compile(&plan, &trace) {
+        assert!(!error.to_string().is_empty());
+    }
+    (plan.fingerprint, plan.ops) = (trace.fingerprint(), trace.ops.len() as u32);
+    if plan.rows.len() <= LENGTH_MAX && compile(&plan, &trace).is_ok() {
+        for machine in [machine(350), plan.machine] {
+            refuse_bugs(simulate(&trace, &machine, Policy::Planned(&plan)).map(drop));
+        }
+    }
+}
+
+/// A budget may be too small, and a plan for something else. What the machine calls a bug is one.
+fn refuse_bugs(simulated: Result<(), SimulateError>) {
+    if let Err(error @ (SimulateError::Stuck { .. } | SimulateError::Failed { .. })) = simulated {
+        panic!("{error}");
+    }
+}
+
+/// A machine that moves a byte in a nanosecond.
+fn machine(budget: u64) -> Machine {
+    let rate = Bandwidth(1_000_000_000);
+    Machine {
+        budget: Bytes(budget),
+        staging: Bytes(0),
+        ssd: SsdLink { read: rate, write: rate, latency: Nanos(5) },
+        host: None,
+        verify: rate,
+    }
+}
+
+/// Two layers there and back: four ops, what each kind of storage is, and a death one iteration late.
+pub(super) fn trace() -> Trace {
+    let storage = |identity, kind| Storage { identity, size: Bytes(100), kind, movable: true };
+    let made = |op| Identity::Output { op: OpIndex(op), slot: 0 };
+    let uses = |storages: &[u32], access| {
+        let of = |&storage| Use { storage: PlanStorage(storage), access, previous: false };
+        storages.iter().map(of).collect::<Vec<_>>()
+    };
+    let op = |index: u64, uses| Op {
+        name: format!("op{index}"),
+        duration: Nanos(100),
+        fingerprint: index,
+        uses,
+        births: Vec::new(),
+        deaths: Vec::new(),
+    };
+    let mut ops = vec![
+        op(0, uses(&[0], Access::Read)),
+        op(1, uses(&[1, 2], Access::Read)),
+        op(2, uses(&[1, 3], Access::Update)),
+        op(3, uses(&[0, 2], Access::Update)),
+    ];
+    for (at, storage) in [(0, 2), (1, 3), (2, 4)] {
+        ops[at].births.push(Birth { storage: PlanStorage(storage), slot: 0 });
+    }
+    ops[2].deaths.push(Death { storage: PlanStorage(3), previous: false });
+    ops[3].deaths.push(Death { storage: PlanStorage(2), previous: false });
+    ops[0].deaths.push(Death { storage: PlanStorage(4), previous: true });
+    let storages = vec![
+        storage(Identity::Name("w0".into()), Kind::Parameter),
+        storage(Identity::Name("w1".into()), Kind::Parameter),
+        storage(made(0), Kind::Activation),
+        storage(made(1), Kind::Activation),
+        storage(made(2), Kind::Gradient),
+        storage(Identity::Arrival, Kind::Other),
+    ];
+    Trace { name: "two layers".into(), storages, ops }
+}
+
+/// A plan for it.
+pub(super) fn plan() -> Plan {
+    algorithm1(&trace(), &machine(350), Options { unused: true, ..Options::default() })
+}
