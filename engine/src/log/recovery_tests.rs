@@ -276,7 +276,8 @@ fn what_an_old_record_contains_does_not_matter() {
 fn an_epoch_that_leaves_none_to_come_is_refused() {
     let share = Share::formatted();
     let write = |epoch| {
-        let bytes = Checkpoint::encode(share.place.pool, share.place.share, epoch, &[] as &[TensorEntry]);
+        let bytes =
+            Checkpoint::encode(share.place.pool, share.place.share, epoch, &[] as &[TensorEntry]);
         for device in 0..2 {
             let at = share.place.area.slots[1].checkpoint_offset;
             share.disks.write(device, at, bytes.clone()).unwrap();
