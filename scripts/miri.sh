@@ -9,5 +9,5 @@ if ! cargo miri --version >/dev/null 2>&1; then
     exit 0
 fi
 export MIRIFLAGS="-Zmiri-disable-isolation"
-cargo miri test -p tidelog-engine --lib --target-dir target/miri -- layout:: memory::tests::ends
+cargo miri test -p tidelog-engine --lib --target-dir target/miri -- layout:: memory::ends
 cargo miri test -p tidelog-planner --lib --target-dir target/miri -- trace:: plan:: lifetime::
