@@ -23,6 +23,8 @@ use crate::layout::{
 pub struct Recovered {
     /// Every durable tensor, by id.
     pub tensors: Vec<TensorEntry>,
+    /// Where they lie, by place.
+    pub runs: Vec<(Run, TensorId)>,
     /// The change log, ready to be continued.
     pub log: ChangeLog,
     /// Whether the next commit may follow directly. If not, a checkpoint must be written first: records
@@ -90,10 +92,11 @@ pub fn recover<M: Media>(
     let log = reader.read_log(slot, epoch)?;
 
     let tensors = apply(checkpoint.tensors, log.changes);
-    check(&place, stripes, segment_blocks, &tensors).map_err(RecoveryError::Contradiction)?;
+    let runs = checked_runs(&place, stripes, segment_blocks, &tensors)
+        .map_err(RecoveryError::Contradiction)?;
     let settled = log.records == 0 && copies == usize::from(place.devices) && !log.failed_reads;
     let log = ChangeLog::resume(place, slot, epoch, log.records, log.position);
-    Ok(Recovered { tensors, log, settled })
+    Ok(Recovered { tensors, runs, log, settled })
 }
 
 /// The index once the log's changes are applied to the checkpoint's tensors, in the order of ids.
@@ -299,13 +302,14 @@ impl<M: Media> Reader<'_, M> {
     }
 }
 
-/// Whether the tensors can all be: inside the share, one checksum per piece, no two in one place.
-fn check(
+/// The runs of the tensors by place, if the tensors can all be: inside the share, one checksum per piece, no
+/// two in one place.
+fn checked_runs(
     place: &Place,
     stripes: &StripeMap,
     segment_blocks: u64,
     tensors: &[TensorEntry],
-) -> Result<(), String> {
+) -> Result<Vec<(Run, TensorId)>, String> {
     let area = &place.area;
     let segments = area.first_segment..area.first_segment + area.segments;
     let mut runs: Vec<(Run, TensorId)> = Vec::with_capacity(tensors.len());
@@ -322,14 +326,14 @@ fn check(
             return Err(format!("{} has {found} checksums for {pieces} pieces", entry.id));
         }
     }
-    runs.sort_unstable();
+    runs.sort_unstable_by_key(|(run, _)| (u64::from(run.segment) << 32) | u64::from(run.block));
     for pair in runs.windows(2) {
         let ((before, one), (after, other)) = (pair[0], pair[1]);
         if before.segment == after.segment && before.end() > u64::from(after.block) {
             return Err(format!("{one} and {other} overlap in segment {}", after.segment));
         }
     }
-    Ok(())
+    Ok(runs)
 }
 
 #[cfg(test)]

@@ -52,8 +52,8 @@ pub(super) fn read_index<M: Media>(
     };
     let copies = (0..place.devices).map(|device| IndexCopy { device, state: alone(device) });
     let copies = copies.collect();
-    let Recovered { tensors, log, .. } = all;
-    let contents = Contents::recovered(Space::new(&area, blocks), tensors.clone());
+    let Recovered { tensors, runs, log, .. } = all;
+    let contents = Contents::recovered(Space::new(&area, blocks), tensors.clone(), runs);
     Ok(IndexView { epoch: log.epoch(), tensors, space: contents.space_use(), copies })
 }
 
