@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 SEEDS ?= 2000
 RUNS ?= 100
 
-.PHONY: help setup build demo test lint test-rust sim planted crash recovery test-torch test-slow bench clean
+.PHONY: help setup build demo test lint test-rust sim planted faults crash recovery test-torch test-slow bench clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -30,6 +30,9 @@ test-rust: setup ## The engine, the planner and the C ABI
 
 sim: setup ## The log against its model: SEEDS seeds of work, faults and power cuts
 	cargo run --release -q -p tidelog-tests --bin tidelog-sim -- --seeds $(SEEDS)
+
+faults: setup ## Devices that shrink, refuse writes, go or fill up under load (a part of test-rust)
+	cargo test -q -p tidelog-tests --test faults
 
 crash: setup ## Processes that commit are killed RUNS times, on files and on loop devices
 	cargo run --release -q -p tidelog-tests --bin tidelog-crash -- --runs $(RUNS)

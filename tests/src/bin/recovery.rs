@@ -126,6 +126,7 @@ fn measure(arguments: &Arguments, tensors: u64, segment_mib: u64) -> Result<Meas
     let format = FormatOptions {
         segment_size: Some(ByteCount::mib(segment_mib)),
         buffered: true,
+        sparse: true,
         ..FormatOptions::default()
     };
     let geometry = Pool::format(&specs, &format)?.geometry;
