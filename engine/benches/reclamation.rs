@@ -4,7 +4,7 @@
 //! cargo bench -p tidelog-engine --bench reclamation
 //! ```
 //!
-//! Simulated disks, so that the figure depends on nothing but the seed; throughput is measured on files. Tensors of 4 to 64 KiB live for
+//! Simulated disks, so that the figure depends on nothing but the seed; throughput is measured on files in memory. Tensors of 4 to 64 KiB live for
 //! 1, 10, 100 or 1000 units of time, as many bytes for each; one unit writes as many bytes as keep the pool
 //! 80 % full. One hint in ten names another lifetime. The pool is filled until the oldest tensors die,
 //! then written over ten times, which is what is measured.
@@ -40,8 +40,8 @@ const CLASSES: [LifetimeClass; 4] = [
 const EMPTY_PERCENT: u64 = 10;
 /// Puts under way, where throughput is measured.
 const DEPTH: usize = 32;
-const TURNS: usize = 15;
-const TURN_BYTES: u64 = 48 << 20;
+const TURNS: usize = 41;
+const TURN_BYTES: u64 = 32 << 20;
 /// What lanes must reach with some hints wrong.
 const TARGET: f64 = 1.3;
 
@@ -67,9 +67,7 @@ fn main() {
     println!("  {:<40} {planned:>6.3}", "lifetimes known by a plan");
     assert!((planned - 1.0).abs() < f64::EPSILON, "a plan's scratch is never copied");
 
-    println!(
-        "throughput of puts on files, of an empty pool's; at least 0.9 / (1 + 2 (WA - 1)) of it"
-    );
+    println!("throughput of puts, of an empty pool's; at least 0.9 / (1 + 2 (WA - 1)) of it");
     println!("  {:<40} {:>6} {:>6} {:>8}", "", "WA", "ratio", "at least");
     for (name, hints) in [
         ("lanes, 10 % of the hints wrong", Hints::Wrong(WRONG_HINTS_PERCENT)),
@@ -241,16 +239,25 @@ struct Directory(PathBuf);
 
 impl Directory {
     fn new() -> Self {
-        let path = std::env::temp_dir().join(format!("tidelog-reclamation-{}", std::process::id()));
+        // In memory, where there is a file system for it: a disk that others use, too, drowns the ratio.
+        let memory = PathBuf::from("/dev/shm");
+        let parent = if memory.is_dir() { memory } else { std::env::temp_dir() };
+        let path = parent.join(format!("tidelog-reclamation-{}", std::process::id()));
         std::fs::create_dir(&path).unwrap();
         Self(path)
     }
 
     fn pool(&self, name: &str) -> Pool {
         let specs = [0, 1].map(|index| DeviceSpec::new(self.0.join(format!("{name}{index}"))));
-        let format = FormatOptions { device_size: Some(ByteCount::mib(128)), ..format_options() };
+        let format = FormatOptions {
+            device_size: Some(ByteCount::mib(512)),
+            segment_size: Some(ByteCount::mib(1)),
+            buffered: true,
+            ..format_options()
+        };
         Pool::format(&specs, &format).unwrap();
-        Pool::open(&specs, &OpenOptions { huge_pages: false, ..OpenOptions::default() }).unwrap()
+        let options = OpenOptions { huge_pages: false, buffered: true, ..OpenOptions::default() };
+        Pool::open(&specs, &options).unwrap()
     }
 }
 
