@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 SEEDS ?= 2000
 RUNS ?= 100
 
-.PHONY: help setup build demo test lint test-rust sim planted faults crash recovery test-torch test-slow bench clean
+.PHONY: help setup build demo test lint test-rust sim planted faults fixture crash recovery test-torch test-slow bench clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -40,6 +40,9 @@ crash: setup ## Processes that commit are killed RUNS times, on files and on loo
 
 recovery: setup ## What opening a pool of a million tensors costs
 	cargo run --release -q -p tidelog-tests --bin tidelog-recovery
+
+fixture: setup ## The committed pool of the present format version, made anew; never after its release
+	cargo run -q -p tidelog-tests --bin tidelog-fixture
 
 planted: setup ## Bugs planted on purpose: the simulation must find each
 	tests/planted.sh
