@@ -6,7 +6,8 @@ SEEDS ?= 2000
 RUNS ?= 100
 SECONDS ?= 60
 
-.PHONY: help setup build demo test lint test-rust sim planted crash recovery test-torch test-slow bench fuzz loom sanitize miri clean
+.PHONY: help setup build demo test lint test-rust sim planted faults fixture crash recovery test-torch test-slow bench fuzz loom sanitize \
+	miri clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -32,12 +33,18 @@ test-rust: setup ## The engine, the planner and the C ABI
 sim: setup ## The log against its model: SEEDS seeds of work, faults and power cuts
 	cargo run --release -q -p tidelog-tests --bin tidelog-sim -- --seeds $(SEEDS)
 
+faults: setup ## Devices that shrink, refuse writes, go or fill up under load (a part of test-rust)
+	cargo test -q -p tidelog-tests --test faults
+
 crash: setup ## Processes that commit are killed RUNS times, on files and on loop devices
 	cargo run --release -q -p tidelog-tests --bin tidelog-crash -- --runs $(RUNS)
 	cargo run --release -q -p tidelog-tests --bin tidelog-crash -- --runs $(RUNS) --sector 4096
 
 recovery: setup ## What opening a pool of a million tensors costs
 	cargo run --release -q -p tidelog-tests --bin tidelog-recovery
+
+fixture: setup ## The committed pool of the present format version, made anew; never after its release
+	cargo run -q -p tidelog-tests --bin tidelog-fixture
 
 planted: setup ## Bugs planted on purpose: the simulation must find each
 	tests/planted.sh

@@ -1,6 +1,9 @@
-//! What proves the engine: a reference model, seeded scripts of work and faults, and their replay; callers of
-//! the C ABI; and what fuzzing runs.
+//! What proves the engine: a reference model, seeded scripts of work and faults, and their replay; load on real
+//! files and devices of this machine; callers of the C ABI; and what fuzzing runs.
 
 pub mod abi;
+pub mod fixture;
 pub mod fuzzing;
+pub mod load;
+pub mod machine;
 pub mod sim;

@@ -6,6 +6,7 @@
 //! which is called once the commit is on media.
 
 mod audit;
+mod index;
 mod readers;
 mod relocate;
 
@@ -15,27 +16,23 @@ use std::sync::Arc;
 
 pub use relocate::{Reclamation, Relocation, Stretch};
 
+use index::Index;
+
 use super::space::{Durability, Full, Lane, Space, SpaceUse};
 use super::version::{BeginError, RemoveError, Request, Reservation, Version};
 use crate::layout::{Change, Run, TensorEntry, TensorId};
 
+/// The writes to one tensor that have begun and not ended.
 #[derive(Debug, Default)]
-struct Slot {
-    current: Option<Arc<Version>>,
-    /// Serial of the newest version or deletion: an older write that completes later is not installed.
-    newest: u64,
-    /// Serial of the last write that began.
+struct Writers {
+    scratch: u32,
+    durable: u32,
+    /// Serial of the last that began.
     last_begun: u64,
-    scratch_writes: u32,
-    durable_writes: u32,
+    /// Serial of the last deletion since the first of them began: an older write does not appear any more.
+    last_deletion: u64,
     /// The name of durable writes that are not committed yet.
     claimed_name: Option<Box<str>>,
-}
-
-impl Slot {
-    fn is_unused(&self) -> bool {
-        self.current.is_none() && self.scratch_writes == 0 && self.durable_writes == 0
-    }
 }
 
 #[derive(Debug)]
@@ -45,11 +42,20 @@ struct Pending {
     in_doubt: bool,
 }
 
+/// A write that was taken off the list.
+struct Ended {
+    pending: Pending,
+    /// Serial of the tensor's last deletion since the write began, or before.
+    last_deletion: u64,
+}
+
 /// The contents of a share.
 #[derive(Debug)]
 pub struct Contents {
     space: Space,
-    slots: HashMap<TensorId, Slot>,
+    current: Index,
+    /// Only of tensors that are being written.
+    writers: HashMap<TensorId, Writers>,
     pending: HashMap<u64, Pending>,
     /// How many reads each version being read has, by its serial and how often it had been moved.
     readers: BTreeMap<(u64, u32), u32>,
@@ -78,26 +84,27 @@ struct Moving {
 }
 
 impl Contents {
-    /// What recovery found: the durable tensors, in a share with this space.
-    pub fn recovered(mut space: Space, tensors: Vec<TensorEntry>) -> Self {
-        let mut slots = HashMap::with_capacity(tensors.len());
+    /// What recovery found: the durable tensors, and their runs by place, in a share with this space.
+    pub fn recovered(
+        mut space: Space,
+        tensors: Vec<TensorEntry>,
+        runs: Vec<(Run, TensorId)>,
+    ) -> Self {
+        let mut current = Index::with_capacity(tensors.len());
         let mut last_serial = 0;
-        let mut places = BTreeMap::new();
         for entry in tensors {
             space.adopt(&entry.runs, entry.class);
             last_serial += 1;
-            let id = entry.id;
-            places.extend(entry.runs.iter().map(|run| ((run.segment, run.block), id)));
             let (serial, moves) = (last_serial, 0);
             let version = Version { entry, durability: Durability::Durable, serial, moves };
-            let slot =
-                Slot { current: Some(Arc::new(version)), newest: last_serial, ..Slot::default() };
-            slots.insert(id, slot);
+            current.insert_new(Arc::new(version));
         }
         space.resume();
+        let places = runs.into_iter().map(|(run, id)| ((run.segment, run.block), id)).collect();
         Self {
             space,
-            slots,
+            current,
+            writers: HashMap::new(),
             pending: HashMap::new(),
             readers: BTreeMap::new(),
             retired: HashMap::new(),
@@ -128,20 +135,18 @@ impl Contents {
         request: Request,
         allocate: impl Fn(&mut Space, Lane, u64) -> Result<Vec<Run>, Full>,
     ) -> Result<Reservation, BeginError> {
-        if let Some(slot) = self.slots.get(&request.id) {
-            Self::check_slot(slot, &request)?;
-        }
+        self.check(&request)?;
         let allocated = allocate(&mut self.space, request.lane, request.length);
         let runs: Arc<[Run]> = allocated.map_err(BeginError::Full)?.into();
         let serial = self.next_serial();
-        let slot = self.slots.entry(request.id).or_default();
-        slot.last_begun = serial;
+        let writers = self.writers.entry(request.id).or_default();
+        writers.last_begun = serial;
         match request.lane.durability {
-            Durability::Scratch => slot.scratch_writes += 1,
+            Durability::Scratch => writers.scratch += 1,
             Durability::Durable => {
-                slot.durable_writes += 1;
-                if slot.claimed_name.is_none() {
-                    slot.claimed_name.clone_from(&request.name);
+                writers.durable += 1;
+                if writers.claimed_name.is_none() {
+                    writers.claimed_name.clone_from(&request.name);
                 }
             }
         }
@@ -150,18 +155,21 @@ impl Contents {
         Ok(Reservation { serial, runs })
     }
 
-    fn check_slot(slot: &Slot, request: &Request) -> Result<(), BeginError> {
-        let durable =
-            slot.current.as_ref().filter(|version| version.durability == Durability::Durable);
+    /// Whether this write may go on beside what stands under its id and what is being written to it.
+    fn check(&self, request: &Request) -> Result<(), BeginError> {
+        let current = self.current(request.id);
+        let durable = current.filter(|version| version.durability == Durability::Durable);
+        let writers = self.writers.get(&request.id);
         match request.lane.durability {
-            Durability::Scratch if durable.is_some() || slot.durable_writes > 0 => {
-                Err(BeginError::IsDurable)
+            Durability::Scratch if self.is_durable(request.id) => Err(BeginError::IsDurable),
+            Durability::Durable if writers.is_some_and(|writers| writers.scratch > 0) => {
+                Err(BeginError::ScratchInFlight)
             }
-            Durability::Durable if slot.scratch_writes > 0 => Err(BeginError::ScratchInFlight),
             Durability::Scratch => Ok(()),
             Durability::Durable => {
                 let stored = durable.and_then(|version| version.entry.name.as_ref());
-                match (stored.or(slot.claimed_name.as_ref()), &request.name) {
+                let claimed = || writers?.claimed_name.as_ref();
+                match (stored.or_else(claimed), &request.name) {
                     (Some(other), Some(name)) if other != name => {
                         Err(BeginError::NameCollision(other.clone()))
                     }
@@ -173,28 +181,20 @@ impl Contents {
 
     /// A scratch write is complete: it can be read from now on, unless a newer one overtook it.
     pub fn install(&mut self, reservation: &Reservation, checksums: Vec<u32>) {
-        let Some(pending) = self.end(reservation) else { return };
         let serial = reservation.serial;
-        let slot = self.slots.entry(pending.request.id).or_default();
-        if slot.newest > serial {
+        let Some(Ended { pending, last_deletion }) = self.end(reservation) else { return };
+        let newer = self.current(pending.request.id).is_some_and(|it| it.serial > serial);
+        if newer || last_deletion > serial {
             self.space.abandon(&pending.runs);
-            self.forget_if_unused(pending.request.id);
-            return;
-        }
-        slot.newest = serial;
-        let version = Arc::new(version(pending, serial, checksums));
-        let old = slot.current.replace(Arc::clone(&version));
-        self.occupy(version.entry.id, &version.entry.runs);
-        if let Some(old) = old {
-            self.retire(&old);
+        } else {
+            self.appear(version(pending, serial, checksums));
         }
     }
 
     /// A write failed, was cancelled or belongs to a batch that nobody commits: its space comes back.
     pub fn abandon(&mut self, reservation: &Reservation) {
-        if let Some(pending) = self.end(reservation) {
+        if let Some(Ended { pending, .. }) = self.end(reservation) {
             self.space.abandon(&pending.runs);
-            self.forget_if_unused(pending.request.id);
         }
     }
 
@@ -241,25 +241,12 @@ impl Contents {
     /// A commit is on media: its tensors appear, the ones they replace and the deleted ones disappear.
     pub fn apply(&mut self, puts: Vec<(Reservation, Vec<u32>)>, deletes: &[TensorId]) {
         for id in deletes {
-            let serial = self.next_serial();
-            let Some(slot) = self.slots.get_mut(id) else { continue };
-            slot.newest = serial;
-            if let Some(old) = slot.current.take() {
-                self.retire(&old);
-            }
-            self.forget_if_unused(*id);
+            self.disappear(*id);
         }
         for (reservation, checksums) in puts {
-            let Some(pending) = self.end(&reservation) else { continue };
+            let Some(Ended { pending, .. }) = self.end(&reservation) else { continue };
             let serial = self.next_serial();
-            let id = pending.request.id;
-            let version = Arc::new(version(pending, serial, checksums));
-            self.occupy(id, &version.entry.runs);
-            let slot = self.slots.entry(id).or_default();
-            slot.newest = serial;
-            if let Some(old) = slot.current.replace(version) {
-                self.retire(&old);
-            }
+            self.appear(version(pending, serial, checksums));
         }
     }
 
@@ -268,37 +255,31 @@ impl Contents {
     /// # Errors
     /// There is none, or it is durable.
     pub fn remove_scratch(&mut self, id: TensorId) -> Result<(), RemoveError> {
-        let serial = self.next_serial();
-        let slot = self.slots.get_mut(&id).ok_or(RemoveError::Unknown)?;
-        match &slot.current {
+        // A write that began after the last deletion may still bring the tensor.
+        let is_coming =
+            |writers: &Writers| writers.scratch > 0 && writers.last_begun > writers.last_deletion;
+        match self.current(id) {
             Some(version) if version.durability == Durability::Durable => {
                 return Err(RemoveError::IsDurable);
             }
-            // A write that began after the last deletion may still bring the tensor.
-            None if slot.scratch_writes == 0 || slot.last_begun < slot.newest => {
+            None if !self.writers.get(&id).is_some_and(is_coming) => {
                 return Err(RemoveError::Unknown);
             }
             _ => (),
         }
-        slot.newest = serial;
-        if let Some(old) = slot.current.take() {
-            self.retire(&old);
-        }
-        self.forget_if_unused(id);
+        self.disappear(id);
         Ok(())
     }
 
     /// The version that can be read now.
     pub fn current(&self, id: TensorId) -> Option<&Arc<Version>> {
-        self.slots.get(&id)?.current.as_ref()
+        self.current.get(id)
     }
 
     /// Whether a durable tensor stands, or is about to stand, under this id.
     pub fn is_durable(&self, id: TensorId) -> bool {
-        self.slots.get(&id).is_some_and(|slot| {
-            slot.durable_writes > 0
-                || slot.current.as_ref().is_some_and(|it| it.durability == Durability::Durable)
-        })
+        self.current(id).is_some_and(|it| it.durability == Durability::Durable)
+            || self.writers.get(&id).is_some_and(|writers| writers.durable > 0)
     }
 
     /// How the space is used.
@@ -308,31 +289,56 @@ impl Contents {
 
     /// Durable versions, in no order.
     pub fn durable(&self) -> impl Iterator<Item = &Arc<Version>> {
-        let current = self.slots.values().filter_map(|slot| slot.current.as_ref());
-        current.filter(|version| version.durability == Durability::Durable)
+        self.current.iter().filter(|version| version.durability == Durability::Durable)
     }
 
     /// Ids of everything that can be read, in no order.
     pub fn ids(&self) -> impl Iterator<Item = TensorId> {
-        self.slots.iter().filter(|(_, slot)| slot.current.is_some()).map(|(id, _)| *id)
+        self.current.iter().map(|version| version.entry.id)
     }
 
     /// Takes a write off the list, unless a commit in doubt holds it.
-    fn end(&mut self, reservation: &Reservation) -> Option<Pending> {
+    fn end(&mut self, reservation: &Reservation) -> Option<Ended> {
         if self.pending.get(&reservation.serial)?.in_doubt {
             return None;
         }
         let pending = self.pending.remove(&reservation.serial)?;
-        if let Some(slot) = self.slots.get_mut(&pending.request.id) {
-            match pending.request.lane.durability {
-                Durability::Scratch => slot.scratch_writes -= 1,
-                Durability::Durable => slot.durable_writes -= 1,
-            }
-            if slot.durable_writes == 0 {
-                slot.claimed_name = None;
-            }
+        let Entry::Occupied(mut entry) = self.writers.entry(pending.request.id) else {
+            debug_assert!(false, "a write to {} that never began", pending.request.id);
+            return None;
+        };
+        let writers = entry.get_mut();
+        match pending.request.lane.durability {
+            Durability::Scratch => writers.scratch -= 1,
+            Durability::Durable => writers.durable -= 1,
         }
-        Some(pending)
+        if writers.durable == 0 {
+            writers.claimed_name = None;
+        }
+        let last_deletion = writers.last_deletion;
+        if writers.scratch == 0 && writers.durable == 0 {
+            entry.remove();
+        }
+        Some(Ended { pending, last_deletion })
+    }
+
+    /// A written tensor can be read from now on, in the place of an older version.
+    fn appear(&mut self, version: Version) {
+        self.occupy(version.entry.id, &version.entry.runs);
+        if let Some(old) = self.current.insert(Arc::new(version)) {
+            self.retire(&old);
+        }
+    }
+
+    /// A tensor is found no more, and no write that has begun brings it back.
+    fn disappear(&mut self, id: TensorId) {
+        let serial = self.next_serial();
+        if let Some(writers) = self.writers.get_mut(&id) {
+            writers.last_deletion = serial;
+        }
+        if let Some(old) = self.current.remove(id) {
+            self.retire(&old);
+        }
     }
 
     /// A tensor can be read in these reserved runs from now on.
@@ -357,14 +363,6 @@ impl Contents {
         }
         self.space.retire(&runs);
         self.retired.entry(serial).or_default().push(Retired { moves, runs, durability });
-    }
-
-    fn forget_if_unused(&mut self, id: TensorId) {
-        if let Entry::Occupied(slot) = self.slots.entry(id)
-            && slot.get().is_unused()
-        {
-            slot.remove();
-        }
     }
 
     fn next_serial(&mut self) -> u64 {

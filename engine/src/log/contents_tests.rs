@@ -9,7 +9,7 @@ const ID: TensorId = TensorId(7);
 fn contents(segments: u32) -> Contents {
     let slot = SlotArea { checkpoint_offset: 0, checkpoint_bytes: 0, log_offset: 0, log_bytes: 0 };
     let area = ShareArea { first_segment: 0, segments, slots: [slot; 2] };
-    Contents::recovered(Space::new(&area, 4), Vec::new())
+    Contents::recovered(Space::new(&area, 4), Vec::new(), Vec::new())
 }
 
 fn request(id: TensorId, durability: Durability, blocks: u64) -> Request {

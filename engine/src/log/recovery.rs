@@ -23,8 +23,13 @@ use crate::layout::{
 pub struct Recovered {
     /// Every durable tensor, by id.
     pub tensors: Vec<TensorEntry>,
+    /// Where they lie, by place.
+    pub runs: Vec<(Run, TensorId)>,
     /// The change log, ready to be continued.
     pub log: ChangeLog,
+    /// Newer checkpoints that devices claim to have and that are not whole: torn by a crash before anything
+    /// followed them, or damaged since. A device and an epoch each.
+    pub passed_over: Vec<(u8, u64)>,
     /// Whether the next commit may follow directly. If not, a checkpoint must be written first: records
     /// stand in the log that may be on one device only, or not yet on media.
     pub settled: bool,
@@ -85,7 +90,7 @@ pub fn recover<M: Media>(
     media: &M,
 ) -> Result<Recovered, RecoveryError<M::Error>> {
     let reader = Reader { place, media };
-    let (slot, checkpoint, copies) = reader.newest_checkpoint()?;
+    let Newest { slot, checkpoint, copies, passed_over } = reader.newest_checkpoint()?;
     let epoch = checkpoint.epoch;
     if epoch >= EPOCHS_END {
         let what = format!("no share has written {epoch} checkpoints");
@@ -97,10 +102,12 @@ pub fn recover<M: Media>(
     let log = reader.read_log(slot, epoch)?;
 
     let tensors = apply(checkpoint.tensors, log.changes);
-    check(&place, stripes, segment_blocks, &tensors).map_err(RecoveryError::Contradiction)?;
-    let settled = log.records == 0 && copies == usize::from(place.devices) && !log.failed_reads;
+    let runs = checked_runs(&place, stripes, segment_blocks, &tensors)
+        .map_err(RecoveryError::Contradiction)?;
+    let all_copies = copies == usize::from(place.devices) && passed_over.is_empty();
+    let settled = log.records == 0 && all_copies && !log.failed_reads;
     let log = ChangeLog::resume(place, slot, epoch, log.records, log.position);
-    Ok(Recovered { tensors, log, settled })
+    Ok(Recovered { tensors, runs, log, passed_over, settled })
 }
 
 /// The index once the log's changes are applied to the checkpoint's tensors, in the order of ids.
@@ -128,6 +135,16 @@ struct Claim {
     length: u64,
 }
 
+/// The checkpoint that holds.
+struct Newest {
+    slot: usize,
+    checkpoint: Checkpoint,
+    /// How many devices have it.
+    copies: usize,
+    /// Newer ones that are not whole, by device and epoch.
+    passed_over: Vec<(u8, u64)>,
+}
+
 struct Reader<'a, M> {
     place: Place,
     media: &'a M,
@@ -141,9 +158,9 @@ struct LogRead {
 }
 
 impl<M: Media> Reader<'_, M> {
-    /// The newest valid checkpoint, its slot, and how many devices have it. Headers only claim an epoch, so
-    /// the claims are tried from the newest on until one is whole; its other copies are not decoded.
-    fn newest_checkpoint(&self) -> Result<(usize, Checkpoint, usize), RecoveryError<M::Error>> {
+    /// The newest valid checkpoint. Headers only claim an epoch, so the claims are tried from the newest on
+    /// until one is whole; its other copies are not decoded.
+    fn newest_checkpoint(&self) -> Result<Newest, RecoveryError<M::Error>> {
         let mut claims = Vec::new();
         let mut failure = None;
         for slot in 0..2 {
@@ -155,9 +172,10 @@ impl<M: Media> Reader<'_, M> {
             }
         }
         claims.sort_by_key(|claim| Reverse(claim.epoch));
-        let mut newest: Option<(usize, Checkpoint, usize)> = None;
+        let mut newest: Option<Newest> = None;
+        let mut passed_over = Vec::new();
         for claim in &claims {
-            let wanted = newest.as_ref().map(|(_, checkpoint, _)| checkpoint.epoch);
+            let wanted = newest.as_ref().map(|newest| newest.checkpoint.epoch);
             if wanted.is_some_and(|epoch| claim.epoch < epoch) {
                 break;
             }
@@ -165,19 +183,26 @@ impl<M: Media> Reader<'_, M> {
                 Ok(bytes) => bytes,
                 Err(error) => {
                     failure = Some(error);
+                    passed_over.push((claim.device, claim.epoch));
                     continue;
                 }
             };
-            match &mut newest {
-                Some((_, _, copies)) => {
-                    let Place { pool, share, .. } = self.place;
-                    *copies += usize::from(Checkpoint::is_whole(&bytes, pool, share, claim.epoch));
-                }
-                None => newest = self.decode(&bytes)?.map(|found| (claim.slot, found, 1)),
+            if let Some(Newest { copies, .. }) = &mut newest {
+                let Place { pool, share, .. } = self.place;
+                *copies += usize::from(Checkpoint::is_whole(&bytes, pool, share, claim.epoch));
+            } else if let Some(checkpoint) = self.decode(&bytes)? {
+                let slot = claim.slot;
+                newest = Some(Newest { slot, checkpoint, copies: 1, passed_over: Vec::new() });
+            } else {
+                passed_over.push((claim.device, claim.epoch));
             }
         }
         match (newest, failure) {
-            (Some(newest), _) => Ok(newest),
+            (Some(newest), _) => {
+                // A damaged copy of the one that holds is counted by the copies there are.
+                passed_over.retain(|(_, epoch)| *epoch > newest.checkpoint.epoch);
+                Ok(Newest { passed_over, ..newest })
+            }
             (None, Some(error)) => Err(RecoveryError::Device(error)),
             (None, None) => Err(RecoveryError::NoCheckpoint {
                 share: self.place.share,
@@ -310,13 +335,14 @@ impl<M: Media> Reader<'_, M> {
     }
 }
 
-/// Whether the tensors can all be: inside the share, one checksum per piece, no two in one place.
-fn check(
+/// The runs of the tensors by place, if the tensors can all be: inside the share, one checksum per piece, no
+/// two in one place.
+fn checked_runs(
     place: &Place,
     stripes: &StripeMap,
     segment_blocks: u64,
     tensors: &[TensorEntry],
-) -> Result<(), String> {
+) -> Result<Vec<(Run, TensorId)>, String> {
     let area = &place.area;
     let segments = area.first_segment..area.first_segment + area.segments;
     let mut runs: Vec<(Run, TensorId)> = Vec::with_capacity(tensors.len());
@@ -336,14 +362,14 @@ fn check(
             return Err(format!("{} has {found} checksums for {pieces} pieces", entry.id));
         }
     }
-    runs.sort_unstable();
+    runs.sort_unstable_by_key(|(run, _)| (u64::from(run.segment) << 32) | u64::from(run.block));
     for pair in runs.windows(2) {
         let ((before, one), (after, other)) = (pair[0], pair[1]);
         if before.segment == after.segment && before.end() > u64::from(after.block) {
             return Err(format!("{one} and {other} overlap in segment {}", after.segment));
         }
     }
-    Ok(())
+    Ok(runs)
 }
 
 #[cfg(test)]

@@ -90,10 +90,10 @@ impl Member {
         }
     }
 
-    /// Makes a regular file at least this long.
-    pub(super) fn grow(&mut self, size: ByteCount) -> Result<(), DeviceOpenError> {
+    /// Makes a regular file at least this long, and reserves it unless it is to be sparse.
+    pub(super) fn grow(&mut self, size: ByteCount, sparse: bool) -> Result<(), DeviceOpenError> {
         match self {
-            Self::File { device, .. } => device.grow(size, false),
+            Self::File { device, .. } => device.grow(size, sparse),
             Self::Sim { .. } => Ok(()),
         }
     }

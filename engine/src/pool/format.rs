@@ -103,10 +103,10 @@ fn format(
     let mut complete = Vec::new();
     for ((spec, member), size) in specs.iter().zip(members).zip(sizes) {
         complete.push(if let Some(mut member) = member {
-            member.grow(size)?;
+            member.grow(size, options.sparse)?;
             member
         } else {
-            Device::create(spec, size, false, mode)?;
+            Device::create(spec, size, options.sparse, mode)?;
             created.0.push(spec.target());
             Member::open(spec, Shares::All, mode).map_err(refused)?
         });

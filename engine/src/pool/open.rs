@@ -112,7 +112,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
     let stripes = StripeMap::new(&geometry);
     let failed = |what: String| OpenError::Recovery { share, what };
     let recovered = recover(place, &stripes, geometry.segment_blocks(), &media);
-    let Recovered { tensors, mut log, settled } =
+    let Recovered { tensors, runs, mut log, settled, .. } =
         recovered.map_err(|error| failed(error.to_string()))?;
     if !settled {
         log.checkpoint(&media, &tensors).map_err(|error| failed(error.to_string()))?;
@@ -121,7 +121,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
     if options.lanes == Lanes::One {
         space = space.without_lifetime_lanes();
     }
-    let contents = Contents::recovered(space, tensors);
+    let contents = Contents::recovered(space, tensors, runs);
 
     let capacity = u64::from(geometry.segments) * geometry.segment_blocks() * BLOCK_BYTES;
     let description =

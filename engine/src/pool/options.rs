@@ -9,6 +9,7 @@ use crate::units::ByteCount;
 
 /// How a pool is made.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 pub struct FormatOptions {
     /// Bytes to use of each device: the size of a file that is made, an upper bound for one that exists.
     /// Needed where a file is to be made.
@@ -30,6 +31,9 @@ pub struct FormatOptions {
     pub discard: bool,
     /// Go through the page cache, where the file system has no `O_DIRECT`.
     pub buffered: bool,
+    /// Leave files as sparse as they are. Otherwise every byte is reserved on the file system, also in files
+    /// that exist, so that no write runs out of space later.
+    pub sparse: bool,
     /// The pool's identity; random if not given.
     pub pool_id: Option<u128>,
 }
@@ -46,6 +50,7 @@ impl Default for FormatOptions {
             over_provision_percent: 0,
             discard: false,
             buffered: false,
+            sparse: false,
             pool_id: None,
         }
     }

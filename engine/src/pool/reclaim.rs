@@ -5,24 +5,19 @@
 //! that commit is on media the old places hold what the index on the media says, and nobody writes there:
 //! a crash at any point finds every durable tensor at its old place or at its new one.
 
-use std::ops::Range;
-use std::sync::mpsc::sync_channel;
+mod copy;
+
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::commit::Work;
 use super::error::{PutError, ReclaimError, Unusable};
-use super::{Pool, Shared, pieces};
+use super::{Pool, Shared};
 use crate::layout::{Run, TensorEntry};
 use crate::log::{
-    BeginError, Contents, Durability, Reclamation, Relocation, Request, Reservation, Stretch,
-    Victim, Wanted,
+    BeginError, Contents, Durability, Reclamation, Relocation, Request, Reservation, Victim, Wanted,
 };
-use crate::memory::{Destination, Source};
-use crate::schedule::{Reactor, Transfer, Urgency};
+use crate::schedule::Reactor;
 use crate::units::ByteCount;
-
-/// Memory for what is being copied: this much, or one stripe unit if that is more.
-const COPY_BYTES: u64 = 4 << 20;
 
 /// A segment that was reclaimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +134,7 @@ impl ReclaimTurn<'_> {
         let Some(Reclamation { victim, relocations }) = begun else { return Ok(None) };
         let shared = Arc::clone(shared);
         let mut moves = Moves { shared, victim, relocations, unreadable: false };
-        let entries = match self.copy_all(reactor, &moves.relocations) {
+        let entries = match copy::copy_all(self.pool, reactor, &moves.relocations) {
             Ok(entries) => entries,
             Err(error) => {
                 moves.unreadable = matches!(error, ReclaimError::Unreadable { .. });
@@ -163,81 +158,6 @@ impl ReclaimTurn<'_> {
             copied: ByteCount(copied),
             freed: victim.dead,
         }))
-    }
-
-    /// Copies everything to its new place; answers the tensors as they will be there.
-    fn copy_all(
-        &self,
-        reactor: &Reactor,
-        relocations: &[Relocation],
-    ) -> Result<Vec<TensorEntry>, ReclaimError> {
-        let copy_one = |moving: &Relocation| {
-            let stretches = moving.stretches.iter();
-            let checksums: Result<Vec<_>, _> = stretches
-                .map(|stretch| self.copy(reactor, &moving.version.entry, stretch))
-                .collect();
-            Ok(moving.entry(&self.pool.0.stripes, &checksums?))
-        };
-        relocations.iter().map(copy_one).collect()
-    }
-
-    /// Copies one stretch; answers the checksums of its new pieces.
-    fn copy(
-        &self,
-        reactor: &Reactor,
-        entry: &TensorEntry,
-        stretch: &Stretch,
-    ) -> Result<Vec<u32>, ReclaimError> {
-        let Range { start, end } = stretch.bytes;
-        let placements = self.pool.0.stripes.placements(&stretch.to, end - start);
-        let mut checksums = Vec::with_capacity(placements.len());
-        for group in pieces::groups(placements.iter().map(pieces::whole), COPY_BYTES) {
-            let range = start + group.range.start..start + group.range.end;
-            let bytes = self.read(reactor, entry, &range)?;
-            checksums.extend(self.write(reactor, entry, bytes, group.pieces)?);
-        }
-        Ok(checksums)
-    }
-
-    fn read(
-        &self,
-        reactor: &Reactor,
-        entry: &TensorEntry,
-        range: &Range<u64>,
-    ) -> Result<Vec<u8>, ReclaimError> {
-        // What is copied gets new checksums, so it is verified by the old ones whatever the pool's reads
-        // are.
-        let pieces = pieces::of_range(&self.pool.0.stripes, entry, range, true);
-        let destination = Destination::buffer((range.end - range.start) as usize);
-        let read = Transfer::Read { destination, pieces };
-        let ticket = reactor.submit(read, Urgency::Ahead, None, Box::new(|_| ()))?;
-        match ticket.wait() {
-            Ok(_) => Ok(ticket.take_bytes().unwrap_or_default()),
-            Err(source) => Err(ReclaimError::Unreadable {
-                id: entry.id,
-                name: entry.name.as_deref().map(str::to_owned),
-                source,
-            }),
-        }
-    }
-
-    fn write(
-        &self,
-        reactor: &Reactor,
-        entry: &TensorEntry,
-        bytes: Vec<u8>,
-        pieces: Vec<crate::schedule::Piece>,
-    ) -> Result<Vec<u32>, ReclaimError> {
-        let (send, ended) = sync_channel(1);
-        let write = Transfer::Write { source: Source::Owned(bytes), pieces };
-        let finish = Box::new(move |result| {
-            let _ = send.send(result);
-        });
-        let ticket = reactor.submit(write, Urgency::Ahead, None, finish)?;
-        let ended = ticket.wait_for(&ended);
-        self.pool.0.shared.written.moved(ended.as_ref().map_or(0, |result| result.bytes));
-        let outcome = ended.and_then(|result| result.outcome.map(|done| done.checksums));
-        outcome.map_err(|source| ReclaimError::Write { id: entry.id, source })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::{Commit, FormatOptions, OpenOptions, Pool, PutOptions};
 use tidelog_engine::schedule::Urgency;
 use tidelog_engine::units::ByteCount;
+use tidelog_tests::machine::{LoopDevice, LoopOptions};
 use tidelog_tests::sim::{Content, Random};
 
 /// A process that commits durable tensors and writes scratch ones is killed with SIGKILL at any moment; then every
@@ -71,12 +72,14 @@ fn kill_again_and_again(arguments: &Arguments) -> Result<(), Failure> {
     let files: Vec<PathBuf> =
         (0..DEVICES).map(|index| arguments.directory.join(format!("device{index}"))).collect();
     on_pool("files", &names(&files), arguments)?;
-    match Loops::attach(&files, arguments.sector) {
-        Ok(loops) => on_pool(
-            &format!("loop devices, {} byte sectors", arguments.sector),
-            &names(&loops.0),
-            arguments,
-        )?,
+    let options = LoopOptions { sector: arguments.sector, ..LoopOptions::default() };
+    let loops = files.iter().map(|file| LoopDevice::attach(file, options));
+    match loops.collect::<Result<Vec<_>, _>>() {
+        Ok(loops) => {
+            let nodes: Vec<PathBuf> = loops.iter().map(|device| device.node().into()).collect();
+            let kind = format!("loop devices, {} byte sectors", arguments.sector);
+            on_pool(&kind, &names(&nodes), arguments)?;
+        }
         Err(why) => println!("SKIPPED loop devices: {why}"),
     }
     for file in files {
@@ -236,39 +239,4 @@ fn read(pool: &Pool, id: TensorId) -> Result<Vec<u8>, Failure> {
     let ticket = pool.get(id, 0..length, memory, Urgency::Urgent, None)?;
     ticket.wait()?;
     Ok(ticket.take_bytes().ok_or("a read that ended well has bytes")?)
-}
-
-/// Loop devices over the files, detached at the end.
-struct Loops(Vec<PathBuf>);
-
-impl Loops {
-    fn attach(files: &[PathBuf], sector: u32) -> Result<Self, String> {
-        let mut loops = Self(Vec::new());
-        for file in files {
-            loops.0.push(attach(file, sector)?);
-        }
-        Ok(loops)
-    }
-}
-
-fn attach(file: &Path, sector: u32) -> Result<PathBuf, String> {
-    let sector = sector.to_string();
-    let made = Command::new("losetup")
-        .args(["--find", "--show", "--direct-io=on", "--sector-size", &sector])
-        .arg(file)
-        .output()
-        .map_err(|error| format!("losetup: {error}"))?;
-    if made.status.success() {
-        Ok(PathBuf::from(String::from_utf8_lossy(&made.stdout).trim()))
-    } else {
-        Err(String::from_utf8_lossy(&made.stderr).trim().to_owned())
-    }
-}
-
-impl Drop for Loops {
-    fn drop(&mut self) {
-        for device in &self.0 {
-            let _ = Command::new("losetup").arg("--detach").arg(device).status();
-        }
-    }
 }

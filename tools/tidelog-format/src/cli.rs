@@ -128,6 +128,12 @@ pub struct FormatArgs {
     /// Go through the page cache.
     #[arg(long, help = "Go through the page cache, for file systems without O_DIRECT")]
     pub buffered: bool,
+    /// Reserve no space for files.
+    #[arg(
+        long,
+        help = "Leave files sparse: reserve no space, so that writes fail once the file system is full"
+    )]
+    pub sparse: bool,
 }
 
 /// Arguments of commands that look at a pool.

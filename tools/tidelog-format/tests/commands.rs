@@ -105,6 +105,25 @@ fn a_pool_is_looked_at_in_whole_and_in_part() {
 }
 
 #[test]
+fn a_newest_checkpoint_that_is_damaged_is_found_though_the_one_before_gives_the_same_and_repaired()
+{
+    let directory = Directory::new("checkpoint");
+    let device = pool(&directory, "device", &["kept"]);
+    // The tensor is in the first checkpoint's change log; opening writes the second checkpoint.
+    drop(common::open(&[&device]));
+    tool(&["check", &device]).expect(0);
+    let specs = [tidelog_engine::path::DeviceSpec::new(&device)];
+    let view = tidelog_engine::pool::inspect::inspect(&specs).unwrap();
+    let share = view.superblock.geometry.share(0).unwrap();
+    rot(&device, share.slots[1].checkpoint_offset + 70);
+    let found = tool(&["check", &device]).expect(2);
+    assert!(found.out.contains("epoch 2"), "{found}");
+    tool(&["repair", &device]).expect(1);
+    tool(&["check", &device]).expect(0);
+    assert!(tool(&["inspect", &device]).expect(0).out.contains("kept"));
+}
+
+#[test]
 fn damage_is_found_repaired_and_only_dropped_by_name() {
     let directory = Directory::new("repair");
     let device = pool(&directory, "device", &["kept", "lost"]);

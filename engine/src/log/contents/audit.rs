@@ -1,7 +1,10 @@
 //! Comparing index and space, by counting again from the ground up.
 
+use std::collections::BTreeMap;
+
 use super::Contents;
-use crate::log::space::SpaceUse;
+use crate::layout::TensorId;
+use crate::log::space::{Durability, SpaceUse};
 
 impl Contents {
     /// Checks every rule of index and space by counting again from the ground up; see [`Space::audit`].
@@ -9,11 +12,8 @@ impl Contents {
     /// # Errors
     /// The first rule that does not hold.
     pub fn audit(&self) -> Result<SpaceUse, String> {
-        if let Some((id, _)) = self.slots.iter().find(|(_, slot)| slot.is_unused()) {
-            return Err(format!("{id} has a slot and no use for it"));
-        }
-        let versions = self.slots.values().filter_map(|slot| slot.current.as_ref());
-        let live = versions.flat_map(|version| {
+        self.audit_writers()?;
+        let live = self.current.iter().flat_map(|version| {
             version.entry.runs.iter().map(move |run| (run, version.durability))
         });
         let pending = self.pending.values().flat_map(|pending| {
@@ -28,11 +28,35 @@ impl Contents {
         self.space.audit(live, pending.chain(retired).chain(moving))
     }
 
+    /// Every write that is pending is counted at its tensor, and no other.
+    fn audit_writers(&self) -> Result<(), String> {
+        let mut counted: BTreeMap<TensorId, (u32, u32)> = BTreeMap::new();
+        for pending in self.pending.values() {
+            let (scratch, durable) = counted.entry(pending.request.id).or_default();
+            match pending.request.lane.durability {
+                Durability::Scratch => *scratch += 1,
+                Durability::Durable => *durable += 1,
+            }
+        }
+        for (id, pending) in &counted {
+            let found = self.writers.get(id).map(|writers| (writers.scratch, writers.durable));
+            if found != Some(*pending) {
+                return Err(format!(
+                    "{id} has {pending:?} scratch and durable writes, not {found:?}"
+                ));
+            }
+        }
+        if counted.len() == self.writers.len() {
+            Ok(())
+        } else {
+            Err(format!("{} tensors are written, not {}", counted.len(), self.writers.len()))
+        }
+    }
+
     /// Every run of every tensor stands in `places`, and nothing else does.
     fn audit_places(&self) -> Result<(), String> {
-        let versions = self.slots.values().filter_map(|slot| slot.current.as_ref());
         let mut runs = 0;
-        for version in versions {
+        for version in self.current.iter() {
             for run in &version.entry.runs {
                 let stands = self.places.get(&(run.segment, run.block));
                 if stands != Some(&version.entry.id) {

@@ -117,9 +117,7 @@ impl Contents {
         let old = &relocation.version;
         let version = Version { entry, durability, serial: old.serial, moves: old.moves + 1 };
         self.occupy(version.entry.id, &runs);
-        if let Some(slot) = self.slots.get_mut(&version.entry.id) {
-            slot.current = Some(Arc::new(version));
-        }
+        self.current.insert(Arc::new(version));
         self.vacate(old, relocation.old_runs());
         self.unpin(old);
         true

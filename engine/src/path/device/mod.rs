@@ -88,8 +88,11 @@ pub enum DeviceOpenError {
         /// Bytes in a block.
         block: u32,
     },
-    /// The space could not be reserved.
-    #[error("cannot reserve {size} in {path}: {source}")]
+    /// The space could not be reserved: there is too little, or the file system cannot reserve any.
+    #[error(
+        "cannot reserve {size} in {path}: {source}; take less, free some, or make the pool of sparse files, \
+         in which a write fails when the file system is full"
+    )]
     Reserve {
         /// Where.
         path: PathBuf,
@@ -172,12 +175,12 @@ impl Device {
         opened
     }
 
-    /// Makes a regular file `size` bytes long, reserving what is missing; a file that is longer
-    /// already stays as it is. Block devices have the size they have: the request is ignored.
+    /// Makes a regular file at least `size` bytes long, with every one of these bytes reserved; `sparse`
+    /// leaves that out. Block devices have the size they have: the request is ignored.
     pub fn grow(&mut self, size: ByteCount, sparse: bool) -> Result<(), DeviceOpenError> {
-        if self.kind == DeviceKind::File && self.size < size {
+        if self.kind == DeviceKind::File && (self.size < size || !sparse) {
             reserve(&self.file, &self.path, size, sparse)?;
-            self.size = size;
+            self.size = self.size.max(size);
         }
         Ok(())
     }

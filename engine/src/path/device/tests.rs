@@ -85,6 +85,20 @@ fn a_file_that_exists_is_never_made_again_nor_shortened() {
 }
 
 #[test]
+fn a_sparse_file_is_reserved_unless_it_is_to_stay_sparse() {
+    let directory = Directory::new();
+    let spec = directory.spec("sparse");
+    std::fs::File::create(spec.target()).unwrap().set_len(SIZE.0).unwrap();
+    let mut device = Device::open(&spec, BUFFERED).unwrap();
+    let reserved = |device: &Device| device.file().metadata().unwrap().blocks() * 512;
+    device.grow(SIZE, true).unwrap();
+    assert_eq!(reserved(&device), 0);
+    device.grow(SIZE, false).unwrap();
+    assert!(reserved(&device) >= SIZE.0, "{} bytes are reserved", reserved(&device));
+    assert_eq!(device.size(), SIZE);
+}
+
+#[test]
 fn a_file_that_does_not_fit_is_refused_with_its_size_and_leaves_nothing_behind() {
     let directory = Directory::new();
     let spec = directory.spec("huge");

@@ -50,10 +50,20 @@ pub(super) fn read_index<M: Media>(
         let same = found.log.epoch() == all.log.epoch() && found.tensors == all.tensors;
         same.then_some(()).ok_or_else(|| "it lacks commits that another copy has".to_owned())
     };
-    let copies = (0..place.devices).map(|device| IndexCopy { device, state: alone(device) });
+    let whole = |device| {
+        // Where all copies are damaged, an older checkpoint with its change log may well give the same.
+        match all.passed_over.iter().find(|(at, _)| *at == device) {
+            Some((_, epoch)) => Err(format!(
+                "its newest checkpoint, of epoch {epoch}, is not whole; the one of epoch {} and its change log hold",
+                all.log.epoch()
+            )),
+            None => alone(device),
+        }
+    };
+    let copies = (0..place.devices).map(|device| IndexCopy { device, state: whole(device) });
     let copies = copies.collect();
-    let Recovered { tensors, log, .. } = all;
-    let contents = Contents::recovered(Space::new(&area, blocks), tensors.clone());
+    let Recovered { tensors, runs, log, .. } = all;
+    let contents = Contents::recovered(Space::new(&area, blocks), tensors.clone(), runs);
     Ok(IndexView { epoch: log.epoch(), tensors, space: contents.space_use(), copies })
 }
 

@@ -79,6 +79,33 @@ fn an_index_without_any_good_copy_is_damage_of_the_share() {
 }
 
 #[test]
+fn a_newest_checkpoint_damaged_on_every_device_is_damage_though_an_older_one_gives_the_same_index()
+{
+    let (disks, geometry) = pool_with_tensors();
+    // The third, into which the last open has put what stands in the second and its change log.
+    let slot = geometry.share(0).unwrap().slots[0];
+    for disk in &disks {
+        disk.rot(slot.checkpoint_offset + 70, 1);
+    }
+    let report = check_sim(&disks).unwrap();
+    let damaged: Vec<_> = report
+        .damage
+        .iter()
+        .map(|damage| match damage {
+            Damage::IndexCopy { share: 0, device, why } if why.contains("epoch 3") => device,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(damaged, ["sim0", "sim1"]);
+    assert!(report.damage.iter().all(Damage::is_repairable));
+    // Opening writes it again, from the older one.
+    let pool = Pool::open_sim(&disks, &quick()).unwrap();
+    assert_eq!(pool.durable_tensors().unwrap().len(), 2);
+    pool.close().unwrap();
+    assert_eq!(check_sim(&disks).unwrap().damage, []);
+}
+
+#[test]
 fn the_second_superblock_of_a_larger_device_is_found_where_the_others_have_theirs() {
     let disks = [SimDisk::new(ByteCount::mib(16)), SimDisk::new(ByteCount::mib(24))];
     Pool::format_sim(&disks, &FormatOptions::default()).unwrap();

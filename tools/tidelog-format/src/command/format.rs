@@ -96,6 +96,7 @@ fn options(args: &FormatArgs, targets: &[Target]) -> FormatOptions {
         over_provision_percent: args.over_provision,
         discard: args.discard,
         buffered: args.buffered,
+        sparse: args.sparse,
         pool_id: None,
     }
 }

@@ -1,0 +1,139 @@
+//! Copying what lives in a segment: many tensors at once, so that it costs their bytes and not a wait for
+//! each read and each write.
+
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, sync_channel};
+
+use crate::layout::TensorEntry;
+use crate::log::Relocation;
+use crate::memory::{Destination, Source};
+use crate::pool::error::ReclaimError;
+use crate::pool::{Pool, pieces};
+use crate::schedule::{Piece, Reactor, Ticket, Transfer, TransferResult, Urgency};
+
+/// Memory for what is being copied: this much, or one stripe unit if that is more.
+const COPY_BYTES: u64 = 4 << 20;
+
+/// Copies everything to its new place; answers the tensors as they will be there.
+///
+/// # Errors
+/// The first failure. Nothing is in flight any more then either: the old and the new places may be given
+/// back.
+pub(super) fn copy_all(
+    pool: &Pool,
+    reactor: &Reactor,
+    relocations: &[Relocation],
+) -> Result<Vec<TensorEntry>, ReclaimError> {
+    let stripes = &pool.0.stripes;
+    let mut copies = Vec::new();
+    for moving in relocations {
+        for stretch in &moving.stretches {
+            let Range { start, end } = stretch.bytes;
+            let placements = stripes.placements(&stretch.to, end - start);
+            let groups = pieces::groups(placements.iter().map(pieces::whole), COPY_BYTES);
+            copies.extend(groups.into_iter().map(|group| Copy {
+                entry: &moving.version.entry,
+                bytes: start + group.range.start..start + group.range.end,
+                to: group.pieces,
+            }));
+        }
+    }
+    let mut checksums = Vec::new();
+    let mut left = &copies[..];
+    while !left.is_empty() {
+        let window;
+        (window, left) = left.split_at(fitting(left));
+        checksums.extend(copy_window(pool, reactor, window)?);
+    }
+    let mut checksums = checksums.into_iter();
+    let entry = |moving: &Relocation| {
+        let stretches = moving.stretches.iter();
+        let new: Vec<Vec<u32>> = stretches
+            .map(|stretch| checksums.by_ref().take(stripes.count(&stretch.to)).collect())
+            .collect();
+        moving.entry(stripes, &new)
+    };
+    Ok(relocations.iter().map(entry).collect())
+}
+
+/// Consecutive bytes of a tensor and where they go.
+struct Copy<'a> {
+    entry: &'a TensorEntry,
+    bytes: Range<u64>,
+    to: Vec<Piece>,
+}
+
+/// How many of these copies may be under way at once; at least one.
+fn fitting(copies: &[Copy<'_>]) -> usize {
+    let mut bytes = 0;
+    let fit = copies.iter().take_while(|copy| {
+        bytes += copy.bytes.end - copy.bytes.start;
+        bytes <= COPY_BYTES
+    });
+    fit.count().max(1)
+}
+
+/// Reads all of it, and writes each part as soon as it is there. Answers the checksums of the new pieces.
+fn copy_window(
+    pool: &Pool,
+    reactor: &Reactor,
+    window: &[Copy<'_>],
+) -> Result<Vec<u32>, ReclaimError> {
+    // Each step is done with all of them before one's error is answered.
+    let reads: Vec<_> = window.iter().map(|copy| begin_read(pool, reactor, copy)).collect();
+    let writes: Vec<_> = window
+        .iter()
+        .zip(reads)
+        .map(|(copy, read)| begin_write(reactor, copy, end_read(copy, &read?)?))
+        .collect();
+    let ended: Vec<_> =
+        window.iter().zip(writes).map(|(copy, write)| end_write(pool, copy, &write?)).collect();
+    let checksums: Result<Vec<Vec<u32>>, ReclaimError> = ended.into_iter().collect();
+    Ok(checksums?.concat())
+}
+
+fn begin_read(pool: &Pool, reactor: &Reactor, copy: &Copy<'_>) -> Result<Ticket, ReclaimError> {
+    // What is copied gets new checksums, so it is verified by the old ones whatever the pool's reads are.
+    let pieces = pieces::of_range(&pool.0.stripes, copy.entry, &copy.bytes, true);
+    let destination = Destination::buffer((copy.bytes.end - copy.bytes.start) as usize);
+    let read = Transfer::Read { destination, pieces };
+    Ok(reactor.submit(read, Urgency::Ahead, None, Box::new(|_| ()))?)
+}
+
+fn end_read(copy: &Copy<'_>, read: &Ticket) -> Result<Vec<u8>, ReclaimError> {
+    match read.wait() {
+        Ok(_) => Ok(read.take_bytes().unwrap_or_default()),
+        Err(source) => Err(ReclaimError::Unreadable {
+            id: copy.entry.id,
+            name: copy.entry.name.as_deref().map(str::to_owned),
+            source,
+        }),
+    }
+}
+
+/// A write under way, and where its end is told.
+struct Writing {
+    ticket: Ticket,
+    ended: Receiver<TransferResult>,
+}
+
+fn begin_write(
+    reactor: &Reactor,
+    copy: &Copy<'_>,
+    bytes: Vec<u8>,
+) -> Result<Writing, ReclaimError> {
+    let (send, ended) = sync_channel(1);
+    let write = Transfer::Write { source: Source::Owned(bytes), pieces: copy.to.clone() };
+    let finish = Box::new(move |result| {
+        let _ = send.send(result);
+    });
+    let ticket = reactor.submit(write, Urgency::Ahead, None, finish)?;
+    Ok(Writing { ticket, ended })
+}
+
+fn end_write(pool: &Pool, copy: &Copy<'_>, write: &Writing) -> Result<Vec<u32>, ReclaimError> {
+    let ended = write.ticket.wait_for(&write.ended);
+    pool.0.shared.written.moved(ended.as_ref().map_or(0, |result| result.bytes));
+    let outcome = ended.and_then(|result| result.outcome.map(|done| done.checksums));
+    outcome.map_err(|source| ReclaimError::Write { id: copy.entry.id, source })
+}

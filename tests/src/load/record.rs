@@ -1,0 +1,72 @@
+//! What a load has met.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// So many messages are kept.
+const KEPT: usize = 1000;
+
+/// Why an operation of the load did not go as it should.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// It was refused, or failed, and said so.
+    Refused(String),
+    /// It answered something that is not so: never excused.
+    Wrong(String),
+}
+
+impl Failure {
+    pub(super) fn refused(error: &impl fmt::Display) -> Self {
+        Self::Refused(error.to_string())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(what) => write!(out, "failed: {what}"),
+            Self::Wrong(what) => write!(out, "WRONG: {what}"),
+        }
+    }
+}
+
+/// What the threads of a load have met.
+#[derive(Debug, Default)]
+pub struct Record {
+    writes: AtomicU64,
+    reads: AtomicU64,
+    failures: Mutex<Vec<Failure>>,
+}
+
+impl Record {
+    pub(super) fn wrote(&self) {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn read(&self) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn failed(&self, failure: Failure) {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        if failures.len() < KEPT || matches!(failure, Failure::Wrong(_)) {
+            failures.push(failure);
+        }
+    }
+
+    /// Commits and scratch puts that went well.
+    pub fn writes(&self) -> u64 {
+        self.writes.load(Ordering::Relaxed)
+    }
+
+    /// Reads that went well.
+    pub fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
+    }
+
+    /// What did not, in the order in which it happened.
+    pub fn failures(&self) -> Vec<Failure> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

@@ -1,0 +1,40 @@
+use std::path::{Path, PathBuf};
+
+use super::{Unavailable, system};
+
+/// A file system that is mounted while this lives.
+#[derive(Debug)]
+pub struct Mount(PathBuf);
+
+impl Mount {
+    /// A file system in memory with room for `bytes`.
+    ///
+    /// # Errors
+    /// Why this machine mounts none.
+    pub fn memory(at: &Path, bytes: u64) -> Result<Self, Unavailable> {
+        let (at_name, size) = (at.to_string_lossy(), format!("size={bytes}"));
+        system("mount", &["-t", "tmpfs", "-o", &size, "tmpfs", &at_name])?;
+        Ok(Self(at.into()))
+    }
+
+    /// The ext4 file system on a device.
+    ///
+    /// # Errors
+    /// Why this machine makes or mounts none.
+    pub fn ext4(device: &Path, at: &Path) -> Result<Self, Unavailable> {
+        system("mkfs.ext4", &["-q", "-m", "0", &device.to_string_lossy()])?;
+        system("mount", &[&device.to_string_lossy(), &at.to_string_lossy()])?;
+        Ok(Self(at.into()))
+    }
+
+    /// Where.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = system("umount", &[&self.0.to_string_lossy()]);
+    }
+}
