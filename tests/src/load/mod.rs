@@ -257,14 +257,15 @@ impl Thread {
         for index in indices {
             let options = self.put_options();
             let (version, bytes) = self.begin(index, true);
-            versions.push((index, version));
             if let Some(bytes) = bytes {
                 let put = batch.put(id(index, true), Source::from(bytes), options);
                 put.map_err(|error| Failure::refused(&error))?;
-            } else {
-                // What no commit has brought yet cannot be deleted; then nothing is to be done.
-                let _ = batch.delete(id(index, true));
+            } else if batch.delete(id(index, true)).is_err() {
+                // What is not there cannot be deleted, and a batch in doubt may yet bring it: nothing is
+                // acknowledged by that.
+                continue;
             }
+            versions.push((index, version));
         }
         batch.commit().map_err(|error| Failure::refused(&error))?;
         for (index, version) in versions {

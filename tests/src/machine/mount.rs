@@ -1,4 +1,5 @@
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::{Unavailable, system};
 
@@ -35,6 +36,12 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let _ = system("umount", &[&self.0.to_string_lossy()]);
+        // A process that another test starts just now has our descriptors until it executes.
+        for _ in 0..200 {
+            if system("umount", &[&self.0.to_string_lossy()]).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tidelog_engine::path::DeviceSpec;
@@ -17,8 +18,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// What a machine that others use too may take for a load's writes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-pub(crate) fn watch(test: &'static str) -> Watchdog {
-    Watchdog::watch(test, LIMIT)
+/// One scenario at a time, watched: a process that another starts would have this one's descriptors, and with
+/// them its locks and mounts, until it executes.
+pub(crate) fn watch(test: &'static str) -> (Watchdog, MutexGuard<'static, ()>) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    (Watchdog::watch(test, LIMIT), turn)
 }
 
 /// What the pool's devices are.
