@@ -35,9 +35,11 @@ fn commits_that_wait_together_share_one_record() {
         (0..8).map(|id| start(&pool, &[(id, &bytes(id as u64, 5000))], &[])).collect();
     commits.last().unwrap().wait().unwrap();
     assert!(commits.iter().all(|commit| matches!(commit.poll(), Some(Ok(())))));
-    let CommitStats { commits, records, group_max, flush_rounds, .. } = stats(&pool);
-    assert_eq!((commits, records + stats(&pool).checkpoints), (8, flush_rounds));
-    assert!(records < 8 && group_max > 1, "{:?}", stats(&pool));
+    let stats = stats(&pool);
+    assert_eq!(stats.commits, 8);
+    // What two rounds have flushed while a record was on its way shares the next record.
+    assert!(stats.records + stats.checkpoints <= stats.flush_rounds, "{stats:?}");
+    assert!(stats.flush_rounds < 8 && stats.group_max > 1, "{stats:?}");
     space(&pool);
 }
 
