@@ -20,7 +20,7 @@ build: ## Build the library and the tools
 demo: setup build ## Train a GPT plain and under a quarter of its memory; compare every bit
 	@$(PYTHON) demo/demo.py
 
-test: setup lint test-rust sim crash build test-torch ## All tests
+test: setup lint test-rust sim crash fuzz build test-torch ## All tests
 
 lint: setup ## Formatting, lints, licences
 	cargo fmt --all --check

@@ -5,6 +5,7 @@ Such an alias pins the tensor for its life: it is never moved, and writes show b
 
 import ctypes
 import gc
+import warnings
 
 import numpy
 import pytest
@@ -187,3 +188,25 @@ def test_numpy_writes_with_out_arguments_land_in_the_tensor(compare):
         world.note("hash of the buffer", bytes(memoryview(world.loose.numpy()).cast("B")))
 
     compare(scenario)
+
+
+def test_a_slice_of_a_storage_keeps_its_memory_and_gives_it_back(pool, mover, mode):
+    """A slice lies in the same memory without being a tensor of it: freed under the slice, it would read others' bytes."""
+    world = World()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
+        with world.block(pool, mover, mode):
+            world.warm_up(mode)
+            whole = world.loose.untyped_storage()
+            expected = [whole[index] for index in range(4, 72)]
+            world.push_out(world.loose)
+            part = whole[4:72]
+            within = part[1:]
+            del part
+            with pytest.raises(tidelog.PinnedError):
+                world.tide.evict(world.loose)
+            world.steps(2)
+            assert list(within) == expected[1:]
+            del within
+            world.push_out(world.loose)
+            assert [whole[index] for index in range(4, 72)] == expected

@@ -13,6 +13,7 @@ def _begin(tide, status):
 def begin_eviction(tide, tensor):
     """The tensor's bytes are being copied out."""
     tide.restore(tensor)
+    tide._hook.end_touch()
     record = tensor.untyped_storage()._tide
     _begin(tide, tide._library.tide_session_evict(tide._sync(), record.id))
     assert record.state == _record.LEAVING, record.state

@@ -27,7 +27,7 @@ _TENSOR_ALIASES = ("numpy", "__dlpack__")
 _TENSOR_SHARES = ("share_memory_",)
 # is_shared: torch aborts the process there when the storage is guarded.
 _STORAGE_READS = (
-    "nbytes", "size", "__len__", "__getitem__", "tolist", "clone", "cpu", "__deepcopy__", "_write_file", "is_shared"
+    "nbytes", "size", "__len__", "tolist", "clone", "cpu", "__deepcopy__", "_write_file", "is_shared"
 )
 _STORAGE_WRITES = ("copy_", "fill_", "__setitem__", "resize_", "byteswap", "_byteswap", "_set_from_file")
 _STORAGE_SHARES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_shared_incref")
@@ -48,6 +48,7 @@ def install(tide):
         _wrap(tide, torch.Tensor, name, _alias)
     for name in _STORAGE_READS:
         _wrap(tide, torch.UntypedStorage, name, _read)
+    _replace(torch.UntypedStorage, "__getitem__", lambda original: _part(tide, original))
     for name in _STORAGE_WRITES:
         _wrap(tide, torch.UntypedStorage, name, _write, after=_modified)
     for owner, names in ((torch.Tensor, _TENSOR_SHARES), (torch.UntypedStorage, _STORAGE_SHARES)):
@@ -145,6 +146,20 @@ def _alias(tide, *storages):
         if record.state & LEAVING and tide.is_elsewhere():
             tide.refuse(record)  # only the block's own thread can stop it
         record.tide.pin(record)
+
+
+def _part(tide, original):
+    """A byte of a storage, or a slice: another storage in the same memory, which stays as long as the slice does."""
+
+    def wrapper(storage, index):
+        with _lent(tide, [storage]):
+            _read(tide, storage)
+            part = original(storage, index)
+            if isinstance(part, torch.UntypedStorage):
+                part._tide_whole = tide.hold(storage)
+        return part
+
+    return wrapper
 
 
 def _share(tide, *storages):

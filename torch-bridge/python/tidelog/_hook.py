@@ -168,11 +168,16 @@ class Hook(TorchDispatchMode):
     def touch(self, uses):
         """Makes storages ready for an access from outside the dispatcher, also from inside a running op. `uses`
         says by storage number which of them it writes, as for an op. The access follows, and nobody says when it
-        has ended: what it uses stays until something else is asked of the residency machine."""
+        has ended: what it uses stays until the next op, or `end_touch`."""
         outer = self._uses
         self._begin(-1, b"an access outside the dispatcher", 0, {**outer, **uses}, 0)
         self._uses = outer
         self._tide.note_peak()
+
+    def end_touch(self):
+        """What was brought back for an access may leave again."""
+        if not self._uses:
+            self._tide.end_op()
 
 
 def _fingerprint(shapes, records):

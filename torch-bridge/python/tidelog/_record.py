@@ -36,6 +36,10 @@ class Record(_Newborn):
     loans = 0  # ops of other threads that are using it right now
     name = None
 
+    def hold(self):
+        """Keeps the memory where it is, until what this answers is gone."""
+        return _Hold(self)
+
     def lend(self, more):
         """Counts another thread in (1) or out (-1) that uses the storage's memory right now."""
         with _lending:
@@ -52,3 +56,12 @@ class Record(_Newborn):
             where = f"op {index}" if index >= 0 else "outside a step"
             return f"output {slot} of {op} ({where})"
         return f"a tensor of {self.size} bytes (storage {self.id})"
+
+
+class _Hold:
+    def __init__(self, record):
+        self._record = record
+        record.tide.pin(record)
+
+    def __del__(self):
+        self._record.tide.unpin(self._record)

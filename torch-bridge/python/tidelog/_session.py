@@ -283,6 +283,7 @@ class Tide:
             raise _errors.PinnedError(
                 f"{record.describe()} cannot move: numpy, DLPack or a raw pointer holds an alias of its memory."
             )
+        self._hook.end_touch()
         for _ in range(_EVICTION_ATTEMPTS):  # what is on its way in must arrive before it can leave
             self._drive(self._library.tide_session_settle(self._sync()))
             self._drive(self._library.tide_session_evict(self._handle, record.id))
@@ -523,10 +524,13 @@ class Tide:
             self._retired_ids += deaths
             del self._deaths[:dead]
         while self._pin_requests:
-            identity, on = self._pin_requests[-1]
+            identity, on = self._pin_requests[0]
+            if not on:
+                del self._pin_requests[0]  # told twice, it would take another's pin away
             if identity in self._records:
                 self._check(self._library.tide_session_pin(self._handle, identity, on))
-            self._pin_requests.pop()
+            if on:
+                del self._pin_requests[0]
         return self._handle
 
     def _drive(self, status):
@@ -630,6 +634,18 @@ class Tide:
             self._aliased[record.id] = (address, address + record.size)
         self._pin_requests.append((record.id, 1))
 
+    def unpin(self, record):
+        """Takes one `pin` back."""
+        record.pins -= 1
+        if not record.pins:
+            self._aliased.pop(record.id, None)
+        self._pin_requests.append((record.id, 0))
+
+    def hold(self, storage):
+        """Keeps a storage's memory where it is until what this answers is gone. None: it does not move anyway."""
+        record = storage._tide if self.is_elsewhere() else self.record_of(storage)
+        return record.hold() if record is not None else None
+
     def begin_op(self, index, fingerprint, name, uses, count, needs):
         """Blocks until the op's storages are resident and its outputs have room."""
         self._drive(
@@ -681,6 +697,8 @@ class Tide:
         record = storage._tide
         if self.forked or self.is_elsewhere():
             return  # a clean copy is compared with memory before it is trusted, so nothing is lost
+        if record is not None and record.state & _record.AWAY:
+            return  # it left after the write, which the call's own ops made
         if record is not None and record.tide is self:
             self.modifies(record)
             self._check(self._library.tide_session_modified(self._sync(), record.id))
