@@ -6,4 +6,6 @@ if ! command -v cargo-deny >/dev/null 2>&1; then
     echo "lint: installing cargo-deny (once, some minutes)"
     cargo install --quiet --locked cargo-deny
 fi
+# Of what is built on other targets only, a clean machine has nothing yet.
+cargo fetch --quiet --locked
 cargo deny --offline check licenses bans sources
