@@ -72,6 +72,8 @@
 
 // How to open a pool.
 typedef struct tide_pool_options {
+  // `sizeof` this struct: tells which version of it the caller was built with.
+  uint64_t size;
   // Devices of the pool, separated by commas: directories, files or block devices.
   const char *devices;
   // "auto", "uring" or "posix".
@@ -88,6 +90,8 @@ typedef struct tide_pool_options {
 
 // How to open a session.
 typedef struct tide_session_options {
+  // `sizeof` this struct: tells which version of it the caller was built with.
+  uint64_t size;
   // Devices of the pool, separated by commas: directories, files or block devices.
   const char *devices;
   // "auto", "uring" or "posix".
@@ -146,8 +150,9 @@ size_t tide_last_error(char *buffer, size_t capacity, uint32_t *storage);
 // Opens a share of a pool, formatting it first where its devices are fresh directories.
 //
 // # Safety
-// `options` points to options whose texts are NUL-terminated; `pool` points to one `uint64_t`.
-int32_t tide_pool_open(const struct tide_pool_options *options, uint64_t *pool);
+// `options` points to options as long as their `size` says, whose texts are NUL-terminated; `pool` points to one `uint64_t`.
+int32_t tide_pool_open(const struct tide_pool_options *options,
+                       uint64_t *pool);
 
 // Closes a pool: waits for its transfers and releases the share.
 int32_t tide_pool_close(uint64_t pool);
@@ -230,7 +235,7 @@ int32_t tide_batch_drop(uint64_t batch);
 // Opens a session: formats the pool where its devices are fresh directories, opens the share, starts the reactor.
 //
 // # Safety
-// `options` points to options whose texts are NUL-terminated; `session` points to one `uint64_t`.
+// `options` points to options as long as their `size` says, whose texts are NUL-terminated; `session` points to one `uint64_t`.
 int32_t tide_session_open(const struct tide_session_options *options,
                           uint64_t *session);
 

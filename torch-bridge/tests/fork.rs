@@ -38,6 +38,7 @@ fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
     };
     let (first, second) = (text(&first), text(&second));
     let session_options = tide_session_options {
+        size: size_of::<tide_session_options>() as u64,
         devices: first.as_ptr(),
         data_path: c"auto".as_ptr(),
         budget: 4 << 20,
@@ -48,6 +49,7 @@ fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
         reactive: 0,
     };
     let pool_options = tide_pool_options {
+        size: size_of::<tide_pool_options>() as u64,
         devices: second.as_ptr(),
         data_path: c"auto".as_ptr(),
         staging: 512 << 10,

@@ -93,6 +93,7 @@ impl Framework {
         let folder = Folder::new(name);
         let devices = folder.text();
         let options = tide_session_options {
+            size: size_of::<tide_session_options>() as u64,
             devices: devices.as_ptr(),
             data_path: c"auto".as_ptr(),
             budget,

@@ -87,6 +87,7 @@ pub fn walk_pool(name: &str, choices: Choices, steps: u32) -> u64 {
 fn open(folder: &Folder) -> u64 {
     let devices = folder.text();
     let options = tide_pool_options {
+        size: size_of::<tide_pool_options>() as u64,
         devices: devices.as_ptr(),
         data_path: c"auto".as_ptr(),
         staging: STAGING,

@@ -41,6 +41,7 @@ class Action(ctypes.Structure):
 
 class SessionOptions(ctypes.Structure):
     _fields_ = [
+        ("size", ctypes.c_uint64),
         ("devices", ctypes.c_char_p),
         ("data_path", ctypes.c_char_p),
         ("budget", ctypes.c_uint64),

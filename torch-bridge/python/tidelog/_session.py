@@ -72,6 +72,7 @@ class Tide:
         self._model, self._optimizer = model, optimizer
         self._report_path = report
         self._options = _native.SessionOptions(
+            size=ctypes.sizeof(_native.SessionOptions),
             devices=os.fsencode(pool),
             data_path=data_path.encode(),
             budget=self.budget,

@@ -16,6 +16,7 @@ pub use pool::*;
 pub use session::*;
 
 use std::ffi::{CStr, c_char};
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs the body of an ABI function: an error is remembered for [`tide_last_error`], a panic
@@ -72,6 +73,57 @@ unsafe fn array_argument<'a, T>(
     // SAFETY: not null, aligned, of a possible size, and by this function's contract initialised
     // and alive for 'a; nobody writes it during the call.
     Ok(unsafe { std::slice::from_raw_parts(items, count) })
+}
+
+/// Options as they cross the ABI.
+///
+/// # Safety
+/// Any initialised bytes are a value, zeros mean "as before this field existed", and the first field is a
+/// `u64`: the length of the caller's version.
+unsafe trait Options: Copy {
+    /// How C calls it.
+    const NAME: &str;
+    /// The length of the first version that was ever released.
+    const LENGTH_MIN: usize;
+}
+
+/// A caller's options, of this version or another: what an older one lacks is zero, and what a newer one has
+/// beyond ours must be.
+///
+/// # Safety
+/// `options` is null or points to as many initialised bytes as its first `u64` says.
+unsafe fn options_argument<T: Options>(options: *const T) -> Result<T, Failure> {
+    const LENGTH_MAX: usize = 4096;
+    // SAFETY: a `u64` is there by this function's contract.
+    let stated = unsafe { array_argument(options.cast::<u64>(), 1, "options") }?[0];
+    let ours = size_of::<T>();
+    let length = usize::try_from(stated)
+        .ok()
+        .filter(|length| (T::LENGTH_MIN..=LENGTH_MAX).contains(length))
+        .ok_or_else(|| {
+            let name = T::NAME;
+            Failure::invalid(format!(
+                "options.size is {stated}: set it to sizeof({name}), {ours} in this version"
+            ))
+        })?;
+    let beyond = length.saturating_sub(ours);
+    // SAFETY: `length` initialised bytes are there by this function's contract, and these are the last of them.
+    let newer =
+        unsafe { array_argument(options.cast::<u8>().wrapping_add(ours), beyond, "options") }?;
+    if newer.iter().any(|&byte| byte != 0) {
+        return Err(Failure::invalid(format!(
+            "options have {length} bytes, and set something beyond the {ours} that this version knows: \
+             use a newer library"
+        )));
+    }
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: at most `length` bytes are read, which are there by this function's contract, and at most `ours`
+    // written into `value`, which is no caller's memory; any bytes are a value by the trait's contract.
+    unsafe {
+        let (from, to) = (options.cast::<u8>(), value.as_mut_ptr().cast());
+        std::ptr::copy_nonoverlapping(from, to, length.min(ours));
+        Ok(value.assume_init())
+    }
 }
 
 /// A caller's result argument.

@@ -10,8 +10,8 @@ use tidelog_engine::pool::{Batch, Pool, PutOptions};
 use tidelog_engine::schedule::{Ticket, TransferError, Urgency};
 
 use super::{
-    Failure, Status, array_argument, boundary, check_length, check_result, text_argument,
-    write_result,
+    Failure, Options, Status, array_argument, boundary, check_length, check_result,
+    options_argument, text_argument, write_result,
 };
 use crate::handles::Table;
 use crate::session::{SessionConfig, open_pool};
@@ -25,7 +25,10 @@ pub const TIDE_URGENT: u32 = 1;
 
 /// How to open a pool.
 #[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct tide_pool_options {
+    /// `sizeof` this struct: tells which version of it the caller was built with.
+    pub size: u64,
     /// Devices of the pool, separated by commas: directories, files or block devices.
     pub devices: *const c_char,
     /// "auto", "uring" or "posix".
@@ -40,15 +43,21 @@ pub struct tide_pool_options {
     pub buffered: u8,
 }
 
+// SAFETY: numbers and pointers, of which any bytes are a value; `size` comes first.
+unsafe impl Options for tide_pool_options {
+    const NAME: &str = "tide_pool_options";
+    const LENGTH_MIN: usize = size_of::<Self>();
+}
+
 /// Opens a share of a pool, formatting it first where its devices are fresh directories.
 ///
 /// # Safety
-/// `options` points to options whose texts are NUL-terminated; `pool` points to one `uint64_t`.
+/// `options` points to options as long as their `size` says, whose texts are NUL-terminated; `pool` points to one `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool: *mut u64) -> i32 {
     boundary(|| {
-        // SAFETY: by this function's contract null or one set of options.
-        let options = &unsafe { array_argument(options, 1, "options") }?[0];
+        // SAFETY: by this function's contract null or one set of options, as long as it says.
+        let options = unsafe { options_argument(options) }?;
         let config = SessionConfig {
             // SAFETY: by this function's contract null or NUL-terminated.
             devices: unsafe { text_argument(options.devices, "devices") }?,

@@ -4,8 +4,8 @@ use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
 use super::{
-    CallerMemory, Failure, array_argument, boundary, remember, text_argument, write_result,
-    write_text,
+    CallerMemory, Failure, Options, array_argument, boundary, options_argument, remember,
+    text_argument, write_result, write_text,
 };
 use crate::handles::Table;
 use crate::session::{Birth, Op, Request, Session, SessionConfig};
@@ -14,7 +14,10 @@ static SESSIONS: Table<Session> = Table::new("session");
 
 /// How to open a session.
 #[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct tide_session_options {
+    /// `sizeof` this struct: tells which version of it the caller was built with.
+    pub size: u64,
     /// Devices of the pool, separated by commas: directories, files or block devices.
     pub devices: *const c_char,
     /// "auto", "uring" or "posix".
@@ -31,6 +34,12 @@ pub struct tide_session_options {
     pub buffered: u8,
     /// Non-zero never makes a plan.
     pub reactive: u8,
+}
+
+// SAFETY: numbers and pointers, of which any bytes are a value; `size` comes first.
+unsafe impl Options for tide_session_options {
+    const NAME: &str = "tide_session_options";
+    const LENGTH_MIN: usize = size_of::<Self>();
 }
 
 /// A request to the caller, who alone can free and allocate a storage's memory.
@@ -83,16 +92,15 @@ fn with_session(handle: u64, body: impl FnOnce(&Session) -> Result<i32, Failure>
 /// Opens a session: formats the pool where its devices are fresh directories, opens the share, starts the reactor.
 ///
 /// # Safety
-/// `options` points to options whose texts are NUL-terminated; `session` points to one `uint64_t`.
+/// `options` points to options as long as their `size` says, whose texts are NUL-terminated; `session` points to one `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_open(
     options: *const tide_session_options,
     session: *mut u64,
 ) -> i32 {
     boundary(|| {
-        // SAFETY: by this function's contract null or one set of options.
-        let options = unsafe { array_argument(options, 1, "options") }?;
-        let options = &options[0];
+        // SAFETY: by this function's contract null or one set of options, as long as it says.
+        let options = unsafe { options_argument(options) }?;
         // SAFETY: by this function's contract null or NUL-terminated.
         let devices = unsafe { text_argument(options.devices, "devices") }?;
         // SAFETY: as above.

@@ -22,6 +22,7 @@ fn not_utf8() -> *const c_char {
 
 fn session_options(devices: *const c_char) -> tide_session_options {
     tide_session_options {
+        size: size_of::<tide_session_options>() as u64,
         devices,
         data_path: c"auto".as_ptr(),
         budget: 4 << 20,
@@ -43,6 +44,7 @@ fn open_session(options: &tide_session_options) -> Result<u64, i32> {
 fn open_pool(folder: &Folder) -> u64 {
     let devices = folder.text();
     let options = tide_pool_options {
+        size: size_of::<tide_pool_options>() as u64,
         devices: devices.as_ptr(),
         data_path: c"auto".as_ptr(),
         staging: STAGING,
@@ -55,6 +57,35 @@ fn open_pool(folder: &Folder) -> u64 {
     let opened = unsafe { tide_pool_open(&raw const options, &raw mut pool) };
     assert_eq!(opened, TIDE_READY, "{}", last_error());
     pool
+}
+
+#[test]
+fn options_of_other_versions_are_told_by_their_size() {
+    #[repr(C)]
+    struct Newer {
+        options: tide_session_options,
+        more: u64,
+    }
+    let folder = Folder::new("versions");
+    let devices = folder.text();
+    let good = || session_options(devices.as_ptr());
+    for size in [0, 7, size_of::<tide_session_options>() as u64 - 1, 1 << 20, u64::MAX] {
+        let status = open_session(&tide_session_options { size, ..good() });
+        assert_eq!(status, Err(TIDE_INVALID_ARGUMENT), "{size}");
+        assert!(last_error().contains("sizeof(tide_session_options)"), "{}", last_error());
+    }
+    let mut newer = Newer { options: good(), more: 0 };
+    newer.options.size = size_of::<Newer>() as u64;
+    let open = |newer: &Newer| {
+        let mut session = 0;
+        // SAFETY: as many bytes are there as `size` says; the texts are NUL-terminated; the result is ours.
+        (unsafe { tide_session_open((&raw const *newer).cast(), &raw mut session) }, session)
+    };
+    let (status, session) = open(&newer);
+    assert_eq!(status, TIDE_READY, "{}", last_error());
+    assert_eq!(tide_session_close(session), TIDE_READY);
+    newer.more = 1;
+    assert_refused(open(&newer).0, "newer");
 }
 
 #[test]

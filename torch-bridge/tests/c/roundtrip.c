@@ -62,7 +62,7 @@ static void check_error(int found, int expected, const char *mentions) {
 }
 
 static uint64_t open_pool(const char *devices) {
-  tide_pool_options options = {0};
+  tide_pool_options options = {.size = sizeof options};
   options.devices = devices;
   options.data_path = "auto";
   options.staging = 2 << 20;
@@ -193,9 +193,11 @@ static void find_the_durable_tensor(uint64_t pool) {
 static void make_mistakes(uint64_t pool) {
   unsigned char byte = 0;
   uint64_t ticket = 0;
-  tide_pool_options options = {0};
+  tide_pool_options options = {.size = sizeof options};
   check_error(tide_pool_open(NULL, &ticket), TIDE_INVALID_ARGUMENT, "options");
   check_error(tide_pool_open(&options, &ticket), TIDE_INVALID_ARGUMENT, "devices");
+  options.size = 0;
+  check_error(tide_pool_open(&options, &ticket), TIDE_INVALID_ARGUMENT, "sizeof");
   check_error(tide_put(pool, NULL, &byte, 1, 0, &ticket), TIDE_INVALID_ARGUMENT, "name");
   check_error(tide_put(pool, "\xff\xfe", &byte, 1, 0, &ticket), TIDE_INVALID_ARGUMENT, "UTF-8");
   check_error(tide_put(pool, "x", NULL, 1, 0, &ticket), TIDE_INVALID_ARGUMENT, "address");
