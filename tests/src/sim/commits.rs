@@ -53,9 +53,10 @@ impl Runner<'_> {
                     changes.insert(id, Some(content));
                 }
                 Err(error) => {
-                    // Making room may have taken commits on.
-                    self.take_in()?;
                     self.refused(&error)?;
+                    // Making room may have taken commits on. Not before the figures: looking at a commit in
+                    // doubt tries another one, and whatever is in flight moves meanwhile.
+                    self.take_in()?;
                 }
             }
         }
