@@ -3,10 +3,12 @@
 import _thread
 import os
 import signal
+import warnings
 
 import pytest
 import torch
 
+import tidelog
 from tidetest import process
 from tidetest.world import World
 
@@ -234,3 +236,27 @@ def test_a_real_sigint_ends_training_as_in_plain_python(pool, mover, mode):
     assert "KeyboardInterrupt" in ended.err
     for word in ("Segmentation", "panicked", "Fatal Python error"):
         assert word not in ended.err
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_death_whose_report_was_interrupted_is_found(pool):
+    """The report is a weak reference's callback: Python drops what is raised in it, Ctrl-C too."""
+
+    class Interrupted(dict):
+        def pop(self, *arguments):
+            raise KeyboardInterrupt
+
+    world = World()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
+        with world.block(pool) as tide:
+            world.warm_up("auto")
+            lost = torch.randn(64, 64)
+            world.push_out(world.loose)  # the machine hears of every storage
+            records = tide._records
+            tide._records = Interrupted(records)
+            del lost
+            tide._records = records
+            assert any(record() is None for record in records.values())
+            world.step()
+            assert not any(record() is None for record in records.values())

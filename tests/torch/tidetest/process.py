@@ -44,6 +44,9 @@ def _serve():
             continue
         pid = os.fork()
         if pid == 0:
+            # Whoever started the tests may ignore them, as nohup and shells do for what runs in the background.
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             for number, path in ((1, request["out"]), (2, request["err"])):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -163,6 +163,7 @@ class Tide:
 
     def _end_block(self):
         global _active
+        self._find_the_dead()
         try:
             self._stop_migrations()
             self._restore_what_fits()
@@ -241,6 +242,7 @@ class Tide:
 
     def _begin_step(self):
         hook = self._hook
+        self._find_the_dead()
         hook.quiet = self._is_quiet()
         self._drive(self._library.tide_session_step(self._sync(), 1))
         self._free_ids += self._retired_ids
@@ -444,6 +446,11 @@ class Tide:
                 self._deaths.append(record.id)
             else:
                 self._retired_ids.append(record.id)
+
+    def _find_the_dead(self):
+        """An interrupt may fall into the callback that reports a death, and Python then drops both."""
+        for record in [record for record in self._records.values() if record() is None]:
+            self._storage_died(record)
 
     def _movable(self, storage):
         record = storage._tide
