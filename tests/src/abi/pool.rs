@@ -61,7 +61,7 @@ struct Caller {
 /// Answers how many reads ended with the right bytes.
 pub fn walk_pool(name: &str, choices: Choices, steps: u32) -> u64 {
     let folder = Folder::new(name);
-    let pool = open(&folder);
+    let pool = open_pool(&folder, POOL_SIZE);
     let nothing = || (0..NAMES).map(|name| (name, vec![None])).collect();
     let mut caller = Caller {
         choices,
@@ -84,14 +84,18 @@ pub fn walk_pool(name: &str, choices: Choices, steps: u32) -> u64 {
     caller.reads
 }
 
-fn open(folder: &Folder) -> u64 {
+/// What a walk's pool takes in all.
+const POOL_SIZE: u64 = 32 << 20;
+
+/// Opens a pool in this folder, of files of `pool_size` bytes in all.
+pub fn open_pool(folder: &Folder, pool_size: u64) -> u64 {
     let devices = folder.text();
     let options = tide_pool_options {
         size: size_of::<tide_pool_options>() as u64,
         devices: devices.as_ptr(),
         data_path: c"auto".as_ptr(),
         staging: STAGING,
-        pool_size: 32 << 20,
+        pool_size,
         share: 0,
         buffered: 1,
     };
@@ -381,7 +385,7 @@ impl Caller {
     /// What is durable is there again, and nothing else.
     fn close_and_open(&mut self) {
         self.close();
-        self.pool = open(&self.folder);
+        self.pool = open_pool(&self.folder, POOL_SIZE);
         self.scratch.values_mut().for_each(|possible| *possible = vec![None]);
         for (name, possible) in &self.durable {
             let (text, mut length) = (name_of('d', *name), 0);

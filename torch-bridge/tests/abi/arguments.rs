@@ -5,7 +5,11 @@ use std::ptr::{null, null_mut};
 
 use tidelog::abi::*;
 
-use tidelog_tests::abi::{Folder, Framework, Manners, STAGING, last_error, statuses_of_a_stale};
+use tidelog_tests::abi::{
+    Folder, Framework, Manners, STAGING, last_error, open_pool, statuses_of_a_stale,
+};
+
+const POOL_SIZE: u64 = 64 << 20;
 
 /// No handle was ever given out under these.
 const STALE: [u64; 3] = [0, 1 << 40, u64::MAX];
@@ -27,7 +31,7 @@ fn session_options(devices: *const c_char) -> tide_session_options {
         data_path: c"auto".as_ptr(),
         budget: 4 << 20,
         staging: STAGING,
-        pool_size: 64 << 20,
+        pool_size: POOL_SIZE,
         share: 0,
         buffered: 1,
         reactive: 0,
@@ -39,24 +43,6 @@ fn open_session(options: &tide_session_options) -> Result<u64, i32> {
     // SAFETY: the options' texts are null or NUL-terminated; the result is ours.
     let status = unsafe { tide_session_open(options, &raw mut session) };
     if status == TIDE_READY { Ok(session) } else { Err(status) }
-}
-
-fn open_pool(folder: &Folder) -> u64 {
-    let devices = folder.text();
-    let options = tide_pool_options {
-        size: size_of::<tide_pool_options>() as u64,
-        devices: devices.as_ptr(),
-        data_path: c"auto".as_ptr(),
-        staging: STAGING,
-        pool_size: 64 << 20,
-        share: 0,
-        buffered: 1,
-    };
-    let mut pool = 0;
-    // SAFETY: the options' texts are NUL-terminated; the result is ours.
-    let opened = unsafe { tide_pool_open(&raw const options, &raw mut pool) };
-    assert_eq!(opened, TIDE_READY, "{}", last_error());
-    pool
 }
 
 #[test]
@@ -102,7 +88,7 @@ fn a_stale_handle_is_an_error_everywhere() {
 #[test]
 fn handles_of_one_kind_are_stale_for_another() {
     let folder = Folder::new("kinds");
-    let pool = open_pool(&folder);
+    let pool = open_pool(&folder, POOL_SIZE);
     assert_eq!(tide_session_settle(pool), TIDE_STALE_HANDLE);
     assert_eq!(tide_ticket_wait(pool, 0), TIDE_STALE_HANDLE);
     assert_eq!(tide_batch_commit(pool), TIDE_STALE_HANDLE);
@@ -160,7 +146,7 @@ fn sessions_do_not_open_with_senseless_options() {
     assert_eq!(tide_session_settle(second), TIDE_READY, "{}", last_error());
     assert_eq!(tide_session_close(second), TIDE_READY);
     // The last one gave it back: a pool of its own can have it.
-    assert_eq!(tide_pool_close(open_pool(&folder)), TIDE_READY);
+    assert_eq!(tide_pool_close(open_pool(&folder, POOL_SIZE)), TIDE_READY);
 }
 
 #[test]
@@ -233,7 +219,7 @@ fn a_request_outlives_a_caller_who_has_no_place_for_it() {
 #[test]
 fn senseless_arguments_of_a_pool_are_refused_and_start_no_transfer() {
     let folder = Folder::new("senseless-pool");
-    let pool = open_pool(&folder);
+    let pool = open_pool(&folder, POOL_SIZE);
     let (mut ticket, mut bytes) = (0_u64, [7_u8; 16]);
     let memory = bytes.as_mut_ptr();
     let long_name = CString::new("n".repeat(1 << 20)).unwrap();

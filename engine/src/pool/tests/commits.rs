@@ -12,15 +12,7 @@ fn stepped(disks: &[SimDisk]) -> Pool {
 
 /// Starts a commit.
 fn start(pool: &Pool, puts: &[(u128, &[u8])], deletes: &[u128]) -> Commit {
-    let mut batch = pool.batch();
-    for (id, content) in puts {
-        let source = Source::from(content.to_vec());
-        batch.put(TensorId(*id), source, PutOptions::default()).unwrap();
-    }
-    for id in deletes {
-        batch.delete(TensorId(*id)).unwrap();
-    }
-    batch.start_commit().unwrap()
+    batch(pool, puts, deletes).start_commit().unwrap()
 }
 
 fn stats(pool: &Pool) -> CommitStats {

@@ -77,7 +77,8 @@ fn space(pool: &Pool) -> SpaceUse {
     pool.audit().unwrap()
 }
 
-fn commit(pool: &Pool, puts: &[(u128, &[u8])], deletes: &[u128]) -> Result<(), CommitError> {
+/// A batch with these changes.
+fn batch(pool: &Pool, puts: &[(u128, &[u8])], deletes: &[u128]) -> Batch {
     let mut batch = pool.batch();
     for (id, content) in puts {
         let source = Source::from(content.to_vec());
@@ -86,7 +87,11 @@ fn commit(pool: &Pool, puts: &[(u128, &[u8])], deletes: &[u128]) -> Result<(), C
     for id in deletes {
         batch.delete(TensorId(*id)).unwrap();
     }
-    batch.commit()
+    batch
+}
+
+fn commit(pool: &Pool, puts: &[(u128, &[u8])], deletes: &[u128]) -> Result<(), CommitError> {
+    batch(pool, puts, deletes).commit()
 }
 
 fn cut_power(disks: &[SimDisk], cut: PowerCut) {
