@@ -115,12 +115,11 @@ impl Checkpoint {
         Ok(Self { pool: head.pool.get(), share: head.share.get(), epoch, tensors })
     }
 
-    /// Whether the whole checkpoint of this pool, share and epoch stands at the start of `bytes`, without
-    /// reading its tensors one by one.
-    pub fn is_whole(bytes: &[u8], pool: u128, share: u32, epoch: u64) -> bool {
-        Self::verified(bytes).is_some_and(|(head, _)| {
-            (head.pool.get(), head.share.get(), head.epoch.get()) == (pool, share, epoch)
-        })
+    /// Whether the same checkpoint stands, whole, at the start of both, of which `whole` is known to have one.
+    /// Headers tell, since the content's checksum is in them; no tensor is read.
+    pub fn is_copy(bytes: &[u8], whole: &[u8]) -> bool {
+        let header = whole.get(..CHECKPOINT_HEADER_BYTES);
+        header.is_some_and(|header| bytes.starts_with(header)) && Self::verified(bytes).is_some()
     }
 
     /// The header and the payload, if their checksum is right.
@@ -154,6 +153,8 @@ mod tests {
             let bytes = encoded(tensors);
             assert_eq!(Checkpoint::decode(&bytes), Ok(checkpoint(tensors)));
             assert_eq!(Checkpoint::claim(&bytes), Some((9, bytes.len() as u64)));
+            assert!(Checkpoint::is_copy(&bytes, &bytes[..CHECKPOINT_HEADER_BYTES]));
+            assert!(!Checkpoint::is_copy(&encoded(tensors + 1), &bytes));
         }
     }
 
@@ -164,8 +165,10 @@ mod tests {
             let mut bytes = good.clone();
             bytes[torn * BLOCK_BYTES as usize..][..BLOCK_BYTES as usize].fill(0x55);
             assert_eq!(Checkpoint::decode(&bytes), Err(CheckpointError::Absent), "block {torn}");
+            assert!(!Checkpoint::is_copy(&bytes, &good), "block {torn}");
         }
         assert_eq!(Checkpoint::decode(&[0; 4096]), Err(CheckpointError::Absent));
+        assert!(!Checkpoint::is_copy(&good, &[]));
         assert_eq!(Checkpoint::claim(&[0xFF; 64]), None);
     }
 }

@@ -14,8 +14,8 @@ use thiserror::Error;
 use super::change_log::{ChangeLog, Media, Place};
 use super::stripe::StripeMap;
 use crate::layout::{
-    BLOCK_BYTES, Change, ChangeRecord, ChangeRecordError, Checkpoint, CheckpointError, Run,
-    TensorEntry, TensorId,
+    BLOCK_BYTES, CHECKPOINT_HEADER_BYTES, Change, ChangeRecord, ChangeRecordError, Checkpoint,
+    CheckpointError, Run, TensorEntry, TensorId,
 };
 
 /// What stood on the media.
@@ -90,7 +90,7 @@ pub fn recover<M: Media>(
     media: &M,
 ) -> Result<Recovered, RecoveryError<M::Error>> {
     let reader = Reader { place, media };
-    let Newest { slot, checkpoint, copies, passed_over } = reader.newest_checkpoint()?;
+    let Newest { slot, checkpoint, copies, passed_over, .. } = reader.newest_checkpoint()?;
     let epoch = checkpoint.epoch;
     if epoch >= EPOCHS_END {
         let what = format!("no share has written {epoch} checkpoints");
@@ -139,7 +139,10 @@ struct Claim {
 struct Newest {
     slot: usize,
     checkpoint: Checkpoint,
-    /// How many devices have it.
+    /// How it starts on the media.
+    header: Vec<u8>,
+    /// How many devices have it. One that has another of the same epoch (its own restored from a backup, say)
+    /// does not.
     copies: usize,
     /// Newer ones that are not whole, by device and epoch.
     passed_over: Vec<(u8, u64)>,
@@ -187,12 +190,12 @@ impl<M: Media> Reader<'_, M> {
                     continue;
                 }
             };
-            if let Some(Newest { copies, .. }) = &mut newest {
-                let Place { pool, share, .. } = self.place;
-                *copies += usize::from(Checkpoint::is_whole(&bytes, pool, share, claim.epoch));
+            if let Some(Newest { slot, header, copies, .. }) = &mut newest {
+                *copies += usize::from(*slot == claim.slot && Checkpoint::is_copy(&bytes, header));
             } else if let Some(checkpoint) = self.decode(&bytes)? {
-                let slot = claim.slot;
-                newest = Some(Newest { slot, checkpoint, copies: 1, passed_over: Vec::new() });
+                let (slot, passed_over) = (claim.slot, Vec::new());
+                let header = bytes[..CHECKPOINT_HEADER_BYTES].to_vec();
+                newest = Some(Newest { slot, checkpoint, header, copies: 1, passed_over });
             } else {
                 passed_over.push((claim.device, claim.epoch));
             }

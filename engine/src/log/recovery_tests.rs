@@ -214,6 +214,25 @@ fn either_device_alone_is_enough_to_read_the_index() {
 }
 
 #[test]
+fn a_device_with_another_checkpoint_of_the_same_epoch_has_no_copy() {
+    let mut share = Share::formatted();
+    let Place { pool, share: number, area, .. } = share.place;
+    let Change::Put(entry) = put(1, 1) else { unreachable!() };
+    let other = Checkpoint::encode(pool, number, 1, &[entry]);
+    share.disks.write(1, area.slots[0].checkpoint_offset, other).unwrap();
+    share.disks.flush(1).unwrap();
+
+    let recovered = share.recover().unwrap();
+    assert_eq!(recovered.tensors, [], "the first device's holds");
+    assert!(!recovered.settled, "commits must not continue both");
+    let mut log = recovered.log;
+    log.checkpoint(&share.disks, &[]).unwrap();
+    assert!(share.recover().unwrap().settled);
+    share.place.devices = 1;
+    assert!(share.recover().unwrap().settled);
+}
+
+#[test]
 fn damage_in_the_middle_of_the_log_is_not_taken_for_its_end() {
     let share = Share::formatted();
     let mut log = share.recover().unwrap().log;

@@ -48,7 +48,8 @@ pub(super) fn read_index<M: Media>(
         let found = recover(Place { devices: 1, ..place }, &stripes, blocks, &copy)
             .map_err(|error| error.to_string())?;
         let same = found.log.epoch() == all.log.epoch() && found.tensors == all.tensors;
-        same.then_some(()).ok_or_else(|| "it lacks commits that another copy has".to_owned())
+        same.then_some(())
+            .ok_or_else(|| "it lacks commits that another copy has, or has others".to_owned())
     };
     let whole = |device| {
         // Where all copies are damaged, an older checkpoint with its change log may well give the same.
