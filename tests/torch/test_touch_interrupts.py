@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tidelog
+from tidelog import _record
 from tidetest import process
 from tidetest.world import World
 
@@ -105,6 +106,58 @@ def test_ctrl_c_at_a_known_place(compare, how):
             world.steps(1)
 
     compare(scenario)
+
+
+@pytest.mark.filterwarnings("ignore::tidelog.LeftBehindWarning")
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("place", ["_mark", "_await_loans", "take", "give"])
+def test_ctrl_c_while_memory_goes_or_comes(pool, mover, mode, place, when, monkeypatch):
+    """At a call within the handling of a request: the request comes again, and nothing is counted twice or not at all."""
+    world = World()
+    with world.block(pool, mover, mode) as tide:
+        calls = 0
+
+        def interrupting(call):
+            def interrupted(*arguments):
+                nonlocal calls
+                calls += 1
+                if calls % 7 == 0 and when == "before":
+                    raise KeyboardInterrupt
+                answer = call(*arguments)
+                if calls % 7 == 0:
+                    raise KeyboardInterrupt
+                return answer
+
+            return interrupted
+
+        world.warm_up(mode)
+        losses = len(world.losses)
+        interrupts = 0
+        owner = tide._mover if place in ("take", "give") else tide
+        for _ in range(40):
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, place, interrupting(getattr(owner, place)), raising=True)
+                try:
+                    with world.boundary(), torch.no_grad():
+                        world.model(world.x)
+                except KeyboardInterrupt:
+                    interrupts += 1
+            with world.boundary():
+                pass  # what was cut short is done again
+            _assert_counted(tide)
+        assert interrupts >= 5
+        world.steps(2)
+    plain = World()
+    plain.steps(losses + 2)
+    assert world.losses == plain.losses
+
+
+def _assert_counted(tide):
+    alive = [record for record in tide._records.values() if record() is not None]
+    marked = [record for record in alive if record.state]
+    untold = sum(record.size for record in tide._births if record.id is None and record() is not None)
+    assert tide.live == untold + sum(record.size for record in alive if not record.state & _record.OUT)
+    assert tide._marked == len(marked)
 
 
 RANDOM_INTERRUPTS = """

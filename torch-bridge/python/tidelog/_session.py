@@ -583,20 +583,23 @@ class Tide:
         while record.loans:
             time.sleep(_LOAN_POLL_SECONDS)
 
+    # Ctrl-C may end any of these at a call (Python looks for signals there, and at loops), and then the request comes
+    # again: what counts and what tells that it was counted change with no call in between.
+
     def _release(self, record, storage, _size):
-        if not record.state & _record.OUT:
+        if record.id in self._in_flight:
             self._mark(record, _record.OUT)
             self._await_loans(record)
             self._mover.take(storage, self.guard_text(record))
             self.live -= record.size
-        self._in_flight.pop(record.id, None)
+            del self._in_flight[record.id]
         return 0
 
     def _allocate(self, record, storage, size):
         address = self._mover.give(storage, size, self.guard_text(record))
         if record.state & _record.OUT:
-            self._mark(record, _record.COMING)
             self.live += record.size
+            record.state = _record.COMING
         self._in_flight[record.id] = storage
         if self.heap is not None:
             self.heap.allocated(size)
@@ -617,7 +620,7 @@ class Tide:
     }
 
     def _mark(self, record, state):
-        self._marked += bool(state) - bool(record.state)
+        self._marked += (state != _record.SETTLED) - (record.state != _record.SETTLED)
         record.state = state
         if state:
             self._hook.quiet = False
