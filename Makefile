@@ -6,7 +6,7 @@ SEEDS ?= 2000
 RUNS ?= 100
 SECONDS ?= 60
 
-.PHONY: help setup build demo test lint test-rust sim planted faults fixture crash recovery test-torch test-slow bench fuzz loom sanitize \
+.PHONY: help setup build demo test lint test-rust sim planted faults fixture crash nvme-vm recovery test-torch test-slow bench fuzz loom sanitize \
 	miri clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,6 +39,9 @@ faults: setup ## Devices that shrink, refuse writes, go or fill up under load (a
 crash: setup ## Processes that commit are killed RUNS times, on files and on loop devices
 	cargo run --release -q -p tidelog-tests --bin tidelog-crash -- --runs $(RUNS)
 	cargo run --release -q -p tidelog-tests --bin tidelog-crash -- --runs $(RUNS) --sector 4096
+
+nvme-vm: setup ## The conformance suite and faults in a machine with emulated NVMe controllers
+	tests/nvme-vm/run.sh
 
 recovery: setup ## What opening a pool of a million tensors costs
 	cargo run --release -q -p tidelog-tests --bin tidelog-recovery

@@ -1,7 +1,8 @@
 //! What proves the engine: a reference model, seeded scripts of work and faults, and their replay; load on real
-//! files and devices of this machine; callers of the C ABI; and what fuzzing runs.
+//! files and devices of this machine; what must be so on every data path; callers of the C ABI; and what fuzzing runs.
 
 pub mod abi;
+pub mod conformance;
 pub mod fixture;
 pub mod fuzzing;
 pub mod load;

@@ -189,6 +189,9 @@ impl fmt::Display for Status {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Errno(errno) => write!(out, "{}", std::io::Error::from_raw_os_error(*errno)),
+            Self::Short { moved: 0 } => {
+                out.write_str("nothing was moved: it is gone, or ends before that now")
+            }
             Self::Short { moved } => {
                 write!(out, "short transfer, {} moved", ByteCount(u64::from(*moved)))
             }

@@ -1,0 +1,81 @@
+//! The engine's conformance suite on devices of one's own: `tidelog-conformance --overwrite DEVICE,DEVICE`.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use tidelog_engine::path::{DeviceSpec, PathKind};
+use tidelog_tests::conformance::{Failure, Fault, ROWS, Stage};
+
+/// Runs the same rows on whatever devices and data path are named, and prints one line for each. THE DEVICES LOSE
+/// WHAT THEY HOLD. With --begin, lets something happen to a device under load instead. Ends with 1 where a row
+/// fails.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The devices, separated by commas: block devices, or files that exist.
+    devices: String,
+    /// The data path: uring or posix.
+    #[arg(long, default_value = "uring")]
+    path: String,
+    /// What the devices hold may be lost.
+    #[arg(long)]
+    overwrite: bool,
+    /// A shell command that makes something happen to a device under load.
+    #[arg(long, requires = "end", requires = "row")]
+    begin: Option<String>,
+    /// A shell command that undoes it.
+    #[arg(long, default_value = "true")]
+    end: String,
+    /// The pool must not notice.
+    #[arg(long)]
+    unnoticed: bool,
+    /// The name of what happens.
+    #[arg(long)]
+    row: Option<String>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("tidelog-conformance: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether all rows are as they must be.
+fn run(arguments: &Arguments) -> Result<bool, Failure> {
+    if !arguments.overwrite {
+        return Err("the devices would lose what they hold; pass --overwrite if they may".into());
+    }
+    let path = match arguments.path.as_str() {
+        "uring" => PathKind::Uring,
+        "posix" => PathKind::Posix,
+        other => return Err(format!("{other:?} is no data path; there are uring and posix").into()),
+    };
+    let stage = Stage { specs: DeviceSpec::parse_list(&arguments.devices)?, path };
+    if let (Some(begin), Some(name)) = (&arguments.begin, &arguments.row) {
+        let fault = Fault {
+            begin: begin.clone(),
+            end: arguments.end.clone(),
+            unnoticed: arguments.unnoticed,
+        };
+        return Ok(told(name, &fault.happen(&stage)));
+    }
+    let mut good = true;
+    for (name, row) in ROWS {
+        good &= told(name, &row(&stage));
+    }
+    Ok(good)
+}
+
+fn told(name: &str, result: &Result<String, Failure>) -> bool {
+    match result {
+        Ok(fact) => println!("ok      {name}: {fact}"),
+        Err(why) => println!("FAILED  {name}: {why}"),
+    }
+    result.is_ok()
+}

@@ -1,0 +1,74 @@
+//! What the engine must do on every data path and device: the same rows whatever they are, on devices that the
+//! caller lends and that lose what they hold.
+
+mod fault;
+mod rows;
+
+use std::error::Error;
+
+use tidelog_engine::path::{DeviceSpec, PathChoice, PathKind};
+use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
+use tidelog_engine::units::ByteCount;
+
+pub use fault::Fault;
+pub use rows::ROWS;
+
+/// Why a row is not as it must be.
+pub type Failure = Box<dyn Error>;
+
+/// One thing that must be so: its name, and what shows it. Answers a fact worth printing.
+pub type Row = (&'static str, fn(&Stage) -> Result<String, Failure>);
+
+/// The devices, and the data path to reach them by.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    /// The devices of the pool.
+    pub specs: Vec<DeviceSpec>,
+    /// The data path, which must be the one that runs.
+    pub path: PathKind,
+}
+
+/// Contiguous bytes on one device.
+const STRIPE_UNIT: ByteCount = ByteCount::kib(64);
+
+impl Stage {
+    /// Makes an empty pool. What the devices held is lost.
+    ///
+    /// # Errors
+    /// The devices cannot be formatted.
+    pub fn format(&self) -> Result<(), Failure> {
+        let options = FormatOptions {
+            stripe_unit: STRIPE_UNIT,
+            segment_size: Some(ByteCount::mib(1)),
+            overwrite: true,
+            ..FormatOptions::default()
+        };
+        Pool::format(&self.specs, &options)?;
+        Ok(())
+    }
+
+    /// Opens the pool by the path.
+    ///
+    /// # Errors
+    /// It cannot be opened, or another path runs.
+    pub fn open(&self) -> Result<Pool, Failure> {
+        self.open_by(self.path)
+    }
+
+    fn open_by(&self, path: PathKind) -> Result<Pool, Failure> {
+        let choice = match path {
+            PathKind::Uring => PathChoice::Uring,
+            PathKind::Posix => PathChoice::Posix,
+            PathKind::Sim => return Err("simulated disks have tests of their own".into()),
+        };
+        let options = OpenOptions {
+            path: choice,
+            staging: ByteCount::mib(4),
+            huge_pages: false,
+            ..OpenOptions::default()
+        };
+        let pool = Pool::open(&self.specs, &options)?;
+        let kind = pool.stats()?.reactor.capabilities.kind;
+        if kind == path { Ok(pool) } else { Err(format!("{kind} runs, not {path}").into()) }
+    }
+}
