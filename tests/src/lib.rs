@@ -7,4 +7,6 @@ pub mod fixture;
 pub mod fuzzing;
 pub mod load;
 pub mod machine;
+pub mod power;
 pub mod sim;
+pub mod victim;

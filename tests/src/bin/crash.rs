@@ -1,20 +1,17 @@
 //! Kills a process that commits, again and again: `tidelog-crash --runs 1000`.
 
-use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use clap::Parser;
-use tidelog_engine::layout::{LifetimeClass, TensorId};
-use tidelog_engine::memory::{Destination, Source};
 use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::pool::{Commit, FormatOptions, OpenOptions, Pool, PutOptions};
-use tidelog_engine::schedule::Urgency;
+use tidelog_engine::pool::{FormatOptions, Pool};
 use tidelog_engine::units::ByteCount;
 use tidelog_tests::machine::{LoopDevice, LoopOptions};
-use tidelog_tests::sim::{Content, Random};
+use tidelog_tests::sim::Random;
+use tidelog_tests::victim::{self, Failure, open_options};
 
 /// A process that commits durable tensors and writes scratch ones is killed with SIGKILL at any moment; then every
 /// commit that had returned must be there whole, and no space may be lost. On files, and on loop devices where
@@ -44,18 +41,13 @@ struct Arguments {
 
 const DEVICES: usize = 2;
 const DEVICE_SIZE: ByteCount = ByteCount::mib(24);
-const TENSORS: u64 = 6;
-/// Commits that the victim has in flight.
-const IN_FLIGHT: u64 = 3;
 /// The victim dies at some moment within this, counted from its first commit.
 const LIFE_MAX_MICROS: u64 = 40_000;
-
-type Failure = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let ended = match &arguments.victim {
-        Some(devices) => commit_for_ever(devices, arguments.next),
+        Some(devices) => be_the_victim(devices, arguments.next),
         None => kill_again_and_again(&arguments),
     };
     match ended {
@@ -107,7 +99,7 @@ fn on_pool(kind: &str, devices: &str, arguments: &Arguments) -> Result<(), Failu
     let (mut last, mut unheard) = (0, 0);
     for run in 0..arguments.runs {
         let returned = live_and_die(devices, last + 1, random.below(LIFE_MAX_MICROS))?;
-        let found = verify(&specs, returned.max(last))
+        let found = victim::verify(&specs, &open_options(true), returned.max(last))
             .map_err(|what| format!("{kind}, run {run} of seed {}: {what}", arguments.seed))?;
         unheard += found - returned.max(last);
         last = found;
@@ -160,83 +152,12 @@ impl Drop for Victim {
     }
 }
 
-fn options() -> OpenOptions {
-    OpenOptions {
-        buffered: true,
-        staging: ByteCount::mib(1),
-        huge_pages: false,
-        ..OpenOptions::default()
-    }
-}
-
-/// A commit's tensors; their number and lengths change with it, so that space is freed all the time.
-fn tensors_of(commit: u64) -> Vec<(TensorId, Content)> {
-    let mut random = Random::new(commit);
-    (0..TENSORS)
-        .map(|index| {
-            let (length, salt) = (random.below(150_000) as u32, random.draw() as u32);
-            (TensorId(u128::from(index) + 10), Content { length, salt })
-        })
-        .collect()
-}
-
-const NUMBER: TensorId = TensorId(1);
-
-/// Commits, with scratch writes beside it, and tells each commit that has returned.
-fn commit_for_ever(devices: &str, first: u64) -> Result<(), Failure> {
-    let pool = Pool::open(&DeviceSpec::parse_list(devices)?, &options())?;
+/// Commits, and tells each commit that has returned.
+fn be_the_victim(devices: &str, first: u64) -> Result<(), Failure> {
     let mut told = std::io::stdout();
-    let mut in_flight: VecDeque<(u64, Commit)> = VecDeque::new();
-    for commit in first.. {
-        let mut batch = pool.batch();
-        for (at, (id, content)) in tensors_of(commit).into_iter().enumerate() {
-            let lifetime = LifetimeClass::ALL[at % LifetimeClass::ALL.len()];
-            let options = PutOptions { lifetime, ..PutOptions::default() };
-            batch.put(id, Source::from(content.bytes()), options.clone())?;
-            let scratch = TensorId(1000 + u128::from(commit % 7));
-            drop(pool.put(scratch, Source::from(vec![7; 30_000]), options)?);
-        }
-        let number = Source::from(commit.to_le_bytes().to_vec());
-        batch.put(NUMBER, number, PutOptions::default())?;
-        in_flight.push_back((commit, batch.start_commit()?));
-        if in_flight.len() as u64 == IN_FLIGHT
-            && let Some((oldest, returned)) = in_flight.pop_front()
-        {
-            returned.wait()?;
-            writeln!(told, "{oldest}")?;
-            told.flush()?;
-        }
-    }
-    Ok(())
-}
-
-/// The pool as the next process finds it: commit `returned` or one that was in flight, whole, and nothing else.
-fn verify(specs: &[DeviceSpec], returned: u64) -> Result<u64, Failure> {
-    let pool = Pool::open(specs, &options())?;
-    let number = read(&pool, NUMBER)?;
-    let found = u64::from_le_bytes(number.try_into().map_err(|_| "the number is torn")?);
-    if found < returned || found > returned + IN_FLIGHT {
-        return Err(format!("LOST: commit {returned} had returned, {found} is there").into());
-    }
-    let mut live = 4096;
-    for (id, content) in tensors_of(found) {
-        if read(&pool, id)? != content.bytes() {
-            return Err(format!("TORN: {id} is not that of commit {found}").into());
-        }
-        live += u64::from(content.length).div_ceil(4096) * 4096;
-    }
-    let space = pool.audit()?;
-    if space.live.0 != live || space.reserved.0 != 0 {
-        return Err(format!("LEAKED: {live} bytes should live: {space:?}").into());
-    }
-    pool.close()?;
-    Ok(found)
-}
-
-fn read(pool: &Pool, id: TensorId) -> Result<Vec<u8>, Failure> {
-    let length = pool.length(id).ok_or_else(|| format!("LOST: {id} is not there"))?;
-    let memory = Destination::buffer(length as usize);
-    let ticket = pool.get(id, 0..length, memory, Urgency::Urgent, None)?;
-    ticket.wait()?;
-    Ok(ticket.take_bytes().ok_or("a read that ended well has bytes")?)
+    victim::commit(&DeviceSpec::parse_list(devices)?, &open_options(true), first, |commit| {
+        writeln!(told, "{commit}")?;
+        told.flush()?;
+        Ok(true)
+    })
 }

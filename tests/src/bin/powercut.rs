@@ -1,0 +1,171 @@
+//! Power cuts at any moment of a recorded disk: `tidelog-powercut rebuild`.
+
+use std::fs::File;
+use std::io::Write;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::pool::{FormatOptions, Pool};
+use tidelog_engine::units::ByteCount;
+use tidelog_tests::power::{Layout, Rebuilder, WriteLog};
+use tidelog_tests::sim::Random;
+use tidelog_tests::victim::{self, Failure, open_options};
+
+/// A machine whose disk records every write and flush commits durable tensors; then images are rebuilt that a power
+/// cut could have left at any moment, with any part of what no flush had covered. In each, every commit that had
+/// returned must be there whole. `make nvme-vm` does both.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    part: Part,
+}
+
+#[derive(Subcommand)]
+enum Part {
+    /// In the machine: formats the devices, which lose what they hold, and commits.
+    Commit {
+        /// The devices of the pool, separated by commas.
+        devices: String,
+        /// A device on the same disk, where each commit is noted once it has returned.
+        notes: PathBuf,
+        /// How many commits.
+        #[arg(long, default_value_t = 150)]
+        commits: u64,
+    },
+    /// On the host: rebuilds images and looks at each.
+    Rebuild {
+        /// What QEMU's blklogwrites driver recorded.
+        log: PathBuf,
+        /// Where the pool's devices lie on the disk: START+LENGTH in bytes, separated by commas.
+        #[arg(long)]
+        devices: String,
+        /// Where the notes lie.
+        #[arg(long)]
+        notes: String,
+        /// How many moments.
+        #[arg(long, default_value_t = 1000)]
+        images: usize,
+        /// Decides the moments and what survives.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Where to make the images.
+        #[arg(long, default_value = "target/powercut")]
+        directory: PathBuf,
+        /// Ignores flushes, as a disk that lies does: then something must be lost, or the test sees nothing.
+        #[arg(long)]
+        blind: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let ended = match Arguments::parse().part {
+        Part::Commit { devices, notes, commits } => commit(&devices, &notes, commits),
+        Part::Rebuild { log, devices, notes, images, seed, directory, blind } => {
+            layout(&devices, &notes)
+                .and_then(|layout| rebuild(&log, &layout, images, seed, &directory, blind))
+        }
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tidelog-powercut: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Notes are blocks: what a device writes at once.
+#[repr(align(4096))]
+struct Block([u8; 4096]);
+
+fn commit(devices: &str, notes: &Path, commits: u64) -> Result<(), Failure> {
+    let specs = DeviceSpec::parse_list(devices)?;
+    let options = FormatOptions {
+        stripe_unit: ByteCount::kib(16),
+        overwrite: true,
+        ..FormatOptions::default()
+    };
+    Pool::format(&specs, &options)?;
+    let notes =
+        File::options().write(true).custom_flags(libc::O_DIRECT | libc::O_DSYNC).open(notes)?;
+    victim::commit(&specs, &open_options(false), 1, |commit| {
+        let mut block = Box::new(Block([0; 4096]));
+        block.0[..8].copy_from_slice(&commit.to_le_bytes());
+        notes.write_all_at(&block.0, 0)?;
+        Ok(commit < commits)
+    })?;
+    println!("{commits} commits");
+    Ok(())
+}
+
+fn layout(devices: &str, notes: &str) -> Result<Layout, Failure> {
+    let range = |text: &str| -> Result<Range<u64>, Failure> {
+        let (start, length) = text.split_once('+').ok_or("a place is START+LENGTH")?;
+        let start: u64 = start.parse()?;
+        Ok(start..start + length.parse::<u64>()?)
+    };
+    let devices = devices.split(',').map(range).collect::<Result<Vec<_>, _>>()?;
+    Ok(Layout { devices, notes: range(notes)? })
+}
+
+fn rebuild(
+    log: &Path,
+    layout: &Layout,
+    images: usize,
+    seed: u64,
+    directory: &Path,
+    blind: bool,
+) -> Result<(), Failure> {
+    std::fs::create_dir_all(directory)?;
+    let log = WriteLog::open(log)?;
+    let mut rebuilder = Rebuilder::new(&log, layout, blind);
+    let notes = rebuilder.notes()?;
+    let &(first, _) = notes.first().ok_or("no commit was noted")?;
+    let mut random = Random::new(seed);
+    let moments = (log.entries.len() - first) as u64;
+    let mut cuts: Vec<usize> =
+        (0..images).map(|_| first + 1 + random.below(moments) as usize).collect();
+    cuts.sort_unstable();
+    let (mut bad, mut shown) = (0, 0);
+    for (image, cut) in cuts.into_iter().enumerate() {
+        let returned =
+            notes.iter().rev().find(|(at, _)| *at < cut).map_or(0, |(_, number)| *number);
+        let paths = rebuilder.cut(cut, &mut random, directory)?;
+        let specs: Vec<DeviceSpec> = paths.iter().map(DeviceSpec::new).collect();
+        if let Err(what) = victim::verify(&specs, &open_options(true), returned) {
+            bad += 1;
+            if shown < 3 {
+                shown += 1;
+                eprintln!("cut before entry {cut} of {} (seed {seed}): {what}", log.entries.len());
+            }
+        }
+        if image % 100 == 99 {
+            eprint!("\r{} of {images} images", image + 1);
+            std::io::stderr().flush()?;
+        }
+    }
+    eprintln!();
+    std::fs::remove_dir_all(directory)?;
+    let flushes = log.entries.iter().filter(|entry| entry.flush).count();
+    let forced = log.entries.iter().filter(|entry| entry.fua).count();
+    let what = format!(
+        "{images} images of {} requests, {flushes} flushes, {forced} forced writes, {} commits: {bad} with a loss",
+        log.entries.len(),
+        notes.len(),
+    );
+    match (bad, blind) {
+        (0, true) => {
+            Err(format!("{what}, although flushes were ignored: the test sees nothing").into())
+        }
+        (1.., false) => Err(what.into()),
+        _ => {
+            println!("{what}");
+            Ok(())
+        }
+    }
+}

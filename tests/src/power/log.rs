@@ -1,0 +1,83 @@
+//! The log of a disk's writes and flushes, in the order in which they completed. The format is that of Linux's
+//! dm-log-writes (Documentation/admin-guide/device-mapper/log-writes.rst), which QEMU writes, too.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+const MAGIC: u64 = 0x006a_7366_7773_6872;
+const FLUSH: u64 = 1;
+const FUA: u64 = 1 << 1;
+const DISCARD: u64 = 1 << 2;
+
+/// One completed request.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// How many bytes it is about.
+    pub length: u64,
+    /// Everything that completed before it was submitted is on the medium.
+    pub flush: bool,
+    /// It is on the medium itself.
+    pub fua: bool,
+    /// Its bytes are of no use to anybody any more.
+    pub discard: bool,
+    /// Where its data lies in the log.
+    data: u64,
+}
+
+/// An open log.
+#[derive(Debug)]
+pub struct WriteLog {
+    file: File,
+    /// All that it recorded.
+    pub entries: Vec<Entry>,
+}
+
+impl WriteLog {
+    /// Reads the entries.
+    ///
+    /// # Errors
+    /// The file is none, or cannot be read.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let [magic, _version, count, sector] = words(&file, 0)?;
+        if magic != MAGIC {
+            return Err(io::Error::other(format!("{} is no log of writes", path.display())));
+        }
+        let sector = sector & u64::from(u32::MAX);
+        let mut at = sector;
+        let mut entries = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            let [first, sectors, flags, _data_length] = words(&file, at)?;
+            let discard = flags & DISCARD != 0;
+            let (offset, length, data) = (first * sector, sectors * sector, at + sector);
+            let (flush, fua) = (flags & FLUSH != 0, flags & FUA != 0);
+            entries.push(Entry { offset, length, flush, fua, discard, data });
+            at = data + if discard { 0 } else { length };
+        }
+        Ok(Self { file, entries })
+    }
+
+    /// What an entry wrote; zeroes for what it discarded.
+    ///
+    /// # Errors
+    /// The log cannot be read.
+    pub fn data(&self, entry: &Entry) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; entry.length as usize];
+        if !entry.discard {
+            self.file.read_exact_at(&mut bytes, entry.data)?;
+        }
+        Ok(bytes)
+    }
+}
+
+/// Four little-endian words.
+fn words(file: &File, offset: u64) -> io::Result<[u64; 4]> {
+    let mut bytes = [0; 32];
+    file.read_exact_at(&mut bytes, offset)?;
+    let (words, _) = bytes.as_chunks::<8>();
+    Ok(std::array::from_fn(|index| u64::from_le_bytes(words[index])))
+}

@@ -1,0 +1,8 @@
+//! Power cuts of a real machine's disk: what QEMU's `blklogwrites` driver recorded becomes the images that a cut at
+//! any moment could have left.
+
+mod images;
+mod log;
+
+pub use images::{Layout, Rebuilder};
+pub use log::{Entry, WriteLog};

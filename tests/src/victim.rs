@@ -1,0 +1,114 @@
+//! A process that commits until it dies, and what the next one must find then.
+
+use std::collections::VecDeque;
+
+use tidelog_engine::layout::{LifetimeClass, TensorId};
+use tidelog_engine::memory::{Destination, Source};
+use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::pool::{Commit, OpenOptions, Pool, PutOptions};
+use tidelog_engine::schedule::Urgency;
+use tidelog_engine::units::ByteCount;
+
+use crate::sim::{Content, Random};
+
+/// Why a pool is not as it must be, or could not be used.
+pub type Failure = Box<dyn std::error::Error>;
+
+/// Commits in flight.
+const IN_FLIGHT: u64 = 3;
+const TENSORS: u64 = 6;
+/// The commit's own number, in every commit.
+const NUMBER: TensorId = TensorId(1);
+
+/// How victims and their heirs open the pool.
+pub fn open_options(buffered: bool) -> OpenOptions {
+    OpenOptions {
+        buffered,
+        staging: ByteCount::mib(1),
+        huge_pages: false,
+        ..OpenOptions::default()
+    }
+}
+
+/// Commits durable tensors from number `first` on, with scratch writes beside it, and tells of each commit that has
+/// returned until `told` has heard enough.
+///
+/// # Errors
+/// Whatever goes wrong: nothing may.
+pub fn commit(
+    specs: &[DeviceSpec],
+    options: &OpenOptions,
+    first: u64,
+    mut told: impl FnMut(u64) -> Result<bool, Failure>,
+) -> Result<(), Failure> {
+    let pool = Pool::open(specs, options)?;
+    let mut in_flight: VecDeque<(u64, Commit)> = VecDeque::new();
+    for commit in first.. {
+        let mut batch = pool.batch();
+        for (at, (id, content)) in tensors_of(commit).into_iter().enumerate() {
+            let lifetime = LifetimeClass::ALL[at % LifetimeClass::ALL.len()];
+            let options = PutOptions { lifetime, ..PutOptions::default() };
+            batch.put(id, Source::from(content.bytes()), options.clone())?;
+            let scratch = TensorId(1000 + u128::from(commit % 7));
+            drop(pool.put(scratch, Source::from(vec![7; 30_000]), options)?);
+        }
+        let number = Source::from(commit.to_le_bytes().to_vec());
+        batch.put(NUMBER, number, PutOptions::default())?;
+        in_flight.push_back((commit, batch.start_commit()?));
+        if in_flight.len() as u64 == IN_FLIGHT
+            && let Some((oldest, returned)) = in_flight.pop_front()
+        {
+            returned.wait()?;
+            if !told(oldest)? {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The pool as the next process finds it: commit `returned` or one that was in flight, whole, and nothing else.
+/// Answers which.
+///
+/// # Errors
+/// Something is lost, torn or leaked.
+pub fn verify(specs: &[DeviceSpec], options: &OpenOptions, returned: u64) -> Result<u64, Failure> {
+    let pool = Pool::open(specs, options)?;
+    let number = read(&pool, NUMBER)?;
+    let found = u64::from_le_bytes(number.try_into().map_err(|_| "the number is torn")?);
+    if found < returned || found > returned + IN_FLIGHT {
+        return Err(format!("LOST: commit {returned} had returned, {found} is there").into());
+    }
+    let mut live = 4096;
+    for (id, content) in tensors_of(found) {
+        if read(&pool, id)? != content.bytes() {
+            return Err(format!("TORN: {id} is not that of commit {found}").into());
+        }
+        live += u64::from(content.length).div_ceil(4096) * 4096;
+    }
+    let space = pool.audit()?;
+    if space.live.0 != live || space.reserved.0 != 0 {
+        return Err(format!("LEAKED: {live} bytes should live: {space:?}").into());
+    }
+    pool.close()?;
+    Ok(found)
+}
+
+/// A commit's tensors; their number and lengths change with it, so that space is freed all the time.
+fn tensors_of(commit: u64) -> Vec<(TensorId, Content)> {
+    let mut random = Random::new(commit);
+    (0..TENSORS)
+        .map(|index| {
+            let (length, salt) = (random.below(150_000) as u32, random.draw() as u32);
+            (TensorId(u128::from(index) + 10), Content { length, salt })
+        })
+        .collect()
+}
+
+fn read(pool: &Pool, id: TensorId) -> Result<Vec<u8>, Failure> {
+    let length = pool.length(id).ok_or_else(|| format!("LOST: {id} is not there"))?;
+    let memory = Destination::buffer(length as usize);
+    let ticket = pool.get(id, 0..length, memory, Urgency::Urgent, None)?;
+    ticket.wait()?;
+    Ok(ticket.take_bytes().ok_or("a read that ended well has bytes")?)
+}
