@@ -292,7 +292,9 @@ impl Pool {
         self.current(id).map(|version| version.entry.length)
     }
 
-    /// Every durable tensor's id and name, in the order of ids.
+    /// Every durable tensor's id and name, in the order of ids. Where a commit is in doubt
+    /// ([`CommitStats::in_doubt`]) these are the tensors before it, as for every other call of this handle; what the
+    /// media hold shows when the pool is opened again.
     pub fn durable_tensors(&self) -> Result<Vec<(TensorId, Option<String>)>, Unusable> {
         self.check_usable()?;
         let contents = self.0.shared.contents();
@@ -327,6 +329,9 @@ impl Pool {
 
     /// Ends everything in flight, commits that were started among it, and gives the share back, for all
     /// handles. What is not committed is gone.
+    ///
+    /// # Errors
+    /// See [`CloseError`]. With [`CloseError::InDoubt`] the pool is closed all the same.
     pub fn close(&self) -> Result<(), CloseError> {
         self.check_fork()?;
         self.0.close()
@@ -368,7 +373,8 @@ impl Inner {
             // What never came back may still reach the devices: nobody else may have them meanwhile.
             std::mem::forget(members);
         }
-        Ok(closed?)
+        closed?;
+        self.commits.doubt().map_or(Ok(()), |reason| Err(CloseError::InDoubt(reason)))
     }
 }
 

@@ -71,6 +71,11 @@ impl Submitter {
         self.send(Job::Flush, pieces.collect(), Urgency::Urgent, None, finish)
     }
 
+    /// Why no transfer would be taken now, if that is so.
+    pub(crate) fn refusal(&self) -> Option<SubmitError> {
+        self.mailbox.refusal()
+    }
+
     /// A ticket that follows no transfer, and what ends it.
     pub(crate) fn promise(&self) -> (Ticket, Promise) {
         let shared = Arc::new(TicketShared::new(self.next_id()));

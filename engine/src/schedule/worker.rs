@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::active::{Active, Job};
 use super::flights::{Flight, Flights};
-use super::mailbox::{Abandon, Command, Mailbox};
+use super::mailbox::{Abandon, Command, Mailbox, Refuse};
 use super::options::{ReactorOptions, StartError};
 use super::pace::Baton;
 use super::stats::{DeviceCounters, ReactorStats};
@@ -23,9 +23,10 @@ pub(super) struct Started {
     pub(super) counters: Arc<[DeviceCounters]>,
 }
 
-/// Everything the reactor thread owns. Fields drop in this order: when the thread panics, transfers
-/// end before the path, which leaks what devices may still touch.
+/// Everything the reactor thread owns. Fields drop in this order: when the thread panics, nothing more is taken,
+/// then transfers end before the path, which leaks what devices may still touch.
 pub(super) struct Worker {
+    _refuse: Refuse,
     transfers: HashMap<u64, Active>,
     commands: VecDeque<Command>,
     /// Transfers that have pieces to begin, in the order they came.
@@ -82,6 +83,7 @@ impl Worker {
             devices: Vec::new(),
         };
         let worker = Self {
+            _refuse: Refuse::new(&mailbox),
             transfers: HashMap::new(),
             commands: VecDeque::new(),
             urgent: VecDeque::new(),
