@@ -68,7 +68,7 @@ use crate::log::{Contents, Durability, Lane, RemoveError, Request, SpaceUse, Str
 use crate::memory::{Destination, Source};
 use crate::path::DeviceSpec;
 use crate::path::sim::SimDisk;
-use crate::schedule::{Notify, Reactor, Ticket, Transfer, Urgency};
+use crate::schedule::{Notify, Reactor, Subject, Ticket, Transfer, Urgency};
 use commit::Commits;
 use devices::Members;
 use held::{PendingWrite, Reading};
@@ -217,7 +217,8 @@ impl Pool {
         };
         let transfer = Transfer::Write { source, pieces };
         // Where the engine takes nothing, it drops `ended` and with it the reservation.
-        Ok(reactor.submit(transfer, options.urgency, options.notify, Box::new(ended))?)
+        let (subject, PutOptions { urgency, notify, .. }) = (Subject::of(request.id), options);
+        Ok(reactor.submit_about(subject, transfer, urgency, notify, Box::new(ended))?)
     }
 
     /// Reads the bytes `range` of a tensor into memory of exactly that length. The version that stands
@@ -244,7 +245,9 @@ impl Pool {
         }
         let pieces = pieces::of_range(&self.0.stripes, entry, &range, self.0.verify_reads);
         let transfer = Transfer::Read { destination, pieces };
-        Ok(reactor.submit(transfer, urgency, notify, Box::new(move |_| drop(reading)))?)
+        let subject = reading.subject().from_byte(range.start);
+        let finish = Box::new(move |_| drop(reading));
+        Ok(reactor.submit_about(subject, transfer, urgency, notify, finish)?)
     }
 
     /// Compares memory with a tensor by the checksums in the index, without any I/O. The outcome says

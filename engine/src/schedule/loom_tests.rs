@@ -14,6 +14,7 @@ use super::active::{Active, Job};
 use super::completion::{CompletionQueue, Notify};
 use super::mailbox::{Abandon, Command, Mailbox};
 use super::options::{ReactorOptions, SubmitError};
+use super::subject::Subject;
 use super::ticket::{Ticket, TicketShared};
 use super::transfer::{Done, Outcome, Piece, TransferError, Urgency};
 use super::worker::Worker;
@@ -105,7 +106,8 @@ fn submit_job(mailbox: &Arc<Mailbox>, job: Job, memory: Arc<[u8]>) -> Submitted 
     };
     let shared = Arc::new(TicketShared::new(1));
     let pieces = (0..2).map(piece).collect();
-    let active = Active::new(job, pieces, Urgency::Ahead, Arc::clone(&shared), finish, notify);
+    let (subject, urgency) = (Subject::default(), Urgency::Ahead);
+    let active = Active::new(job, subject, pieces, urgency, Arc::clone(&shared), finish, notify);
     let ticket = mailbox.begin(active).map(|()| Ticket::new(shared, Arc::clone(mailbox)));
     Submitted { ticket, told, queue, memory }
 }
