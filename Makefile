@@ -49,7 +49,7 @@ recovery: setup ## What opening a pool of a million tensors costs
 fixture: setup ## The committed pool of the present format version, made anew; never after its release
 	cargo run -q -p tidelog-tests --bin tidelog-fixture
 
-planted: setup ## Bugs planted on purpose: the simulation must find each
+planted: setup ## Bugs planted on purpose: the simulation, or a loom model, must find each
 	tests/planted.sh
 
 fuzz: setup ## Every fuzz target for SECONDS seconds, two at a time

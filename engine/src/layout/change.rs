@@ -89,44 +89,71 @@ impl ChangeRecord {
         bytes
     }
 
-    /// Whether the first bytes of a record claim a newer epoch than `epoch`. Only [`Self::decode`] tells
-    /// whether the claim is true.
-    pub fn claims_epoch_after(head: &[u8], epoch: u64) -> bool {
-        head.get(..RECORD_HEADER_BYTES).is_some_and(|head| {
-            let head: RecordOnMedia = bytemuck::pod_read_unaligned(head);
-            head.magic == MAGIC && head.epoch.get() > epoch
-        })
-    }
-
     /// Reads the record at the start of `bytes` (which may go on behind it); also returns the bytes it
     /// takes, padding included.
     ///
     /// # Errors
     /// No whole record stands there, or one whose content cannot be.
     pub fn decode(bytes: &[u8]) -> Result<(Self, usize), ChangeRecordError> {
-        let absent = ChangeRecordError::Absent;
-        let Some((head, rest)) = bytes.split_at_checked(RECORD_HEADER_BYTES) else {
-            return Err(absent);
-        };
-        let mut head: RecordOnMedia = bytemuck::pod_read_unaligned(head);
-        let Some(payload) = rest.get(..head.payload_bytes.get() as usize) else {
-            return Err(absent);
-        };
-        let checksum = head.checksum.get();
-        head.checksum = 0.into();
-        if head.magic != MAGIC || checksum != checksum_of(&[bytemuck::bytes_of(&head), payload]) {
-            return Err(absent);
+        let head = RecordHead::claimed(bytes).ok_or(ChangeRecordError::Absent)?;
+        let payload = bytes[RECORD_HEADER_BYTES..].get(..head.payload_bytes);
+        let payload = payload.ok_or(ChangeRecordError::Absent)?;
+        if head.checksum != checksum_of(&[&head.sealed(), payload]) {
+            return Err(ChangeRecordError::Absent);
         }
-        let (epoch, sequence) = (head.epoch.get(), head.sequence.get());
-        let changes = decode_changes(payload).map_err(|source| ChangeRecordError::Content {
-            epoch,
-            sequence,
-            source,
-        })?;
-        let record =
-            Self { pool: head.pool.get(), share: head.share.get(), epoch, sequence, changes };
-        let length = (RECORD_HEADER_BYTES + payload.len()).next_multiple_of(BLOCK_BYTES as usize);
-        Ok((record, length))
+        head.with(decode_changes(payload))
+    }
+}
+
+/// What stands in front of a record's changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordHead {
+    /// The pool it belongs to.
+    pub pool: u128,
+    /// The share it belongs to.
+    pub share: u32,
+    /// The checkpoint it continues.
+    pub epoch: u64,
+    /// Its place after that checkpoint, from 1.
+    pub sequence: u64,
+    pub(super) payload_bytes: usize,
+    pub(super) checksum: u32,
+    on_media: [u8; RECORD_HEADER_BYTES],
+}
+
+impl RecordHead {
+    /// What the first bytes of a record say, which need not be true.
+    pub(super) fn claimed(bytes: &[u8]) -> Option<Self> {
+        let on_media = *bytes.first_chunk()?;
+        let head: RecordOnMedia = bytemuck::cast(on_media);
+        (head.magic == MAGIC).then_some(Self {
+            pool: head.pool.get(),
+            share: head.share.get(),
+            epoch: head.epoch.get(),
+            sequence: head.sequence.get(),
+            payload_bytes: head.payload_bytes.get() as usize,
+            checksum: head.checksum.get(),
+            on_media,
+        })
+    }
+
+    /// These bytes as the checksum covers them: without itself.
+    pub(super) fn sealed(&self) -> [u8; RECORD_HEADER_BYTES] {
+        let mut head: RecordOnMedia = bytemuck::cast(self.on_media);
+        head.checksum = 0.into();
+        bytemuck::cast(head)
+    }
+
+    /// The record of which this is the head, and the bytes it takes, padding included.
+    pub(super) fn with(
+        &self,
+        changes: Result<Vec<Change>, EntryError>,
+    ) -> Result<(ChangeRecord, usize), ChangeRecordError> {
+        let &Self { pool, share, epoch, sequence, payload_bytes, .. } = self;
+        let wrong = |source| ChangeRecordError::Content { epoch, sequence, source };
+        let changes = changes.map_err(wrong)?;
+        let length = (RECORD_HEADER_BYTES + payload_bytes).next_multiple_of(BLOCK_BYTES as usize);
+        Ok((ChangeRecord { pool, share, epoch, sequence, changes }, length))
     }
 }
 

@@ -16,14 +16,16 @@ mod endian;
 mod entry;
 mod geometry;
 mod holder;
+mod log_image;
 mod superblock;
 mod tensor;
 
-pub use change::{ChangeRecord, ChangeRecordError, RECORD_HEADER_BYTES};
+pub use change::{ChangeRecord, ChangeRecordError, RECORD_HEADER_BYTES, RecordHead};
 pub use checkpoint::{CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointError};
 pub use entry::{Change, EntryError, TensorEntry, decode_changes, encode_change, encoded_bytes};
 pub use geometry::{Geometry, GeometryError, GeometryRequest, ShareArea, SlotArea};
 pub use holder::{Holder, utc};
+pub use log_image::LogImage;
 pub use superblock::{FORMAT_VERSION, MAGIC, Superblock, SuperblockError, protective_mbr};
 pub use tensor::{LifetimeClass, NAME_BYTES_MAX, Run, TensorId};
 

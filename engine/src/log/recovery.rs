@@ -4,7 +4,11 @@
 //! applied in order up to the first that is whole on neither device, which a crash tore. What a crash
 //! cannot have done (a gap in the log, a log without its checkpoint) is damage and is reported, never
 //! taken for the end.
+//!
+//! Whatever stands there, recovery costs a few times the bytes that it reads: headers say whether a record is of
+//! interest, a [`LogImage`] whether it is whole, and only what is applied is decoded.
 
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
@@ -14,8 +18,8 @@ use thiserror::Error;
 use super::change_log::{ChangeLog, Media, Place};
 use super::stripe::StripeMap;
 use crate::layout::{
-    BLOCK_BYTES, CHECKPOINT_HEADER_BYTES, Change, ChangeRecord, ChangeRecordError, Checkpoint,
-    CheckpointError, Run, TensorEntry, TensorId,
+    BLOCK_BYTES, CHECKPOINT_HEADER_BYTES, Change, ChangeRecordError, Checkpoint, CheckpointError,
+    LogImage, RecordHead, Run, TensorEntry, TensorId,
 };
 
 /// What stood on the media.
@@ -89,25 +93,7 @@ pub fn recover<M: Media>(
     segment_blocks: u64,
     media: &M,
 ) -> Result<Recovered, RecoveryError<M::Error>> {
-    let reader = Reader { place, media };
-    let Newest { slot, checkpoint, copies, passed_over, .. } = reader.newest_checkpoint()?;
-    let epoch = checkpoint.epoch;
-    if epoch >= EPOCHS_END {
-        let what = format!("no share has written {epoch} checkpoints");
-        return Err(RecoveryError::Contradiction(what));
-    }
-    if let Some(newer) = reader.epoch_of_other_log(1 - slot, epoch)? {
-        return Err(RecoveryError::CheckpointDamaged { epoch: newer });
-    }
-    let log = reader.read_log(slot, epoch)?;
-
-    let tensors = apply(checkpoint.tensors, log.changes);
-    let runs = checked_runs(&place, stripes, segment_blocks, &tensors)
-        .map_err(RecoveryError::Contradiction)?;
-    let all_copies = copies == usize::from(place.devices) && passed_over.is_empty();
-    let settled = log.records == 0 && all_copies && !log.failed_reads;
-    let log = ChangeLog::resume(place, slot, epoch, log.records, log.position);
-    Ok(Recovered { tensors, runs, log, passed_over, settled })
+    Reader::new(place, media).recover(stripes, segment_blocks)
 }
 
 /// The index once the log's changes are applied to the checkpoint's tensors, in the order of ids.
@@ -151,6 +137,8 @@ struct Newest {
 struct Reader<'a, M> {
     place: Place,
     media: &'a M,
+    /// Bytes of change logs that were checksummed.
+    checksummed: Cell<u64>,
 }
 
 struct LogRead {
@@ -160,7 +148,38 @@ struct LogRead {
     failed_reads: bool,
 }
 
-impl<M: Media> Reader<'_, M> {
+impl<'a, M: Media> Reader<'a, M> {
+    fn new(place: Place, media: &'a M) -> Self {
+        Self { place, media, checksummed: Cell::new(0) }
+    }
+
+    /// See [`recover`].
+    fn recover(
+        &self,
+        stripes: &StripeMap,
+        segment_blocks: u64,
+    ) -> Result<Recovered, RecoveryError<M::Error>> {
+        let place = self.place;
+        let Newest { slot, checkpoint, copies, passed_over, .. } = self.newest_checkpoint()?;
+        let epoch = checkpoint.epoch;
+        if epoch >= EPOCHS_END {
+            let what = format!("no share has written {epoch} checkpoints");
+            return Err(RecoveryError::Contradiction(what));
+        }
+        if let Some(newer) = self.epoch_of_other_log(1 - slot, epoch) {
+            return Err(RecoveryError::CheckpointDamaged { epoch: newer });
+        }
+        let log = self.read_log(slot, epoch)?;
+
+        let tensors = apply(checkpoint.tensors, log.changes);
+        let runs = checked_runs(&place, stripes, segment_blocks, &tensors)
+            .map_err(RecoveryError::Contradiction)?;
+        let all_copies = copies == usize::from(place.devices) && passed_over.is_empty();
+        let settled = log.records == 0 && all_copies && !log.failed_reads;
+        let log = ChangeLog::resume(place, slot, epoch, log.records, log.position);
+        Ok(Recovered { tensors, runs, log, passed_over, settled })
+    }
+
     /// The newest valid checkpoint. Headers only claim an epoch, so the claims are tried from the newest on
     /// until one is whole; its other copies are not decoded.
     fn newest_checkpoint(&self) -> Result<Newest, RecoveryError<M::Error>> {
@@ -239,29 +258,19 @@ impl<M: Media> Reader<'_, M> {
 
     /// The epoch of a record in this slot's log that is newer than `epoch`. Records are written only once
     /// their checkpoint is on media, so such a record's checkpoint must have been there.
-    fn epoch_of_other_log(
-        &self,
-        slot: usize,
-        epoch: u64,
-    ) -> Result<Option<u64>, RecoveryError<M::Error>> {
+    fn epoch_of_other_log(&self, slot: usize, epoch: u64) -> Option<u64> {
         let area = &self.place.area.slots[slot];
-        for device in 0..self.place.devices {
+        (0..self.place.devices).find_map(|device| {
             // Where the checkpoint before this one still begins the slot, nothing newer ever stood there.
             // Elsewhere any record of the log may be the one that is left.
             let before = |claim: Option<Claim>| claim.is_some_and(|claim| claim.epoch < epoch);
             if self.claim(device, slot).is_ok_and(before) {
-                continue;
+                return None;
             }
             let log = self.media.read(device, area.log_offset, area.log_bytes);
-            let log = log.unwrap_or_default();
-            let claims = |at: &usize| ChangeRecord::claims_epoch_after(&log[*at..], epoch);
-            for at in (0..log.len()).step_by(BLOCK_BYTES as usize).filter(claims) {
-                if let Some((record, _)) = self.record(&log[at..], epoch)? {
-                    return Ok(Some(record.epoch));
-                }
-            }
-        }
-        Ok(None)
+            let mut log = LogImage::new(log.unwrap_or_default());
+            self.find(&mut log, 0, |head| head.epoch > epoch).map(|head| head.epoch)
+        })
     }
 
     /// Every record of the epoch from the start of the log to the first that no device has whole.
@@ -271,7 +280,7 @@ impl<M: Media> Reader<'_, M> {
         let mut failure = None;
         for device in 0..self.place.devices {
             match self.media.read(device, area.log_offset, area.log_bytes) {
-                Ok(bytes) => copies.push(bytes),
+                Ok(bytes) => copies.push(LogImage::new(bytes)),
                 Err(error) => failure = Some(error),
             }
         }
@@ -280,61 +289,78 @@ impl<M: Media> Reader<'_, M> {
             return Err(RecoveryError::Device(error));
         }
         let mut log = LogRead { changes: Vec::new(), records: 0, position: 0, failed_reads };
-        'records: loop {
-            let expected = log.records + 1;
-            for copy in &copies {
-                let here = copy.get(log.position as usize..).unwrap_or_default();
-                if let Some((record, length)) = self.record(here, epoch)?
-                    && record.epoch == epoch
-                    && record.sequence == expected
-                {
-                    log.changes.extend(record.changes);
-                    log.records = expected;
-                    log.position += length as u64;
-                    continue 'records;
+        while self.read_record(&mut copies, epoch, &mut log)? {}
+        let checksummed: u64 = copies.iter().map(LogImage::checksummed).sum();
+        self.checksummed.update(|all| all + checksummed);
+        // Nothing may follow the end: a record is written only once the one before it is on media, and those of
+        // a newer epoch once its checkpoint is.
+        let expected = log.records + 1;
+        let follows = |head: &RecordHead| {
+            head.epoch > epoch || (head.epoch == epoch && head.sequence > expected)
+        };
+        for copy in &mut copies {
+            match self.find(copy, log.position as usize, follows) {
+                None => (),
+                Some(found) if found.epoch == epoch => {
+                    let found = found.sequence;
+                    return Err(RecoveryError::LogDamaged { epoch, expected, found });
                 }
-            }
-            break;
-        }
-        // Nothing may follow the end: a record is written only once the one before it is on media.
-        for copy in &copies {
-            let mut position = log.position as usize;
-            while let Some(here) = copy.get(position..).filter(|here| !here.is_empty()) {
-                if let Some((record, _)) = self.record(here, epoch)?
-                    && record.epoch == epoch
-                    && record.sequence > log.records + 1
-                {
-                    return Err(RecoveryError::LogDamaged {
-                        epoch,
-                        expected: log.records + 1,
-                        found: record.sequence,
-                    });
-                }
-                position += BLOCK_BYTES as usize;
+                Some(found) => return Err(RecoveryError::CheckpointDamaged { epoch: found.epoch }),
             }
         }
         Ok(log)
     }
 
-    /// The record of this pool and share at the start of `bytes`, if a whole one stands there. What records of
-    /// epochs before `epoch` contain is of no meaning any more.
-    fn record(
+    /// Adds the next record of the epoch from the first copy that has it whole; answers whether one has.
+    fn read_record(
         &self,
-        bytes: &[u8],
+        copies: &mut [LogImage],
         epoch: u64,
-    ) -> Result<Option<(ChangeRecord, usize)>, RecoveryError<M::Error>> {
-        match ChangeRecord::decode(bytes) {
-            Ok((record, length))
-                if record.pool == self.place.pool && record.share == self.place.share =>
-            {
-                Ok(Some((record, length)))
+        log: &mut LogRead,
+    ) -> Result<bool, RecoveryError<M::Error>> {
+        let at = log.position as usize;
+        for copy in copies {
+            let claim = copy.claim(at).filter(|head| self.is_ours(head));
+            let is_next =
+                |head: RecordHead| head.epoch == epoch && head.sequence == log.records + 1;
+            if !claim.is_some_and(is_next) {
+                continue;
             }
-            Ok(_) | Err(ChangeRecordError::Absent) => Ok(None),
-            Err(ChangeRecordError::Content { epoch: of, .. }) if of < epoch => Ok(None),
-            Err(error @ ChangeRecordError::Content { .. }) => {
-                Err(RecoveryError::Contradiction(error.to_string()))
-            }
+            let (record, length) = match copy.record(at) {
+                Ok(read) => read,
+                Err(ChangeRecordError::Absent) => continue,
+                // The checksum is right: it cannot be the medium's doing.
+                Err(error @ ChangeRecordError::Content { .. }) => {
+                    return Err(RecoveryError::Contradiction(error.to_string()));
+                }
+            };
+            log.changes.extend(record.changes);
+            log.records += 1;
+            log.position += length as u64;
+            return Ok(true);
         }
+        Ok(false)
+    }
+
+    /// The first whole record of this pool and share from `from` on that is `wanted`. Its content is of no
+    /// interest: that it is there says enough.
+    fn find(
+        &self,
+        log: &mut LogImage,
+        from: usize,
+        wanted: impl Fn(&RecordHead) -> bool,
+    ) -> Option<RecordHead> {
+        let before = log.checksummed();
+        let found = (from..log.len()).step_by(BLOCK_BYTES as usize).find_map(|at| {
+            let claim = log.claim(at).filter(|head| self.is_ours(head) && wanted(head))?;
+            log.is_whole(at).then_some(claim)
+        });
+        self.checksummed.update(|all| all + log.checksummed() - before);
+        found
+    }
+
+    fn is_ours(&self, head: &RecordHead) -> bool {
+        head.pool == self.place.pool && head.share == self.place.share
     }
 }
 

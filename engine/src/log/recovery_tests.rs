@@ -4,7 +4,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::layout::{Geometry, GeometryRequest, LifetimeClass, ShareArea};
+use crate::layout::{
+    ChangeRecord, Geometry, GeometryRequest, LifetimeClass, RECORD_HEADER_BYTES, ShareArea,
+};
 use crate::log::change_log::AppendError;
 use crate::log::random::Random;
 use crate::units::ByteCount;
@@ -93,6 +95,11 @@ struct Share {
 
 impl Share {
     fn formatted() -> Self {
+        // A log of three blocks, so that checkpoints come often.
+        Self::with_log_of(3)
+    }
+
+    fn with_log_of(blocks: u64) -> Self {
         let geometry = Geometry::plan(&GeometryRequest {
             devices: 2,
             device_bytes: ByteCount::mib(16),
@@ -101,10 +108,9 @@ impl Share {
             shares: 1,
         })
         .unwrap();
-        // A log of three blocks, so that checkpoints come often.
         let mut area: ShareArea = geometry.share(0).unwrap();
         for slot in &mut area.slots {
-            slot.log_bytes = 3 * BLOCK_BYTES;
+            slot.log_bytes = blocks * BLOCK_BYTES;
         }
         let place = Place { pool: 77, share: 0, area, devices: 2 };
         let disks = Disks::default();
@@ -119,6 +125,27 @@ impl Share {
 
     fn log_offset(&self, slot: usize) -> u64 {
         self.place.area.slots[slot].log_offset
+    }
+
+    /// Writes blocks of a slot's log, on one device.
+    fn write_log(&self, device: u8, slot: usize, block: u64, bytes: Vec<u8>) {
+        let at = self.log_offset(slot) + block * BLOCK_BYTES;
+        self.disks.write(device, at, bytes).unwrap();
+        self.disks.flush(device).unwrap();
+    }
+
+    /// Fills a log with records none of which is whole, and each of which claims all that follows it.
+    fn fill_with_claims(&self, device: u8, slot: usize, head: impl Fn(u64) -> (u64, u64)) {
+        let Place { pool, share, area, .. } = self.place;
+        for block in 0..area.slots[slot].log_bytes / BLOCK_BYTES {
+            let (epoch, sequence) = head(block);
+            let mut record =
+                ChangeRecord { pool, share, epoch, sequence, changes: vec![] }.encode();
+            let rest = area.slots[slot].log_bytes - block * BLOCK_BYTES;
+            let claimed = rest as u32 - RECORD_HEADER_BYTES as u32 - 1;
+            record[12..16].copy_from_slice(&claimed.to_le_bytes());
+            self.write_log(device, slot, block, record);
+        }
     }
 }
 
@@ -349,4 +376,44 @@ fn an_index_too_large_for_its_place_is_refused_and_the_log_goes_on() {
     assert!(matches!(full, Err(AppendError::IndexFull { .. })));
     log.append(&share.disks, vec![put(1, 1)], |_| Vec::new()).unwrap();
     assert_eq!(share.recover().unwrap().tensors.len(), 1);
+}
+
+#[test]
+fn a_log_full_of_false_claims_costs_no_more_than_its_bytes() {
+    const BLOCKS: u64 = 256;
+    let share = Share::with_log_of(BLOCKS);
+    // Both slots have checkpoints, the newer of which is damaged: its log must be searched for records.
+    share.recover().unwrap().log.checkpoint(&share.disks, &[]).unwrap();
+    for device in 0..2_u8 {
+        share.disks.damage(device.into(), share.place.area.slots[1].checkpoint_offset);
+        share.fill_with_claims(device, 1, |block| (2 + block, 1));
+    }
+    // One copy of the log that holds claims what the other has, block by block.
+    share.fill_with_claims(0, 0, |block| (1, block + 1));
+    let Place { pool, share: number, .. } = share.place;
+    for block in 0..BLOCKS / 2 {
+        let changes = vec![put(u128::from(block) % 64, block as u32 % 64)];
+        let record = ChangeRecord { pool, share: number, epoch: 1, sequence: block + 1, changes };
+        share.write_log(1, 0, block, record.encode());
+    }
+    let reader = Reader::new(share.place, &share.disks);
+    let recovered = reader.recover(&share.stripes, share.segment_blocks).unwrap();
+    assert_eq!(recovered.tensors.len(), 64, "every record of the other copy counts");
+    let (checksummed, logs) = (reader.checksummed.get(), 4 * BLOCKS * BLOCK_BYTES);
+    assert!(checksummed > logs / 2, "{checksummed} of {logs}: the claims were not looked at");
+    assert!(checksummed <= 2 * logs + logs / 16, "{checksummed} of {logs}");
+}
+
+#[test]
+fn a_newer_record_in_the_log_that_holds_is_one_whose_checkpoint_is_lost() {
+    let share = Share::with_log_of(8);
+    let Place { pool, share: number, .. } = share.place;
+    let record = |pool, epoch, sequence| {
+        ChangeRecord { pool, share: number, epoch, sequence, changes: vec![] }.encode()
+    };
+    share.write_log(1, 0, 5, record(pool + 1, 3, 1));
+    share.write_log(0, 0, 4, record(pool, 0, 9));
+    assert!(share.recover().unwrap().settled, "of another pool, or older");
+    share.write_log(1, 0, 5, record(pool, 3, 1));
+    assert!(matches!(share.recover(), Err(RecoveryError::CheckpointDamaged { epoch: 3 })));
 }

@@ -1,5 +1,6 @@
 //! Versions of tensors: those that can be read, those on their way, and why one cannot begin or end.
 
+use std::fmt;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -17,6 +18,16 @@ pub struct Version {
     pub(super) serial: u64,
     /// How often reclamation has moved it: its bytes are the same, some of its runs are not.
     pub(super) moves: u32,
+}
+
+/// What it is called: its name if that is known, or its id.
+impl fmt::Display for Version {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.entry.name {
+            Some(name) => write!(out, "{name:?}"),
+            None => self.entry.id.fmt(out),
+        }
+    }
 }
 
 /// A write on its way, as [`super::Contents`] knows it. Ends in exactly one of [`super::Contents::install`],

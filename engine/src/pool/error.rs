@@ -284,6 +284,9 @@ pub enum CommitError {
     /// An earlier commit is in doubt.
     #[error("nothing can be committed after an earlier commit failed ({0}); open the pool again")]
     Stopped(String),
+    /// The engine takes nothing. Nothing has changed, the space is given back.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
     /// The handle is of no use.
     #[error(transparent)]
     Unusable(#[from] Unusable),
@@ -381,6 +384,12 @@ pub enum CloseError {
     /// because they may still reach the devices.
     #[error(transparent)]
     Drain(#[from] DrainError),
+    /// The share is given back, and a commit had failed half way, perhaps one that nobody followed.
+    #[error(
+        "the pool is closed, and only opening it again shows whether the last commits are there: \
+         the change log had failed ({0})"
+    )]
+    InDoubt(String),
     /// The handle is of no use.
     #[error(transparent)]
     Unusable(#[from] Unusable),

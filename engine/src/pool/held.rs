@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::Shared;
 use crate::layout::TensorId;
 use crate::log::{Reservation, Version};
+use crate::schedule::Subject;
 
 /// The space of a write. Dropped without being used, it is given back.
 pub(super) struct PendingWrite {
@@ -57,6 +58,11 @@ impl Reading {
 
     pub(super) fn version(&self) -> &Version {
         &self.version
+    }
+
+    /// The version, for errors to name it.
+    pub(super) fn subject(&self) -> Subject {
+        Subject::named(Arc::clone(&self.version) as Arc<_>)
     }
 }
 

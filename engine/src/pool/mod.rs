@@ -68,7 +68,7 @@ use crate::log::{Contents, Durability, Lane, RemoveError, Request, SpaceUse, Str
 use crate::memory::{Destination, Source};
 use crate::path::DeviceSpec;
 use crate::path::sim::SimDisk;
-use crate::schedule::{Notify, Reactor, Ticket, Transfer, Urgency};
+use crate::schedule::{Notify, Reactor, Subject, Ticket, Transfer, Urgency};
 use commit::Commits;
 use devices::Members;
 use held::{PendingWrite, Reading};
@@ -217,7 +217,8 @@ impl Pool {
         };
         let transfer = Transfer::Write { source, pieces };
         // Where the engine takes nothing, it drops `ended` and with it the reservation.
-        Ok(reactor.submit(transfer, options.urgency, options.notify, Box::new(ended))?)
+        let (subject, PutOptions { urgency, notify, .. }) = (Subject::of(request.id), options);
+        Ok(reactor.submit_about(subject, transfer, urgency, notify, Box::new(ended))?)
     }
 
     /// Reads the bytes `range` of a tensor into memory of exactly that length. The version that stands
@@ -244,7 +245,9 @@ impl Pool {
         }
         let pieces = pieces::of_range(&self.0.stripes, entry, &range, self.0.verify_reads);
         let transfer = Transfer::Read { destination, pieces };
-        Ok(reactor.submit(transfer, urgency, notify, Box::new(move |_| drop(reading)))?)
+        let subject = reading.subject().from_byte(range.start);
+        let finish = Box::new(move |_| drop(reading));
+        Ok(reactor.submit_about(subject, transfer, urgency, notify, finish)?)
     }
 
     /// Compares memory with a tensor by the checksums in the index, without any I/O. The outcome says
@@ -292,7 +295,9 @@ impl Pool {
         self.current(id).map(|version| version.entry.length)
     }
 
-    /// Every durable tensor's id and name, in the order of ids.
+    /// Every durable tensor's id and name, in the order of ids. Where a commit is in doubt
+    /// ([`CommitStats::in_doubt`]) these are the tensors before it, as for every other call of this handle; what the
+    /// media hold shows when the pool is opened again.
     pub fn durable_tensors(&self) -> Result<Vec<(TensorId, Option<String>)>, Unusable> {
         self.check_usable()?;
         let contents = self.0.shared.contents();
@@ -327,6 +332,9 @@ impl Pool {
 
     /// Ends everything in flight, commits that were started among it, and gives the share back, for all
     /// handles. What is not committed is gone.
+    ///
+    /// # Errors
+    /// See [`CloseError`]. With [`CloseError::InDoubt`] the pool is closed all the same.
     pub fn close(&self) -> Result<(), CloseError> {
         self.check_fork()?;
         self.0.close()
@@ -368,7 +376,8 @@ impl Inner {
             // What never came back may still reach the devices: nobody else may have them meanwhile.
             std::mem::forget(members);
         }
-        Ok(closed?)
+        closed?;
+        self.commits.doubt().map_or(Ok(()), |reason| Err(CloseError::InDoubt(reason)))
     }
 }
 

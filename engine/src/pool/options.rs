@@ -180,6 +180,9 @@ pub struct CommitStats {
     /// Whether records are written so that they are on the medium at once (FUA). If not, a flush follows
     /// each where a metadata device has a volatile cache.
     pub forced_records: Feature,
+    /// Why no commit is taken any more, where one is in doubt: the change log failed half way. Until the
+    /// pool is opened again this handle shows the state before.
+    pub in_doubt: Option<String>,
 }
 
 impl Default for CommitStats {
@@ -191,6 +194,7 @@ impl Default for CommitStats {
             flush_rounds: 0,
             group_max: 0,
             forced_records: Feature::On,
+            in_doubt: None,
         }
     }
 }

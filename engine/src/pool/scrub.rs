@@ -159,7 +159,9 @@ impl Scrubbing<'_> {
     fn read(&self, group: &Group) -> Result<Result<(), TransferError>, ScrubError> {
         let destination = Destination::buffer(group.bytes() as usize);
         let read = Transfer::Read { destination, pieces: group.pieces.clone() };
-        let ticket = self.reactor.submit(read, Urgency::Ahead, None, Box::new(|_| ()))?;
+        let subject = self.reading.subject().from_byte(group.range.start);
+        let finish = Box::new(|_| ());
+        let ticket = self.reactor.submit_about(subject, read, Urgency::Ahead, None, finish)?;
         match ticket.wait() {
             Ok(_) => Ok(Ok(())),
             Err(error @ (TransferError::Checksum { .. } | TransferError::Device { .. })) => {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::completion::Notify;
+use super::subject::Subject;
 use super::ticket::TicketShared;
 use super::transfer::{Done, Finish, Piece, TransferDone, TransferError, TransferResult, Urgency};
 use crate::memory::{Destination, DmaBuffer, Source};
@@ -51,6 +52,8 @@ pub(super) struct Active {
     bytes: u64,
     matched: bool,
     failure: Option<TransferError>,
+    /// For errors to name it.
+    pub(super) subject: Subject,
     shared: Arc<TicketShared>,
     finish: Option<Finish>,
     notify: Option<Notify>,
@@ -61,6 +64,7 @@ pub(super) struct Active {
 impl Active {
     pub(super) fn new(
         job: Job,
+        subject: Subject,
         pieces: Vec<Piece>,
         urgency: Urgency,
         shared: Arc<TicketShared>,
@@ -79,6 +83,7 @@ impl Active {
             bytes: 0,
             matched: true,
             failure: None,
+            subject,
             shared,
             finish: Some(finish),
             notify,
@@ -159,6 +164,7 @@ impl Active {
             tensor_offset,
             expected,
             found,
+            about: Box::default(),
         })
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use loom::cell::UnsafeCell;
 use loom::sync::mpsc;
 use loom::thread::{self, JoinHandle};
 
@@ -14,6 +15,7 @@ use super::active::{Active, Job};
 use super::completion::{CompletionQueue, Notify};
 use super::mailbox::{Abandon, Command, Mailbox};
 use super::options::{ReactorOptions, SubmitError};
+use super::subject::Subject;
 use super::ticket::{Ticket, TicketShared};
 use super::transfer::{Done, Outcome, Piece, TransferError, Urgency};
 use super::worker::Worker;
@@ -105,7 +107,8 @@ fn submit_job(mailbox: &Arc<Mailbox>, job: Job, memory: Arc<[u8]>) -> Submitted 
     };
     let shared = Arc::new(TicketShared::new(1));
     let pieces = (0..2).map(piece).collect();
-    let active = Active::new(job, pieces, Urgency::Ahead, Arc::clone(&shared), finish, notify);
+    let (subject, urgency) = (Subject::default(), Urgency::Ahead);
+    let active = Active::new(job, subject, pieces, urgency, Arc::clone(&shared), finish, notify);
     let ticket = mailbox.begin(active).map(|()| Ticket::new(shared, Arc::clone(mailbox)));
     Submitted { ticket, told, queue, memory }
 }
@@ -147,6 +150,26 @@ fn loom_an_end_reaches_all_who_wait_before_while_and_after_it_comes() {
         assert_eq!(waiter.join().unwrap(), done());
         assert_eq!(ticket.take_bytes(), Some(vec![5]));
         assert_eq!(ticket.take_bytes(), None, "bytes are taken once");
+        reactor.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_released_memory_is_the_callers_at_once() {
+    explore(None, || {
+        let mailbox = Arc::new(Mailbox::new(Waker::new().unwrap(), false));
+        let shared = Arc::new(TicketShared::new(1));
+        let ticket = Ticket::new(Arc::clone(&shared), mailbox);
+        // Loom notices accesses that nothing orders; what is there does not matter.
+        let memory = Arc::new(UnsafeCell::new(()));
+        let source = Arc::clone(&memory);
+        let reactor = thread::spawn(move || {
+            source.with(|_| ());
+            shared.release();
+        });
+        if ticket.released() {
+            memory.with_mut(|_| ());
+        }
         reactor.join().unwrap();
     });
 }

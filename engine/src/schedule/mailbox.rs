@@ -10,6 +10,9 @@ use super::pace::Baton;
 use crate::path::Waker;
 use crate::sync::{Mutex, MutexGuard};
 
+/// Why a mailbox is closed whose thread has ended without having been asked to.
+const ENDED: &str = "its thread ended";
+
 /// What the reactor thread is told.
 pub(super) enum Command {
     Begin(Box<Active>),
@@ -58,6 +61,14 @@ impl Mailbox {
         Ok(())
     }
 
+    /// Why no transfer would be taken now, if that is so.
+    pub(super) fn refusal(&self) -> Option<SubmitError> {
+        if self.is_forked() {
+            return Some(SubmitError::Forked);
+        }
+        self.inbox().closed.clone().map(SubmitError::Stopped)
+    }
+
     pub(super) fn send(&self, command: Command) {
         if self.is_forked() {
             return;
@@ -72,16 +83,20 @@ impl Mailbox {
 
     /// Takes no transfers from now on.
     pub(super) fn close(&self, reason: &str) {
-        self.inbox().closed.get_or_insert_with(|| reason.into());
+        self.refuse(reason);
         self.waker.wake();
         self.baton().inspect(|baton| baton.release());
+    }
+
+    fn refuse(&self, reason: &str) {
+        self.inbox().closed.get_or_insert_with(|| reason.into());
     }
 
     /// Closes for good, when the reactor thread ends in whatever way. Transfers that it never saw end
     /// as stopped.
     fn abandon(&self) {
         let mut inbox = self.inbox();
-        inbox.closed.get_or_insert_with(|| "its thread ended".into());
+        inbox.closed.get_or_insert_with(|| ENDED.into());
         inbox.abandoned = true;
         let left = std::mem::take(&mut inbox.commands);
         drop(inbox);
@@ -109,6 +124,22 @@ impl Mailbox {
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         // Whole between any two statements, so a panic elsewhere cannot spoil it.
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Has the mailbox refuse transfers from the moment in which the thread ends, in whatever way: whoever hears of a
+/// transfer that ended with the thread finds that there are no others.
+pub(super) struct Refuse(Arc<Mailbox>);
+
+impl Refuse {
+    pub(super) fn new(mailbox: &Arc<Mailbox>) -> Self {
+        Self(Arc::clone(mailbox))
+    }
+}
+
+impl Drop for Refuse {
+    fn drop(&mut self) {
+        self.0.refuse(ENDED);
     }
 }
 

@@ -7,6 +7,7 @@ use super::active::Job;
 use super::completion::Notify;
 use super::options::{ControlError, DrainError, ReactorOptions, StartError, SubmitError};
 use super::stats::{DeviceCounters, ReactorStats};
+use super::subject::Subject;
 use super::submitter::Submitter;
 use super::ticket::Ticket;
 use super::transfer::{Finish, Piece, Transfer, Urgency};
@@ -82,6 +83,18 @@ impl Reactor {
         notify: Option<Notify>,
         finish: Finish,
     ) -> Result<Ticket, SubmitError> {
+        self.submit_about(Subject::default(), transfer, urgency, notify, finish)
+    }
+
+    /// As [`Self::submit`], for a transfer whose errors name what it moves.
+    pub fn submit_about(
+        &self,
+        subject: Subject,
+        transfer: Transfer,
+        urgency: Urgency,
+        notify: Option<Notify>,
+        finish: Finish,
+    ) -> Result<Ticket, SubmitError> {
         let (job, pieces) = match transfer {
             Transfer::Write { source, pieces } => {
                 self.submitter.check(&pieces, source.len(), true, false)?;
@@ -96,7 +109,7 @@ impl Reactor {
                 (Job::Verify { source: Some(source) }, pieces)
             }
         };
-        self.submitter.send(job, pieces, urgency, notify, finish)
+        self.submitter.send(job, subject, pieces, urgency, notify, finish)
     }
 
     /// Writes metadata at `offset` of a device and waits; with `fua` until it is on the medium.
@@ -121,8 +134,10 @@ impl Reactor {
         let pieces = self.cut(device, offset, length);
         self.submitter.check(&pieces, length, true, true)?;
         let job = Job::Read { destination: Some(Destination::buffer(length)) };
-        let read =
-            self.wait(|finish| self.submitter.send(job, pieces, Urgency::Urgent, None, finish))?;
+        let read = self.wait(|finish| {
+            let subject = Subject::default();
+            self.submitter.send(job, subject, pieces, Urgency::Urgent, None, finish)
+        })?;
         Ok(read.take_bytes().unwrap_or_default())
     }
 
@@ -195,7 +210,8 @@ impl Reactor {
             let length = length.map_err(|_| invalid("the extent is 4 GiB or longer"))?;
             pieces.push(Piece::new(device, extent.offset, 0, length));
         }
-        self.submitter.send(job, pieces, Urgency::Ahead, None, Box::new(|_| ()))
+        let (subject, finish) = (Subject::default(), Box::new(|_| ()));
+        self.submitter.send(job, subject, pieces, Urgency::Ahead, None, finish)
     }
 
     /// Submits and waits for the end.

@@ -7,6 +7,7 @@ use super::active::{Active, Job};
 use super::completion::Notify;
 use super::mailbox::Mailbox;
 use super::options::SubmitError;
+use super::subject::Subject;
 use super::ticket::{Promise, Ticket, TicketShared};
 use super::transfer::{Finish, Piece, Urgency};
 use crate::memory::Source;
@@ -58,7 +59,7 @@ impl Submitter {
             starts.flat_map(|start| devices.iter().map(move |&to| piece(start, to))).collect();
         self.check(&pieces, length, true, false)?;
         let job = Job::Write { source: Some(Source::Owned(bytes)), fua };
-        self.send(job, pieces, Urgency::Urgent, None, finish)
+        self.send(job, Subject::default(), pieces, Urgency::Urgent, None, finish)
     }
 
     /// Puts every write that has ended by now on the media of these devices.
@@ -68,7 +69,13 @@ impl Submitter {
         finish: Finish,
     ) -> Result<Ticket, SubmitError> {
         let pieces = devices.iter().map(|&device| Piece::new(device, ByteCount::ZERO, 0, 0));
-        self.send(Job::Flush, pieces.collect(), Urgency::Urgent, None, finish)
+        let (pieces, subject) = (pieces.collect(), Subject::default());
+        self.send(Job::Flush, subject, pieces, Urgency::Urgent, None, finish)
+    }
+
+    /// Why no transfer would be taken now, if that is so.
+    pub(crate) fn refusal(&self) -> Option<SubmitError> {
+        self.mailbox.refusal()
     }
 
     /// A ticket that follows no transfer, and what ends it.
@@ -80,6 +87,7 @@ impl Submitter {
     pub(super) fn send(
         &self,
         job: Job,
+        subject: Subject,
         pieces: Vec<Piece>,
         urgency: Urgency,
         notify: Option<Notify>,
@@ -89,7 +97,8 @@ impl Submitter {
             return Err(SubmitError::Forked);
         }
         let shared = Arc::new(TicketShared::new(self.next_id()));
-        let active = Active::new(job, pieces, urgency, Arc::clone(&shared), finish, notify);
+        let active =
+            Active::new(job, subject, pieces, urgency, Arc::clone(&shared), finish, notify);
         self.mailbox.begin(active)?;
         Ok(Ticket::new(shared, Arc::clone(&self.mailbox)))
     }

@@ -1,7 +1,8 @@
 //! What is asked of the reactor, and what it answers.
 
+use super::subject::{About, Subject};
 use crate::memory::{Destination, Source};
-use crate::path::{DeviceError, Extent, Refusal};
+use crate::path::{DeviceCapabilities, DeviceError, Extent, Refusal};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// A run of a tensor's bytes on one device. On the device it takes its length rounded up to 4 KiB; a
@@ -142,9 +143,9 @@ pub struct Done {
 pub enum TransferError {
     /// A device gave back other bytes than were written, twice.
     #[error(
-        "the bytes of {length} at byte {} on {device} (byte {tensor_offset} of the tensor) have \
-         CRC32C {found:#010x} where {expected:#010x} was written; the medium is damaged there",
-        offset.0
+        "the bytes of {length} at byte {} on {} ({}) have CRC32C {found:#010x} where \
+         {expected:#010x} was written; the medium is damaged there",
+        offset.0, about.on(*device), about.byte(*tensor_offset)
     )]
     Checksum {
         /// The device.
@@ -153,46 +154,61 @@ pub enum TransferError {
         offset: ByteCount,
         /// How many bytes the checksum covers.
         length: ByteCount,
-        /// Where in the transfer's memory.
+        /// Where in the tensor.
         tensor_offset: u64,
         /// The checksum of what was written.
         expected: u32,
         /// The checksum of what was read.
         found: u32,
+        /// The tensor and the device in words.
+        about: Box<About>,
     },
     /// A device failed an operation.
-    #[error("{error} (byte {tensor_offset} of the tensor)")]
+    #[error(
+        "{} of {} failed on {}: {} ({})",
+        error.kind, error.extent, about.on(error.device), error.status, about.byte(*tensor_offset)
+    )]
     Device {
-        /// Where in the transfer's memory.
+        /// Where in the tensor.
         tensor_offset: u64,
         /// What the device answered.
         error: DeviceError,
+        /// The tensor and the device in words.
+        about: Box<About>,
     },
     /// A device had failed before and refuses until it is opened again.
     #[error(
-        "{device} refuses byte {} (byte {tensor_offset} of the tensor) until the pool is opened \
-         again, because of an earlier failure: {cause}",
-        offset.0
+        "{} refuses byte {} ({}) until the pool is opened again, because of an earlier failure: {cause}",
+        about.on(*device), offset.0, about.byte(*tensor_offset)
     )]
     Latched {
         /// The device.
         device: DeviceIndex,
         /// Where on it.
         offset: ByteCount,
-        /// Where in the transfer's memory.
+        /// Where in the tensor.
         tensor_offset: u64,
         /// What had failed.
         cause: DeviceError,
+        /// The tensor and the device in words.
+        about: Box<About>,
     },
     /// The data path does not do what was asked, on this device.
-    #[error("{device} refuses byte {}: {reason}", offset.0)]
+    #[error(
+        "{} refuses byte {} ({}): {reason}",
+        about.on(*device), offset.0, about.byte(*tensor_offset)
+    )]
     Refused {
         /// The device.
         device: DeviceIndex,
         /// Where on it.
         offset: ByteCount,
+        /// Where in the tensor.
+        tensor_offset: u64,
         /// Why.
         reason: &'static str,
+        /// The tensor and the device in words.
+        about: Box<About>,
     },
     /// The ticket was cancelled in time.
     #[error("the transfer was cancelled")]
@@ -214,11 +230,32 @@ impl TransferError {
     /// Why a path refused a piece; `None` if it was only full.
     pub(super) fn refused(reason: Refusal, piece: Piece) -> Option<Self> {
         let Piece { device, offset, tensor_offset, .. } = piece;
+        let about = Box::default();
         match reason {
             Refusal::Full => None,
-            Refusal::Invalid(reason) => Some(Self::Refused { device, offset, reason }),
-            Refusal::Latched(cause) => Some(Self::Latched { device, offset, tensor_offset, cause }),
+            Refusal::Invalid(reason) => {
+                Some(Self::Refused { device, offset, tensor_offset, reason, about })
+            }
+            Refusal::Latched(cause) => {
+                Some(Self::Latched { device, offset, tensor_offset, cause, about })
+            }
         }
+    }
+
+    /// The same, of a transfer of this to or from one of these devices: says which tensor and which path, and
+    /// where in the tensor, not in the transfer's memory.
+    pub(super) fn named(mut self, subject: &Subject, devices: &[DeviceCapabilities]) -> Self {
+        let (device, tensor_offset, about) = match &mut self {
+            Self::Checksum { device, tensor_offset, about, .. }
+            | Self::Latched { device, tensor_offset, about, .. }
+            | Self::Refused { device, tensor_offset, about, .. } => (*device, tensor_offset, about),
+            Self::Device { error, tensor_offset, about } => (error.device, tensor_offset, about),
+            Self::Cancelled | Self::Stopped { .. } | Self::Forked => return self,
+        };
+        *tensor_offset += subject.first_byte();
+        let device = devices.get(usize::from(device.0));
+        **about = About::new(subject, device.map(|device| &*device.name));
+        self
     }
 
     /// The device that is to blame, if one is.

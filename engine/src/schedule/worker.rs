@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::active::{Active, Job};
 use super::flights::{Flight, Flights};
-use super::mailbox::{Abandon, Command, Mailbox};
+use super::mailbox::{Abandon, Command, Mailbox, Refuse};
 use super::options::{ReactorOptions, StartError};
 use super::pace::Baton;
 use super::stats::{DeviceCounters, ReactorStats};
@@ -23,9 +23,10 @@ pub(super) struct Started {
     pub(super) counters: Arc<[DeviceCounters]>,
 }
 
-/// Everything the reactor thread owns. Fields drop in this order: when the thread panics, transfers
-/// end before the path, which leaks what devices may still touch.
+/// Everything the reactor thread owns. Fields drop in this order: when the thread panics, nothing more is taken,
+/// then transfers end before the path, which leaks what devices may still touch.
 pub(super) struct Worker {
+    _refuse: Refuse,
     transfers: HashMap<u64, Active>,
     commands: VecDeque<Command>,
     /// Transfers that have pieces to begin, in the order they came.
@@ -82,6 +83,7 @@ impl Worker {
             devices: Vec::new(),
         };
         let worker = Self {
+            _refuse: Refuse::new(&mailbox),
             transfers: HashMap::new(),
             commands: VecDeque::new(),
             urgent: VecDeque::new(),
@@ -237,12 +239,14 @@ impl Worker {
         };
         let flight = Flight { transfer: id, piece: active.next, again: false };
         let taken = self.launch(flight, piece, action);
-        if let Some(active) = self.transfers.get_mut(&id) {
-            match taken {
-                Ok(()) => active.advance(),
-                Err(None) => return Begun::Nothing,
-                Err(Some(failure)) => active.fail(failure),
+        match taken {
+            Ok(()) => {
+                if let Some(active) = self.transfers.get_mut(&id) {
+                    active.advance();
+                }
             }
+            Err(None) => return Begun::Nothing,
+            Err(Some(failure)) => self.blame(id, failure),
         }
         self.settle(id);
         cost
@@ -302,7 +306,10 @@ impl Worker {
         counters.ended(active.job.kind(), piece.extent().length.0, result.is_err());
         let failure = match result {
             Ok(()) => buffer.as_ref().and_then(|chunk| active.mismatch(flight.piece, chunk)),
-            Err(error) => Some(TransferError::Device { tensor_offset: piece.tensor_offset, error }),
+            Err(error) => {
+                let (tensor_offset, about) = (piece.tensor_offset, Box::default());
+                Some(TransferError::Device { tensor_offset, error, about })
+            }
         };
         match (failure, buffer) {
             // A flip on the way to us does not repeat, nor does every error; rot on the medium does.
@@ -321,7 +328,7 @@ impl Worker {
                         if matches!(failure, TransferError::Checksum { .. }) {
                             counters.mismatched(true);
                         }
-                        active.fail(failure);
+                        self.blame(flight.transfer, failure);
                     }
                 }
                 self.chunks.extend(buffer);
@@ -337,10 +344,19 @@ impl Worker {
         let full = || TransferError::Refused {
             device: piece.device,
             offset: piece.offset,
+            tensor_offset: piece.tensor_offset,
             reason: "the queue has no room to read it again",
+            about: Box::default(),
         };
-        if let Some(active) = self.transfers.get_mut(&flight.transfer) {
-            active.fail(refused.unwrap_or_else(full));
+        self.blame(flight.transfer, refused.unwrap_or_else(full));
+    }
+
+    /// Fails a transfer because of a device, in words: which one, and which tensor.
+    fn blame(&mut self, id: u64, failure: TransferError) {
+        if let Some(active) = self.transfers.get_mut(&id) {
+            let devices = &self.path.capabilities().devices;
+            let failure = failure.named(&active.subject, devices);
+            active.fail(failure);
         }
     }
 

@@ -11,7 +11,9 @@ use tidelog_engine::units::DeviceIndex;
 use tidelog_tests::load::{Ledger, Load, LoadOptions};
 use tidelog_tests::machine::{LoopDevice, LoopOptions, skip};
 
-use super::rig::{DEVICE_BYTES, Kind, PATIENCE, Rig, only_honest_errors, open_options, watch};
+use super::rig::{
+    DEVICE_BYTES, Kind, PATIENCE, Rig, close_after_faults, only_honest_errors, open_options, watch,
+};
 
 const SECTORS: [u32; 2] = [512, 4096];
 
@@ -65,7 +67,7 @@ fn lose_the_end(rig: &Rig) {
     load.stop();
     only_honest_errors(&ledger, &["device 1"]);
     pool.audit().unwrap();
-    pool.close().unwrap();
+    close_after_faults(&pool);
 
     if rig.loops.is_empty() {
         match Pool::open(&rig.specs, &open_options()) {
@@ -119,7 +121,7 @@ fn a_device_that_refuses_writes_under_load_is_still_read_and_loses_nothing() {
         assert!(ledger.record().reads() > reads, "nothing could be read any more");
         pool.audit().unwrap();
         ledger.verify_scratch(&pool).unwrap();
-        pool.close().unwrap();
+        close_after_faults(&pool);
 
         let Err(error) = Pool::open(&rig.specs, &open_options()) else {
             panic!("a share was opened on a device that takes no writes");

@@ -9,7 +9,10 @@ use tidelog_engine::pool::{FormatError, FormatOptions, Pool};
 use tidelog_tests::load::{Failure, Ledger, Load, LoadOptions};
 use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, Mount, skip};
 
-use super::rig::{DEVICE_BYTES, PATIENCE, format_options, only_honest_errors, open_options, watch};
+use super::rig::{
+    DEVICE_BYTES, PATIENCE, close_after_faults, format_options, only_honest_errors, open_options,
+    watch,
+};
 
 const FILE_SYSTEM_BYTES: u64 = 64 << 20;
 /// What somebody else keeps there. The rest is less than the pool's devices, two times [`DEVICE_BYTES`].
@@ -78,7 +81,7 @@ fn run_out_of_space(at: &Path) {
     assert!(ledger.record().reads() > reads, "nothing could be read any more");
     ledger.verify_scratch(&pool).unwrap();
     pool.audit().unwrap();
-    pool.close().unwrap();
+    close_after_faults(&pool);
 
     std::fs::remove_file(others).unwrap();
     let pool = Pool::open(&specs, &open_options()).unwrap();

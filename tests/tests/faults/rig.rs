@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
+use tidelog_engine::pool::{CloseError, FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
 use tidelog_tests::load::{Failure, Ledger};
 use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, Unavailable, Watchdog};
@@ -72,6 +72,16 @@ impl Rig {
     /// Makes the file behind a device this long, whoever uses it.
     pub(crate) fn set_length(&self, device: usize, bytes: u64) {
         File::options().write(true).open(&self.files[device]).unwrap().set_len(bytes).unwrap();
+    }
+}
+
+/// Closes a pool whose devices have refused writes: a commit may be in doubt, and then closing says so.
+pub(crate) fn close_after_faults(pool: &Pool) {
+    let in_doubt = pool.stats().unwrap().commits.in_doubt;
+    match pool.close() {
+        Ok(()) => assert_eq!(in_doubt, None),
+        Err(CloseError::InDoubt(why)) => assert_eq!(in_doubt, Some(why)),
+        Err(other) => panic!("{other}"),
     }
 }
 

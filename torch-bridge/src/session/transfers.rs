@@ -229,29 +229,6 @@ impl Session {
         }
     }
 
-    /// The engine counts devices; people know them by path.
-    fn with_paths(&self, text: &str) -> String {
-        let devices = &self.pool.description().devices;
-        let mut named = String::with_capacity(text.len());
-        let mut rest = text;
-        while let Some(place) = rest.find("device ") {
-            let (before, after) = rest.split_at(place + "device ".len());
-            let digits = after.bytes().take_while(u8::is_ascii_digit).count();
-            named.push_str(before);
-            named.push_str(&after[..digits]);
-            if let Some(path) =
-                after[..digits].parse().ok().and_then(|index: usize| devices.get(index))
-            {
-                named.push_str(" (");
-                named.push_str(path);
-                named.push(')');
-            }
-            rest = &after[digits..];
-        }
-        named.push_str(rest);
-        named
-    }
-
     /// Takes in every completion that is there.
     pub(super) fn take_in(&self, state: &mut State) {
         while let Some((tag, transferred)) = self.completions.try_pop() {
@@ -277,9 +254,7 @@ impl Session {
             }
             Ok(_) => Outcome::Done,
             Err(TransferError::Cancelled) => Outcome::Cancelled,
-            Err(error) => {
-                Outcome::Failed(FailureInfo { message: self.with_paths(&error.to_string()) })
-            }
+            Err(error) => Outcome::Failed(FailureInfo { message: error.to_string() }),
         };
         let moved = matches!(outcome, Outcome::Done | Outcome::Matched);
         let (kind, size) = (state.kind_of(storage), state.size_of(storage));

@@ -2,4 +2,5 @@
 #![allow(unsafe_code)]
 
 mod arguments;
+mod errors;
 mod session;

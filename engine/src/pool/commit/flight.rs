@@ -48,7 +48,7 @@ pub(super) fn answer<T>(
     }
 }
 
-/// A write or flush in flight.
+/// A write or flush in flight. One that was refused has done nothing.
 pub(super) enum Flight {
     Refused(SubmitError),
     Begun(Receiver<Result<(), TransferError>>),

@@ -172,6 +172,12 @@ impl Commits {
         }
     }
 
+    /// Why only opening the pool again shows what is on the media, if that is so.
+    pub(super) fn doubt(self: &Arc<Self>) -> Option<String> {
+        self.catch_up();
+        self.pipeline().doubt()
+    }
+
     fn touched(&self, work: &Work) -> u64 {
         let runs = work.runs().into_iter();
         runs.fold(0, |devices, runs| devices | self.stripes.devices_of(runs))

@@ -12,7 +12,7 @@ use crate::log::{Append, ChangeLog, IndexFull};
 use crate::path::{Capabilities, Feature};
 use crate::pool::error::CommitError;
 use crate::pool::options::CommitStats;
-use crate::schedule::{ControlError, TransferError};
+use crate::schedule::{ControlError, SubmitError, TransferError};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// Records up to this long are written with FUA (the Force Unit Access bit of the `NVMe` Write command, command
@@ -111,7 +111,12 @@ impl Pipeline {
     }
 
     pub(super) fn stats(&self) -> CommitStats {
-        self.stats.clone()
+        CommitStats { in_doubt: self.doubt(), ..self.stats.clone() }
+    }
+
+    /// Why only opening the pool again shows what is on the media, if that is so.
+    pub(super) fn doubt(&self) -> Option<String> {
+        self.log.stopped().map(str::to_owned)
     }
 
     /// Takes everything on as far as it goes without waiting.
@@ -213,9 +218,11 @@ impl Pipeline {
         match append {
             Ok(append) => {
                 let group = self.flushed.drain(..count).collect();
-                match append {
-                    Some(append) => self.record(commits, group, append),
-                    None => self.acknowledge(group),
+                match (append, commits.submitter.refusal()) {
+                    (Some(append), _) => self.record(commits, group, append),
+                    // Needs no device, and yet says what any other commit would.
+                    (None, Some(refused)) => refuse(group, &refused),
+                    (None, None) => self.acknowledge(group),
                 }
             }
             Err(IndexFull { needed, room }) => {
@@ -290,6 +297,9 @@ impl Pipeline {
                 self.stats.forced_records = Feature::Off(format!("refused: {error}"));
                 self.record(commits, recording.group, recording.append);
             }
+            (Step::Force | Step::Write, Err(ControlError::Submit(refused))) => {
+                refuse(recording.group, &refused);
+            }
             (_, Err(error)) => {
                 self.log.stop(error.to_string());
                 for mut pending in recording.group {
@@ -309,6 +319,13 @@ impl Pipeline {
             let changed = pending.work.apply();
             pending.end(Ok(changed));
         }
+    }
+}
+
+/// The reactor has taken nothing of what would make this group durable: there is no doubt about it.
+fn refuse(group: Vec<Pending>, refused: &SubmitError) {
+    for pending in group {
+        pending.end(Err(CommitError::Submit(refused.clone())));
     }
 }
 

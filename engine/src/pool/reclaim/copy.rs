@@ -9,7 +9,7 @@ use crate::log::Relocation;
 use crate::memory::{Destination, Source};
 use crate::pool::error::ReclaimError;
 use crate::pool::{Pool, pieces};
-use crate::schedule::{Piece, Reactor, Ticket, Transfer, TransferResult, Urgency};
+use crate::schedule::{Piece, Reactor, Subject, Ticket, Transfer, TransferResult, Urgency};
 
 /// Memory for what is being copied: this much, or one stripe unit if that is more.
 const COPY_BYTES: u64 = 4 << 20;
@@ -97,7 +97,9 @@ fn begin_read(pool: &Pool, reactor: &Reactor, copy: &Copy<'_>) -> Result<Ticket,
     let pieces = pieces::of_range(&pool.0.stripes, copy.entry, &copy.bytes, true);
     let destination = Destination::buffer((copy.bytes.end - copy.bytes.start) as usize);
     let read = Transfer::Read { destination, pieces };
-    Ok(reactor.submit(read, Urgency::Ahead, None, Box::new(|_| ()))?)
+    // The tensor is named by what this answers.
+    let subject = Subject::default().from_byte(copy.bytes.start);
+    Ok(reactor.submit_about(subject, read, Urgency::Ahead, None, Box::new(|_| ()))?)
 }
 
 fn end_read(copy: &Copy<'_>, read: &Ticket) -> Result<Vec<u8>, ReclaimError> {

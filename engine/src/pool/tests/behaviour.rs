@@ -191,6 +191,43 @@ fn rotten_bytes_are_an_error_that_says_where_and_never_data() {
 }
 
 #[test]
+fn a_read_that_fails_names_the_tensor_the_byte_in_it_and_the_devices_path() {
+    let disks = disks(2, ByteCount::mib(4));
+    let pool = open(&disks);
+    let mut batch = pool.batch();
+    let source = Source::from(bytes(1, 100_000));
+    batch.put("layer.0.weight", source, PutOptions::default()).unwrap();
+    batch.commit().unwrap();
+    put(&pool, 2, &bytes(2, 100_000));
+    let named = TensorId::from_name("layer.0.weight");
+    let says = |text: &str, words: &[&str]| {
+        assert!(words.iter().all(|words| text.contains(words)), "{text:?}: {words:?}");
+    };
+    let fails = |id: TensorId, range| start_get(&pool, id.0, range).wait().unwrap_err().to_string();
+    for (id, words) in [(named, "\"layer.0.weight\""), (TensorId(2), &TensorId(2).to_string())] {
+        let version = pool.current(id).unwrap();
+        let piece = pool.0.stripes.placements(&version.entry.runs, 100_000)[3];
+        disks[usize::from(piece.device)].rot(piece.device_offset + 10, 4);
+        let device = format!("device {0} (sim{0})", piece.device);
+        let place = format!("byte {} of {words}", piece.tensor_offset);
+        // Not counted from where the read begins.
+        says(&fails(id, 40_000..100_000), &[&device, &place]);
+        let report = pool.scrub().unwrap();
+        let damaged = report.damaged.iter().find(|damaged| damaged.id == id).unwrap();
+        says(&damaged.bad[0].error.to_string(), &[&device, &place]);
+    }
+    let piece = pool.0.stripes.placements(&pool.current(named).unwrap().entry.runs, 100_000)[2];
+    let device = format!("device {0} (sim{0})", piece.device);
+    disks[usize::from(piece.device)].plan_fault(OperationKind::Read, 0, Fault::Errno(libc::ENXIO));
+    for how in ["failed on", "until the pool is opened again"] {
+        says(&fails(named, 40_000..40_100), &[how, &device, "byte 40000 of \"layer.0.weight\""]);
+    }
+    disks[1 - usize::from(piece.device)].plan_fault(OperationKind::Write, 0, Fault::Errno(5));
+    let put = start_put(&pool, 3, &bytes(3, 100_000)).unwrap().wait().unwrap_err().to_string();
+    says(&put, &["(sim", &TensorId(3).to_string()]);
+}
+
+#[test]
 fn ends_are_told_to_a_queue_by_tag() {
     let pool = open(&disks(2, ByteCount::mib(4)));
     let queue = CompletionQueue::new();

@@ -183,9 +183,16 @@ fn after_a_record_that_fails_nothing_behind_it_is_there() {
     for later in &commits[1..] {
         assert!(matches!(later.wait(), Err(CommitError::Stopped(_))), "{later:?}");
     }
+    let empty = pool.batch().commit();
+    assert!(matches!(empty, Err(CommitError::Stopped(_))), "{empty:?}");
+    assert!(stats(&pool).in_doubt.unwrap().contains("os error 5"), "{:?}", stats(&pool));
+    assert_eq!(pool.durable_tensors().unwrap(), [(TensorId(1), None)]);
     space(&pool);
+    let late = pool.batch();
+    let closed = pool.close();
+    assert!(matches!(closed, Err(CloseError::InDoubt(_))), "{closed:?}");
+    assert!(matches!(late.commit(), Err(CommitError::Unusable(Unusable::Closed))));
     cut_power(&disks, PowerCut::KeepAll);
-    drop(pool);
     let pool = open(&disks);
     assert_eq!(get(&pool, 1).unwrap(), b"one");
     assert!(!pool.contains(TensorId(3)) && !pool.contains(TensorId(4)));
@@ -276,13 +283,14 @@ fn a_commit_that_outgrows_the_index_fails_alone_in_its_group() {
 fn a_panic_of_the_reactor_ends_every_commit() {
     let disks = disks(1, ByteCount::mib(4));
     let pool = open(&disks);
+    commit(&pool, &[(9, b"nine")], &[]).unwrap();
     let mut flushing = pool.batch();
     let put = flushing.put(TensorId(1), Source::from(b"one".to_vec()), PutOptions::default());
     put.unwrap().wait().unwrap();
     disks[0].hold();
     let flushing = flushing.start_commit().unwrap();
     let waiting = start(&pool, &[(2, b"two")], &[]);
-    let late = pool.batch();
+    let (late, empty) = (batch(&pool, &[], &[9]), pool.batch());
     let reactor = pool.0.reactor.read().unwrap();
     let nothing = Transfer::Write { source: Source::from(vec![]), pieces: vec![] };
     let panics = Box::new(|_| panic!("on purpose"));
@@ -291,7 +299,10 @@ fn a_panic_of_the_reactor_ends_every_commit() {
     drop(reactor);
     assert!(matches!(flushing.wait(), Err(CommitError::Flush(_))), "{flushing:?}");
     assert!(matches!(waiting.wait(), Err(CommitError::Write { .. })), "{waiting:?}");
-    assert!(late.commit().is_ok(), "a batch without changes needs no device");
+    for refused in [empty.commit(), late.commit()] {
+        assert!(matches!(refused, Err(CommitError::Submit(_))), "{refused:?}");
+    }
+    assert_eq!(stats(&pool).in_doubt, None, "nothing of them was written");
     // Taken or not, it comes to nothing.
     let put = start_put(&pool, 3, b"three").map(|put| put.wait());
     assert!(!matches!(put, Ok(Ok(_))), "{put:?}");

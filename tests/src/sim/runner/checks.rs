@@ -1,0 +1,69 @@
+//! What must hold at any time, and after every recovery.
+
+use std::collections::BTreeMap;
+
+use super::{Check, DURABLE, Runner, text};
+use crate::sim::model::Content;
+
+impl Runner<'_> {
+    pub(in crate::sim) fn found(&self) -> Result<BTreeMap<u8, u64>, String> {
+        let pool = self.pool()?;
+        let tensors = pool.durable_tensors().map_err(text)?;
+        tensors
+            .into_iter()
+            .map(|(id, _)| {
+                let length = pool.length(id).ok_or("a tensor that is listed is not there")?;
+                Ok(((id.0 - DURABLE) as u8, length))
+            })
+            .collect()
+    }
+
+    /// The books: nothing leaked, nothing overlaps, and what lives is what the model says.
+    pub(super) fn reconcile(&mut self) -> Check {
+        let space = self.pool()?.audit()?;
+        if space.live.0 + space.dead.0 + space.free.0 + space.reserved.0 != space.capacity.0 {
+            return Err(format!("the parts do not sum to the whole: {space:?}"));
+        }
+        self.take_in()?;
+        let blocks = |content: &Content| u64::from(content.length).div_ceil(4096) * 4096;
+        let tensors = self.model.scratch.values().chain(self.model.durable.values());
+        let live: u64 = tensors.map(blocks).sum();
+        if space.live.0 != live {
+            return Err(format!("{} lives where the model has {live} bytes", space.live));
+        }
+        self.staged.retain(|ticket| ticket.poll().is_none());
+        let quiet = self.writes.is_empty()
+            && self.reads.is_empty()
+            && self.staged.is_empty()
+            && self.commits.is_empty();
+        // A reclamation's commit in doubt holds space until the pool is opened again.
+        if quiet && self.model.in_doubt.is_none() && !self.licence.writes && space.reserved.0 != 0 {
+            return Err(format!("{} is reserved and nothing is in flight", space.reserved));
+        }
+        Ok(())
+    }
+
+    /// Every durable tensor is there with its bytes, and no other.
+    pub(super) fn check_everything(&mut self) -> Check {
+        let expected = self.model.durable.iter();
+        let expected: BTreeMap<u8, u64> =
+            expected.map(|(id, content)| (*id, content.length.into())).collect();
+        let found = self.found()?;
+        if found != expected {
+            return Err(format!("durable tensors (id and length) are {found:?}, not {expected:?}"));
+        }
+        for (id, content) in self.model.durable.clone() {
+            let ticket = self.start(id, true, (0, content.length.into()))?;
+            let outcome = ticket.wait();
+            let bytes = content.bytes();
+            self.compare(&format!("durable {id}"), Some(id), content, &outcome, &ticket, &bytes)?;
+        }
+        let lost = self.lost.iter();
+        let lost = lost.filter(|(id, content)| self.model.durable.get(id) == Some(content)).count();
+        if lost as u64 > self.licence.damaged {
+            let damaged = self.licence.damaged;
+            return Err(format!("{lost} tensors are lost where {damaged} could be damaged"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,171 @@
+//! What is done to the disks, and what may go wrong because of it.
+
+use tidelog_engine::path::OperationKind;
+use tidelog_engine::path::sim::{Fault, PowerCut, SimDisk};
+use tidelog_engine::schedule::TransferError;
+
+use super::{Check, Runner};
+use crate::sim::coverage::{Struck, Under};
+use crate::sim::script::{Cut, Strike};
+
+/// What may go wrong now, because something was done to the disks.
+#[derive(Default)]
+pub(in crate::sim) struct Licence {
+    /// Writes and flushes may fail: a fault is planned or has struck since the pool was opened.
+    pub(in crate::sim) writes: bool,
+    /// How many reads may fail or answer other bytes, once. One alone is tried again and never seen.
+    pub(super) reads: u64,
+    /// How many tensors may be unreadable for good.
+    pub(super) damaged: u64,
+    /// The disk whose metadata copy was hurt since the pool was opened.
+    pub(super) metadata: Option<usize>,
+    /// A disk is gone.
+    pub(super) vanished: bool,
+}
+
+impl Licence {
+    pub(super) fn any(&self) -> bool {
+        self.writes || self.reads > 1 || self.damaged > 0 || self.vanished
+    }
+}
+
+impl Runner<'_> {
+    pub(super) fn plan(&mut self, disk: u8, nth: u8, strike: Strike) {
+        let index = usize::from(disk);
+        let size = self.disks[index].size().0;
+        let place = |at: u16| u64::from(at) * (size >> 16);
+        let silent = matches!(strike, Strike::WriteLost | Strike::WriteMisdirected(_));
+        if silent && !self.may_hurt_metadata(index) {
+            return;
+        }
+        let (kind, fault) = match strike {
+            Strike::ReadError => (OperationKind::Read, Fault::Errno(5)),
+            Strike::ReadShort => (OperationKind::Read, Fault::Short(0)),
+            Strike::ReadCorrupt => (OperationKind::Read, Fault::Corrupt),
+            Strike::ReadMisdirected(at) => (OperationKind::Read, Fault::Misdirected(place(at))),
+            Strike::ReadSlow => (OperationKind::Read, Fault::Slow(10_000)),
+            Strike::WriteError => (OperationKind::Write, Fault::Errno(5)),
+            Strike::WriteShort => (OperationKind::Write, Fault::Short(0)),
+            Strike::WriteLost => (OperationKind::Write, Fault::Lost),
+            Strike::WriteMisdirected(at) => (OperationKind::Write, Fault::Misdirected(place(at))),
+            Strike::WriteSlow => (OperationKind::Write, Fault::Slow(10_000)),
+            Strike::FlushError => (OperationKind::Flush, Fault::Errno(5)),
+        };
+        match strike {
+            Strike::WriteError | Strike::WriteShort | Strike::FlushError => {
+                self.licence.writes = true;
+            }
+            Strike::ReadError
+            | Strike::ReadShort
+            | Strike::ReadCorrupt
+            | Strike::ReadMisdirected(_) => self.licence.reads += 1,
+            Strike::WriteLost | Strike::WriteMisdirected(_) => {
+                self.licence.metadata = Some(index);
+            }
+            _ => {}
+        }
+        self.disks[index].plan_fault(kind, nth.into(), fault);
+    }
+
+    /// Only one copy of the metadata may be hurt at a time, and there must be two.
+    pub(super) fn may_hurt_metadata(&self, disk: usize) -> bool {
+        self.script.disks > 1 && self.licence.metadata.is_none_or(|hurt| hurt == disk || disk > 1)
+    }
+
+    pub(super) fn rot(&mut self, disk: u8, metadata: bool, at: u16, mask: u8) -> Check {
+        let index = usize::from(disk);
+        let geometry = self.pool()?.description().geometry;
+        let (begin, end) = if metadata {
+            if index > 1 || !self.may_hurt_metadata(index) {
+                return Ok(());
+            }
+            self.licence.metadata = Some(index);
+            self.strike(Struck::RotInMetadata, Under::Rest);
+            (4096, geometry.data_offset)
+        } else {
+            self.licence.damaged += 1;
+            self.strike(Struck::RotInData, Under::Rest);
+            (geometry.data_offset, geometry.second_superblock_offset())
+        };
+        self.disks[index].rot(begin + u64::from(at) * (end - begin) / 65_536, mask);
+        Ok(())
+    }
+
+    /// Cuts the power of all disks at once.
+    pub(super) fn blow(&mut self, cut: Cut, under: Under) {
+        for disk in &self.disks {
+            disk.cut_power(power_cut(cut));
+        }
+        self.cut = cut;
+        self.strike(struck_by(cut), under);
+    }
+
+    pub(in crate::sim) fn count_struck(&mut self, under: Under) {
+        for index in 0..self.disks.len() {
+            for (kind, fault) in self.disks[index].take_struck() {
+                // What was written, and up to two tensors where it went instead.
+                self.licence.damaged += match fault {
+                    Fault::Lost => 1,
+                    Fault::Misdirected(_) if kind == OperationKind::Write => 3,
+                    _ => 0,
+                };
+                self.strike(struck(kind, fault), under);
+            }
+        }
+        if self.disks.iter().all(SimDisk::is_off) && self.pool.is_some() {
+            self.strike(struck_by(self.cut), under);
+        }
+    }
+
+    pub(super) fn strike(&mut self, struck: Struck, under: Under) {
+        self.figures.faults += 1;
+        self.figures.coverage.count(struck, under);
+        if self.commits.len() > 1 {
+            self.figures.coverage.count(struck, Under::Flight);
+        }
+    }
+
+    pub(super) fn allow_write(&self, error: &TransferError) -> Check {
+        match error {
+            TransferError::Cancelled => Ok(()),
+            _ if self.licence.writes || self.is_down() => Ok(()),
+            error => Err(format!("a write failed: {error}")),
+        }
+    }
+
+    pub(in crate::sim) fn is_down(&self) -> bool {
+        self.disks.iter().any(SimDisk::is_off)
+    }
+}
+
+pub(super) fn power_cut(cut: Cut) -> PowerCut {
+    match cut {
+        Cut::Drop => PowerCut::DropAll,
+        Cut::Keep => PowerCut::KeepAll,
+        Cut::Torn(seed) => PowerCut::Torn(seed.into()),
+    }
+}
+
+pub(super) fn struck_by(cut: Cut) -> Struck {
+    match cut {
+        Cut::Drop => Struck::PowerDropped,
+        Cut::Keep => Struck::PowerKept,
+        Cut::Torn(_) => Struck::PowerTorn,
+    }
+}
+
+fn struck(kind: OperationKind, fault: Fault) -> Struck {
+    match (kind, fault) {
+        (OperationKind::Read, Fault::Errno(_)) => Struck::ReadError,
+        (OperationKind::Read, Fault::Short(_)) => Struck::ReadShort,
+        (OperationKind::Read, Fault::Misdirected(_)) => Struck::ReadMisdirected,
+        (OperationKind::Read, Fault::Slow(_)) => Struck::ReadSlow,
+        (OperationKind::Read, _) => Struck::ReadCorrupt,
+        (OperationKind::Flush, _) => Struck::FlushError,
+        (_, Fault::Errno(_)) => Struck::WriteError,
+        (_, Fault::Short(_)) => Struck::WriteShort,
+        (_, Fault::Misdirected(_)) => Struck::WriteMisdirected,
+        (_, Fault::Slow(_)) => Struck::WriteSlow,
+        (_, _) => Struck::WriteLost,
+    }
+}

@@ -1,0 +1,28 @@
+//! What a pool does besides what it is asked for.
+
+use super::{Check, Runner};
+use crate::sim::coverage::Under;
+
+impl Runner<'_> {
+    /// Nobody must see a difference, whatever becomes of it.
+    pub(super) fn reclaim(&mut self) -> Check {
+        let reclaimed = self.pool()?.reclaim_once();
+        self.count_struck(Under::Reclaim);
+        match reclaimed {
+            Ok(_) => Ok(()),
+            Err(_) if self.licence.any() || self.is_down() => Ok(()),
+            Err(error) => Err(format!("nothing is wrong with the disks: {error}")),
+        }
+    }
+
+    pub(super) fn scrub(&mut self) -> Check {
+        let report = self.pool()?.scrub();
+        self.count_struck(Under::Get);
+        match report {
+            Ok(report) if report.damaged.is_empty() => Ok(()),
+            _ if self.licence.any() || self.is_down() => Ok(()),
+            Ok(report) => Err(format!("undamaged disks have bad units: {report:?}")),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}

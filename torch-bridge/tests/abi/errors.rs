@@ -1,0 +1,49 @@
+//! What the text of an error says.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use tidelog::abi::*;
+
+use tidelog_tests::abi::{Folder, last_error, open_pool};
+
+#[test]
+fn a_read_of_rotten_bytes_names_the_tensor_its_byte_and_the_devices_path() {
+    let folder = Folder::new("rot");
+    let pool = open_pool(&folder, 64 << 20);
+    // Nothing else on the device has these bytes in a row.
+    let content: Vec<u8> =
+        (0..25_000_u32).flat_map(|word| (word ^ 0x5A5A_0000).to_le_bytes()).collect();
+    let name = c"layer.0.weight";
+    let (mut batch, mut ticket) = (0, 0);
+    // SAFETY: the name is NUL-terminated, the memory as long as is said, the results are ours.
+    unsafe {
+        assert_eq!(tide_batch_begin(pool, &raw mut batch), TIDE_READY);
+        let length = content.len() as u64;
+        let put = tide_batch_put(batch, name.as_ptr(), content.as_ptr().cast(), length);
+        assert_eq!(put, TIDE_READY, "{}", last_error());
+    }
+    assert_eq!(tide_batch_commit(batch), TIDE_READY, "{}", last_error());
+
+    let path = folder.0.join("tidelog.device");
+    let bytes = std::fs::read(&path).unwrap();
+    let at = bytes.windows(64).position(|window| window == &content[..64]).unwrap();
+    let file = File::options().write(true).open(&path).unwrap();
+    file.write_all_at(&[!content[70]], at as u64 + 70).unwrap();
+
+    let mut memory = vec![0_u8; 1000];
+    let wanted = memory.len() as u64;
+    // SAFETY: the name is NUL-terminated, the memory as long as is said and ours alone until the wait has ended.
+    unsafe {
+        let (address, place) = (memory.as_mut_ptr().cast(), &raw mut ticket);
+        let got = tide_get(pool, name.as_ptr(), 50, address, wanted, 0, place);
+        assert_eq!(got, TIDE_READY, "{}", last_error());
+    }
+    assert_eq!(tide_ticket_wait(ticket, 60_000), TIDE_DEVICE_FAILED);
+    let text = last_error();
+    for words in ["byte 50 of \"layer.0.weight\"", "device 0", path.to_str().unwrap()] {
+        assert!(text.contains(words), "{text:?} does not say {words:?}");
+    }
+    assert_eq!(tide_ticket_drop(ticket), TIDE_READY);
+    assert_eq!(tide_pool_close(pool), TIDE_READY, "{}", last_error());
+}
