@@ -13,5 +13,6 @@ pub mod residency;
 pub mod simulate;
 #[cfg(test)]
 mod testing;
+pub mod tidelog;
 pub mod trace;
 pub mod units;
