@@ -41,14 +41,15 @@ pub(super) struct Ascent {
 
 impl Ascent {
     /// From the prices of a coarser round where there is one.
-    pub(super) fn new(relaxation: &Relaxation, coarse: Option<Self>) -> Self {
+    pub(super) fn new(relaxation: &Relaxation, coarse: Option<&Self>) -> Self {
         let instants = relaxation.instants().to_vec();
-        let round_trip = 1e9 / relaxation.tiers[0].read.0 as f64 + 1e9 / relaxation.tiers[0].write.0 as f64;
+        let round_trip =
+            1e9 / relaxation.tiers[0].read.0 as f64 + 1e9 / relaxation.tiers[0].write.0 as f64;
         let unit = round_trip * 40.0 / instants.len() as f64;
         let point = instants
             .iter()
             .map(|op| {
-                let Some(coarse) = &coarse else {
+                let Some(coarse) = coarse else {
                     let mut start = [0.0; KINDS];
                     start[READ] = 0.3;
                     start[WRITE] = 0.3;
@@ -90,13 +91,14 @@ impl Ascent {
                 for kind in 0..KINDS {
                     let slope = slope[index][kind];
                     mean[index][kind] = keep * mean[index][kind] + (1.0 - keep) * slope;
-                    spread[index][kind] = keep_spread * spread[index][kind] + (1.0 - keep_spread) * slope * slope;
+                    spread[index][kind] =
+                        keep_spread * spread[index][kind] + (1.0 - keep_spread) * slope * slope;
                     let scale = (spread[index][kind] / fill_spread).sqrt() + 1e-9;
                     self.point[index][kind] += rate * (mean[index][kind] / fill) / scale;
                 }
                 project(&mut self.point[index]);
-                for kind in 0..KINDS {
-                    average[index][kind] += 0.05 * (self.point[index][kind] - average[index][kind]);
+                for (average, price) in average[index].iter_mut().zip(self.point[index]) {
+                    *average += 0.05 * (price - *average);
                 }
             }
         }
@@ -192,7 +194,8 @@ impl<'a> Search<'a> {
         for group in &relaxation.groups {
             let rates = &self.rates;
             let at = |step: usize| rates[(group.start + step) % count];
-            let mut sum = Moved { to: &mut self.moved, start: group.start, bytes: group.bytes as f64 };
+            let mut sum =
+                Moved { to: &mut self.moved, start: group.start, bytes: group.bytes as f64 };
             self.lives.cheapest(tiers, group.shape, &group.steps, &at, Some(&mut sum));
         }
         let mut slope = vec![[0.0; KINDS]; count];

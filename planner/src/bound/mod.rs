@@ -65,10 +65,11 @@ pub fn lower_bound(trace: &Trace, machine: &Machine, effort: Effort) -> Bound {
     let mut warm: Option<Ascent> = None;
     loop {
         let relaxation = Relaxation::new(trace, machine, instants);
-        let mut ascent = Ascent::new(&relaxation, warm.take());
+        let mut ascent = Ascent::new(&relaxation, warm.as_ref());
         let (time, prices) = ascent.run(&relaxation, effort.steps);
         rounds.push(Round { instants: relaxation.instants().len() as u32, time });
-        let exhausted = relaxation.instants().len() >= trace.ops.len() || instants >= effort.instants;
+        let exhausted =
+            relaxation.instants().len() >= trace.ops.len() || instants >= effort.instants;
         if best.as_ref().is_none_or(|bound| bound.time <= time) {
             best = Some(Bound { time, relaxation, prices, rounds: Vec::new() });
         }

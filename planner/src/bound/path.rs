@@ -140,7 +140,7 @@ impl Lives {
         for (index, step) in steps.iter().enumerate() {
             let rate = rates(index);
             if index > 0 || at_instant {
-                pay_instant(tiers, &mut values, step, &rate);
+                pay_instant(tiers, &mut values, *step, &rate);
             }
             let event = if index == 0 { Event::Modify } else { step.event };
             values = self.step(tiers, &values, event, &rate);
@@ -198,7 +198,7 @@ impl Lives {
         self.moves.clear();
         for (index, step) in steps.iter().enumerate() {
             let rate = rates(index);
-            pay_instant(tiers, &mut values, step, &rate);
+            pay_instant(tiers, &mut values, *step, &rate);
             values = self.step(tiers, &values, step.event, &rate);
         }
         (best(&values).0, values)
@@ -224,7 +224,8 @@ impl Lives {
         let mut within = (before[DIRTY], DIRTY, false);
         for tier in 0..tiers {
             let fetched = before[out(tier)] + rate.read[tier];
-            for candidate in [(before[clean(tier)], clean(tier), false), (fetched, out(tier), true)] {
+            for candidate in [(before[clean(tier)], clean(tier), false), (fetched, out(tier), true)]
+            {
                 if candidate.0 < within.0 {
                     within = candidate;
                 }
@@ -302,7 +303,7 @@ impl Mean for f64 {
     }
 }
 
-fn pay_instant<C: Cost>(tiers: usize, values: &mut Values<C>, step: &Step, rate: &Rates<C>) {
+fn pay_instant<C: Cost>(tiers: usize, values: &mut Values<C>, step: Step, rate: &Rates<C>) {
     values[DIRTY] = values[DIRTY] + rate.memory;
     for tier in 0..tiers {
         values[clean(tier)] = values[clean(tier)] + rate.memory;
@@ -321,7 +322,10 @@ fn best<C: Cost>(values: &Values<C>) -> (C, usize) {
     found
 }
 
-fn product<C: Cost>(left: &[Values<C>; STATES], right: &[Values<C>; STATES]) -> [Values<C>; STATES] {
+fn product<C: Cost>(
+    left: &[Values<C>; STATES],
+    right: &[Values<C>; STATES],
+) -> [Values<C>; STATES] {
     let mut result = [[C::FORBIDDEN; STATES]; STATES];
     for (row, entries) in result.iter_mut().zip(left) {
         for (middle, first) in entries.iter().enumerate() {

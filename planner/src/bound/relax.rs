@@ -134,14 +134,15 @@ impl Relaxation {
     /// What these prices prove: the average iteration of any run takes at least this long.
     pub fn value(&self, prices: &Prices) -> Result<Nanos, BadPrices> {
         let count = self.instants.len();
-        let lengths = [prices.memory.len(), prices.read.len(), prices.write.len(), prices.room.len()];
+        let lengths =
+            [prices.memory.len(), prices.read.len(), prices.write.len(), prices.room.len()];
         if let Some(&found) = lengths.iter().find(|length| **length != count) {
             return Err(BadPrices::Count { found, expected: count });
         }
         let mut value: i128 = 0;
         let mut rates = Vec::with_capacity(count);
         for interval in 0..count {
-            let rate = self.rates(prices, interval)?;
+            let rate = Self::rates(prices, interval)?;
             let left = self.time_left(&rate).ok_or(BadPrices::Link { interval })?;
             value += i128::from(self.durations[interval]) * left / 1_000_000_000;
             value -= i128::from(self.room[interval]) * i128::from(rate.memory);
@@ -153,14 +154,19 @@ impl Relaxation {
         let mut lives = Lives::default();
         for group in &self.groups {
             let at = |step: usize| rates[(group.start + step) % count];
-            let cost =
-                lives.cheapest(self.tiers.len(), group.shape, &group.steps, &at, None::<&mut NoSink>);
+            let cost = lives.cheapest(
+                self.tiers.len(),
+                group.shape,
+                &group.steps,
+                &at,
+                None::<&mut NoSink>,
+            );
             value += i128::from(group.bytes) * i128::from(cost);
         }
         Ok(Nanos(u64::try_from(value >> PRICE_BITS).unwrap_or(0)))
     }
 
-    fn rates(&self, prices: &Prices, interval: usize) -> Result<Rates<u64>, BadPrices> {
+    fn rates(prices: &Prices, interval: usize) -> Result<Rates<u64>, BadPrices> {
         let (read, write) = (prices.read[interval], prices.write[interval]);
         // Where the SSDs have room without end, a price for it would prove nothing.
         let room = [0, prices.room[interval]];
@@ -185,7 +191,11 @@ impl Relaxation {
 
     /// A floating-point price in ns per byte as a whole one that is not larger.
     pub(super) fn whole(price: f64) -> u64 {
-        #[allow(clippy::cast_sign_loss, reason = "prices are not negative")]
+        #[allow(
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a power of two; prices are not negative"
+        )]
         let whole = (price.max(0.0) * (1u64 << PRICE_BITS) as f64) as u64;
         whole.min(PRICE_MAX)
     }
@@ -270,18 +280,18 @@ impl Line<'_> {
             let interval = self.interval(at.op);
             let Some(index) = interval.checked_sub(start) else {
                 // A global's use before the first instant belongs to the interval that wraps.
-                note(&mut steps[count - 1], at, false);
+                note(&mut steps[count - 1], *at, false);
                 continue;
             };
             if let Some(step) = steps.get_mut(index) {
-                note(step, at, self.at_instant(at.op));
+                note(step, *at, self.at_instant(at.op));
             }
         }
         Some(Group { start: self.place(start), shape, steps, bytes: 0 })
     }
 }
 
-fn note(step: &mut Step, at: &At, held: bool) {
+fn note(step: &mut Step, at: At, held: bool) {
     step.held |= held;
     step.event = step.event.max(if at.modifies { Event::Modify } else { Event::Read });
 }

@@ -3,6 +3,7 @@ use crate::algorithm1::{Options, algorithm1};
 use crate::lifetime::Lifetimes;
 use crate::simulate::{Policy, run_time};
 use crate::testing::{Builder, Random, machine, random_trace, training};
+use crate::tidelog::tidelog;
 use crate::trace::Access;
 use crate::units::Bandwidth;
 
@@ -124,7 +125,10 @@ fn no_policy_beats_the_bound() {
         let bound = lower_bound(&trace, &machine, effort).time;
         above_kernels += u32::from(bound > trace.duration());
         let plan = algorithm1(&trace, &machine, Options::default());
-        for policy in [Policy::Lru, Policy::Planned(&plan)] {
+        let (ours, _) =
+            tidelog(&trace, &machine, crate::tidelog::Options { rounds: 1, published: false })
+                .unwrap();
+        for policy in [Policy::Lru, Policy::Planned(&plan), Policy::Planned(&ours)] {
             never_beaten(&trace, &machine, policy, bound.0, case);
         }
     }

@@ -9,7 +9,7 @@
 //! As long as neither is so nothing moves, except that free memory is filled by what comes next.
 
 use super::tree::RangeMaximum;
-use super::{Guess, Options};
+use super::{Guess, Leaning};
 use crate::cost::Machine;
 use crate::lifetime::{At, Lifetimes, uses_by_storage};
 use crate::plan::{Action, Row, Target};
@@ -22,6 +22,9 @@ const ITERATIONS: u32 = 3;
 
 /// A storage smaller than one part in this many of the capacity is left where it is.
 const SMALL_PARTS: u64 = 1 << 14;
+
+/// Completions that an op waits through before nothing more is begun ahead of need.
+const TURNS_MAX: u32 = 1000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
@@ -70,7 +73,10 @@ impl Link {
 
 pub(super) struct Sweep<'a> {
     trace: &'a Trace,
-    options: Options,
+    kept_percent: u64,
+    /// How soon a link must be idle to be given more, and how soon bytes must be needed to move.
+    queue: u64,
+    slack: i64,
     ops: u32,
     capacity: i64,
     small: u64,
@@ -91,7 +97,7 @@ pub(super) struct Sweep<'a> {
     back_rate: Bandwidth,
     host_room: i64,
     instances: Vec<Instance>,
-    /// By next use.
+    /// By next use: in memory without a valid copy, in memory beside one, out.
     dirty: BTreeSet<(u32, u32)>,
     clean: BTreeSet<(u32, u32)>,
     absent: BTreeSet<(u32, u32)>,
@@ -102,7 +108,12 @@ pub(super) struct Sweep<'a> {
 }
 
 impl<'a> Sweep<'a> {
-    pub(super) fn new(trace: &'a Trace, machine: &Machine, guess: &Guess, options: Options) -> Self {
+    pub(super) fn new(
+        trace: &'a Trace,
+        machine: &Machine,
+        guess: &Guess,
+        leaning: Leaning,
+    ) -> Self {
         let lifetimes = Lifetimes::of(trace);
         let ops = trace.ops.len() as u32;
         let line = (ITERATIONS + 1) * ops;
@@ -120,13 +131,17 @@ impl<'a> Sweep<'a> {
         let time_out = |bytes: i64| signed(out_rate.time_for(Bytes(bytes.unsigned_abs())).0);
         let over = |op: usize| time_out(memory[op]) - time_out(capacity) - signed(begins[op]);
         let pressure: Vec<i64> = (0..line as usize).map(over).collect();
-        let deadlines: Vec<i64> = begins[..line as usize].iter().map(|begin| -signed(*begin)).collect();
+        let deadlines: Vec<i64> =
+            begins[..line as usize].iter().map(|begin| -signed(*begin)).collect();
         let ssd = machine.ssd;
+        let part = |parts| ssd.write.time_for(Bytes(machine.capacity().0 / parts)).0;
         let storages = trace.storages.len();
         let gone = Instance { place: Place::Gone, copy: None, next: 0, origin: 0 };
         let mut sweep = Self {
             trace,
-            options,
+            kept_percent: u64::from(leaning.kept_percent),
+            queue: part(leaning.queue_parts),
+            slack: signed(part(leaning.slack_parts)),
             ops,
             capacity,
             small: machine.capacity().0 / SMALL_PARTS,
@@ -137,8 +152,14 @@ impl<'a> Sweep<'a> {
             pressure_out: RangeMaximum::new(&pressure),
             pressure_in: RangeMaximum::new(&deadlines),
             begins,
-            out: [Some(Link::new(ssd.write, ssd.latency)), host.map(|h| Link::new(h.write, h.latency))],
-            back: [Some(Link::new(ssd.read, ssd.latency)), host.map(|h| Link::new(h.read, h.latency))],
+            out: [
+                Some(Link::new(ssd.write, ssd.latency)),
+                host.map(|h| Link::new(h.write, h.latency)),
+            ],
+            back: [
+                Some(Link::new(ssd.read, ssd.latency)),
+                host.map(|h| Link::new(h.read, h.latency)),
+            ],
             out_rate,
             back_rate,
             host_room: host.map_or(0, |host| signed(host.memory.0)),
@@ -217,12 +238,8 @@ impl<'a> Sweep<'a> {
         for birth in &op.births {
             let instance = self.instance_of(birth.storage.0, iteration);
             self.held += self.size(instance);
-            self.instances[instance as usize] = Instance {
-                place: Place::In,
-                copy: None,
-                next: 0,
-                origin: iteration * self.ops,
-            };
+            self.instances[instance as usize] =
+                Instance { place: Place::In, copy: None, next: 0, origin: iteration * self.ops };
             self.list(instance);
         }
         self.now += op.duration.0;
@@ -271,6 +288,7 @@ impl<'a> Sweep<'a> {
 
     /// Lets time pass until the op's storages are in memory and its outputs have room.
     fn wait_for(&mut self, uses: &[(u32, bool)], births: i64) {
+        let mut turns = 0;
         loop {
             let mut missing = false;
             for &(instance, modifies) in uses {
@@ -298,12 +316,17 @@ impl<'a> Sweep<'a> {
                 }
             }
             let links = self.out.iter().chain(&self.back).flatten();
-            let Some(next) = links.filter_map(|link| link.queue.front()).map(|t| t.end).min() else {
+            let Some(next) = links.filter_map(|link| link.queue.front()).map(|t| t.end).min()
+            else {
                 return;
             };
             self.now = self.now.max(next);
             self.complete();
-            self.move_ahead(0);
+            // What comes ahead of need must not keep the op waiting for ever.
+            turns += 1;
+            if turns < TURNS_MAX {
+                self.move_ahead(0);
+            }
         }
     }
 
@@ -328,7 +351,7 @@ impl<'a> Sweep<'a> {
 
     /// Begins what has to move by now, as long as a link would be idle within `ahead`.
     fn move_ahead(&mut self, ahead: u64) {
-        let until = self.now + ahead + self.options.queue.0;
+        let until = self.now + ahead + self.queue;
         loop {
             let came = self.fetch_next(until);
             let left = self.write_next(until);
@@ -339,10 +362,12 @@ impl<'a> Sweep<'a> {
     }
 
     fn write_next(&mut self, until: u64) -> bool {
-        if !self.idle(&self.out, until) || self.slack_out() >= signed(self.options.slack_out.0) {
+        if !idle(&self.out, until) || self.slack_out() >= self.slack {
             return false;
         }
-        let Some(victim) = self.victim(self.at).filter(|victim| self.pays(*victim)) else { return false };
+        let Some(victim) = self.victim(self.at).filter(|victim| self.pays(*victim)) else {
+            return false;
+        };
         self.evict(victim);
         true
     }
@@ -362,13 +387,13 @@ impl<'a> Sweep<'a> {
             self.fetch(instance);
             return true;
         }
-        if self.slack_in() >= signed(self.options.slack_in.0) {
+        if self.slack_in() >= self.slack {
             return false;
         }
         // It should come now, and something that is used later holds its room.
         let leaves = if fits { None } else { self.victim(next) };
         match leaves.filter(|victim| self.pays(*victim)) {
-            Some(victim) if self.is_clean(victim) || self.idle(&self.out, until) => {
+            Some(victim) if self.is_clean(victim) || idle(&self.out, until) => {
                 self.evict(victim);
                 true
             }
@@ -379,17 +404,15 @@ impl<'a> Sweep<'a> {
     /// How long nothing needs to leave yet.
     fn slack_out(&self) -> i64 {
         let end = (self.at + self.ops).min(self.line());
-        -(self.pressure_out.maximum(self.at as usize, end as usize) + signed(self.begins[self.at as usize]))
+        -(self.pressure_out.maximum(self.at as usize, end as usize)
+            + signed(self.begins[self.at as usize]))
     }
 
     /// How long nothing needs to come yet.
     fn slack_in(&self) -> i64 {
         let end = (self.at + self.ops).min(self.line());
-        -(self.pressure_in.maximum(self.at as usize, end as usize) + signed(self.begins[self.at as usize]))
-    }
-
-    fn idle(&self, links: &[Option<Link>; 2], until: u64) -> bool {
-        links.iter().flatten().any(|link| link.busy_until <= until)
+        -(self.pressure_in.maximum(self.at as usize, end as usize)
+            + signed(self.begins[self.at as usize]))
     }
 
     fn is_clean(&self, instance: u32) -> bool {
@@ -406,12 +429,13 @@ impl<'a> Sweep<'a> {
 
     /// Who is used furthest in the future, after `after`. What has a copy already counts as further.
     fn victim(&self, after: u32) -> Option<u32> {
-        let furthest = |set: &BTreeSet<(u32, u32)>| set.last().copied().filter(|(next, _)| *next > after);
+        let furthest =
+            |set: &BTreeSet<(u32, u32)>| set.last().copied().filter(|(next, _)| *next > after);
         let begin = self.begins[self.at as usize];
         let away = |next: u32| self.begins[next.min(self.line()) as usize] - begin;
         match (furthest(&self.dirty), furthest(&self.clean)) {
             (Some((written, dirty)), Some((kept, clean))) => {
-                let weighted = away(kept) / 100 * u64::from(self.options.clean_percent);
+                let weighted = away(kept) / 100 * self.kept_percent;
                 Some(if weighted >= away(written) { clean } else { dirty })
             }
             (one, other) => one.or(other).map(|(_, instance)| instance),
@@ -448,7 +472,9 @@ impl<'a> Sweep<'a> {
     /// The SSDs while they keep up, host memory where they do not and it has room.
     fn destination(&self, size: i64) -> Target {
         match (&self.out[0], &self.out[1]) {
-            (Some(ssd), Some(_)) if ssd.busy_until > self.now && self.host_room >= size => Target::Host,
+            (Some(ssd), Some(_)) if ssd.busy_until > self.now && self.host_room >= size => {
+                Target::Host
+            }
             _ => Target::Ssd,
         }
     }
@@ -472,7 +498,8 @@ impl<'a> Sweep<'a> {
     fn project_out(&mut self, instance: u32, next: u32, sign: i64) {
         let size = self.size(instance);
         let bytes = Bytes(size.unsigned_abs());
-        let (from, to, end) = (self.at as usize, next.min(self.line()) as usize, self.line() as usize);
+        let (from, to, end) =
+            (self.at as usize, next.min(self.line()) as usize, self.line() as usize);
         self.memory.add(from, to, -sign * size);
         self.pressure_out.add(from, to, -sign * signed(self.out_rate.time_for(bytes).0));
         if self.is_used_again(instance) {
@@ -588,7 +615,8 @@ impl<'a> Sweep<'a> {
         let one = &self.instances[instance as usize];
         if one.place == Place::In && self.movable[storage] {
             let entry = (self.next_use(instance), instance);
-            if one.copy.is_some() { self.clean.insert(entry) } else { self.dirty.insert(entry) };
+            let set = if one.copy.is_some() { &mut self.clean } else { &mut self.dirty };
+            set.insert(entry);
         }
     }
 
@@ -619,6 +647,10 @@ impl<'a> Sweep<'a> {
             storage: self.trace.storages[storage].identity.clone(),
         });
     }
+}
+
+fn idle(links: &[Option<Link>; 2], until: u64) -> bool {
+    links.iter().flatten().any(|link| link.busy_until <= until)
 }
 
 fn take_done(link: &mut Option<Link>, now: u64) -> Option<Transfer> {

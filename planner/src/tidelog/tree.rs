@@ -84,7 +84,8 @@ impl RangeMaximum {
     fn settle(&mut self, leaf: usize) {
         let mut node = leaf >> 1;
         while node >= 1 {
-            self.maxima[node] = self.maxima[2 * node].max(self.maxima[2 * node + 1]) + self.added[node];
+            self.maxima[node] =
+                self.maxima[2 * node].max(self.maxima[2 * node + 1]) + self.added[node];
             node >>= 1;
         }
     }
@@ -100,13 +101,14 @@ mod tests {
         let mut random = Random(5);
         for case in 0..200 {
             let length = 1 + random.below(40) as usize;
-            let mut plain: Vec<i64> = (0..length).map(|_| random.below(100) as i64 - 50).collect();
+            let mut plain: Vec<i64> =
+                (0..length).map(|_| random.below(100).cast_signed() - 50).collect();
             let mut tree = RangeMaximum::new(&plain);
             for _ in 0..60 {
                 let from = random.below(length as u64) as usize;
                 let to = from + random.below((length - from) as u64 + 1) as usize;
                 if random.chance(2) {
-                    let amount = random.below(40) as i64 - 20;
+                    let amount = random.below(40).cast_signed() - 20;
                     plain[from..to].iter_mut().for_each(|value| *value += amount);
                     tree.add(from, to, amount);
                 } else if from < to {
