@@ -7,7 +7,7 @@ RUNS ?= 100
 SECONDS ?= 60
 
 .PHONY: help setup build demo test lint test-rust sim planted faults fixture crash nvme-vm recovery test-torch test-slow bench fuzz loom sanitize \
-	miri clean
+	miri paper clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -72,6 +72,10 @@ test-slow: setup build ## Longer storms, and every program under every mover and
 
 bench: setup build ## What the hook and the log cost, as ratios
 	$(PYTHON) benches/hook.py
+
+paper: setup ## Every policy on TERAIO's models, recorded without their hardware; fails where a figure falls short
+	$(PYTHON) planner/paper/record.py target/paper/traces
+	cargo run --release -q -p tidelog-planner --example paper target/paper/traces target/paper.json
 
 clean: ## Remove everything that was built
 	rm -rf target .venv

@@ -4,6 +4,7 @@
 //! the same input gives the same bytes out on every machine.
 
 pub mod algorithm1;
+pub mod bound;
 pub mod cost;
 pub mod lifetime;
 pub mod plan;
@@ -12,5 +13,6 @@ pub mod residency;
 pub mod simulate;
 #[cfg(test)]
 mod testing;
+pub mod tidelog;
 pub mod trace;
 pub mod units;

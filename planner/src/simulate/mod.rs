@@ -151,6 +151,24 @@ pub fn simulate(
     Ok(run.into_simulation(policy.name()))
 }
 
+/// How long `iterations` iterations take from a beginning with all globals made and nothing on its
+/// way. What a policy gains by what it leaves to later iterations shows here.
+///
+/// # Panics
+/// As [`simulate`].
+pub fn run_time(
+    trace: &Trace,
+    machine: &Machine,
+    policy: Policy<'_>,
+    iterations: u32,
+) -> Result<Nanos, SimulateError> {
+    let mut run = run::Run::new(trace, machine, policy)?;
+    for _ in 0..iterations {
+        run.iteration()?;
+    }
+    Ok(run.now())
+}
+
 impl Simulation {
     /// The time in which an op waited.
     pub fn stall_time(&self) -> Nanos {

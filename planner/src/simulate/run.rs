@@ -64,6 +64,11 @@ impl<'a> Run<'a> {
         Ok(run)
     }
 
+    /// The clock.
+    pub(super) fn now(&self) -> Nanos {
+        Nanos(self.world.now)
+    }
+
     /// Keeps what happens from now on.
     pub(super) fn record(&mut self) {
         self.world.recording = true;

@@ -1,0 +1,193 @@
+"""Records the sets that `make paper` plans: transformers' models by their configuration alone (nothing is downloaded),
+a training step each, on meta tensors. `record.py DIRECTORY [NAME ...]` writes one trace per set.
+
+A pipeline of two stages under 1F1B: stage 0 holds two micro-batches at once, stage 1 one. The time in which a stage
+waits for the other is left out: transfers would run in it, so that what is measured without it is the harder case.
+"""
+
+import argparse
+import pathlib
+import sys
+import time
+from collections import namedtuple
+
+import torch
+from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "torch-bridge/python"))
+
+from tidelog.recorder import Gpu, Recorder  # noqa: E402
+
+MACHINES = pathlib.Path(__file__).parents[1] / "machines"
+
+LLAMA3_8B = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 128256,
+}  # fmt: skip
+GRANITE_8B = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 36, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 49152, "attention_bias": True, "mlp_bias": True,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+LLAMA3_70B = {
+    "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "vocab_size": 128256,
+}  # fmt: skip
+
+Run = namedtuple("Run", "config sequence batch micro_batch precision")
+RUNS = {
+    "llama3-8b-fp32": Run(LLAMA3_8B, 2048, 32, 4, "fp32"),
+    "llama3-8b-tf32": Run(LLAMA3_8B, 2048, 32, 4, "tf32"),
+    "granite-8b-fp32": Run(GRANITE_8B, 4096, 32, 4, "fp32"),
+    "llama3-70b-fp32": Run(LLAMA3_70B, 2048, 8, 2, "fp32"),
+}
+STAGES = 2
+
+
+def attention(module, query, key, value, mask, dropout=0.0, scaling=None, **_):
+    """Memory-efficient attention, named outright: on meta tensors torch would choose the one that stores all scores."""
+    groups = module.num_key_value_groups
+    if groups > 1:
+        key, value = (one.repeat_interleave(groups, dim=1) for one in (key, value))
+    output, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, None, query.requires_grad, dropout, True, scale=scaling
+    )
+    return output.transpose(1, 2), None
+
+
+ALL_ATTENTION_FUNCTIONS.register("tidelog", attention)
+
+
+class Stage(nn.Module):
+    """The layers of one pipeline stage; the first also embeds, the last also projects to the vocabulary."""
+
+    def __init__(self, config, stage, stages):
+        super().__init__()
+        layers = config.num_hidden_layers
+        first, last = layers * stage // stages, layers * (stage + 1) // stages
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if stage == 0 else None
+        self.layers = nn.ModuleList(LlamaDecoderLayer(config, index) for index in range(first, last))
+        self.rotary = LlamaRotaryEmbedding(config)
+        self.norm = self.lm_head = None
+        if stage == stages - 1:
+            self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def forward(self, inputs, positions):
+        hidden = inputs if self.embed_tokens is None else self.embed_tokens(inputs)
+        rotary = self.rotary(hidden, positions)
+        for layer in self.layers:
+            hidden = layer(hidden, position_embeddings=rotary)
+        return hidden if self.lm_head is None else self.lm_head(self.norm(hidden))
+
+
+class AdamW:
+    """One fused kernel per parameter, as the engine would split a fused step under a budget."""
+
+    def __init__(self, parameters):
+        self.parameters = list(parameters)
+        self.state = [(torch.zeros_like(p), torch.zeros_like(p), torch.zeros((), device="meta")) for p in self.parameters]
+
+    def step(self):
+        for parameter, (first, second, count) in zip(self.parameters, self.state):
+            torch._fused_adamw_(
+                [parameter], [parameter.grad], [first], [second], [], [count],
+                lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False,
+            )  # fmt: skip
+            parameter.grad = None
+
+
+class Step:
+    """One training step of a stage."""
+
+    def __init__(self, run, config, stage, recorder):
+        self.run, self.stage, self.recorder = run, stage, recorder
+        self.hidden = (run.micro_batch, run.sequence, config.hidden_size)
+        self.model = Stage(config, stage, STAGES)
+        self.optimizer = AdamW(self.model.parameters())
+        self.positions = torch.arange(run.sequence, device="meta")[None]
+
+    def named(self):
+        parameters = dict(self.model.named_parameters())
+        for name, parameter in parameters.items():
+            yield name, "parameter", parameter
+        for name, (first, second, count) in zip(parameters, self.optimizer.state):
+            yield f"{name}.exp_avg", "optimizer_state", first
+            yield f"{name}.exp_avg_sq", "optimizer_state", second
+            yield f"{name}.step", "optimizer_state", count
+        for name, buffer in self.model.named_buffers():
+            yield name, "other", buffer
+        yield "positions", "other", self.positions
+
+    def __call__(self):
+        count = self.run.batch // self.run.micro_batch
+        ahead = STAGES - 1 - self.stage
+        # What a stage sends on is kept until the step ends, as torch's pipeline schedules do.
+        self.sent, waiting = [], []
+        for index in range(count + ahead):
+            if index < count:
+                waiting.append(self.forward())
+            if index >= ahead:
+                self.backward(*waiting.pop(0))
+        self.optimizer.step()
+        self.sent.clear()
+
+    def forward(self):
+        tokens = (self.run.micro_batch, self.run.sequence)
+        if self.stage == 0:
+            inputs = self.recorder.receive(tokens, torch.int64, "load")
+        else:
+            inputs = self.recorder.receive(self.hidden).requires_grad_()
+        output = self.model(inputs, self.positions)
+        if self.stage < STAGES - 1:
+            self.recorder.send(output)
+            self.sent.append(output.detach())
+        else:
+            labels = self.recorder.receive(tokens, torch.int64, "load")
+            output = nn.functional.cross_entropy(output.flatten(0, 1).float(), labels.flatten())
+        return inputs, output
+
+    def backward(self, inputs, output):
+        with self.recorder.makes("gradient"):
+            output.backward(self.recorder.receive(self.hidden) if self.stage < STAGES - 1 else None)
+            if inputs.grad is not None:
+                self.recorder.send(inputs.grad)
+
+
+def record(name, run, stage, gpu):
+    config = LlamaConfig(**run.config, max_position_embeddings=run.sequence)
+    config._attn_implementation = "tidelog"
+    recorder = Recorder(gpu, run.precision)
+    with torch.device("meta"), recorder:
+        step = Step(run, config, stage, recorder)
+        recorder.name_globals(step.named())
+        with recorder.iteration(f"{name}, stage {stage} of {STAGES}"):
+            step()
+    return recorder
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=pathlib.Path)
+    parser.add_argument("names", nargs="*", default=list(RUNS), help=", ".join(RUNS))
+    parser.add_argument("--gpu", default="h100-nvl", help="a file of planner/machines, without .json")
+    parser.add_argument("--stages", default="01", help="which stages: 0, 1 or 01")
+    parser.add_argument("--again", action="store_true", help="also what is there already")
+    arguments = parser.parse_args()
+    gpu = Gpu.load(MACHINES / f"{arguments.gpu}.json")
+    arguments.directory.mkdir(parents=True, exist_ok=True)
+    for name in arguments.names:
+        for stage in map(int, arguments.stages):
+            path = arguments.directory / f"{name}-stage{stage}.json"
+            if path.exists() and not arguments.again:
+                continue
+            began = time.monotonic()
+            path.write_text(record(name, RUNS[name], stage, gpu).to_json(), encoding="utf-8")
+            print(f"{path}: {time.monotonic() - began:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+//! What no policy can beat: a certified lower bound on the time of an iteration in the steady state.
+//!
+//! The machine is relaxed until every storage can be looked at alone: bytes move singly, memory is
+//! only looked at when some ops begin (the *instants*), and between two instants only the bytes that
+//! moved count. Prices then stand for what storages compete for: a byte in memory at an instant, a
+//! byte read or written in an interval. Whatever the prices are, the time of an iteration is at least
+//! what `Relaxation::value` computes from them, in whole numbers; `docs/plan.md` has the proof. The
+//! prices are the certificate: how they were found (`ascend`, in floating point) does not matter.
+
+mod ascend;
+mod path;
+mod relax;
+
+use crate::cost::Machine;
+use crate::trace::Trace;
+use crate::units::Nanos;
+use ascend::Ascent;
+pub use relax::{BadPrices, Prices, Relaxation};
+
+/// The number of instants that the search begins with; each further round doubles it.
+const INSTANTS_FIRST: u32 = 75;
+
+/// How much work the search for prices may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Effort {
+    /// The most instants at which memory is looked at.
+    pub instants: u32,
+    /// Price changes per round.
+    pub steps: u32,
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self { instants: 600, steps: 400 }
+    }
+}
+
+/// One round of the search.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Round {
+    /// How many instants it looked at.
+    pub instants: u32,
+    /// The bound that its best prices certify.
+    pub time: Nanos,
+}
+
+/// A lower bound, its certificate, and how it grew with the number of instants.
+#[derive(Clone, Debug)]
+pub struct Bound {
+    /// No policy's average iteration is shorter.
+    pub time: Nanos,
+    /// What it is proved with.
+    pub relaxation: Relaxation,
+    /// The certificate: `relaxation.value(&prices)` is `time`.
+    pub prices: Prices,
+    /// Every round, coarse to fine.
+    pub rounds: Vec<Round>,
+}
+
+/// Searches prices that prove a large bound.
+pub fn lower_bound(trace: &Trace, machine: &Machine, effort: Effort) -> Bound {
+    let mut instants = INSTANTS_FIRST.min(effort.instants).max(1);
+    let mut rounds = Vec::new();
+    let mut best: Option<Bound> = None;
+    let mut warm: Option<Ascent> = None;
+    loop {
+        let relaxation = Relaxation::new(trace, machine, instants);
+        let mut ascent = Ascent::new(&relaxation, warm.as_ref());
+        let (time, prices) = ascent.run(&relaxation, effort.steps);
+        rounds.push(Round { instants: relaxation.instants().len() as u32, time });
+        let exhausted =
+            relaxation.instants().len() >= trace.ops.len() || instants >= effort.instants;
+        if best.as_ref().is_none_or(|bound| bound.time <= time) {
+            best = Some(Bound { time, relaxation, prices, rounds: Vec::new() });
+        }
+        if exhausted {
+            break;
+        }
+        warm = Some(ascent);
+        instants = (2 * instants).min(effort.instants);
+    }
+    let mut bound = best.expect("the loop ran");
+    bound.rounds = rounds;
+    bound
+}
+
+#[cfg(test)]
+mod tests;

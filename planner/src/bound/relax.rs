@@ -1,0 +1,338 @@
+//! The relaxation: which bytes must be where, and what prices prove about the time.
+
+use super::path::{Event, Lives, Rates, Shape, Sink, Step, TIERS_MAX};
+use crate::cost::{Machine, Timeline};
+use crate::lifetime::{At, Lifetime, Lifetimes, uses_by_storage};
+use crate::trace::{Identity, Trace};
+use crate::units::{Bandwidth, Bytes, Nanos};
+use std::collections::HashMap;
+
+/// Prices are whole multiples of this part of a nanosecond per byte.
+const PRICE_BITS: u32 = 32;
+
+/// No byte is worth more than this much: sums over a life stay far below what a word holds.
+const PRICE_MAX: u64 = 1 << 44;
+
+/// What the resources of an iteration are worth, in 2^-32 ns per byte.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prices {
+    /// A byte in memory at each instant.
+    pub memory: Vec<u64>,
+    /// A byte read from SSDs, and from host memory, in each interval.
+    pub read: Vec<[u64; TIERS_MAX]>,
+    /// A byte written to them.
+    pub write: Vec<[u64; TIERS_MAX]>,
+    /// A byte kept in host memory at each instant.
+    pub room: Vec<u64>,
+}
+
+/// Prices that prove nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadPrices {
+    /// Made for other instants.
+    #[error("prices for {found} instants, the relaxation has {expected}")]
+    Count {
+        /// How many there are.
+        found: usize,
+        /// How many there should be.
+        expected: usize,
+    },
+    /// The links of an interval cost more than its time is worth.
+    #[error("interval {interval}: transfers cost more than the time that they take")]
+    Link {
+        /// Which one.
+        interval: usize,
+    },
+    /// A price that no sum should hold.
+    #[error("interval {interval}: a price is beyond 2^44")]
+    TooHigh {
+        /// Which one.
+        interval: usize,
+    },
+}
+
+/// Storages that live alike, to the interval.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    pub(super) start: usize,
+    pub(super) shape: Shape,
+    pub(super) steps: Vec<Step>,
+    pub(super) bytes: u64,
+}
+
+/// The relaxed problem of one trace on one machine.
+#[derive(Clone, Debug)]
+pub struct Relaxation {
+    /// The op that begins at each instant.
+    instants: Vec<u32>,
+    /// How long each interval lasts at least.
+    durations: Vec<u64>,
+    /// Room for storages that can move at each instant; below zero where nothing helps.
+    pub(super) room: Vec<i64>,
+    pub(super) groups: Vec<Group>,
+    pub(super) tiers: Vec<Tier>,
+}
+
+/// A place to put bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tier {
+    pub(super) read: Bandwidth,
+    pub(super) write: Bandwidth,
+    pub(super) memory: Option<Bytes>,
+}
+
+impl Relaxation {
+    /// The relaxation with about `instants` instants, closer together where more moves.
+    pub fn new(trace: &Trace, machine: &Machine, instants: u32) -> Self {
+        let lifetimes = Lifetimes::of(trace);
+        let timeline = Timeline::of(trace);
+        let instants = choose_instants(&lifetimes, &timeline, machine, instants);
+        let count = instants.len();
+        let duration = |index: usize| {
+            let next = instants.get(index + 1).copied().unwrap_or(instants[0] + timeline.ops());
+            timeline.begin(next).0 - timeline.begin(instants[index]).0
+        };
+        let mut room = vec![signed(machine.capacity().0); count];
+        let lines = Line { ops: timeline.ops(), instants: &instants };
+        let mut groups = Grouping::default();
+        let uses = uses_by_storage(trace);
+        for (index, storage) in trace.storages.iter().enumerate() {
+            let life = lifetimes.lifetimes[index];
+            if !storage.movable || storage.identity == Identity::Arrival {
+                for at in lines.instants_of(life) {
+                    room[at] -= signed(storage.size.0);
+                }
+            } else if let Some(group) = lines.group(life, &uses[index]) {
+                groups.add(group, storage.size.0);
+            }
+        }
+        let ssd = Tier { read: machine.ssd.read, write: machine.ssd.write, memory: None };
+        let host = machine.host.map(|host| Tier {
+            read: host.read,
+            write: host.write,
+            memory: Some(host.memory),
+        });
+        Self {
+            durations: (0..count).map(duration).collect(),
+            room,
+            groups: groups.groups,
+            tiers: [Some(ssd), host].into_iter().flatten().collect(),
+            instants,
+        }
+    }
+
+    /// The ops that begin at the instants.
+    pub fn instants(&self) -> &[u32] {
+        &self.instants
+    }
+
+    /// The least length of each interval.
+    pub(super) fn durations(&self) -> &[u64] {
+        &self.durations
+    }
+
+    /// What these prices prove: the average iteration of any run takes at least this long.
+    pub fn value(&self, prices: &Prices) -> Result<Nanos, BadPrices> {
+        let count = self.instants.len();
+        let lengths =
+            [prices.memory.len(), prices.read.len(), prices.write.len(), prices.room.len()];
+        if let Some(&found) = lengths.iter().find(|length| **length != count) {
+            return Err(BadPrices::Count { found, expected: count });
+        }
+        let mut value: i128 = 0;
+        let mut rates = Vec::with_capacity(count);
+        for interval in 0..count {
+            let rate = Self::rates(prices, interval)?;
+            let left = self.time_left(&rate).ok_or(BadPrices::Link { interval })?;
+            value += i128::from(self.durations[interval]) * left / 1_000_000_000;
+            value -= i128::from(self.room[interval]) * i128::from(rate.memory);
+            for (tier, price) in self.tiers.iter().zip(rate.room) {
+                value -= i128::from(tier.memory.map_or(0, |bytes| bytes.0)) * i128::from(price);
+            }
+            rates.push(rate);
+        }
+        let mut lives = Lives::default();
+        for group in &self.groups {
+            let at = |step: usize| rates[(group.start + step) % count];
+            let cost = lives.cheapest(
+                self.tiers.len(),
+                group.shape,
+                &group.steps,
+                &at,
+                None::<&mut NoSink>,
+            );
+            value += i128::from(group.bytes) * i128::from(cost);
+        }
+        Ok(Nanos(u64::try_from(value >> PRICE_BITS).unwrap_or(0)))
+    }
+
+    fn rates(prices: &Prices, interval: usize) -> Result<Rates<u64>, BadPrices> {
+        let (read, write) = (prices.read[interval], prices.write[interval]);
+        // Where the SSDs have room without end, a price for it would prove nothing.
+        let room = [0, prices.room[interval]];
+        let memory = prices.memory[interval];
+        let all = read.iter().chain(&write).chain(&room).chain([&memory]);
+        if all.into_iter().any(|price| *price > PRICE_MAX) {
+            return Err(BadPrices::TooHigh { interval });
+        }
+        Ok(Rates { memory, read, write, room })
+    }
+
+    /// What a nanosecond of the interval is worth beside its links, times 10^9 times 2^32; `None` if
+    /// that is less than nothing.
+    fn time_left(&self, rate: &Rates<u64>) -> Option<i128> {
+        let links = self.tiers.iter().enumerate().map(|(index, tier)| {
+            i128::from(tier.read.0) * i128::from(rate.read[index])
+                + i128::from(tier.write.0) * i128::from(rate.write[index])
+        });
+        let left = (1_000_000_000i128 << PRICE_BITS) - links.sum::<i128>();
+        (left >= 0).then_some(left)
+    }
+
+    /// A floating-point price in ns per byte as a whole one that is not larger.
+    pub(super) fn whole(price: f64) -> u64 {
+        #[allow(
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a power of two; prices are not negative"
+        )]
+        let whole = (price.max(0.0) * (1u64 << PRICE_BITS) as f64) as u64;
+        whole.min(PRICE_MAX)
+    }
+}
+
+/// Nobody wants to know what moves.
+struct NoSink;
+
+impl Sink for NoSink {
+    fn memory(&mut self, _: usize) {}
+    fn read(&mut self, _: usize, _: usize) {}
+    fn write(&mut self, _: usize, _: usize) {}
+    fn room(&mut self, _: usize, _: usize) {}
+}
+
+#[derive(Default)]
+struct Grouping {
+    groups: Vec<Group>,
+    known: HashMap<(usize, Shape, Vec<Step>), usize>,
+}
+
+impl Grouping {
+    fn add(&mut self, group: Group, bytes: u64) {
+        let key = (group.start, group.shape, group.steps.clone());
+        let index = *self.known.entry(key).or_insert_with(|| {
+            self.groups.push(group);
+            self.groups.len() - 1
+        });
+        self.groups[index].bytes += bytes;
+    }
+}
+
+/// The line of two iterations, cut at the instants.
+struct Line<'a> {
+    ops: u32,
+    instants: &'a [u32],
+}
+
+impl Line<'_> {
+    /// The unrolled interval that holds an unrolled op. The first instant may come after op 0: what
+    /// is before it belongs to the last interval of the iteration before, which is interval 0 here.
+    fn interval(&self, op: u32) -> usize {
+        let (round, op) = ((op / self.ops) as usize, op % self.ops);
+        let within = self.instants.partition_point(|instant| *instant <= op);
+        round * self.instants.len() + within
+    }
+
+    /// Whether an op begins at the instant of its interval.
+    fn at_instant(&self, op: u32) -> bool {
+        self.instants.binary_search(&(op % self.ops)).is_ok()
+    }
+
+    /// The place of an unrolled interval among the prices.
+    fn place(&self, interval: usize) -> usize {
+        (interval + self.instants.len() - 1) % self.instants.len()
+    }
+
+    fn instants_of(&self, life: Lifetime) -> Vec<usize> {
+        let Some(death) = life.death else { return (0..self.instants.len()).collect() };
+        let birth = life.birth.unwrap_or(0);
+        let first = self.interval(birth) + usize::from(!self.at_instant(birth));
+        (first..=self.interval(death)).map(|interval| self.place(interval)).collect()
+    }
+
+    fn group(&self, life: Lifetime, uses: &[At]) -> Option<Group> {
+        let count = self.instants.len();
+        let idle = Step { event: Event::Idle, held: false };
+        let modified = uses.iter().any(|at| at.modifies);
+        let (shape, start, mut steps) = match (life.birth, life.death) {
+            (Some(birth), Some(death)) => {
+                let start = self.interval(birth);
+                let at_instant = self.at_instant(birth);
+                let end = self.interval(death);
+                if start == end && !at_instant {
+                    return None;
+                }
+                (Shape::Mortal { at_instant }, start, vec![idle; end - start + 1])
+            }
+            _ => (Shape::Global { constant: !modified }, 1, vec![idle; count]),
+        };
+        for at in uses {
+            let interval = self.interval(at.op);
+            let Some(index) = interval.checked_sub(start) else {
+                // A global's use before the first instant belongs to the interval that wraps.
+                note(&mut steps[count - 1], *at, false);
+                continue;
+            };
+            if let Some(step) = steps.get_mut(index) {
+                note(step, *at, self.at_instant(at.op));
+            }
+        }
+        Some(Group { start: self.place(start), shape, steps, bytes: 0 })
+    }
+}
+
+fn note(step: &mut Step, at: At, held: bool) {
+    step.held |= held;
+    step.event = step.event.max(if at.modifies { Event::Modify } else { Event::Read });
+}
+
+/// Instants at equal shares of the iteration's time and of what its ops touch; each is moved to the
+/// op nearby at which most memory is wanted.
+fn choose_instants(
+    lifetimes: &Lifetimes,
+    timeline: &Timeline,
+    machine: &Machine,
+    count: u32,
+) -> Vec<u32> {
+    let ops = timeline.ops();
+    let weight = |op: u32| {
+        let time = u128::from(timeline.begin(op + 1).0 - timeline.begin(op).0);
+        let touched = machine.ssd.read.time_for(lifetimes.active[op as usize]);
+        (time, u128::from(touched.0))
+    };
+    let totals = (0..ops).map(weight).fold((1, 1), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    let share = |(time, touched): (u128, u128)| {
+        (time << 40) / totals.0 * 2 + (touched << 40) / totals.1 + (1u128 << 40) / u128::from(ops)
+    };
+    let whole: u128 = (0..ops).map(|op| share(weight(op))).sum();
+    let part = (whole / u128::from(count.min(ops))).max(1);
+    let mut chosen = Vec::new();
+    let (mut sum, mut best) = (0u128, 0u32);
+    for op in 0..ops {
+        if lifetimes.memory[op as usize] > lifetimes.memory[best as usize] {
+            best = op;
+        }
+        sum += share(weight(op));
+        if sum >= part * (chosen.len() as u128 + 1) || op + 1 == ops {
+            if chosen.last() != Some(&best) {
+                chosen.push(best);
+            }
+            best = (op + 1).min(ops - 1);
+        }
+    }
+    chosen
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}

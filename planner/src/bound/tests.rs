@@ -1,0 +1,136 @@
+use super::*;
+use crate::algorithm1::{Options, algorithm1};
+use crate::lifetime::Lifetimes;
+use crate::simulate::{Policy, run_time};
+use crate::testing::{Builder, Random, machine, random_trace, training};
+use crate::tidelog::tidelog;
+use crate::trace::Access;
+use crate::units::Bandwidth;
+
+/// Every op is an instant, and the search has work enough for a small trace.
+const FINE: Effort = Effort { instants: 1 << 20, steps: 400 };
+
+#[test]
+fn without_pressure_the_bound_is_the_time_of_the_kernels() {
+    let trace = training(4, 50, 80, 60);
+    let bound = lower_bound(&trace, &machine(1 << 30), FINE);
+    assert_eq!(bound.time, trace.duration());
+}
+
+/// Two globals of 10 bytes that take turns under a budget for one: each use brings one in.
+#[test]
+fn what_must_come_in_takes_its_time() {
+    let mut b = Builder::default();
+    let (first, second) = (b.global("first", 10_000), b.global("second", 10_000));
+    b.ops(2, 1);
+    b.uses(0, first, Access::Read);
+    b.uses(1, second, Access::Read);
+    let bound = lower_bound(&b.finish(), &machine(10_000), FINE);
+    // Both are read once in an iteration.
+    assert!((19_800..=20_000).contains(&bound.time.0), "{}", bound.time.0);
+}
+
+/// The same, modified: what comes in while the other leaves shares no time with it.
+#[test]
+fn a_write_overlaps_a_read_only_as_far_as_memory_allows() {
+    let mut b = Builder::default();
+    let (first, second) = (b.global("first", 10_000), b.global("second", 10_000));
+    b.ops(2, 1);
+    b.uses(0, first, Access::Update);
+    b.uses(1, second, Access::Update);
+    let trace = b.finish();
+    let bound = lower_bound(&trace, &machine(10_000), FINE);
+    assert!((19_800..=20_002).contains(&bound.time.0), "{}", bound.time.0);
+    let lru = run_time(&trace, &machine(10_000), Policy::Lru, 50).unwrap();
+    assert!(lru.0 >= 50 * bound.time.0);
+}
+
+#[test]
+fn prices_that_cost_more_than_time_prove_nothing() {
+    let trace = training(3, 10, 10, 5);
+    let bound = lower_bound(&trace, &machine(40), FINE);
+    assert_eq!(bound.relaxation.value(&bound.prices), Ok(bound.time));
+    let mut prices = bound.prices.clone();
+    // One byte takes one nanosecond.
+    prices.read[1][0] = (1 << 32) + 1;
+    assert_eq!(bound.relaxation.value(&prices), Err(BadPrices::Link { interval: 1 }));
+    prices.read[1][0] = 1 << 50;
+    assert_eq!(bound.relaxation.value(&prices), Err(BadPrices::TooHigh { interval: 1 }));
+    prices.memory.pop();
+    let found = prices.memory.len();
+    assert_eq!(
+        bound.relaxation.value(&prices),
+        Err(BadPrices::Count { found, expected: found + 1 })
+    );
+}
+
+#[test]
+fn any_prices_at_all_prove_no_more_than_a_run_takes() {
+    let mut random = Random(77);
+    for case in 0..200 {
+        let trace = random_trace(&mut random, 10, 6);
+        let machine = tight(&trace, &mut random);
+        let relaxation = Relaxation::new(&trace, &machine, 1 << 20);
+        let count = relaxation.instants().len();
+        let share = |random: &mut Random| random.below(1 << 30);
+        let prices = Prices {
+            memory: (0..count).map(|_| share(&mut random)).collect(),
+            read: (0..count).map(|_| [share(&mut random) / 8, 0]).collect(),
+            write: (0..count).map(|_| [share(&mut random) / 8, 0]).collect(),
+            room: vec![0; count],
+        };
+        if let Ok(proved) = relaxation.value(&prices) {
+            never_beaten(&trace, &machine, Policy::Lru, proved.0, case);
+        }
+    }
+}
+
+fn tight(trace: &crate::trace::Trace, random: &mut Random) -> crate::cost::Machine {
+    let lifetimes = Lifetimes::of(trace);
+    let largest = trace.storages.iter().map(|storage| storage.size.0).max().unwrap_or(0);
+    let least = lifetimes.largest_op().1.0.max(largest);
+    let mut machine = machine(least + random.below(lifetimes.peak().0 - least + 1));
+    machine.ssd.read = Bandwidth(200_000_000 << random.below(4));
+    machine.ssd.write = Bandwidth(200_000_000 << random.below(4));
+    machine
+}
+
+/// The bound is on the steady state: a run may owe later iterations what memory holds at its end.
+fn never_beaten(
+    trace: &crate::trace::Trace,
+    machine: &crate::cost::Machine,
+    policy: Policy<'_>,
+    bound: u64,
+    case: u32,
+) {
+    const ITERATIONS: u64 = 40;
+    let all = crate::units::Bytes(trace.storages.iter().map(|storage| 2 * storage.size.0).sum());
+    let owed = machine.ssd.read.time_for(all).0 + machine.ssd.write.time_for(all).0;
+    let time = run_time(trace, machine, policy, ITERATIONS as u32).unwrap().0;
+    assert!(
+        time + owed >= ITERATIONS * bound,
+        "case {case}: {} takes {time} for {ITERATIONS} iterations, the bound is {bound} for one",
+        policy.name()
+    );
+}
+
+#[test]
+fn no_policy_beats_the_bound() {
+    let mut random = Random(2026);
+    let mut above_kernels = 0;
+    for case in 0..1000 {
+        let trace = random_trace(&mut random, 12, 8);
+        let machine = tight(&trace, &mut random);
+        let effort = Effort { steps: 60, ..FINE };
+        let bound = lower_bound(&trace, &machine, effort).time;
+        above_kernels += u32::from(bound > trace.duration());
+        let plan = algorithm1(&trace, &machine, Options::default());
+        let (ours, _) =
+            tidelog(&trace, &machine, crate::tidelog::Options { rounds: 1, published: false })
+                .unwrap();
+        for policy in [Policy::Lru, Policy::Planned(&plan), Policy::Planned(&ours)] {
+            never_beaten(&trace, &machine, policy, bound.0, case);
+        }
+    }
+    assert!(above_kernels > 200, "only {above_kernels} bounds say more than the kernels' time");
+}

@@ -1,0 +1,82 @@
+use super::*;
+use crate::lifetime::Lifetimes;
+use crate::simulate::{Policy, run_time, simulate};
+use crate::testing::{Builder, Random, machine, random_trace, training};
+use crate::trace::Access;
+use crate::units::{Bandwidth, Bytes};
+
+fn time(trace: &Trace, machine: &Machine) -> u64 {
+    tidelog(trace, machine, Options::default()).expect("it can be simulated").1.time.0
+}
+
+#[test]
+fn what_fits_stays() {
+    let trace = training(6, 40, 60, 50);
+    let (plan, simulation) = tidelog(&trace, &machine(1 << 20), Options::default()).unwrap();
+    assert!(plan.rows.is_empty(), "{:?}", plan.rows);
+    assert_eq!(simulation.time, trace.duration());
+}
+
+/// A global that is only read is written never: the copy that it began with is good for ever.
+#[test]
+fn what_nothing_modifies_is_never_written_again() {
+    let mut b = Builder::default();
+    let weights: Vec<_> = (0..6).map(|n| b.global(&format!("weight{n}"), 1_000)).collect();
+    b.ops(6, 2_000);
+    for (op, weight) in weights.iter().enumerate() {
+        b.uses(op, *weight, Access::Read);
+    }
+    let trace = b.finish();
+    let (_, simulation) = tidelog(&trace, &machine(3_000), Options::default()).unwrap();
+    assert_eq!(simulation.bytes.ssd_written, Bytes(0));
+    assert_eq!(simulation.time, trace.duration(), "reads hide behind ops twice as long");
+}
+
+#[test]
+fn a_training_step_is_no_slower_than_as_published() {
+    for (layers, weight, activation, op_time) in
+        [(12, 40, 100, 60), (30, 90, 40, 70), (20, 10, 300, 200)]
+    {
+        let trace = training(layers, weight * 1_000, activation * 1_000, op_time * 1_000);
+        let machine = machine(Lifetimes::of(&trace).peak().0 / 2);
+        let ours = time(&trace, &machine);
+        for score in [
+            algorithm1::Score::PerTransferTime,
+            algorithm1::Score::PerByte,
+            algorithm1::Score::Benefit,
+        ] {
+            let options = algorithm1::Options { score, ..algorithm1::Options::default() };
+            let plan = algorithm1(&trace, &machine, options);
+            let published = simulate(&trace, &machine, Policy::Planned(&plan)).unwrap().time.0;
+            assert!(ours <= published, "{layers} layers, {score:?}: {ours} after {published}");
+        }
+    }
+}
+
+#[test]
+fn any_trace_that_fits_at_all_gets_a_plan_that_runs() {
+    let mut random = Random(99);
+    let (mut ours, mut reactive) = (0, 0);
+    let options = Options { published: false, ..Options::default() };
+    for case in 0..600 {
+        let trace = random_trace(&mut random, 14, 9);
+        let lifetimes = Lifetimes::of(&trace);
+        let largest = trace.storages.iter().map(|storage| storage.size.0).max().unwrap();
+        let least = lifetimes.largest_op().1.0.max(largest);
+        let mut machine = machine(least + random.below(lifetimes.peak().0 - least + 1));
+        machine.ssd.write = Bandwidth(200_000_000 << random.below(4));
+        let planned = tidelog(&trace, &machine, options);
+        let (plan, _) = planned.unwrap_or_else(|error| panic!("case {case}: {error}"));
+        ours += run_time(&trace, &machine, Policy::Planned(&plan), 10).unwrap().0;
+        reactive += run_time(&trace, &machine, Policy::Lru, 10).unwrap().0;
+    }
+    assert!(ours < reactive, "{ours} with plans, {reactive} without");
+}
+
+#[test]
+fn the_same_trace_gives_the_same_plan() {
+    let trace = training(12, 40_000, 100_000, 60_000);
+    let machine = machine(900_000);
+    let text = || tidelog(&trace, &machine, Options::default()).unwrap().0.to_json();
+    assert_eq!(text(), text());
+}
