@@ -5,8 +5,9 @@ PYTHON := .venv/bin/python
 SEEDS ?= 2000
 RUNS ?= 100
 SECONDS ?= 60
+PAIRS ?= 15
 
-.PHONY: help setup build demo test lint test-rust sim planted faults fixture crash recovery test-torch test-slow bench fuzz loom sanitize \
+.PHONY: help setup build demo test lint test-rust sim planted faults fixture crash recovery test-torch test-slow bench compare fuzz loom sanitize \
 	miri clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -69,6 +70,10 @@ test-slow: setup build ## Longer storms, and every program under every mover and
 
 bench: setup build ## What the hook and the log cost, as ratios
 	$(PYTHON) benches/hook.py
+
+compare: setup ## Tidelog against fio, PAIRS interleaved pairs; target/compare.json; fails where a figure is missed
+	cargo build --release -q -p tidelog-bench
+	python3 benches/compare/compare.py --pairs $(PAIRS)
 
 clean: ## Remove everything that was built
 	rm -rf target .venv

@@ -20,6 +20,8 @@ pub struct Targets {
     system: System,
     /// What may be written: it was looked at, or made, by this run.
     admitted: Vec<PathBuf>,
+    /// What was made a pool by this run.
+    pooled: Vec<PathBuf>,
     /// Block devices that are written are claimed as long as the run lasts.
     claims: Vec<Device>,
 }
@@ -61,18 +63,22 @@ impl Targets {
     /// Why not.
     pub fn admit_log(&mut self, job: &JobOptions) -> Result<Found, BenchError> {
         let targets = self.resolve(job)?;
+        if targets.iter().all(|target| self.pooled.contains(&target.path)) {
+            return Ok(Found::Pool);
+        }
         let found = self.speaks_against(job, &targets)?;
-        let is_pool = |it: &Refusal| matches!(it.reason, Reason::Pool { .. });
         if found.is_empty() {
-            self.admitted.extend(targets.into_iter().map(|target| target.path));
+            self.pooled.extend(targets.into_iter().map(|target| target.path));
             return Ok(Found::Free);
         }
-        let all = targets.iter().all(|it| found.iter().any(|why| why.device == it.given));
-        if all && found.iter().all(is_pool) {
-            Ok(Found::Pool)
-        } else {
-            Err(BenchError::Refused(found))
-        }
+        // A pool's block devices also carry a protective MBR, which counts as content.
+        let has_pool = |target: &Target| {
+            let is_it = |it: &&Refusal| it.device == target.given;
+            found.iter().filter(is_it).any(|it| matches!(it.reason, Reason::Pool { .. }))
+        };
+        let unused = found.iter().all(|it| it.reason.may_be_overridden());
+        let is_pool = unused && targets.iter().all(has_pool);
+        if is_pool { Ok(Found::Pool) } else { Err(BenchError::Refused(found)) }
     }
 
     fn resolve(&self, job: &JobOptions) -> Result<Vec<Target>, BenchError> {

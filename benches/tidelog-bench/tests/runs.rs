@@ -161,8 +161,31 @@ fn tensors_are_put_and_got_and_the_pool_keeps_none_of_them() {
         assert_eq!(verified, job[way]["total_ios"].as_u64().unwrap(), "{load}");
         assert!(verified >= 10);
     }
+    // Two jobs of one run share the pool that the first of them finds missing.
+    let fresh = format!("--filename={}", directory.path("c"));
+    let all = ["--level=log", "--ioengine=tidelog-posix", "--bs=10000", "--size=1m", &fresh];
+    let jobs = ["--name=first", "--rw=write", "--name=second", "--rw=read", "--stonewall"];
+    bench(&[&all[..], &jobs].concat()).expect(0);
     let sim = ["--level=log", "--ioengine=tidelog-sim", "--rw=randrw", "--bs=10000"];
     run("a:b", &sim).expect(0);
+}
+
+#[test]
+fn a_pool_on_block_devices_is_used_again_and_protected_from_raw_jobs() {
+    let directory = Directory::new("loop");
+    let backing = directory.path("backing");
+    File::create(&backing).unwrap().set_len(64 << 20).unwrap();
+    let losetup = |arguments: &[&str]| {
+        let output = std::process::Command::new("losetup").args(arguments).output().ok()?;
+        output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
+    };
+    let Some(device) = losetup(&["--find", "--show", &backing]) else {
+        return common::skip("a_pool_on_block_devices_is_used_again", "no loop device");
+    };
+    let log = ["--ioengine=tidelog-uring", "--rw=write", "--level=log"];
+    let codes = [&log[..], &log[..], &log[..2]].map(|options| run(&device, options).code);
+    losetup(&["--detach", &device]);
+    assert_eq!(codes, [0, 0, 4], "made, used again, refused");
 }
 
 #[test]
