@@ -135,27 +135,29 @@ def main():
     parser.add_argument("--files", help="a directory on a disk, for the cases on files (default: target)")
     parser.add_argument("--no-files", action="store_true", help="loop devices only")
     parser.add_argument("--program", default=ROOT / "target/release/tidelog-bench", help="the tidelog-bench to measure")
+    parser.add_argument("--against", help="another build of tidelog-bench, to be the peer instead of fio")
     parser.add_argument("--output", default=ROOT / "target/compare.json", help="where the figures go")
     arguments = parser.parse_args()
     try:
-        fio = peers.Fio()
+        fio = None if arguments.against else peers.Fio()
     except peers.NoPeer as error:
         print(f"compare: {error}", file=sys.stderr)
         return NOT_MEASURED
     chosen = [case for case in cases(arguments.program) if arguments.only in case.name]
     results, complaints, unmeasured = [], [], []
-    print(f"peer: {fio.name}; load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs\n{HEADER}", flush=True)
+    print(f"peer: {arguments.against or fio.name}; load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs\n{HEADER}", flush=True)
     for kind in [LoopDevices] if arguments.no_files else [LoopDevices, Files]:
         for case in chosen:
             try:
                 with tempfile.TemporaryDirectory(dir=arguments.files or ROOT / "target") as disk:
+                    peer = fio or peers.Tidelog(arguments.against, case.ours.level)
                     with kind(disk) as theirs:
                         if case.ours.level == "raw":
-                            result = measure(case, fio, theirs, theirs, arguments)
+                            result = measure(case, peer, theirs, theirs, arguments)
                         else:
                             # What a peer writes to the devices would end the log's pool.
                             with kind(disk) as ours:
-                                result = measure(case, fio, theirs, ours, arguments)
+                                result = measure(case, peer, theirs, ours, arguments)
             except NoDevices as error:
                 unmeasured.append(f"{case.name}: {error}")
                 continue
