@@ -138,6 +138,8 @@ def main():
     parser.add_argument("--against", help="another build of tidelog-bench, to be the peer instead of fio")
     parser.add_argument("--output", default=ROOT / "target/compare.json", help="where the figures go")
     arguments = parser.parse_args()
+    if arguments.pairs < 5:
+        parser.error("fewer than 5 pairs have no lower bound")
     try:
         fio = None if arguments.against else peers.Fio()
     except peers.NoPeer as error:

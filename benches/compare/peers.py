@@ -84,7 +84,8 @@ class Fio(Peer):
         self.name = f"{version} io_uring fixedbufs registerfiles"
 
     def run(self, load, devices, seconds):
-        engine = ["--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1", "--thread"]
+        # fio changes what it writes from time to time unless told not to; we write the same bytes again.
+        engine = ["--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1", "--thread", "--scramble_buffers=0"]
         return run(["fio", *load.options(devices, seconds), *engine])
 
 
