@@ -5,8 +5,9 @@ PYTHON := .venv/bin/python
 SEEDS ?= 2000
 RUNS ?= 100
 SECONDS ?= 60
+PAIRS ?= 15
 
-.PHONY: help setup build demo test lint test-rust sim planted faults fixture crash nvme-vm recovery test-torch test-slow bench fuzz loom sanitize \
+.PHONY: help setup build demo test lint test-rust sim planted faults fixture crash nvme-vm recovery test-torch test-slow bench compare fuzz loom sanitize \
 	miri paper clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -76,6 +77,10 @@ bench: setup build ## What the hook and the log cost, as ratios
 paper: setup ## Every policy on TERAIO's models, recorded without their hardware; fails where a figure falls short
 	$(PYTHON) planner/paper/record.py target/paper/traces
 	cargo run --release -q -p tidelog-planner --example paper target/paper/traces target/paper.json
+
+compare: setup ## Tidelog against fio, PAIRS interleaved pairs; target/compare.json; fails where a figure is missed
+	cargo build --release -q -p tidelog-bench
+	python3 benches/compare/compare.py --pairs $(PAIRS)
 
 clean: ## Remove everything that was built
 	rm -rf target .venv

@@ -31,6 +31,7 @@ need sgdisk gdisk
 need sfdisk fdisk
 need losetup mount
 need wipefs util-linux
+need fio fio
 if [ ${#missing[@]} -gt 0 ]; then
     if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
         echo "setup: installing ${missing[*]} for tests"

@@ -4,6 +4,8 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::stream;
+
 /// Memory of somebody else that a transfer reads.
 pub struct ForeignSource {
     address: NonNull<u8>,
@@ -147,16 +149,15 @@ impl Destination {
     pub(crate) fn write(&mut self, offset: usize, bytes: &[u8]) {
         let end = offset.checked_add(bytes.len());
         assert!(end.is_some_and(|end| end <= self.len()), "a piece beyond its destination");
-        match self {
-            // SAFETY: the range lies within the foreign memory (asserted above), which is valid and
-            // ours alone until release by the contract of `ForeignDestination::new`; `bytes` is
-            // staging memory, which the engine mapped itself, so the two never overlap.
-            Self::Foreign(foreign) => unsafe {
-                let target = foreign.address.as_ptr().add(offset);
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len());
-            },
-            Self::Owned(owned) => owned[offset..offset + bytes.len()].copy_from_slice(bytes),
-        }
+        let target = match self {
+            // SAFETY: the range lies within the foreign memory (asserted above).
+            Self::Foreign(foreign) => unsafe { foreign.address.as_ptr().add(offset) },
+            Self::Owned(owned) => owned[offset..].as_mut_ptr(),
+        };
+        // SAFETY: foreign memory is valid and ours alone until release by the contract of
+        // `ForeignDestination::new`, owned memory is borrowed for the call; the range lies within it (asserted
+        // above). `bytes` is staging memory, which the engine mapped itself, so the two never overlap.
+        unsafe { stream::copy(bytes.as_ptr(), target, bytes.len()) };
     }
 }
 

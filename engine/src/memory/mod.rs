@@ -11,6 +11,7 @@
 
 mod dma;
 mod ends;
+mod stream;
 #[cfg(test)]
 mod tests;
 

@@ -1,0 +1,250 @@
+//! The command line: fio's `--name=value`, in the order in which it was given.
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
+use clap_complete::Shell;
+
+use crate::exit::BenchError;
+use crate::jobfile;
+use crate::live::Eta;
+use crate::option::{JobOptions, OPTIONS, apply};
+
+const ABOUT: &str = "Measures Tidelog's data paths and its log, in fio's words";
+
+const AFTER_HELP: &str = "\
+Options before the first --name hold for all jobs; --name=NAME begins a job, and what follows is its own.
+Job files have a [global] section and one section for each job, as fio's have.
+
+Nothing is written to a device or file that is in use or holds anything, unless it is named twice, in
+filename and in overwrite. Reading needs no such permission. A file that does not exist is made. No other
+data path is ever taken than the one that ioengine names: one that does not work here ends the run.
+
+At the log level filename names the devices of a pool; of blank devices a pool is made. Puts and gets are
+of scratch tensors under names of their own, which are deleted in the end: what the pool holds stays.
+
+Latencies: slat lasts from the decision to do an operation until all that go to the kernel together are
+ready; one system call then hands them over and waits, and that is part of clat.
+
+Exit codes:
+  0   every job ran to its end
+  1   an operation failed
+  2   verify found bytes that are not what was written
+  3   the data path does not work here
+  4   refused: in use, or holding something that was not named twice
+  5   the operating system refused something
+  64  the command line or a job file makes no sense
+
+Examples:
+  tidelog-bench --name=read --ioengine=tidelog-uring --rw=read --bs=1m --iodepth=32 \\
+      --filename=/dev/nvme0n1:/dev/nvme1n1 --runtime=10 --time_based
+  tidelog-bench --name=write --ioengine=tidelog-uring --rw=write --bs=1m --iodepth=32 --size=4g \\
+      --filename=/mnt/nvme/bench --verify=crc32c
+  tidelog-bench --name=log --level=log --ioengine=tidelog-uring --rw=write --bssplit=64k/50:1m/50 \\
+      --iodepth=32 --size=2g --filename=/mnt/nvme0/tide:/mnt/nvme1/tide
+  tidelog-bench jobs.fio --output-format=json --output=result.json";
+
+/// How results are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// Text for people.
+    #[default]
+    Normal,
+    /// One line of numbers for each job.
+    Terse,
+    /// fio's JSON.
+    Json,
+    /// The same, with every latency that occurred.
+    JsonPlus,
+}
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub struct Request {
+    /// The jobs, in order.
+    pub jobs: Vec<JobOptions>,
+    /// What holds for all of them.
+    pub global: JobOptions,
+    /// How results are written.
+    pub format: Format,
+    /// Where to; to standard output if this is not given.
+    pub output: Option<PathBuf>,
+    /// Whether the status line is shown.
+    pub eta: Eta,
+    /// Whether to stop after everything was checked, before anything is opened.
+    pub parse_only: bool,
+    /// Write completions for this shell, and do nothing else.
+    pub completions: Option<Shell>,
+}
+
+/// The command line as clap knows it.
+pub fn command() -> Command {
+    let run = "Run";
+    let own = |name: &'static str, help: &'static str| {
+        Arg::new(name).long(name).help(help).help_heading(run)
+    };
+    let mut command = Command::new("tidelog-bench")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about(ABOUT)
+        .after_help(AFTER_HELP)
+        .arg(
+            Arg::new("jobfile")
+                .help("Job files")
+                .num_args(0..)
+                .value_parser(value_parser!(PathBuf))
+                .value_hint(ValueHint::FilePath),
+        )
+        .arg(own("name", "Begins a job of this name").value_name("NAME").action(ArgAction::Append))
+        .arg(
+            own("output-format", "How results are written [normal]")
+                .value_name("FORMAT")
+                .value_parser(["normal", "terse", "json", "json+"]),
+        )
+        .arg(
+            own("output", "Write results to this file")
+                .value_name("FILE")
+                .value_parser(value_parser!(PathBuf))
+                .value_hint(ValueHint::FilePath),
+        )
+        .arg(
+            own("eta", "Show the status line: on a terminal (auto), always, never [auto]")
+                .value_name("WHEN")
+                .value_parser(["auto", "always", "never"]),
+        )
+        .arg(
+            own("parse-only", "Check options and job files, and do nothing")
+                .action(ArgAction::SetTrue),
+        )
+        .arg(
+            own("completions", "Write completions for a shell to standard output")
+                .value_name("SHELL")
+                .value_parser(value_parser!(Shell)),
+        );
+    for spec in OPTIONS {
+        let arg = Arg::new(spec.name)
+            .long(spec.name)
+            .visible_aliases(spec.aliases.iter().copied())
+            .help(spec.help)
+            .help_heading(spec.group.heading())
+            .action(ArgAction::Append);
+        command = command.arg(if spec.value.is_empty() {
+            // A switch may stand alone.
+            arg.value_name("0|1").num_args(0..=1).require_equals(true).default_missing_value("1")
+        } else {
+            arg.value_name(spec.value)
+        });
+    }
+    command
+}
+
+/// What was asked for.
+///
+/// # Errors
+/// It makes no sense.
+pub fn request(matches: &ArgMatches) -> Result<Request, BenchError> {
+    let (global, mut jobs) = from_options(matches)?;
+    for path in matches.get_many::<PathBuf>("jobfile").into_iter().flatten() {
+        let place = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| BenchError::System { what: place.clone(), source })?;
+        jobs.extend(jobfile::parse(&text, &global).map_err(|error| error.within(&place))?);
+    }
+    let word = |name: &str| matches.get_one::<String>(name).map(String::as_str);
+    Ok(Request {
+        jobs,
+        global,
+        format: match word("output-format") {
+            Some("terse") => Format::Terse,
+            Some("json") => Format::Json,
+            Some("json+") => Format::JsonPlus,
+            _ => Format::Normal,
+        },
+        output: matches.get_one("output").cloned(),
+        eta: match word("eta") {
+            Some("always") => Eta::Always,
+            Some("never") => Eta::Never,
+            _ => Eta::Auto,
+        },
+        parse_only: matches.get_flag("parse-only"),
+        completions: matches.get_one("completions").copied(),
+    })
+}
+
+/// What holds for all jobs, and the jobs, of the options in their order.
+fn from_options(matches: &ArgMatches) -> Result<(JobOptions, Vec<JobOptions>), BenchError> {
+    let mut given: Vec<(usize, &str, &String)> = Vec::new();
+    for name in OPTIONS.iter().map(|spec| spec.name).chain(["name"]) {
+        let indices = matches.indices_of(name).into_iter().flatten();
+        let values = matches.get_many::<String>(name).into_iter().flatten();
+        given.extend(indices.zip(values).map(|(index, value)| (index, name, value)));
+    }
+    given.sort_unstable_by_key(|(index, ..)| *index);
+    let mut global = JobOptions::default();
+    let mut jobs: Vec<JobOptions> = Vec::new();
+    let mut in_global = true;
+    for (_, name, value) in given {
+        if name == "name" {
+            in_global = value == "global";
+            if !in_global {
+                let mut job = global.clone();
+                apply(&mut job, name, value)?;
+                jobs.push(job);
+            }
+            continue;
+        }
+        match jobs.last_mut() {
+            Some(job) if !in_global => {
+                let place = job.name.clone();
+                apply(job, name, value).map_err(|error| error.within(&place))?;
+            }
+            _ => apply(&mut global, name, value)?,
+        }
+    }
+    Ok((global, jobs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::option::Sizes;
+
+    fn parse(arguments: &[&str]) -> Result<Request, BenchError> {
+        let line = ["tidelog-bench"].iter().chain(arguments);
+        request(&command().try_get_matches_from(line).unwrap())
+    }
+
+    #[test]
+    fn the_table_makes_a_command_line() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn options_belong_to_the_job_named_before_them() {
+        let request = parse(&[
+            "--bs=8k",
+            "--name=a",
+            "--rw=write",
+            "--time_based",
+            "--name",
+            "b",
+            "--bs",
+            "1m",
+            "--name=global",
+            "--iodepth=4",
+            "--name=c",
+            "--time_based=0",
+        ])
+        .unwrap();
+        let [a, b, c] = &request.jobs[..] else { panic!("{:?}", request.jobs) };
+        assert_eq!((a.name.as_str(), &a.sizes, a.load.writes), ("a", &Sizes::One(8192), true));
+        assert!(a.time_based && !b.time_based && !c.time_based);
+        assert_eq!((&b.sizes, b.load.writes, b.iodepth), (&Sizes::One(1 << 20), false, 1));
+        assert_eq!((c.iodepth, &c.sizes), (4, &Sizes::One(8192)));
+    }
+
+    #[test]
+    fn a_mistake_names_its_job() {
+        let error = parse(&["--name=first", "--bs=4k", "--name=second", "--bs=big"]).unwrap_err();
+        assert!(error.to_string().starts_with("second: bs=big: "), "{error}");
+    }
+}

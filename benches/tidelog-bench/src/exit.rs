@@ -1,0 +1,115 @@
+//! How a run can end: exit codes, and the errors behind them.
+
+use std::fmt::Write;
+use std::io;
+use std::process::ExitCode;
+
+use tidelog_engine::path::{DeviceOpenError, PathError};
+use tidelog_format::device::Refusal;
+
+/// The exit codes; `--help` lists them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// Every job ran to its end.
+    Clean = 0,
+    /// An operation failed.
+    Failed = 1,
+    /// What was read back is not what was written.
+    BadData = 2,
+    /// The data path that was asked for does not work here.
+    NoPath = 3,
+    /// A device was refused: in use, or holding something that was not named twice.
+    Refused = 4,
+    /// The operating system refused something.
+    System = 5,
+    /// The command line or the job file makes no sense (`EX_USAGE`).
+    Usage = 64,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Why nothing was measured.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// An option, or the way options go together.
+    #[error("{at}{what}")]
+    Usage {
+        /// Where it stands: a job file's name, or a job's; ends with a colon and a space.
+        at: String,
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// An I/O engine that is none of ours.
+    #[error("ioengine={name}: {reason}")]
+    Engine {
+        /// Its name.
+        name: String,
+        /// Why not, and what to do.
+        reason: String,
+    },
+    /// Devices may not be written.
+    #[error("{}", refusal_text(.0))]
+    Refused(Vec<Refusal>),
+    /// The data path does not work here.
+    #[error("{0}; nothing was measured, since no other path was asked for")]
+    Path(#[from] PathError),
+    /// A device cannot be opened.
+    #[error(transparent)]
+    Device(#[from] DeviceOpenError),
+    /// A pool cannot be made, opened or filled.
+    #[error("{what}: {why}")]
+    Pool {
+        /// What was tried, and on which devices.
+        what: String,
+        /// The engine's answer.
+        why: String,
+    },
+    /// The operating system.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// Its answer.
+        source: io::Error,
+    },
+}
+
+impl BenchError {
+    /// An error in an option or a combination of options.
+    pub fn usage(what: impl Into<String>) -> Self {
+        Self::Usage { at: String::new(), what: what.into() }
+    }
+
+    /// The same error, with the place where it was made.
+    #[must_use]
+    pub fn within(self, place: &str) -> Self {
+        match self {
+            Self::Usage { at, what } => Self::Usage { at: format!("{place}: {at}"), what },
+            other => other,
+        }
+    }
+
+    /// The exit code.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Usage { .. } | Self::Engine { .. } => Exit::Usage,
+            Self::Refused(_) | Self::Device(DeviceOpenError::InUse { .. }) => Exit::Refused,
+            Self::Path(PathError::Unavailable { .. }) => Exit::NoPath,
+            Self::Path(_) | Self::Device(_) | Self::Pool { .. } | Self::System { .. } => {
+                Exit::System
+            }
+        }
+    }
+}
+
+fn refusal_text(refusals: &[Refusal]) -> String {
+    let mut text = String::from("nothing was written, because");
+    for Refusal { device, reason } in refusals {
+        let _ = write!(text, "\n  {device}: {reason}\n    {}", reason.help(device));
+    }
+    text
+}

@@ -1,0 +1,124 @@
+//! Job files: `[global]` and one section for each job.
+
+use ini_core::{Item, Parser};
+
+use crate::exit::BenchError;
+use crate::option::{JobOptions, apply};
+
+/// The jobs of a file's text. Options of `[global]` hold for the sections after it, on top of `base`.
+///
+/// # Errors
+/// A line that cannot be understood, by its number.
+pub fn parse(text: &str, base: &JobOptions) -> Result<Vec<JobOptions>, BenchError> {
+    let mut global = base.clone();
+    let mut jobs: Vec<JobOptions> = Vec::new();
+    let mut section = Section::None;
+    // The parser hands out one item for each line, and one more before each section and at the end.
+    let mut line = 0;
+    for item in Parser::new(text) {
+        if !matches!(item, Item::SectionEnd) {
+            line += 1;
+        }
+        let within = |error: BenchError| error.within(&format!("line {line}"));
+        match item {
+            Item::Section(name) if name.trim() == "global" => section = Section::Global,
+            Item::Section(name) => {
+                section = Section::Job;
+                jobs.push(JobOptions { name: name.trim().to_owned(), ..global.clone() });
+            }
+            Item::Error(what) => {
+                return Err(within(BenchError::usage(format!("{what:?} is no section"))));
+            }
+            Item::Property(key, _) if key.trim_start().starts_with(['#', ';']) => {}
+            Item::Property(key, None) if key.trim().is_empty() => {}
+            Item::Property(key, value) => {
+                let target = match section {
+                    Section::None => {
+                        let what = "an option before any section; begin with [global] or [NAME]";
+                        return Err(within(BenchError::usage(what)));
+                    }
+                    Section::Global => &mut global,
+                    Section::Job => jobs.last_mut().unwrap_or(&mut global),
+                };
+                let value = expand(value.unwrap_or("1").trim()).map_err(within)?;
+                apply(target, key.trim(), &value).map_err(within)?;
+            }
+            Item::Comment(_) | Item::Blank | Item::SectionEnd => {}
+        }
+    }
+    if jobs.is_empty() {
+        return Err(BenchError::usage("there is no job: a job is a section other than [global]"));
+    }
+    Ok(jobs)
+}
+
+#[derive(Clone, Copy)]
+enum Section {
+    None,
+    Global,
+    Job,
+}
+
+/// Puts in the values of environment variables, `${NAME}`.
+fn expand(value: &str) -> Result<String, BenchError> {
+    let mut expanded = String::new();
+    let mut rest = value;
+    while let Some((before, after)) = rest.split_once("${") {
+        let (name, after) = after
+            .split_once('}')
+            .ok_or_else(|| BenchError::usage(format!("{value}: a brace is not closed")))?;
+        let found = std::env::var(name).map_err(|_| {
+            BenchError::usage(format!("{value}: the environment has no variable {name}"))
+        })?;
+        expanded.push_str(before);
+        expanded.push_str(&found);
+        rest = after;
+    }
+    expanded.push_str(rest);
+    Ok(expanded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::option::Sizes;
+
+    fn jobs(text: &str) -> Result<Vec<JobOptions>, String> {
+        parse(text, &JobOptions::default()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn sections_inherit_what_global_said_before_them() {
+        let text = "; fio's own comments\n# both kinds\n[global]\nbs=64k\ntime_based\nruntime=1\n\n\
+                    [first]\nrw=write\n[global]\nbs = 4k  \n[second]\nstonewall\n[second]\n";
+        let jobs = jobs(text).unwrap();
+        let names: Vec<&str> = jobs.iter().map(|job| job.name.as_str()).collect();
+        assert_eq!(names, ["first", "second", "second"], "a name may come twice, as in fio");
+        assert_eq!(jobs[0].sizes, Sizes::One(65536));
+        assert_eq!(jobs[1].sizes, Sizes::One(4096));
+        assert!(jobs[0].time_based && jobs[0].load.writes);
+        assert!(jobs[1].stonewall && !jobs[2].stonewall && !jobs[1].load.writes);
+    }
+
+    #[test]
+    fn a_mistake_is_told_with_its_line() {
+        for (text, line, what) in [
+            ("[a]\n; fine\n\nbs=huge\n", "line 4: ", "bs=huge"),
+            ("[global]\n[a]\nrate=1m\n", "line 3: ", "rate is no option"),
+            ("bs=4k\n", "line 1: ", "before any section"),
+            ("[a]\n[b\n", "line 2: ", "no section"),
+            ("[a]\nsize=${TIDELOG_BENCH_NO_SUCH}\n", "line 2: ", "TIDELOG_BENCH_NO_SUCH"),
+        ] {
+            let error = jobs(text).unwrap_err();
+            assert!(error.starts_with(line) && error.contains(what), "{text:?}: {error}");
+        }
+        assert!(jobs("[global]\nbs=4k\n").unwrap_err().contains("no job"));
+    }
+
+    #[test]
+    fn the_environment_fills_in() {
+        let home = std::env::var("PATH").unwrap();
+        let jobs = jobs("[a]\ndescription=<${PATH}>\n").unwrap();
+        assert_eq!(jobs[0].description, format!("<{home}>"));
+    }
+}

@@ -1,0 +1,120 @@
+//! Measures Tidelog's data paths and its log, in fio's words.
+//!
+//! One table of options ([`option`]) makes the command line ([`cli`]) and job files ([`jobfile`]). What may be
+//! written is decided first ([`target`]); then the jobs run ([`run`]), each on a thread that drives a data
+//! path, or puts and gets tensors, in the order that [`load`] decides, and counts ([`stats`]) what is then
+//! reported ([`report`]) as fio reports it.
+
+pub mod cli;
+pub mod exit;
+pub mod jobfile;
+pub mod live;
+pub mod load;
+pub mod option;
+pub mod report;
+pub mod run;
+pub mod stats;
+pub mod target;
+
+use std::io::Write;
+
+use cli::{Format, Request};
+use exit::{BenchError, Exit};
+use live::Live;
+use option::{Engine, JobOptions, Level};
+use report::Report;
+use target::{Found, Targets};
+
+/// Does what was asked for, and answers how it went.
+///
+/// # Errors
+/// Nothing, or not everything, could be measured.
+pub fn execute(request: &Request) -> Result<Exit, BenchError> {
+    if let Some(shell) = request.completions {
+        let mut command = cli::command();
+        clap_complete::generate(shell, &mut command, "tidelog-bench", &mut std::io::stdout());
+        return Ok(Exit::Clean);
+    }
+    if request.jobs.is_empty() {
+        return Err(BenchError::usage(
+            "there is no job: give --name=NAME and options, or a job file; --help shows examples",
+        ));
+    }
+    request.jobs.iter().try_for_each(JobOptions::check)?;
+    if request.parse_only {
+        return Ok(Exit::Clean);
+    }
+    // Lives until the end: it holds the claims on block devices.
+    let mut targets = Targets::default();
+    request.jobs.iter().try_for_each(|job| admit(job, &mut targets))?;
+    let groups = groups(&request.jobs);
+    if request.format == Format::Normal {
+        for (index, group) in groups.iter().enumerate() {
+            for job in group {
+                print!("{}", report::introduction(job, index));
+            }
+        }
+    }
+    let results = run::run(&groups, &Live::new(request.eta))?;
+    let reports = report::reports(results);
+    write(request, &reports)?;
+    Ok(verdict(&reports))
+}
+
+/// Makes sure that a job may use its devices; makes the pool of a log job whose devices hold nothing.
+fn admit(job: &JobOptions, targets: &mut Targets) -> Result<(), BenchError> {
+    match (job.level, job.engine()?) {
+        (_, Engine::Sim) => Ok(()),
+        (Level::Raw, _) => targets.admit_raw(job),
+        (Level::Log, _) => match targets.admit_log(job)? {
+            Found::Pool => Ok(()),
+            Found::Free => run::make_pool(job),
+        },
+    }
+}
+
+/// Jobs that run side by side; one that waits for those before it begins a group.
+fn groups(jobs: &[JobOptions]) -> Vec<Vec<JobOptions>> {
+    let mut groups: Vec<Vec<JobOptions>> = Vec::new();
+    for job in jobs {
+        match groups.last_mut() {
+            Some(group) if !job.stonewall => group.push(job.clone()),
+            _ => groups.push(vec![job.clone()]),
+        }
+    }
+    groups
+}
+
+fn write(request: &Request, reports: &[Report]) -> Result<(), BenchError> {
+    let json = |plus| format!("{:#}\n", report::document(reports, &request.global, plus));
+    let text = match request.format {
+        Format::Normal => report::text(reports),
+        Format::Terse => report::lines(reports),
+        Format::Json => json(false),
+        Format::JsonPlus => json(true),
+    };
+    let Some(path) = &request.output else {
+        // Whoever closed the stream early has seen enough; the exit code still says how it went.
+        let _ = std::io::stdout().write_all(text.as_bytes());
+        return Ok(());
+    };
+    std::fs::write(path, text)
+        .map_err(|source| BenchError::System { what: path.display().to_string(), source })
+}
+
+/// The exit code, and a line on standard error for each job that went wrong, whatever the format.
+fn verdict(reports: &[Report]) -> Exit {
+    let mut exit = Exit::Clean;
+    for Report { options, ended, .. } in reports {
+        if let Some(bad) = &ended.first_bad {
+            eprintln!("{}: {bad}", options.name);
+            eprintln!("{}: {} of {} blocks are bad", options.name, ended.bad, ended.verified);
+            exit = Exit::BadData;
+        }
+        if let Some(failure) = &ended.failure {
+            eprintln!("{}: {failure}", options.name);
+            exit = if exit == Exit::Clean { Exit::Failed } else { exit };
+        }
+    }
+    exit
+}

@@ -1,0 +1,9 @@
+//! Which bytes come next: order, sizes, and the stamps that tell right bytes from wrong ones.
+
+mod permutation;
+mod stamp;
+mod stream;
+
+pub use permutation::Permutation;
+pub use stamp::{BadBlock, STAMP_BYTES, check, stamp};
+pub use stream::{Place, Stream, Window};

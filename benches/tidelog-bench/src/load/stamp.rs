@@ -1,0 +1,134 @@
+//! Stamps: what a block says of itself, so that a wrong, old or torn one is found out.
+
+use std::fmt;
+
+/// What every stamp begins with.
+const MAGIC: [u8; 8] = *b"TIDEBNCH";
+/// Magic; CRC32C of what follows it, to the block's end; length; place; generation.
+pub const STAMP_BYTES: usize = 40;
+/// Where the checksummed part begins.
+const COVERED: usize = 16;
+
+/// Stamps a block that goes to `place`, in the run `generation`.
+pub fn stamp(block: &mut [u8], place: u64, generation: u64) {
+    block[..8].copy_from_slice(&MAGIC);
+    let length = block.len() as u64;
+    for (field, value) in
+        block[COVERED..STAMP_BYTES].chunks_exact_mut(8).zip([length, place, generation])
+    {
+        field.copy_from_slice(&value.to_le_bytes());
+    }
+    let checksum = u64::from(crc32c::crc32c(&block[COVERED..]));
+    block[8..COVERED].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// Whether a block that was read from `place` is the one that was written there; by this run, where a
+/// generation is given.
+///
+/// # Errors
+/// The first thing that is wrong with it.
+pub fn check(block: &[u8], place: u64, generation: Option<u64>) -> Result<(), Fault> {
+    if block[..8] != MAGIC {
+        return Err(Fault::NoStamp);
+    }
+    let field = |index: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&block[8 * index..8 * (index + 1)]);
+        u64::from_le_bytes(bytes)
+    };
+    let found = u64::from(crc32c::crc32c(&block[COVERED..]));
+    let differs = |what, expected, found| {
+        if expected == found { Ok(()) } else { Err(Fault::Differs { what, expected, found }) }
+    };
+    differs("crc32c", field(1), found)?;
+    differs("length", block.len() as u64, field(2))?;
+    differs("place", place, field(3))?;
+    generation.map_or(Ok(()), |generation| differs("run", generation, field(4)))
+}
+
+/// What is wrong with a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It was never stamped.
+    NoStamp,
+    /// The stamp says one thing, the block is another.
+    Differs {
+        /// Which part of the stamp.
+        what: &'static str,
+        /// What it should be.
+        expected: u64,
+        /// What it is.
+        found: u64,
+    },
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoStamp => out.write_str(
+                "expected a stamp, found other bytes (was it written with verify=crc32c?)",
+            ),
+            Self::Differs { what, expected, found } => {
+                write!(out, "{what} expected {expected:#x}, found {found:#x}")
+            }
+        }
+    }
+}
+
+/// A block that is not what was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadBlock {
+    /// The file or device, or the tensor.
+    pub file: String,
+    /// The byte at which it begins.
+    pub offset: u64,
+    /// Its bytes.
+    pub length: u64,
+    /// What is wrong.
+    pub fault: Fault,
+}
+
+impl fmt::Display for BadBlock {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, offset, length, fault } = self;
+        write!(out, "verify: bad block at byte {offset} of {file} ({length} bytes): {fault}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stamped() -> Vec<u8> {
+        let mut block: Vec<u8> = (0..4096_u32).map(|index| index as u8).collect();
+        stamp(&mut block, 8192, 5);
+        block
+    }
+
+    #[test]
+    fn what_was_stamped_is_right() {
+        assert_eq!(check(&stamped(), 8192, Some(5)), Ok(()));
+        assert_eq!(check(&stamped(), 8192, None), Ok(()));
+    }
+
+    #[test]
+    fn every_bit_counts() {
+        for byte in (0..4096).step_by(61).chain(0..STAMP_BYTES) {
+            let mut block = stamped();
+            block[byte] ^= 0x10;
+            assert!(check(&block, 8192, Some(5)).is_err(), "byte {byte}");
+        }
+    }
+
+    #[test]
+    fn another_place_an_old_run_and_a_part_are_found_out() {
+        let what = |answer: Result<(), Fault>| match answer {
+            Err(Fault::Differs { what, .. }) => what,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(what(check(&stamped(), 4096, None)), "place");
+        assert_eq!(what(check(&stamped(), 8192, Some(6))), "run");
+        assert_eq!(what(check(&stamped()[..2048], 8192, None)), "crc32c");
+        assert_eq!(check(&[0; 4096], 0, None), Err(Fault::NoStamp));
+    }
+}

@@ -1,0 +1,24 @@
+//! `tidelog-bench`: see `tidelog-bench --help`.
+
+use std::process::ExitCode;
+
+use tidelog_bench::cli::{command, request};
+use tidelog_bench::exit::Exit;
+
+fn main() -> ExitCode {
+    let matches = match command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) => {
+            // Help and version come as "errors" too; a stream that is gone needs no answer.
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Usage } else { Exit::Clean }.into();
+        }
+    };
+    match request(&matches).and_then(|request| tidelog_bench::execute(&request)) {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            eprintln!("tidelog-bench: {error}");
+            error.exit().into()
+        }
+    }
+}

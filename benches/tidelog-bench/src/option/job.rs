@@ -1,0 +1,285 @@
+//! One job's options, with fio's defaults where fio has the option.
+
+use std::time::Duration;
+
+use tidelog_engine::memory::ALIGNMENT;
+use tidelog_engine::units::ByteCount;
+
+use super::sizes::Sizes;
+use super::value::{Amount, KbBase};
+use crate::exit::BenchError;
+
+/// The data path of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// `tidelog-uring`.
+    Uring,
+    /// `tidelog-posix`.
+    Posix,
+    /// `tidelog-sim`.
+    Sim,
+}
+
+impl Engine {
+    /// The engine of this name.
+    ///
+    /// # Errors
+    /// There is none, and why not.
+    pub fn named(name: &str) -> Result<Self, BenchError> {
+        let reason = match name.trim() {
+            "tidelog-uring" => return Ok(Self::Uring),
+            "tidelog-posix" => return Ok(Self::Posix),
+            "tidelog-sim" => return Ok(Self::Sim),
+            "tidelog-uring-cmd" | "tidelog-spdk" | "tidelog-gds" => {
+                "Tidelog does not have this data path yet; tidelog-uring is its fastest"
+            }
+            "io_uring" | "io_uring_cmd" => {
+                "this is fio's own engine; take tidelog-uring here, and fio for fio's"
+            }
+            "libaio" | "psync" | "sync" | "pvsync" | "pvsync2" | "posixaio" | "mmap" => {
+                "this is fio's own engine; take tidelog-posix here, and fio for fio's"
+            }
+            _ => "there are tidelog-uring, tidelog-posix and tidelog-sim",
+        };
+        Err(BenchError::Engine { name: name.trim().to_owned(), reason: reason.to_owned() })
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Uring => "tidelog-uring",
+            Self::Posix => "tidelog-posix",
+            Self::Sim => "tidelog-sim",
+        }
+    }
+}
+
+/// What a job's operations address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Bytes of devices.
+    Raw,
+    /// Tensors of a pool.
+    Log,
+}
+
+/// What `rw=` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Its name in fio.
+    pub name: &'static str,
+    /// Whether it reads.
+    pub reads: bool,
+    /// Whether it writes.
+    pub writes: bool,
+    /// Whether offsets, or tensors, come in random order.
+    pub random: bool,
+}
+
+impl Load {
+    const ALL: [Self; 6] = [
+        Self { name: "read", reads: true, writes: false, random: false },
+        Self { name: "write", reads: false, writes: true, random: false },
+        Self { name: "rw", reads: true, writes: true, random: false },
+        Self { name: "randread", reads: true, writes: false, random: true },
+        Self { name: "randwrite", reads: false, writes: true, random: true },
+        Self { name: "randrw", reads: true, writes: true, random: true },
+    ];
+
+    /// The load of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn named(name: &str) -> Result<Self, String> {
+        let wanted = match name.trim() {
+            "readwrite" => "rw",
+            other => other,
+        };
+        Self::ALL.into_iter().find(|load| load.name == wanted).ok_or_else(|| {
+            format!("{name:?} is none of read, write, rw, randread, randwrite, randrw")
+        })
+    }
+
+    /// Whether it does both.
+    pub fn is_mix(self) -> bool {
+        self.reads && self.writes
+    }
+}
+
+/// One job.
+#[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches, as in fio")]
+pub struct JobOptions {
+    /// Its name.
+    pub name: String,
+    /// What a person calls it.
+    pub description: String,
+    /// The data path. There is no default: what is measured is named.
+    pub engine: Option<Engine>,
+    /// Devices or tensors.
+    pub level: Level,
+    /// What it does.
+    pub load: Load,
+    /// How large its operations, or tensors, are.
+    pub sizes: Sizes,
+    /// Operations in flight.
+    pub iodepth: u32,
+    /// How many times it runs side by side.
+    pub numjobs: u32,
+    /// Bytes that it works on, over all its files.
+    pub size: Option<Amount>,
+    /// Bytes that it moves; as many as `size` where this is not given.
+    pub io_size: Option<ByteCount>,
+    /// Where in each file it begins.
+    pub offset: Amount,
+    /// How much farther each of `numjobs` begins than the one before.
+    pub offset_increment: ByteCount,
+    /// How long it runs at most.
+    pub runtime: Option<Duration>,
+    /// Whether it runs for all of `runtime`.
+    pub time_based: bool,
+    /// How long it runs before anything is counted.
+    pub ramp_time: Duration,
+    /// Its devices.
+    pub filename: Vec<String>,
+    /// Devices that may lose what they hold, named a second time.
+    pub overwrite: Vec<String>,
+    /// Whether the page cache is bypassed.
+    pub direct: bool,
+    /// Part of a mix that reads, in percent.
+    pub rwmixread: u8,
+    /// Decides everything random.
+    pub randseed: u64,
+    /// Whether random blocks may repeat before all have had their turn.
+    pub norandommap: bool,
+    /// Whether the jobs of a group are reported as one.
+    pub group_reporting: bool,
+    /// Whether it waits for the jobs before it.
+    pub stonewall: bool,
+    /// Whether blocks carry, or are compared with, a checksum.
+    pub verify: bool,
+    /// Whether a job that writes reads everything back in the end.
+    pub do_verify: bool,
+    /// Whether the first bad block ends the job.
+    pub verify_fatal: bool,
+    /// The processors that it may run on.
+    pub cpus_allowed: Vec<usize>,
+    /// The percentiles to report.
+    pub percentiles: Vec<f64>,
+    /// Whether those of completion latencies are.
+    pub clat_percentiles: bool,
+    /// Whether those of total latencies are.
+    pub lat_percentiles: bool,
+    /// At the log level: whether the engine compares checksums on reads.
+    pub checksums: bool,
+    /// At the log level: memory between the caller's and the devices.
+    pub staging: ByteCount,
+    /// What `k` means from here on.
+    pub kb_base: KbBase,
+    /// The options as they were given, in order.
+    pub given: Vec<(String, String)>,
+}
+
+/// What fio reports when nothing is asked for.
+const PERCENTILES: [f64; 17] = [
+    1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95,
+    99.99,
+];
+
+impl Default for JobOptions {
+    fn default() -> Self {
+        Self {
+            name: "tidelog-bench".to_owned(),
+            description: String::new(),
+            engine: None,
+            level: Level::Raw,
+            load: Load::ALL[0],
+            sizes: Sizes::One(4096),
+            iodepth: 1,
+            numjobs: 1,
+            size: None,
+            io_size: None,
+            offset: Amount::Bytes(0),
+            offset_increment: ByteCount::ZERO,
+            runtime: None,
+            time_based: false,
+            ramp_time: Duration::ZERO,
+            filename: Vec::new(),
+            overwrite: Vec::new(),
+            direct: true,
+            rwmixread: 50,
+            randseed: 0,
+            norandommap: false,
+            group_reporting: false,
+            stonewall: false,
+            verify: false,
+            do_verify: true,
+            verify_fatal: false,
+            cpus_allowed: Vec::new(),
+            percentiles: PERCENTILES.to_vec(),
+            clat_percentiles: true,
+            lat_percentiles: false,
+            checksums: true,
+            staging: ByteCount::mib(16),
+            kb_base: KbBase::default(),
+            given: Vec::new(),
+        }
+    }
+}
+
+impl JobOptions {
+    /// The engine, which must have been named.
+    ///
+    /// # Errors
+    /// It was not.
+    pub fn engine(&self) -> Result<Engine, BenchError> {
+        self.engine.ok_or_else(|| {
+            BenchError::usage(
+                "no ioengine: name the data path to measure, tidelog-uring, tidelog-posix or tidelog-sim",
+            )
+            .within(&self.name)
+        })
+    }
+
+    /// Whether the options go together.
+    ///
+    /// # Errors
+    /// Two that do not.
+    pub fn check(&self) -> Result<(), BenchError> {
+        let engine = self.engine()?;
+        let wrong = |what: &str| Err(BenchError::usage(what).within(&self.name));
+        if self.filename.is_empty() {
+            return wrong("no filename: name the devices or files, separated by colons");
+        }
+        if self.time_based && self.runtime.is_none() {
+            return wrong("time_based runs for all of runtime, which is not given");
+        }
+        if self.level == Level::Raw && !self.sizes.are_multiples_of(ALIGNMENT as u64) {
+            return wrong(
+                "at the raw level every operation is a multiple of 4096 bytes \
+                 (to fio, and so here, 4KiB is 4000 bytes: write 4k)",
+            );
+        }
+        if self.level == Level::Raw && self.sizes.most() > u64::from(u32::MAX) {
+            return wrong("at the raw level an operation is smaller than 4g");
+        }
+        if self.verify && !matches!(self.sizes, Sizes::One(_)) && self.level == Level::Raw {
+            return wrong("verify needs one block size at the raw level: give bs");
+        }
+        if self.verify && self.load.is_mix() {
+            return wrong("verify does not work with a mix: write first, then read, as two jobs");
+        }
+        if engine == Engine::Sim && self.level == Level::Raw && self.numjobs > 1 {
+            return wrong("simulated disks serve one job: give numjobs=1");
+        }
+        if engine == Engine::Sim && !matches!(self.size, Some(Amount::Bytes(_))) {
+            return wrong("simulated disks have no size of their own: give size in bytes");
+        }
+        match self.overwrite.iter().find(|name| !self.filename.contains(name)) {
+            Some(name) => wrong(&format!(
+                "overwrite={name}: no filename is called exactly that; it repeats a name, letter for letter"
+            )),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! The options: names, help, and what each sets.
+
+use tidelog_engine::units::ByteCount;
+
+use super::job::{Engine, JobOptions, Level, Load};
+use super::sizes::Sizes;
+use super::value::{KbBase, amount, bytes, colon_list, number, percent, processors, switch, time};
+use crate::exit::BenchError;
+
+/// What options are about: a heading of the help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// What is done.
+    Load,
+    /// To what.
+    Target,
+    /// For how long.
+    Time,
+    /// Whether it was right.
+    Verify,
+    /// How it is told.
+    Report,
+}
+
+impl Group {
+    /// The heading.
+    pub fn heading(self) -> &'static str {
+        match self {
+            Self::Load => "Load",
+            Self::Target => "Devices",
+            Self::Time => "How much and how long",
+            Self::Verify => "Verification",
+            Self::Report => "Reports",
+        }
+    }
+}
+
+/// Sets an option from its value.
+type Apply = fn(&mut JobOptions, &str) -> Result<(), BenchError>;
+
+/// One option of a job.
+#[derive(Debug)]
+pub struct OptionSpec {
+    /// Its name, fio's where fio has it.
+    pub name: &'static str,
+    /// Other names.
+    pub aliases: &'static [&'static str],
+    /// What stands for its value in the help. Empty for a switch, whose value may be left out.
+    pub value: &'static str,
+    /// What it is about.
+    pub group: Group,
+    /// What it does, in a line.
+    pub help: &'static str,
+    /// Sets it.
+    pub apply: Apply,
+}
+
+macro_rules! option {
+    ($group:ident, $name:literal $(, [$($alias:literal),*])?, $value:literal, $help:literal, |$job:ident, $text:ident| $set:expr) => {
+        OptionSpec {
+            name: $name,
+            aliases: &[$($($alias),*)?],
+            value: $value,
+            group: Group::$group,
+            help: $help,
+            apply: |$job, $text| {
+                let set = || -> Result<(), String> {
+                    $set;
+                    Ok(())
+                };
+                named($name, $text, set)
+            },
+        }
+    };
+}
+
+/// Says which option a value was given to.
+fn named(
+    name: &str,
+    text: &str,
+    set: impl FnOnce() -> Result<(), String>,
+) -> Result<(), BenchError> {
+    set().map_err(|what| BenchError::usage(format!("{name}={text}: {what}")))
+}
+
+/// Every option of a job.
+#[rustfmt::skip] // Two lines for each option, so that it reads as the table that it is.
+pub const OPTIONS: &[OptionSpec] = &[
+    option!(Load, "rw", ["readwrite"], "LOAD", "read, write, rw, randread, randwrite or randrw [read]",
+        |job, text| job.load = Load::named(text)?),
+    OptionSpec {
+        name: "ioengine",
+        aliases: &[],
+        value: "PATH",
+        group: Group::Load,
+        help: "The data path: tidelog-uring, tidelog-posix or tidelog-sim. Never another than this one",
+        apply: |job, text| {
+            job.engine = Some(Engine::named(text)?);
+            Ok(())
+        },
+    },
+    option!(Load, "level", "LEVEL", "raw: bytes of devices; log: puts and gets of tensors of a pool [raw]",
+        |job, text| job.level = level(text)?),
+    option!(Load, "bs", ["blocksize"], "SIZE", "Bytes of an operation, or of a tensor [4k]",
+        |job, text| job.sizes = Sizes::one(text, job.kb_base)?),
+    option!(Load, "bsrange", ["blocksize_range"], "SIZE-SIZE", "Operations or tensors of every multiple of the first up to the second",
+        |job, text| job.sizes = Sizes::range(text, job.kb_base)?),
+    option!(Load, "bssplit", "SIZE/PERCENT:...", "Operations or tensors of several sizes, by weight: 4k/10:64k/50:1m/40",
+        |job, text| job.sizes = Sizes::split(text, job.kb_base)?),
+    option!(Load, "iodepth", "COUNT", "Operations, or transfers of tensors, in flight [1]",
+        |job, text| job.iodepth = at_most(text, 1, 8192)?),
+    option!(Load, "numjobs", "COUNT", "Runs the job this many times side by side, each on a thread with a queue of its own [1]",
+        |job, text| job.numjobs = at_most(text, 1, 1024)?),
+    option!(Load, "rwmixread", "PERCENT", "Part of a mix that reads [50]",
+        |job, text| job.rwmixread = percent(text)?),
+    option!(Load, "rwmixwrite", "PERCENT", "Part of a mix that writes [50]",
+        |job, text| job.rwmixread = 100 - percent(text)?),
+    option!(Load, "randseed", "NUMBER", "Decides everything random; the same seed gives the same run [0]",
+        |job, text| job.randseed = number(text, 0)?),
+    option!(Load, "norandommap", "", "Random blocks may repeat before all have had their turn",
+        |job, text| job.norandommap = switch(text)?),
+    option!(Load, "cpus_allowed", "SET", "Processors to run on: 0-3,8",
+        |job, text| job.cpus_allowed = processors(text)?),
+    option!(Target, "filename", "NAME:NAME", "Devices or files, separated by colons (a colon in a name is \\:). Operations go to them in turn",
+        |job, text| job.filename = colon_list(text)),
+    option!(Target, "overwrite", "NAME:NAME", "Devices or files that may lose what they hold: names of filename, repeated letter for letter",
+        |job, text| job.overwrite = colon_list(text)),
+    option!(Target, "direct", "", "Bypass the page cache [1; fio: 0]. A file system that cannot is refused unless 0 is given",
+        |job, text| job.direct = switch(text)?),
+    option!(Target, "checksums", "", "At the log level: compare checksums on every read [1]",
+        |job, text| job.checksums = switch(text)?),
+    option!(Target, "staging", "SIZE", "At the log level: memory between the caller's and the devices [16m]",
+        |job, text| job.staging = ByteCount(bytes(text, job.kb_base)?)),
+    option!(Time, "size", "SIZE", "Bytes to work on, over all files; or a percentage of them. By default all of each that exists",
+        |job, text| job.size = Some(amount(text, job.kb_base)?)),
+    option!(
+        Time,
+        "io_size",
+        ["io_limit"],
+        "SIZE",
+        "Bytes to move, if not as many as size",
+        |job, text| job.io_size = Some(ByteCount(bytes(text, job.kb_base)?))
+    ),
+    option!(Time, "offset", "SIZE", "Where to begin in each file, in bytes or percent [0]",
+        |job, text| job.offset = amount(text, job.kb_base)?),
+    option!(Time, "offset_increment", "SIZE", "How much farther each of numjobs begins than the one before [0]",
+        |job, text| job.offset_increment = ByteCount(bytes(text, job.kb_base)?)),
+    option!(Time, "runtime", "TIME", "Stop after this time: 30, 500ms, 2m",
+        |job, text| job.runtime = Some(time(text)?)),
+    option!(Time, "time_based", "", "Begin again from the start until runtime is over",
+        |job, text| job.time_based = switch(text)?),
+    option!(Time, "ramp_time", "TIME", "Run this long before anything is counted",
+        |job, text| job.ramp_time = time(text)?),
+    option!(Time, "stonewall", ["wait_for_previous"], "", "Wait for the jobs before this one",
+        |job, text| job.stonewall = switch(text)?),
+    option!(Verify, "verify", "KIND", "crc32c: writes stamp every block, reads check it. 0: not [0]",
+        |job, text| job.verify = kind_of_verify(text)?),
+    option!(Verify, "do_verify", "", "After writing, read everything back and check it [1]",
+        |job, text| job.do_verify = switch(text)?),
+    option!(Verify, "verify_fatal", "", "End the job at the first bad block [0: go on, and report the first]",
+        |job, text| job.verify_fatal = switch(text)?),
+    option!(Report, "group_reporting", "", "Report the jobs of a group as one",
+        |job, text| job.group_reporting = switch(text)?),
+    option!(Report, "percentile_list", "P:P", "Percentiles of latencies to report, up to 20",
+        |job, text| job.percentiles = percentiles(text)?),
+    option!(Report, "clat_percentiles", "", "Report those of completion latencies [1]",
+        |job, text| job.clat_percentiles = switch(text)?),
+    option!(Report, "lat_percentiles", "", "Report those of total latencies [0]",
+        |job, text| job.lat_percentiles = switch(text)?),
+    option!(Report, "description", "TEXT", "What the job is for",
+        |job, text| text .clone_into(&mut job.description)),
+    option!(Report, "kb_base", "BASE", "For what follows: 1024 (k is 1024, kib 1000, as fio has it) or 1000 (k is 1000, kib 1024) [1024]",
+        |job, text| job.kb_base = kb_base(text)?),
+    // What job files made for fio often say, and what is so here in any case.
+    option!(Report, "thread", "", "Jobs are threads [1, always]",
+        |_job, text| always( text, "jobs are always threads")?),
+    option!(Report, "fixedbufs", "", "Register buffers where the locked-memory limit allows [1, always]",
+        |_job, text| always(text, "buffers are registered wherever that is possible")?),
+    option!(Report, "registerfiles", "", "Register files [1, always]",
+        |_job, text| always( text, "files are registered wherever that is possible")?),
+];
+
+/// The option of this name, or alias.
+pub fn find(name: &str) -> Option<&'static OptionSpec> {
+    OPTIONS.iter().find(|spec| spec.name == name || spec.aliases.contains(&name))
+}
+
+/// Sets one option, and remembers that it was given.
+///
+/// # Errors
+/// There is none of this name, or its value cannot be read.
+pub fn apply(job: &mut JobOptions, name: &str, value: &str) -> Result<(), BenchError> {
+    if name == "name" {
+        value.clone_into(&mut job.name);
+    } else {
+        let spec = find(name).ok_or_else(|| {
+            BenchError::usage(format!(
+                "{name} is no option here. One that was ignored could change what is measured, so it is \
+                 refused; --help lists what there is"
+            ))
+        })?;
+        (spec.apply)(job, value)?;
+    }
+    job.given.retain(|(given, _)| given != name);
+    job.given.push((name.to_owned(), value.to_owned()));
+    Ok(())
+}
+
+fn level(text: &str) -> Result<Level, String> {
+    match text.trim() {
+        "raw" => Ok(Level::Raw),
+        "log" => Ok(Level::Log),
+        _ => Err("there are raw and log".to_owned()),
+    }
+}
+
+fn kind_of_verify(text: &str) -> Result<bool, String> {
+    match text.trim() {
+        "crc32c" | "crc32c-intel" => Ok(true),
+        "0" => Ok(false),
+        _ => Err("there is crc32c (with the processor's instruction where it has one)".to_owned()),
+    }
+}
+
+fn kb_base(text: &str) -> Result<KbBase, String> {
+    match text.trim() {
+        "1024" => Ok(KbBase::Compatible),
+        "1000" => Ok(KbBase::International),
+        _ => Err("there are 1024 and 1000".to_owned()),
+    }
+}
+
+fn percentiles(text: &str) -> Result<Vec<f64>, String> {
+    let one = |part: &String| part.trim().parse().ok().filter(|it| (0.0..=100.0).contains(it));
+    let list: Option<Vec<f64>> = colon_list(text).iter().map(one).collect();
+    let mut list = list.ok_or("percentiles are numbers from 0 to 100, separated by colons")?;
+    if list.is_empty() || list.len() > 20 {
+        return Err("1 to 20 percentiles can be reported".to_owned());
+    }
+    list.sort_by(f64::total_cmp);
+    Ok(list)
+}
+
+fn at_most(text: &str, least: u64, most: u32) -> Result<u32, String> {
+    let number = number(text, least)?;
+    u32::try_from(number).ok().filter(|it| *it <= most).ok_or_else(|| format!("{most} is the most"))
+}
+
+fn always(text: &str, why: &str) -> Result<(), String> {
+    if switch(text)? { Ok(()) } else { Err(format!("{why}; leave the option out")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_there_once() {
+        let mut names: Vec<&str> = OPTIONS
+            .iter()
+            .flat_map(|spec| spec.aliases.iter().copied().chain([spec.name]))
+            .collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn a_wrong_value_names_its_option() {
+        let error = apply(&mut JobOptions::default(), "iodepth", "deep").unwrap_err();
+        assert!(error.to_string().starts_with("iodepth=deep: "), "{error}");
+        assert!(apply(&mut JobOptions::default(), "rate", "1m").is_err(), "nothing is ignored");
+    }
+
+    #[test]
+    fn engines_of_others_are_refused_with_what_to_take() {
+        for (name, advice) in [("io_uring", "tidelog-uring"), ("libaio", "tidelog-posix")] {
+            let error = apply(&mut JobOptions::default(), "ioengine", name).unwrap_err();
+            assert!(error.to_string().contains(advice), "{error}");
+        }
+        let error = apply(&mut JobOptions::default(), "ioengine", "tidelog-spdk").unwrap_err();
+        assert!(error.to_string().contains("not have this data path yet"), "{error}");
+    }
+
+    #[test]
+    fn the_last_value_of_an_option_counts() {
+        let mut job = JobOptions::default();
+        for depth in ["4", "8"] {
+            apply(&mut job, "iodepth", depth).unwrap();
+        }
+        assert_eq!(job.iodepth, 8);
+        assert_eq!(job.given, [("iodepth".to_owned(), "8".to_owned())]);
+    }
+}

@@ -1,0 +1,105 @@
+//! Results, job by job or merged by group.
+
+use std::time::Duration;
+
+use crate::option::JobOptions;
+use crate::run::{Ended, JobResult, Usage};
+use crate::stats::{Depths, DirectionStats};
+
+/// What is reported as one.
+#[derive(Debug)]
+pub struct Report {
+    /// The (first) job's options.
+    pub options: JobOptions,
+    /// Its group.
+    pub group: usize,
+    /// How many jobs it stands for.
+    pub jobs: usize,
+    /// Reads and writes.
+    pub stats: [DirectionStats; 2],
+    /// Operations in flight.
+    pub depth: Depths,
+    /// Operations handed over together.
+    pub submitted: Depths,
+    /// Completions seen together.
+    pub completed: Depths,
+    /// The time in which it all happened.
+    pub runtime: Duration,
+    /// How the jobs ended.
+    pub ended: Ended,
+    /// What they cost.
+    pub usage: Usage,
+    /// How long the group ran.
+    pub elapsed: Duration,
+    /// What they ran on.
+    pub path: Vec<String>,
+}
+
+impl Report {
+    /// Percent of the time of one processor that `part` is, for each job.
+    pub fn cpu_percent(&self, part: Duration) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "a percentage")]
+        let jobs = self.jobs as f64;
+        100.0 * part.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9) / jobs
+    }
+
+    /// Per second of the counted time.
+    #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    pub fn per_second(&self, count: u64) -> f64 {
+        let seconds = self.runtime.as_secs_f64();
+        if seconds > 0.0 { count as f64 / seconds } else { 0.0 }
+    }
+
+    /// Whether nothing went wrong.
+    pub fn is_clean(&self) -> bool {
+        self.ended.failure.is_none() && self.ended.bad == 0
+    }
+
+    fn of(result: JobResult) -> Self {
+        let runtime = result.recorder.runtime();
+        let crate::stats::Recorder { stats, depth, submitted, completed, .. } = result.recorder;
+        let JobResult { options, group, ended, usage, elapsed, path, .. } = result;
+        let jobs = 1;
+        Self {
+            options,
+            group,
+            jobs,
+            stats,
+            depth,
+            submitted,
+            completed,
+            runtime,
+            ended,
+            usage,
+            elapsed,
+            path,
+        }
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.jobs += other.jobs;
+        self.stats.iter_mut().zip(&other.stats).for_each(|(ours, theirs)| ours.merge(theirs));
+        self.depth.merge(&other.depth);
+        self.submitted.merge(&other.submitted);
+        self.completed.merge(&other.completed);
+        self.runtime = self.runtime.max(other.runtime);
+        self.ended.merge(&other.ended);
+        self.usage.add(&other.usage);
+        self.elapsed = self.elapsed.max(other.elapsed);
+    }
+}
+
+/// One report for each job, or for each group of jobs that asks for that.
+pub fn reports(results: Vec<JobResult>) -> Vec<Report> {
+    let mut reports: Vec<Report> = Vec::new();
+    for result in results {
+        let report = Report::of(result);
+        match reports.last_mut() {
+            Some(last) if last.group == report.group && report.options.group_reporting => {
+                last.merge(&report);
+            }
+            _ => reports.push(report),
+        }
+    }
+    reports
+}

@@ -1,0 +1,16 @@
+//! What a run is reported as: fio's text, fio's JSON, fio's terse lines.
+
+mod group;
+mod json;
+mod normal;
+mod terse;
+mod units;
+
+pub use group::{Report, reports};
+pub use json::document;
+pub use normal::{introduction, text};
+pub use terse::lines;
+pub use units::{rate, short_count};
+
+/// The version that reports carry. Tools for fio look at it.
+pub const VERSION: &str = concat!("tidelog-bench-", env!("CARGO_PKG_VERSION"));

@@ -1,0 +1,190 @@
+//! fio's output for people.
+
+use std::fmt::Write;
+
+use hdrhistogram::Histogram;
+
+use super::group::Report;
+use super::units::{amount, decimal_amount, decimal_rate, rate, short_count};
+use crate::option::{JobOptions, Sizes};
+use crate::stats::{DirectionStats, Moments};
+
+/// The report of a run.
+pub fn text(reports: &[Report]) -> String {
+    let mut text = String::new();
+    for report in reports {
+        text.push_str(&one(report));
+    }
+    let groups = reports.iter().map(|report| report.group).max().map_or(0, |last| last + 1);
+    for group in 0..groups {
+        text.push_str(&summary(group, reports));
+    }
+    text
+}
+
+/// What a job is, before it runs.
+pub fn introduction(job: &JobOptions, group: usize) -> String {
+    let sizes = match &job.sizes {
+        Sizes::Split(_) => "by weight".to_owned(),
+        sizes => format!("{}B-{}B", sizes.least(), sizes.most()),
+    };
+    format!(
+        "{}: (g={group}): rw={}, bs={sizes}, ioengine={}, iodepth={}, numjobs={}\n",
+        job.name,
+        job.load.name,
+        job.engine.map_or("none", crate::option::Engine::name),
+        job.iodepth,
+        job.numjobs,
+    )
+}
+
+fn one(report: &Report) -> String {
+    let mut text = String::new();
+    let errors = u32::from(!report.is_clean());
+    let _ = writeln!(
+        text,
+        "\n{}: (groupid={}, jobs={}): err={errors:2}",
+        report.options.name, report.group, report.jobs
+    );
+    if !report.options.description.is_empty() {
+        let _ = writeln!(text, "  Description  : [{}]", report.options.description);
+    }
+    for (name, stats) in ["read", "write"].iter().zip(&report.stats) {
+        if stats.ios > 0 {
+            direction(&mut text, name, report, stats);
+        }
+    }
+    let usage = &report.usage;
+    let _ = writeln!(
+        text,
+        "  cpu          : usr={:.2}%, sys={:.2}%, ctx={}, majf={}, minf={}",
+        report.cpu_percent(usage.user),
+        report.cpu_percent(usage.system),
+        usage.switches,
+        usage.major_faults,
+        usage.minor_faults
+    );
+    let names = ["1", "2", "4", "8", "16", "32", ">=64"];
+    for (title, depths) in [
+        ("  IO depths    :", &report.depth),
+        ("     submit    :", &report.submitted),
+        ("     complete  :", &report.completed),
+    ] {
+        let levels = names.iter().zip(depths.percentages());
+        let levels: Vec<String> = levels.map(|(name, it)| format!("{name}={it:.1}%")).collect();
+        let _ = writeln!(text, "{title} {}", levels.join(", "));
+    }
+    let _ = writeln!(text, "  data path    : {}", report.path.join("; "));
+    let ended = &report.ended;
+    if ended.verified > 0 {
+        let _ = writeln!(
+            text,
+            "  verify       : {} blocks compared, {} bad",
+            ended.verified, ended.bad
+        );
+    }
+    if let Some(bad) = &ended.first_bad {
+        let _ = writeln!(text, "  {bad}");
+    }
+    if let Some(failure) = &ended.failure {
+        let _ = writeln!(text, "  failed: {failure}");
+    }
+    text
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a report")]
+fn direction(text: &mut String, name: &str, report: &Report, stats: &DirectionStats) {
+    let bandwidth = report.per_second(stats.bytes);
+    let _ = writeln!(
+        text,
+        "  {name}: IOPS={}, BW={} ({})({}/{}msec)",
+        short_count(report.per_second(stats.ios)),
+        rate(bandwidth),
+        decimal_rate(bandwidth),
+        amount(stats.bytes as f64),
+        report.runtime.as_millis()
+    );
+    for (title, moments) in
+        [("    slat", &stats.slat), ("    clat", &stats.clat), ("     lat", &stats.lat)]
+    {
+        let _ = writeln!(text, "{title} {}", latency(moments));
+    }
+    let options = &report.options;
+    for (title, histogram, wanted) in [
+        ("clat", &stats.clat_histogram, options.clat_percentiles),
+        ("lat", &stats.lat_histogram, options.lat_percentiles),
+    ] {
+        if wanted {
+            percentiles(text, title, histogram, &options.percentiles);
+        }
+    }
+    let samples = &stats.bandwidth;
+    if samples.count > 0 {
+        let _ = writeln!(
+            text,
+            "   bw (  KiB/s): min={}, max={}, avg={:.2}, stdev={:.2}, samples={}",
+            samples.min,
+            samples.max,
+            samples.mean,
+            samples.deviation(),
+            samples.count
+        );
+    }
+}
+
+fn latency(of: &Moments) -> String {
+    let (unit, divisor) = unit(of.max);
+    #[expect(clippy::cast_precision_loss, reason = "a divisor of at most a million")]
+    let scale = divisor as f64;
+    format!(
+        "({unit}): min={}, max={}, avg={:.2}, stdev={:.2}",
+        of.min / divisor,
+        of.max / divisor,
+        of.mean / scale,
+        of.deviation() / scale
+    )
+}
+
+/// The unit in which nanoseconds up to this many are best read.
+fn unit(most: u64) -> (&'static str, u64) {
+    match most {
+        0..10_000 => ("nsec", 1),
+        10_000..10_000_000 => ("usec", 1_000),
+        _ => ("msec", 1_000_000),
+    }
+}
+
+fn percentiles(text: &mut String, title: &str, histogram: &Histogram<u64>, wanted: &[f64]) {
+    let (unit, divisor) = unit(histogram.max());
+    let _ = writeln!(text, "    {title} percentiles ({unit}):");
+    for row in wanted.chunks(4) {
+        let cell = |percentile: &f64| {
+            let value = histogram.value_at_percentile(*percentile) / divisor;
+            format!("{percentile:5.2}th=[{value:5}]")
+        };
+        let cells: Vec<String> = row.iter().map(cell).collect();
+        let _ = writeln!(text, "     | {}", cells.join(", "));
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a report")]
+fn summary(group: usize, reports: &[Report]) -> String {
+    let mut text = format!("\nRun status group {group} (all jobs):\n");
+    for (index, name) in ["READ", "WRITE"].into_iter().enumerate() {
+        let members = reports.iter().filter(|it| it.group == group && it.stats[index].ios > 0);
+        let members: Vec<&Report> = members.collect();
+        let bytes: u64 = members.iter().map(|report| report.stats[index].bytes).sum();
+        let Some(runtime) = members.iter().map(|report| report.runtime).max() else { continue };
+        let bandwidth = bytes as f64 / runtime.as_secs_f64().max(1e-9);
+        let _ = writeln!(
+            text,
+            "  {name:>5}: bw={} ({}), io={} ({}), run={}msec",
+            rate(bandwidth),
+            decimal_rate(bandwidth),
+            amount(bytes as f64),
+            decimal_amount(bytes as f64),
+            runtime.as_millis()
+        );
+    }
+    text
+}

@@ -1,0 +1,33 @@
+//! When a job is over.
+
+use std::time::{Duration, Instant};
+
+use crate::option::JobOptions;
+use crate::stats::Recorder;
+
+/// How much a job still may do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Budget {
+    /// Bytes that it may still begin to move; `None` while only time counts.
+    bytes: Option<u64>,
+    runtime: Option<Duration>,
+}
+
+impl Budget {
+    /// Of a job whose one pass moves `pass` bytes.
+    pub(super) fn new(job: &JobOptions, pass: u64) -> Self {
+        let bytes = job.io_size.map_or(pass, |size| size.0);
+        Self { bytes: (!job.time_based).then_some(bytes), runtime: job.runtime }
+    }
+
+    /// Whether nothing more may be begun.
+    pub(super) fn is_spent(&self, recorder: &Recorder, now: Instant) -> bool {
+        self.bytes == Some(0)
+            || self.runtime.is_some_and(|runtime| recorder.counted_for(now) >= runtime)
+    }
+
+    /// Takes one operation of `length` bytes out; the last may be larger than what was left.
+    pub(super) fn take(&mut self, length: u64) {
+        self.bytes = self.bytes.map(|left| left.saturating_sub(length));
+    }
+}

@@ -1,0 +1,125 @@
+//! The pools of a group's jobs.
+
+use tidelog_engine::path::sim::SimDisk;
+use tidelog_engine::path::{DeviceIdentity, DeviceSpec, PathChoice};
+use tidelog_engine::pool::{FormatOptions, OpenError, OpenOptions, Pool};
+use tidelog_engine::schedule::StartError;
+use tidelog_engine::units::ByteCount;
+
+use crate::exit::BenchError;
+use crate::option::value::Amount;
+use crate::option::{Engine, JobOptions, Level};
+
+/// Room on each device besides tensors: superblocks, change log, checkpoints.
+const METADATA_ROOM: ByteCount = ByteCount::mib(64);
+
+/// Open pools, each by the options that decide what it is.
+pub(crate) struct Pools(Vec<(Key, Pool)>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Key {
+    engine: Engine,
+    devices: Vec<String>,
+    direct: bool,
+    checksums: bool,
+    staging: ByteCount,
+}
+
+impl Key {
+    fn of(job: &JobOptions, engine: Engine) -> Self {
+        let JobOptions { filename, direct, checksums, staging, .. } = job;
+        Self {
+            engine,
+            devices: filename.clone(),
+            direct: *direct,
+            checksums: *checksums,
+            staging: *staging,
+        }
+    }
+}
+
+impl Pools {
+    /// Opens what these jobs need.
+    pub(crate) fn open(jobs: &[JobOptions]) -> Result<Self, BenchError> {
+        let mut pools = Self(Vec::new());
+        for job in jobs.iter().filter(|job| job.level == Level::Log) {
+            let key = Key::of(job, job.engine()?);
+            if !pools.0.iter().any(|(known, _)| *known == key) {
+                let pool = open_pool(job, key.engine)?;
+                pools.0.push((key, pool));
+            }
+        }
+        Ok(pools)
+    }
+
+    /// The pool of a job.
+    pub(crate) fn of(&self, job: &JobOptions) -> Option<Pool> {
+        let key = Key::of(job, job.engine?);
+        self.0.iter().find(|(known, _)| *known == key).map(|(_, pool)| pool.clone())
+    }
+
+    /// Closes them all.
+    pub(crate) fn close(self) -> Result<(), BenchError> {
+        for (key, pool) in self.0 {
+            pool.close().map_err(|error| failed("cannot close", &key.devices, &error))?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes a pool of a job's devices, which hold nothing.
+///
+/// # Errors
+/// It cannot be made.
+pub fn make_pool(job: &JobOptions) -> Result<(), BenchError> {
+    let specs: Vec<DeviceSpec> = job.filename.iter().map(DeviceSpec::new).collect();
+    let options = FormatOptions {
+        device_size: device_size(job),
+        // Never for all: the engine looks again under its own claim.
+        overwrite_devices: job.overwrite.iter().filter_map(identity).collect(),
+        buffered: !job.direct,
+        ..FormatOptions::default()
+    };
+    let made = Pool::format(&specs, &options);
+    made.map(drop).map_err(|error| failed("cannot make a pool of", &job.filename, &error))
+}
+
+/// What a file must have for a job's tensors, each twice: one that is put again exists twice meanwhile.
+fn device_size(job: &JobOptions) -> Option<ByteCount> {
+    let Some(Amount::Bytes(size)) = job.size else { return None };
+    let each = (2 * size * u64::from(job.numjobs)).div_ceil(job.filename.len() as u64);
+    // A fraction of each device goes to the index, and another is kept for reclamation.
+    Some(ByteCount(each + each / 8 + METADATA_ROOM.0).round_up(ByteCount::mib(1)))
+}
+
+fn identity(device: &String) -> Option<DeviceIdentity> {
+    std::fs::metadata(DeviceSpec::new(device).target()).ok().map(|it| DeviceIdentity::of(&it))
+}
+
+fn open_pool(job: &JobOptions, engine: Engine) -> Result<Pool, BenchError> {
+    let options = OpenOptions {
+        path: if engine == Engine::Posix { PathChoice::Posix } else { PathChoice::Uring },
+        buffered: !job.direct,
+        staging: job.staging,
+        verify_reads: job.checksums,
+        ..OpenOptions::default()
+    };
+    let opened = if engine == Engine::Sim {
+        let size = device_size(job).unwrap_or_default();
+        let disks: Vec<SimDisk> = job.filename.iter().map(|_| SimDisk::new(size)).collect();
+        Pool::format_sim(&disks, &FormatOptions::default())
+            .map_err(|error| failed("cannot make a pool of", &job.filename, &error))?;
+        Pool::open_sim(&disks, &options)
+    } else {
+        let specs: Vec<DeviceSpec> = job.filename.iter().map(DeviceSpec::new).collect();
+        Pool::open(&specs, &options)
+    };
+    opened.map_err(|error| match error {
+        OpenError::Start(StartError::Path(error)) => BenchError::Path(error),
+        error => failed("cannot open the pool on", &job.filename, &error),
+    })
+}
+
+fn failed(what: &str, devices: &[String], why: &dyn std::error::Error) -> BenchError {
+    BenchError::Pool { what: format!("{what} {}", devices.join(", ")), why: why.to_string() }
+}

@@ -1,0 +1,11 @@
+//! Running jobs: groups one after the other, the jobs of a group side by side.
+
+mod budget;
+mod log;
+mod raw;
+mod start;
+mod usage;
+
+pub use log::make_pool;
+pub use start::{Ended, JobResult, run};
+pub use usage::Usage;

@@ -1,0 +1,316 @@
+//! The raw level: operations on bytes of devices, through one queue of a data path.
+
+use std::time::Instant;
+
+use tidelog_engine::memory::{DmaBuffer, DmaPool};
+use tidelog_engine::path::sim::{SimDisk, SimDisks};
+use tidelog_engine::path::{
+    Action, Capabilities, Completion, DataPath, Extent, KernelDevices, Operation, PathChoice,
+    PathProvider, Refusal,
+};
+use tidelog_engine::units::{ByteCount, DeviceIndex};
+
+use super::budget::Budget;
+use super::start::Ended;
+use crate::exit::BenchError;
+use crate::load::{BadBlock, Place, Stream, check, stamp};
+use crate::option::{Engine, JobOptions};
+use crate::stats::{Direction, Recorder};
+use crate::target;
+
+/// A raw job that is ready to run.
+pub(super) struct RawJob {
+    job: JobOptions,
+    path: Box<dyn DataPath>,
+    stream: Stream,
+    budget: Budget,
+    /// Chooses the direction of each operation of a mix.
+    random: fastrand::Rng,
+    /// What is in flight, by tag.
+    flights: Vec<Flight>,
+    /// Tags that are free, with their buffers.
+    idle: Vec<(usize, DmaBuffer)>,
+    /// Tags of operations that the kernel has not been told of yet.
+    fresh: Vec<usize>,
+    completions: Vec<Completion>,
+    /// What this run's stamps say.
+    generation: u64,
+    /// Operations begun in this pass, and whether a pass was completed.
+    begun_in_pass: u64,
+    passes: u64,
+    ended: Ended,
+}
+
+#[derive(Clone, Copy)]
+struct Flight {
+    place: Place,
+    direction: Direction,
+    begun: Instant,
+    issued: Instant,
+}
+
+/// What a round through the stream is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// To be measured.
+    Load,
+    /// To read back what was written; so many operations.
+    Verify { left: u64 },
+}
+
+impl RawJob {
+    /// Opens devices and data path on the calling thread, which must be the one that runs the job.
+    pub(super) fn prepare(
+        job: &JobOptions,
+        clone: u32,
+        generation: u64,
+    ) -> Result<Self, BenchError> {
+        let seed = job.randseed.wrapping_add(u64::from(clone) << 32);
+        let (path, sizes) = open_path(job)?;
+        let windows = target::windows(job, &sizes, clone)?;
+        let pass = windows.iter().map(|window| window.length).sum();
+        let (buffers, path) = buffers(job, path, seed)?;
+        let now = Instant::now();
+        let nowhere = Place { file: 0, offset: 0, length: 0 };
+        let flight = Flight { place: nowhere, direction: Direction::Read, begun: now, issued: now };
+        Ok(Self {
+            stream: Stream::new(
+                windows,
+                job.sizes.clone(),
+                job.load.random,
+                !job.norandommap,
+                seed,
+            ),
+            budget: Budget::new(job, pass),
+            random: fastrand::Rng::with_seed(seed ^ 1),
+            flights: vec![flight; job.iodepth as usize],
+            idle: buffers.into_iter().enumerate().collect(),
+            fresh: Vec::with_capacity(job.iodepth as usize),
+            completions: Vec::with_capacity(job.iodepth as usize),
+            generation,
+            begun_in_pass: 0,
+            passes: 0,
+            ended: Ended::default(),
+            job: job.clone(),
+            path,
+        })
+    }
+
+    /// The data path, as it was opened.
+    pub(super) fn capabilities(&self) -> Capabilities {
+        self.path.capabilities().clone()
+    }
+
+    /// Runs the job, and reads back what it wrote if that was asked for.
+    pub(super) fn run(mut self, recorder: &mut Recorder) -> Ended {
+        self.go_through(Phase::Load, recorder);
+        let Self { job, .. } = &self;
+        if job.verify && job.do_verify && job.load.writes && self.ended.failure.is_none() {
+            // With a pass completed every block was written.
+            let left = if self.passes > 0 { u64::MAX } else { self.begun_in_pass };
+            self.stream.rewind();
+            self.go_through(Phase::Verify { left }, recorder);
+        }
+        self.ended
+    }
+
+    fn go_through(&mut self, mut phase: Phase, recorder: &mut Recorder) {
+        let depth = self.flights.len();
+        loop {
+            let now = Instant::now();
+            if phase == Phase::Load {
+                recorder.tick(now);
+            }
+            let before = self.idle.len();
+            self.fill_up(&mut phase, recorder, now);
+            let begun = before - self.idle.len();
+            if self.idle.len() == depth {
+                return;
+            }
+            if begun > 0 && phase == Phase::Load {
+                recorder.submitted.count(begun, 1);
+            }
+            // Rings and waits in one system call.
+            if let Err(error) = self.path.wait(None) {
+                self.ended.fail(format!("the data path died: {error}"));
+                return;
+            }
+            self.land(phase, recorder);
+        }
+    }
+
+    /// Begins operations until the queue is full or the phase is over.
+    fn fill_up(&mut self, phase: &mut Phase, recorder: &mut Recorder, now: Instant) {
+        while let Some((tag, buffer)) = self.idle.pop() {
+            let next =
+                if self.ended.is_over(&self.job) { None } else { self.next(phase, recorder, now) };
+            let Some((place, direction)) = next else {
+                self.idle.push((tag, buffer));
+                break;
+            };
+            if !self.begin(tag, buffer, place, direction, now) {
+                break;
+            }
+            self.fresh.push(tag);
+            if *phase == Phase::Load {
+                recorder.depth.count(self.flights.len() - self.idle.len(), 1);
+            }
+        }
+        if !self.fresh.is_empty() {
+            // One look at the clock for all that go to the kernel together.
+            let issued = Instant::now();
+            self.fresh.drain(..).for_each(|tag| self.flights[tag].issued = issued);
+        }
+    }
+
+    fn next(
+        &mut self,
+        phase: &mut Phase,
+        recorder: &Recorder,
+        now: Instant,
+    ) -> Option<(Place, Direction)> {
+        match phase {
+            Phase::Verify { left } => {
+                *left = left.checked_sub(1)?;
+                Some((self.stream.advance()?, Direction::Read))
+            }
+            Phase::Load => {
+                if self.budget.is_spent(recorder, now) {
+                    return None;
+                }
+                let place = self.stream.advance().or_else(|| {
+                    self.passes += 1;
+                    self.begun_in_pass = 0;
+                    self.stream.rewind();
+                    self.stream.advance()
+                })?;
+                self.begun_in_pass += 1;
+                self.budget.take(place.length);
+                let load = self.job.load;
+                let reads =
+                    load.reads && (!load.writes || self.random.u8(0..100) < self.job.rwmixread);
+                Some((place, if reads { Direction::Read } else { Direction::Write }))
+            }
+        }
+    }
+
+    fn begin(
+        &mut self,
+        tag: usize,
+        mut buffer: DmaBuffer,
+        place: Place,
+        direction: Direction,
+        now: Instant,
+    ) -> bool {
+        self.flights[tag] = Flight { place, direction, begun: now, issued: now };
+        let action = match direction {
+            Direction::Read => Action::Read(buffer),
+            Direction::Write => {
+                if self.job.verify {
+                    stamp(&mut buffer[..place.length as usize], place.offset, self.generation);
+                }
+                Action::Write { buffer, fua: false }
+            }
+        };
+        let operation = Operation {
+            tag: tag as u64,
+            device: DeviceIndex(place.file as u8),
+            extent: Extent::new(place.offset, place.length),
+            action,
+        };
+        let Err(refused) = self.path.submit(operation) else { return true };
+        let why = match refused.reason {
+            Refusal::Full => "its queue is full".to_owned(),
+            Refusal::Invalid(why) => why.to_owned(),
+            Refusal::Latched(error) => error.to_string(),
+        };
+        self.idle.extend(refused.operation.action.into_buffer().map(|buffer| (tag, buffer)));
+        self.ended.fail(format!("{}: refused: {why}", self.job.filename[place.file]));
+        false
+    }
+
+    fn land(&mut self, phase: Phase, recorder: &mut Recorder) {
+        let mut completions = std::mem::take(&mut self.completions);
+        let count = self.path.poll(&mut completions);
+        let now = Instant::now();
+        if count > 0 && phase == Phase::Load {
+            recorder.completed.count(count, 1);
+        }
+        for Completion { tag, buffer, result } in completions.drain(..) {
+            let tag = tag as usize;
+            let Flight { place, direction, begun, issued } = self.flights[tag];
+            match (result, &buffer) {
+                (Err(error), _) => {
+                    self.ended.fail(format!("{}: {error}", self.job.filename[place.file]));
+                }
+                (Ok(()), buffer) => {
+                    if phase == Phase::Load {
+                        recorder.completed(direction, place.length, [begun, issued, now]);
+                    }
+                    if let (true, Direction::Read, Some(buffer)) =
+                        (self.job.verify, direction, buffer)
+                    {
+                        self.compare(place, buffer, phase);
+                    }
+                }
+            }
+            self.idle.extend(buffer.map(|buffer| (tag, buffer)));
+        }
+        self.completions = completions;
+    }
+
+    fn compare(&mut self, place: Place, buffer: &DmaBuffer, phase: Phase) {
+        // Whatever is read in a load was written by some run; what is read back, by this one.
+        let generation = (phase != Phase::Load).then_some(self.generation);
+        let block = &buffer[..place.length as usize];
+        self.ended.verified += 1;
+        if let Err(fault) = check(block, place.offset, generation) {
+            let file = self.job.filename[place.file].clone();
+            self.ended.bad(BadBlock { file, offset: place.offset, length: place.length, fault });
+        }
+    }
+}
+
+/// The data path that was asked for, or nothing; and the sizes of its devices.
+fn open_path(job: &JobOptions) -> Result<(Box<dyn DataPath>, Vec<ByteCount>), BenchError> {
+    let files = job.filename.len() as u32;
+    let engine = job.engine()?;
+    let provider: Box<dyn PathProvider> = match engine {
+        Engine::Sim => {
+            let whole = job.size.map_or(0, |size| size.of(0)) / u64::from(files);
+            let disk = |_: &String| SimDisk::new(ByteCount(whole + job.offset.of(0)));
+            Box::new(SimDisks(job.filename.iter().map(disk).collect()))
+        }
+        Engine::Uring | Engine::Posix => {
+            let choice =
+                if engine == Engine::Uring { PathChoice::Uring } else { PathChoice::Posix };
+            Box::new(KernelDevices { devices: target::open(job)?, choice })
+        }
+    };
+    // The depth is a device's there, and the job's here.
+    let path = provider.open(job.iodepth.div_ceil(files))?.path;
+    let sizes = path.capabilities().devices.iter().map(|device| device.size).collect();
+    Ok((path, sizes))
+}
+
+/// A buffer for each operation in flight, registered where possible, full of bytes that do not compress.
+fn buffers(
+    job: &JobOptions,
+    mut path: Box<dyn DataPath>,
+    seed: u64,
+) -> Result<(Vec<DmaBuffer>, Box<dyn DataPath>), BenchError> {
+    let each = job.sizes.most() as usize;
+    let pool =
+        DmaPool::new(ByteCount((each * job.iodepth as usize) as u64), true).map_err(|error| {
+            let source = std::io::Error::other(error);
+            BenchError::System { what: format!("{}: no memory for buffers", job.name), source }
+        })?;
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut buffers: Vec<DmaBuffer> =
+        std::iter::from_fn(|| pool.take(each)).take(job.iodepth as usize).collect();
+    for buffer in &mut buffers {
+        random.fill(buffer);
+    }
+    path.register(&pool);
+    Ok((buffers, path))
+}

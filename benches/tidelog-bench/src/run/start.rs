@@ -1,0 +1,239 @@
+//! Starting jobs together, and collecting what became of them.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use tidelog_engine::path::{Capabilities, Feature};
+
+use super::log::{LogJob, Pools};
+use super::raw::RawJob;
+use super::usage::Usage;
+use crate::exit::BenchError;
+use crate::live::Live;
+use crate::load::BadBlock;
+use crate::option::{JobOptions, Level};
+use crate::stats::{LiveCounters, Recorder};
+
+/// How a job ended.
+#[derive(Clone, Debug, Default)]
+pub struct Ended {
+    /// The first operation that failed.
+    pub failure: Option<String>,
+    /// The first block that was not what had been written.
+    pub first_bad: Option<BadBlock>,
+    /// How many were not.
+    pub bad: u64,
+    /// How many blocks were compared.
+    pub verified: u64,
+}
+
+impl Ended {
+    /// Remembers the first failure.
+    pub(super) fn fail(&mut self, what: String) {
+        self.failure.get_or_insert(what);
+    }
+
+    /// Counts a bad block, and remembers the first.
+    pub(super) fn bad(&mut self, block: BadBlock) {
+        self.bad += 1;
+        self.first_bad.get_or_insert(block);
+    }
+
+    /// Takes in how another job ended.
+    pub fn merge(&mut self, other: &Self) {
+        self.failure = self.failure.take().or_else(|| other.failure.clone());
+        self.first_bad = self.first_bad.take().or_else(|| other.first_bad.clone());
+        self.bad += other.bad;
+        self.verified += other.verified;
+    }
+
+    /// Whether nothing more shall be begun.
+    pub(super) fn is_over(&self, job: &JobOptions) -> bool {
+        self.failure.is_some() || (job.verify_fatal && self.bad > 0)
+    }
+}
+
+/// One job's result; one of `numjobs`.
+#[derive(Debug)]
+pub struct JobResult {
+    /// What it was.
+    pub options: JobOptions,
+    /// Its group, counted from 0.
+    pub group: usize,
+    /// Its counters.
+    pub recorder: Recorder,
+    /// How it ended.
+    pub ended: Ended,
+    /// Its part of what the group cost.
+    pub usage: Usage,
+    /// How long the group ran, from its first operation that was counted.
+    pub elapsed: Duration,
+    /// What it ran on, for people.
+    pub path: Vec<String>,
+}
+
+/// Runs the jobs, group after group.
+///
+/// # Errors
+/// A job could not be made ready. Those of earlier groups ran, and their results are lost.
+pub fn run(groups: &[Vec<JobOptions>], live: &Live) -> Result<Vec<JobResult>, BenchError> {
+    let generation = generation();
+    let mut results = Vec::new();
+    for (index, jobs) in groups.iter().enumerate() {
+        let pools = Pools::open(jobs)?;
+        results.extend(run_group(index, jobs, &pools, generation, live)?);
+        pools.close()?;
+    }
+    Ok(results)
+}
+
+/// Tells this run's stamps from those of every other.
+fn generation() -> u64 {
+    fastrand::Rng::new().u64(1..)
+}
+
+/// What a thread leaves: its job, and what it counted unless it panicked.
+type Run = (JobOptions, Option<(Recorder, Ended)>);
+
+struct Thread {
+    options: JobOptions,
+    ready: Receiver<Result<Vec<String>, BenchError>>,
+    start: Sender<()>,
+    handle: thread::JoinHandle<Option<(Recorder, Ended)>>,
+}
+
+fn run_group(
+    group: usize,
+    jobs: &[JobOptions],
+    pools: &Pools,
+    generation: u64,
+    live: &Live,
+) -> Result<Vec<JobResult>, BenchError> {
+    let mut threads = Vec::new();
+    for job in jobs {
+        for clone in 0..job.numjobs {
+            threads.push(start_thread(job, clone, generation, pools, live.watch(group, job))?);
+        }
+    }
+    let mut paths = Vec::new();
+    for thread in &threads {
+        let gone = || Err(BenchError::usage("the job's thread ended before it began"));
+        // Threads that are ready end when their starter is dropped.
+        paths.push(thread.ready.recv().unwrap_or_else(|_| gone())?);
+    }
+    let ramp = jobs.iter().map(|job| job.ramp_time).max().unwrap_or_default();
+    for thread in &threads {
+        // One that is gone is missed when it is joined.
+        let _ = thread.start.send(());
+    }
+    live.begin(group, jobs);
+    thread::sleep(ramp);
+    let before = Usage::now();
+    let begun = std::time::Instant::now();
+    let count = threads.len() as u32;
+    let ended: Vec<_> = threads
+        .into_iter()
+        .map(|thread| (thread.options, thread.handle.join().unwrap_or_default()))
+        .collect();
+    let (usage, elapsed) = (Usage::now().since(&before).shared_by(count), begun.elapsed());
+    live.end();
+
+    let result = |((options, ended), path): (Run, Vec<String>)| {
+        let (recorder, ended) = ended.unwrap_or_else(|| {
+            let failure = Some("the job's thread panicked; this is a bug".to_owned());
+            let recorder = Recorder::new(Duration::ZERO, Arc::default());
+            (recorder, Ended { failure, ..Ended::default() })
+        });
+        JobResult { options, group, recorder, ended, usage, elapsed, path }
+    };
+    Ok(ended.into_iter().zip(paths).map(result).collect())
+}
+
+fn start_thread(
+    job: &JobOptions,
+    clone: u32,
+    generation: u64,
+    pools: &Pools,
+    counters: Arc<LiveCounters>,
+) -> Result<Thread, BenchError> {
+    let (tell, ready) = channel();
+    let (start, begin) = channel();
+    let options = job.clone();
+    let pool = pools.of(job);
+    let body = move || {
+        let made = pin(&options).and_then(|()| match options.level {
+            Level::Raw => {
+                RawJob::prepare(&options, clone, generation).map(|job| Job::Raw(Box::new(job)))
+            }
+            Level::Log => LogJob::prepare(&options, clone, generation, pool)
+                .map(|job| Job::Log(Box::new(job))),
+        });
+        let job = match made {
+            Ok(job) => job,
+            Err(error) => {
+                let _ = tell.send(Err(error));
+                return None;
+            }
+        };
+        tell.send(Ok(job.path())).ok()?;
+        begin.recv().ok()?;
+        let mut recorder = Recorder::new(options.ramp_time, counters);
+        let ended = match job {
+            Job::Raw(job) => job.run(&mut recorder),
+            Job::Log(job) => job.run(&mut recorder),
+        };
+        Some((recorder, ended))
+    };
+    let handle = thread::Builder::new().name(format!("job-{}", job.name)).spawn(body);
+    let handle = handle.map_err(|source| BenchError::System {
+        what: "cannot start a thread".to_owned(),
+        source,
+    })?;
+    Ok(Thread { options: job.clone(), ready, start, handle })
+}
+
+enum Job {
+    Raw(Box<RawJob>),
+    Log(Box<LogJob>),
+}
+
+impl Job {
+    fn path(&self) -> Vec<String> {
+        match self {
+            Self::Raw(job) => describe(&job.capabilities()),
+            Self::Log(job) => describe(&job.capabilities()),
+        }
+    }
+}
+
+/// What a data path is, in lines for people.
+fn describe(capabilities: &Capabilities) -> Vec<String> {
+    let feature = |name: &str, feature: &Feature| match feature {
+        Feature::On => format!("{name}: registered"),
+        Feature::Off(why) => format!("{name}: not registered, {why}"),
+    };
+    let mut lines = vec![
+        format!("tidelog-{}", capabilities.kind),
+        feature("buffers", &capabilities.registered_buffers),
+        feature("files", &capabilities.registered_files),
+    ];
+    lines.extend(capabilities.notes.iter().cloned());
+    lines
+}
+
+/// Binds the calling thread to the processors of its job. Threads that it starts inherit that.
+fn pin(job: &JobOptions) -> Result<(), BenchError> {
+    if job.cpus_allowed.is_empty() {
+        return Ok(());
+    }
+    let mut set = CpuSet::new();
+    let set = job.cpus_allowed.iter().try_for_each(|processor| set.set(*processor)).map(|()| set);
+    set.and_then(|set| sched_setaffinity(Pid::from_raw(0), &set)).map_err(|error| {
+        let what = format!("{}: cannot run on cpus_allowed alone", job.name);
+        BenchError::System { what, source: error.into() }
+    })
+}

@@ -1,0 +1,284 @@
+//! One job's counters, and what others see of them while it runs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+use super::moments::Moments;
+
+/// How often throughput is sampled, as in fio.
+const SAMPLE_EVERY: Duration = Duration::from_millis(500);
+/// An hour, the longest latency that is told from longer ones, in nanoseconds.
+const LATENCY_MAX: u64 = 3_600_000_000_000;
+/// Latencies are told apart to three digits.
+const DIGITS: u8 = 3;
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Device to memory.
+    Read = 0,
+    /// Memory to device.
+    Write = 1,
+}
+
+/// What is known of one direction.
+#[derive(Clone, Debug)]
+pub struct DirectionStats {
+    /// Operations.
+    pub ios: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// From the decision to do an operation until it was handed to the data path.
+    pub slat: Moments,
+    /// From there until its completion was seen.
+    pub clat: Moments,
+    /// Both together.
+    pub lat: Moments,
+    /// Completion latencies.
+    pub clat_histogram: Histogram<u64>,
+    /// Total latencies.
+    pub lat_histogram: Histogram<u64>,
+    /// Throughput of each half second, in KiB/s.
+    pub bandwidth: Moments,
+    /// Operations per second of each half second.
+    pub iops: Moments,
+}
+
+impl Default for DirectionStats {
+    fn default() -> Self {
+        let histogram = || {
+            let made = Histogram::new_with_bounds(1, LATENCY_MAX, DIGITS);
+            made.expect("the bounds are valid constants")
+        };
+        Self {
+            ios: 0,
+            bytes: 0,
+            slat: Moments::default(),
+            clat: Moments::default(),
+            lat: Moments::default(),
+            clat_histogram: histogram(),
+            lat_histogram: histogram(),
+            bandwidth: Moments::default(),
+            iops: Moments::default(),
+        }
+    }
+}
+
+impl DirectionStats {
+    /// Takes in what another job has counted.
+    pub fn merge(&mut self, other: &Self) {
+        self.ios += other.ios;
+        self.bytes += other.bytes;
+        self.slat.merge(&other.slat);
+        self.clat.merge(&other.clat);
+        self.lat.merge(&other.lat);
+        self.clat_histogram += &other.clat_histogram;
+        self.lat_histogram += &other.lat_histogram;
+        self.bandwidth.merge(&other.bandwidth);
+        self.iops.merge(&other.iops);
+    }
+}
+
+/// How often each number of operations was seen, by powers of two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Depths([u64; 7]);
+
+impl Depths {
+    /// Counts `number` once, with the weight `times`.
+    pub fn count(&mut self, number: usize, times: u64) {
+        let place = number.max(1).ilog2().min(6) as usize;
+        self.0[place] += times;
+    }
+
+    /// Percentages of 1, 2-3, 4-7, 8-15, 16-31, 32-63, and 64 or more.
+    #[expect(clippy::cast_precision_loss, reason = "statistics")]
+    pub fn percentages(&self) -> [f64; 7] {
+        let sum = self.0.iter().sum::<u64>().max(1);
+        self.0.map(|count| 100.0 * count as f64 / sum as f64)
+    }
+
+    /// Takes in what another job has counted.
+    pub fn merge(&mut self, other: &Self) {
+        self.0.iter_mut().zip(other.0).for_each(|(ours, theirs)| *ours += theirs);
+    }
+}
+
+/// What is seen of a job while it runs: bytes and operations, by direction.
+#[derive(Debug, Default)]
+pub struct LiveCounters {
+    /// Bytes.
+    pub bytes: [AtomicU64; 2],
+    /// Operations.
+    pub ios: [AtomicU64; 2],
+}
+
+/// A job's counters.
+#[derive(Debug)]
+pub struct Recorder {
+    /// By direction.
+    pub stats: [DirectionStats; 2],
+    /// Operations in flight when one was begun.
+    pub depth: Depths,
+    /// Operations handed over together.
+    pub submitted: Depths,
+    /// Completions seen together.
+    pub completed: Depths,
+    live: Arc<LiveCounters>,
+    /// When the job began.
+    begun: Instant,
+    /// From when on it is counted.
+    counted_from: Instant,
+    counting: bool,
+    ended: Instant,
+    sample: Sample,
+}
+
+/// The half second that is being sampled.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    begun: Instant,
+    bytes: [u64; 2],
+    ios: [u64; 2],
+}
+
+impl Recorder {
+    /// Counters of a job that begins now and is counted after `ramp`.
+    pub fn new(ramp: Duration, live: Arc<LiveCounters>) -> Self {
+        let begun = Instant::now();
+        Self {
+            stats: [DirectionStats::default(), DirectionStats::default()],
+            depth: Depths::default(),
+            submitted: Depths::default(),
+            completed: Depths::default(),
+            live,
+            begun,
+            counted_from: begun + ramp,
+            counting: ramp.is_zero(),
+            ended: begun,
+            sample: Sample { begun, bytes: [0; 2], ios: [0; 2] },
+        }
+    }
+
+    /// How long ago counting began, or will begin: runtime is counted from there.
+    pub fn counted_for(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.counted_from)
+    }
+
+    /// Looks at the clock: ends the ramp, and a sample of throughput.
+    pub fn tick(&mut self, now: Instant) {
+        if !self.counting {
+            if now < self.counted_from {
+                return;
+            }
+            let live = Arc::clone(&self.live);
+            let (begun, ramp) = (self.begun, self.counted_from - self.begun);
+            *self = Self { counting: true, begun, ..Self::new(ramp, live) };
+            self.counted_from = now;
+            self.sample.begun = now;
+        }
+        let passed = now.saturating_duration_since(self.sample.begun);
+        if passed >= SAMPLE_EVERY {
+            self.end_sample(now, passed);
+        }
+    }
+
+    #[expect(clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "rates are positive")]
+    fn end_sample(&mut self, now: Instant, passed: Duration) {
+        let before = self.sample;
+        let per_second = |count: u64| (count as f64 / passed.as_secs_f64()) as u64;
+        for (index, stats) in self.stats.iter_mut().enumerate() {
+            let (bytes, ios) = (stats.bytes - before.bytes[index], stats.ios - before.ios[index]);
+            if ios > 0 {
+                stats.bandwidth.add(per_second(bytes) >> 10);
+                stats.iops.add(per_second(ios));
+            }
+        }
+        let [read, write] = &self.stats;
+        self.sample =
+            Sample { begun: now, bytes: [read.bytes, write.bytes], ios: [read.ios, write.ios] };
+    }
+
+    /// Counts an operation that was decided on at `begun`, handed over at `issued`, and seen complete at
+    /// `now`.
+    pub fn completed(
+        &mut self,
+        direction: Direction,
+        bytes: u64,
+        [begun, issued, now]: [Instant; 3],
+    ) {
+        let index = direction as usize;
+        self.live.bytes[index].fetch_add(bytes, Ordering::Relaxed);
+        self.live.ios[index].fetch_add(1, Ordering::Relaxed);
+        if !self.counting {
+            return;
+        }
+        let nanos =
+            |from: Instant, to: Instant| to.saturating_duration_since(from).as_nanos() as u64;
+        let stats = &mut self.stats[index];
+        let (clat, lat) = (nanos(issued, now), nanos(begun, now));
+        stats.ios += 1;
+        stats.bytes += bytes;
+        stats.slat.add(nanos(begun, issued));
+        stats.clat.add(clat);
+        stats.lat.add(lat);
+        stats.clat_histogram.saturating_record(clat);
+        stats.lat_histogram.saturating_record(lat);
+        self.ended = now;
+    }
+
+    /// The time that was counted.
+    pub fn runtime(&self) -> Duration {
+        self.ended.saturating_duration_since(self.counted_from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_happens_in_the_ramp_is_not_counted() {
+        let live = Arc::new(LiveCounters::default());
+        let mut recorder = Recorder::new(Duration::from_millis(5), Arc::clone(&live));
+        let begun = Instant::now();
+        recorder.completed(Direction::Read, 4096, [begun; 3]);
+        assert_eq!(recorder.stats[0].ios, 0);
+        let later = begun + Duration::from_millis(10);
+        recorder.tick(later);
+        let end = later + Duration::from_millis(2);
+        recorder.completed(Direction::Read, 4096, [later, later + Duration::from_millis(1), end]);
+        let read = &recorder.stats[0];
+        assert_eq!((read.ios, read.bytes), (1, 4096));
+        assert_eq!((read.slat.max, read.clat.max, read.lat.max), (1_000_000, 1_000_000, 2_000_000));
+        assert_eq!(recorder.runtime(), Duration::from_millis(2));
+        assert_eq!(live.ios[0].load(Ordering::Relaxed), 2, "a status line shows the ramp too");
+    }
+
+    #[test]
+    fn throughput_is_sampled_every_half_second() {
+        let mut recorder = Recorder::new(Duration::ZERO, Arc::default());
+        let begun = Instant::now();
+        for step in 1..=4 {
+            let now = begun + step * Duration::from_millis(500);
+            recorder.completed(Direction::Write, 1 << 20, [begun, begun, now]);
+            recorder.tick(now + Duration::from_millis(1));
+        }
+        let write = &recorder.stats[1];
+        assert_eq!(write.bandwidth.count, 4);
+        assert!((2000..=2048).contains(&write.bandwidth.min), "{:?} KiB/s", write.bandwidth);
+        assert_eq!(recorder.stats[0].bandwidth.count, 0);
+    }
+
+    #[test]
+    fn depths_are_counted_by_powers_of_two() {
+        let mut depths = Depths::default();
+        for number in [1, 3, 64, 100] {
+            depths.count(number, 1);
+        }
+        let rounded = depths.percentages().map(|percent| format!("{percent:.0}"));
+        assert_eq!(rounded, ["25", "25", "0", "0", "0", "0", "50"]);
+    }
+}

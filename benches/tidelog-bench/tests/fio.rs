@@ -1,0 +1,166 @@
+//! What fio, and tools made for fio, make of our words and our JSON.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use common::{Directory, bench, run, skip};
+use serde_json::Value;
+
+/// A job in words that fio and we share.
+fn shared(file: &str) -> Vec<String> {
+    let words = ["--name=job", "--rw=randrw", "--bs=16k", "--iodepth=4", "--size=1m", "--direct=1"];
+    let more = [
+        "--group_reporting",
+        "--lat_percentiles=1",
+        "--percentile_list=50:99:99.9",
+        "--description=x",
+    ];
+    let words = words.into_iter().chain(more).map(str::to_owned);
+    words.chain([format!("--filename={file}")]).collect()
+}
+
+/// fio's own report of that job; `None`, said out loud, where there is no fio.
+fn fio(test: &str, file: &str, format: &str) -> Option<String> {
+    let mut command = Command::new("fio");
+    command.args(shared(file)).args(["--ioengine=psync", &format!("--output-format={format}")]);
+    if Command::new("fio").arg("--version").output().is_err() {
+        skip(test, "fio is not installed");
+        return None;
+    }
+    let ran = run(&mut command).expect(0);
+    // Notes come before the report.
+    let start = if format == "json" { ran.out.find('{') } else { ran.out.find("3;") };
+    Some(ran.out[start.unwrap()..].to_owned())
+}
+
+fn ours(file: &str, format: &str) -> String {
+    let words = shared(file);
+    let format = format!("--output-format={format}");
+    let engine = ["--ioengine=tidelog-uring", &format];
+    bench(&words.iter().map(String::as_str).chain(engine).collect::<Vec<_>>()).expect(0).out
+}
+
+/// Every key, with those above it. Keys that are data (percentiles) are left as they are.
+fn keys(value: &Value, above: &str, found: &mut BTreeSet<(String, &'static str)>) {
+    let kind = match value {
+        Value::Object(_) => "object",
+        Value::Array(_) => "array",
+        Value::String(_) => "string",
+        Value::Number(_) => "number",
+        Value::Bool(_) | Value::Null => "other",
+    };
+    found.insert((above.to_owned(), kind));
+    match value {
+        Value::Object(members) => {
+            for (key, value) in members {
+                keys(value, &format!("{above}/{key}"), found);
+            }
+        }
+        Value::Array(members) => {
+            for value in members {
+                keys(value, &format!("{above}[]"), found);
+            }
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn our_json_has_the_keys_and_kinds_of_fios() {
+    let directory = Directory::new("keys");
+    let Some(theirs) =
+        fio("our_json_has_the_keys_and_kinds_of_fios", &directory.path("fio"), "json")
+    else {
+        return;
+    };
+    let ours = ours(&directory.path("ours"), "json");
+    let [theirs, ours] = [&theirs, &ours].map(|text| {
+        let mut found = BTreeSet::new();
+        keys(&serde_json::from_str(text).unwrap(), "", &mut found);
+        found
+    });
+    // What fio has no word for stands under one key; options are the caller's.
+    let is_ours = |key: &str| key.starts_with("/jobs[]/tidelog") || key.contains("options/");
+    let invented: Vec<_> = ours.difference(&theirs).filter(|(key, _)| !is_ours(key)).collect();
+    assert!(invented.is_empty(), "fio does not have {invented:?}");
+    // It says of its disks what the kernel counts, which is no matter of ours.
+    let is_left_out = |key: &str| key.starts_with("/disk_util") || key.contains("options/");
+    let missing: Vec<_> = theirs.difference(&ours).filter(|(key, _)| !is_left_out(key)).collect();
+    assert!(missing.is_empty(), "fio has {missing:?}");
+}
+
+#[test]
+fn our_terse_lines_have_fios_fields() {
+    let directory = Directory::new("terse");
+    let Some(theirs) = fio("our_terse_lines_have_fios_fields", &directory.path("fio"), "terse")
+    else {
+        return;
+    };
+    let ours = ours(&directory.path("ours"), "terse");
+    // A field is a number, a percentage, or a percentile and its value.
+    let shape = |text: &str| -> Vec<String> {
+        let fields = text.trim().split(';').map(|field| {
+            let mut shape: String =
+                field.chars().map(|c| if c.is_ascii_digit() { '9' } else { c }).collect();
+            while shape.contains("99") {
+                shape = shape.replace("99", "9");
+            }
+            shape
+        });
+        fields.collect()
+    };
+    let (theirs, ours) = (shape(&theirs), shape(&ours));
+    // Version and engine differ; after the last latency come fio's disks, and a description.
+    for (index, (theirs, ours)) in theirs.iter().zip(&ours).enumerate().skip(2) {
+        assert_eq!(theirs, ours, "field {index}");
+    }
+    assert!(ours.len() > 120 && theirs.len() >= ours.len());
+}
+
+#[test]
+fn a_parser_that_others_wrote_reads_our_json() {
+    const TEST: &str = "a_parser_that_others_wrote_reads_our_json";
+    let directory = Directory::new("parser");
+    let environment = directory.path("venv");
+    let venv = Command::new("python3").args(["-m", "venv", &environment]).output();
+    if !venv.is_ok_and(|output| output.status.success()) {
+        return skip(TEST, "python3 cannot make a virtual environment");
+    }
+    let python = format!("{environment}/bin/python");
+    let pip = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "fio-plot"];
+    if !Command::new(&python).args(pip).output().unwrap().status.success() {
+        return skip(TEST, "pip cannot install fio-plot");
+    }
+    // fio-plot wants one result for each number of jobs and each depth, named after them.
+    let results = directory.path("results");
+    std::fs::create_dir(&results).unwrap();
+    for depth in [1, 4] {
+        let json = bench(&[
+            "--name=job",
+            "--rw=randread",
+            "--bs=4k",
+            "--size=1m",
+            "--ioengine=tidelog-uring",
+            "--group_reporting",
+            "--numjobs=1",
+            &format!("--iodepth={depth}"),
+            &format!("--filename={}", directory.path("data")),
+            "--output-format=json",
+        ]);
+        std::fs::write(
+            Path::new(&results).join(format!("randread-{depth}-1.json")),
+            json.expect(0).out,
+        )
+        .unwrap();
+    }
+    let picture = directory.path("picture.png");
+    let plot = [
+        "-i", &results, "-T", "ours", "-r", "randread", "-l", "-d", "1", "4", "-n", "1", "-o",
+        &picture,
+    ];
+    run(Command::new(format!("{environment}/bin/fio-plot")).args(plot)).expect(0);
+    assert!(std::fs::metadata(&picture).unwrap().len() > 10_000, "it drew our figures");
+}

@@ -1,0 +1,219 @@
+//! The tool as people run it: loads on files, verification, refusals, exit codes.
+
+mod common;
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+
+use common::{Directory, bench};
+
+const BLOCK: u64 = 16384;
+
+/// A job on one file of 1 MiB.
+fn job<'a>(file: &'a str, more: &[&'a str]) -> Vec<String> {
+    let common = ["--name=job", "--bs=16k", "--iodepth=4", "--size=1m", "--output-format=json"];
+    let options = common.iter().chain(more).map(|option| (*option).to_owned());
+    options.chain([format!("--filename={file}")]).collect()
+}
+
+fn run(file: &str, more: &[&str]) -> common::Ran {
+    let options = job(file, more);
+    bench(&options.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[test]
+fn every_load_moves_what_it_was_asked_to_on_every_path() {
+    let directory = Directory::new("loads");
+    for engine in ["tidelog-uring", "tidelog-posix", "tidelog-sim"] {
+        let ioengine = format!("--ioengine={engine}");
+        for load in ["read", "write", "rw", "randread", "randwrite", "randrw"] {
+            let rw = format!("--rw={load}");
+            let file = directory.path(&format!("{engine}-{load}"));
+            let json = run(&file, &[&ioengine, &rw]).expect(0).json();
+            let moved = |way: &str| json["jobs"][0][way]["io_bytes"].as_u64().unwrap();
+            let (read, written) = (moved("read"), moved("write"));
+            assert_eq!(read + written, 1 << 20, "{engine} {load}");
+            let both = load.ends_with("rw");
+            assert_eq!(
+                (read > 0, written > 0),
+                (both || load.ends_with("read"), both || load.ends_with("write"))
+            );
+            let path = json["jobs"][0]["tidelog"]["path"][0].as_str().unwrap();
+            assert_eq!(path, engine, "the path that was asked for, and no other");
+        }
+    }
+}
+
+#[test]
+fn two_files_get_half_each_and_numjobs_all_do_everything() {
+    let directory = Directory::new("files");
+    let files = format!("{}:{}", directory.path("a"), directory.path("b"));
+    let options = ["--ioengine=tidelog-uring", "--rw=write", "--numjobs=3", "--group_reporting"];
+    let json = run(&files, &options).expect(0).json();
+    assert_eq!(json["jobs"].as_array().unwrap().len(), 1, "one report for the group");
+    assert_eq!(json["jobs"][0]["write"]["io_bytes"], 3 << 20);
+    for name in ["a", "b"] {
+        assert_eq!(fs::metadata(directory.path(name)).unwrap().len(), 512 << 10);
+    }
+}
+
+#[test]
+fn time_based_jobs_run_for_their_time_and_ramp_time_is_not_counted() {
+    let directory = Directory::new("time");
+    let file = directory.path("a");
+    let options = [
+        "--ioengine=tidelog-posix",
+        "--rw=read",
+        "--time_based",
+        "--runtime=600ms",
+        "--ramp_time=200ms",
+    ];
+    let begun = std::time::Instant::now();
+    let json = run(&file, &options).expect(0).json();
+    assert!(begun.elapsed().as_millis() >= 800);
+    let runtime = json["jobs"][0]["read"]["runtime"].as_u64().unwrap();
+    assert!((550..2000).contains(&runtime), "{runtime} ms");
+    assert!(json["jobs"][0]["read"]["io_bytes"].as_u64().unwrap() > 1 << 20, "it began again");
+}
+
+#[test]
+fn a_flipped_a_stale_and_a_misplaced_block_are_reported_by_file_and_offset() {
+    let directory = Directory::new("verify");
+    let file = directory.path("a");
+    let stamped = ["--ioengine=tidelog-uring", "--rw=randwrite", "--verify=crc32c"];
+    let json = run(&file, &stamped).expect(0).json();
+    assert_eq!(json["jobs"][0]["tidelog"]["verified_blocks"], 64, "do_verify reads all back");
+    let read = ["--ioengine=tidelog-uring", "--rw=read", "--verify=crc32c"];
+    run(&file, &read).expect(0);
+
+    let device = File::options().read(true).write(true).open(&file).unwrap();
+    let mut block = vec![0; BLOCK as usize];
+    device.read_exact_at(&mut block, 3 * BLOCK).unwrap();
+    let flipped = block[5000] ^ 1;
+    device.write_all_at(&[flipped], 3 * BLOCK + 5000).unwrap();
+    let place = format!("bad block at byte {} of {file}", 3 * BLOCK);
+    run(&file, &read).expect(2).says(&place).says("crc32c expected 0x");
+
+    device.write_all_at(&block, 3 * BLOCK).unwrap();
+    device.write_all_at(&block, 7 * BLOCK).unwrap();
+    let place = format!("bad block at byte {} of {file}", 7 * BLOCK);
+    run(&file, &read).expect(2).says(&place).says("place expected 0x1c000, found 0xc000");
+
+    device.write_all_at(&vec![0; BLOCK as usize], 9 * BLOCK).unwrap();
+    let json = run(&file, &read).expect(2).json();
+    assert_eq!(json["jobs"][0]["tidelog"]["bad_blocks"], 2);
+    let fatal = [&read[..], &["--verify_fatal=1", "--iodepth=1"]].concat();
+    let json = run(&file, &fatal).expect(2).json();
+    assert_eq!(json["jobs"][0]["tidelog"]["bad_blocks"], 1, "the first one ends the job");
+}
+
+#[test]
+fn what_holds_data_is_written_only_if_it_is_named_twice() {
+    let directory = Directory::new("refused");
+    let file = directory.path("photo");
+    fs::write(&file, vec![7; 1 << 20]).unwrap();
+    let write = ["--ioengine=tidelog-uring", "--rw=write"];
+    run(&file, &write).expect(4).says("it is not blank").says("--overwrite");
+    assert_eq!(fs::read(&file).unwrap(), vec![7; 1 << 20], "nothing was written");
+    run(&file, &["--ioengine=tidelog-uring", "--rw=read"]).expect(0);
+    let other = [&write[..], &["--overwrite=other"]].concat();
+    run(&file, &other).expect(64).says("letter for letter");
+    let twice = format!("--overwrite={file}");
+    run(&file, &[&write[..], &[&twice]].concat()).expect(0);
+    assert_ne!(fs::read(&file).unwrap(), vec![7; 1 << 20]);
+    // The same for the log: no pool is made of what holds something else.
+    run(&file, &["--ioengine=tidelog-uring", "--rw=write", "--level=log"]).expect(4);
+}
+
+#[test]
+fn a_file_that_an_earlier_job_of_the_run_made_may_be_written_by_a_later_one() {
+    let directory = Directory::new("two-jobs");
+    let text = format!(
+        "[global]\nioengine=tidelog-uring\nfilename={}\nsize=1m\nbs=16k\niodepth=4\nverify=crc32c\n\
+         [write]\nrw=write\n[again]\nstonewall\nrw=randwrite\n[read]\nstonewall\nrw=read\n",
+        directory.path("a")
+    );
+    fs::write(directory.path("jobs.fio"), text).unwrap();
+    let json = bench(&[&directory.path("jobs.fio"), "--output-format=json"]).expect(0).json();
+    let jobs = json["jobs"].as_array().unwrap();
+    let names: Vec<&str> = jobs.iter().map(|job| job["jobname"].as_str().unwrap()).collect();
+    assert_eq!(names, ["write", "again", "read"]);
+    let groups: Vec<u64> = jobs.iter().map(|job| job["groupid"].as_u64().unwrap()).collect();
+    assert_eq!(groups, [0, 1, 2]);
+}
+
+#[test]
+fn tensors_are_put_and_got_and_the_pool_keeps_none_of_them() {
+    let directory = Directory::new("log");
+    let devices = format!("{}:{}", directory.path("a"), directory.path("b"));
+    let log = [
+        "--level=log",
+        "--ioengine=tidelog-uring",
+        "--bssplit=4000/50:100000/50",
+        "--verify=crc32c",
+    ];
+    for (load, way) in [("randwrite", "write"), ("randread", "read")] {
+        let rw = format!("--rw={load}");
+        let json = run(&devices, &[&log[..], &[&rw]].concat()).expect(0).json();
+        let job = &json["jobs"][0];
+        assert!(job[way]["io_bytes"].as_u64().unwrap() > 900_000);
+        let verified = job["tidelog"]["verified_blocks"].as_u64().unwrap();
+        assert_eq!(verified, job[way]["total_ios"].as_u64().unwrap(), "{load}");
+        assert!(verified >= 10);
+    }
+    // Two jobs of one run share the pool that the first of them finds missing.
+    let fresh = format!("--filename={}", directory.path("c"));
+    let all = ["--level=log", "--ioengine=tidelog-posix", "--bs=10000", "--size=1m", &fresh];
+    let jobs = ["--name=first", "--rw=write", "--name=second", "--rw=read", "--stonewall"];
+    bench(&[&all[..], &jobs].concat()).expect(0);
+    let sim = ["--level=log", "--ioengine=tidelog-sim", "--rw=randrw", "--bs=10000"];
+    run("a:b", &sim).expect(0);
+}
+
+#[test]
+fn a_pool_on_block_devices_is_used_again_and_protected_from_raw_jobs() {
+    let directory = Directory::new("loop");
+    let backing = directory.path("backing");
+    File::create(&backing).unwrap().set_len(64 << 20).unwrap();
+    let losetup = |arguments: &[&str]| {
+        let output = std::process::Command::new("losetup").args(arguments).output().ok()?;
+        output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
+    };
+    let Some(device) = losetup(&["--find", "--show", &backing]) else {
+        return common::skip("a_pool_on_block_devices_is_used_again", "no loop device");
+    };
+    let log = ["--ioengine=tidelog-uring", "--rw=write", "--level=log"];
+    let codes = [&log[..], &log[..], &log[..2]].map(|options| run(&device, options).code);
+    losetup(&["--detach", &device]);
+    assert_eq!(codes, [0, 0, 4], "made, used again, refused");
+}
+
+#[test]
+fn options_that_make_no_sense_are_refused_with_what_to_do() {
+    for (options, what) in [
+        (&["--ioengine=libaio", "--rw=read"][..], "take tidelog-posix here"),
+        (&["--ioengine=tidelog-gds"], "does not have this data path yet"),
+        (&["--rw=read"], "no ioengine"),
+        (&["--ioengine=tidelog-uring", "--bs=4KiB"], "write 4k"),
+        (&["--ioengine=tidelog-uring", "--time_based"], "runtime"),
+        (&["--ioengine=tidelog-uring", "--rw=randrw", "--verify=crc32c"], "as two jobs"),
+        (&["--ioengine=tidelog-uring", "--size=8k"], "blocks of up to"),
+        (&["--ioengine=tidelog-uring", "--rate=1m"], "rate"),
+    ] {
+        run("/var/tmp/tidelog-bench-nothing-is-made-here", options).expect(64).says(what);
+        if options.contains(&"--size=8k") {
+            fs::remove_file("/var/tmp/tidelog-bench-nothing-is-made-here").unwrap();
+        }
+    }
+    bench(&[]).expect(64).says("there is no job");
+}
+
+#[test]
+fn help_and_completions_name_every_option() {
+    let help = bench(&["--help"]).expect(0).out;
+    let completions = bench(&["--completions=bash"]).expect(0).out;
+    for spec in tidelog_bench::option::OPTIONS {
+        let option = format!("--{}", spec.name);
+        assert!(help.contains(&option) && completions.contains(&option), "{option}");
+    }
+}
