@@ -39,9 +39,9 @@ pub enum Act {
     Reopen,
     /// Cuts the power now.
     Crash(Cut),
-    /// Cuts the power at the `nth` operation from now on, then does the next act.
+    /// Cuts the power at the `nth` write or flush from now on, then does the next act.
     CrashAt { nth: u8, cut: Cut },
-    /// Cuts the power now, and again at the `nth` operation of the recovery.
+    /// Cuts the power now, and again at the `nth` write or flush of the recovery.
     CrashTwice { nth: u8, cut: Cut },
     /// Plans a fault for the `nth` operation of its kind on a disk.
     Fault { disk: u8, nth: u8, strike: Strike },
@@ -273,8 +273,8 @@ fn crash(random: &mut Random) -> Act {
     let cut = cut(random);
     match random.below(4) {
         0 => Act::Crash(cut),
-        1 => Act::CrashTwice { nth: random.below(16) as u8, cut },
-        _ => Act::CrashAt { nth: random.below(40) as u8, cut },
+        1 => Act::CrashTwice { nth: random.below(6) as u8, cut },
+        _ => Act::CrashAt { nth: random.below(24) as u8, cut },
     }
 }
 

@@ -262,8 +262,8 @@ impl SimDisk {
         state.wake();
     }
 
-    /// Cuts the power of all these disks at once, as [`SimDisk::cut_power`] does, when one of them is
-    /// given its `nth` operation from now on (0 is the next one, which then fails). It strikes once.
+    /// Cuts the power of all these disks at once, as [`SimDisk::cut_power`] does, when they are given the `nth`
+    /// operation from now on that changes something (0 is the next one, which then fails). It strikes once.
     pub fn cut_power_at(disks: &[Self], nth: u64, cut: PowerCut) {
         let left = Arc::new(AtomicU64::new(nth + 1));
         let fuse = Fuse { left, disks: disks.into(), cut };
@@ -317,7 +317,10 @@ impl SimDisk {
         data: &[u8],
         now: Ticks,
     ) -> Started {
-        self.burn_fuse();
+        // A write is on its way when the power goes, and may be there in part; a flush has done nothing.
+        if !matches!(kind, OperationKind::Read | OperationKind::Write) {
+            self.burn_fuse();
+        }
         let mut state = self.state();
         let id = state.next_id;
         state.next_id += 1;
@@ -337,7 +340,12 @@ impl SimDisk {
         {
             state.in_flight.push((id, extent.offset.0, data.to_vec()));
         }
-        Started { id, life: state.life, due, fault, aborted: false }
+        let started = Started { id, life: state.life, due, fault, aborted: false };
+        drop(state);
+        if kind == OperationKind::Write {
+            self.burn_fuse();
+        }
+        started
     }
 
     /// When a started operation may complete, or `None` while the disk is held.
@@ -420,7 +428,7 @@ impl SimDisk {
         offset.min(last) & !(ALIGNMENT as u64 - 1)
     }
 
-    /// Counts an operation that is about to begin.
+    /// Counts an operation that changes something.
     fn burn_fuse(&self) {
         let fuse = self.state().fuse.clone();
         let Some(Fuse { left, disks, cut }) = fuse else { return };
