@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every fuzz target for SECONDS_EACH seconds, two at a time, from the committed corpus. What is new goes to
+# Every fuzz target for SECONDS_EACH seconds, two at a time, from the committed corpus, by FUZZ_SEED (0: one that was
+# never used). What is new goes to
 # fuzz/found and stays out of git; `cargo fuzz cmin` moves what is worth keeping into fuzz/corpus.
 set -euo pipefail
 cd "$(dirname "$0")/../fuzz"
@@ -20,7 +21,7 @@ one() {
     before=$(find "found/$target" -type f | wc -l)
     # A decoder that allocates by a size it should not trust stops at malloc_limit_mb.
     "target/$host/release/$target" "found/$target" "corpus/$target" -artifact_prefix="artifacts/$target/" \
-        -max_total_time="$seconds" -print_final_stats=1 -max_len=16384 -timeout=20 \
+        -seed="${FUZZ_SEED:-0}" -max_total_time="$seconds" -print_final_stats=1 -max_len=16384 -timeout=20 \
         -rss_limit_mb=2048 -malloc_limit_mb=256 >"$log" 2>&1 || result=FOUND
     after=$(find "found/$target" -type f | wc -l)
     printf '%-12s %12s %10s %8s  %s\n' "$target" "$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")" \
