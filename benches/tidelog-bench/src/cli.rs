@@ -67,6 +67,8 @@ pub struct Request {
     pub global: JobOptions,
     /// How results are written.
     pub format: Format,
+    /// The job files that were read.
+    pub jobfiles: Vec<PathBuf>,
     /// Where to; to standard output if this is not given.
     pub output: Option<PathBuf>,
     /// Whether the status line is shown.
@@ -159,6 +161,7 @@ pub fn request(matches: &ArgMatches) -> Result<Request, BenchError> {
             Some("json+") => Format::JsonPlus,
             _ => Format::Normal,
         },
+        jobfiles: matches.get_many("jobfile").into_iter().flatten().cloned().collect(),
         output: matches.get_one("output").cloned(),
         eta: match word("eta") {
             Some("always") => Eta::Always,

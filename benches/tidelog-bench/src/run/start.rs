@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
-use tidelog_engine::path::{Capabilities, Feature};
+use tidelog_engine::path::{Capabilities, Device, Feature};
 
 use super::log::{LogJob, Pools};
 use super::raw::RawJob;
@@ -17,6 +17,7 @@ use crate::live::Live;
 use crate::load::BadBlock;
 use crate::option::{JobOptions, Level};
 use crate::stats::{LiveCounters, Recorder};
+use crate::target::Targets;
 
 /// How a job ended.
 #[derive(Clone, Debug, Default)]
@@ -80,12 +81,16 @@ pub struct JobResult {
 ///
 /// # Errors
 /// A job could not be made ready. Those of earlier groups ran, and their results are lost.
-pub fn run(groups: &[Vec<JobOptions>], live: &Live) -> Result<Vec<JobResult>, BenchError> {
+pub fn run(
+    groups: &[Vec<JobOptions>],
+    targets: &Targets,
+    live: &Live,
+) -> Result<Vec<JobResult>, BenchError> {
     let generation = generation();
     let mut results = Vec::new();
     for (index, jobs) in groups.iter().enumerate() {
         let pools = Pools::open(jobs)?;
-        results.extend(run_group(index, jobs, &pools, generation, live)?);
+        results.extend(run_group(index, jobs, targets, &pools, generation, live)?);
         pools.close()?;
     }
     Ok(results)
@@ -109,6 +114,7 @@ struct Thread {
 fn run_group(
     group: usize,
     jobs: &[JobOptions],
+    targets: &Targets,
     pools: &Pools,
     generation: u64,
     live: &Live,
@@ -116,7 +122,9 @@ fn run_group(
     let mut threads = Vec::new();
     for job in jobs {
         for clone in 0..job.numjobs {
-            threads.push(start_thread(job, clone, generation, pools, live.watch(group, job))?);
+            let devices = targets.open(job)?;
+            let counters = live.watch(group, job);
+            threads.push(start_thread(job, clone, generation, devices, pools, counters)?);
         }
     }
     let mut paths = Vec::new();
@@ -157,6 +165,7 @@ fn start_thread(
     job: &JobOptions,
     clone: u32,
     generation: u64,
+    devices: Vec<Device>,
     pools: &Pools,
     counters: Arc<LiveCounters>,
 ) -> Result<Thread, BenchError> {
@@ -166,9 +175,8 @@ fn start_thread(
     let pool = pools.of(job);
     let body = move || {
         let made = pin(&options).and_then(|()| match options.level {
-            Level::Raw => {
-                RawJob::prepare(&options, clone, generation).map(|job| Job::Raw(Box::new(job)))
-            }
+            Level::Raw => RawJob::prepare(&options, clone, generation, devices)
+                .map(|job| Job::Raw(Box::new(job))),
             Level::Log => LogJob::prepare(&options, clone, generation, pool)
                 .map(|job| Job::Log(Box::new(job))),
         });
