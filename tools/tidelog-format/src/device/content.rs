@@ -107,7 +107,7 @@ fn first_byte_stored(file: &File, size: u64) -> io::Result<Option<u64>> {
     while start < size {
         let from = i64::try_from(start).map_err(io::Error::other)?;
         start = match lseek(file, from, Whence::SeekData) {
-            Ok(data) => data as u64,
+            Ok(data) => data.cast_unsigned(),
             Err(Errno::ENXIO) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
