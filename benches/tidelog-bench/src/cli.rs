@@ -34,6 +34,7 @@ Exit codes:
   4   refused: in use, or holding something that was not named twice
   5   the operating system refused something
   64  the command line or a job file makes no sense
+  130 interrupted; what was measured until then is reported
 
 Examples:
   tidelog-bench --name=read --ioengine=tidelog-uring --rw=read --bs=1m --iodepth=32 \\

@@ -57,10 +57,15 @@ pub fn execute(request: &Request) -> Result<Exit, BenchError> {
             }
         }
     }
+    run::take_signals()
+        .map_err(|source| BenchError::System { what: "cannot take signals".to_owned(), source })?;
     let results = run::run(&groups, &targets, &Live::new(request.eta))?;
     let reports = report::reports(results);
     write(request, &reports, &mut output)?;
-    Ok(verdict(&reports))
+    Ok(match verdict(&reports) {
+        Exit::Clean if run::is_interrupted() => Exit::Interrupted,
+        exit => exit,
+    })
 }
 
 /// Makes sure that a job may use its devices; makes the pool of a log job whose devices hold nothing.

@@ -195,3 +195,29 @@ fn numbers_beyond_all_devices_are_refused() {
     let many = format!("--filename={}", many.join(":"));
     write(&["--size=100m", &many]).expect(64).says("at most");
 }
+
+#[test]
+fn an_interrupted_run_reports_what_it_has_and_leaves_the_pool_clean() {
+    let directory = Directory::new("interrupt");
+    let name = format!("--filename={}", directory.path("pool"));
+    let log = ["--level=log", "--size=4m", &name];
+    let running = Command::new(env!("CARGO_BIN_EXE_tidelog-bench"))
+        .args(WRITE)
+        .args(log)
+        .args(["--time_based", "--runtime=100", "--eta=always"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    thread::sleep(Duration::from_secs(2));
+    let pid = running.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let output = running.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(json["jobs"][0]["write"]["total_ios"].as_u64().unwrap() > 0);
+    // Nothing holds the pool, and no tensor is left in it.
+    let raw = format!("--filename={}", directory.path("pool"));
+    write(&[&raw, "--size=1m"]).expect(4).says("0 durable tensor(s)");
+}

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use tidelog_engine::path::{Capabilities, Device, Feature};
 
+use super::interrupt::is_interrupted;
 use super::log::{LogJob, Pools};
 use super::raw::RawJob;
 use super::usage::Usage;
@@ -54,7 +55,7 @@ impl Ended {
 
     /// Whether nothing more shall be begun.
     pub(super) fn is_over(&self, job: &JobOptions) -> bool {
-        self.failure.is_some() || (job.verify_fatal && self.bad > 0)
+        self.failure.is_some() || (job.verify_fatal && self.bad > 0) || is_interrupted()
     }
 }
 
@@ -89,6 +90,9 @@ pub fn run(
     let generation = generation();
     let mut results = Vec::new();
     for (index, jobs) in groups.iter().enumerate() {
+        if is_interrupted() {
+            break;
+        }
         let pools = Pools::open(jobs)?;
         results.extend(run_group(index, jobs, targets, &pools, generation, live)?);
         pools.close()?;
@@ -139,9 +143,12 @@ fn run_group(
         let _ = thread.start.send(());
     }
     live.begin(group, jobs);
-    thread::sleep(ramp);
+    let ramp_over = Instant::now() + ramp;
+    while !is_interrupted() && Instant::now() < ramp_over {
+        thread::sleep((ramp_over - Instant::now()).min(Duration::from_millis(100)));
+    }
     let before = Usage::now();
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     let count = threads.len() as u32;
     let ended: Vec<_> = threads
         .into_iter()
