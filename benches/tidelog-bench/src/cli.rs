@@ -34,6 +34,7 @@ Exit codes:
   4   refused: in use, or holding something that was not named twice
   5   the operating system refused something
   64  the command line or a job file makes no sense
+  130 interrupted; what was measured until then is reported
 
 Examples:
   tidelog-bench --name=read --ioengine=tidelog-uring --rw=read --bs=1m --iodepth=32 \\
@@ -67,6 +68,8 @@ pub struct Request {
     pub global: JobOptions,
     /// How results are written.
     pub format: Format,
+    /// The job files that were read.
+    pub jobfiles: Vec<PathBuf>,
     /// Where to; to standard output if this is not given.
     pub output: Option<PathBuf>,
     /// Whether the status line is shown.
@@ -159,6 +162,7 @@ pub fn request(matches: &ArgMatches) -> Result<Request, BenchError> {
             Some("json+") => Format::JsonPlus,
             _ => Format::Normal,
         },
+        jobfiles: matches.get_many("jobfile").into_iter().flatten().cloned().collect(),
         output: matches.get_one("output").cloned(),
         eta: match word("eta") {
             Some("always") => Eta::Always,

@@ -24,6 +24,8 @@ pub enum Exit {
     System = 5,
     /// The command line or the job file makes no sense (`EX_USAGE`).
     Usage = 64,
+    /// Ctrl-C, or SIGTERM, ended it; what was measured until then is reported.
+    Interrupted = 130,
 }
 
 impl From<Exit> for ExitCode {

@@ -11,17 +11,17 @@ pub mod jobfile;
 pub mod live;
 pub mod load;
 pub mod option;
+pub mod output;
 pub mod report;
 pub mod run;
 pub mod stats;
 pub mod target;
 
-use std::io::Write;
-
 use cli::{Format, Request};
 use exit::{BenchError, Exit};
 use live::Live;
 use option::{Engine, JobOptions, Level};
+use output::Output;
 use report::Report;
 use target::{Found, Targets};
 
@@ -44,21 +44,28 @@ pub fn execute(request: &Request) -> Result<Exit, BenchError> {
     if request.parse_only {
         return Ok(Exit::Clean);
     }
-    // Lives until the end: it holds the claims on block devices.
+    // Lives until the end: it holds what may be written open, and block devices claimed.
     let mut targets = Targets::default();
+    targets.look_at(&request.jobs)?;
+    let mut output = Output::open(request)?;
     request.jobs.iter().try_for_each(|job| admit(job, &mut targets))?;
     let groups = groups(&request.jobs);
     if request.format == Format::Normal {
         for (index, group) in groups.iter().enumerate() {
             for job in group {
-                print!("{}", report::introduction(job, index));
+                output::say(&report::introduction(job, index))?;
             }
         }
     }
-    let results = run::run(&groups, &Live::new(request.eta))?;
+    run::take_signals()
+        .map_err(|source| BenchError::System { what: "cannot take signals".to_owned(), source })?;
+    let results = run::run(&groups, &targets, &Live::new(request.eta))?;
     let reports = report::reports(results);
-    write(request, &reports)?;
-    Ok(verdict(&reports))
+    write(request, &reports, &mut output)?;
+    Ok(match verdict(&reports) {
+        Exit::Clean if run::is_interrupted() => Exit::Interrupted,
+        exit => exit,
+    })
 }
 
 /// Makes sure that a job may use its devices; makes the pool of a log job whose devices hold nothing.
@@ -68,7 +75,7 @@ fn admit(job: &JobOptions, targets: &mut Targets) -> Result<(), BenchError> {
         (Level::Raw, _) => targets.admit_raw(job),
         (Level::Log, _) => match targets.admit_log(job)? {
             Found::Pool => Ok(()),
-            Found::Free => run::make_pool(job),
+            Found::Free { named_twice } => run::make_pool(job, &named_twice),
         },
     }
 }
@@ -85,7 +92,7 @@ fn groups(jobs: &[JobOptions]) -> Vec<Vec<JobOptions>> {
     groups
 }
 
-fn write(request: &Request, reports: &[Report]) -> Result<(), BenchError> {
+fn write(request: &Request, reports: &[Report], output: &mut Output) -> Result<(), BenchError> {
     let json = |plus| format!("{:#}\n", report::document(reports, &request.global, plus));
     let text = match request.format {
         Format::Normal => report::text(reports),
@@ -93,13 +100,7 @@ fn write(request: &Request, reports: &[Report]) -> Result<(), BenchError> {
         Format::Json => json(false),
         Format::JsonPlus => json(true),
     };
-    let Some(path) = &request.output else {
-        // Whoever closed the stream early has seen enough; the exit code still says how it went.
-        let _ = std::io::stdout().write_all(text.as_bytes());
-        return Ok(());
-    };
-    std::fs::write(path, text)
-        .map_err(|source| BenchError::System { what: path.display().to_string(), source })
+    output.write(&text)
 }
 
 /// The exit code, and a line on standard error for each job that went wrong, whatever the format.

@@ -1,9 +1,10 @@
 //! From names to devices: what may be written is decided here, before anything runs.
 
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
 use tidelog_engine::memory::ALIGNMENT;
-use tidelog_engine::path::{Device, DeviceOpenError, DeviceSpec, OpenMode};
+use tidelog_engine::path::{Device, DeviceIdentity, DeviceOpenError, DeviceSpec, OpenMode};
 use tidelog_engine::units::ByteCount;
 use tidelog_format::device::{
     Reason, Refusal, System, Target, TargetKind, program_directories, refusals, same_or_overlapping,
@@ -12,30 +13,56 @@ use tidelog_format::device::{
 use crate::exit::BenchError;
 use crate::load::Window;
 use crate::option::value::Amount;
-use crate::option::{Engine, JobOptions};
+use crate::option::{Engine, JobOptions, Level};
 
 /// What the jobs of a run may use.
 #[derive(Debug, Default)]
 pub struct Targets {
     system: System,
-    /// What may be written: it was looked at, or made, by this run.
-    admitted: Vec<PathBuf>,
+    /// What may be written: it was looked at, or made, by this run. It stays open as long as the run lasts, so
+    /// that block devices are claimed, and no other file can come to have the identity of one of these.
+    admitted: Vec<(DeviceIdentity, Device)>,
     /// What was made a pool by this run.
     pooled: Vec<PathBuf>,
-    /// Block devices that are written are claimed as long as the run lasts.
-    claims: Vec<Device>,
 }
 
 /// What a set of names was found to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Every device may be written, and none holds anything of value.
-    Free,
+    /// Every device may be written. None holds anything of value but these, which were named twice.
+    Free {
+        /// The devices that may lose what they hold.
+        named_twice: Vec<DeviceIdentity>,
+    },
     /// Every device belongs to a Tidelog pool.
     Pool,
 }
 
 impl Targets {
+    /// Looks at the devices of all jobs, so that a run of which a part is refused begins with none of it.
+    ///
+    /// # Errors
+    /// Everything that speaks against any of them. Nothing was made or changed then.
+    pub fn look_at(&self, jobs: &[JobOptions]) -> Result<(), BenchError> {
+        let mut against: Vec<Refusal> = Vec::new();
+        for job in jobs {
+            let looked = match (job.level, job.engine()?) {
+                (_, Engine::Sim) => continue,
+                (Level::Raw, _) => self.may_be_raw(job).map(drop),
+                (Level::Log, _) => self.may_be_pool(job).map(drop),
+            };
+            match looked {
+                Err(BenchError::Refused(found)) => {
+                    against.extend(
+                        found.into_iter().filter(|it| !against.contains(it)).collect::<Vec<_>>(),
+                    );
+                }
+                other => other?,
+            }
+        }
+        if against.is_empty() { Ok(()) } else { Err(BenchError::Refused(against)) }
+    }
+
     /// Makes sure that a raw job may do to its devices what it is going to; makes files that do not exist.
     ///
     /// # Errors
@@ -44,17 +71,32 @@ impl Targets {
         if job.engine()? == Engine::Sim {
             return Ok(());
         }
-        let targets = self.resolve(job)?;
-        if job.load.writes {
-            let found = self.speaks_against(job, &targets)?;
-            if !found.is_empty() {
-                return Err(BenchError::Refused(found));
-            }
-        }
-        for target in &targets {
+        for target in &self.may_be_raw(job)? {
             self.prepare(job, target)?;
         }
         Ok(())
+    }
+
+    /// Opens a raw job's devices, in the order of their names. A name that has come to stand for something
+    /// else since it was looked at is refused: that was never asked for.
+    ///
+    /// # Errors
+    /// One cannot be opened.
+    pub fn open(&self, job: &JobOptions) -> Result<Vec<Device>, BenchError> {
+        if job.level == Level::Log || job.engine()? == Engine::Sim {
+            return Ok(Vec::new());
+        }
+        let mode =
+            OpenMode { buffered: !job.direct, exclusive: false, read_only: !job.load.writes };
+        let open = |name: &String| {
+            let device = Device::open(&DeviceSpec::new(name), mode)?;
+            if job.load.writes && !self.is_admitted(identity(&device)?) {
+                let path = device.path().to_path_buf();
+                return Err(DeviceOpenError::Changed { path }.into());
+            }
+            Ok(device)
+        };
+        job.filename.iter().map(open).collect()
     }
 
     /// Makes sure that a pool may be opened on, or made of, a job's devices.
@@ -62,14 +104,31 @@ impl Targets {
     /// # Errors
     /// Why not.
     pub fn admit_log(&mut self, job: &JobOptions) -> Result<Found, BenchError> {
+        let (targets, found) = self.may_be_pool(job)?;
+        if matches!(found, Found::Free { .. }) {
+            self.pooled.extend(targets.into_iter().map(|target| target.path));
+        }
+        Ok(found)
+    }
+
+    /// A raw job's devices, which it may use.
+    fn may_be_raw(&self, job: &JobOptions) -> Result<Vec<Target>, BenchError> {
+        let targets = self.resolve(job)?;
+        let found = if job.load.writes { self.speaks_against(job, &targets)? } else { Vec::new() };
+        if found.is_empty() { Ok(targets) } else { Err(BenchError::Refused(found)) }
+    }
+
+    /// A log job's devices, which are a pool or may become one.
+    fn may_be_pool(&self, job: &JobOptions) -> Result<(Vec<Target>, Found), BenchError> {
         let targets = self.resolve(job)?;
         if targets.iter().all(|target| self.pooled.contains(&target.path)) {
-            return Ok(Found::Pool);
+            return Ok((targets, Found::Pool));
         }
         let found = self.speaks_against(job, &targets)?;
         if found.is_empty() {
-            self.pooled.extend(targets.into_iter().map(|target| target.path));
-            return Ok(Found::Free);
+            let twice = targets.iter().filter(|target| job.overwrite.contains(&target.given));
+            let named_twice = twice.filter_map(|target| target.identity).collect();
+            return Ok((targets, Found::Free { named_twice }));
         }
         // A pool's block devices also carry a protective MBR, which counts as content.
         let has_pool = |target: &Target| {
@@ -78,7 +137,16 @@ impl Targets {
         };
         let unused = found.iter().all(|it| it.reason.may_be_overridden());
         let is_pool = unused && targets.iter().all(has_pool);
-        if is_pool { Ok(Found::Pool) } else { Err(BenchError::Refused(found)) }
+        if is_pool { Ok((targets, Found::Pool)) } else { Err(BenchError::Refused(found)) }
+    }
+
+    fn is_admitted(&self, identity: DeviceIdentity) -> bool {
+        self.admitted.iter().any(|(admitted, _)| *admitted == identity)
+    }
+
+    fn admit(&mut self, device: Device) -> Result<(), BenchError> {
+        self.admitted.push((identity(&device)?, device));
+        Ok(())
     }
 
     fn resolve(&self, job: &JobOptions) -> Result<Vec<Target>, BenchError> {
@@ -97,7 +165,8 @@ impl Targets {
         targets: &[Target],
     ) -> Result<Vec<Refusal>, BenchError> {
         let mut found = Vec::new();
-        for target in targets.iter().filter(|target| !self.admitted.contains(&target.path)) {
+        let admitted = |target: &Target| target.identity.is_some_and(|it| self.is_admitted(it));
+        for target in targets.iter().filter(|target| !admitted(target)) {
             let reasons = refusals(target, &self.system, &program_directories());
             let reasons = reasons.map_err(|source| {
                 let what = format!("{}: cannot find out what it holds", target.given);
@@ -112,27 +181,27 @@ impl Targets {
 
     /// Claims a device that will be written; makes, grows or fills a file.
     fn prepare(&mut self, job: &JobOptions, target: &Target) -> Result<(), BenchError> {
-        if self.admitted.contains(&target.path) {
+        if target.identity.is_some_and(|identity| self.is_admitted(identity)) {
             return Ok(());
         }
         let needed = file_size(job, target)?;
         let mode = OpenMode { buffered: !job.direct, ..OpenMode::default() };
         match target.kind {
             TargetKind::NewFile => {
-                Device::create(&target.spec(), needed, false, mode)?;
+                let device = Device::create(&target.spec(), needed, false, mode)?;
                 if !job.load.writes {
-                    fill(target, needed)?;
+                    fill(target, &device, needed)?;
                 }
-                self.admitted.push(target.path.clone());
+                self.admit(device)?;
             }
             TargetKind::File if job.load.writes => {
-                Device::open(&target.spec(), mode)?.grow(needed, false)?;
-                self.admitted.push(target.path.clone());
+                let mut device = open_unchanged(target, mode)?;
+                device.grow(needed, false)?;
+                self.admit(device)?;
             }
             TargetKind::Block(_) if job.load.writes => {
                 let exclusive = OpenMode { exclusive: true, ..mode };
-                self.claims.push(Device::open(&target.spec(), exclusive)?);
-                self.admitted.push(target.path.clone());
+                self.admit(open_unchanged(target, exclusive)?)?;
             }
             TargetKind::File | TargetKind::Block(_) if needed <= target.size => {}
             TargetKind::File | TargetKind::Block(_) => {
@@ -151,13 +220,36 @@ impl Targets {
     }
 }
 
+/// What an open device is, whatever its name stands for by now.
+fn identity(device: &Device) -> Result<DeviceIdentity, BenchError> {
+    let metadata = device.file().metadata().map_err(|source| {
+        let what = format!("{}: cannot find out which device it is", device.path().display());
+        BenchError::System { what, source }
+    })?;
+    Ok(DeviceIdentity::of(&metadata))
+}
+
+/// Opens what was looked at, and nothing that took its place.
+fn open_unchanged(target: &Target, mode: OpenMode) -> Result<Device, BenchError> {
+    let device = Device::open(&target.spec(), mode)?;
+    if target.identity == Some(identity(&device)?) {
+        Ok(device)
+    } else {
+        Err(DeviceOpenError::Changed { path: target.path.clone() }.into())
+    }
+}
+
 /// How long a file must be for a job.
 fn file_size(job: &JobOptions, target: &Target) -> Result<ByteCount, BenchError> {
     match job.size {
         Some(Amount::Bytes(size)) => {
-            let clones = job.offset_increment.0 * u64::from(job.numjobs - 1);
-            let bytes = size / job.filename.len() as u64 + job.offset.of(target.size.0) + clones;
-            Ok(ByteCount(bytes).round_up(ByteCount(ALIGNMENT as u64)))
+            let each = size / job.filename.len() as u64;
+            skipped(job, target.size.0, job.numjobs - 1)
+                .and_then(|skipped| {
+                    skipped.checked_add(each)?.checked_next_multiple_of(ALIGNMENT as u64)
+                })
+                .map(ByteCount)
+                .ok_or_else(|| beyond_all_devices(job))
         }
         _ if target.size > ByteCount::ZERO => Ok(target.size),
         _ => {
@@ -169,18 +261,19 @@ fn file_size(job: &JobOptions, target: &Target) -> Result<ByteCount, BenchError>
 
 /// Gives a file that is to be read bytes to read: of what is reserved and was never written, no device
 /// would be asked.
-fn fill(target: &Target, size: ByteCount) -> Result<(), BenchError> {
-    use std::io::Write;
+fn fill(target: &Target, device: &Device, size: ByteCount) -> Result<(), BenchError> {
+    use std::os::unix::fs::FileExt;
     eprintln!("{}: laying out a file of {size} to read", target.given);
     let write = || {
-        let mut file = std::fs::File::options().write(true).open(&target.path)?;
+        // Through the page cache, as lengths need not be whole blocks; to what was just made, whatever is
+        // called so by now.
+        let path = format!("/proc/self/fd/{}", device.file().as_raw_fd());
+        let file = std::fs::File::options().write(true).open(path)?;
         let mut chunk = vec![0; 1 << 20];
         fastrand::Rng::with_seed(size.0).fill(&mut chunk);
-        let mut left = size.0;
-        while left > 0 {
-            let length = left.min(chunk.len() as u64);
-            file.write_all(&chunk[..length as usize])?;
-            left -= length;
+        for start in (0..size.0).step_by(chunk.len()) {
+            let length = (size.0 - start).min(chunk.len() as u64);
+            file.write_all_at(&chunk[..length as usize], start)?;
         }
         file.sync_all()
     };
@@ -190,14 +283,15 @@ fn fill(target: &Target, size: ByteCount) -> Result<(), BenchError> {
     })
 }
 
-/// Opens a job's devices, in the order of their names.
-///
-/// # Errors
-/// One cannot be opened.
-pub fn open(job: &JobOptions) -> Result<Vec<Device>, BenchError> {
-    let mode = OpenMode { buffered: !job.direct, exclusive: false, read_only: !job.load.writes };
-    let open = |name: &String| Ok(Device::open(&DeviceSpec::new(name), mode)?);
-    job.filename.iter().map(open).collect()
+/// Where the `clone`th of a job's `numjobs` begins in a file of `whole` bytes; `None` if no number is that large.
+fn skipped(job: &JobOptions, whole: u64, clone: u32) -> Option<u64> {
+    let increments = job.offset_increment.0.checked_mul(u64::from(clone))?;
+    job.offset.of(whole).checked_add(increments)
+}
+
+fn beyond_all_devices(job: &JobOptions) -> BenchError {
+    let what = "size, offset and offset_increment lead beyond the end of every device";
+    BenchError::usage(what).within(&job.name)
 }
 
 /// The part of each file, of these sizes, that the `clone`th of a job's `numjobs` works on.
@@ -212,8 +306,7 @@ pub fn windows(
     let unit = ALIGNMENT as u64;
     let down = |bytes: u64| bytes / unit * unit;
     let window = |(name, whole): (&String, &ByteCount)| {
-        let skipped = job.offset_increment.0 * u64::from(clone);
-        let start = down(job.offset.of(whole.0) + skipped);
+        let start = down(skipped(job, whole.0, clone).ok_or_else(|| beyond_all_devices(job))?);
         let rest = down(whole.0.saturating_sub(start));
         let wanted = match job.size {
             None => rest,

@@ -36,7 +36,8 @@ use std::time::{Duration, Instant};
 
 pub use choose::{KernelDevices, Opened, PathChoice, PathError, PathKind, PathProvider};
 pub use device::{
-    Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec, OpenMode, SpecError,
+    DEVICES_MAX, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec, OpenMode,
+    SpecError,
 };
 pub use operation::{
     Action, Completion, DeviceError, Extent, Operation, OperationKind, Refusal, Refused, Status,

@@ -36,6 +36,9 @@ enum Part {
         /// How many commits.
         #[arg(long, default_value_t = 150)]
         commits: u64,
+        /// What the devices and the notes hold may be lost.
+        #[arg(long)]
+        overwrite: bool,
     },
     /// On the host: rebuilds images and looks at each.
     Rebuild {
@@ -53,7 +56,7 @@ enum Part {
         /// Decides the moments and what survives.
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Where to make the images.
+        /// Where to make the images. It must not exist, and is removed in the end.
         #[arg(long, default_value = "target/powercut")]
         directory: PathBuf,
         /// Ignores flushes, as a disk that lies does: then something must be lost, or the test sees nothing.
@@ -64,7 +67,10 @@ enum Part {
 
 fn main() -> ExitCode {
     let ended = match Arguments::parse().part {
-        Part::Commit { devices, notes, commits } => commit(&devices, &notes, commits),
+        Part::Commit { overwrite: false, .. } => {
+            Err("the devices would lose what they hold; pass --overwrite if they may".into())
+        }
+        Part::Commit { devices, notes, commits, .. } => commit(&devices, &notes, commits),
         Part::Rebuild { log, devices, notes, images, seed, directory, blind } => {
             layout(&devices, &notes)
                 .and_then(|layout| rebuild(&log, &layout, images, seed, &directory, blind))
@@ -90,9 +96,10 @@ fn commit(devices: &str, notes: &Path, commits: u64) -> Result<(), Failure> {
         overwrite: true,
         ..FormatOptions::default()
     };
+    // Before anything is formatted: a device that is in use is refused.
+    let flags = libc::O_DIRECT | libc::O_DSYNC | libc::O_EXCL;
+    let notes = File::options().write(true).custom_flags(flags).open(notes)?;
     Pool::format(&specs, &options)?;
-    let notes =
-        File::options().write(true).custom_flags(libc::O_DIRECT | libc::O_DSYNC).open(notes)?;
     victim::commit(&specs, &open_options(false), 1, |commit| {
         let mut block = Box::new(Block([0; 4096]));
         block.0[..8].copy_from_slice(&commit.to_le_bytes());
@@ -121,7 +128,13 @@ fn rebuild(
     directory: &Path,
     blind: bool,
 ) -> Result<(), Failure> {
-    std::fs::create_dir_all(directory)?;
+    if let Some(parent) = directory.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    // Only what was made here is removed in the end.
+    std::fs::create_dir(directory).map_err(|error| {
+        format!("{}: {error}; name a directory that is to be made", directory.display())
+    })?;
     let log = WriteLog::open(log)?;
     let mut rebuilder = Rebuilder::new(&log, layout, blind);
     let notes = rebuilder.notes()?;

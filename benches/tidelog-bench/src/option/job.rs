@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tidelog_engine::memory::ALIGNMENT;
+use tidelog_engine::path::DEVICES_MAX;
 use tidelog_engine::units::ByteCount;
 
 use super::sizes::Sizes;
@@ -250,6 +251,9 @@ impl JobOptions {
         let wrong = |what: &str| Err(BenchError::usage(what).within(&self.name));
         if self.filename.is_empty() {
             return wrong("no filename: name the devices or files, separated by colons");
+        }
+        if self.filename.len() > DEVICES_MAX {
+            return wrong(&format!("a job has at most {DEVICES_MAX} files; make it two jobs"));
         }
         if self.time_based && self.runtime.is_none() {
             return wrong("time_based runs for all of runtime, which is not given");

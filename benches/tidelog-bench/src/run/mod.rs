@@ -1,11 +1,13 @@
 //! Running jobs: groups one after the other, the jobs of a group side by side.
 
 mod budget;
+mod interrupt;
 mod log;
 mod raw;
 mod start;
 mod usage;
 
+pub use interrupt::{is_interrupted, take_signals};
 pub use log::make_pool;
 pub use start::{Ended, JobResult, run};
 pub use usage::Usage;

@@ -5,8 +5,8 @@ use std::time::Instant;
 use tidelog_engine::memory::{DmaBuffer, DmaPool};
 use tidelog_engine::path::sim::{SimDisk, SimDisks};
 use tidelog_engine::path::{
-    Action, Capabilities, Completion, DataPath, Extent, KernelDevices, Operation, PathChoice,
-    PathProvider, Refusal,
+    Action, Capabilities, Completion, DataPath, Device, Extent, KernelDevices, Operation,
+    PathChoice, PathProvider, Refusal,
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
@@ -59,14 +59,15 @@ enum Phase {
 }
 
 impl RawJob {
-    /// Opens devices and data path on the calling thread, which must be the one that runs the job.
+    /// Opens the data path to open devices on the calling thread, which must be the one that runs the job.
     pub(super) fn prepare(
         job: &JobOptions,
         clone: u32,
         generation: u64,
+        devices: Vec<Device>,
     ) -> Result<Self, BenchError> {
         let seed = job.randseed.wrapping_add(u64::from(clone) << 32);
-        let (path, sizes) = open_path(job)?;
+        let (path, sizes) = open_path(job, devices)?;
         let windows = target::windows(job, &sizes, clone)?;
         let pass = windows.iter().map(|window| window.length).sum();
         let (buffers, path) = buffers(job, path, seed)?;
@@ -272,7 +273,10 @@ impl RawJob {
 }
 
 /// The data path that was asked for, or nothing; and the sizes of its devices.
-fn open_path(job: &JobOptions) -> Result<(Box<dyn DataPath>, Vec<ByteCount>), BenchError> {
+fn open_path(
+    job: &JobOptions,
+    devices: Vec<Device>,
+) -> Result<(Box<dyn DataPath>, Vec<ByteCount>), BenchError> {
     let files = job.filename.len() as u32;
     let engine = job.engine()?;
     let provider: Box<dyn PathProvider> = match engine {
@@ -284,7 +288,7 @@ fn open_path(job: &JobOptions) -> Result<(Box<dyn DataPath>, Vec<ByteCount>), Be
         Engine::Uring | Engine::Posix => {
             let choice =
                 if engine == Engine::Uring { PathChoice::Uring } else { PathChoice::Posix };
-            Box::new(KernelDevices { devices: target::open(job)?, choice })
+            Box::new(KernelDevices { devices, choice })
         }
     };
     // The depth is a device's there, and the job's here.

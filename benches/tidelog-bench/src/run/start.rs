@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
-use tidelog_engine::path::{Capabilities, Feature};
+use tidelog_engine::path::{Capabilities, Device, Feature};
 
+use super::interrupt::is_interrupted;
 use super::log::{LogJob, Pools};
 use super::raw::RawJob;
 use super::usage::Usage;
@@ -17,6 +18,7 @@ use crate::live::Live;
 use crate::load::BadBlock;
 use crate::option::{JobOptions, Level};
 use crate::stats::{LiveCounters, Recorder};
+use crate::target::Targets;
 
 /// How a job ended.
 #[derive(Clone, Debug, Default)]
@@ -53,7 +55,7 @@ impl Ended {
 
     /// Whether nothing more shall be begun.
     pub(super) fn is_over(&self, job: &JobOptions) -> bool {
-        self.failure.is_some() || (job.verify_fatal && self.bad > 0)
+        self.failure.is_some() || (job.verify_fatal && self.bad > 0) || is_interrupted()
     }
 }
 
@@ -80,12 +82,19 @@ pub struct JobResult {
 ///
 /// # Errors
 /// A job could not be made ready. Those of earlier groups ran, and their results are lost.
-pub fn run(groups: &[Vec<JobOptions>], live: &Live) -> Result<Vec<JobResult>, BenchError> {
+pub fn run(
+    groups: &[Vec<JobOptions>],
+    targets: &Targets,
+    live: &Live,
+) -> Result<Vec<JobResult>, BenchError> {
     let generation = generation();
     let mut results = Vec::new();
     for (index, jobs) in groups.iter().enumerate() {
+        if is_interrupted() {
+            break;
+        }
         let pools = Pools::open(jobs)?;
-        results.extend(run_group(index, jobs, &pools, generation, live)?);
+        results.extend(run_group(index, jobs, targets, &pools, generation, live)?);
         pools.close()?;
     }
     Ok(results)
@@ -109,6 +118,7 @@ struct Thread {
 fn run_group(
     group: usize,
     jobs: &[JobOptions],
+    targets: &Targets,
     pools: &Pools,
     generation: u64,
     live: &Live,
@@ -116,7 +126,9 @@ fn run_group(
     let mut threads = Vec::new();
     for job in jobs {
         for clone in 0..job.numjobs {
-            threads.push(start_thread(job, clone, generation, pools, live.watch(group, job))?);
+            let devices = targets.open(job)?;
+            let counters = live.watch(group, job);
+            threads.push(start_thread(job, clone, generation, devices, pools, counters)?);
         }
     }
     let mut paths = Vec::new();
@@ -131,9 +143,12 @@ fn run_group(
         let _ = thread.start.send(());
     }
     live.begin(group, jobs);
-    thread::sleep(ramp);
+    let ramp_over = Instant::now() + ramp;
+    while !is_interrupted() && Instant::now() < ramp_over {
+        thread::sleep((ramp_over - Instant::now()).min(Duration::from_millis(100)));
+    }
     let before = Usage::now();
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     let count = threads.len() as u32;
     let ended: Vec<_> = threads
         .into_iter()
@@ -157,6 +172,7 @@ fn start_thread(
     job: &JobOptions,
     clone: u32,
     generation: u64,
+    devices: Vec<Device>,
     pools: &Pools,
     counters: Arc<LiveCounters>,
 ) -> Result<Thread, BenchError> {
@@ -166,9 +182,8 @@ fn start_thread(
     let pool = pools.of(job);
     let body = move || {
         let made = pin(&options).and_then(|()| match options.level {
-            Level::Raw => {
-                RawJob::prepare(&options, clone, generation).map(|job| Job::Raw(Box::new(job)))
-            }
+            Level::Raw => RawJob::prepare(&options, clone, generation, devices)
+                .map(|job| Job::Raw(Box::new(job))),
             Level::Log => LogJob::prepare(&options, clone, generation, pool)
                 .map(|job| Job::Log(Box::new(job))),
         });

@@ -5,7 +5,8 @@
 //! its headers a build dependency. So its own programs are asked where they are present: `wipefs`, which
 //! lists every signature and not just the likeliest, else `blkid -p`. They are believed when they find
 //! something, never when they find nothing: whatever they say, the first and the last MiB must be all
-//! zeroes, or the device is refused as not blank. A machine without the programs refuses more, not less.
+//! zeroes, and so must a thousand blocks between them and all that a regular file has stored, or the device
+//! is refused as not blank. A machine without the programs refuses more, not less.
 
 use std::fs::File;
 use std::io;
@@ -13,10 +14,17 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use nix::errno::Errno;
+use nix::unistd::{Whence, lseek};
 use serde::Deserialize;
 
 /// This much at both ends must be zero for a device to be blank.
 const BLANK_BYTES: u64 = 1 << 20;
+/// Between them, so many blocks of [`SAMPLE_BYTES`] are looked at: what remains of a device whose ends were
+/// cleared, such as file systems that begin behind a lost partition table.
+const SAMPLES: u64 = 1024;
+/// The bytes of one sample.
+const SAMPLE_BYTES: u64 = 4096;
 
 /// Something on a device that has a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +55,7 @@ impl std::fmt::Display for Signature {
 pub struct Content {
     /// What has a name.
     pub signatures: Vec<Signature>,
-    /// The first byte at either end that is not zero.
+    /// The first byte that is not zero, of those that were looked at.
     pub not_blank_at: Option<u64>,
 }
 
@@ -71,16 +79,51 @@ pub fn contents(path: &Path, size: u64, programs: &[PathBuf]) -> io::Result<Cont
     })
 }
 
-/// The first byte of the first or last MiB that is not zero.
+/// The first byte that is not zero: of both ends, and of samples between them or all that a file has stored.
 fn first_byte_set(file: &File, size: u64) -> io::Result<Option<u64>> {
-    for start in [0, size.saturating_sub(BLANK_BYTES)] {
-        let mut bytes = vec![0; BLANK_BYTES.min(size - start) as usize];
-        file.read_exact_at(&mut bytes, start)?;
-        if let Some(at) = bytes.iter().position(|byte| *byte != 0) {
-            return Ok(Some(start + at as u64));
+    let last = size.saturating_sub(BLANK_BYTES);
+    for start in [0, last] {
+        if let Some(at) = byte_set_in(file, start, BLANK_BYTES.min(size - start))? {
+            return Ok(Some(at));
+        }
+    }
+    if file.metadata()?.is_file() {
+        return first_byte_stored(file, size);
+    }
+    // Of a small device, this is every block.
+    let step = (size / SAMPLES).next_multiple_of(SAMPLE_BYTES).max(SAMPLE_BYTES);
+    for start in (0..last).step_by(step as usize) {
+        if let Some(at) = byte_set_in(file, start, SAMPLE_BYTES.min(size - start))? {
+            return Ok(Some(at));
         }
     }
     Ok(None)
+}
+
+/// The same of a regular file. The file system knows where something was written; that is not much of a file
+/// that is blank, however large.
+fn first_byte_stored(file: &File, size: u64) -> io::Result<Option<u64>> {
+    let mut start = 0;
+    while start < size {
+        let from = i64::try_from(start).map_err(io::Error::other)?;
+        start = match lseek(file, from, Whence::SeekData) {
+            Ok(data) => data.cast_unsigned(),
+            Err(Errno::ENXIO) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let length = BLANK_BYTES.min(size.saturating_sub(start));
+        if let Some(at) = byte_set_in(file, start, length)? {
+            return Ok(Some(at));
+        }
+        start += length;
+    }
+    Ok(None)
+}
+
+fn byte_set_in(file: &File, start: u64, length: u64) -> io::Result<Option<u64>> {
+    let mut bytes = vec![0; length as usize];
+    file.read_exact_at(&mut bytes, start)?;
+    Ok(bytes.iter().position(|byte| *byte != 0).map(|at| start + at as u64))
 }
 
 /// `None` if the program could not tell.

@@ -191,8 +191,11 @@ impl System {
                 .into_iter()
                 .map(|holder| Reason::HeldBy { what: what(), holder: self.description(&holder) }),
         );
-        let in_use = |path: &PathBuf| DeviceNumber::of_path(path) == Some(device.number);
-        if self.swaps().iter().any(in_use) {
+        let is_it = |path: &Path| DeviceNumber::of_path(path) == Some(device.number);
+        // A loop device does not hold the device under it as others do, nor claim it.
+        let loops = self.loops_on(is_it);
+        reasons.extend(loops.map(|holder| Reason::HeldBy { what: what(), holder }));
+        if self.swaps().iter().any(|swap| is_it(swap)) {
             reasons.push(Reason::Swap { what: what() });
         }
         reasons
@@ -201,15 +204,23 @@ impl System {
     /// Everybody who uses a regular file as a whole.
     pub fn users_of_file(&self, path: &Path) -> Vec<Reason> {
         let what = || path.display().to_string();
-        let loops = self.block_devices().into_iter().filter(|device| {
-            device.read("loop/backing_file").is_some_and(|backing| Path::new(&backing) == path)
-        });
+        // Its users may know it by the name of another hard link.
+        let is_it = |other: &Path| other == path || is_same_file(other, path);
+        let loops = self.loops_on(is_it);
         let mut reasons: Vec<Reason> =
-            loops.map(|device| Reason::HeldBy { what: what(), holder: device.name }).collect();
-        if self.swaps().iter().any(|swap| swap == path) {
+            loops.map(|holder| Reason::HeldBy { what: what(), holder }).collect();
+        if self.swaps().iter().any(|swap| is_it(swap)) {
             reasons.push(Reason::Swap { what: what() });
         }
         reasons
+    }
+
+    /// The names of the loop devices over what `is_it` says.
+    fn loops_on(&self, is_it: impl Fn(&Path) -> bool) -> impl Iterator<Item = String> {
+        let loops = self.block_devices().into_iter().filter(move |device| {
+            device.read("loop/backing_file").is_some_and(|backing| is_it(Path::new(&backing)))
+        });
+        loops.map(|device| device.name)
     }
 
     /// `dm-0 (vg-root)` where a device has a name for people.
@@ -267,6 +278,11 @@ impl System {
             .map(unescape)
             .collect()
     }
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path| fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
+    identity(one).is_some_and(|one| identity(other) == Some(one))
 }
 
 /// The kernel writes spaces and the like in paths as `\040`.

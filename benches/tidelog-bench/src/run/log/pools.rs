@@ -67,16 +67,17 @@ impl Pools {
     }
 }
 
-/// Makes a pool of a job's devices, which hold nothing.
+/// Makes a pool of a job's devices, which hold nothing, or were named twice.
 ///
 /// # Errors
 /// It cannot be made.
-pub fn make_pool(job: &JobOptions) -> Result<(), BenchError> {
+pub fn make_pool(job: &JobOptions, named_twice: &[DeviceIdentity]) -> Result<(), BenchError> {
     let specs: Vec<DeviceSpec> = job.filename.iter().map(DeviceSpec::new).collect();
     let options = FormatOptions {
         device_size: device_size(job),
-        // Never for all: the engine looks again under its own claim.
-        overwrite_devices: job.overwrite.iter().filter_map(identity).collect(),
+        // Never for all: the engine looks again under its own claim. And never by name: a name may have come
+        // to stand for something else.
+        overwrite_devices: named_twice.to_vec(),
         buffered: !job.direct,
         ..FormatOptions::default()
     };
@@ -87,13 +88,11 @@ pub fn make_pool(job: &JobOptions) -> Result<(), BenchError> {
 /// What a file must have for a job's tensors, each twice: one that is put again exists twice meanwhile.
 fn device_size(job: &JobOptions) -> Option<ByteCount> {
     let Some(Amount::Bytes(size)) = job.size else { return None };
-    let each = (2 * size * u64::from(job.numjobs)).div_ceil(job.filename.len() as u64);
+    let wanted = size.saturating_mul(2).saturating_mul(u64::from(job.numjobs));
+    // What is beyond all devices is refused when it is reserved.
+    let each = wanted.div_ceil(job.filename.len() as u64).min(u64::MAX / 2);
     // A fraction of each device goes to the index, and another is kept for reclamation.
     Some(ByteCount(each + each / 8 + METADATA_ROOM.0).round_up(ByteCount::mib(1)))
-}
-
-fn identity(device: &String) -> Option<DeviceIdentity> {
-    std::fs::metadata(DeviceSpec::new(device).target()).ok().map(|it| DeviceIdentity::of(&it))
 }
 
 fn open_pool(job: &JobOptions, engine: Engine) -> Result<Pool, BenchError> {

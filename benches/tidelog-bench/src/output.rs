@@ -1,0 +1,89 @@
+//! Where results go: standard output, or a file that is none of those that the run is about.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use tidelog_engine::path::{DeviceIdentity, DeviceSpec};
+
+use crate::cli::Request;
+use crate::exit::BenchError;
+
+/// Where results go.
+#[derive(Debug)]
+pub enum Output {
+    /// Standard output.
+    Standard,
+    /// A file, which keeps what it holds until there are results.
+    File(PathBuf, File),
+}
+
+impl Output {
+    /// Opens what was asked for, so that no run is made in vain.
+    ///
+    /// # Errors
+    /// It cannot be written, or must not be: it is a block device, or something that the run reads or measures.
+    pub fn open(request: &Request) -> Result<Self, BenchError> {
+        let Some(path) = &request.output else { return Ok(Self::Standard) };
+        // A look before anything is opened: to open a device for writing may already do something to it.
+        let found = fs::metadata(path).ok();
+        if found.as_ref().is_some_and(|it| it.file_type().is_block_device()) {
+            return Err(never(path, "is a block device, which results would overwrite"));
+        }
+        let opened = File::options().write(true).create(true).truncate(false).open(path);
+        let opened = opened.and_then(|file| Ok((file.metadata()?, file)));
+        let (metadata, file) = opened.map_err(|source| system(path, source))?;
+        let ours = DeviceIdentity::of(&metadata);
+        let is_it =
+            |other: &Path| fs::metadata(other).is_ok_and(|it| DeviceIdentity::of(&it) == ours);
+        let names = request.jobs.iter().flat_map(|job| job.filename.iter().chain(&job.overwrite));
+        if names.into_iter().any(|name| is_it(&DeviceSpec::new(name).target())) {
+            return Err(never(path, "is also a filename, which results would overwrite"));
+        }
+        if request.jobfiles.iter().any(|jobfile| is_it(jobfile)) {
+            return Err(never(path, "is also the job file, which results would overwrite"));
+        }
+        Ok(Self::File(path.clone(), file))
+    }
+
+    /// Writes results, instead of what a file held.
+    ///
+    /// # Errors
+    /// The results are not there.
+    pub fn write(&mut self, text: &str) -> Result<(), BenchError> {
+        match self {
+            Self::Standard => say(text),
+            Self::File(path, file) => {
+                let replaced = file.metadata().and_then(|it| {
+                    // Pipes and terminals have no length.
+                    if it.is_file() { file.set_len(0) } else { Ok(()) }
+                });
+                let written = replaced.and_then(|()| file.write_all(text.as_bytes()));
+                written.map_err(|source| system(path, source))
+            }
+        }
+    }
+}
+
+/// Writes to standard output. Whoever closed it early has seen enough, and the exit code still says how it went.
+///
+/// # Errors
+/// Nobody closed it, and what was written is not there.
+pub fn say(text: &str) -> Result<(), BenchError> {
+    let mut out = io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(source) if source.kind() != io::ErrorKind::BrokenPipe => {
+            Err(BenchError::System { what: "standard output".to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn never(path: &Path, what: &str) -> BenchError {
+    BenchError::usage(format!("output={} {what}; name another file", path.display()))
+}
+
+fn system(path: &Path, source: io::Error) -> BenchError {
+    BenchError::System { what: path.display().to_string(), source }
+}
