@@ -16,6 +16,11 @@ use super::index::{changes, payload};
 /// The pool's identity.
 const POOL: u128 = 5;
 
+/// Epochs that recovery refuses begin here.
+const EPOCHS_END: u64 = 1 << 63;
+/// More than a target's calls use up.
+const EPOCHS_USED: u64 = 16;
+
 /// Bytes that somebody put on a device.
 pub(super) struct Patch {
     pub(super) device: usize,
@@ -65,13 +70,16 @@ impl Hostile {
     }
 
     /// Whether records lie in wait for a checkpoint to come: whoever can write such records can write any,
-    /// and a share that meets them later is refused then.
+    /// and a share that meets them later is refused then. So is one whose next checkpoint is of the first epoch
+    /// that no share can have.
     pub(super) fn lies_in_wait(&self) -> bool {
         let waits = |(share, epoch): (&u32, &u64)| {
             let of_share = self.checkpoints.iter().filter(|((other, ..), _)| other == share);
             of_share.map(|(_, epoch)| epoch).max() < Some(epoch)
         };
-        self.damaged || self.records.iter().any(waits)
+        let last = (EPOCHS_END - EPOCHS_USED)..EPOCHS_END;
+        let ends = self.checkpoints.values().any(|epoch| last.contains(epoch));
+        self.damaged || ends || self.records.iter().any(waits)
     }
 
     fn superblock(&self, device: u32) -> Vec<u8> {
