@@ -1,6 +1,7 @@
 //! A process that commits until it dies, and what the next one must find then.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use tidelog_engine::layout::{LifetimeClass, TensorId};
 use tidelog_engine::memory::{Destination, Source};
@@ -107,8 +108,13 @@ fn tensors_of(commit: u64) -> Vec<(TensorId, Content)> {
 
 fn read(pool: &Pool, id: TensorId) -> Result<Vec<u8>, Failure> {
     let length = pool.length(id).ok_or_else(|| format!("LOST: {id} is not there"))?;
-    let memory = Destination::buffer(length as usize);
-    let ticket = pool.get(id, 0..length, memory, Urgency::Urgent, None)?;
+    read_range(pool, id, 0..length)
+}
+
+/// These bytes of a tensor.
+pub(crate) fn read_range(pool: &Pool, id: TensorId, range: Range<u64>) -> Result<Vec<u8>, Failure> {
+    let memory = Destination::buffer((range.end - range.start) as usize);
+    let ticket = pool.get(id, range, memory, Urgency::Urgent, None)?;
     ticket.wait()?;
     Ok(ticket.take_bytes().ok_or("a read that ended well has bytes")?)
 }

@@ -49,7 +49,7 @@ impl Live {
     }
 
     /// Counters for a job of this group to count in.
-    pub fn watch(&self, group: usize, _job: &JobOptions) -> Arc<LiveCounters> {
+    pub fn watch(&self, group: usize) -> Arc<LiveCounters> {
         let counters = Arc::<LiveCounters>::default();
         self.state().watched.push((group, Arc::clone(&counters)));
         counters

@@ -81,7 +81,7 @@ pub enum RecoveryError<E: fmt::Display> {
 }
 
 /// Epochs end here: counting from 1, no share lives to see it, and there is always a next one.
-const EPOCHS_END: u64 = 1 << 63;
+pub const EPOCHS_END: u64 = 1 << 63;
 
 /// Reads a share's index.
 ///

@@ -4,8 +4,6 @@
 mod fault;
 mod rows;
 
-use std::error::Error;
-
 use tidelog_engine::path::{DeviceSpec, PathChoice, PathKind};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
@@ -13,8 +11,7 @@ use tidelog_engine::units::ByteCount;
 pub use fault::Fault;
 pub use rows::ROWS;
 
-/// Why a row is not as it must be.
-pub type Failure = Box<dyn Error>;
+pub use crate::victim::Failure;
 
 /// One thing that must be so: its name, and what shows it. Answers a fact worth printing.
 pub type Row = (&'static str, fn(&Stage) -> Result<String, Failure>);

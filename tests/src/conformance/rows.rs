@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use tidelog_engine::layout::{LifetimeClass, TensorId};
-use tidelog_engine::memory::{Destination, Source};
+use tidelog_engine::memory::Source;
 use tidelog_engine::path::{Feature, PathKind};
 use tidelog_engine::pool::inspect::check;
 use tidelog_engine::pool::{Pool, PutOptions};
-use tidelog_engine::schedule::Urgency;
 
 use super::{Failure, Row, STRIPE_UNIT, Stage};
 use crate::load::{Ledger, Load, LoadOptions};
 use crate::sim::Content;
+use crate::victim::read_range;
 
 /// All of them, in order.
 pub const ROWS: &[Row] = &[
@@ -84,7 +84,7 @@ fn every_length_comes_back(stage: &Stage) -> Result<String, Failure> {
         let ranges =
             [0..length, 0..1, length - 1..length, length / 3..length / 3 + length.div_ceil(2)];
         for range in ranges {
-            let found = read(&pool, id, range.clone())?;
+            let found = read_range(&pool, id, range.clone())?;
             if found != whole[range.start as usize..range.end as usize] {
                 return Err(format!("{id}: bytes {range:?} of {length} are others").into());
             }
@@ -134,7 +134,7 @@ fn another_path_reads_it(stage: &Stage) -> Result<String, Failure> {
 
 fn expect_durable(pool: &Pool) -> Result<String, Failure> {
     for (id, content) in durable() {
-        if read(pool, id, 0..u64::from(content.length))? != content.bytes() {
+        if read_range(pool, id, 0..u64::from(content.length))? != content.bytes() {
             return Err(format!("{id} has other bytes").into());
         }
     }
@@ -188,11 +188,4 @@ fn nothing_is_wrong(stage: &Stage) -> Result<String, Failure> {
         Some(damage) => Err(damage.to_string().into()),
         None => Ok(format!("{} tensors, {}", report.tensors, report.bytes)),
     }
-}
-
-fn read(pool: &Pool, id: TensorId, range: std::ops::Range<u64>) -> Result<Vec<u8>, Failure> {
-    let memory = Destination::buffer((range.end - range.start) as usize);
-    let ticket = pool.get(id, range, memory, Urgency::Urgent, None)?;
-    ticket.wait()?;
-    Ok(ticket.take_bytes().ok_or("a read that ended well has bytes")?)
 }

@@ -7,7 +7,7 @@ use tidelog_engine::layout::{
     BLOCK_BYTES, Change, Geometry, GeometryRequest, HOLDERS_OFFSET, Holder, METADATA_OFFSET,
     SUPERBLOCK_OFFSET, Superblock,
 };
-use tidelog_engine::log::StripeMap;
+use tidelog_engine::log::{EPOCHS_END, StripeMap};
 use tidelog_engine::units::ByteCount;
 
 use super::frame::{self, CheckpointHead, RecordHead};
@@ -16,8 +16,6 @@ use super::index::{changes, payload};
 /// The pool's identity.
 const POOL: u128 = 5;
 
-/// Epochs that recovery refuses begin here.
-const EPOCHS_END: u64 = 1 << 63;
 /// More than a target's calls use up.
 const EPOCHS_USED: u64 = 16;
 

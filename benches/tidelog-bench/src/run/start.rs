@@ -127,7 +127,7 @@ fn run_group(
     for job in jobs {
         for clone in 0..job.numjobs {
             let devices = targets.open(job)?;
-            let counters = live.watch(group, job);
+            let counters = live.watch(group);
             threads.push(start_thread(job, clone, generation, devices, pools, counters)?);
         }
     }
