@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Directory, bench, run, skip};
+use common::{bench, temporary};
 use serde_json::Value;
+use tidelog_tests::machine::{Ran, skip};
 
 /// A job in words that fio and we share.
 fn shared(file: &str) -> Vec<String> {
@@ -30,7 +31,7 @@ fn fio(test: &str, file: &str, format: &str) -> Option<String> {
         skip(test, "fio is not installed");
         return None;
     }
-    let ran = run(&mut command).expect(0);
+    let ran = Ran::of(&mut command).expect(0);
     // Notes come before the report.
     let start = if format == "json" { ran.out.find('{') } else { ran.out.find("3;") };
     Some(ran.out[start.unwrap()..].to_owned())
@@ -70,13 +71,12 @@ fn keys(value: &Value, above: &str, found: &mut BTreeSet<(String, &'static str)>
 
 #[test]
 fn our_json_has_the_keys_and_kinds_of_fios() {
-    let directory = Directory::new("keys");
-    let Some(theirs) =
-        fio("our_json_has_the_keys_and_kinds_of_fios", &directory.path("fio"), "json")
+    let directory = temporary("keys");
+    let Some(theirs) = fio("our_json_has_the_keys_and_kinds_of_fios", &directory.at("fio"), "json")
     else {
         return;
     };
-    let ours = ours(&directory.path("ours"), "json");
+    let ours = ours(&directory.at("ours"), "json");
     let [theirs, ours] = [&theirs, &ours].map(|text| {
         let mut found = BTreeSet::new();
         keys(&serde_json::from_str(text).unwrap(), "", &mut found);
@@ -94,12 +94,12 @@ fn our_json_has_the_keys_and_kinds_of_fios() {
 
 #[test]
 fn our_terse_lines_have_fios_fields() {
-    let directory = Directory::new("terse");
-    let Some(theirs) = fio("our_terse_lines_have_fios_fields", &directory.path("fio"), "terse")
+    let directory = temporary("terse");
+    let Some(theirs) = fio("our_terse_lines_have_fios_fields", &directory.at("fio"), "terse")
     else {
         return;
     };
-    let ours = ours(&directory.path("ours"), "terse");
+    let ours = ours(&directory.at("ours"), "terse");
     // A field is a number, a percentage, or a percentile and its value.
     let shape = |text: &str| -> Vec<String> {
         let fields = text.trim().split(';').map(|field| {
@@ -123,8 +123,8 @@ fn our_terse_lines_have_fios_fields() {
 #[test]
 fn a_parser_that_others_wrote_reads_our_json() {
     const TEST: &str = "a_parser_that_others_wrote_reads_our_json";
-    let directory = Directory::new("parser");
-    let environment = directory.path("venv");
+    let directory = temporary("parser");
+    let environment = directory.at("venv");
     let venv = Command::new("python3").args(["-m", "venv", &environment]).output();
     if !venv.is_ok_and(|output| output.status.success()) {
         return skip(TEST, "python3 cannot make a virtual environment");
@@ -135,7 +135,7 @@ fn a_parser_that_others_wrote_reads_our_json() {
         return skip(TEST, "pip cannot install fio-plot");
     }
     // fio-plot wants one result for each number of jobs and each depth, named after them.
-    let results = directory.path("results");
+    let results = directory.at("results");
     std::fs::create_dir(&results).unwrap();
     for depth in [1, 4] {
         let json = bench(&[
@@ -147,7 +147,7 @@ fn a_parser_that_others_wrote_reads_our_json() {
             "--group_reporting",
             "--numjobs=1",
             &format!("--iodepth={depth}"),
-            &format!("--filename={}", directory.path("data")),
+            &format!("--filename={}", directory.at("data")),
             "--output-format=json",
         ]);
         std::fs::write(
@@ -156,11 +156,11 @@ fn a_parser_that_others_wrote_reads_our_json() {
         )
         .unwrap();
     }
-    let picture = directory.path("picture.png");
+    let picture = directory.at("picture.png");
     let plot = [
         "-i", &results, "-T", "ours", "-r", "randread", "-l", "-d", "1", "4", "-n", "1", "-o",
         &picture,
     ];
-    run(Command::new(format!("{environment}/bin/fio-plot")).args(plot)).expect(0);
+    Ran::of(Command::new(format!("{environment}/bin/fio-plot")).args(plot)).expect(0);
     assert!(std::fs::metadata(&picture).unwrap().len() > 10_000, "it drew our figures");
 }

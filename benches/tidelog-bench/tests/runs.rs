@@ -4,8 +4,10 @@ mod common;
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
-use common::{Directory, bench};
+use common::{bench, temporary};
+use tidelog_tests::machine::{LoopDevice, LoopOptions, Ran, skip};
 
 const BLOCK: u64 = 16384;
 
@@ -16,19 +18,19 @@ fn job<'a>(file: &'a str, more: &[&'a str]) -> Vec<String> {
     options.chain([format!("--filename={file}")]).collect()
 }
 
-fn run(file: &str, more: &[&str]) -> common::Ran {
+fn run(file: &str, more: &[&str]) -> Ran {
     let options = job(file, more);
     bench(&options.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 #[test]
 fn every_load_moves_what_it_was_asked_to_on_every_path() {
-    let directory = Directory::new("loads");
+    let directory = temporary("loads");
     for engine in ["tidelog-uring", "tidelog-posix", "tidelog-sim"] {
         let ioengine = format!("--ioengine={engine}");
         for load in ["read", "write", "rw", "randread", "randwrite", "randrw"] {
             let rw = format!("--rw={load}");
-            let file = directory.path(&format!("{engine}-{load}"));
+            let file = directory.at(&format!("{engine}-{load}"));
             let json = run(&file, &[&ioengine, &rw]).expect(0).json();
             let moved = |way: &str| json["jobs"][0][way]["io_bytes"].as_u64().unwrap();
             let (read, written) = (moved("read"), moved("write"));
@@ -46,21 +48,21 @@ fn every_load_moves_what_it_was_asked_to_on_every_path() {
 
 #[test]
 fn two_files_get_half_each_and_numjobs_all_do_everything() {
-    let directory = Directory::new("files");
-    let files = format!("{}:{}", directory.path("a"), directory.path("b"));
+    let directory = temporary("files");
+    let files = format!("{}:{}", directory.at("a"), directory.at("b"));
     let options = ["--ioengine=tidelog-uring", "--rw=write", "--numjobs=3", "--group_reporting"];
     let json = run(&files, &options).expect(0).json();
     assert_eq!(json["jobs"].as_array().unwrap().len(), 1, "one report for the group");
     assert_eq!(json["jobs"][0]["write"]["io_bytes"], 3 << 20);
     for name in ["a", "b"] {
-        assert_eq!(fs::metadata(directory.path(name)).unwrap().len(), 512 << 10);
+        assert_eq!(fs::metadata(directory.at(name)).unwrap().len(), 512 << 10);
     }
 }
 
 #[test]
 fn time_based_jobs_run_for_their_time_and_ramp_time_is_not_counted() {
-    let directory = Directory::new("time");
-    let file = directory.path("a");
+    let directory = temporary("time");
+    let file = directory.at("a");
     let options = [
         "--ioengine=tidelog-posix",
         "--rw=read",
@@ -78,8 +80,8 @@ fn time_based_jobs_run_for_their_time_and_ramp_time_is_not_counted() {
 
 #[test]
 fn a_flipped_a_stale_and_a_misplaced_block_are_reported_by_file_and_offset() {
-    let directory = Directory::new("verify");
-    let file = directory.path("a");
+    let directory = temporary("verify");
+    let file = directory.at("a");
     let stamped = ["--ioengine=tidelog-uring", "--rw=randwrite", "--verify=crc32c"];
     let json = run(&file, &stamped).expect(0).json();
     assert_eq!(json["jobs"][0]["tidelog"]["verified_blocks"], 64, "do_verify reads all back");
@@ -109,8 +111,8 @@ fn a_flipped_a_stale_and_a_misplaced_block_are_reported_by_file_and_offset() {
 
 #[test]
 fn what_holds_data_is_written_only_if_it_is_named_twice() {
-    let directory = Directory::new("refused");
-    let file = directory.path("photo");
+    let directory = temporary("refused");
+    let file = directory.at("photo");
     fs::write(&file, vec![7; 1 << 20]).unwrap();
     let write = ["--ioengine=tidelog-uring", "--rw=write"];
     run(&file, &write).expect(4).says("it is not blank").says("--overwrite");
@@ -127,14 +129,14 @@ fn what_holds_data_is_written_only_if_it_is_named_twice() {
 
 #[test]
 fn a_file_that_an_earlier_job_of_the_run_made_may_be_written_by_a_later_one() {
-    let directory = Directory::new("two-jobs");
+    let directory = temporary("two-jobs");
     let text = format!(
         "[global]\nioengine=tidelog-uring\nfilename={}\nsize=1m\nbs=16k\niodepth=4\nverify=crc32c\n\
          [write]\nrw=write\n[again]\nstonewall\nrw=randwrite\n[read]\nstonewall\nrw=read\n",
-        directory.path("a")
+        directory.at("a")
     );
-    fs::write(directory.path("jobs.fio"), text).unwrap();
-    let json = bench(&[&directory.path("jobs.fio"), "--output-format=json"]).expect(0).json();
+    fs::write(directory.at("jobs.fio"), text).unwrap();
+    let json = bench(&[&directory.at("jobs.fio"), "--output-format=json"]).expect(0).json();
     let jobs = json["jobs"].as_array().unwrap();
     let names: Vec<&str> = jobs.iter().map(|job| job["jobname"].as_str().unwrap()).collect();
     assert_eq!(names, ["write", "again", "read"]);
@@ -144,8 +146,8 @@ fn a_file_that_an_earlier_job_of_the_run_made_may_be_written_by_a_later_one() {
 
 #[test]
 fn tensors_are_put_and_got_and_the_pool_keeps_none_of_them() {
-    let directory = Directory::new("log");
-    let devices = format!("{}:{}", directory.path("a"), directory.path("b"));
+    let directory = temporary("log");
+    let devices = format!("{}:{}", directory.at("a"), directory.at("b"));
     let log = [
         "--level=log",
         "--ioengine=tidelog-uring",
@@ -162,7 +164,7 @@ fn tensors_are_put_and_got_and_the_pool_keeps_none_of_them() {
         assert!(verified >= 10);
     }
     // Two jobs of one run share the pool that the first of them finds missing.
-    let fresh = format!("--filename={}", directory.path("c"));
+    let fresh = format!("--filename={}", directory.at("c"));
     let all = ["--level=log", "--ioengine=tidelog-posix", "--bs=10000", "--size=1m", &fresh];
     let jobs = ["--name=first", "--rw=write", "--name=second", "--rw=read", "--stonewall"];
     bench(&[&all[..], &jobs].concat()).expect(0);
@@ -172,19 +174,15 @@ fn tensors_are_put_and_got_and_the_pool_keeps_none_of_them() {
 
 #[test]
 fn a_pool_on_block_devices_is_used_again_and_protected_from_raw_jobs() {
-    let directory = Directory::new("loop");
-    let backing = directory.path("backing");
+    let directory = temporary("loop");
+    let backing = directory.at("backing");
     File::create(&backing).unwrap().set_len(64 << 20).unwrap();
-    let losetup = |arguments: &[&str]| {
-        let output = std::process::Command::new("losetup").args(arguments).output().ok()?;
-        output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
-    };
-    let Some(device) = losetup(&["--find", "--show", &backing]) else {
-        return common::skip("a_pool_on_block_devices_is_used_again", "no loop device");
+    let device = match LoopDevice::attach(Path::new(&backing), LoopOptions::default()) {
+        Ok(device) => device,
+        Err(why) => return skip("a_pool_on_block_devices_is_used_again", &why),
     };
     let log = ["--ioengine=tidelog-uring", "--rw=write", "--level=log"];
-    let codes = [&log[..], &log[..], &log[..2]].map(|options| run(&device, options).code);
-    losetup(&["--detach", &device]);
+    let codes = [&log[..], &log[..], &log[..2]].map(|options| run(device.node(), options).code);
     assert_eq!(codes, [0, 0, 4], "made, used again, refused");
 }
 

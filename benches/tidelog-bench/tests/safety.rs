@@ -4,95 +4,78 @@ mod common;
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use common::{Directory, bench, skip};
+use common::{bench, temporary};
+use tidelog_tests::machine::{LoopDevice, LoopOptions, Ran, skip};
 
 const WRITE: [&str; 5] =
     ["--name=job", "--ioengine=tidelog-posix", "--rw=write", "--bs=64k", "--output-format=json"];
 
-fn write(more: &[&str]) -> common::Ran {
+fn write(more: &[&str]) -> Ran {
     bench(&[&WRITE[..], more].concat())
 }
 
-/// A loop device; it goes when the test ends.
-struct Loop(String);
-
-impl Loop {
-    fn over(options: &[&str]) -> Option<Self> {
-        let output = Command::new("losetup")
-            .args(["--find", "--show"])
-            .args(options)
-            .output()
-            .ok()
-            .filter(|output| output.status.success())?;
-        Some(Self(String::from_utf8(output.stdout).unwrap().trim().to_owned()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
-    }
+/// A loop device over the file behind `offset`; `None`, said out loud, where this machine has none to give.
+fn over(test: &str, file: &str, offset: u64) -> Option<LoopDevice> {
+    let options = LoopOptions { offset, ..LoopOptions::default() };
+    LoopDevice::attach(Path::new(file), options).map_err(|why| skip(test, &why)).ok()
 }
 
 #[test]
 fn data_far_from_both_ends_of_a_file_is_found() {
-    let directory = Directory::new("middle");
-    let path = directory.path("image");
+    let directory = temporary("middle");
+    let path = directory.at("image");
     let file = File::create(&path).unwrap();
     file.set_len(1 << 30).unwrap();
     file.write_all_at(b"a photo", 500_000_001).unwrap();
     let name = format!("--filename={path}");
     write(&[&name, "--size=1m"]).expect(4).says("data at byte 500000001");
-    let device = Loop::over(&[&path]);
     drop(file);
-    let Some(device) = device else {
-        return skip("data_far_from_both_ends_of_a_file_is_found", "no loop device");
-    };
+    let test = "data_far_from_both_ends_of_a_file_is_found";
+    let Some(device) = over(test, &path, 0) else { return };
     // Of a device samples are looked at: a file system that lost its partition table lies at 1 MiB.
     let image = File::options().write(true).open(&path).unwrap();
     image.write_all_at(&vec![7; 32 << 20], 2 << 20).unwrap();
     image.sync_all().unwrap();
-    write(&[&format!("--filename={}", device.0), "--size=1m"]).expect(4).says("not blank");
+    write(&[&format!("--filename={}", device.node()), "--size=1m"]).expect(4).says("not blank");
 }
 
 #[test]
 fn a_device_under_a_loop_device_is_in_use() {
-    let directory = Directory::new("nested");
-    let path = directory.path("disk");
+    let directory = temporary("nested");
+    let path = directory.at("disk");
     File::create(&path).unwrap().set_len(64 << 20).unwrap();
-    let Some(disk) = Loop::over(&[&path]) else {
-        return skip("a_device_under_a_loop_device_is_in_use", "no loop device");
-    };
-    let Some(inner) = Loop::over(&["--offset=2097152", &disk.0]) else {
-        return skip("a_device_under_a_loop_device_is_in_use", "no second loop device");
-    };
-    let held = format!("is held by {}", inner.0.trim_start_matches("/dev/"));
-    let (name, twice) = (format!("--filename={}", disk.0), format!("--overwrite={}", disk.0));
+    let test = "a_device_under_a_loop_device_is_in_use";
+    let Some(disk) = over(test, &path, 0) else { return };
+    let Some(inner) = over(test, disk.node(), 2 << 20) else { return };
+    let held = format!("is held by {}", inner.name());
+    let (name, twice) =
+        (format!("--filename={}", disk.node()), format!("--overwrite={}", disk.node()));
     write(&[&name, &twice, "--size=1m"]).expect(4).says(&held);
     // A file, by the name of another hard link.
-    let link = directory.path("link");
+    let link = directory.at("link");
     fs::hard_link(&path, &link).unwrap();
-    let held = format!("is held by {}", disk.0.trim_start_matches("/dev/"));
+    let held = format!("is held by {}", disk.name());
     let (name, twice) = (format!("--filename={link}"), format!("--overwrite={link}"));
     write(&[&name, &twice, "--size=1m"]).expect(4).says(&held);
 }
 
 #[test]
 fn a_name_that_becomes_another_file_while_earlier_jobs_run_is_refused() {
-    let directory = Directory::new("exchange");
+    let directory = temporary("exchange");
     let [blank, photo, link, jobs] =
-        ["blank", "photo", "link", "jobs.fio"].map(|name| directory.path(name));
+        ["blank", "photo", "link", "jobs.fio"].map(|name| directory.at(name));
     File::create(&blank).unwrap().set_len(1 << 20).unwrap();
     fs::write(&photo, vec![7; 1 << 20]).unwrap();
     symlink(&blank, &link).unwrap();
     let text = format!(
         "[global]\nioengine=tidelog-posix\nrw=write\nbs=64k\nsize=1m\n\
          [first]\nfilename={}\ntime_based\nruntime=2\n[second]\nstonewall\nfilename={link}\n",
-        directory.path("first")
+        directory.at("first")
     );
     fs::write(&jobs, text).unwrap();
     let running = Command::new(env!("CARGO_BIN_EXE_tidelog-bench"))
@@ -105,7 +88,7 @@ fn a_name_that_becomes_another_file_while_earlier_jobs_run_is_refused() {
     // The first job's file is made once everything was looked at.
     let appeared = (0..200).any(|_| {
         thread::sleep(Duration::from_millis(5));
-        fs::metadata(directory.path("first")).is_ok_and(|it| it.len() > 0)
+        fs::metadata(directory.at("first")).is_ok_and(|it| it.len() > 0)
     });
     assert!(appeared, "the first job did not begin");
     thread::sleep(Duration::from_millis(300));
@@ -119,11 +102,11 @@ fn a_name_that_becomes_another_file_while_earlier_jobs_run_is_refused() {
 
 #[test]
 fn a_run_of_which_one_job_is_refused_begins_with_none() {
-    let directory = Directory::new("none");
-    let photo = directory.path("photo");
+    let directory = temporary("none");
+    let photo = directory.at("photo");
     fs::write(&photo, "a photo").unwrap();
     let names = ["new", "pool"]
-        .map(|name| (directory.path(name), format!("--filename={}", directory.path(name))));
+        .map(|name| (directory.at(name), format!("--filename={}", directory.at(name))));
     let photo = format!("--filename={photo}");
     let first = ["--size=1m", &names[0].1];
     let log = ["--name=log", "--ioengine=tidelog-posix", "--rw=write", "--level=log", "--size=1m"];
@@ -137,31 +120,30 @@ fn a_run_of_which_one_job_is_refused_begins_with_none() {
 
 #[test]
 fn results_go_to_nothing_that_the_run_is_about() {
-    let directory = Directory::new("output");
-    let [data, jobs, results] = ["data", "jobs.fio", "results"].map(|name| directory.path(name));
+    let directory = temporary("output");
+    let [data, jobs, results] = ["data", "jobs.fio", "results"].map(|name| directory.at(name));
     fs::write(&data, vec![7; 1 << 20]).unwrap();
-    let text = format!("[job]\nioengine=tidelog-posix\nrw=read\nfilename={data}\nsize=64k\n");
-    fs::write(&jobs, &text).unwrap();
+    let job_text = format!("[job]\nioengine=tidelog-posix\nrw=read\nfilename={data}\nsize=64k\n");
+    fs::write(&jobs, &job_text).unwrap();
     let to = |path: &str| bench(&[&jobs, &format!("--output={path}")]);
     to(&data).expect(64).says("is also a filename");
     to(&jobs).expect(64).says("is also the job file");
     assert_eq!(fs::read(&data).unwrap(), vec![7; 1 << 20]);
-    assert_eq!(fs::read_to_string(&jobs).unwrap(), text);
+    assert_eq!(fs::read_to_string(&jobs).unwrap(), job_text);
     fs::write(&results, vec![b'x'; 1 << 20]).unwrap();
     to(&results).expect(0);
     assert!(fs::metadata(&results).unwrap().len() < 1 << 20, "old results are replaced");
     to("/dev/full").expect(5).says("/dev/full");
-    let Some(device) = Loop::over(&[&data]) else {
-        return skip("results_go_to_nothing_that_the_run_is_about", "no loop device");
-    };
-    to(&device.0).expect(64).says("is a block device");
+    let test = "results_go_to_nothing_that_the_run_is_about";
+    let Some(device) = over(test, &data, 0) else { return };
+    to(device.node()).expect(64).says("is a block device");
 }
 
 #[test]
 fn a_standard_output_that_is_full_is_an_error_and_one_that_is_closed_is_not() {
-    let directory = Directory::new("standard");
+    let directory = temporary("standard");
     let run = |name: &str, out: Stdio| {
-        let name = format!("--filename={}", directory.path(name));
+        let name = format!("--filename={}", directory.at(name));
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidelog-bench"));
         // Text begins before the run does.
         command.args(&WRITE[..4]).args(["--size=64k", &name]).stdin(Stdio::null()).stdout(out);
@@ -176,8 +158,8 @@ fn a_standard_output_that_is_full_is_an_error_and_one_that_is_closed_is_not() {
 
 #[test]
 fn numbers_beyond_all_devices_are_refused() {
-    let directory = Directory::new("beyond");
-    let path = directory.path("new");
+    let directory = temporary("beyond");
+    let path = directory.at("new");
     let name = format!("--filename={path}");
     for options in [
         &["--size=18446744073709551615"][..],
@@ -191,15 +173,15 @@ fn numbers_beyond_all_devices_are_refused() {
     let log = ["--level=log", "--size=18446744073709551615", "--numjobs=3", &name];
     assert_eq!(write(&log).code, 5);
     // Completions carry a file's place in the list in few bits.
-    let many: Vec<String> = (0..300).map(|index| directory.path(&index.to_string())).collect();
+    let many: Vec<String> = (0..300).map(|index| directory.at(&index.to_string())).collect();
     let many = format!("--filename={}", many.join(":"));
     write(&["--size=100m", &many]).expect(64).says("at most");
 }
 
 #[test]
 fn an_interrupted_run_reports_what_it_has_and_leaves_the_pool_clean() {
-    let directory = Directory::new("interrupt");
-    let name = format!("--filename={}", directory.path("pool"));
+    let directory = temporary("interrupt");
+    let name = format!("--filename={}", directory.at("pool"));
     let log = ["--level=log", "--size=4m", &name];
     let running = Command::new(env!("CARGO_BIN_EXE_tidelog-bench"))
         .args(WRITE)
@@ -218,6 +200,6 @@ fn an_interrupted_run_reports_what_it_has_and_leaves_the_pool_clean() {
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(json["jobs"][0]["write"]["total_ios"].as_u64().unwrap() > 0);
     // Nothing holds the pool, and no tensor is left in it.
-    let raw = format!("--filename={}", directory.path("pool"));
+    let raw = format!("--filename={}", directory.at("pool"));
     write(&[&raw, "--size=1m"]).expect(4).says("0 durable tensor(s)");
 }

@@ -22,6 +22,11 @@ impl Directory {
         &self.0
     }
 
+    /// The name of something in it, as a command takes it.
+    pub fn at(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+
     /// Makes a file of which nothing is reserved.
     ///
     /// # Errors

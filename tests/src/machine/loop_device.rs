@@ -1,3 +1,4 @@
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,18 +13,20 @@ pub struct LoopOptions {
     pub direct: bool,
     /// Whether it refuses writes.
     pub read_only: bool,
+    /// Bytes of the file that come before the device.
+    pub offset: u64,
 }
 
 impl Default for LoopOptions {
     fn default() -> Self {
-        Self { sector: 512, direct: true, read_only: false }
+        Self { sector: 512, direct: true, read_only: false, offset: 0 }
     }
 }
 
 /// A loop device over a file.
 #[derive(Debug)]
 pub struct LoopDevice {
-    node: PathBuf,
+    node: String,
     backing: PathBuf,
     attached: bool,
 }
@@ -34,8 +37,8 @@ impl LoopDevice {
     /// # Errors
     /// Why this machine gives none.
     pub fn attach(file: &Path, options: LoopOptions) -> Result<Self, Unavailable> {
-        let sector = options.sector.to_string();
-        let mut arguments = vec!["--find", "--show", "--sector-size", &sector];
+        let (sector, offset) = (options.sector.to_string(), options.offset.to_string());
+        let mut arguments = vec!["--find", "--show", "--sector-size", &sector, "--offset", &offset];
         if options.direct {
             arguments.push("--direct-io=on");
         }
@@ -45,12 +48,20 @@ impl LoopDevice {
         let name = file.to_string_lossy();
         arguments.push(&name);
         let node = system("losetup", &arguments)?;
-        Ok(Self { node: node.into(), backing: file.into(), attached: true })
+        let made = Self { node, backing: file.into(), attached: true };
+        // What a test that was killed left would be taken for the new file's.
+        made.forget_partitions()?;
+        Ok(made)
     }
 
     /// The device file.
-    pub fn node(&self) -> &Path {
+    pub fn node(&self) -> &str {
         &self.node
+    }
+
+    /// What the kernel calls it.
+    pub fn name(&self) -> &str {
+        self.node.trim_start_matches("/dev/")
     }
 
     /// The file behind it.
@@ -64,13 +75,37 @@ impl LoopDevice {
     /// The kernel refuses.
     pub fn detach(&mut self) -> Result<(), Unavailable> {
         self.attached = false;
-        system("losetup", &["--detach", &self.node.to_string_lossy()]).map(|_| ())
+        let forgotten = self.forget_partitions();
+        system("losetup", &["--detach", &self.node])?;
+        forgotten
+    }
+
+    /// Has the kernel forget the partitions that it was told of: it keeps them, without a file behind them, for
+    /// whoever gets the device next.
+    fn forget_partitions(&self) -> Result<(), Unavailable> {
+        let partitions = || {
+            let entries = fs::read_dir(self.sysfs()).into_iter().flatten().flatten();
+            entries.filter(|it| it.path().join("partition").exists()).count()
+        };
+        // A process that another test starts just now has our descriptors until it executes.
+        for _ in 0..200 {
+            if partitions() == 0 {
+                return Ok(());
+            }
+            if system("partx", &["--delete", &self.node]).is_err() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        Err(format!("{} has partitions that somebody uses", self.node))
+    }
+
+    fn sysfs(&self) -> PathBuf {
+        Path::new("/sys/block").join(self.name())
     }
 
     /// Whether the kernel still has the file behind the device.
     pub fn is_attached(&self) -> bool {
-        let name = self.node.file_name().unwrap_or_default();
-        Path::new("/sys/block").join(name).join("loop/backing_file").exists()
+        self.sysfs().join("loop/backing_file").exists()
     }
 
     /// Waits for what [`Self::detach`] began.
@@ -87,7 +122,7 @@ impl LoopDevice {
     /// The kernel refuses.
     pub fn set_read_only(&self, read_only: bool) -> Result<(), Unavailable> {
         let how = if read_only { "--setro" } else { "--setrw" };
-        system("blockdev", &[how, &self.node.to_string_lossy()]).map(|_| ())
+        system("blockdev", &[how, &self.node]).map(|_| ())
     }
 }
 

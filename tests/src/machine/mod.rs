@@ -6,6 +6,7 @@ mod limit;
 mod loop_device;
 mod mount;
 mod process;
+mod ran;
 mod watchdog;
 
 use std::io::Write;
@@ -16,6 +17,7 @@ pub use limit::MemoryLimit;
 pub use loop_device::{LoopDevice, LoopOptions};
 pub use mount::Mount;
 pub use process::{Other, told};
+pub use ran::Ran;
 pub use watchdog::Watchdog;
 
 /// Why the machine does not lend something.

@@ -35,7 +35,7 @@ fn a_full_file_system_under_sparse_files_fails_writes_with_its_name_and_loses_no
         Ok(device) => device,
         Err(why) => return skip(test, &why),
     };
-    match Mount::ext4(device.node(), &at) {
+    match Mount::ext4(Path::new(device.node()), &at) {
         Ok(mount) => run_out_of_space(mount.path()),
         Err(why) => skip(test, &why),
     }

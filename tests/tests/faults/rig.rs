@@ -58,7 +58,7 @@ impl Rig {
         };
         let nodes: Vec<&Path> = match kind {
             Kind::Files => files.iter().map(PathBuf::as_path).collect(),
-            Kind::Loops(_) => loops.iter().map(LoopDevice::node).collect(),
+            Kind::Loops(_) => loops.iter().map(|it| Path::new(it.node())).collect(),
         };
         let specs: Vec<DeviceSpec> = nodes.into_iter().map(DeviceSpec::new).collect();
         Pool::format(&specs, &format_options()).unwrap();

@@ -5,13 +5,14 @@ mod common;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 
-use common::{Directory, pool, program, put, tool};
+use common::{pool, program, put, sparse, temporary, tool};
 use serde_json::Value;
+use tidelog_tests::machine::Directory;
 
 const MIB: u64 = 1 << 20;
 
 fn two(directory: &Directory) -> [String; 2] {
-    ["a", "b"].map(|name| directory.path(name))
+    ["a", "b"].map(|name| directory.at(name))
 }
 
 /// Turns one byte around.
@@ -24,7 +25,7 @@ fn rot(file: &str, offset: u64) {
 
 #[test]
 fn nothing_is_written_before_it_is_asked_for() {
-    let directory = Directory::new("dry");
+    let directory = temporary("dry");
     let [a, b] = two(&directory);
     let plan = ["format", a.as_str(), b.as_str(), "--size", "16MiB"];
     // A script has to say which it wants.
@@ -36,14 +37,14 @@ fn nothing_is_written_before_it_is_asked_for() {
     {
         assert!(shown.out.contains(word), "no {word:?} in {shown}");
     }
-    assert!(fs::read_dir(&directory.0).unwrap().next().is_none());
+    assert!(fs::read_dir(directory.path()).unwrap().next().is_none());
     tool(&[&plan[..], &["--yes", "--dry-run"]].concat()).expect(64);
 }
 
 #[test]
 fn on_a_terminal_a_command_without_yes_shows_and_writes_nothing() {
-    let directory = Directory::new("terminal");
-    let device = directory.path("device");
+    let directory = temporary("terminal");
+    let device = directory.at("device");
     // `script` gives the tool a terminal.
     let on_terminal = |arguments: &str| {
         let command = format!("{} {arguments}", env!("CARGO_BIN_EXE_tidelog-format"));
@@ -52,7 +53,7 @@ fn on_a_terminal_a_command_without_yes_shows_and_writes_nothing() {
     if on_terminal(&format!("format {device} --size 16MiB")).is_none() {
         return;
     }
-    assert!(fs::read_dir(&directory.0).unwrap().next().is_none());
+    assert!(fs::read_dir(directory.path()).unwrap().next().is_none());
     on_terminal(&format!("format {device} --size 16MiB --yes"));
     on_terminal(&format!("wipe {device}"));
     tool(&["check", &device]).expect(0);
@@ -60,10 +61,10 @@ fn on_a_terminal_a_command_without_yes_shows_and_writes_nothing() {
 
 #[test]
 fn a_pool_is_made_as_shown_readable_by_its_owner_alone() {
-    let directory = Directory::new("made");
-    let inside = directory.0.join("inside");
+    let directory = temporary("made");
+    let inside = directory.path().join("inside");
     fs::create_dir(&inside).unwrap();
-    let (a, b) = (directory.path("a"), inside.display().to_string());
+    let (a, b) = (directory.at("a"), inside.display().to_string());
     let options = ["--size", "32MiB", "--stripe-unit", "64KiB", "--shares", "2"];
     let more = ["--over-provision", "10", "--output", "json"];
     let run = |last: &str| {
@@ -75,7 +76,7 @@ fn a_pool_is_made_as_shown_readable_by_its_owner_alone() {
         assert_eq!(planned[key], made[key], "{key}");
     }
     assert_eq!((&planned["written"], &made["written"]), (&Value::from(false), &Value::from(true)));
-    for file in [directory.0.join("a"), inside.join("tidelog.device")] {
+    for file in [directory.path().join("a"), inside.join("tidelog.device")] {
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     }
     let seen = tool(&["inspect", &b, &a, "--output", "json"]).expect(0).json();
@@ -90,7 +91,7 @@ fn a_pool_is_made_as_shown_readable_by_its_owner_alone() {
 
 #[test]
 fn a_pool_is_looked_at_in_whole_and_in_part() {
-    let directory = Directory::new("inspect");
+    let directory = temporary("inspect");
     let [a, b] = two(&directory);
     tool(&["format", &a, &b, "--size", "16MiB", "--yes"]).expect(0);
     put(&[&a, &b], &["layer.0.weight"]);
@@ -107,7 +108,7 @@ fn a_pool_is_looked_at_in_whole_and_in_part() {
 #[test]
 fn a_newest_checkpoint_that_is_damaged_is_found_though_the_one_before_gives_the_same_and_repaired()
 {
-    let directory = Directory::new("checkpoint");
+    let directory = temporary("checkpoint");
     let device = pool(&directory, "device", &["kept"]);
     // The tensor is in the first checkpoint's change log; opening writes the second checkpoint.
     drop(common::open(&[&device]));
@@ -125,7 +126,7 @@ fn a_newest_checkpoint_that_is_damaged_is_found_though_the_one_before_gives_the_
 
 #[test]
 fn damage_is_found_repaired_and_only_dropped_by_name() {
-    let directory = Directory::new("repair");
+    let directory = temporary("repair");
     let device = pool(&directory, "device", &["kept", "lost"]);
     tool(&["check", &device]).expect(0);
     tool(&["repair", &device]).expect(0);
@@ -157,7 +158,7 @@ fn damage_is_found_repaired_and_only_dropped_by_name() {
 
 #[test]
 fn an_index_that_is_lost_is_said_by_every_command_and_nothing_is_made_up() {
-    let directory = Directory::new("index");
+    let directory = temporary("index");
     let device = pool(&directory, "device", &["one"]);
     put(&[&device], &["two"]);
     let view = tool(&["inspect", &device, "--output", "json"]).expect(0).json();
@@ -174,7 +175,7 @@ fn an_index_that_is_lost_is_said_by_every_command_and_nothing_is_made_up() {
 
 #[test]
 fn a_wiped_pool_is_none_any_more() {
-    let directory = Directory::new("wipe");
+    let directory = temporary("wipe");
     let [a, b] = two(&directory);
     tool(&["format", &a, &b, "--size", "16MiB", "--yes"]).expect(0);
     put(&[&a, &b], &["doomed"]);
@@ -188,12 +189,12 @@ fn a_wiped_pool_is_none_any_more() {
         tool(&[command, &a, &b]).expect(3);
     }
     tool(&["wipe", &a, "--yes"]).expect(3);
-    tool(&["check", &directory.path("never-there")]).expect(3);
+    tool(&["check", &directory.at("never-there")]).expect(3);
 }
 
 #[test]
 fn pools_are_listed_with_what_is_missing() {
-    let directory = Directory::new("list");
+    let directory = temporary("list");
     let [a, b] = two(&directory);
     tool(&["format", &a, &b, "--size", "16MiB", "--yes"]).expect(0);
     let of = |paths: &[&str]| {
@@ -231,8 +232,8 @@ fn help_man_pages_and_completions_are_there_and_tell_the_exit_codes() {
 
 #[test]
 fn a_command_line_that_makes_no_sense_is_64_and_changes_nothing() {
-    let directory = Directory::new("usage");
-    let new = directory.path("new");
+    let directory = temporary("usage");
+    let new = directory.at("new");
     for arguments in [
         &["format"][..],
         &["format", &new, "--yes"],
@@ -245,14 +246,14 @@ fn a_command_line_that_makes_no_sense_is_64_and_changes_nothing() {
         &[],
     ] {
         tool(arguments).expect(64);
-        assert!(fs::read_dir(&directory.0).unwrap().next().is_none());
+        assert!(fs::read_dir(directory.path()).unwrap().next().is_none());
     }
 }
 
 #[test]
 fn an_index_in_json_is_one_document_on_errors_too() {
-    let directory = Directory::new("json");
-    let file = directory.file("device", 16 * MIB);
+    let directory = temporary("json");
+    let file = sparse(&directory, "device", 16 * MIB);
     let ran = tool(&["inspect", &file, "--output", "json"]).expect(3);
     assert_eq!(ran.json()["exit"], 3);
     assert!(ran.err.is_empty(), "{ran}");
@@ -260,7 +261,7 @@ fn an_index_in_json_is_one_document_on_errors_too() {
 
 #[test]
 fn names_on_the_media_cannot_write_to_the_terminal() {
-    let directory = Directory::new("escape");
+    let directory = temporary("escape");
     let device = pool(&directory, "device", &["\u{1b}[2Jevil\u{7}"]);
     let shown = tool(&["inspect", &device]).expect(0);
     assert!(shown.out.contains("evil") && !shown.out.contains('\u{1b}'), "{shown}");
@@ -283,10 +284,10 @@ fn forge(device: &str, offset: u64, value: &[u8]) {
 
 #[test]
 fn superblocks_with_right_checksums_and_hostile_numbers_are_refused_by_every_command() {
-    let directory = Directory::new("hostile");
+    let directory = temporary("hostile");
     let whole = fs::read(pool(&directory, "whole", &["tensor"])).unwrap();
     let huge: [u64; 7] = [0, 1, 4095, 4097, 1 << 40, 1 << 63, u64::MAX];
-    let device = directory.path("device");
+    let device = directory.at("device");
     // Offsets of docs/format.md: devices, device_bytes, stripe_unit, segment_bytes, data_offset, slot_bytes,
     // segments, shares.
     let wide = [56, 64, 72, 80, 88].map(|offset| (offset, 8));
@@ -316,9 +317,9 @@ fn superblocks_with_right_checksums_and_hostile_numbers_are_refused_by_every_com
 
 #[test]
 fn an_index_with_right_checksums_and_hostile_numbers_is_damage_and_nothing_is_read_by_it() {
-    let directory = Directory::new("hostile-index");
+    let directory = temporary("hostile-index");
     let whole = fs::read(pool(&directory, "whole", &["tensor"])).unwrap();
-    let device = directory.path("device");
+    let device = directory.at("device");
     // The commit is the first record of the log of slot 0, behind three quarters of it: a head of 64 bytes,
     // then the entry. Its length, its own bytes, its runs and checksums, then the run itself.
     let record = (256 << 10) + (192 << 10);
@@ -349,7 +350,7 @@ fn an_index_with_right_checksums_and_hostile_numbers_is_damage_and_nothing_is_re
 
 #[test]
 fn a_truncated_device_is_damaged_and_not_read_past_its_end() {
-    let directory = Directory::new("truncated");
+    let directory = temporary("truncated");
     let device = pool(&directory, "device", &["tensor"]);
     File::options().write(true).open(&device).unwrap().set_len(8 * MIB).unwrap();
     for command in ["inspect", "check", "repair"] {

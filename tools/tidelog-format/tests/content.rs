@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Directory, Loop, format_of, overwrite_of, pool, program, put, tool};
+use common::{Loop, format_of, overwrite_of, pool, program, put, sparse, temporary, tool};
 use tidelog_format::device::{contents, program_directories};
 
 const MIB: u64 = 1 << 20;
@@ -47,8 +47,8 @@ fn ends(device: &str) -> Vec<u8> {
 
 /// A file system and the like, by the arguments of the program that makes it.
 fn made_by(test: &str, bytes: u64, program_name: &str, arguments: &[&str], name: &str) {
-    let directory = Directory::new(test);
-    let file = directory.file("device", bytes);
+    let directory = temporary(test);
+    let file = sparse(&directory, "device", bytes);
     let mut arguments = arguments.to_vec();
     arguments.push(&file);
     if program(test, program_name, &arguments).is_some() {
@@ -78,8 +78,8 @@ fn a_gpt_is_refused_and_goes_at_both_ends() {
 
 #[test]
 fn a_gpt_that_lost_its_front_is_refused_by_its_back() {
-    let directory = Directory::new("gpt-back");
-    let file = directory.file("device", 64 * MIB);
+    let directory = temporary("gpt-back");
+    let file = sparse(&directory, "device", 64 * MIB);
     let made = program("gpt-back", "sgdisk", &["--clear", "--new=1:0:0", &file]);
     if made.is_some() {
         let device = File::options().write(true).open(&file).unwrap();
@@ -90,8 +90,8 @@ fn a_gpt_that_lost_its_front_is_refused_by_its_back() {
 
 #[test]
 fn an_mbr_is_refused() {
-    let directory = Directory::new("mbr");
-    let file = directory.file("device", 64 * MIB);
+    let directory = temporary("mbr");
+    let file = sparse(&directory, "device", 64 * MIB);
     let script = format!("echo 'label: dos\n,16M' | sfdisk --quiet {file}");
     if program("mbr", "sfdisk", &["--version"]).is_some() {
         assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
@@ -129,8 +129,8 @@ fn a_raid_member_is_refused_wherever_its_superblock_stands() {
     // Version 1.1 at the start, 1.2 at 4 KiB, 1.0 near the end.
     let size = 64 * MIB;
     for (name, sector) in [("raid-1.1", 0), ("raid-1.2", 8), ("raid-1.0", size / 512 - 16)] {
-        let directory = Directory::new(name);
-        let file = directory.file("device", size);
+        let directory = temporary(name);
+        let file = sparse(&directory, "device", size);
         let device = File::options().write(true).open(&file).unwrap();
         device.write_all_at(&raid_superblock(sector), sector * 512).unwrap();
         if program(name, "wipefs", &["--version"]).is_some() {
@@ -143,9 +143,9 @@ fn a_raid_member_is_refused_wherever_its_superblock_stands() {
 fn an_lvm_volume_is_refused() {
     // pvcreate takes block devices only.
     let Some(device) = Loop::new("lvm", 64 * MIB) else { return };
-    let made = program("lvm", "pvcreate", &["--yes", "--devices", &device.node, &device.node]);
+    let made = program("lvm", "pvcreate", &["--yes", "--devices", device.node(), device.node()]);
     if made.is_some() {
-        shows_its_content_is_refused(&device.node, "LVM2_member");
+        shows_its_content_is_refused(device.node(), "LVM2_member");
     }
 }
 
@@ -153,7 +153,7 @@ fn an_lvm_volume_is_refused() {
 fn a_file_system_on_a_block_device_is_refused_and_its_blocks_are_given_back_by_discard() {
     use std::os::unix::fs::MetadataExt;
     let Some(device) = Loop::new("discard", 64 * MIB) else { return };
-    if program("discard", "mkfs.ext4", &["-q", &device.node]).is_none() {
+    if program("discard", "mkfs.ext4", &["-q", device.node()]).is_none() {
         return;
     }
     let file = File::options().write(true).open(device.backing()).unwrap();
@@ -161,35 +161,35 @@ fn a_file_system_on_a_block_device_is_refused_and_its_blocks_are_given_back_by_d
     file.sync_all().unwrap();
     let blocks = || device.backing().metadata().unwrap().blocks() * 512;
     assert!(blocks() > 16 * MIB);
-    tool(&["format", &device.node, "--discard", "--overwrite", &device.node, "--yes"]).expect(0);
+    tool(&["format", device.node(), "--discard", "--overwrite", device.node(), "--yes"]).expect(0);
     assert!(blocks() < 8 * MIB, "{} bytes are still there", blocks());
-    tool(&["check", &device.node]).expect(0);
+    tool(&["check", device.node()]).expect(0);
     // A block device of a pool carries our own protective MBR, and wiping takes it away again.
-    let view = tool(&["inspect", &device.node, "--output", "json"]).expect(0).json();
+    let view = tool(&["inspect", device.node(), "--output", "json"]).expect(0).json();
     assert_eq!(view["devices"][0]["protective_mbr"], true);
-    tool(&["wipe", &device.node, "--yes"]).expect(0);
-    let left = contents(Path::new(&device.node), 64 * MIB, &program_directories()).unwrap();
+    tool(&["wipe", device.node(), "--yes"]).expect(0);
+    let left = contents(Path::new(device.node()), 64 * MIB, &program_directories()).unwrap();
     assert_eq!(left.signatures, []);
     // Only the signatures are gone: what the pool was is not blank.
-    assert_eq!(format_of(&device.node).refusals(), ["not-blank"]);
+    assert_eq!(format_of(device.node()).refusals(), ["not-blank"]);
 }
 
 #[test]
 fn a_lost_protective_mbr_is_damage_and_is_written_again() {
     let Some(device) = Loop::new("mbr-lost", 64 * MIB) else { return };
-    tool(&["format", &device.node, "--yes"]).expect(0);
-    let node = File::options().write(true).open(&device.node).unwrap();
+    tool(&["format", device.node(), "--yes"]).expect(0);
+    let node = File::options().write(true).open(device.node()).unwrap();
     node.write_all_at(&[0; 512], 0).unwrap();
     drop(node);
-    assert!(tool(&["check", &device.node]).expect(2).out.contains("protective MBR"));
-    tool(&["repair", &device.node]).expect(1);
-    tool(&["check", &device.node]).expect(0);
+    assert!(tool(&["check", device.node()]).expect(2).out.contains("protective MBR"));
+    tool(&["repair", device.node()]).expect(1);
+    tool(&["check", device.node()]).expect(0);
 }
 
 #[test]
 fn labels_on_the_media_cannot_write_to_the_terminal() {
-    let directory = Directory::new("label");
-    let file = directory.file("device", 64 * MIB);
+    let directory = temporary("label");
+    let file = sparse(&directory, "device", 64 * MIB);
     let label = "\u{1b}[2Jevil";
     if program("label", "mkfs.ext4", &["-q", "-L", label, &file]).is_some() {
         let refused = tool(&["format", &file, "--dry-run"]).expect(4);
@@ -199,7 +199,7 @@ fn labels_on_the_media_cannot_write_to_the_terminal() {
 
 #[test]
 fn another_pool_is_refused_by_its_name_and_tensors() {
-    let directory = Directory::new("other-pool");
+    let directory = temporary("other-pool");
     let file = pool(&directory, "device", &["precious"]);
     let refused = format_of(&file);
     assert_eq!(refused.refusals(), ["tidelog-pool"], "{refused}");
@@ -216,8 +216,8 @@ fn another_pool_is_refused_by_its_name_and_tensors() {
 fn what_nobody_knows_is_refused_as_not_blank_at_either_end() {
     let size = 16 * MIB;
     for (name, at) in [("front", 700_000), ("back", size - 700_000), ("last", size - 1)] {
-        let directory = Directory::new(name);
-        let file = directory.file("device", size);
+        let directory = temporary(name);
+        let file = sparse(&directory, "device", size);
         File::options().write(true).open(&file).unwrap().write_all_at(&[1], at).unwrap();
         let refused = format_of(&file);
         assert_eq!(refused.refusals(), ["not-blank"]);
@@ -228,8 +228,8 @@ fn what_nobody_knows_is_refused_as_not_blank_at_either_end() {
 
 #[test]
 fn without_any_program_what_has_a_name_is_still_not_blank() {
-    let directory = Directory::new("no-programs");
-    let file = directory.file("device", 64 * MIB);
+    let directory = temporary("no-programs");
+    let file = sparse(&directory, "device", 64 * MIB);
     if program("no-programs", "mkfs.ext4", &["-q", &file]).is_none() {
         return;
     }
@@ -238,24 +238,24 @@ fn without_any_program_what_has_a_name_is_still_not_blank() {
     // With blkid alone, as on a machine that has no wipefs.
     let blkid = Path::new("/usr/sbin/blkid");
     if blkid.exists() {
-        let programs = Directory::new("blkid-only");
-        std::os::unix::fs::symlink(blkid, programs.0.join("blkid")).unwrap();
-        let found = contents(Path::new(&file), 64 * MIB, std::slice::from_ref(&programs.0));
+        let programs = temporary("blkid-only");
+        std::os::unix::fs::symlink(blkid, programs.path().join("blkid")).unwrap();
+        let found = contents(Path::new(&file), 64 * MIB, &[programs.path().into()]);
         assert_eq!(found.unwrap().signatures[0].name, "ext4");
     }
     // And a program that fails or talks nonsense is not believed.
-    let programs = Directory::new("liars");
+    let programs = temporary("liars");
     for name in ["wipefs", "blkid"] {
-        std::os::unix::fs::symlink("/bin/true", programs.0.join(name)).unwrap();
+        std::os::unix::fs::symlink("/bin/true", programs.path().join(name)).unwrap();
     }
-    let found = contents(Path::new(&file), 64 * MIB, std::slice::from_ref(&programs.0)).unwrap();
+    let found = contents(Path::new(&file), 64 * MIB, &[programs.path().into()]).unwrap();
     assert!(found.not_blank_at.is_some());
 }
 
 #[test]
 fn naming_one_device_twice_covers_no_other() {
-    let directory = Directory::new("one-of-two");
-    let devices = ["a", "b"].map(|name| directory.file(name, 16 * MIB));
+    let directory = temporary("one-of-two");
+    let devices = ["a", "b"].map(|name| sparse(&directory, name, 16 * MIB));
     for device in &devices {
         File::options().write(true).open(device).unwrap().write_all_at(&[1], 5000).unwrap();
     }
@@ -272,10 +272,10 @@ fn naming_one_device_twice_covers_no_other() {
 
 #[test]
 fn overwriting_must_repeat_the_very_name() {
-    let directory = Directory::new("very-name");
-    let file = directory.file("device", 16 * MIB);
+    let directory = temporary("very-name");
+    let file = sparse(&directory, "device", 16 * MIB);
     File::options().write(true).open(&file).unwrap().write_all_at(&[1], 5000).unwrap();
-    let link = directory.path("link");
+    let link = directory.at("link");
     std::os::unix::fs::symlink(&file, &link).unwrap();
     // The same device by another name, the directory, a pattern: all are slips.
     for other in [link.as_str(), "device", "*", "all", ""] {

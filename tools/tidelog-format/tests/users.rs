@@ -8,8 +8,11 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Directory, Finally, Loop, format_of, open, overwrite_of, pool, program, skip, tool};
+use common::{
+    Finally, Loop, format_of, open, overwrite_of, pool, program, sparse, temporary, tool,
+};
 use tidelog_format::device::{DeviceNumber, Reason, System};
+use tidelog_tests::machine::{Directory, LoopOptions, skip};
 
 const MIB: u64 = 1 << 20;
 
@@ -32,49 +35,50 @@ fn mounted(node: &str, at: &str) -> Finally {
 #[test]
 fn a_mounted_device_is_refused_under_each_of_its_names() {
     let Some(device) = Loop::new("mounted", 64 * MIB) else { return };
-    let directory = Directory::new("mount-point");
-    if program("mounted", "mkfs.ext4", &["-q", &device.node]).is_none() {
+    let directory = temporary("mount-point");
+    if program("mounted", "mkfs.ext4", &["-q", device.node()]).is_none() {
         return;
     }
     // A mount point with a space is escaped in the kernel's table.
-    let at = directory.path("mount point");
-    let mount = mounted(&device.node, &at);
-    let link = directory.path("link");
-    symlink(&device.node, &link).unwrap();
-    for name in [&device.node, &link] {
+    let at = directory.at("mount point");
+    let mount = mounted(device.node(), &at);
+    let link = directory.at("link");
+    symlink(device.node(), &link).unwrap();
+    for name in [device.node(), &link] {
         is_refused_whatever_is_said(name, "mounted");
         assert!(format_of(name).out.contains(&at));
     }
     drop(mount);
-    assert_eq!(overwrite_of(&device.node).code, 0, "free again");
+    assert_eq!(overwrite_of(device.node()).code, 0, "free again");
 }
 
 #[test]
 fn a_disk_whose_partition_is_mounted_is_refused_and_so_is_the_partition() {
     let Some(device) = Loop::new("partition", 64 * MIB) else { return };
-    let directory = Directory::new("partition-mount");
+    let directory = temporary("partition-mount");
     let test = "partition";
-    let made = program(test, "sgdisk", &["--clear", "--new=1:0:+30M", "--new=2:0:0", &device.node])
-        .and_then(|()| program(test, "partx", &["--add", &device.node]));
-    let parts = ["p1", "p2"].map(|part| format!("{}{part}", device.node));
+    let made =
+        program(test, "sgdisk", &["--clear", "--new=1:0:+30M", "--new=2:0:0", device.node()])
+            .and_then(|()| program(test, "partx", &["--add", device.node()]));
+    let parts = ["p1", "p2"].map(|part| format!("{}{part}", device.node()));
     if made.is_none() || program(test, "mkfs.ext4", &["-q", &parts[0]]).is_none() {
         return;
     }
     // While nobody uses them, partitions and their table are content, which may be overwritten.
-    let refused = format_of(&device.node).refusals();
+    let refused = format_of(device.node()).refusals();
     assert_eq!(refused, ["partitioned", "content"]);
-    assert_eq!(overwrite_of(&device.node).code, 0);
+    assert_eq!(overwrite_of(device.node()).code, 0);
     let view = format_of(&parts[1]).expect(0).json();
     assert!(view["devices"][0]["scope"].as_str().unwrap().starts_with("partition of loop"));
 
-    let mount = mounted(&parts[0], &directory.path("at"));
-    is_refused_whatever_is_said(&device.node, "mounted");
+    let mount = mounted(&parts[0], &directory.at("at"));
+    is_refused_whatever_is_said(device.node(), "mounted");
     is_refused_whatever_is_said(&parts[0], "mounted");
     assert_eq!(format_of(&parts[1]).code, 0, "the other partition is nobody's");
     drop(mount);
 
     // A disk and a part of it are not two devices.
-    let both = tool(&["format", &device.node, &parts[1], "--dry-run", "--output", "json"]);
+    let both = tool(&["format", device.node(), &parts[1], "--dry-run", "--output", "json"]);
     assert!(both.refusals().iter().any(|it| it == "same-device"), "{both}");
 }
 
@@ -82,53 +86,77 @@ fn a_disk_whose_partition_is_mounted_is_refused_and_so_is_the_partition() {
 fn a_pool_on_a_partition_guards_its_disk_and_a_pool_on_a_disk_its_leftover_partitions() {
     let Some(device) = Loop::new("neighbours", 64 * MIB) else { return };
     let test = "neighbours";
-    let made = program(test, "sgdisk", &["--clear", "--new=1:0:+30M", &device.node])
-        .and_then(|()| program(test, "partx", &["--add", &device.node]));
+    let made = program(test, "sgdisk", &["--clear", "--new=1:0:+30M", device.node()])
+        .and_then(|()| program(test, "partx", &["--add", device.node()]));
     if made.is_none() {
         return;
     }
-    let part = format!("{}p1", device.node);
+    let part = format!("{}p1", device.node());
     tool(&["format", &part, "--yes"]).expect(0);
-    let refused = format_of(&device.node).refusals();
+    let refused = format_of(device.node()).refusals();
     assert_eq!(refused, ["tidelog-pool", "partitioned", "content"]);
     let held = open(&[&part]);
-    is_refused_whatever_is_said(&device.node, "pool-in-use");
+    is_refused_whatever_is_said(device.node(), "pool-in-use");
     drop(held);
 
     // The kernel goes on showing the partition of a table that is gone.
-    let ran = tool(&["format", &device.node, "--overwrite", &device.node, "--yes"]).expect(0);
+    let ran = tool(&["format", device.node(), "--overwrite", device.node(), "--yes"]).expect(0);
     assert!(ran.out.contains("blockdev --rereadpt"), "{ran}");
     is_refused_whatever_is_said(&part, "held");
-    tool(&["check", &device.node]).expect(0);
+    tool(&["check", device.node()]).expect(0);
+}
+
+/// The kernel keeps partitions that it was told of when the file behind them goes: the next test that got the loop
+/// device was refused for them.
+#[test]
+fn partitions_that_a_killed_test_left_do_not_reach_the_next() {
+    let test = "left-partitions";
+    let Some(device) = Loop::new(test, 64 * MIB) else { return };
+    let made = program(test, "sgdisk", &["--clear", "--new=1:0:+30M", device.node()])
+        .and_then(|()| program(test, "partx", &["--add", device.node()]));
+    if made.is_none() {
+        return;
+    }
+    let part = format!("{}p1", device.node());
+    // A test that looks at the partition for a little longer than its device lives.
+    let looking = fs::File::open(&part).unwrap();
+    let later = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        drop(looking);
+    });
+    drop(device);
+    assert!(!fs::exists(&part).unwrap(), "{part} is still there");
+    later.join().unwrap();
 }
 
 #[test]
 fn swap_in_use_is_refused() {
     let Some(device) = Loop::new("swapon", 64 * MIB) else { return };
-    if program("swapon", "mkswap", &[&device.node]).is_none() {
+    if program("swapon", "mkswap", &[device.node()]).is_none() {
         return;
     }
-    if !Command::new("swapon").arg(&device.node).status().is_ok_and(|it| it.success()) {
+    if !Command::new("swapon").arg(device.node()).status().is_ok_and(|it| it.success()) {
         return skip("swapon", "this machine does not let swap be used");
     }
-    let swap = Finally(vec!["swapoff".into(), device.node.clone()]);
-    is_refused_whatever_is_said(&device.node, "swap");
+    let swap = Finally(vec!["swapoff".into(), device.node().to_owned()]);
+    is_refused_whatever_is_said(device.node(), "swap");
     drop(swap);
-    assert_eq!(overwrite_of(&device.node).code, 0);
+    assert_eq!(overwrite_of(device.node()).code, 0);
 }
 
 #[test]
 fn a_device_that_a_program_has_claimed_is_refused() {
     let Some(device) = Loop::new("claimed", 64 * MIB) else { return };
-    let claim = || OpenOptions::new().read(true).custom_flags(nix::libc::O_EXCL).open(&device.node);
+    let claim =
+        || OpenOptions::new().read(true).custom_flags(nix::libc::O_EXCL).open(device.node());
     let claimed = claim().unwrap();
-    is_refused_whatever_is_said(&device.node, "claimed");
+    is_refused_whatever_is_said(device.node(), "claimed");
     drop(claimed);
     // A tool that another test starts just now has our descriptors until it executes.
     while claim().is_err() {
         std::thread::yield_now();
     }
-    assert_eq!(format_of(&device.node).code, 0);
+    assert_eq!(format_of(device.node()).code, 0);
 }
 
 #[test]
@@ -139,10 +167,9 @@ fn a_file_behind_a_loop_device_is_refused() {
 
 #[test]
 fn a_read_only_device_is_refused() {
-    let directory = Directory::new("read-only");
-    let file = directory.file("backing", 64 * MIB);
-    let Some(device) = Loop::over("read-only", &file, &["--read-only"]) else { return };
-    is_refused_whatever_is_said(&device.node, "read-only");
+    let options = LoopOptions { read_only: true, ..LoopOptions::default() };
+    let Some(device) = Loop::with("read-only", 64 * MIB, options) else { return };
+    is_refused_whatever_is_said(device.node(), "read-only");
 }
 
 #[test]
@@ -164,7 +191,7 @@ fn the_disk_under_the_root_file_system_is_refused() {
 
 #[test]
 fn a_pool_that_is_open_is_refused_by_the_name_of_its_holder() {
-    let directory = Directory::new("open-pool");
+    let directory = temporary("open-pool");
     let file = pool(&directory, "device", &[]);
     let held = open(&[&file]);
     is_refused_whatever_is_said(&file, "pool-in-use");
@@ -178,29 +205,29 @@ fn a_pool_that_is_open_is_refused_by_the_name_of_its_holder() {
 
 #[test]
 fn two_names_of_one_device_are_noticed() {
-    let directory = Directory::new("two-names");
-    let file = directory.file("device", 16 * MIB);
-    symlink(&file, directory.path("symbolic")).unwrap();
-    fs::hard_link(&file, directory.path("hard")).unwrap();
+    let directory = temporary("two-names");
+    let file = sparse(&directory, "device", 16 * MIB);
+    symlink(&file, directory.at("symbolic")).unwrap();
+    fs::hard_link(&file, directory.at("hard")).unwrap();
     let both = |one: &str, other: &str| {
         tool(&["format", one, other, "--size", "16MiB", "--yes", "--output", "json"]).refusals()
     };
     for name in ["device", "symbolic", "hard"] {
-        assert_eq!(both(&file, &directory.path(name)), ["same-device"], "{name}");
+        assert_eq!(both(&file, &directory.at(name)), ["same-device"], "{name}");
     }
     // Files that do not exist yet have one name each, too.
-    let dotted = format!("{}/./new", directory.0.display());
-    assert_eq!(both(&directory.path("new"), &dotted), ["same-device"]);
-    assert!(!directory.0.join("new").exists());
+    let dotted = format!("{}/./new", directory.path().display());
+    assert_eq!(both(&directory.at("new"), &dotted), ["same-device"]);
+    assert!(!directory.path().join("new").exists());
 
     let Some(device) = Loop::new("two-nodes", 64 * MIB) else { return };
-    let number = fs::metadata(&device.node).unwrap().rdev();
+    let number = fs::metadata(device.node()).unwrap().rdev();
     let DeviceNumber { major, minor } = DeviceNumber::from_raw(number);
-    let node = directory.path("node");
+    let node = directory.at("node");
     let (major, minor) = (major.to_string(), minor.to_string());
     let made = Command::new("mknod").args([&node, "b", &major, &minor]).status();
     if made.is_ok_and(|it| it.success()) && fs::File::open(&node).is_ok() {
-        assert_eq!(both(&device.node, &node), ["same-device"]);
+        assert_eq!(both(device.node(), &node), ["same-device"]);
     } else {
         skip("two-nodes", "device nodes cannot be made or used here");
     }
@@ -214,16 +241,16 @@ fn what_is_no_device_is_refused_and_a_mistyped_one_is_not_made() {
         assert!(ran.err.contains(mistyped), "{ran}");
         assert!(!Path::new(mistyped).exists());
     }
-    let directory = Directory::new("no-device");
-    symlink("/nowhere/at/all", directory.path("broken")).unwrap();
-    tool(&["format", &directory.path("broken"), "--size", "16MiB", "--yes"]).expect(5);
+    let directory = temporary("no-device");
+    symlink("/nowhere/at/all", directory.at("broken")).unwrap();
+    tool(&["format", &directory.at("broken"), "--size", "16MiB", "--yes"]).expect(5);
 }
 
 /// A machine in a directory: `sda` with `sda1` (mounted at /boot) and `sda2` under the LVM volume `dm-0` that
 /// carries `/`; `sdb` under the RAID `md0`; `nvme0n1`, which is free, with a model.
 fn machine(directory: &Directory) -> System {
     let put = |path: &str, text: &str| {
-        let path = directory.0.join(path);
+        let path = directory.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     };
@@ -241,9 +268,9 @@ fn machine(directory: &Directory) -> System {
         put(&format!("sys/devices/{place}/dev"), &format!("{number}\n"));
         put(&format!("sys/devices/{place}/size"), "2048\n");
         put(&format!("sys/devices/{place}/ro"), "0\n");
-        let target = directory.0.join("sys/devices").join(place);
+        let target = directory.path().join("sys/devices").join(place);
         for link in [format!("sys/dev/block/{number}"), format!("sys/class/block/{name}")] {
-            let link = directory.0.join(link);
+            let link = directory.path().join(link);
             fs::create_dir_all(link.parent().unwrap()).unwrap();
             symlink(&target, link).unwrap();
         }
@@ -263,7 +290,7 @@ fn machine(directory: &Directory) -> System {
          23 22 8:1 / /boot\\040here rw master:3 - ext4 /dev/sda1 rw\n",
     );
     put("proc/swaps", "Filename Type Size Used Priority\n");
-    System { sysfs: directory.0.join("sys"), procfs: directory.0.join("proc") }
+    System { sysfs: directory.path().join("sys"), procfs: directory.path().join("proc") }
 }
 
 fn users(system: &System, name: &str) -> Vec<Reason> {
@@ -272,7 +299,7 @@ fn users(system: &System, name: &str) -> Vec<Reason> {
 
 #[test]
 fn everything_under_the_root_file_system_is_known_through_lvm_and_partitions() {
-    let directory = Directory::new("fake-root");
+    let directory = temporary("fake-root");
     let system = machine(&directory);
     let held = Reason::HeldBy { what: "sda2".into(), holder: "dm-0 (vg-root)".into() };
     let boot = Reason::Mounted { what: "sda1".into(), at: "/boot here".into() };
@@ -286,7 +313,7 @@ fn everything_under_the_root_file_system_is_known_through_lvm_and_partitions() {
 
 #[test]
 fn a_member_of_a_running_raid_is_held_and_a_free_device_is_free() {
-    let directory = Directory::new("fake-raid");
+    let directory = temporary("fake-raid");
     let system = machine(&directory);
     let held = Reason::HeldBy { what: "sdb".into(), holder: "md0".into() };
     assert!(!held.may_be_overridden());
@@ -302,12 +329,12 @@ fn a_member_of_a_running_raid_is_held_and_a_free_device_is_free() {
 fn a_file_system_with_a_number_of_its_own_is_known_by_its_source() {
     // As btrfs does: 0:33 is no block device, and the source names one. The test's own root stands in.
     let Some(device) = Loop::new("btrfs-like", 16 * MIB) else { return };
-    let directory = Directory::new("fake-btrfs");
-    let table = format!("22 1 0:33 / /data rw - btrfs {} rw\n", device.node);
-    fs::create_dir_all(directory.0.join("proc/self")).unwrap();
-    fs::write(directory.0.join("proc/self/mountinfo"), table).unwrap();
-    let system = System { sysfs: PathBuf::from("/sys"), procfs: directory.0.join("proc") };
-    let name = device.node.trim_start_matches("/dev/").to_owned();
+    let directory = temporary("fake-btrfs");
+    let table = format!("22 1 0:33 / /data rw - btrfs {} rw\n", device.node());
+    fs::create_dir_all(directory.path().join("proc/self")).unwrap();
+    fs::write(directory.path().join("proc/self/mountinfo"), table).unwrap();
+    let system = System { sysfs: PathBuf::from("/sys"), procfs: directory.path().join("proc") };
+    let name = device.node().trim_start_matches("/dev/").to_owned();
     let at = "/data".to_owned();
     assert_eq!(users(&system, &name), [Reason::Mounted { what: name, at }]);
 }

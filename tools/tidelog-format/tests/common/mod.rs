@@ -1,91 +1,30 @@
 //! What the tests share: running the tool, files and loop devices to run it on, skipping out loud.
 #![allow(dead_code, reason = "each test program uses its part")]
 
-use std::fs::{self, File};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use serde_json::Value;
 use tidelog_engine::memory::Source;
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::inspect::inspect;
 use tidelog_engine::pool::{OpenOptions, Pool, PutOptions};
+use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, Ran, skip};
 
-/// A directory that goes when the test ends. `/var/tmp` is on a disk where `/tmp` may be memory.
-pub(crate) struct Directory(pub(crate) PathBuf);
-
-impl Directory {
-    pub(crate) fn new(name: &str) -> Self {
-        let path = PathBuf::from(format!("/var/tmp/tidelog-format-{}-{name}", std::process::id()));
-        fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    pub(crate) fn path(&self, name: &str) -> String {
-        self.0.join(name).display().to_string()
-    }
-
-    /// A sparse file.
-    pub(crate) fn file(&self, name: &str, bytes: u64) -> String {
-        File::create(self.0.join(name)).unwrap().set_len(bytes).unwrap();
-        self.path(name)
-    }
+/// A directory that goes when the test ends.
+pub(crate) fn temporary(name: &str) -> Directory {
+    Directory::new(&format!("format-{name}")).unwrap()
 }
 
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// How a run of the tool ended.
-pub(crate) struct Ran {
-    pub(crate) code: i32,
-    pub(crate) out: String,
-    pub(crate) err: String,
-}
-
-impl Ran {
-    pub(crate) fn json(&self) -> Value {
-        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error} in {self}"))
-    }
-
-    /// The words for the reasons of a refusal, in order.
-    pub(crate) fn refusals(&self) -> Vec<String> {
-        assert_eq!(self.code, 4, "{self}");
-        let json = self.json();
-        let refusals = json["refusals"].as_array().unwrap().iter();
-        refusals.map(|it| it["kind"].as_str().unwrap().to_owned()).collect()
-    }
-
-    #[track_caller]
-    pub(crate) fn expect(self, code: i32) -> Self {
-        assert_eq!(self.code, code, "{self}");
-        self
-    }
-}
-
-impl std::fmt::Display for Ran {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "exit {}\n{}{}", self.code, self.out, self.err)
-    }
+/// A sparse file.
+pub(crate) fn sparse(directory: &Directory, name: &str, bytes: u64) -> String {
+    directory.sparse_file(name, bytes).unwrap();
+    directory.at(name)
 }
 
 /// Runs the tool without a terminal.
 pub(crate) fn tool(arguments: &[&str]) -> Ran {
-    let output = Command::new(env!("CARGO_BIN_EXE_tidelog-format"))
-        .args(arguments)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Ran {
-        code: output.status.code().expect("the tool was killed by a signal"),
-        out: text(output.stdout),
-        err: text(output.stderr),
-    }
+    Ran::of(Command::new(env!("CARGO_BIN_EXE_tidelog-format")).args(arguments))
 }
 
 /// What formatting this device, named once, would be answered.
@@ -100,7 +39,7 @@ pub(crate) fn overwrite_of(device: &str) -> Ran {
 
 /// A pool of one file, with a durable tensor of these names each.
 pub(crate) fn pool(directory: &Directory, name: &str, tensors: &[&str]) -> String {
-    let device = directory.path(name);
+    let device = directory.at(name);
     tool(&["format", &device, "--size", "16MiB", "--yes"]).expect(0);
     put(&[&device], tensors);
     device
@@ -159,62 +98,37 @@ pub(crate) fn program(test: &str, name: &str, arguments: &[&str]) -> Option<()> 
     Some(())
 }
 
-/// Says that a test shows nothing here. Not by `eprintln`, which the harness hides.
-pub(crate) fn skip(test: &str, why: &str) {
-    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
-}
-
-/// A loop device over a file.
+/// A loop device over a sparse file.
 pub(crate) struct Loop {
-    pub(crate) node: String,
+    device: LoopDevice,
     /// Kept until the device is detached.
-    file: Option<Directory>,
+    _directory: Directory,
 }
 
 impl Loop {
     /// A device of `bytes`; `None`, said out loud, where this machine has none to give.
     pub(crate) fn new(test: &str, bytes: u64) -> Option<Self> {
-        let directory = Directory::new(test);
-        let file = directory.file("backing", bytes);
-        let mut device = Self::over(test, &file, &[])?;
-        device.file = Some(directory);
-        Some(device)
+        Self::with(test, bytes, LoopOptions::default())
     }
 
-    /// A device over a file that exists.
-    pub(crate) fn over(test: &str, file: &str, options: &[&str]) -> Option<Self> {
-        let output =
-            Command::new("losetup").args(options).args(["--find", "--show", file]).output();
-        let output = match output {
-            Ok(output) if output.status.success() => output,
-            Ok(output) => {
-                let why = String::from_utf8_lossy(&output.stderr);
-                skip(test, &format!("no loop device: {}", why.trim()));
-                return None;
+    pub(crate) fn with(test: &str, bytes: u64, options: LoopOptions) -> Option<Self> {
+        let directory = temporary(test);
+        let file = directory.sparse_file("backing", bytes).unwrap();
+        match LoopDevice::attach(&file, options) {
+            Ok(device) => Some(Self { device, _directory: directory }),
+            Err(why) => {
+                skip(test, &why);
+                None
             }
-            Err(error) => {
-                skip(test, &format!("losetup: {error}"));
-                return None;
-            }
-        };
-        let node = String::from_utf8(output.stdout).unwrap().trim().to_owned();
-        Some(Self { node, file: None })
-    }
-
-    /// The file behind it.
-    pub(crate) fn backing(&self) -> PathBuf {
-        self.file.as_ref().unwrap().0.join("backing")
+        }
     }
 }
 
-impl Drop for Loop {
-    fn drop(&mut self) {
-        // Partitions that a test made known go with the device.
-        let quiet = |program: &str, arguments: &[&str]| {
-            let _ = Command::new(program).args(arguments).stderr(Stdio::null()).status();
-        };
-        quiet("partx", &["--delete", &self.node]);
-        quiet("losetup", &["--detach", &self.node]);
+impl std::ops::Deref for Loop {
+    type Target = LoopDevice;
+
+    fn deref(&self) -> &LoopDevice {
+        &self.device
     }
 }
 
