@@ -106,7 +106,14 @@ fn write(request: &Request, reports: &[Report], output: &mut Output) -> Result<(
 /// The exit code, and a line on standard error for each job that went wrong, whatever the format.
 fn verdict(reports: &[Report]) -> Exit {
     let mut exit = Exit::Clean;
-    for Report { options, ended, .. } in reports {
+    for report in reports {
+        let Report { options, ended, .. } = report;
+        if !options.ramp_time.is_zero() && report.stats.iter().all(|stats| stats.ios == 0) {
+            eprintln!(
+                "{}: ramp_time was not over when the job ended: nothing was counted",
+                options.name
+            );
+        }
         if let Some(bad) = &ended.first_bad {
             eprintln!("{}: {bad}", options.name);
             eprintln!("{}: {} of {} blocks are bad", options.name, ended.bad, ended.verified);

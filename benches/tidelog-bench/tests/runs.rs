@@ -77,6 +77,39 @@ fn time_based_jobs_run_for_their_time_and_ramp_time_is_not_counted() {
 }
 
 #[test]
+fn a_ramp_that_outlasts_the_job_ends_with_it_and_says_so() {
+    let directory = Directory::new("ramp");
+    let options = ["--ioengine=tidelog-posix", "--rw=write", "--ramp_time=1h"];
+    let begun = std::time::Instant::now();
+    let ran = run(&directory.path("a"), &options).expect(0).says("ramp_time was not over");
+    assert!(begun.elapsed().as_secs() < 30, "it did not wait");
+    assert_eq!(ran.json()["jobs"][0]["write"]["total_ios"], 0);
+}
+
+#[test]
+fn many_passes_in_flight_over_few_blocks_are_read_back_as_the_last_one() {
+    let directory = Directory::new("passes");
+    for (level, engine) in [("raw", "uring"), ("raw", "posix"), ("log", "uring")] {
+        let [level, engine] = [format!("--level={level}"), format!("--ioengine=tidelog-{engine}")];
+        let file = directory.path(&format!("{level}{engine}"));
+        // 5.5 passes over 4 blocks, and 32 in flight.
+        for rw in ["--rw=write", "--rw=randwrite"] {
+            let passes = ["--iodepth=32", "--size=64k", "--io_size=352k", "--verify=crc32c", rw];
+            let overwrite = format!("--overwrite={file}");
+            let raw = if level == "--level=raw" && rw == "--rw=randwrite" {
+                &[&overwrite[..]][..]
+            } else {
+                &[]
+            };
+            let json =
+                run(&file, &[&[&level[..], &engine], &passes[..], raw].concat()).expect(0).json();
+            assert_eq!(json["jobs"][0]["write"]["io_bytes"], 352 << 10);
+            assert_eq!(json["jobs"][0]["tidelog"]["verified_blocks"], 4);
+        }
+    }
+}
+
+#[test]
 fn a_flipped_a_stale_and_a_misplaced_block_are_reported_by_file_and_offset() {
     let directory = Directory::new("verify");
     let file = directory.path("a");

@@ -16,12 +16,12 @@ use tidelog_engine::units::ByteCount;
 use super::budget::Budget;
 use super::start::Ended;
 use crate::exit::BenchError;
-use crate::load::{BadBlock, Permutation, STAMP_BYTES, check, stamp};
+use crate::load::{BadBlock, Origin, Permutation, STAMP_BYTES, check, stamp};
 use crate::option::{JobOptions, Sizes};
 use crate::stats::{Direction, Recorder};
 
 pub(super) use pools::Pools;
-pub use pools::make_pool;
+pub use pools::{device_size, make_pool};
 
 /// A log job that is ready to run.
 pub(super) struct LogJob {
@@ -39,7 +39,8 @@ pub(super) struct LogJob {
     memory: Memory,
     /// The turn of the next tensor in this pass.
     turn: u64,
-    generation: u64,
+    /// What the stamps of the next put say.
+    origin: Origin,
     ended: Ended,
 }
 
@@ -47,13 +48,14 @@ pub(super) struct LogJob {
 struct Tensor {
     id: TensorId,
     length: u64,
-    /// Whether it can be read.
-    put: bool,
+    /// The pass of the last put that is complete. Without one it cannot be read.
+    put: Option<u64>,
 }
 
 struct Flight {
     tensor: usize,
     direction: Direction,
+    pass: u64,
     begun: Instant,
     issued: Instant,
     ticket: Ticket,
@@ -74,7 +76,7 @@ impl LogJob {
     pub(super) fn prepare(
         job: &JobOptions,
         clone: u32,
-        generation: u64,
+        origin: Origin,
         pool: Option<Pool>,
     ) -> Result<Self, BenchError> {
         let failed = |why: String| BenchError::Pool { what: job.name.clone(), why };
@@ -100,7 +102,7 @@ impl LogJob {
                 random: fastrand::Rng::with_seed(seed),
             },
             turn: 0,
-            generation,
+            origin,
             ended: Ended::default(),
             job: job.clone(),
             pool,
@@ -144,7 +146,7 @@ impl LogJob {
         if self.job.verify && self.job.do_verify && self.job.load.writes {
             self.read_back();
         }
-        for tensor in self.tensors.iter().filter(|tensor| tensor.put) {
+        for tensor in self.tensors.iter().filter(|tensor| tensor.put.is_some()) {
             let _ = self.pool.delete(tensor.id);
         }
         self.ended
@@ -166,6 +168,7 @@ impl LogJob {
         if busy {
             return false;
         }
+        self.origin.pass = self.turn / count;
         self.turn += 1;
         self.budget.take(self.tensors[place].length);
         let direction = if reads { Direction::Read } else { Direction::Write };
@@ -178,8 +181,8 @@ impl LogJob {
         let notify = Some((self.ends.clone(), tag as u64));
         let ticket = match direction {
             Direction::Write => {
-                let generation = self.job.verify.then_some(self.generation);
-                let source = self.memory.source(tag, length, place as u64, generation);
+                let origin = self.job.verify.then_some(self.origin);
+                let source = self.memory.source(tag, length, place as u64, origin);
                 let options = PutOptions { notify, ..PutOptions::default() };
                 self.pool.put(id, source, options).map_err(|error| error.to_string())
             }
@@ -192,8 +195,9 @@ impl LogJob {
         match ticket {
             Ok(ticket) => {
                 let issued = Instant::now();
+                let Origin { pass, .. } = self.origin;
                 self.flights[tag] =
-                    Some(Flight { tensor: place, direction, begun, issued, ticket });
+                    Some(Flight { tensor: place, direction, pass, begun, issued, ticket });
                 true
             }
             Err(why) => {
@@ -234,13 +238,13 @@ impl LogJob {
     ) {
         let Some(flight) = self.flights[tag].take() else { return };
         self.idle.push(tag);
-        let Flight { tensor, direction, begun, issued, ticket } = flight;
+        let Flight { tensor, direction, pass, begun, issued, ticket } = flight;
         let length = self.tensors[tensor].length;
         if let Err(error) = outcome {
             return self.ended.fail(format!("tensor {tensor}: {error}"));
         }
         if direction == Direction::Write {
-            self.tensors[tensor].put = true;
+            self.tensors[tensor].put = Some(pass);
         }
         let reads_back = recorder.is_none();
         if let Some(recorder) = recorder {
@@ -248,9 +252,11 @@ impl LogJob {
         }
         let Some(bytes) = ticket.take_bytes() else { return };
         if self.job.verify {
-            let generation = reads_back.then_some(self.generation);
+            // No two puts of a tensor are in flight, so the last to end is the one that stands.
+            let pass = self.tensors[tensor].put.unwrap_or(0);
+            let oldest = reads_back.then_some(Origin { pass, ..self.origin });
             self.ended.verified += 1;
-            if let Err(fault) = check(&bytes, tensor as u64, generation) {
+            if let Err(fault) = check(&bytes, tensor as u64, oldest) {
                 let file = format!("tensor {tensor}");
                 self.ended.bad(BadBlock { file, offset: 0, length, fault });
             }
@@ -271,7 +277,7 @@ impl LogJob {
 
     /// Gets every tensor that was put, not measured.
     fn read_back(&mut self) {
-        self.each(Direction::Read, |tensor| tensor.put);
+        self.each(Direction::Read, |tensor| tensor.put.is_some());
     }
 
     fn each(&mut self, direction: Direction, wanted: impl Fn(&Tensor) -> bool) {
@@ -312,16 +318,16 @@ impl Memory {
         }
     }
 
-    fn source(&mut self, tag: usize, length: u64, place: u64, generation: Option<u64>) -> Source {
+    fn source(&mut self, tag: usize, length: u64, place: u64, origin: Option<Origin>) -> Source {
         let Self { written, random, .. } = self;
         let mut fresh = || {
             let mut bytes = vec![0; length as usize];
             random.fill(&mut bytes);
             bytes
         };
-        if let Some(generation) = generation {
+        if let Some(origin) = origin {
             let mut bytes = fresh();
-            stamp(&mut bytes, place, generation);
+            stamp(&mut bytes, place, origin);
             return Source::from(bytes);
         }
         let bytes = written.entry((tag, length)).or_insert_with(|| fresh().into());
@@ -360,7 +366,7 @@ fn tensors(job: &JobOptions, clone: u32, capacity: ByteCount) -> Result<Vec<Tens
         let Some(rest) = left.checked_sub(length) else { break };
         left = rest;
         let name = format!("tidelog-bench/{}/{clone}/{}", job.name, tensors.len());
-        tensors.push(Tensor { id: TensorId::from_name(&name), length, put: false });
+        tensors.push(Tensor { id: TensorId::from_name(&name), length, put: None });
     }
     if tensors.is_empty() {
         return wrong(format!("no tensor fits into {}; give a larger size", ByteCount(size)));

@@ -8,6 +8,6 @@ mod start;
 mod usage;
 
 pub use interrupt::{is_interrupted, take_signals};
-pub use log::make_pool;
+pub use log::{device_size, make_pool};
 pub use start::{Ended, JobResult, run};
 pub use usage::Usage;

@@ -15,7 +15,7 @@ use super::raw::RawJob;
 use super::usage::Usage;
 use crate::exit::BenchError;
 use crate::live::Live;
-use crate::load::BadBlock;
+use crate::load::{BadBlock, Origin};
 use crate::option::{JobOptions, Level};
 use crate::stats::{LiveCounters, Recorder};
 use crate::target::Targets;
@@ -87,22 +87,17 @@ pub fn run(
     targets: &Targets,
     live: &Live,
 ) -> Result<Vec<JobResult>, BenchError> {
-    let generation = generation();
+    let run = fastrand::Rng::new().u64(1..);
     let mut results = Vec::new();
     for (index, jobs) in groups.iter().enumerate() {
         if is_interrupted() {
             break;
         }
         let pools = Pools::open(jobs)?;
-        results.extend(run_group(index, jobs, targets, &pools, generation, live)?);
+        results.extend(run_group(index, jobs, targets, &pools, run, live)?);
         pools.close()?;
     }
     Ok(results)
-}
-
-/// Tells this run's stamps from those of every other.
-fn generation() -> u64 {
-    fastrand::Rng::new().u64(1..)
 }
 
 /// What a thread leaves: its job, and what it counted unless it panicked.
@@ -120,7 +115,7 @@ fn run_group(
     jobs: &[JobOptions],
     targets: &Targets,
     pools: &Pools,
-    generation: u64,
+    run: u64,
     live: &Live,
 ) -> Result<Vec<JobResult>, BenchError> {
     let mut threads = Vec::new();
@@ -128,7 +123,9 @@ fn run_group(
         for clone in 0..job.numjobs {
             let devices = targets.open(job)?;
             let counters = live.watch(group);
-            threads.push(start_thread(job, clone, generation, devices, pools, counters)?);
+            let origin =
+                Origin { run, writer: (group as u64) << 32 | threads.len() as u64, pass: 0 };
+            threads.push(start_thread(job, clone, origin, devices, pools, counters)?);
         }
     }
     let mut paths = Vec::new();
@@ -144,8 +141,9 @@ fn run_group(
     }
     live.begin(group, jobs);
     let ramp_over = Instant::now() + ramp;
-    while !is_interrupted() && Instant::now() < ramp_over {
-        thread::sleep((ramp_over - Instant::now()).min(Duration::from_millis(100)));
+    let is_running = |thread: &Thread| !thread.handle.is_finished();
+    while Instant::now() < ramp_over && threads.iter().any(is_running) {
+        thread::sleep((ramp_over - Instant::now()).min(Duration::from_millis(20)));
     }
     let before = Usage::now();
     let begun = Instant::now();
@@ -171,7 +169,7 @@ fn run_group(
 fn start_thread(
     job: &JobOptions,
     clone: u32,
-    generation: u64,
+    origin: Origin,
     devices: Vec<Device>,
     pools: &Pools,
     counters: Arc<LiveCounters>,
@@ -181,12 +179,13 @@ fn start_thread(
     let options = job.clone();
     let pool = pools.of(job);
     let body = move || {
-        let made = pin(&options).and_then(|()| match options.level {
-            Level::Raw => RawJob::prepare(&options, clone, generation, devices)
-                .map(|job| Job::Raw(Box::new(job))),
-            Level::Log => LogJob::prepare(&options, clone, generation, pool)
-                .map(|job| Job::Log(Box::new(job))),
-        });
+        let made =
+            pin(&options).and_then(|()| match options.level {
+                Level::Raw => RawJob::prepare(&options, clone, origin, devices)
+                    .map(|job| Job::Raw(Box::new(job))),
+                Level::Log => LogJob::prepare(&options, clone, origin, pool)
+                    .map(|job| Job::Log(Box::new(job))),
+            });
         let job = match made {
             Ok(job) => job,
             Err(error) => {
