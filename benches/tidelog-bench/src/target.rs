@@ -117,10 +117,10 @@ impl Targets {
             return Ok(Vec::new());
         }
         let mode =
-            OpenMode { buffered: !job.direct, exclusive: false, read_only: !job.load.writes };
+            OpenMode { buffered: !job.direct, exclusive: false, read_only: !job.load.changes() };
         let open = |name: &String| {
             let device = Device::open(&DeviceSpec::new(name), mode)?;
-            if job.load.writes && !self.is_admitted(identity(&device)?) {
+            if job.load.changes() && !self.is_admitted(identity(&device)?) {
                 let path = device.path().to_path_buf();
                 return Err(DeviceOpenError::Changed { path }.into());
             }
@@ -144,7 +144,8 @@ impl Targets {
     /// A raw job's devices, which it may use.
     fn may_be_raw(&self, job: &JobOptions) -> Result<Vec<Target>, BenchError> {
         let targets = self.resolve(job)?;
-        let found = if job.load.writes { self.speaks_against(job, &targets)? } else { Vec::new() };
+        let found =
+            if job.load.changes() { self.speaks_against(job, &targets)? } else { Vec::new() };
         if found.is_empty() { Ok(targets) } else { Err(BenchError::Refused(found)) }
     }
 
@@ -199,10 +200,9 @@ impl Targets {
         let admitted = |target: &Target| target.identity.is_some_and(|it| self.is_admitted(it));
         for target in targets.iter().filter(|target| !admitted(target)) {
             let against = self.one_speaks_against(job, target)?;
-            if against.iter().any(|it| it.reason == Reason::Claimed) {
-                if let holder @ Some(_) = Holder::at(&target.path) {
-                    return Err(BenchError::Held { path: target.path.clone(), holder });
-                }
+            let is_claimed = against.iter().any(|it| it.reason == Reason::Claimed);
+            if is_claimed && let holder @ Some(_) = Holder::at(&target.path) {
+                return Err(BenchError::Held { path: target.path.clone(), holder });
             }
             found.extend(against);
         }
@@ -264,12 +264,12 @@ impl Targets {
             TargetKind::NewFile => {
                 let device = Device::create(&target.spec(), needed, false, mode)?;
                 let claim = Claim::take(&device)?;
-                if !job.load.writes {
+                if !job.load.changes() {
                     fill(target, &device, needed)?;
                 }
                 self.admit(device, claim)?;
             }
-            TargetKind::File | TargetKind::Block(_) if job.load.writes => {
+            TargetKind::File | TargetKind::Block(_) if job.load.changes() => {
                 let (mut device, claim) = self.claim(job, target, mode)?;
                 device.grow(needed, false)?;
                 self.admit(device, claim)?;

@@ -110,6 +110,75 @@ fn many_passes_in_flight_over_few_blocks_are_read_back_as_the_last_one() {
 }
 
 #[test]
+fn a_rate_holds_at_every_level_and_path() {
+    let directory = Directory::new("rate");
+    for (level, engine) in [("raw", "uring"), ("raw", "posix"), ("log", "uring")] {
+        let [level, engine] = [format!("--level={level}"), format!("--ioengine=tidelog-{engine}")];
+        let file = directory.path(&format!("{level}{engine}"));
+        // 1 MiB at 4 MiB/s by bytes, and at 256 operations of 16 KiB a second, is a quarter of a second.
+        for (rate, overwrite) in
+            [("--rate=4m", None), ("--rate_iops=,256", Some(format!("--overwrite={file}")))]
+        {
+            let overwrite = overwrite.filter(|_| level == "--level=raw");
+            let more: Vec<&str> = overwrite.as_deref().into_iter().collect();
+            let options = [&[&level[..], &engine, "--rw=write", rate], &more[..]].concat();
+            let json = run(&file, &options).expect(0).json();
+            let write = &json["jobs"][0]["write"];
+            assert_eq!(write["io_bytes"], 1 << 20, "{options:?}");
+            let runtime = write["runtime"].as_u64().unwrap();
+            assert!((230..2000).contains(&runtime), "{options:?}: {runtime} ms");
+        }
+    }
+}
+
+#[test]
+fn puts_with_fsync_are_committed_counted_and_deleted_again() {
+    let directory = Directory::new("fsync");
+    let options =
+        ["--ioengine=tidelog-uring", "--level=log", "--rw=write", "--fsync=20", "--verify=crc32c"];
+    let json = run(&directory.path("a"), &options).expect(0).json();
+    let job = &json["jobs"][0];
+    assert_eq!(job["sync"]["total_ios"], 4, "64 puts: three times 20, and the rest");
+    assert!(job["sync"]["lat_ns"]["min"].as_u64().unwrap() > 0);
+    assert_eq!(job["tidelog"]["verified_blocks"], 64);
+    let raw = ["--ioengine=tidelog-uring", "--rw=write"];
+    run(&directory.path("a"), &raw).expect(4).says("0 durable tensor(s)");
+    run(&directory.path("b"), &[&raw[..], &["--fsync=1"]].concat())
+        .expect(64)
+        .says("give level=log");
+}
+
+#[test]
+fn trims_need_permission_and_empty_what_they_are_pointed_at() {
+    let directory = Directory::new("trim");
+    let backing = directory.path("backing");
+    fs::write(&backing, vec![7; 1 << 20]).unwrap();
+    let trim = ["--ioengine=tidelog-uring", "--rw=trim"];
+    let losetup = |arguments: &[&str]| {
+        let output = std::process::Command::new("losetup").args(arguments).output().ok()?;
+        output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
+    };
+    let twice = format!("--overwrite={backing}");
+    run(&backing, &trim).expect(4).says("it is not blank");
+    run(&backing, &[&trim[..], &[&twice]].concat()).expect(1).says("only block devices");
+    assert_eq!(fs::read(&backing).unwrap(), vec![7; 1 << 20]);
+    let Some(device) = losetup(&["--find", "--show", &backing]) else {
+        return common::skip("trims_need_permission", "no loop device");
+    };
+    let twice = format!("--overwrite={device}");
+    let refused = run(&device, &trim).code;
+    let trimmed = run(&device, &[&trim[..], &[&twice, "--rw=randtrim", "--size=512k"]].concat());
+    losetup(&["--detach", &device]);
+    assert_eq!(refused, 4);
+    let json = trimmed.expect(0).json();
+    assert_eq!(json["jobs"][0]["trim"]["io_bytes"], 512 << 10);
+    assert_eq!(json["jobs"][0]["write"]["io_bytes"], 0);
+    let left = fs::read(&backing).unwrap();
+    assert_eq!(left[..512 << 10], vec![0; 512 << 10]);
+    assert_eq!(left[512 << 10..], vec![7; 512 << 10]);
+}
+
+#[test]
 fn a_flipped_a_stale_and_a_misplaced_block_are_reported_by_file_and_offset() {
     let directory = Directory::new("verify");
     let file = directory.path("a");
@@ -231,7 +300,7 @@ fn options_that_make_no_sense_are_refused_with_what_to_do() {
         (&["--ioengine=tidelog-uring", "--time_based"], "runtime"),
         (&["--ioengine=tidelog-uring", "--rw=randrw", "--verify=crc32c"], "as two jobs"),
         (&["--ioengine=tidelog-uring", "--size=8k"], "blocks of up to"),
-        (&["--ioengine=tidelog-uring", "--rate=1m"], "rate"),
+        (&["--ioengine=tidelog-uring", "--rate=1,2,3,4"], "rate"),
     ] {
         run("/var/tmp/tidelog-bench-nothing-is-made-here", options).expect(64).says(what);
         if options.contains(&"--size=8k") {

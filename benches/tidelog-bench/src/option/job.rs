@@ -9,6 +9,7 @@ use tidelog_engine::units::ByteCount;
 use super::sizes::Sizes;
 use super::value::{Amount, KbBase};
 use crate::exit::BenchError;
+use crate::stats::Direction;
 
 /// The data path of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +67,7 @@ pub enum Level {
 
 /// What `rw=` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent, as the table below shows")]
 pub struct Load {
     /// Its name in fio.
     pub name: &'static str,
@@ -73,19 +75,26 @@ pub struct Load {
     pub reads: bool,
     /// Whether it writes.
     pub writes: bool,
+    /// Whether it tells devices that nobody needs their bytes.
+    pub trims: bool,
     /// Whether offsets, or tensors, come in random order.
     pub random: bool,
 }
 
 impl Load {
-    const ALL: [Self; 6] = [
-        Self { name: "read", reads: true, writes: false, random: false },
-        Self { name: "write", reads: false, writes: true, random: false },
-        Self { name: "rw", reads: true, writes: true, random: false },
-        Self { name: "randread", reads: true, writes: false, random: true },
-        Self { name: "randwrite", reads: false, writes: true, random: true },
-        Self { name: "randrw", reads: true, writes: true, random: true },
+    const ALL: [Self; 8] = [
+        Self { name: "read", reads: true, ..Self::NOTHING },
+        Self { name: "write", writes: true, ..Self::NOTHING },
+        Self { name: "rw", reads: true, writes: true, ..Self::NOTHING },
+        Self { name: "trim", trims: true, ..Self::NOTHING },
+        Self { name: "randread", reads: true, random: true, ..Self::NOTHING },
+        Self { name: "randwrite", writes: true, random: true, ..Self::NOTHING },
+        Self { name: "randrw", reads: true, writes: true, random: true, ..Self::NOTHING },
+        Self { name: "randtrim", trims: true, random: true, ..Self::NOTHING },
     ];
+
+    const NOTHING: Self =
+        Self { name: "", reads: false, writes: false, trims: false, random: false };
 
     /// The load of this name.
     ///
@@ -97,13 +106,31 @@ impl Load {
             other => other,
         };
         Self::ALL.into_iter().find(|load| load.name == wanted).ok_or_else(|| {
-            format!("{name:?} is none of read, write, rw, randread, randwrite, randrw")
+            let names: Vec<&str> = Self::ALL.iter().map(|load| load.name).collect();
+            format!("{name:?} is none of {}", names.join(", "))
         })
     }
 
-    /// Whether it does both.
+    /// Whether it both reads and writes.
     pub fn is_mix(self) -> bool {
         self.reads && self.writes
+    }
+
+    /// Whether what a device holds is gone afterwards.
+    pub fn changes(self) -> bool {
+        self.writes || self.trims
+    }
+
+    /// Which way the next operation goes; of a mix, so many percent read.
+    pub fn draw(self, random: &mut fastrand::Rng, rwmixread: u8) -> Direction {
+        match self {
+            Self { trims: true, .. } => Direction::Trim,
+            Self { reads: true, writes: true, .. } if random.u8(0..100) < rwmixread => {
+                Direction::Read
+            }
+            Self { writes: true, .. } => Direction::Write,
+            _ => Direction::Read,
+        }
     }
 }
 
@@ -149,6 +176,12 @@ pub struct JobOptions {
     pub direct: bool,
     /// Part of a mix that reads, in percent.
     pub rwmixread: u8,
+    /// Bytes in a second at most, of reads, writes and trims.
+    pub rate: [Option<u64>; 3],
+    /// Operations in a second at most, of each.
+    pub rate_iops: [Option<u64>; 3],
+    /// At the log level: puts for each commit; without one, tensors are scratch.
+    pub fsync: Option<u64>,
     /// Decides everything random.
     pub randseed: u64,
     /// Whether random blocks may repeat before all have had their turn.
@@ -209,6 +242,9 @@ impl Default for JobOptions {
             overwrite: Vec::new(),
             direct: true,
             rwmixread: 50,
+            rate: [None; 3],
+            rate_iops: [None; 3],
+            fsync: None,
             randseed: 0,
             norandommap: false,
             group_reporting: false,
@@ -269,6 +305,12 @@ impl JobOptions {
         }
         if self.verify && !matches!(self.sizes, Sizes::One(_)) && self.level == Level::Raw {
             return wrong("verify needs one block size at the raw level: give bs");
+        }
+        if self.load.trims && (self.level == Level::Log || self.verify) {
+            return wrong("trims are for the raw level, and leave nothing that verify could read");
+        }
+        if self.fsync.is_some() && self.level == Level::Raw {
+            return wrong("fsync is a commit of tensors: give level=log");
         }
         if self.verify && self.load.is_mix() {
             return wrong("verify does not work with a mix: write first, then read, as two jobs");

@@ -35,8 +35,7 @@ pub fn document(reports: &[Report], global: &JobOptions, plus: bool) -> Value {
 }
 
 fn job(report: &Report, plus: bool) -> Value {
-    let [read, write] = &report.stats;
-    let nothing = DirectionStats::default();
+    let [read, write, trim] = &report.stats;
     let usage = &report.usage;
     let runtime = report.runtime.as_millis() as u64;
     let mut job = json!({
@@ -48,8 +47,8 @@ fn job(report: &Report, plus: bool) -> Value {
         "job options": options(&report.options.given),
         "read": direction(report, read, plus),
         "write": direction(report, write, plus),
-        "trim": direction(report, &nothing, plus),
-        "sync": { "total_ios": 0, "lat_ns": moments(&Moments::default()) },
+        "trim": direction(report, trim, plus),
+        "sync": { "total_ios": report.syncs.count, "lat_ns": moments(&report.syncs) },
         "job_runtime": runtime,
         "usr_cpu": report.cpu_percent(usage.user),
         "sys_cpu": report.cpu_percent(usage.system),

@@ -49,7 +49,7 @@ fn one(report: &Report) -> String {
     if !report.options.description.is_empty() {
         let _ = writeln!(text, "  Description  : [{}]", report.options.description);
     }
-    for (name, stats) in ["read", "write"].iter().zip(&report.stats) {
+    for (name, stats) in ["read", "write", "trim"].iter().zip(&report.stats) {
         if stats.ios > 0 {
             direction(&mut text, name, report, stats);
         }
@@ -170,7 +170,7 @@ fn percentiles(text: &mut String, title: &str, histogram: &Histogram<u64>, wante
 #[expect(clippy::cast_precision_loss, reason = "a report")]
 fn summary(group: usize, reports: &[Report]) -> String {
     let mut text = format!("\nRun status group {group} (all jobs):\n");
-    for (index, name) in ["READ", "WRITE"].into_iter().enumerate() {
+    for (index, name) in ["READ", "WRITE", "TRIM"].into_iter().enumerate() {
         let members = reports.iter().filter(|it| it.group == group && it.stats[index].ios > 0);
         let members: Vec<&Report> = members.collect();
         let bytes: u64 = members.iter().map(|report| report.stats[index].bytes).sum();

@@ -5,6 +5,7 @@ mod interrupt;
 mod log;
 mod raw;
 mod start;
+mod throttle;
 mod usage;
 
 pub use interrupt::{is_interrupted, take_signals};

@@ -1,6 +1,6 @@
 //! The raw level: operations on bytes of devices, through one queue of a data path.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tidelog_engine::memory::{DmaBuffer, DmaPool};
 use tidelog_engine::path::sim::{SimDisk, SimDisks};
@@ -12,11 +12,15 @@ use tidelog_engine::units::{ByteCount, DeviceIndex};
 
 use super::budget::Budget;
 use super::start::Ended;
+use super::throttle::Throttle;
 use crate::exit::BenchError;
 use crate::load::{BadBlock, Origin, Place, Stream, check, stamp};
 use crate::option::{Engine, JobOptions};
 use crate::stats::{Direction, Recorder};
 use crate::target;
+
+/// How long a job that is held back sleeps at most before it looks whether it is over.
+const THROTTLED_MAX: Duration = Duration::from_millis(100);
 
 /// A raw job that is ready to run.
 pub(super) struct RawJob {
@@ -24,6 +28,12 @@ pub(super) struct RawJob {
     path: Box<dyn DataPath>,
     stream: Stream,
     budget: Budget,
+    throttle: Throttle,
+    /// What comes next, if its time has not come, and that time.
+    held: Option<(Place, Direction)>,
+    due: Option<Instant>,
+    /// Buffers of operations that have no use for one, by tag.
+    parked: Vec<Option<DmaBuffer>>,
     /// Chooses the direction of each operation of a mix.
     random: fastrand::Rng,
     /// What is in flight, by tag.
@@ -86,6 +96,10 @@ impl RawJob {
                 seed,
             ),
             budget: Budget::new(job, pass),
+            throttle: Throttle::new(job),
+            held: None,
+            due: None,
+            parked: std::iter::repeat_with(|| None).take(job.iodepth as usize).collect(),
             random: fastrand::Rng::with_seed(seed ^ 1),
             flights: vec![flight; job.iodepth as usize],
             idle: buffers.into_iter().enumerate().collect(),
@@ -127,14 +141,16 @@ impl RawJob {
             let before = self.idle.len();
             self.fill_up(&mut phase, recorder, now);
             let begun = before - self.idle.len();
-            if self.idle.len() == depth {
+            let due = self.due.take();
+            if self.idle.len() == depth && due.is_none() {
                 return;
             }
             if begun > 0 && phase == Phase::Load {
                 recorder.submitted.count(begun, 1);
             }
             // Rings and waits in one system call.
-            if let Err(error) = self.path.wait(None) {
+            let at_most = due.map(|due| due.saturating_duration_since(now).min(THROTTLED_MAX));
+            if let Err(error) = self.path.wait(at_most) {
                 self.ended.fail(format!("the data path died: {error}"));
                 return;
             }
@@ -184,25 +200,37 @@ impl RawJob {
                 if self.budget.is_spent(recorder, now) {
                     return None;
                 }
-                let place = match self.stream.advance() {
-                    Some(place) => place,
-                    // Two writes of one block in flight could land in any order, and the older one stay.
-                    None if self.job.verify && self.is_one_in_flight() => return None,
-                    None => {
-                        self.origin.pass += 1;
-                        self.begun_in_pass = 0;
-                        self.stream.rewind();
-                        self.stream.advance()?
-                    }
+                let (place, direction) = match self.held.take() {
+                    Some(held) => held,
+                    None => self.draw()?,
                 };
+                self.due = self.throttle.due(direction, now);
+                if self.due.is_some() {
+                    self.held = Some((place, direction));
+                    return None;
+                }
+                self.throttle.took(direction, place.length);
                 self.begun_in_pass += 1;
                 self.budget.take(place.length);
-                let load = self.job.load;
-                let reads =
-                    load.reads && (!load.writes || self.random.u8(0..100) < self.job.rwmixread);
-                Some((place, if reads { Direction::Read } else { Direction::Write }))
+                Some((place, direction))
             }
         }
+    }
+
+    /// What comes next in this pass, or first in the next.
+    fn draw(&mut self) -> Option<(Place, Direction)> {
+        let place = match self.stream.advance() {
+            Some(place) => place,
+            // Two writes of one block in flight could land in any order, and the older one stay.
+            None if self.job.verify && self.is_one_in_flight() => return None,
+            None => {
+                self.origin.pass += 1;
+                self.begun_in_pass = 0;
+                self.stream.rewind();
+                self.stream.advance()?
+            }
+        };
+        Some((place, self.job.load.draw(&mut self.random, self.job.rwmixread)))
     }
 
     /// Whether an operation is in flight besides the one that is about to begin.
@@ -228,6 +256,10 @@ impl RawJob {
                 }
                 Action::Write { buffer, fua: false }
             }
+            Direction::Trim => {
+                self.parked[tag] = Some(buffer);
+                Action::Deallocate
+            }
         };
         let operation = Operation {
             tag: tag as u64,
@@ -241,7 +273,8 @@ impl RawJob {
             Refusal::Invalid(why) => why.to_owned(),
             Refusal::Latched(error) => error.to_string(),
         };
-        self.idle.extend(refused.operation.action.into_buffer().map(|buffer| (tag, buffer)));
+        let buffer = refused.operation.action.into_buffer().or_else(|| self.parked[tag].take());
+        self.idle.extend(buffer.map(|buffer| (tag, buffer)));
         self.ended.fail(format!("{}: refused: {why}", self.job.filename[place.file]));
         false
     }
@@ -273,6 +306,7 @@ impl RawJob {
                     }
                 }
             }
+            let buffer = buffer.or_else(|| self.parked[tag].take());
             self.idle.extend(buffer.map(|buffer| (tag, buffer)));
         }
         self.completions = completions;
