@@ -16,14 +16,19 @@ pub mod report;
 pub mod run;
 pub mod stats;
 pub mod target;
+pub mod workload;
+
+use std::sync::Arc;
 
 use cli::{Format, Request};
 use exit::{BenchError, Exit};
 use live::Live;
+use option::value::Amount;
 use option::{Engine, JobOptions, Level};
 use output::Output;
 use report::Report;
 use target::{Found, Targets};
+use workload::Workload;
 
 /// Does what was asked for, and answers how it went.
 ///
@@ -41,15 +46,16 @@ pub fn execute(request: &Request) -> Result<Exit, BenchError> {
         ));
     }
     request.jobs.iter().try_for_each(JobOptions::check)?;
+    let jobs = request.jobs.iter().map(with_plan).collect::<Result<Vec<_>, _>>()?;
     if request.parse_only {
         return Ok(Exit::Clean);
     }
     // Lives until the end: it holds what may be written open, and block devices claimed.
     let mut targets = Targets::default();
-    targets.look_at(&request.jobs)?;
+    targets.look_at(&jobs)?;
     let mut output = Output::open(request)?;
-    request.jobs.iter().try_for_each(|job| admit(job, &mut targets))?;
-    let groups = groups(&request.jobs);
+    jobs.iter().try_for_each(|job| admit(job, &mut targets))?;
+    let groups = groups(&jobs);
     if request.format == Format::Normal {
         for (index, group) in groups.iter().enumerate() {
             for job in group {
@@ -66,6 +72,17 @@ pub fn execute(request: &Request) -> Result<Exit, BenchError> {
         Exit::Clean if run::is_interrupted() => Exit::Interrupted,
         exit => exit,
     })
+}
+
+/// A job with the plan that it is to replay, and room for that.
+fn with_plan(job: &JobOptions) -> Result<JobOptions, BenchError> {
+    let mut job = job.clone();
+    if let (Some(workload), Some(trace)) = (&job.workload, &job.trace) {
+        let plan = Workload::read(workload, trace).map_err(|error| error.within(&job.name))?;
+        job.size = Some(Amount::Bytes(plan.bytes()));
+        job.plan = Some(Arc::new(plan));
+    }
+    Ok(job)
 }
 
 /// Makes sure that a job may use its devices; makes the pool of a log job whose devices hold nothing.

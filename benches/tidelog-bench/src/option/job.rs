@@ -1,5 +1,6 @@
 //! One job's options, with fio's defaults where fio has the option.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidelog_engine::memory::ALIGNMENT;
@@ -10,6 +11,7 @@ use super::sizes::Sizes;
 use super::value::{Amount, KbBase};
 use crate::exit::BenchError;
 use crate::stats::Direction;
+use crate::workload::Workload;
 
 /// The data path of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,6 +164,14 @@ pub struct JobOptions {
     pub offset: Amount,
     /// How much farther each of `numjobs` begins than the one before.
     pub offset_increment: ByteCount,
+    /// How many times it does that.
+    pub loops: u64,
+    /// A plan to replay, and the trace that it was made from.
+    pub workload: Option<String>,
+    /// See `workload`.
+    pub trace: Option<String>,
+    /// Both, once they were read.
+    pub plan: Option<Arc<Workload>>,
     /// How long it runs at most.
     pub runtime: Option<Duration>,
     /// Whether it runs for all of `runtime`.
@@ -235,6 +245,10 @@ impl Default for JobOptions {
             io_size: None,
             offset: Amount::Bytes(0),
             offset_increment: ByteCount::ZERO,
+            loops: 1,
+            workload: None,
+            trace: None,
+            plan: None,
             runtime: None,
             time_based: false,
             ramp_time: Duration::ZERO,
@@ -312,6 +326,14 @@ impl JobOptions {
         if self.fsync.is_some() && self.level == Level::Raw {
             return wrong("fsync is a commit of tensors: give level=log");
         }
+        if self.workload.is_some() != self.trace.is_some() {
+            return wrong(
+                "a plan names storages, and its trace their sizes: give workload and trace",
+            );
+        }
+        if self.workload.is_some() {
+            self.check_workload()?;
+        }
         if self.verify && self.load.is_mix() {
             return wrong("verify does not work with a mix: write first, then read, as two jobs");
         }
@@ -325,6 +347,37 @@ impl JobOptions {
             Some(name) => wrong(&format!(
                 "overwrite={name}: no filename is called exactly that; it repeats a name, letter for letter"
             )),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether nothing was given that a plan decides.
+    fn check_workload(&self) -> Result<(), BenchError> {
+        const DECIDED: [&str; 17] = [
+            "rw",
+            "readwrite",
+            "bs",
+            "blocksize",
+            "bsrange",
+            "blocksize_range",
+            "bssplit",
+            "iodepth",
+            "numjobs",
+            "size",
+            "io_size",
+            "io_limit",
+            "rwmixread",
+            "rate",
+            "rate_iops",
+            "verify",
+            "fsync",
+        ];
+        let wrong = |what: &str| Err(BenchError::usage(what).within(&self.name));
+        if self.level == Level::Raw {
+            return wrong("a plan moves tensors: give level=log");
+        }
+        match self.given.iter().find(|(name, _)| DECIDED.contains(&name.as_str())) {
+            Some((name, _)) => wrong(&format!("{name}: the plan decides this; leave it out")),
             None => Ok(()),
         }
     }

@@ -1,7 +1,7 @@
 //! fio's JSON, so that tools made for fio read it.
 
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::VERSION;
 use super::group::Report;
 use crate::option::JobOptions;
-use crate::stats::{DirectionStats, Moments};
+use crate::stats::{DirectionStats, Lateness, Moments};
 
 /// Names of the buckets of depths.
 const DEPTH_LEVELS: [&str; 7] = ["1", "2", "4", "8", "16", "32", ">=64"];
@@ -84,8 +84,29 @@ fn tidelog(report: &Report) -> Value {
         "verified_blocks": ended.verified,
         "bad_blocks": ended.bad,
         "first_bad_block": ended.first_bad.as_ref().map(ToString::to_string),
+        "workload": ended.lateness.as_deref().map(workload),
         "usr_cpu_seconds": report.usage.user.as_secs_f64(),
         "sys_cpu_seconds": report.usage.system.as_secs_f64(),
+    })
+}
+
+fn workload(of: &Lateness) -> Value {
+    let nanos = |time: Duration| time.as_nanos() as u64;
+    json!({
+        "iterations": of.iterations,
+        "iteration_ns": nanos(of.time_each()),
+        "stall_ns": nanos(of.stall_each()),
+        "stalled_ops": of.stalled_ops,
+        "expected_iteration_ns": nanos(of.expected_time),
+        "expected_stall_ns": nanos(of.expected_stall),
+        "transfers": of.transfers,
+        "missed_deadlines": of.missed,
+        "rows_without_io": of.left_out,
+        "lateness_ns": {
+            "mean": of.histogram.mean(),
+            "max": of.histogram.max(),
+            "percentile": percentiles(&of.histogram, &[50.0, 90.0, 99.0, 99.9]),
+        },
     })
 }
 

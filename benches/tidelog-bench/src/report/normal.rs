@@ -1,13 +1,14 @@
 //! fio's output for people.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
 use super::group::Report;
 use super::units::{amount, decimal_amount, decimal_rate, rate, short_count};
 use crate::option::{JobOptions, Sizes};
-use crate::stats::{DirectionStats, Moments};
+use crate::stats::{DirectionStats, Lateness, Moments};
 
 /// The report of a run.
 pub fn text(reports: &[Report]) -> String {
@@ -83,6 +84,9 @@ fn one(report: &Report) -> String {
             ended.verified, ended.bad
         );
     }
+    if let Some(lateness) = ended.lateness.as_deref() {
+        workload(&mut text, lateness);
+    }
     if let Some(bad) = &ended.first_bad {
         let _ = writeln!(text, "  {bad}");
     }
@@ -90,6 +94,31 @@ fn one(report: &Report) -> String {
         let _ = writeln!(text, "  failed: {failure}");
     }
     text
+}
+
+fn workload(text: &mut String, of: &Lateness) {
+    let millis = |time: Duration| time.as_secs_f64() * 1e3;
+    let late =
+        |percentile| millis(Duration::from_nanos(of.histogram.value_at_percentile(percentile)));
+    let _ = writeln!(
+        text,
+        "  workload     : {} iterations of {:.3} msec, {:.3} of them waiting (the plan expects {:.3} and {:.3})",
+        of.iterations,
+        millis(of.time_each()),
+        millis(of.stall_each()),
+        millis(of.expected_time),
+        millis(of.expected_stall),
+    );
+    let _ = writeln!(
+        text,
+        "     deadlines : {} of {} missed, {} ops waited; late (msec): 50.00th=[{:.3}], 99.00th=[{:.3}], max=[{:.3}]",
+        of.missed,
+        of.transfers,
+        of.stalled_ops,
+        late(50.0),
+        late(99.0),
+        late(100.0),
+    );
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a report")]

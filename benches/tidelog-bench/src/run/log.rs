@@ -2,6 +2,7 @@
 
 mod memory;
 mod pools;
+mod replay;
 mod tensors;
 
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ use tensors::{Tensor, tensors};
 
 pub(super) use pools::Pools;
 pub use pools::{device_size, make_pool};
+pub(super) use replay::Replay;
 
 /// How long a job that is held back sleeps at most before it looks whether it is over.
 const THROTTLED_MAX: Duration = Duration::from_millis(100);

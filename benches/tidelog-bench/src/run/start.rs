@@ -10,14 +10,14 @@ use nix::unistd::Pid;
 use tidelog_engine::path::{Capabilities, Device, Feature};
 
 use super::interrupt::is_interrupted;
-use super::log::{LogJob, Pools};
+use super::log::{LogJob, Pools, Replay};
 use super::raw::RawJob;
 use super::usage::Usage;
 use crate::exit::BenchError;
 use crate::live::Live;
 use crate::load::{BadBlock, Origin};
 use crate::option::{JobOptions, Level};
-use crate::stats::{LiveCounters, Recorder};
+use crate::stats::{Lateness, LiveCounters, Recorder};
 use crate::target::Targets;
 
 /// How a job ended.
@@ -31,6 +31,8 @@ pub struct Ended {
     pub bad: u64,
     /// How many blocks were compared.
     pub verified: u64,
+    /// How the deadlines of a plan were kept, where one was replayed.
+    pub lateness: Option<Box<Lateness>>,
 }
 
 impl Ended {
@@ -49,6 +51,7 @@ impl Ended {
     pub fn merge(&mut self, other: &Self) {
         self.failure = self.failure.take().or_else(|| other.failure.clone());
         self.first_bad = self.first_bad.take().or_else(|| other.first_bad.clone());
+        self.lateness = self.lateness.take().or_else(|| other.lateness.clone());
         self.bad += other.bad;
         self.verified += other.verified;
     }
@@ -180,10 +183,13 @@ fn start_thread(
     let pool = pools.of(job);
     let body = move || {
         let made =
-            pin(&options).and_then(|()| match options.level {
-                Level::Raw => RawJob::prepare(&options, clone, origin, devices)
+            pin(&options).and_then(|()| match (options.level, options.plan.clone()) {
+                (Level::Log, Some(plan)) => {
+                    Replay::prepare(&options, plan, pool).map(|job| Job::Replay(Box::new(job)))
+                }
+                (Level::Raw, _) => RawJob::prepare(&options, clone, origin, devices)
                     .map(|job| Job::Raw(Box::new(job))),
-                Level::Log => LogJob::prepare(&options, clone, origin, pool)
+                (Level::Log, None) => LogJob::prepare(&options, clone, origin, pool)
                     .map(|job| Job::Log(Box::new(job))),
             });
         let job = match made {
@@ -199,6 +205,7 @@ fn start_thread(
         let ended = match job {
             Job::Raw(job) => job.run(&mut recorder),
             Job::Log(job) => job.run(&mut recorder),
+            Job::Replay(job) => job.run(&mut recorder),
         };
         Some((recorder, ended))
     };
@@ -213,6 +220,7 @@ fn start_thread(
 enum Job {
     Raw(Box<RawJob>),
     Log(Box<LogJob>),
+    Replay(Box<Replay>),
 }
 
 impl Job {
@@ -220,6 +228,7 @@ impl Job {
         match self {
             Self::Raw(job) => describe(&job.capabilities()),
             Self::Log(job) => describe(&job.capabilities()),
+            Self::Replay(job) => describe(&job.capabilities()),
         }
     }
 }
