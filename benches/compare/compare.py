@@ -37,13 +37,16 @@ MISSED, NOT_MEASURED = 1, 3
 
 def measure(case, theirs, ours, arguments):
     """Runs the pairs; answers the figures of one case."""
-    case.peer.prepare(case.load, theirs, arguments.seconds)
     pairs = []
-    # The first run of each warms up: it maps the memory behind the devices.
-    for turn in range(arguments.pairs + 1):
-        pair = (case.peer.run(case.load, theirs, arguments.seconds), case.ours.run(case.load, ours, arguments.seconds))
-        if turn > 0:
-            pairs.append(pair)
+    try:
+        case.peer.prepare(case.load, theirs, arguments.seconds)
+        # The first run of each warms up: it maps the memory behind the devices.
+        for turn in range(arguments.pairs + 1):
+            pair = tuple(who.run(case.load, where, arguments.seconds) for who, where in ((case.peer, theirs), (case.ours, ours)))
+            if turn > 0:
+                pairs.append(pair)
+    finally:
+        case.peer.finish()
     return {
         "case": case.name,
         "devices": theirs.kind,

@@ -59,9 +59,9 @@ class Sample:
     p99_us: float | None = None
 
 
-def run(command, env=None):
+def run(command):
     """What a program prints, which ended well."""
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}\nexit {ran.returncode}\n{ran.stdout}{ran.stderr}")
     return ran.stdout
@@ -89,6 +89,9 @@ class Peer:
 
     def prepare(self, load, devices, seconds):
         """What is done once for a case, before any pair, and not measured."""
+
+    def finish(self):
+        """Gives back what `prepare` took."""
 
     def run(self, load, devices, seconds):
         """Runs the load once."""

@@ -1,9 +1,11 @@
-"""Peers that are Python libraries. Each run is a process of its own, `worker.py`, in an environment of their own."""
+"""Peers that are Python libraries: a process for each case, `worker.py`, in an environment of their own."""
 
 import json
 import os
 import pathlib
+import subprocess
 import sys
+import tempfile
 
 from peers import NoPeer, Peer, Sample, run, size_in_bytes
 
@@ -42,16 +44,15 @@ class Environment:
             print(f"compare: installing peers into {self.folder}", file=sys.stderr)
             self.make(stamp)
         print(f"compare: loading {module}; native parts are compiled the first time, which takes minutes", file=sys.stderr)
-        try:
-            return self.run("check", module)
-        except RuntimeError as error:
-            raise NoPeer(f"{module}: {reason(str(error))}") from None
+        ran = subprocess.run(**self.command("check", module), capture_output=True, check=False)
+        if ran.returncode != 0:
+            raise NoPeer(f"{module}: {reason(ran.stdout + ran.stderr)}")
+        return ran.stdout.strip()
 
-    def run(self, *words):
-        """The last line that the worker prints."""
-        # What is compiled stays with the environment.
+    def command(self, *words):
+        """A worker's command line, and its variables: what is compiled stays with the environment."""
         variables = {**os.environ, "TORCH_EXTENSIONS_DIR": str(self.folder / "extensions")}
-        return run([str(self.python), str(WORKER), *words], env=variables).strip().splitlines()[-1]
+        return {"args": [str(self.python), str(WORKER), *words], "env": variables, "text": True}
 
     def make(self, stamp):
         theirs = next((self.project / "lib").glob("python*/site-packages/torch"), None)
@@ -79,20 +80,40 @@ def reason(text):
 class PythonPeer(Peer):
     """A load of `worker.py`."""
 
-    def __init__(self, environment):
-        self.environment = environment
+    # What it is called there, and the module that it needs.
+    way = module = None
 
-    def work(self, what, files, load, seconds, **more):
+    def __init__(self, environment):
+        self.environment, self.worker, self.said = environment, None, None
+
+    def check(self):
+        self.name = f"{self.environment.version(self.module)}{self.how}"
+
+    def prepare(self, load, devices, seconds):
+        self.said = tempfile.TemporaryFile("w+")
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.said}
+        self.worker = subprocess.Popen(**self.environment.command("serve", self.way), **pipes)
+
+    def finish(self):
+        if self.worker:
+            self.worker.stdin.close()
+            self.worker.wait()
+
+    def run(self, load, devices, seconds, **more):
         words = {
             "rw": load.rw,
-            "files": ":".join(map(str, files)),
+            "files": [str(file) for file in devices.files()],
             "bytes": size_in_bytes(load.size),
             "tensor": size_in_bytes(load.bs),
             "seconds": seconds,
             **more,
         }
-        given = [f"--{name}={value}" for name, value in words.items()]
-        return Sample(**json.loads(self.environment.run(what, *given)))
+        print(json.dumps(words), file=self.worker.stdin, flush=True)
+        answer = self.worker.stdout.readline()
+        if not answer:
+            self.said.seek(0)
+            raise RuntimeError(f"{self.name} ended in the middle of a run: {reason(self.said.read())}")
+        return Sample(**json.loads(answer))
 
 
 class DeepSpeed(PythonPeer):
@@ -102,35 +123,31 @@ class DeepSpeed(PythonPeer):
     """
 
     name = "DeepSpeed aio"
+    way = module = "deepspeed"
+    how = " aio_handle, block_size 1m, queue_depth 128"
 
     def __init__(self, environment):
         super().__init__(environment)
         self.threads = THREADS[0]
 
-    def check(self):
-        self.name = f"{self.environment.version('deepspeed')} aio_handle, block_size 1m, queue_depth 128"
-
     def prepare(self, load, devices, seconds):
-        files = devices.files()
-        speeds = {threads: self.once(load, files, seconds, threads).bytes_per_second for threads in THREADS}
+        super().prepare(load, devices, seconds)
+        speeds = {
+            threads: super(DeepSpeed, self).run(load, devices, seconds, threads=threads).bytes_per_second
+            for threads in THREADS
+        }
         self.threads = max(speeds, key=speeds.get)
 
     def run(self, load, devices, seconds):
-        return self.once(load, devices.files(), seconds, self.threads)
-
-    def once(self, load, files, seconds, threads):
-        return self.work("deepspeed", files, load, seconds, threads=threads)
+        return super().run(load, devices, seconds, threads=self.threads)
 
 
 class SavedFile(PythonPeer):
     """safetensors, or torch.save, to a file that is then fsynced; loading reads it from the device again."""
 
+    how = " + fsync"
+
     def __init__(self, environment, way):
         super().__init__(environment)
         self.way, self.name = way, f"{way} + fsync"
-
-    def check(self):
-        self.name = f"{self.environment.version('safetensors' if self.way == 'safetensors' else 'torch')} + fsync"
-
-    def run(self, load, devices, seconds):
-        return self.work(self.way, devices.files(), load, seconds)
+        self.module = "safetensors" if way == "safetensors" else "torch"

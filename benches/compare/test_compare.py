@@ -37,6 +37,9 @@ class Steady:
     def prepare(self, load, devices, seconds):
         pass
 
+    def finish(self):
+        pass
+
     def run(self, load, devices, seconds):
         self.runs += 1
         return self.samples[self.runs % len(self.samples)]

@@ -1,16 +1,18 @@
-"""One run of a peer that is a Python library: prints what came of it as a line of JSON.
+"""A peer that is a Python library, as a process that serves runs until its input ends.
 
-    worker.py check deepspeed
-    worker.py deepspeed --rw=read --files=A:B --bytes=402653184 --tensor=1048576 --seconds=1 --threads=2
+    worker.py check deepspeed       # loads what it needs, and says which version it is
+    worker.py serve deepspeed       # a line of JSON for each run, answered with a line of JSON
+
+So each run is as warm as ours: libraries are loaded, memory is locked, and threads are there.
 """
 
-import argparse
-import contextlib
+import functools
 import json
 import os
 import resource
 import sys
 import time
+import types
 
 RAMP_SECONDS = 0.2
 BLOCK_SIZE, QUEUE_DEPTH = 1 << 20, 128  # what DeepSpeed takes if nothing is said
@@ -39,29 +41,32 @@ def cpu_seconds():
     return usage.ru_utime + usage.ru_stime
 
 
+@functools.cache
 def aio_module():
     """DeepSpeed's async_io extension, compiled when it is first asked for."""
+    # The compiler's driver lies beside the interpreter.
     os.environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
-    # It tells its story on standard output, which is for the result.
-    with contextlib.redirect_stdout(sys.stderr):
-        from deepspeed.ops.op_builder import AsyncIOBuilder
+    from deepspeed.ops.op_builder import AsyncIOBuilder
 
-        builder = AsyncIOBuilder()
-        if not builder.is_compatible(verbose=True):
-            raise SystemExit("error: DeepSpeed's async_io cannot be built (on Debian and Ubuntu: apt-get install libaio-dev)")
-        return builder.load(verbose=False)
+    builder = AsyncIOBuilder()
+    if not builder.is_compatible(verbose=True):
+        raise SystemExit("error: DeepSpeed's async_io cannot be built (on Debian and Ubuntu: apt-get install libaio-dev)")
+    return builder.load(verbose=False)
+
+
+@functools.cache
+def locked(threads, each, index):
+    """A handle and a tensor for one device."""
+    import torch
+
+    handle = aio_module().aio_handle(BLOCK_SIZE, QUEUE_DEPTH, False, True, threads)
+    tensor = handle.new_cpu_locked_tensor(each, torch.empty(0, dtype=torch.uint8))
+    return handle, tensor.random_(0, 256)
 
 
 def deepspeed(options):
-    import torch
-
-    files, threads = options.files.split(":"), options.threads
-    each = options.bytes // len(files)
-    handles = [aio_module().aio_handle(BLOCK_SIZE, QUEUE_DEPTH, False, True, threads) for _ in files]
-    tensors = [handle.new_cpu_locked_tensor(each, torch.empty(0, dtype=torch.uint8)) for handle in handles]
-    for tensor in tensors:
-        tensor.random_(0, 256)
-    work = list(zip(handles, tensors, files))
+    each = options.bytes // len(options.files)
+    work = [(*locked(options.threads, each, index), file) for index, file in enumerate(options.files)]
     for handle, tensor, file in work:
         if not os.path.exists(file) or os.path.getsize(file) < each:
             handle.sync_pwrite(tensor, file, 0)
@@ -70,19 +75,25 @@ def deepspeed(options):
         for handle, tensor, file in work:
             begin = handle.async_pread if options.rw == "read" else handle.async_pwrite
             if begin(tensor, file, 0) != 0:
-                raise SystemExit(f"error: DeepSpeed refused {file}")
+                raise RuntimeError(f"DeepSpeed refused {file}")
         for handle, _, _ in work:
             handle.wait()
 
-    return timed(turn, each * len(files), options.seconds)
+    return timed(turn, each * len(work), options.seconds)
+
+
+@functools.cache
+def dictionary(count, length):
+    """So many tensors of one size."""
+    import torch
+
+    return {f"tensor.{index}": torch.randint(256, (length,), dtype=torch.uint8) for index in range(count)}
 
 
 def saved_file(options, save, load):
     """Saves, or loads, a dictionary of tensors of one size, as one file."""
-    import torch
-
-    file, count = options.files, options.bytes // options.tensor
-    tensors = {f"tensor.{index}": torch.randint(256, (options.tensor,), dtype=torch.uint8) for index in range(count)}
+    (file,), count = options.files, options.bytes // options.tensor
+    tensors = dictionary(count, options.tensor)
 
     def save_durably():
         save(tensors, file)
@@ -120,23 +131,23 @@ def check(module):
     version = __import__(module).__version__
     if module == "deepspeed":
         aio_module()
-    print(f"{module} {version}")
+    return f"{module} {version}"
+
+
+def serve(what, answers):
+    run = {"deepspeed": deepspeed, "safetensors": safetensors, "torch-save": torch_save}[what]
+    for line in sys.stdin:
+        print(json.dumps(run(types.SimpleNamespace(**json.loads(line)))), file=answers, flush=True)
 
 
 def main():
+    # Libraries tell their stories on standard output, which is for answers here.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     if sys.argv[1] == "check":
-        return check(sys.argv[2])
-    parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["deepspeed", "safetensors", "torch-save"])
-    parser.add_argument("--rw", choices=["read", "write"], required=True)
-    parser.add_argument("--files", required=True)
-    parser.add_argument("--bytes", type=int, required=True)
-    parser.add_argument("--tensor", type=int, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    run = {"deepspeed": deepspeed, "safetensors": safetensors, "torch-save": torch_save}[options.what]
-    print(json.dumps(run(options)))
+        print(check(sys.argv[2]), file=answers, flush=True)
+    else:
+        serve(sys.argv[2], answers)
 
 
 if __name__ == "__main__":
