@@ -125,7 +125,7 @@ class Tidelog(Peer):
 
     def __init__(self, program, level, checksums=True):
         self.program, self.level, self.checksums = str(program), level, checksums
-        self.name = f"tidelog {level}{'' if checksums else ', checksums not compared'}"
+        self.name = f"tidelog {level}{', checksums not compared' if level == 'log' and not checksums else ''}"
 
     def run(self, load, devices, seconds):
         words = ["--ioengine=tidelog-uring", f"--level={self.level}", "--eta=never"]

@@ -1,6 +1,7 @@
 //! The command line: fio's `--name=value`, in the order in which it was given.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use clap_complete::Shell;
@@ -8,6 +9,7 @@ use clap_complete::Shell;
 use crate::exit::BenchError;
 use crate::jobfile;
 use crate::live::Eta;
+use crate::option::value::time;
 use crate::option::{JobOptions, OPTIONS, apply};
 
 const ABOUT: &str = "Measures Tidelog's data paths and its log, in fio's words";
@@ -74,6 +76,8 @@ pub struct Request {
     pub output: Option<PathBuf>,
     /// Whether the status line is shown.
     pub eta: Eta,
+    /// How often results so far are written; only in the end if this is not given.
+    pub status_interval: Option<Duration>,
     /// Whether to stop after everything was checked, before anything is opened.
     pub parse_only: bool,
     /// Write completions for this shell, and do nothing else.
@@ -113,6 +117,11 @@ pub fn command() -> Command {
             own("eta", "Show the status line: on a terminal (auto), always, never [auto]")
                 .value_name("WHEN")
                 .value_parser(["auto", "always", "never"]),
+        )
+        .arg(
+            own("status-interval", "Write results so far, too, every so often: 5, 500ms")
+                .value_name("TIME")
+                .value_parser(time),
         )
         .arg(
             own("parse-only", "Check options and job files, and do nothing")
@@ -169,6 +178,10 @@ pub fn request(matches: &ArgMatches) -> Result<Request, BenchError> {
             Some("never") => Eta::Never,
             _ => Eta::Auto,
         },
+        status_interval: matches
+            .get_one("status-interval")
+            .copied()
+            .filter(|it: &Duration| !it.is_zero()),
         parse_only: matches.get_flag("parse-only"),
         completions: matches.get_one("completions").copied(),
     })

@@ -6,6 +6,7 @@
 //! reported ([`report`]) as fio reports it.
 
 pub mod cli;
+pub mod disks;
 pub mod exit;
 pub mod jobfile;
 pub mod live;
@@ -18,15 +19,18 @@ pub mod stats;
 pub mod target;
 pub mod workload;
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use cli::{Format, Request};
+use disks::Disks;
 use exit::{BenchError, Exit};
 use live::Live;
 use option::value::Amount;
 use option::{Engine, JobOptions, Level};
 use output::Output;
 use report::Report;
+use run::Status;
 use target::{Found, Targets};
 use workload::Workload;
 
@@ -53,7 +57,7 @@ pub fn execute(request: &Request) -> Result<Exit, BenchError> {
     // Lives until the end: it holds what may be written open, and block devices claimed.
     let mut targets = Targets::default();
     targets.look_at(&jobs)?;
-    let mut output = Output::open(request)?;
+    let output = Output::open(request)?;
     jobs.iter().try_for_each(|job| admit(job, &mut targets))?;
     let groups = groups(&jobs);
     if request.format == Format::Normal {
@@ -65,9 +69,14 @@ pub fn execute(request: &Request) -> Result<Exit, BenchError> {
     }
     run::take_signals()
         .map_err(|source| BenchError::System { what: "cannot take signals".to_owned(), source })?;
-    let results = run::run(&groups, &targets, &Live::new(request.eta))?;
+    let disks = Disks::under(&jobs);
+    let output = RefCell::new(output);
+    let tell =
+        |results| write(request, &report::reports(results), &disks, &mut output.borrow_mut());
+    let status = Status { every: request.status_interval, tell: &tell };
+    let results = run::run(&groups, &targets, &Live::new(request.eta), &status)?;
     let reports = report::reports(results);
-    write(request, &reports, &mut output)?;
+    write(request, &reports, &disks, &mut output.borrow_mut())?;
     Ok(match verdict(&reports) {
         Exit::Clean if run::is_interrupted() => Exit::Interrupted,
         exit => exit,
@@ -109,10 +118,16 @@ fn groups(jobs: &[JobOptions]) -> Vec<Vec<JobOptions>> {
     groups
 }
 
-fn write(request: &Request, reports: &[Report], output: &mut Output) -> Result<(), BenchError> {
-    let json = |plus| format!("{:#}\n", report::document(reports, &request.global, plus));
+fn write(
+    request: &Request,
+    reports: &[Report],
+    disks: &Disks,
+    output: &mut Output,
+) -> Result<(), BenchError> {
+    let disks = disks.since();
+    let json = |plus| format!("{:#}\n", report::document(reports, &request.global, &disks, plus));
     let text = match request.format {
-        Format::Normal => report::text(reports),
+        Format::Normal => report::text(reports, &disks),
         Format::Terse => report::lines(reports),
         Format::Json => json(false),
         Format::JsonPlus => json(true),

@@ -179,6 +179,44 @@ fn trims_need_permission_and_empty_what_they_are_pointed_at() {
 }
 
 #[test]
+fn results_so_far_come_every_interval_and_the_last_has_all() {
+    let directory = Directory::new("status");
+    let results = directory.path("results");
+    fs::write(&results, vec![b'x'; 1 << 20]).unwrap();
+    for level in ["raw", "log"] {
+        let (level, output) = (format!("--level={level}"), format!("--output={results}"));
+        let time = [
+            "--time_based",
+            "--runtime=1",
+            "--status-interval=200ms",
+            "--rw=write",
+            &level,
+            &output,
+        ];
+        run(&directory.path(&level), &[&["--ioengine=tidelog-posix"], &time[..]].concat())
+            .expect(0);
+        let text = fs::read_to_string(&results).unwrap();
+        let documents = serde_json::Deserializer::from_str(&text).into_iter::<serde_json::Value>();
+        let ios: Vec<u64> = documents
+            .map(|it| it.unwrap()["jobs"][0]["write"]["total_ios"].as_u64().unwrap())
+            .collect();
+        assert!(ios.len() >= 3 && ios.is_sorted() && ios[0] > 0, "{ios:?}");
+    }
+}
+
+#[test]
+fn the_disk_under_a_file_is_reported_with_what_it_did() {
+    let directory = Directory::new("disk");
+    let json =
+        run(&directory.path("a"), &["--ioengine=tidelog-uring", "--rw=write"]).expect(0).json();
+    let Some(disk) = json["disk_util"].get(0) else {
+        return common::skip("the_disk_under_a_file", "it lies on no block device");
+    };
+    assert!(disk["write_ios"].as_u64().unwrap() > 0, "{disk}");
+    assert!((0.0..=100.0).contains(&disk["util"].as_f64().unwrap()), "{disk}");
+}
+
+#[test]
 fn a_flipped_a_stale_and_a_misplaced_block_are_reported_by_file_and_offset() {
     let directory = Directory::new("verify");
     let file = directory.path("a");

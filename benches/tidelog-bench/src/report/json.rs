@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::VERSION;
 use super::group::Report;
+use crate::disks::DiskUse;
 use crate::option::JobOptions;
 use crate::stats::{DirectionStats, Lateness, Moments};
 
@@ -19,7 +20,12 @@ const BATCHES: [&str; 7] = ["0", "4", "8", "16", "32", "64", ">=64"];
 const LATENCIES: [u64; 10] = [2, 4, 10, 20, 50, 100, 250, 500, 750, 1000];
 
 /// The document. `plus` adds every latency that occurred, as fio's json+ does.
-pub fn document(reports: &[Report], global: &JobOptions, plus: bool) -> Value {
+pub fn document(
+    reports: &[Report],
+    global: &JobOptions,
+    disks: &[(DiskUse, f64)],
+    plus: bool,
+) -> Value {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let mut document = json!({
         "fio version": VERSION,
@@ -27,11 +33,26 @@ pub fn document(reports: &[Report], global: &JobOptions, plus: bool) -> Value {
         "timestamp_ms": now.as_millis() as u64,
         "time": utc(now.as_secs()),
         "jobs": reports.iter().map(|report| job(report, plus)).collect::<Vec<_>>(),
+        "disk_util": disks.iter().map(disk).collect::<Vec<_>>(),
     });
     if !global.given.is_empty() {
         document["global options"] = options(&global.given);
     }
     document
+}
+
+fn disk((used, percent): &(DiskUse, f64)) -> Value {
+    json!({
+        "name": used.name,
+        "read_ios": used.ios[0],
+        "write_ios": used.ios[1],
+        "read_merges": used.merges[0],
+        "write_merges": used.merges[1],
+        "read_ticks": used.ticks[0],
+        "write_ticks": used.ticks[1],
+        "in_queue": used.in_queue,
+        "util": percent,
+    })
 }
 
 fn job(report: &Report, plus: bool) -> Value {

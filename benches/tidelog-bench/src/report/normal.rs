@@ -7,11 +7,12 @@ use hdrhistogram::Histogram;
 
 use super::group::Report;
 use super::units::{amount, decimal_amount, decimal_rate, rate, short_count};
+use crate::disks::DiskUse;
 use crate::option::{JobOptions, Sizes};
 use crate::stats::{DirectionStats, Lateness, Moments};
 
 /// The report of a run.
-pub fn text(reports: &[Report]) -> String {
+pub fn text(reports: &[Report], disks: &[(DiskUse, f64)]) -> String {
     let mut text = String::new();
     for report in reports {
         text.push_str(&one(report));
@@ -19,6 +20,17 @@ pub fn text(reports: &[Report]) -> String {
     let groups = reports.iter().map(|report| report.group).max().map_or(0, |last| last + 1);
     for group in 0..groups {
         text.push_str(&summary(group, reports));
+    }
+    if !disks.is_empty() {
+        text.push_str("\nDisk stats (read/write):\n");
+    }
+    for (used, percent) in disks {
+        let DiskUse { name, ios, merges, ticks, in_queue, .. } = used;
+        let _ = writeln!(
+            text,
+            "  {name}: ios={}/{}, merge={}/{}, ticks={}/{}, in_queue={in_queue}, util={percent:.2}%",
+            ios[0], ios[1], merges[0], merges[1], ticks[0], ticks[1],
+        );
     }
     text
 }

@@ -10,5 +10,5 @@ mod usage;
 
 pub use interrupt::{is_interrupted, take_signals};
 pub use log::{device_size, make_pool};
-pub use start::{Ended, JobResult, run};
+pub use start::{Ended, JobResult, Status, run};
 pub use usage::Usage;

@@ -81,6 +81,14 @@ pub struct JobResult {
     pub path: Vec<String>,
 }
 
+/// What is told while jobs run.
+pub struct Status<'a> {
+    /// How often; never, if this is not given.
+    pub every: Option<Duration>,
+    /// Tells what the jobs of a group have done so far.
+    pub tell: &'a dyn Fn(Vec<JobResult>) -> Result<(), BenchError>,
+}
+
 /// Runs the jobs, group after group.
 ///
 /// # Errors
@@ -89,6 +97,7 @@ pub fn run(
     groups: &[Vec<JobOptions>],
     targets: &Targets,
     live: &Live,
+    status: &Status,
 ) -> Result<Vec<JobResult>, BenchError> {
     let run = fastrand::Rng::new().u64(1..);
     let mut results = Vec::new();
@@ -97,7 +106,7 @@ pub fn run(
             break;
         }
         let pools = Pools::open(jobs)?;
-        results.extend(run_group(index, jobs, targets, &pools, run, live)?);
+        results.extend(run_group(index, jobs, targets, &pools, run, live, status)?);
         pools.close()?;
     }
     Ok(results)
@@ -108,6 +117,7 @@ type Run = (JobOptions, Option<(Recorder, Ended)>);
 
 struct Thread {
     options: JobOptions,
+    counters: Arc<LiveCounters>,
     ready: Receiver<Result<Vec<String>, BenchError>>,
     start: Sender<()>,
     handle: thread::JoinHandle<Option<(Recorder, Ended)>>,
@@ -120,6 +130,7 @@ fn run_group(
     pools: &Pools,
     run: u64,
     live: &Live,
+    status: &Status,
 ) -> Result<Vec<JobResult>, BenchError> {
     let mut threads = Vec::new();
     for job in jobs {
@@ -151,6 +162,31 @@ fn run_group(
     let before = Usage::now();
     let begun = Instant::now();
     let count = threads.len() as u32;
+    let mut told = begun;
+    while let Some(every) = status.every
+        && threads.iter().any(is_running)
+    {
+        thread::sleep(every.min(Duration::from_millis(20)));
+        if told.elapsed() >= every {
+            told = Instant::now();
+            let usage = Usage::now().since(&before).shared_by(count);
+            let so_far = |(thread, path): (&Thread, &Vec<String>)| {
+                Some(JobResult {
+                    options: thread.options.clone(),
+                    group,
+                    recorder: *copy_of(thread)?,
+                    ended: Ended::default(),
+                    usage,
+                    elapsed: begun.elapsed(),
+                    path: path.clone(),
+                })
+            };
+            for thread in &threads {
+                thread.counters.want_copy();
+            }
+            (status.tell)(threads.iter().zip(&paths).filter_map(so_far).collect())?;
+        }
+    }
     let ended: Vec<_> = threads
         .into_iter()
         .map(|thread| (thread.options, thread.handle.join().unwrap_or_default()))
@@ -179,7 +215,7 @@ fn start_thread(
 ) -> Result<Thread, BenchError> {
     let (tell, ready) = channel();
     let (start, begin) = channel();
-    let options = job.clone();
+    let (options, seen) = (job.clone(), Arc::clone(&counters));
     let pool = pools.of(job);
     let body = move || {
         let made =
@@ -214,7 +250,19 @@ fn start_thread(
         what: "cannot start a thread".to_owned(),
         source,
     })?;
-    Ok(Thread { options: job.clone(), ready, start, handle })
+    Ok(Thread { options: job.clone(), counters: seen, ready, start, handle })
+}
+
+/// What a job has counted so far; nothing while it waits for one operation longer than anybody waits for it.
+fn copy_of(thread: &Thread) -> Option<Box<Recorder>> {
+    let until = Instant::now() + Duration::from_millis(500);
+    loop {
+        let copy = thread.counters.take_copy();
+        if copy.is_some() || thread.handle.is_finished() || Instant::now() > until {
+            return copy;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 enum Job {

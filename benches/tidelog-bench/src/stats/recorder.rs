@@ -1,7 +1,7 @@
 //! One job's counters, and what others see of them while it runs.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -115,10 +115,27 @@ pub struct LiveCounters {
     pub bytes: [AtomicU64; 3],
     /// Operations.
     pub ios: [AtomicU64; 3],
+    /// Whether somebody wants all counters as they are.
+    wanted: AtomicBool,
+    copy: Mutex<Option<Box<Recorder>>>,
+}
+
+impl LiveCounters {
+    /// Asks the job to leave a copy of its counters.
+    pub fn want_copy(&self) {
+        // One that came too late for whoever wanted it before is out of date.
+        drop(self.take_copy());
+        self.wanted.store(true, Ordering::Relaxed);
+    }
+
+    /// The copy, once it is there.
+    pub fn take_copy(&self) -> Option<Box<Recorder>> {
+        self.copy.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// A job's counters.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Recorder {
     /// By direction.
     pub stats: [DirectionStats; 3],
@@ -183,6 +200,11 @@ impl Recorder {
             *self = Self { counting: true, begun, ..Self::new(ramp, live) };
             self.counted_from = now;
             self.sample.begun = now;
+        }
+        if self.live.wanted.load(Ordering::Relaxed) {
+            self.live.wanted.store(false, Ordering::Relaxed);
+            let mut copy = self.live.copy.lock().unwrap_or_else(PoisonError::into_inner);
+            *copy = Some(Box::new(self.clone()));
         }
         let passed = now.saturating_duration_since(self.sample.begun);
         if passed >= SAMPLE_EVERY {
