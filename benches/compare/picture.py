@@ -2,7 +2,7 @@
 
 from html import escape
 
-ROW, LEFT, PANEL, GAP, TOP = 22, 330, 270, 30, 66
+ROW, LEFT, PANEL, GAP, TOP = 22, 330, 270, 60, 66
 PANELS = [
     ("bytes_per_second", "throughput", "more is better"),
     ("cpu_seconds_per_gib", "CPU seconds per GiB", "less is better"),
@@ -57,15 +57,25 @@ def bar(left, middle, result, name):
         return
     at = {what: left + PANEL * place(value) for what, value in figures.items() if value is not None}
     limit = result["limits"].get({"bytes_per_second": "median_min", "cpu_seconds_per_gib": "cpu_max"}.get(name))
-    met = limit is None or (figures["median"] >= limit if name == "bytes_per_second" else figures["median"] <= limit)
+    met = is_met(result["limits"], name, figures)
     colour = PLAIN if limit is None else GOOD if met else BAD
     yield line(at["min"], middle, at["max"], middle, colour, 1)
     if "lower" in at:
         yield line(at["lower"], middle, at["upper"], middle, colour, 7)
     yield f'<circle cx="{at["median"]:.1f}" cy="{middle}" r="5" fill="{colour}" stroke="white"><title>{figures["median"]:.3f}</title></circle>'
+    if not LEAST <= figures["median"] <= MOST:
+        yield text(at["median"] + 8, middle + 4, f"{figures['median']:.1f}×", colour=colour)
     if limit is not None:
         mark = left + PANEL * place(limit)
         yield line(mark, middle - 9, mark, middle + 9, BAD, 2)
+
+
+def is_met(limits, name, figures):
+    """Whether one of the figures is what it must be."""
+    if name == "cpu_seconds_per_gib":
+        return limits.get("cpu_max") is None or figures["median"] <= limits["cpu_max"]
+    wanted = {"median": limits.get("median_min"), "lower": limits.get("lower_min")}
+    return all(least is None or (figures[what] or 0) >= least for what, least in wanted.items())
 
 
 def line(x1, y1, x2, y2, colour, width):

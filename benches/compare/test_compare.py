@@ -156,6 +156,8 @@ class Runs(unittest.TestCase):
         root = xml.etree.ElementTree.fromstring(drawn)
         dots = [dot.get("fill") for dot in root.iter("{http://www.w3.org/2000/svg}circle")]
         self.assertEqual(sorted(dots), sorted([picture.GOOD, picture.BAD, *[picture.PLAIN] * 4]))
+        limits, figure = {"median_min": 1.0, "lower_min": 0.97}, {"median": 1.1, "lower": 0.9}
+        self.assertFalse(picture.is_met(limits, "bytes_per_second", figure), "its bound is too low")
         self.assertIn("falls short: a:slow", self.said.getvalue())
 
     def test_what_is_missing_is_said_and_makes_the_status_three(self):

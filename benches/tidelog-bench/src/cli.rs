@@ -25,6 +25,17 @@ data path is ever taken than the one that ioengine names: one that does not work
 At the log level filename names the devices of a pool; of blank devices a pool is made. Puts and gets are
 of scratch tensors under names of their own, which are deleted in the end: what the pool holds stays.
 
+What a run writes raw it locks until its end; another run, or a pool, that wants it is refused with the name of
+the process. Files for which a file system has no room are refused before any is made.
+
+verify=crc32c stamps each block with its place, the run, the job and the pass, so that a flipped, misplaced,
+old or lost block is found. Jobs that share blocks cannot tell which of them wrote last.
+
+A plan (workload and trace, as tidelog-plan reads and writes them) is replayed at the log level: each op passes
+as the time that the trace says, rows begin with their op, and an op waits for what must be complete before it.
+What was late, and the waiting, is reported beside what the plan expects. What has a copy, or goes to host
+memory, needs no device and is left out.
+
 Latencies: slat lasts from the decision to do an operation until all that go to the kernel together are
 ready; one system call then hands them over and waits, and that is part of clat.
 
@@ -45,6 +56,10 @@ Examples:
       --filename=/mnt/nvme/bench --verify=crc32c
   tidelog-bench --name=log --level=log --ioengine=tidelog-uring --rw=write --bssplit=64k/50:1m/50 \\
       --iodepth=32 --size=2g --filename=/mnt/nvme0/tide:/mnt/nvme1/tide
+  tidelog-bench --name=commits --level=log --ioengine=tidelog-uring --rw=write --bs=1m --fsync=64 --size=1g \\
+      --filename=/mnt/nvme0/tide --rate=500m --status-interval=10
+  tidelog-bench --name=plan --level=log --ioengine=tidelog-uring --workload=plan.json --trace=trace.json \\
+      --filename=/mnt/nvme0/tide --loops=3
   tidelog-bench jobs.fio --output-format=json --output=result.json";
 
 /// How results are written.
