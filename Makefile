@@ -6,8 +6,9 @@ SEEDS ?= 2000
 RUNS ?= 100
 SECONDS ?= 60
 PAIRS ?= 15
+ONLY ?=
 
-.PHONY: help setup build demo test lint test-rust sim planted faults fixture crash nvme-vm recovery test-torch test-slow bench compare fuzz loom sanitize \
+.PHONY: help setup build demo test lint test-rust sim planted faults fixture crash nvme-vm recovery test-torch test-slow bench compare test-compare fuzz loom sanitize \
 	miri paper clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,7 +24,7 @@ demo: setup build ## Train a GPT plain and under a quarter of its memory; compar
 
 # All tests say the same of the same source as far as they can: the fuzzers, too, begin as they did before.
 test: export FUZZ_SEED := 1
-test: setup lint test-rust sim crash fuzz build test-torch ## All tests
+test: setup lint test-rust test-compare sim crash fuzz build test-torch ## All tests
 
 lint: setup ## Formatting, lints, licences
 	cargo fmt --all --check
@@ -80,9 +81,12 @@ paper: setup ## Every policy on TERAIO's models, recorded without their hardware
 	$(PYTHON) planner/paper/record.py target/paper/traces
 	cargo run --release -q -p tidelog-planner --example paper target/paper/traces target/paper.json
 
-compare: setup ## Tidelog against fio, PAIRS interleaved pairs; target/compare.json; fails where a figure is missed
+compare: setup ## Tidelog against fio, DeepSpeed, safetensors, torch.save: PAIRS interleaved pairs, a table, a picture; ONLY=a part; about an hour
 	cargo build --release -q -p tidelog-bench
-	python3 benches/compare/compare.py --pairs $(PAIRS)
+	python3 benches/compare/compare.py --pairs $(PAIRS) --only "$(ONLY)"
+
+test-compare: ## What compare concludes from runs, without running any
+	python3 benches/compare/test_compare.py
 
 clean: ## Remove everything that was built
 	rm -rf target .venv

@@ -32,6 +32,8 @@ need sfdisk fdisk
 need losetup mount
 need wipefs util-linux
 need fio fio
+# For DeepSpeed's async_io, a peer of `make compare`.
+[ -e /usr/include/libaio.h ] || missing+=(libaio-dev)
 if [ ${#missing[@]} -gt 0 ]; then
     if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
         echo "setup: installing ${missing[*]} for tests"

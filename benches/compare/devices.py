@@ -1,5 +1,6 @@
-"""What loads run on: pairs of devices that are made for a case and go with it."""
+"""What loads run on: devices that are made for a case and go with it."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -26,54 +27,71 @@ def run(*command):
 
 
 class LoopDevices:
-    """Two loop devices over files in memory."""
+    """Loop devices over files in memory."""
 
     kind = "loop, memory"
     size = None
 
-    def __init__(self, _disk):
-        self.names, self.folder = [], None
+    def __init__(self, _disk, count):
+        self.count, self.names, self.mounted, self.undo = count, [], [], contextlib.ExitStack()
 
     def __enter__(self):
         if os.geteuid() != 0:
             raise NoDevices("loop devices need root")
         if not MEMORY.is_dir():
             raise NoDevices(f"there is no {MEMORY}")
-        self.folder = tempfile.TemporaryDirectory(prefix="tidelog-compare-", dir=MEMORY)
-        try:
-            for name in ("a", "b"):
-                backing = pathlib.Path(self.folder.name, name)
-                # Written in full: memory that was only reserved is found, page by page, when it is first used.
-                with open(backing, "wb") as file:
-                    for _ in range(DEVICE_BYTES // len(BLANK)):
-                        file.write(BLANK)
-                # Where the file system in memory has no O_DIRECT the loop device copies through its page cache,
-                # for both sides alike.
-                self.names.append(run("losetup", "--find", "--show", "--direct-io=on", str(backing)))
-        except NoDevices:
-            self.__exit__()
-            raise
+        with contextlib.ExitStack() as undo:
+            self.folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="tidelog-compare-", dir=MEMORY))
+            for index in range(self.count):
+                self.names.append(self.loop(undo, pathlib.Path(self.folder, f"device-{index}")))
+            self.undo = undo.pop_all()
         return self
 
+    def loop(self, undo, backing):
+        # Written in full: memory that was only reserved is found, page by page, when it is first used.
+        with open(backing, "wb") as file:
+            for _ in range(DEVICE_BYTES // len(BLANK)):
+                file.write(BLANK)
+        # Where the file system in memory has no O_DIRECT the loop device copies through its page cache,
+        # for both sides alike.
+        name = run("losetup", "--find", "--show", "--direct-io=on", str(backing))
+        undo.callback(subprocess.run, ["losetup", "--detach", name], check=False)
+        return name
+
+    def files(self):
+        """A file on each device, for those who take no devices: on ext4, made when it is first asked for."""
+        for index, name in enumerate(self.names[len(self.mounted) :], len(self.mounted)):
+            place = pathlib.Path(self.folder, f"mounted-{index}")
+            place.mkdir()
+            run("mkfs.ext4", "-q", "-F", name)
+            run("mount", name, str(place))
+            self.undo.callback(subprocess.run, ["umount", str(place)], check=False)
+            self.mounted.append(place / "data")
+        return self.mounted
+
     def __exit__(self, *_):
-        for name in self.names:
-            subprocess.run(["losetup", "--detach", name], check=False)
-        if self.folder:
-            self.folder.cleanup()
+        self.undo.close()
 
 
 class Files:
-    """Two files on a disk."""
+    """Files on a disk."""
 
     kind = "files, disk"
     size = "512m"
 
-    def __init__(self, disk):
-        self.folder = tempfile.TemporaryDirectory(dir=disk)
-        self.names = [str(pathlib.Path(self.folder.name, name)) for name in ("a", "b")]
+    def __init__(self, disk, count):
+        self.folder = tempfile.TemporaryDirectory(prefix="compare-", dir=disk)
+        self.names = [str(pathlib.Path(self.folder.name, f"device-{index}")) for index in range(count)]
+
+    def files(self):
+        """Files for those who are not us, where the caller's own do not lie."""
+        return [pathlib.Path(f"{name}.data") for name in self.names]
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.folder.cleanup()
+
+
+KINDS = {"loop": LoopDevices, "files": Files}

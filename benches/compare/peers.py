@@ -1,13 +1,20 @@
-"""Those who are compared: each runs a load on two devices and says what came of it."""
+"""Those who are compared: each runs a load on devices and says what came of it."""
 
 import json
 import shutil
 import subprocess
 from dataclasses import dataclass
 
+UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
 
 class NoPeer(Exception):
     """A peer is not on this machine."""
+
+
+def size_in_bytes(text):
+    """`384m`, as fio and we read it."""
+    return int(text[:-1]) * UNITS[text[-1]] if text[-1] in UNITS else int(text)
 
 
 @dataclass(frozen=True)
@@ -19,6 +26,8 @@ class Load:
     iodepth: int
     size: str | None = None
     cpus: str | None = None
+    # Whether what was written survives a crash when the time is taken.
+    durable: bool = False
 
     def options(self, devices, seconds):
         given = {
@@ -43,19 +52,24 @@ class Load:
 
 @dataclass(frozen=True)
 class Sample:
-    """What one run did."""
+    """What one run did. Who does not tell of single operations has no latency of them."""
 
     bytes_per_second: float
     cpu_seconds_per_gib: float
-    p99_us: float
+    p99_us: float | None = None
 
 
 def run(command):
-    """A report in fio's JSON as a sample."""
+    """What a program prints, which ended well."""
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}\n{ran.stdout}{ran.stderr}")
-    (job,) = json.loads(ran.stdout[ran.stdout.index("{") :])["jobs"]
+        raise RuntimeError(f"{' '.join(command)}\nexit {ran.returncode}\n{ran.stdout}{ran.stderr}")
+    return ran.stdout
+
+
+def sample_of(report):
+    """A report in fio's JSON as a sample."""
+    (job,) = json.loads(report[report.index("{") :])["jobs"]
     way = job["read"] if job["read"]["io_bytes"] else job["write"]
     cpu = (job["usr_cpu"] + job["sys_cpu"]) / 100
     return Sample(
@@ -70,34 +84,57 @@ class Peer:
 
     name: str
 
+    def check(self):
+        """Raises `NoPeer` where this machine does not have it."""
+
+    def prepare(self, load, devices, seconds):
+        """What is done once for a case, before any pair, and not measured."""
+
+    def finish(self):
+        """Gives back what `prepare` took."""
+
     def run(self, load, devices, seconds):
+        """Runs the load once."""
         raise NotImplementedError
 
 
 class Fio(Peer):
-    """fio's io_uring engine with what makes it fast: buffers and files registered, one thread."""
+    """An engine of fio with what makes it fast, on one thread."""
 
-    def __init__(self):
+    EXTRA = {"io_uring": ["--fixedbufs=1", "--registerfiles=1"], "libaio": []}
+
+    def __init__(self, engine):
+        self.engine, self.name = engine, f"fio {engine}"
+
+    def check(self):
         if not shutil.which("fio"):
             raise NoPeer("fio is not installed (on Debian and Ubuntu: apt-get install fio)")
-        version = subprocess.run(["fio", "--version"], capture_output=True, text=True, check=True).stdout.strip()
-        self.name = f"{version} io_uring fixedbufs registerfiles"
+        ran = subprocess.run(["fio", f"--enghelp={self.engine}"], capture_output=True, check=False)
+        if ran.returncode != 0:
+            raise NoPeer(f"this fio was built without {self.engine}")
+        self.name = f"{run(['fio', '--version']).strip()} {self.engine} {' '.join(self.EXTRA[self.engine])}".strip()
 
     def run(self, load, devices, seconds):
         # fio changes what it writes from time to time unless told not to; we write the same bytes again.
-        engine = ["--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1", "--thread", "--scramble_buffers=0"]
-        return run(["fio", *load.options(devices, seconds), *engine])
+        engine = [f"--ioengine={self.engine}", "--thread", "--scramble_buffers=0", *self.EXTRA[self.engine]]
+        return sample_of(run(["fio", *load.options(devices, seconds), *engine]))
 
 
 class Tidelog(Peer):
-    """Tidelog, on bytes of devices (raw) or as a log of tensors with checksums (log)."""
+    """Tidelog, on bytes of devices (raw) or as a log of tensors (log)."""
 
-    def __init__(self, program, level):
-        self.program, self.level, self.name = str(program), level, f"tidelog {level}"
+    def __init__(self, program, level, checksums=True):
+        self.program, self.level, self.checksums = str(program), level, checksums
+        self.name = f"tidelog {level}{', checksums not compared' if level == 'log' and not checksums else ''}"
 
     def run(self, load, devices, seconds):
         words = ["--ioengine=tidelog-uring", f"--level={self.level}", "--eta=never"]
+        if self.level == "log":
+            words.append(f"--checksums={int(self.checksums)}")
+        if load.durable:
+            # A commit for as many tensors as the peer puts into one file.
+            words.append(f"--fsync={size_in_bytes(load.size) // size_in_bytes(load.bs)}")
         # These devices were made a moment ago; what stands on them is ours or the last run's.
         if load.rw.endswith("write") and self.level == "raw":
             words.append(f"--overwrite={':'.join(devices.names)}")
-        return run([self.program, *load.options(devices, seconds), *words])
+        return sample_of(run([self.program, *load.options(devices, seconds), *words]))

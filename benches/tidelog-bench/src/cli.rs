@@ -1,6 +1,7 @@
 //! The command line: fio's `--name=value`, in the order in which it was given.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use clap_complete::Shell;
@@ -8,6 +9,7 @@ use clap_complete::Shell;
 use crate::exit::BenchError;
 use crate::jobfile;
 use crate::live::Eta;
+use crate::option::value::time;
 use crate::option::{JobOptions, OPTIONS, apply};
 
 const ABOUT: &str = "Measures Tidelog's data paths and its log, in fio's words";
@@ -22,6 +24,17 @@ data path is ever taken than the one that ioengine names: one that does not work
 
 At the log level filename names the devices of a pool; of blank devices a pool is made. Puts and gets are
 of scratch tensors under names of their own, which are deleted in the end: what the pool holds stays.
+
+What a run writes raw it locks until its end; another run, or a pool, that wants it is refused with the name of
+the process. Files for which a file system has no room are refused before any is made.
+
+verify=crc32c stamps each block with its place, the run, the job and the pass, so that a flipped, misplaced,
+old or lost block is found. Jobs that share blocks cannot tell which of them wrote last.
+
+A plan (workload and trace, as tidelog-plan reads and writes them) is replayed at the log level: each op passes
+as the time that the trace says, rows begin with their op, and an op waits for what must be complete before it.
+What was late, and the waiting, is reported beside what the plan expects. What has a copy, or goes to host
+memory, needs no device and is left out.
 
 Latencies: slat lasts from the decision to do an operation until all that go to the kernel together are
 ready; one system call then hands them over and waits, and that is part of clat.
@@ -43,6 +56,10 @@ Examples:
       --filename=/mnt/nvme/bench --verify=crc32c
   tidelog-bench --name=log --level=log --ioengine=tidelog-uring --rw=write --bssplit=64k/50:1m/50 \\
       --iodepth=32 --size=2g --filename=/mnt/nvme0/tide:/mnt/nvme1/tide
+  tidelog-bench --name=commits --level=log --ioengine=tidelog-uring --rw=write --bs=1m --fsync=64 --size=1g \\
+      --filename=/mnt/nvme0/tide --rate=500m --status-interval=10
+  tidelog-bench --name=plan --level=log --ioengine=tidelog-uring --workload=plan.json --trace=trace.json \\
+      --filename=/mnt/nvme0/tide --loops=3
   tidelog-bench jobs.fio --output-format=json --output=result.json";
 
 /// How results are written.
@@ -74,6 +91,8 @@ pub struct Request {
     pub output: Option<PathBuf>,
     /// Whether the status line is shown.
     pub eta: Eta,
+    /// How often results so far are written; only in the end if this is not given.
+    pub status_interval: Option<Duration>,
     /// Whether to stop after everything was checked, before anything is opened.
     pub parse_only: bool,
     /// Write completions for this shell, and do nothing else.
@@ -113,6 +132,11 @@ pub fn command() -> Command {
             own("eta", "Show the status line: on a terminal (auto), always, never [auto]")
                 .value_name("WHEN")
                 .value_parser(["auto", "always", "never"]),
+        )
+        .arg(
+            own("status-interval", "Write results so far, too, every so often: 5, 500ms")
+                .value_name("TIME")
+                .value_parser(time),
         )
         .arg(
             own("parse-only", "Check options and job files, and do nothing")
@@ -169,6 +193,10 @@ pub fn request(matches: &ArgMatches) -> Result<Request, BenchError> {
             Some("never") => Eta::Never,
             _ => Eta::Auto,
         },
+        status_interval: matches
+            .get_one("status-interval")
+            .copied()
+            .filter(|it: &Duration| !it.is_zero()),
         parse_only: matches.get_flag("parse-only"),
         completions: matches.get_one("completions").copied(),
     })

@@ -2,10 +2,14 @@
 
 use std::fmt::Write;
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use tidelog_engine::path::{DeviceOpenError, PathError};
+use tidelog_engine::units::ByteCount;
 use tidelog_format::device::Refusal;
+
+use crate::target::Holder;
 
 /// The exit codes; `--help` lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +60,27 @@ pub enum BenchError {
     /// Devices may not be written.
     #[error("{}", refusal_text(.0))]
     Refused(Vec<Refusal>),
+    /// Another run writes it.
+    #[error("nothing was written, because {} is in use{}; wait for its end, or name another file", .path.display(), by(.holder.as_ref()))]
+    Held {
+        /// What it is.
+        path: PathBuf,
+        /// Who has it, where the kernel tells.
+        holder: Option<Holder>,
+    },
+    /// A file system has no room for the files that would be made.
+    #[error(
+        "nothing was written, because {wanted} are to be reserved on the file system of {}, which has {free} left; \
+         give a smaller size", .path.display()
+    )]
+    NoRoom {
+        /// A file that would be there.
+        path: PathBuf,
+        /// What all files there would take.
+        wanted: ByteCount,
+        /// What is left.
+        free: ByteCount,
+    },
     /// The data path does not work here.
     #[error("{0}; nothing was measured, since no other path was asked for")]
     Path(#[from] PathError),
@@ -99,13 +124,21 @@ impl BenchError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Usage { .. } | Self::Engine { .. } => Exit::Usage,
-            Self::Refused(_) | Self::Device(DeviceOpenError::InUse { .. }) => Exit::Refused,
-            Self::Path(PathError::Unavailable { .. }) => Exit::NoPath,
-            Self::Path(_) | Self::Device(_) | Self::Pool { .. } | Self::System { .. } => {
-                Exit::System
+            Self::Refused(_) | Self::Held { .. } | Self::Device(DeviceOpenError::InUse { .. }) => {
+                Exit::Refused
             }
+            Self::Path(PathError::Unavailable { .. }) => Exit::NoPath,
+            Self::Path(_)
+            | Self::Device(_)
+            | Self::Pool { .. }
+            | Self::NoRoom { .. }
+            | Self::System { .. } => Exit::System,
         }
     }
+}
+
+fn by(holder: Option<&Holder>) -> String {
+    holder.map_or_else(String::new, |holder| format!(" by {holder}"))
 }
 
 fn refusal_text(refusals: &[Refusal]) -> String {

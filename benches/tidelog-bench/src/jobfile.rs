@@ -104,7 +104,7 @@ mod tests {
     fn a_mistake_is_told_with_its_line() {
         for (text, line, what) in [
             ("[a]\n; fine\n\nbs=huge\n", "line 4: ", "bs=huge"),
-            ("[global]\n[a]\nrate=1m\n", "line 3: ", "rate is no option"),
+            ("[global]\n[a]\nthinktime=1m\n", "line 3: ", "thinktime is no option"),
             ("bs=4k\n", "line 1: ", "before any section"),
             ("[a]\n[b\n", "line 2: ", "no section"),
             ("[a]\nsize=${TIDELOG_BENCH_NO_SUCH}\n", "line 2: ", "TIDELOG_BENCH_NO_SUCH"),

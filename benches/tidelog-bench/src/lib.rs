@@ -6,6 +6,7 @@
 //! reported ([`report`]) as fio reports it.
 
 pub mod cli;
+pub mod disks;
 pub mod exit;
 pub mod jobfile;
 pub mod live;
@@ -16,14 +17,22 @@ pub mod report;
 pub mod run;
 pub mod stats;
 pub mod target;
+pub mod workload;
+
+use std::cell::RefCell;
+use std::sync::Arc;
 
 use cli::{Format, Request};
+use disks::Disks;
 use exit::{BenchError, Exit};
 use live::Live;
+use option::value::Amount;
 use option::{Engine, JobOptions, Level};
 use output::Output;
 use report::Report;
+use run::Status;
 use target::{Found, Targets};
+use workload::Workload;
 
 /// Does what was asked for, and answers how it went.
 ///
@@ -41,15 +50,16 @@ pub fn execute(request: &Request) -> Result<Exit, BenchError> {
         ));
     }
     request.jobs.iter().try_for_each(JobOptions::check)?;
+    let jobs = request.jobs.iter().map(with_plan).collect::<Result<Vec<_>, _>>()?;
     if request.parse_only {
         return Ok(Exit::Clean);
     }
     // Lives until the end: it holds what may be written open, and block devices claimed.
     let mut targets = Targets::default();
-    targets.look_at(&request.jobs)?;
-    let mut output = Output::open(request)?;
-    request.jobs.iter().try_for_each(|job| admit(job, &mut targets))?;
-    let groups = groups(&request.jobs);
+    targets.look_at(&jobs)?;
+    let output = Output::open(request)?;
+    jobs.iter().try_for_each(|job| admit(job, &mut targets))?;
+    let groups = groups(&jobs);
     if request.format == Format::Normal {
         for (index, group) in groups.iter().enumerate() {
             for job in group {
@@ -59,13 +69,29 @@ pub fn execute(request: &Request) -> Result<Exit, BenchError> {
     }
     run::take_signals()
         .map_err(|source| BenchError::System { what: "cannot take signals".to_owned(), source })?;
-    let results = run::run(&groups, &targets, &Live::new(request.eta))?;
+    let disks = Disks::under(&jobs);
+    let output = RefCell::new(output);
+    let tell =
+        |results| write(request, &report::reports(results), &disks, &mut output.borrow_mut());
+    let status = Status { every: request.status_interval, tell: &tell };
+    let results = run::run(&groups, &targets, &Live::new(request.eta), &status)?;
     let reports = report::reports(results);
-    write(request, &reports, &mut output)?;
+    write(request, &reports, &disks, &mut output.borrow_mut())?;
     Ok(match verdict(&reports) {
         Exit::Clean if run::is_interrupted() => Exit::Interrupted,
         exit => exit,
     })
+}
+
+/// A job with the plan that it is to replay, and room for that.
+fn with_plan(job: &JobOptions) -> Result<JobOptions, BenchError> {
+    let mut job = job.clone();
+    if let (Some(workload), Some(trace)) = (&job.workload, &job.trace) {
+        let plan = Workload::read(workload, trace).map_err(|error| error.within(&job.name))?;
+        job.size = Some(Amount::Bytes(plan.bytes()));
+        job.plan = Some(Arc::new(plan));
+    }
+    Ok(job)
 }
 
 /// Makes sure that a job may use its devices; makes the pool of a log job whose devices hold nothing.
@@ -92,10 +118,16 @@ fn groups(jobs: &[JobOptions]) -> Vec<Vec<JobOptions>> {
     groups
 }
 
-fn write(request: &Request, reports: &[Report], output: &mut Output) -> Result<(), BenchError> {
-    let json = |plus| format!("{:#}\n", report::document(reports, &request.global, plus));
+fn write(
+    request: &Request,
+    reports: &[Report],
+    disks: &Disks,
+    output: &mut Output,
+) -> Result<(), BenchError> {
+    let disks = disks.since();
+    let json = |plus| format!("{:#}\n", report::document(reports, &request.global, &disks, plus));
     let text = match request.format {
-        Format::Normal => report::text(reports),
+        Format::Normal => report::text(reports, &disks),
         Format::Terse => report::lines(reports),
         Format::Json => json(false),
         Format::JsonPlus => json(true),
@@ -106,7 +138,14 @@ fn write(request: &Request, reports: &[Report], output: &mut Output) -> Result<(
 /// The exit code, and a line on standard error for each job that went wrong, whatever the format.
 fn verdict(reports: &[Report]) -> Exit {
     let mut exit = Exit::Clean;
-    for Report { options, ended, .. } in reports {
+    for report in reports {
+        let Report { options, ended, .. } = report;
+        if !options.ramp_time.is_zero() && report.stats.iter().all(|stats| stats.ios == 0) {
+            eprintln!(
+                "{}: ramp_time was not over when the job ended: nothing was counted",
+                options.name
+            );
+        }
         if let Some(bad) = &ended.first_bad {
             eprintln!("{}: {bad}", options.name);
             eprintln!("{}: {} of {} blocks are bad", options.name, ended.bad, ended.verified);

@@ -104,13 +104,13 @@ fn draw(counters: &[Arc<LiveCounters>], whole: Option<Duration>, is_over: &Atomi
 }
 
 /// Bytes and operations by direction.
-type Sums = [[u64; 2]; 2];
+type Sums = [[u64; 2]; 3];
 
 fn sums(counters: &[Arc<LiveCounters>]) -> Sums {
     let sum = |of: fn(&LiveCounters, usize) -> u64, index| {
         counters.iter().map(|counters| of(counters, index)).sum()
     };
-    [0, 1].map(|index| {
+    [0, 1, 2].map(|index| {
         [
             sum(|it, index| it.bytes[index].load(Ordering::Relaxed), index),
             sum(|it, index| it.ios[index].load(Ordering::Relaxed), index),
@@ -134,12 +134,15 @@ fn line(
         let seconds = left.as_secs();
         format!("[eta {:02}m:{:02}s]", seconds / 60, seconds % 60)
     });
+    let shown = |way: usize| way < 2 || now.1[way][1] > 0;
+    let each = |of: &dyn Fn(usize) -> String| {
+        let ways = ["r", "w", "t"].into_iter().enumerate().filter(|(way, _)| shown(*way));
+        ways.map(|(way, name)| format!("{name}={}", of(way))).collect::<Vec<_>>().join(",")
+    };
     format!(
-        "Jobs: {jobs} [r={},w={}][r={},w={} IOPS]{left}",
-        rate(per_second(0, 0)),
-        rate(per_second(1, 0)),
-        short_count(per_second(0, 1)),
-        short_count(per_second(1, 1)),
+        "Jobs: {jobs} [{}][{} IOPS]{left}",
+        each(&|way| rate(per_second(way, 0))),
+        each(&|way| short_count(per_second(way, 1))),
     )
 }
 
@@ -150,8 +153,8 @@ mod tests {
     #[test]
     fn the_line_shows_rates_of_the_last_moment() {
         let begun = Instant::now();
-        let before = (begun + Duration::from_secs(1), [[1 << 30, 1000], [0, 0]]);
-        let now = (begun + Duration::from_secs(2), [[3 << 30, 13_500], [0, 0]]);
+        let before = (begun + Duration::from_secs(1), [[1 << 30, 1000], [0, 0], [0, 0]]);
+        let now = (begun + Duration::from_secs(2), [[3 << 30, 13_500], [0, 0], [0, 0]]);
         let whole = Some(Duration::from_secs(75));
         assert_eq!(
             line(2, before, now, begun, whole),

@@ -16,7 +16,16 @@ pub enum Output {
     /// Standard output.
     Standard,
     /// A file, which keeps what it holds until there are results.
-    File(PathBuf, File),
+    File(PathBuf, File, Written),
+}
+
+/// What the run has written so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// Nothing: the file has what it had.
+    Nothing,
+    /// Results of a part of the run.
+    Results,
 }
 
 impl Output {
@@ -44,20 +53,21 @@ impl Output {
         if request.jobfiles.iter().any(|jobfile| is_it(jobfile)) {
             return Err(never(path, "is also the job file, which results would overwrite"));
         }
-        Ok(Self::File(path.clone(), file))
+        Ok(Self::File(path.clone(), file, Written::Nothing))
     }
 
-    /// Writes results, instead of what a file held.
+    /// Writes results, instead of what a file held before the run, and behind what was written in it.
     ///
     /// # Errors
     /// The results are not there.
     pub fn write(&mut self, text: &str) -> Result<(), BenchError> {
         match self {
             Self::Standard => say(text),
-            Self::File(path, file) => {
+            Self::File(path, file, written) => {
                 let replaced = file.metadata().and_then(|it| {
                     // Pipes and terminals have no length.
-                    if it.is_file() { file.set_len(0) } else { Ok(()) }
+                    let is_first = std::mem::replace(written, Written::Results) == Written::Nothing;
+                    if it.is_file() && is_first { file.set_len(0) } else { Ok(()) }
                 });
                 let written = replaced.and_then(|()| file.write_all(text.as_bytes()));
                 written.map_err(|source| system(path, source))

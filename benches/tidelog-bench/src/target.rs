@@ -1,5 +1,8 @@
 //! From names to devices: what may be written is decided here, before anything runs.
 
+mod claim;
+mod space;
+
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
@@ -10,20 +13,34 @@ use tidelog_format::device::{
     Reason, Refusal, System, Target, TargetKind, program_directories, refusals, same_or_overlapping,
 };
 
+use claim::Claim;
+use space::Space;
+
 use crate::exit::BenchError;
 use crate::load::Window;
 use crate::option::value::Amount;
 use crate::option::{Engine, JobOptions, Level};
+use crate::run::device_size;
+
+pub use claim::Holder;
 
 /// What the jobs of a run may use.
 #[derive(Debug, Default)]
 pub struct Targets {
     system: System,
-    /// What may be written: it was looked at, or made, by this run. It stays open as long as the run lasts, so
-    /// that block devices are claimed, and no other file can come to have the identity of one of these.
-    admitted: Vec<(DeviceIdentity, Device)>,
+    /// What may be written: it was looked at, or made, by this run.
+    admitted: Vec<Admitted>,
     /// What was made a pool by this run.
     pooled: Vec<PathBuf>,
+}
+
+/// What may be written. It stays open and locked as long as the run lasts, so that no other file can come to have
+/// its identity, and no other run takes it for blank.
+#[derive(Debug)]
+struct Admitted {
+    identity: DeviceIdentity,
+    _device: Device,
+    _claim: Claim,
 }
 
 /// What a set of names was found to be.
@@ -45,11 +62,24 @@ impl Targets {
     /// Everything that speaks against any of them. Nothing was made or changed then.
     pub fn look_at(&self, jobs: &[JobOptions]) -> Result<(), BenchError> {
         let mut against: Vec<Refusal> = Vec::new();
+        let mut space = Space::default();
         for job in jobs {
             let looked = match (job.level, job.engine()?) {
                 (_, Engine::Sim) => continue,
-                (Level::Raw, _) => self.may_be_raw(job).map(drop),
-                (Level::Log, _) => self.may_be_pool(job).map(drop),
+                (Level::Raw, _) => self.may_be_raw(job).and_then(|targets| {
+                    targets.iter().try_for_each(|it| {
+                        space.note(it, file_size(job, it)?);
+                        Ok(())
+                    })
+                }),
+                (Level::Log, _) => self.may_be_pool(job).map(|(targets, found)| {
+                    let made =
+                        matches!(found, Found::Free { .. }).then(|| device_size(job)).flatten();
+                    targets
+                        .iter()
+                        .zip(made.into_iter().cycle())
+                        .for_each(|(it, size)| space.note(it, size));
+                }),
             };
             match looked {
                 Err(BenchError::Refused(found)) => {
@@ -60,7 +90,7 @@ impl Targets {
                 other => other?,
             }
         }
-        if against.is_empty() { Ok(()) } else { Err(BenchError::Refused(against)) }
+        if against.is_empty() { space.check() } else { Err(BenchError::Refused(against)) }
     }
 
     /// Makes sure that a raw job may do to its devices what it is going to; makes files that do not exist.
@@ -87,10 +117,10 @@ impl Targets {
             return Ok(Vec::new());
         }
         let mode =
-            OpenMode { buffered: !job.direct, exclusive: false, read_only: !job.load.writes };
+            OpenMode { buffered: !job.direct, exclusive: false, read_only: !job.load.changes() };
         let open = |name: &String| {
             let device = Device::open(&DeviceSpec::new(name), mode)?;
-            if job.load.writes && !self.is_admitted(identity(&device)?) {
+            if job.load.changes() && !self.is_admitted(identity(&device)?) {
                 let path = device.path().to_path_buf();
                 return Err(DeviceOpenError::Changed { path }.into());
             }
@@ -114,7 +144,8 @@ impl Targets {
     /// A raw job's devices, which it may use.
     fn may_be_raw(&self, job: &JobOptions) -> Result<Vec<Target>, BenchError> {
         let targets = self.resolve(job)?;
-        let found = if job.load.writes { self.speaks_against(job, &targets)? } else { Vec::new() };
+        let found =
+            if job.load.changes() { self.speaks_against(job, &targets)? } else { Vec::new() };
         if found.is_empty() { Ok(targets) } else { Err(BenchError::Refused(found)) }
     }
 
@@ -141,11 +172,12 @@ impl Targets {
     }
 
     fn is_admitted(&self, identity: DeviceIdentity) -> bool {
-        self.admitted.iter().any(|(admitted, _)| *admitted == identity)
+        self.admitted.iter().any(|admitted| admitted.identity == identity)
     }
 
-    fn admit(&mut self, device: Device) -> Result<(), BenchError> {
-        self.admitted.push((identity(&device)?, device));
+    fn admit(&mut self, device: Device, claim: Claim) -> Result<(), BenchError> {
+        let identity = identity(&device)?;
+        self.admitted.push(Admitted { identity, _device: device, _claim: claim });
         Ok(())
     }
 
@@ -167,16 +199,58 @@ impl Targets {
         let mut found = Vec::new();
         let admitted = |target: &Target| target.identity.is_some_and(|it| self.is_admitted(it));
         for target in targets.iter().filter(|target| !admitted(target)) {
-            let reasons = refusals(target, &self.system, &program_directories());
-            let reasons = reasons.map_err(|source| {
-                let what = format!("{}: cannot find out what it holds", target.given);
-                BenchError::System { what, source }
-            })?;
-            let named_twice = job.overwrite.contains(&target.given);
-            let stands = |it: &Refusal| !(named_twice && it.reason.may_be_overridden());
-            found.extend(reasons.into_iter().filter(stands));
+            let against = self.one_speaks_against(job, target)?;
+            let is_claimed = against.iter().any(|it| it.reason == Reason::Claimed);
+            if is_claimed && let holder @ Some(_) = Holder::at(&target.path) {
+                return Err(BenchError::Held { path: target.path.clone(), holder });
+            }
+            found.extend(against);
         }
         Ok(found)
+    }
+
+    fn one_speaks_against(
+        &self,
+        job: &JobOptions,
+        target: &Target,
+    ) -> Result<Vec<Refusal>, BenchError> {
+        let reasons = refusals(target, &self.system, &program_directories());
+        let mut reasons = reasons.map_err(|source| {
+            let what = format!("{}: cannot find out what it holds", target.given);
+            BenchError::System { what, source }
+        })?;
+        let named_twice = job.overwrite.contains(&target.given);
+        reasons.retain(|it| !(named_twice && it.reason.may_be_overridden()));
+        Ok(reasons)
+    }
+
+    /// Takes what stands already for this process alone. Another run may have had it, and written it, since it was
+    /// looked at, so it is looked at again.
+    fn claim(
+        &self,
+        job: &JobOptions,
+        target: &Target,
+        mode: OpenMode,
+    ) -> Result<(Device, Claim), BenchError> {
+        // Block devices are claimed from the kernel, too, so that nothing is mounted on them.
+        let exclusive = matches!(target.kind, TargetKind::Block(_));
+        let device =
+            open_unchanged(target, OpenMode { exclusive, ..mode }).map_err(
+                |error| match error {
+                    BenchError::Device(DeviceOpenError::InUse { path }) => {
+                        match Holder::at(&path) {
+                            None => DeviceOpenError::InUse { path }.into(),
+                            holder => BenchError::Held { path, holder },
+                        }
+                    }
+                    error => error,
+                },
+            )?;
+        let claim = Claim::take(&device)?;
+        let mut found = self.one_speaks_against(job, target)?;
+        // That is us.
+        found.retain(|it| it.reason != Reason::Claimed);
+        if found.is_empty() { Ok((device, claim)) } else { Err(BenchError::Refused(found)) }
     }
 
     /// Claims a device that will be written; makes, grows or fills a file.
@@ -189,19 +263,16 @@ impl Targets {
         match target.kind {
             TargetKind::NewFile => {
                 let device = Device::create(&target.spec(), needed, false, mode)?;
-                if !job.load.writes {
+                let claim = Claim::take(&device)?;
+                if !job.load.changes() {
                     fill(target, &device, needed)?;
                 }
-                self.admit(device)?;
+                self.admit(device, claim)?;
             }
-            TargetKind::File if job.load.writes => {
-                let mut device = open_unchanged(target, mode)?;
+            TargetKind::File | TargetKind::Block(_) if job.load.changes() => {
+                let (mut device, claim) = self.claim(job, target, mode)?;
                 device.grow(needed, false)?;
-                self.admit(device)?;
-            }
-            TargetKind::Block(_) if job.load.writes => {
-                let exclusive = OpenMode { exclusive: true, ..mode };
-                self.admit(open_unchanged(target, exclusive)?)?;
+                self.admit(device, claim)?;
             }
             TargetKind::File | TargetKind::Block(_) if needed <= target.size => {}
             TargetKind::File | TargetKind::Block(_) => {

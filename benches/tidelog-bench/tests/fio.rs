@@ -86,8 +86,7 @@ fn our_json_has_the_keys_and_kinds_of_fios() {
     let is_ours = |key: &str| key.starts_with("/jobs[]/tidelog") || key.contains("options/");
     let invented: Vec<_> = ours.difference(&theirs).filter(|(key, _)| !is_ours(key)).collect();
     assert!(invented.is_empty(), "fio does not have {invented:?}");
-    // It says of its disks what the kernel counts, which is no matter of ours.
-    let is_left_out = |key: &str| key.starts_with("/disk_util") || key.contains("options/");
+    let is_left_out = |key: &str| key.contains("options/");
     let missing: Vec<_> = theirs.difference(&ours).filter(|(key, _)| !is_left_out(key)).collect();
     assert!(missing.is_empty(), "fio has {missing:?}");
 }
@@ -163,4 +162,40 @@ fn a_parser_that_others_wrote_reads_our_json() {
     ];
     Ran::of(Command::new(format!("{environment}/bin/fio-plot")).args(plot)).expect(0);
     assert!(std::fs::metadata(&picture).unwrap().len() > 10_000, "it drew our figures");
+}
+
+#[test]
+fn sizes_by_weight_are_drawn_as_fio_draws_them() {
+    let directory = temporary("split");
+    let words = |name: &str| {
+        let more = [
+            "--name=job",
+            "--rw=randread",
+            "--size=64m",
+            "--io_size=32m",
+            "--direct=1",
+            "--norandommap",
+        ];
+        let file = format!("--filename={}", directory.at(name));
+        let more = more.into_iter().chain(["--bssplit=4k/60:16k/:64k/10", "--output-format=json"]);
+        more.map(str::to_owned).chain([file]).collect::<Vec<_>>()
+    };
+    if Command::new("fio").arg("--version").output().is_err() {
+        return skip("sizes_by_weight_are_drawn_as_fio_draws_them", "fio is not installed");
+    }
+    let theirs =
+        Ran::of(Command::new("fio").args(words("fio")).arg("--ioengine=psync")).expect(0).out;
+    let ours = words("ours");
+    let ours: Vec<&str> =
+        ours.iter().map(String::as_str).chain(["--ioengine=tidelog-posix"]).collect();
+    let ours = bench(&ours).expect(0).out;
+    // A weight is a part of the operations, not of the bytes: 60 % of 4k, 30 of 16k, 10 of 64k.
+    let expected = 0.6 * 4.0 + 0.3 * 16.0 + 0.1 * 64.0;
+    for text in [&theirs[theirs.find('{').unwrap()..], &ours] {
+        let json: Value = serde_json::from_str(text).unwrap();
+        let read = &json["jobs"][0]["read"];
+        let each =
+            read["io_bytes"].as_f64().unwrap() / read["total_ios"].as_f64().unwrap() / 1024.0;
+        assert!((each / expected - 1.0).abs() < 0.1, "{each} KiB, and {expected} by the weights");
+    }
 }

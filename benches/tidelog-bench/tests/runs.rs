@@ -4,10 +4,9 @@ mod common;
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
-use common::{bench, temporary};
-use tidelog_tests::machine::{LoopDevice, LoopOptions, Ran, skip};
+use common::{bench, over, temporary};
+use tidelog_tests::machine::{Ran, skip};
 
 const BLOCK: u64 = 16384;
 
@@ -76,6 +75,137 @@ fn time_based_jobs_run_for_their_time_and_ramp_time_is_not_counted() {
     let runtime = json["jobs"][0]["read"]["runtime"].as_u64().unwrap();
     assert!((550..2000).contains(&runtime), "{runtime} ms");
     assert!(json["jobs"][0]["read"]["io_bytes"].as_u64().unwrap() > 1 << 20, "it began again");
+}
+
+#[test]
+fn a_ramp_that_outlasts_the_job_ends_with_it_and_says_so() {
+    let directory = temporary("ramp");
+    let options = ["--ioengine=tidelog-posix", "--rw=write", "--ramp_time=1h"];
+    let begun = std::time::Instant::now();
+    let ran = run(&directory.at("a"), &options).expect(0).says("ramp_time was not over");
+    assert!(begun.elapsed().as_secs() < 30, "it did not wait");
+    assert_eq!(ran.json()["jobs"][0]["write"]["total_ios"], 0);
+}
+
+#[test]
+fn many_passes_in_flight_over_few_blocks_are_read_back_as_the_last_one() {
+    let directory = temporary("passes");
+    for (level, engine) in [("raw", "uring"), ("raw", "posix"), ("log", "uring")] {
+        let [level, engine] = [format!("--level={level}"), format!("--ioengine=tidelog-{engine}")];
+        let file = directory.at(&format!("{level}{engine}"));
+        // 5.5 passes over 4 blocks, and 32 in flight.
+        for rw in ["--rw=write", "--rw=randwrite"] {
+            let passes = ["--iodepth=32", "--size=64k", "--io_size=352k", "--verify=crc32c", rw];
+            let overwrite = format!("--overwrite={file}");
+            let raw = if level == "--level=raw" && rw == "--rw=randwrite" {
+                &[&overwrite[..]][..]
+            } else {
+                &[]
+            };
+            let json =
+                run(&file, &[&[&level[..], &engine], &passes[..], raw].concat()).expect(0).json();
+            assert_eq!(json["jobs"][0]["write"]["io_bytes"], 352 << 10);
+            assert_eq!(json["jobs"][0]["tidelog"]["verified_blocks"], 4);
+        }
+    }
+}
+
+#[test]
+fn a_rate_holds_at_every_level_and_path() {
+    let directory = temporary("rate");
+    for (level, engine) in [("raw", "uring"), ("raw", "posix"), ("log", "uring")] {
+        let [level, engine] = [format!("--level={level}"), format!("--ioengine=tidelog-{engine}")];
+        let file = directory.at(&format!("{level}{engine}"));
+        // 1 MiB at 4 MiB/s by bytes, and at 256 operations of 16 KiB a second, is a quarter of a second.
+        for (rate, overwrite) in
+            [("--rate=4m", None), ("--rate_iops=,256", Some(format!("--overwrite={file}")))]
+        {
+            let overwrite = overwrite.filter(|_| level == "--level=raw");
+            let more: Vec<&str> = overwrite.as_deref().into_iter().collect();
+            let options = [&[&level[..], &engine, "--rw=write", rate], &more[..]].concat();
+            let json = run(&file, &options).expect(0).json();
+            let write = &json["jobs"][0]["write"];
+            assert_eq!(write["io_bytes"], 1 << 20, "{options:?}");
+            let runtime = write["runtime"].as_u64().unwrap();
+            assert!((230..2000).contains(&runtime), "{options:?}: {runtime} ms");
+        }
+    }
+}
+
+#[test]
+fn puts_with_fsync_are_committed_counted_and_deleted_again() {
+    let directory = temporary("fsync");
+    let options =
+        ["--ioengine=tidelog-uring", "--level=log", "--rw=write", "--fsync=20", "--verify=crc32c"];
+    let json = run(&directory.at("a"), &options).expect(0).json();
+    let job = &json["jobs"][0];
+    assert_eq!(job["sync"]["total_ios"], 4, "64 puts: three times 20, and the rest");
+    assert!(job["sync"]["lat_ns"]["min"].as_u64().unwrap() > 0);
+    assert_eq!(job["tidelog"]["verified_blocks"], 64);
+    let raw = ["--ioengine=tidelog-uring", "--rw=write"];
+    run(&directory.at("a"), &raw).expect(4).says("0 durable tensor(s)");
+    run(&directory.at("b"), &[&raw[..], &["--fsync=1"]].concat()).expect(64).says("give level=log");
+}
+
+#[test]
+fn trims_need_permission_and_empty_what_they_are_pointed_at() {
+    let directory = temporary("trim");
+    let backing = directory.at("backing");
+    fs::write(&backing, vec![7; 1 << 20]).unwrap();
+    let trim = ["--ioengine=tidelog-uring", "--rw=trim"];
+    let twice = format!("--overwrite={backing}");
+    run(&backing, &trim).expect(4).says("it is not blank");
+    run(&backing, &[&trim[..], &[&twice]].concat()).expect(1).says("only block devices");
+    assert_eq!(fs::read(&backing).unwrap(), vec![7; 1 << 20]);
+    let Some(device) = over("trims_need_permission", &backing, 0) else { return };
+    let node = device.node();
+    let twice = format!("--overwrite={node}");
+    run(node, &trim).expect(4);
+    let options = [&trim[..], &[&twice, "--rw=randtrim", "--size=512k"]].concat();
+    let json = run(node, &options).expect(0).json();
+    drop(device);
+    assert_eq!(json["jobs"][0]["trim"]["io_bytes"], 512 << 10);
+    assert_eq!(json["jobs"][0]["write"]["io_bytes"], 0);
+    let left = fs::read(&backing).unwrap();
+    assert_eq!(left[..512 << 10], vec![0; 512 << 10]);
+    assert_eq!(left[512 << 10..], vec![7; 512 << 10]);
+}
+
+#[test]
+fn results_so_far_come_every_interval_and_the_last_has_all() {
+    let directory = temporary("status");
+    let results = directory.at("results");
+    fs::write(&results, vec![b'x'; 1 << 20]).unwrap();
+    for level in ["raw", "log"] {
+        let (level, output) = (format!("--level={level}"), format!("--output={results}"));
+        let time = [
+            "--time_based",
+            "--runtime=1",
+            "--status-interval=200ms",
+            "--rw=write",
+            &level,
+            &output,
+        ];
+        run(&directory.at(&level), &[&["--ioengine=tidelog-posix"], &time[..]].concat()).expect(0);
+        let text = fs::read_to_string(&results).unwrap();
+        let documents = serde_json::Deserializer::from_str(&text).into_iter::<serde_json::Value>();
+        let ios: Vec<u64> = documents
+            .map(|it| it.unwrap()["jobs"][0]["write"]["total_ios"].as_u64().unwrap())
+            .collect();
+        assert!(ios.len() >= 3 && ios.is_sorted() && ios[0] > 0, "{ios:?}");
+    }
+}
+
+#[test]
+fn the_disk_under_a_file_is_reported_with_what_it_did() {
+    let directory = temporary("disk");
+    let json =
+        run(&directory.at("a"), &["--ioengine=tidelog-uring", "--rw=write"]).expect(0).json();
+    let Some(disk) = json["disk_util"].get(0) else {
+        return skip("the_disk_under_a_file", "it lies on no block device");
+    };
+    assert!(disk["write_ios"].as_u64().unwrap() > 0, "{disk}");
+    assert!((0.0..=100.0).contains(&disk["util"].as_f64().unwrap()), "{disk}");
 }
 
 #[test]
@@ -177,10 +307,8 @@ fn a_pool_on_block_devices_is_used_again_and_protected_from_raw_jobs() {
     let directory = temporary("loop");
     let backing = directory.at("backing");
     File::create(&backing).unwrap().set_len(64 << 20).unwrap();
-    let device = match LoopDevice::attach(Path::new(&backing), LoopOptions::default()) {
-        Ok(device) => device,
-        Err(why) => return skip("a_pool_on_block_devices_is_used_again", &why),
-    };
+    let test = "a_pool_on_block_devices_is_used_again_and_protected_from_raw_jobs";
+    let Some(device) = over(test, &backing, 0) else { return };
     let log = ["--ioengine=tidelog-uring", "--rw=write", "--level=log"];
     let codes = [&log[..], &log[..], &log[..2]].map(|options| run(device.node(), options).code);
     assert_eq!(codes, [0, 0, 4], "made, used again, refused");
@@ -196,7 +324,7 @@ fn options_that_make_no_sense_are_refused_with_what_to_do() {
         (&["--ioengine=tidelog-uring", "--time_based"], "runtime"),
         (&["--ioengine=tidelog-uring", "--rw=randrw", "--verify=crc32c"], "as two jobs"),
         (&["--ioengine=tidelog-uring", "--size=8k"], "blocks of up to"),
-        (&["--ioengine=tidelog-uring", "--rate=1m"], "rate"),
+        (&["--ioengine=tidelog-uring", "--rate=1,2,3,4"], "rate"),
     ] {
         run("/var/tmp/tidelog-bench-nothing-is-made-here", options).expect(64).says(what);
         if options.contains(&"--size=8k") {

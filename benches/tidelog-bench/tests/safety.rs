@@ -4,25 +4,18 @@ mod common;
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use common::{bench, temporary};
-use tidelog_tests::machine::{LoopDevice, LoopOptions, Ran, skip};
+use common::{bench, over, temporary};
+use tidelog_tests::machine::Ran;
 
 const WRITE: [&str; 5] =
     ["--name=job", "--ioengine=tidelog-posix", "--rw=write", "--bs=64k", "--output-format=json"];
 
 fn write(more: &[&str]) -> Ran {
     bench(&[&WRITE[..], more].concat())
-}
-
-/// A loop device over the file behind `offset`; `None`, said out loud, where this machine has none to give.
-fn over(test: &str, file: &str, offset: u64) -> Option<LoopDevice> {
-    let options = LoopOptions { offset, ..LoopOptions::default() };
-    LoopDevice::attach(Path::new(file), options).map_err(|why| skip(test, &why)).ok()
 }
 
 #[test]
@@ -98,6 +91,88 @@ fn a_name_that_becomes_another_file_while_earlier_jobs_run_is_refused() {
     assert_eq!(fs::read(&photo).unwrap(), vec![7; 1 << 20], "it was never looked at");
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && said.contains("became another device"), "{said}");
+}
+
+/// A run that writes this file until it is ended.
+fn writer(file: &str, size: &str) -> std::process::Child {
+    let name = format!("--filename={file}");
+    let running = Command::new(env!("CARGO_BIN_EXE_tidelog-bench"))
+        .args(WRITE)
+        .args([size, &name, "--time_based", "--runtime=100"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let begins = |_| {
+        thread::sleep(Duration::from_millis(10));
+        let locks = fs::read_to_string("/proc/locks").unwrap();
+        locks.lines().any(|it| it.contains("FLOCK") && it.contains(&format!(" {} ", running.id())))
+    };
+    assert!((0..500).any(begins), "it took no lock");
+    running
+}
+
+fn end(mut running: std::process::Child) {
+    assert!(
+        Command::new("kill").args(["-INT", &running.id().to_string()]).status().unwrap().success()
+    );
+    assert_eq!(running.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn what_another_run_writes_is_refused_with_the_name_of_its_process() {
+    let directory = temporary("twice");
+    let path = directory.at("blank");
+    File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    let first = writer(&path, "--size=1m");
+    let holder = format!("is in use by process {} (tidelog-bench)", first.id());
+    let name = format!("--filename={path}");
+    // Named twice, so that nothing but the other run stands against it.
+    let twice = format!("--overwrite={path}");
+    write(&[&name, &twice, "--size=1m"]).expect(4).says("nothing was written").says(&holder);
+    // Nor does anything make a pool of it meanwhile.
+    let log = ["--level=log", "--size=1m", &name, &twice];
+    write(&log).expect(5).says("is in use");
+    bench(&["--name=job", "--ioengine=tidelog-posix", "--rw=read", "--size=64k", &name]).expect(0);
+    end(first);
+    write(&[&name, &twice, "--size=1m"]).expect(0);
+
+    let test = "what_another_run_writes_is_refused_with_the_name_of_its_process";
+    let Some(device) = over(test, &path, 0) else { return };
+    let twice = format!("--overwrite={}", device.node());
+    let name = format!("--filename={}", device.node());
+    fs::write(&path, vec![0; 1 << 20]).unwrap();
+    let first = writer(device.node(), "--size=1m");
+    let holder = format!("is in use by process {} (tidelog-bench)", first.id());
+    write(&[&name, &twice, "--size=1m"]).expect(4).says(&holder);
+    end(first);
+}
+
+#[test]
+fn files_larger_than_the_file_system_has_room_for_are_refused_with_figures() {
+    let directory = temporary("room");
+    let (one, other) = (directory.at("one"), directory.at("other"));
+    let free = room_left(directory.path());
+    // Each has room, and both together have not.
+    let half = free / 4 * 3 / 4096 * 4096;
+    for level in [&["--level=raw"][..], &["--level=log"]] {
+        let size = format!("--size={half}");
+        let (one_name, other_name) = (format!("--filename={one}"), format!("--filename={other}"));
+        let jobs =
+            ["--name=b", "--ioengine=tidelog-posix", "--rw=write", "--bs=64k", &size, &other_name];
+        let all = [&[&size[..], &one_name], level, &jobs[..], level].concat();
+        write(&all).expect(5).says("are to be reserved").says("left; give a smaller size");
+        for file in [&one, &other] {
+            assert!(!fs::exists(file).unwrap(), "{file} was made");
+        }
+    }
+}
+
+/// What a file system has left, as `df` says.
+fn room_left(directory: &std::path::Path) -> u64 {
+    let df = Command::new("df").args(["--output=avail", "-B1"]).arg(directory).output().unwrap();
+    let text = String::from_utf8(df.stdout).unwrap();
+    text.lines().nth(1).unwrap().trim().parse().unwrap()
 }
 
 #[test]

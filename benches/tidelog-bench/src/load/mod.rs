@@ -5,5 +5,5 @@ mod stamp;
 mod stream;
 
 pub use permutation::Permutation;
-pub use stamp::{BadBlock, STAMP_BYTES, check, stamp};
+pub use stamp::{BadBlock, Origin, STAMP_BYTES, check, stamp};
 pub use stream::{Place, Stream, Window};

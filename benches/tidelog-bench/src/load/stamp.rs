@@ -4,30 +4,41 @@ use std::fmt;
 
 /// What every stamp begins with.
 const MAGIC: [u8; 8] = *b"TIDEBNCH";
-/// Magic; CRC32C of what follows it, to the block's end; length; place; generation.
-pub const STAMP_BYTES: usize = 40;
+/// Magic; CRC32C of what follows it, to the block's end; length; place; run; writer; pass.
+pub const STAMP_BYTES: usize = 56;
 /// Where the checksummed part begins.
 const COVERED: usize = 16;
 
-/// Stamps a block that goes to `place`, in the run `generation`.
-pub fn stamp(block: &mut [u8], place: u64, generation: u64) {
+/// Who wrote a block, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Tells one run from every other.
+    pub run: u64,
+    /// Tells the jobs of a run, and the clones of a job, from each other.
+    pub writer: u64,
+    /// How many times that one had been through all of its blocks.
+    pub pass: u64,
+}
+
+/// Stamps a block that goes to `place`.
+pub fn stamp(block: &mut [u8], place: u64, origin: Origin) {
     block[..8].copy_from_slice(&MAGIC);
     let length = block.len() as u64;
-    for (field, value) in
-        block[COVERED..STAMP_BYTES].chunks_exact_mut(8).zip([length, place, generation])
-    {
+    let Origin { run, writer, pass } = origin;
+    let values = [length, place, run, writer, pass];
+    for (field, value) in block[COVERED..STAMP_BYTES].chunks_exact_mut(8).zip(values) {
         field.copy_from_slice(&value.to_le_bytes());
     }
     let checksum = u64::from(crc32c::crc32c(&block[COVERED..]));
     block[8..COVERED].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// Whether a block that was read from `place` is the one that was written there; by this run, where a
-/// generation is given.
+/// Whether a block that was read from `place` is one that was written there; by this run, and by its writer in no
+/// earlier a pass, where an origin is given. Jobs that share blocks cannot tell which of them wrote last.
 ///
 /// # Errors
 /// The first thing that is wrong with it.
-pub fn check(block: &[u8], place: u64, generation: Option<u64>) -> Result<(), Fault> {
+pub fn check(block: &[u8], place: u64, oldest: Option<Origin>) -> Result<(), Fault> {
     if block[..8] != MAGIC {
         return Err(Fault::NoStamp);
     }
@@ -43,7 +54,12 @@ pub fn check(block: &[u8], place: u64, generation: Option<u64>) -> Result<(), Fa
     differs("crc32c", field(1), found)?;
     differs("length", block.len() as u64, field(2))?;
     differs("place", place, field(3))?;
-    generation.map_or(Ok(()), |generation| differs("run", generation, field(4)))
+    let Some(Origin { run, writer, pass }) = oldest else { return Ok(()) };
+    differs("run", run, field(4))?;
+    if writer == field(5) && field(6) < pass {
+        return differs("pass", pass, field(6));
+    }
+    Ok(())
 }
 
 /// What is wrong with a block.
@@ -99,15 +115,17 @@ impl fmt::Display for BadBlock {
 mod tests {
     use super::*;
 
+    const ORIGIN: Origin = Origin { run: 5, writer: 1, pass: 3 };
+
     fn stamped() -> Vec<u8> {
         let mut block: Vec<u8> = (0..4096_u32).map(|index| index as u8).collect();
-        stamp(&mut block, 8192, 5);
+        stamp(&mut block, 8192, ORIGIN);
         block
     }
 
     #[test]
     fn what_was_stamped_is_right() {
-        assert_eq!(check(&stamped(), 8192, Some(5)), Ok(()));
+        assert_eq!(check(&stamped(), 8192, Some(ORIGIN)), Ok(()));
         assert_eq!(check(&stamped(), 8192, None), Ok(()));
     }
 
@@ -116,7 +134,7 @@ mod tests {
         for byte in (0..4096).step_by(61).chain(0..STAMP_BYTES) {
             let mut block = stamped();
             block[byte] ^= 0x10;
-            assert!(check(&block, 8192, Some(5)).is_err(), "byte {byte}");
+            assert!(check(&block, 8192, Some(ORIGIN)).is_err(), "byte {byte}");
         }
     }
 
@@ -127,7 +145,19 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!(what(check(&stamped(), 4096, None)), "place");
-        assert_eq!(what(check(&stamped(), 8192, Some(6))), "run");
+        assert_eq!(what(check(&stamped(), 8192, Some(Origin { run: 6, ..ORIGIN }))), "run");
+        assert_eq!(what(check(&stamped(), 8192, Some(Origin { pass: 4, ..ORIGIN }))), "pass");
+        assert_eq!(
+            check(&stamped(), 8192, Some(Origin { pass: 2, ..ORIGIN })),
+            Ok(()),
+            "a later one is no loss"
+        );
+        let another = Origin { writer: 2, pass: 9, ..ORIGIN };
+        assert_eq!(
+            check(&stamped(), 8192, Some(another)),
+            Ok(()),
+            "who shares a block may find another's"
+        );
         assert_eq!(what(check(&stamped()[..2048], 8192, None)), "crc32c");
         assert_eq!(check(&[0; 4096], 0, None), Err(Fault::NoStamp));
     }

@@ -1,5 +1,6 @@
 //! One job's options, with fio's defaults where fio has the option.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidelog_engine::memory::ALIGNMENT;
@@ -9,6 +10,8 @@ use tidelog_engine::units::ByteCount;
 use super::sizes::Sizes;
 use super::value::{Amount, KbBase};
 use crate::exit::BenchError;
+use crate::stats::Direction;
+use crate::workload::Workload;
 
 /// The data path of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +69,7 @@ pub enum Level {
 
 /// What `rw=` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent, as the table below shows")]
 pub struct Load {
     /// Its name in fio.
     pub name: &'static str,
@@ -73,19 +77,26 @@ pub struct Load {
     pub reads: bool,
     /// Whether it writes.
     pub writes: bool,
+    /// Whether it tells devices that nobody needs their bytes.
+    pub trims: bool,
     /// Whether offsets, or tensors, come in random order.
     pub random: bool,
 }
 
 impl Load {
-    const ALL: [Self; 6] = [
-        Self { name: "read", reads: true, writes: false, random: false },
-        Self { name: "write", reads: false, writes: true, random: false },
-        Self { name: "rw", reads: true, writes: true, random: false },
-        Self { name: "randread", reads: true, writes: false, random: true },
-        Self { name: "randwrite", reads: false, writes: true, random: true },
-        Self { name: "randrw", reads: true, writes: true, random: true },
+    const ALL: [Self; 8] = [
+        Self { name: "read", reads: true, ..Self::NOTHING },
+        Self { name: "write", writes: true, ..Self::NOTHING },
+        Self { name: "rw", reads: true, writes: true, ..Self::NOTHING },
+        Self { name: "trim", trims: true, ..Self::NOTHING },
+        Self { name: "randread", reads: true, random: true, ..Self::NOTHING },
+        Self { name: "randwrite", writes: true, random: true, ..Self::NOTHING },
+        Self { name: "randrw", reads: true, writes: true, random: true, ..Self::NOTHING },
+        Self { name: "randtrim", trims: true, random: true, ..Self::NOTHING },
     ];
+
+    const NOTHING: Self =
+        Self { name: "", reads: false, writes: false, trims: false, random: false };
 
     /// The load of this name.
     ///
@@ -97,13 +108,31 @@ impl Load {
             other => other,
         };
         Self::ALL.into_iter().find(|load| load.name == wanted).ok_or_else(|| {
-            format!("{name:?} is none of read, write, rw, randread, randwrite, randrw")
+            let names: Vec<&str> = Self::ALL.iter().map(|load| load.name).collect();
+            format!("{name:?} is none of {}", names.join(", "))
         })
     }
 
-    /// Whether it does both.
+    /// Whether it both reads and writes.
     pub fn is_mix(self) -> bool {
         self.reads && self.writes
+    }
+
+    /// Whether what a device holds is gone afterwards.
+    pub fn changes(self) -> bool {
+        self.writes || self.trims
+    }
+
+    /// Which way the next operation goes; of a mix, so many percent read.
+    pub fn draw(self, random: &mut fastrand::Rng, rwmixread: u8) -> Direction {
+        match self {
+            Self { trims: true, .. } => Direction::Trim,
+            Self { reads: true, writes: true, .. } if random.u8(0..100) < rwmixread => {
+                Direction::Read
+            }
+            Self { writes: true, .. } => Direction::Write,
+            _ => Direction::Read,
+        }
     }
 }
 
@@ -135,6 +164,14 @@ pub struct JobOptions {
     pub offset: Amount,
     /// How much farther each of `numjobs` begins than the one before.
     pub offset_increment: ByteCount,
+    /// How many times it does that.
+    pub loops: u64,
+    /// A plan to replay, and the trace that it was made from.
+    pub workload: Option<String>,
+    /// See `workload`.
+    pub trace: Option<String>,
+    /// Both, once they were read.
+    pub plan: Option<Arc<Workload>>,
     /// How long it runs at most.
     pub runtime: Option<Duration>,
     /// Whether it runs for all of `runtime`.
@@ -149,6 +186,12 @@ pub struct JobOptions {
     pub direct: bool,
     /// Part of a mix that reads, in percent.
     pub rwmixread: u8,
+    /// Bytes in a second at most, of reads, writes and trims.
+    pub rate: [Option<u64>; 3],
+    /// Operations in a second at most, of each.
+    pub rate_iops: [Option<u64>; 3],
+    /// At the log level: puts for each commit; without one, tensors are scratch.
+    pub fsync: Option<u64>,
     /// Decides everything random.
     pub randseed: u64,
     /// Whether random blocks may repeat before all have had their turn.
@@ -202,6 +245,10 @@ impl Default for JobOptions {
             io_size: None,
             offset: Amount::Bytes(0),
             offset_increment: ByteCount::ZERO,
+            loops: 1,
+            workload: None,
+            trace: None,
+            plan: None,
             runtime: None,
             time_based: false,
             ramp_time: Duration::ZERO,
@@ -209,6 +256,9 @@ impl Default for JobOptions {
             overwrite: Vec::new(),
             direct: true,
             rwmixread: 50,
+            rate: [None; 3],
+            rate_iops: [None; 3],
+            fsync: None,
             randseed: 0,
             norandommap: false,
             group_reporting: false,
@@ -270,6 +320,20 @@ impl JobOptions {
         if self.verify && !matches!(self.sizes, Sizes::One(_)) && self.level == Level::Raw {
             return wrong("verify needs one block size at the raw level: give bs");
         }
+        if self.load.trims && (self.level == Level::Log || self.verify) {
+            return wrong("trims are for the raw level, and leave nothing that verify could read");
+        }
+        if self.fsync.is_some() && self.level == Level::Raw {
+            return wrong("fsync is a commit of tensors: give level=log");
+        }
+        if self.workload.is_some() != self.trace.is_some() {
+            return wrong(
+                "a plan names storages, and its trace their sizes: give workload and trace",
+            );
+        }
+        if self.workload.is_some() {
+            self.check_workload()?;
+        }
         if self.verify && self.load.is_mix() {
             return wrong("verify does not work with a mix: write first, then read, as two jobs");
         }
@@ -283,6 +347,37 @@ impl JobOptions {
             Some(name) => wrong(&format!(
                 "overwrite={name}: no filename is called exactly that; it repeats a name, letter for letter"
             )),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether nothing was given that a plan decides.
+    fn check_workload(&self) -> Result<(), BenchError> {
+        const DECIDED: [&str; 17] = [
+            "rw",
+            "readwrite",
+            "bs",
+            "blocksize",
+            "bsrange",
+            "blocksize_range",
+            "bssplit",
+            "iodepth",
+            "numjobs",
+            "size",
+            "io_size",
+            "io_limit",
+            "rwmixread",
+            "rate",
+            "rate_iops",
+            "verify",
+            "fsync",
+        ];
+        let wrong = |what: &str| Err(BenchError::usage(what).within(&self.name));
+        if self.level == Level::Raw {
+            return wrong("a plan moves tensors: give level=log");
+        }
+        match self.given.iter().find(|(name, _)| DECIDED.contains(&name.as_str())) {
+            Some((name, _)) => wrong(&format!("{name}: the plan decides this; leave it out")),
             None => Ok(()),
         }
     }

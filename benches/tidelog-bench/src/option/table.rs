@@ -86,7 +86,7 @@ fn named(
 /// Every option of a job.
 #[rustfmt::skip] // Two lines for each option, so that it reads as the table that it is.
 pub const OPTIONS: &[OptionSpec] = &[
-    option!(Load, "rw", ["readwrite"], "LOAD", "read, write, rw, randread, randwrite or randrw [read]",
+    option!(Load, "rw", ["readwrite"], "LOAD", "read, write, rw, trim, randread, randwrite, randrw or randtrim [read]. Only block devices are trimmed",
         |job, text| job.load = Load::named(text)?),
     OptionSpec {
         name: "ioengine",
@@ -111,10 +111,18 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.iodepth = at_most(text, 1, 8192)?),
     option!(Load, "numjobs", "COUNT", "Runs the job this many times side by side, each on a thread with a queue of its own [1]",
         |job, text| job.numjobs = at_most(text, 1, 1024)?),
+    option!(Load, "workload", "PLAN", "At the log level: replay this plan's puts and gets, and report how late they were. Ops pass as time",
+        |job, text| job.workload = Some(text.to_owned())),
+    option!(Load, "trace", "TRACE", "The trace that the plan of workload was made from",
+        |job, text| job.trace = Some(text.to_owned())),
     option!(Load, "rwmixread", "PERCENT", "Part of a mix that reads [50]",
         |job, text| job.rwmixread = percent(text)?),
     option!(Load, "rwmixwrite", "PERCENT", "Part of a mix that writes [50]",
         |job, text| job.rwmixread = 100 - percent(text)?),
+    option!(Load, "rate", "SIZE[,SIZE,SIZE]", "Bytes a second at most; of reads, writes and trims, if there are several",
+        |job, text| job.rate = for_each_direction(text, |text| bytes(text, job.kb_base))?),
+    option!(Load, "rate_iops", "COUNT[,COUNT,COUNT]", "Operations a second at most; of reads, writes and trims, if there are several",
+        |job, text| job.rate_iops = for_each_direction(text, |text| number(text, 0))?),
     option!(Load, "randseed", "NUMBER", "Decides everything random; the same seed gives the same run [0]",
         |job, text| job.randseed = number(text, 0)?),
     option!(Load, "norandommap", "", "Random blocks may repeat before all have had their turn",
@@ -129,6 +137,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.direct = switch(text)?),
     option!(Target, "checksums", "", "At the log level: compare checksums on every read [1]",
         |job, text| job.checksums = switch(text)?),
+    option!(Target, "fsync", "COUNT", "At the log level: puts are durable, with a commit after so many [0: scratch, no commits]",
+        |job, text| job.fsync = Some(number(text, 0)?).filter(|count| *count > 0)),
     option!(Target, "staging", "SIZE", "At the log level: memory between the caller's and the devices [16m]",
         |job, text| job.staging = ByteCount(bytes(text, job.kb_base)?)),
     option!(Time, "size", "SIZE", "Bytes to work on, over all files; or a percentage of them. By default all of each that exists",
@@ -141,12 +151,14 @@ pub const OPTIONS: &[OptionSpec] = &[
         "Bytes to move, if not as many as size",
         |job, text| job.io_size = Some(ByteCount(bytes(text, job.kb_base)?))
     ),
+    option!(Time, "loops", "COUNT", "How many times that is done, or the plan is replayed [1]",
+        |job, text| job.loops = number(text, 1)?),
     option!(Time, "offset", "SIZE", "Where to begin in each file, in bytes or percent [0]",
         |job, text| job.offset = amount(text, job.kb_base)?),
     option!(Time, "offset_increment", "SIZE", "How much farther each of numjobs begins than the one before [0]",
         |job, text| job.offset_increment = ByteCount(bytes(text, job.kb_base)?)),
-    option!(Time, "runtime", "TIME", "Stop after this time: 30, 500ms, 2m",
-        |job, text| job.runtime = Some(time(text)?)),
+    option!(Time, "runtime", "TIME", "Stop after this time: 30, 500ms, 2m; 0: when size was moved",
+        |job, text| job.runtime = Some(time(text)?).filter(|time| !time.is_zero())),
     option!(Time, "time_based", "", "Begin again from the start until runtime is over",
         |job, text| job.time_based = switch(text)?),
     option!(Time, "ramp_time", "TIME", "Run this long before anything is counted",
@@ -204,6 +216,24 @@ pub fn apply(job: &mut JobOptions, name: &str, value: &str) -> Result<(), BenchE
     job.given.retain(|(given, _)| given != name);
     job.given.push((name.to_owned(), value.to_owned()));
     Ok(())
+}
+
+/// One value for all directions, or one for each; what is left out, or 0, has no limit.
+fn for_each_direction(
+    text: &str,
+    read: impl Fn(&str) -> Result<u64, String>,
+) -> Result<[Option<u64>; 3], String> {
+    let parts: Vec<&str> = text.split(',').collect();
+    if parts.len() > 3 {
+        return Err("there are reads, writes and trims".to_owned());
+    }
+    let mut limits = [None; 3];
+    for (index, limit) in limits.iter_mut().enumerate() {
+        let part =
+            if parts.len() == 1 { parts[0] } else { parts.get(index).copied().unwrap_or("") };
+        *limit = if part.trim().is_empty() { None } else { Some(read(part)?).filter(|it| *it > 0) };
+    }
+    Ok(limits)
 }
 
 fn level(text: &str) -> Result<Level, String> {
@@ -270,7 +300,10 @@ mod tests {
     fn a_wrong_value_names_its_option() {
         let error = apply(&mut JobOptions::default(), "iodepth", "deep").unwrap_err();
         assert!(error.to_string().starts_with("iodepth=deep: "), "{error}");
-        assert!(apply(&mut JobOptions::default(), "rate", "1m").is_err(), "nothing is ignored");
+        assert!(
+            apply(&mut JobOptions::default(), "thinktime", "1m").is_err(),
+            "nothing is ignored"
+        );
     }
 
     #[test]
@@ -281,6 +314,18 @@ mod tests {
         }
         let error = apply(&mut JobOptions::default(), "ioengine", "tidelog-spdk").unwrap_err();
         assert!(error.to_string().contains("not have this data path yet"), "{error}");
+    }
+
+    #[test]
+    fn a_rate_is_for_all_directions_or_for_each() {
+        let rate = |text| {
+            let mut job = JobOptions::default();
+            apply(&mut job, "rate", text).map(|()| job.rate)
+        };
+        assert_eq!(rate("1m").unwrap(), [Some(1 << 20); 3]);
+        assert_eq!(rate("1m,,4k").unwrap(), [Some(1 << 20), None, Some(4096)]);
+        assert_eq!(rate("0,1m").unwrap(), [None, Some(1 << 20), None]);
+        assert!(rate("1,2,3,4").is_err() && rate("fast").is_err());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::option::JobOptions;
 use crate::run::{Ended, JobResult, Usage};
-use crate::stats::{Depths, DirectionStats};
+use crate::stats::{Depths, DirectionStats, Moments};
 
 /// What is reported as one.
 #[derive(Debug)]
@@ -15,14 +15,16 @@ pub struct Report {
     pub group: usize,
     /// How many jobs it stands for.
     pub jobs: usize,
-    /// Reads and writes.
-    pub stats: [DirectionStats; 2],
+    /// Reads, writes and trims.
+    pub stats: [DirectionStats; 3],
     /// Operations in flight.
     pub depth: Depths,
     /// Operations handed over together.
     pub submitted: Depths,
     /// Completions seen together.
     pub completed: Depths,
+    /// How long commits took.
+    pub syncs: Moments,
     /// The time in which it all happened.
     pub runtime: Duration,
     /// How the jobs ended.
@@ -57,7 +59,8 @@ impl Report {
 
     fn of(result: JobResult) -> Self {
         let runtime = result.recorder.runtime();
-        let crate::stats::Recorder { stats, depth, submitted, completed, .. } = result.recorder;
+        let crate::stats::Recorder { stats, depth, submitted, completed, syncs, .. } =
+            result.recorder;
         let JobResult { options, group, ended, usage, elapsed, path, .. } = result;
         let jobs = 1;
         Self {
@@ -68,6 +71,7 @@ impl Report {
             depth,
             submitted,
             completed,
+            syncs,
             runtime,
             ended,
             usage,
@@ -82,6 +86,7 @@ impl Report {
         self.depth.merge(&other.depth);
         self.submitted.merge(&other.submitted);
         self.completed.merge(&other.completed);
+        self.syncs.merge(&other.syncs);
         self.runtime = self.runtime.max(other.runtime);
         self.ended.merge(&other.ended);
         self.usage.add(&other.usage);

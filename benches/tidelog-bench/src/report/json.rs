@@ -1,15 +1,16 @@
 //! fio's JSON, so that tools made for fio read it.
 
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
 
 use super::VERSION;
 use super::group::Report;
+use crate::disks::DiskUse;
 use crate::option::JobOptions;
-use crate::stats::{DirectionStats, Moments};
+use crate::stats::{DirectionStats, Lateness, Moments};
 
 /// Names of the buckets of depths.
 const DEPTH_LEVELS: [&str; 7] = ["1", "2", "4", "8", "16", "32", ">=64"];
@@ -19,7 +20,12 @@ const BATCHES: [&str; 7] = ["0", "4", "8", "16", "32", "64", ">=64"];
 const LATENCIES: [u64; 10] = [2, 4, 10, 20, 50, 100, 250, 500, 750, 1000];
 
 /// The document. `plus` adds every latency that occurred, as fio's json+ does.
-pub fn document(reports: &[Report], global: &JobOptions, plus: bool) -> Value {
+pub fn document(
+    reports: &[Report],
+    global: &JobOptions,
+    disks: &[(DiskUse, f64)],
+    plus: bool,
+) -> Value {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let mut document = json!({
         "fio version": VERSION,
@@ -27,6 +33,7 @@ pub fn document(reports: &[Report], global: &JobOptions, plus: bool) -> Value {
         "timestamp_ms": now.as_millis() as u64,
         "time": utc(now.as_secs()),
         "jobs": reports.iter().map(|report| job(report, plus)).collect::<Vec<_>>(),
+        "disk_util": disks.iter().map(disk).collect::<Vec<_>>(),
     });
     if !global.given.is_empty() {
         document["global options"] = options(&global.given);
@@ -34,9 +41,22 @@ pub fn document(reports: &[Report], global: &JobOptions, plus: bool) -> Value {
     document
 }
 
+fn disk((used, percent): &(DiskUse, f64)) -> Value {
+    json!({
+        "name": used.name,
+        "read_ios": used.ios[0],
+        "write_ios": used.ios[1],
+        "read_merges": used.merges[0],
+        "write_merges": used.merges[1],
+        "read_ticks": used.ticks[0],
+        "write_ticks": used.ticks[1],
+        "in_queue": used.in_queue,
+        "util": percent,
+    })
+}
+
 fn job(report: &Report, plus: bool) -> Value {
-    let [read, write] = &report.stats;
-    let nothing = DirectionStats::default();
+    let [read, write, trim] = &report.stats;
     let usage = &report.usage;
     let runtime = report.runtime.as_millis() as u64;
     let mut job = json!({
@@ -48,8 +68,8 @@ fn job(report: &Report, plus: bool) -> Value {
         "job options": options(&report.options.given),
         "read": direction(report, read, plus),
         "write": direction(report, write, plus),
-        "trim": direction(report, &nothing, plus),
-        "sync": { "total_ios": 0, "lat_ns": moments(&Moments::default()) },
+        "trim": direction(report, trim, plus),
+        "sync": { "total_ios": report.syncs.count, "lat_ns": moments(&report.syncs) },
         "job_runtime": runtime,
         "usr_cpu": report.cpu_percent(usage.user),
         "sys_cpu": report.cpu_percent(usage.system),
@@ -85,8 +105,29 @@ fn tidelog(report: &Report) -> Value {
         "verified_blocks": ended.verified,
         "bad_blocks": ended.bad,
         "first_bad_block": ended.first_bad.as_ref().map(ToString::to_string),
+        "workload": ended.lateness.as_deref().map(workload),
         "usr_cpu_seconds": report.usage.user.as_secs_f64(),
         "sys_cpu_seconds": report.usage.system.as_secs_f64(),
+    })
+}
+
+fn workload(of: &Lateness) -> Value {
+    let nanos = |time: Duration| time.as_nanos() as u64;
+    json!({
+        "iterations": of.iterations,
+        "iteration_ns": nanos(of.time_each()),
+        "stall_ns": nanos(of.stall_each()),
+        "stalled_ops": of.stalled_ops,
+        "expected_iteration_ns": nanos(of.expected_time),
+        "expected_stall_ns": nanos(of.expected_stall),
+        "transfers": of.transfers,
+        "missed_deadlines": of.missed,
+        "rows_without_io": of.left_out,
+        "lateness_ns": {
+            "mean": of.histogram.mean(),
+            "max": of.histogram.max(),
+            "percentile": percentiles(&of.histogram, &[50.0, 90.0, 99.0, 99.9]),
+        },
     })
 }
 

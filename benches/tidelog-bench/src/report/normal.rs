@@ -1,16 +1,18 @@
 //! fio's output for people.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
 use super::group::Report;
 use super::units::{amount, decimal_amount, decimal_rate, rate, short_count};
+use crate::disks::DiskUse;
 use crate::option::{JobOptions, Sizes};
-use crate::stats::{DirectionStats, Moments};
+use crate::stats::{DirectionStats, Lateness, Moments};
 
 /// The report of a run.
-pub fn text(reports: &[Report]) -> String {
+pub fn text(reports: &[Report], disks: &[(DiskUse, f64)]) -> String {
     let mut text = String::new();
     for report in reports {
         text.push_str(&one(report));
@@ -18,6 +20,17 @@ pub fn text(reports: &[Report]) -> String {
     let groups = reports.iter().map(|report| report.group).max().map_or(0, |last| last + 1);
     for group in 0..groups {
         text.push_str(&summary(group, reports));
+    }
+    if !disks.is_empty() {
+        text.push_str("\nDisk stats (read/write):\n");
+    }
+    for (used, percent) in disks {
+        let DiskUse { name, ios, merges, ticks, in_queue, .. } = used;
+        let _ = writeln!(
+            text,
+            "  {name}: ios={}/{}, merge={}/{}, ticks={}/{}, in_queue={in_queue}, util={percent:.2}%",
+            ios[0], ios[1], merges[0], merges[1], ticks[0], ticks[1],
+        );
     }
     text
 }
@@ -49,7 +62,7 @@ fn one(report: &Report) -> String {
     if !report.options.description.is_empty() {
         let _ = writeln!(text, "  Description  : [{}]", report.options.description);
     }
-    for (name, stats) in ["read", "write"].iter().zip(&report.stats) {
+    for (name, stats) in ["read", "write", "trim"].iter().zip(&report.stats) {
         if stats.ios > 0 {
             direction(&mut text, name, report, stats);
         }
@@ -83,6 +96,9 @@ fn one(report: &Report) -> String {
             ended.verified, ended.bad
         );
     }
+    if let Some(lateness) = ended.lateness.as_deref() {
+        workload(&mut text, lateness);
+    }
     if let Some(bad) = &ended.first_bad {
         let _ = writeln!(text, "  {bad}");
     }
@@ -90,6 +106,31 @@ fn one(report: &Report) -> String {
         let _ = writeln!(text, "  failed: {failure}");
     }
     text
+}
+
+fn workload(text: &mut String, of: &Lateness) {
+    let millis = |time: Duration| time.as_secs_f64() * 1e3;
+    let late =
+        |percentile| millis(Duration::from_nanos(of.histogram.value_at_percentile(percentile)));
+    let _ = writeln!(
+        text,
+        "  workload     : {} iterations of {:.3} msec, {:.3} of them waiting (the plan expects {:.3} and {:.3})",
+        of.iterations,
+        millis(of.time_each()),
+        millis(of.stall_each()),
+        millis(of.expected_time),
+        millis(of.expected_stall),
+    );
+    let _ = writeln!(
+        text,
+        "     deadlines : {} of {} missed, {} ops waited; late (msec): 50.00th=[{:.3}], 99.00th=[{:.3}], max=[{:.3}]",
+        of.missed,
+        of.transfers,
+        of.stalled_ops,
+        late(50.0),
+        late(99.0),
+        late(100.0),
+    );
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a report")]
@@ -170,7 +211,7 @@ fn percentiles(text: &mut String, title: &str, histogram: &Histogram<u64>, wante
 #[expect(clippy::cast_precision_loss, reason = "a report")]
 fn summary(group: usize, reports: &[Report]) -> String {
     let mut text = format!("\nRun status group {group} (all jobs):\n");
-    for (index, name) in ["READ", "WRITE"].into_iter().enumerate() {
+    for (index, name) in ["READ", "WRITE", "TRIM"].into_iter().enumerate() {
         let members = reports.iter().filter(|it| it.group == group && it.stats[index].ios > 0);
         let members: Vec<&Report> = members.collect();
         let bytes: u64 = members.iter().map(|report| report.stats[index].bytes).sum();

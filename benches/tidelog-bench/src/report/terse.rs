@@ -21,7 +21,7 @@ fn line(report: &Report) -> String {
         report.group.to_string(),
         i32::from(!report.is_clean()).to_string(),
     ];
-    report.stats.iter().for_each(|stats| direction(&mut fields, report, stats));
+    report.stats[..2].iter().for_each(|stats| direction(&mut fields, report, stats));
     let usage = &report.usage;
     for part in [usage.user, usage.system] {
         fields.push(format!("{:.6}%", report.cpu_percent(part)));

@@ -1,27 +1,33 @@
 //! The log level: puts and gets of tensors of a pool.
 
+mod memory;
 mod pools;
+mod replay;
+mod tensors;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidelog_engine::layout::TensorId;
-use tidelog_engine::memory::{Destination, Source};
 use tidelog_engine::path::Capabilities;
-use tidelog_engine::pool::{Pool, PutOptions};
+use tidelog_engine::pool::{Batch, Pool, PutOptions, TensorKey};
 use tidelog_engine::schedule::{CompletionQueue, Outcome, Ticket, Urgency};
-use tidelog_engine::units::ByteCount;
 
 use super::budget::Budget;
 use super::start::Ended;
+use super::throttle::Throttle;
 use crate::exit::BenchError;
-use crate::load::{BadBlock, Permutation, STAMP_BYTES, check, stamp};
-use crate::option::{JobOptions, Sizes};
+use crate::load::{BadBlock, Origin, Permutation, check};
+use crate::option::JobOptions;
 use crate::stats::{Direction, Recorder};
 
+use memory::Memory;
+use tensors::{Tensor, tensors};
+
 pub(super) use pools::Pools;
-pub use pools::make_pool;
+pub use pools::{device_size, make_pool};
+pub(super) use replay::Replay;
+
+/// How long a job that is held back sleeps at most before it looks whether it is over.
+const THROTTLED_MAX: Duration = Duration::from_millis(100);
 
 /// A log job that is ready to run.
 pub(super) struct LogJob {
@@ -31,6 +37,13 @@ pub(super) struct LogJob {
     tensors: Vec<Tensor>,
     order: Option<Permutation>,
     budget: Budget,
+    throttle: Throttle,
+    /// Which way the next transfer goes, if its time has not come, and that time.
+    held: Option<Direction>,
+    due: Option<Instant>,
+    /// Durable puts that wait for their commit, and how many.
+    batch: Option<Batch>,
+    batched: u64,
     random: fastrand::Rng,
     /// Transfers in flight, by tag.
     flights: Vec<Option<Flight>>,
@@ -39,34 +52,18 @@ pub(super) struct LogJob {
     memory: Memory,
     /// The turn of the next tensor in this pass.
     turn: u64,
-    generation: u64,
+    /// What the stamps of the next put say.
+    origin: Origin,
     ended: Ended,
-}
-
-#[derive(Clone, Copy)]
-struct Tensor {
-    id: TensorId,
-    length: u64,
-    /// Whether it can be read.
-    put: bool,
 }
 
 struct Flight {
     tensor: usize,
     direction: Direction,
+    pass: u64,
     begun: Instant,
     issued: Instant,
     ticket: Ticket,
-}
-
-/// Memory that is written from and read into, so that none is mapped anew while a job is measured.
-struct Memory {
-    /// What puts are made of, by tag and length: as many as are in flight, so that they do not all come
-    /// from a cache.
-    written: BTreeMap<(usize, u64), Arc<[u8]>>,
-    /// What gets go to, by length.
-    read: BTreeMap<u64, Vec<Vec<u8>>>,
-    random: fastrand::Rng,
 }
 
 impl LogJob {
@@ -74,7 +71,7 @@ impl LogJob {
     pub(super) fn prepare(
         job: &JobOptions,
         clone: u32,
-        generation: u64,
+        origin: Origin,
         pool: Option<Pool>,
     ) -> Result<Self, BenchError> {
         let failed = |why: String| BenchError::Pool { what: job.name.clone(), why };
@@ -90,17 +87,18 @@ impl LogJob {
             capabilities: stats.reactor.capabilities,
             order: job.load.random.then(|| Permutation::new(count, seed)),
             budget: Budget::new(job, pass),
+            throttle: Throttle::new(job),
+            held: None,
+            due: None,
+            batch: None,
+            batched: 0,
             random: fastrand::Rng::with_seed(seed ^ 1),
             flights: std::iter::repeat_with(|| None).take(depth).collect(),
             idle: (0..depth).collect(),
             ends: CompletionQueue::new(),
-            memory: Memory {
-                written: BTreeMap::new(),
-                read: BTreeMap::new(),
-                random: fastrand::Rng::with_seed(seed),
-            },
+            memory: Memory::new(seed),
             turn: 0,
-            generation,
+            origin,
             ended: Ended::default(),
             job: job.clone(),
             pool,
@@ -125,7 +123,10 @@ impl LogJob {
             recorder.tick(now);
             let before = self.idle.len();
             while let Some(tag) = self.idle.pop() {
-                if self.is_over(recorder, now) || !self.begin_next(tag) {
+                if self.job.fsync.is_some_and(|each| self.batched >= each) {
+                    self.commit(Some(recorder));
+                }
+                if self.is_over(recorder, now) || !self.begin_next(tag, now) {
                     self.idle.push(tag);
                     break;
                 }
@@ -135,19 +136,57 @@ impl LogJob {
             if begun > 0 {
                 recorder.submitted.count(begun, 1);
             }
+            let due = self.due.take();
             if self.idle.len() == self.flights.len() {
-                break;
+                let Some(due) = due else { break };
+                std::thread::sleep(due.saturating_duration_since(now).min(THROTTLED_MAX));
+                continue;
             }
-            let landed = self.land(Some(recorder));
-            recorder.completed.count(landed, 1);
+            let landed =
+                self.land(Some(recorder), due.map(|due| due.saturating_duration_since(now)));
+            if landed > 0 {
+                recorder.completed.count(landed, 1);
+            }
         }
+        self.commit(Some(recorder));
         if self.job.verify && self.job.do_verify && self.job.load.writes {
             self.read_back();
         }
-        for tensor in self.tensors.iter().filter(|tensor| tensor.put) {
-            let _ = self.pool.delete(tensor.id);
-        }
+        self.delete_all();
         self.ended
+    }
+
+    /// Leaves the pool as it was.
+    fn delete_all(&mut self) {
+        let mut batch = self.pool.batch();
+        for tensor in self.tensors.iter().filter(|tensor| tensor.put.is_some()) {
+            if self.job.fsync.is_some() {
+                // One whose commit failed is not there.
+                let _ = batch.delete(tensor.id);
+            } else {
+                let _ = self.pool.delete(tensor.id);
+            }
+        }
+        if self.job.fsync.is_some()
+            && let Err(error) = batch.commit()
+        {
+            self.ended.fail(format!("the tensors stay in the pool: {error}"));
+        }
+    }
+
+    /// Makes the puts since the last commit durable.
+    fn commit(&mut self, recorder: Option<&mut Recorder>) {
+        let Some(batch) = self.batch.take() else { return };
+        self.batched = 0;
+        let begun = Instant::now();
+        match batch.commit() {
+            Err(error) => self.ended.fail(format!("commit: {error}")),
+            Ok(()) => {
+                if let Some(recorder) = recorder {
+                    recorder.synced(begun, Instant::now());
+                }
+            }
+        }
     }
 
     fn is_over(&self, recorder: &Recorder, now: Instant) -> bool {
@@ -155,20 +194,29 @@ impl LogJob {
     }
 
     /// Begins with the tensor whose turn it is; answers whether something was begun.
-    fn begin_next(&mut self, tag: usize) -> bool {
+    fn begin_next(&mut self, tag: usize, now: Instant) -> bool {
         let count = self.tensors.len() as u64;
         let turn = self.turn % count;
         let place = self.order.as_ref().map_or(turn, |order| order.at(turn)) as usize;
-        let load = self.job.load;
-        let reads = load.reads && (!load.writes || self.random.u8(0..100) < self.job.rwmixread);
         // Two transfers of one tensor in flight would measure how they wait for each other.
         let busy = self.flights.iter().flatten().any(|flight| flight.tensor == place);
         if busy {
             return false;
         }
+        let direction = match self.held.take() {
+            Some(held) => held,
+            None => self.job.load.draw(&mut self.random, self.job.rwmixread),
+        };
+        self.due = self.throttle.due(direction, now);
+        if self.due.is_some() {
+            self.held = Some(direction);
+            return false;
+        }
+        let Tensor { length, .. } = self.tensors[place];
+        self.throttle.took(direction, length);
+        self.origin.pass = self.turn / count;
         self.turn += 1;
-        self.budget.take(self.tensors[place].length);
-        let direction = if reads { Direction::Read } else { Direction::Write };
+        self.budget.take(length);
         self.begin(tag, place, direction)
     }
 
@@ -178,12 +226,20 @@ impl LogJob {
         let notify = Some((self.ends.clone(), tag as u64));
         let ticket = match direction {
             Direction::Write => {
-                let generation = self.job.verify.then_some(self.generation);
-                let source = self.memory.source(tag, length, place as u64, generation);
+                let origin = self.job.verify.then_some(self.origin);
+                let source = self.memory.source(tag, length, place as u64, origin);
                 let options = PutOptions { notify, ..PutOptions::default() };
-                self.pool.put(id, source, options).map_err(|error| error.to_string())
+                let put = if self.job.fsync.is_some() {
+                    self.batched += 1;
+                    let batch = self.batch.get_or_insert_with(|| self.pool.batch());
+                    batch.put(TensorKey::from(id), source, options)
+                } else {
+                    self.pool.put(id, source, options)
+                };
+                put.map_err(|error| error.to_string())
             }
-            Direction::Read => {
+            // Options of which a log job would trim are refused.
+            Direction::Read | Direction::Trim => {
                 let memory = self.memory.destination(length);
                 let got = self.pool.get(id, 0..length, memory, Urgency::Urgent, notify);
                 got.map_err(|error| error.to_string())
@@ -192,8 +248,9 @@ impl LogJob {
         match ticket {
             Ok(ticket) => {
                 let issued = Instant::now();
+                let Origin { pass, .. } = self.origin;
                 self.flights[tag] =
-                    Some(Flight { tensor: place, direction, begun, issued, ticket });
+                    Some(Flight { tensor: place, direction, pass, begun, issued, ticket });
                 true
             }
             Err(why) => {
@@ -203,11 +260,14 @@ impl LogJob {
         }
     }
 
-    /// Waits for a transfer to end, and takes in all that have; answers how many.
-    fn land(&mut self, mut recorder: Option<&mut Recorder>) -> usize {
+    /// Waits for a transfer to end, but not longer than `at_most`, and takes in all that have; answers how many.
+    fn land(&mut self, mut recorder: Option<&mut Recorder>, at_most: Option<Duration>) -> usize {
         /// Far beyond what a transfer takes; only a bug in the engine would let it pass.
         const PATIENCE: Duration = Duration::from_secs(300);
-        let Some(mut end) = self.ends.wait_pop(PATIENCE) else {
+        let Some(mut end) = self.ends.wait_pop(at_most.unwrap_or(PATIENCE)) else {
+            if at_most.is_some() {
+                return 0;
+            }
             self.ended.fail(format!("nothing ended in {} seconds", PATIENCE.as_secs()));
             self.idle = (0..self.flights.len()).collect();
             return 0;
@@ -234,13 +294,13 @@ impl LogJob {
     ) {
         let Some(flight) = self.flights[tag].take() else { return };
         self.idle.push(tag);
-        let Flight { tensor, direction, begun, issued, ticket } = flight;
+        let Flight { tensor, direction, pass, begun, issued, ticket } = flight;
         let length = self.tensors[tensor].length;
         if let Err(error) = outcome {
             return self.ended.fail(format!("tensor {tensor}: {error}"));
         }
         if direction == Direction::Write {
-            self.tensors[tensor].put = true;
+            self.tensors[tensor].put = Some(pass);
         }
         let reads_back = recorder.is_none();
         if let Some(recorder) = recorder {
@@ -248,9 +308,11 @@ impl LogJob {
         }
         let Some(bytes) = ticket.take_bytes() else { return };
         if self.job.verify {
-            let generation = reads_back.then_some(self.generation);
+            // No two puts of a tensor are in flight, so the last to end is the one that stands.
+            let pass = self.tensors[tensor].put.unwrap_or(0);
+            let oldest = reads_back.then_some(Origin { pass, ..self.origin });
             self.ended.verified += 1;
-            if let Err(fault) = check(&bytes, tensor as u64, generation) {
+            if let Err(fault) = check(&bytes, tensor as u64, oldest) {
                 let file = format!("tensor {tensor}");
                 self.ended.bad(BadBlock { file, offset: 0, length, fault });
             }
@@ -261,6 +323,7 @@ impl LogJob {
     /// Puts every tensor, not measured.
     fn lay_out(&mut self) -> Result<(), BenchError> {
         self.each(Direction::Write, |_| true);
+        self.commit(None);
         match self.ended.failure.take() {
             None => Ok(()),
             Some(why) => {
@@ -271,7 +334,7 @@ impl LogJob {
 
     /// Gets every tensor that was put, not measured.
     fn read_back(&mut self) {
-        self.each(Direction::Read, |tensor| tensor.put);
+        self.each(Direction::Read, |tensor| tensor.put.is_some());
     }
 
     fn each(&mut self, direction: Direction, wanted: impl Fn(&Tensor) -> bool) {
@@ -285,7 +348,7 @@ impl LogJob {
             let tag = loop {
                 match self.idle.pop() {
                     Some(tag) => break tag,
-                    None => self.land(None),
+                    None => self.land(None, None),
                 };
             };
             if !self.begin(tag, place, direction) {
@@ -293,77 +356,7 @@ impl LogJob {
             }
         }
         while self.idle.len() < self.flights.len() {
-            self.land(None);
+            self.land(None, None);
         }
     }
-}
-
-impl Memory {
-    /// Touches what will be needed, so that page faults are not measured.
-    fn warm(&mut self, job: &JobOptions, depth: usize) {
-        let Sizes::One(length) = job.sizes else { return };
-        if job.load.writes && !job.verify {
-            (0..depth).for_each(|tag| drop(self.source(tag, length, 0, None)));
-        }
-        if job.load.reads {
-            for _ in 0..depth {
-                self.give_back(vec![1; length as usize]);
-            }
-        }
-    }
-
-    fn source(&mut self, tag: usize, length: u64, place: u64, generation: Option<u64>) -> Source {
-        let Self { written, random, .. } = self;
-        let mut fresh = || {
-            let mut bytes = vec![0; length as usize];
-            random.fill(&mut bytes);
-            bytes
-        };
-        if let Some(generation) = generation {
-            let mut bytes = fresh();
-            stamp(&mut bytes, place, generation);
-            return Source::from(bytes);
-        }
-        let bytes = written.entry((tag, length)).or_insert_with(|| fresh().into());
-        Source::from(Arc::clone(bytes))
-    }
-
-    fn destination(&mut self, length: u64) -> Destination {
-        let kept = self.read.get_mut(&length).and_then(Vec::pop);
-        kept.map_or_else(|| Destination::buffer(length as usize), Destination::Owned)
-    }
-
-    fn give_back(&mut self, bytes: Vec<u8>) {
-        self.read.entry(bytes.len() as u64).or_default().push(bytes);
-    }
-}
-
-/// The tensors of the `clone`th of a job's `numjobs`: of the sizes that were asked for, `size` bytes in all.
-fn tensors(job: &JobOptions, clone: u32, capacity: ByteCount) -> Result<Vec<Tensor>, BenchError> {
-    let wrong = |what: String| Err(BenchError::usage(what).within(&job.name));
-    // A tensor that is put again exists twice until the put is complete.
-    let room = capacity.0 / 2 / u64::from(job.numjobs);
-    let size = job.size.map_or(room, |size| size.of(room));
-    if size > room {
-        let most = ByteCount(room);
-        return wrong(format!(
-            "the pool holds {capacity}; size can be at most {most} for each of numjobs, half of that in all"
-        ));
-    }
-    if job.verify && job.sizes.least() < STAMP_BYTES as u64 {
-        return wrong(format!("verify needs tensors of at least {STAMP_BYTES} bytes"));
-    }
-    let mut random = fastrand::Rng::with_seed(job.randseed);
-    let (mut tensors, mut left) = (Vec::new(), size);
-    loop {
-        let length = job.sizes.draw(&mut random);
-        let Some(rest) = left.checked_sub(length) else { break };
-        left = rest;
-        let name = format!("tidelog-bench/{}/{clone}/{}", job.name, tensors.len());
-        tensors.push(Tensor { id: TensorId::from_name(&name), length, put: false });
-    }
-    if tensors.is_empty() {
-        return wrong(format!("no tensor fits into {}; give a larger size", ByteCount(size)));
-    }
-    Ok(tensors)
 }

@@ -5,9 +5,10 @@ mod interrupt;
 mod log;
 mod raw;
 mod start;
+mod throttle;
 mod usage;
 
 pub use interrupt::{is_interrupted, take_signals};
-pub use log::make_pool;
-pub use start::{Ended, JobResult, run};
+pub use log::{device_size, make_pool};
+pub use start::{Ended, JobResult, Status, run};
 pub use usage::Usage;

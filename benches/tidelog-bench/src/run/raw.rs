@@ -1,6 +1,6 @@
 //! The raw level: operations on bytes of devices, through one queue of a data path.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tidelog_engine::memory::{DmaBuffer, DmaPool};
 use tidelog_engine::path::sim::{SimDisk, SimDisks};
@@ -12,11 +12,15 @@ use tidelog_engine::units::{ByteCount, DeviceIndex};
 
 use super::budget::Budget;
 use super::start::Ended;
+use super::throttle::Throttle;
 use crate::exit::BenchError;
-use crate::load::{BadBlock, Place, Stream, check, stamp};
+use crate::load::{BadBlock, Origin, Place, Stream, check, stamp};
 use crate::option::{Engine, JobOptions};
 use crate::stats::{Direction, Recorder};
 use crate::target;
+
+/// How long a job that is held back sleeps at most before it looks whether it is over.
+const THROTTLED_MAX: Duration = Duration::from_millis(100);
 
 /// A raw job that is ready to run.
 pub(super) struct RawJob {
@@ -24,6 +28,12 @@ pub(super) struct RawJob {
     path: Box<dyn DataPath>,
     stream: Stream,
     budget: Budget,
+    throttle: Throttle,
+    /// What comes next, if its time has not come, and that time.
+    held: Option<(Place, Direction)>,
+    due: Option<Instant>,
+    /// Buffers of operations that have no use for one, by tag.
+    parked: Vec<Option<DmaBuffer>>,
     /// Chooses the direction of each operation of a mix.
     random: fastrand::Rng,
     /// What is in flight, by tag.
@@ -33,11 +43,11 @@ pub(super) struct RawJob {
     /// Tags of operations that the kernel has not been told of yet.
     fresh: Vec<usize>,
     completions: Vec<Completion>,
-    /// What this run's stamps say.
-    generation: u64,
-    /// Operations begun in this pass, and whether a pass was completed.
+    /// What this job's stamps say; those of what is begun next, or while reading back, the oldest that may stand
+    /// where is read next. Its pass is the number of passes that were completed.
+    origin: Origin,
+    /// Operations begun in this pass.
     begun_in_pass: u64,
-    passes: u64,
     ended: Ended,
 }
 
@@ -45,6 +55,8 @@ pub(super) struct RawJob {
 struct Flight {
     place: Place,
     direction: Direction,
+    /// The pass of a write; of a read that compares, the oldest that may be found.
+    pass: u64,
     begun: Instant,
     issued: Instant,
 }
@@ -54,8 +66,8 @@ struct Flight {
 enum Phase {
     /// To be measured.
     Load,
-    /// To read back what was written; so many operations.
-    Verify { left: u64 },
+    /// To read back what was written: what the last pass reached, and then what only the one before it did.
+    Verify { reached: u64, before: Option<u64> },
 }
 
 impl RawJob {
@@ -63,7 +75,7 @@ impl RawJob {
     pub(super) fn prepare(
         job: &JobOptions,
         clone: u32,
-        generation: u64,
+        origin: Origin,
         devices: Vec<Device>,
     ) -> Result<Self, BenchError> {
         let seed = job.randseed.wrapping_add(u64::from(clone) << 32);
@@ -73,7 +85,8 @@ impl RawJob {
         let (buffers, path) = buffers(job, path, seed)?;
         let now = Instant::now();
         let nowhere = Place { file: 0, offset: 0, length: 0 };
-        let flight = Flight { place: nowhere, direction: Direction::Read, begun: now, issued: now };
+        let flight =
+            Flight { place: nowhere, direction: Direction::Read, pass: 0, begun: now, issued: now };
         Ok(Self {
             stream: Stream::new(
                 windows,
@@ -83,14 +96,17 @@ impl RawJob {
                 seed,
             ),
             budget: Budget::new(job, pass),
+            throttle: Throttle::new(job),
+            held: None,
+            due: None,
+            parked: std::iter::repeat_with(|| None).take(job.iodepth as usize).collect(),
             random: fastrand::Rng::with_seed(seed ^ 1),
             flights: vec![flight; job.iodepth as usize],
             idle: buffers.into_iter().enumerate().collect(),
             fresh: Vec::with_capacity(job.iodepth as usize),
             completions: Vec::with_capacity(job.iodepth as usize),
-            generation,
+            origin,
             begun_in_pass: 0,
-            passes: 0,
             ended: Ended::default(),
             job: job.clone(),
             path,
@@ -107,10 +123,10 @@ impl RawJob {
         self.go_through(Phase::Load, recorder);
         let Self { job, .. } = &self;
         if job.verify && job.do_verify && job.load.writes && self.ended.failure.is_none() {
-            // With a pass completed every block was written.
-            let left = if self.passes > 0 { u64::MAX } else { self.begun_in_pass };
+            // With a pass completed every block was written. Each pass goes the same way.
+            let before = self.origin.pass.checked_sub(1);
             self.stream.rewind();
-            self.go_through(Phase::Verify { left }, recorder);
+            self.go_through(Phase::Verify { reached: self.begun_in_pass, before }, recorder);
         }
         self.ended
     }
@@ -125,14 +141,16 @@ impl RawJob {
             let before = self.idle.len();
             self.fill_up(&mut phase, recorder, now);
             let begun = before - self.idle.len();
-            if self.idle.len() == depth {
+            let due = self.due.take();
+            if self.idle.len() == depth && due.is_none() {
                 return;
             }
             if begun > 0 && phase == Phase::Load {
                 recorder.submitted.count(begun, 1);
             }
             // Rings and waits in one system call.
-            if let Err(error) = self.path.wait(None) {
+            let at_most = due.map(|due| due.saturating_duration_since(now).min(THROTTLED_MAX));
+            if let Err(error) = self.path.wait(at_most) {
                 self.ended.fail(format!("the data path died: {error}"));
                 return;
             }
@@ -171,28 +189,53 @@ impl RawJob {
         now: Instant,
     ) -> Option<(Place, Direction)> {
         match phase {
-            Phase::Verify { left } => {
-                *left = left.checked_sub(1)?;
+            Phase::Verify { reached, before } => {
+                match reached.checked_sub(1) {
+                    Some(rest) => *reached = rest,
+                    None => self.origin.pass = (*before)?,
+                }
                 Some((self.stream.advance()?, Direction::Read))
             }
             Phase::Load => {
                 if self.budget.is_spent(recorder, now) {
                     return None;
                 }
-                let place = self.stream.advance().or_else(|| {
-                    self.passes += 1;
-                    self.begun_in_pass = 0;
-                    self.stream.rewind();
-                    self.stream.advance()
-                })?;
+                let (place, direction) = match self.held.take() {
+                    Some(held) => held,
+                    None => self.draw()?,
+                };
+                self.due = self.throttle.due(direction, now);
+                if self.due.is_some() {
+                    self.held = Some((place, direction));
+                    return None;
+                }
+                self.throttle.took(direction, place.length);
                 self.begun_in_pass += 1;
                 self.budget.take(place.length);
-                let load = self.job.load;
-                let reads =
-                    load.reads && (!load.writes || self.random.u8(0..100) < self.job.rwmixread);
-                Some((place, if reads { Direction::Read } else { Direction::Write }))
+                Some((place, direction))
             }
         }
+    }
+
+    /// What comes next in this pass, or first in the next.
+    fn draw(&mut self) -> Option<(Place, Direction)> {
+        let place = match self.stream.advance() {
+            Some(place) => place,
+            // Two writes of one block in flight could land in any order, and the older one stay.
+            None if self.job.verify && self.is_one_in_flight() => return None,
+            None => {
+                self.origin.pass += 1;
+                self.begun_in_pass = 0;
+                self.stream.rewind();
+                self.stream.advance()?
+            }
+        };
+        Some((place, self.job.load.draw(&mut self.random, self.job.rwmixread)))
+    }
+
+    /// Whether an operation is in flight besides the one that is about to begin.
+    fn is_one_in_flight(&self) -> bool {
+        self.idle.len() + 1 < self.flights.len()
     }
 
     fn begin(
@@ -203,14 +246,19 @@ impl RawJob {
         direction: Direction,
         now: Instant,
     ) -> bool {
-        self.flights[tag] = Flight { place, direction, begun: now, issued: now };
+        let Origin { pass, .. } = self.origin;
+        self.flights[tag] = Flight { place, direction, pass, begun: now, issued: now };
         let action = match direction {
             Direction::Read => Action::Read(buffer),
             Direction::Write => {
                 if self.job.verify {
-                    stamp(&mut buffer[..place.length as usize], place.offset, self.generation);
+                    stamp(&mut buffer[..place.length as usize], place.offset, self.origin);
                 }
                 Action::Write { buffer, fua: false }
+            }
+            Direction::Trim => {
+                self.parked[tag] = Some(buffer);
+                Action::Deallocate
             }
         };
         let operation = Operation {
@@ -225,7 +273,8 @@ impl RawJob {
             Refusal::Invalid(why) => why.to_owned(),
             Refusal::Latched(error) => error.to_string(),
         };
-        self.idle.extend(refused.operation.action.into_buffer().map(|buffer| (tag, buffer)));
+        let buffer = refused.operation.action.into_buffer().or_else(|| self.parked[tag].take());
+        self.idle.extend(buffer.map(|buffer| (tag, buffer)));
         self.ended.fail(format!("{}: refused: {why}", self.job.filename[place.file]));
         false
     }
@@ -239,7 +288,7 @@ impl RawJob {
         }
         for Completion { tag, buffer, result } in completions.drain(..) {
             let tag = tag as usize;
-            let Flight { place, direction, begun, issued } = self.flights[tag];
+            let Flight { place, direction, pass, begun, issued } = self.flights[tag];
             match (result, &buffer) {
                 (Err(error), _) => {
                     self.ended.fail(format!("{}: {error}", self.job.filename[place.file]));
@@ -251,21 +300,22 @@ impl RawJob {
                     if let (true, Direction::Read, Some(buffer)) =
                         (self.job.verify, direction, buffer)
                     {
-                        self.compare(place, buffer, phase);
+                        // Whatever is read in a load was written by some run; what is read back, by this one.
+                        let oldest = Origin { pass, ..self.origin };
+                        self.compare(place, buffer, (phase != Phase::Load).then_some(oldest));
                     }
                 }
             }
+            let buffer = buffer.or_else(|| self.parked[tag].take());
             self.idle.extend(buffer.map(|buffer| (tag, buffer)));
         }
         self.completions = completions;
     }
 
-    fn compare(&mut self, place: Place, buffer: &DmaBuffer, phase: Phase) {
-        // Whatever is read in a load was written by some run; what is read back, by this one.
-        let generation = (phase != Phase::Load).then_some(self.generation);
+    fn compare(&mut self, place: Place, buffer: &DmaBuffer, oldest: Option<Origin>) {
         let block = &buffer[..place.length as usize];
         self.ended.verified += 1;
-        if let Err(fault) = check(block, place.offset, generation) {
+        if let Err(fault) = check(block, place.offset, oldest) {
             let file = self.job.filename[place.file].clone();
             self.ended.bad(BadBlock { file, offset: place.offset, length: place.length, fault });
         }

@@ -10,14 +10,14 @@ use nix::unistd::Pid;
 use tidelog_engine::path::{Capabilities, Device, Feature};
 
 use super::interrupt::is_interrupted;
-use super::log::{LogJob, Pools};
+use super::log::{LogJob, Pools, Replay};
 use super::raw::RawJob;
 use super::usage::Usage;
 use crate::exit::BenchError;
 use crate::live::Live;
-use crate::load::BadBlock;
+use crate::load::{BadBlock, Origin};
 use crate::option::{JobOptions, Level};
-use crate::stats::{LiveCounters, Recorder};
+use crate::stats::{Lateness, LiveCounters, Recorder};
 use crate::target::Targets;
 
 /// How a job ended.
@@ -31,6 +31,8 @@ pub struct Ended {
     pub bad: u64,
     /// How many blocks were compared.
     pub verified: u64,
+    /// How the deadlines of a plan were kept, where one was replayed.
+    pub lateness: Option<Box<Lateness>>,
 }
 
 impl Ended {
@@ -49,6 +51,7 @@ impl Ended {
     pub fn merge(&mut self, other: &Self) {
         self.failure = self.failure.take().or_else(|| other.failure.clone());
         self.first_bad = self.first_bad.take().or_else(|| other.first_bad.clone());
+        self.lateness = self.lateness.take().or_else(|| other.lateness.clone());
         self.bad += other.bad;
         self.verified += other.verified;
     }
@@ -78,6 +81,14 @@ pub struct JobResult {
     pub path: Vec<String>,
 }
 
+/// What is told while jobs run.
+pub struct Status<'a> {
+    /// How often; never, if this is not given.
+    pub every: Option<Duration>,
+    /// Tells what the jobs of a group have done so far.
+    pub tell: &'a dyn Fn(Vec<JobResult>) -> Result<(), BenchError>,
+}
+
 /// Runs the jobs, group after group.
 ///
 /// # Errors
@@ -86,23 +97,19 @@ pub fn run(
     groups: &[Vec<JobOptions>],
     targets: &Targets,
     live: &Live,
+    status: &Status,
 ) -> Result<Vec<JobResult>, BenchError> {
-    let generation = generation();
+    let run = fastrand::Rng::new().u64(1..);
     let mut results = Vec::new();
     for (index, jobs) in groups.iter().enumerate() {
         if is_interrupted() {
             break;
         }
         let pools = Pools::open(jobs)?;
-        results.extend(run_group(index, jobs, targets, &pools, generation, live)?);
+        results.extend(run_group(index, jobs, targets, &pools, run, live, status)?);
         pools.close()?;
     }
     Ok(results)
-}
-
-/// Tells this run's stamps from those of every other.
-fn generation() -> u64 {
-    fastrand::Rng::new().u64(1..)
 }
 
 /// What a thread leaves: its job, and what it counted unless it panicked.
@@ -110,6 +117,7 @@ type Run = (JobOptions, Option<(Recorder, Ended)>);
 
 struct Thread {
     options: JobOptions,
+    counters: Arc<LiveCounters>,
     ready: Receiver<Result<Vec<String>, BenchError>>,
     start: Sender<()>,
     handle: thread::JoinHandle<Option<(Recorder, Ended)>>,
@@ -120,15 +128,18 @@ fn run_group(
     jobs: &[JobOptions],
     targets: &Targets,
     pools: &Pools,
-    generation: u64,
+    run: u64,
     live: &Live,
+    status: &Status,
 ) -> Result<Vec<JobResult>, BenchError> {
     let mut threads = Vec::new();
     for job in jobs {
         for clone in 0..job.numjobs {
             let devices = targets.open(job)?;
             let counters = live.watch(group);
-            threads.push(start_thread(job, clone, generation, devices, pools, counters)?);
+            let origin =
+                Origin { run, writer: (group as u64) << 32 | threads.len() as u64, pass: 0 };
+            threads.push(start_thread(job, clone, origin, devices, pools, counters)?);
         }
     }
     let mut paths = Vec::new();
@@ -144,12 +155,38 @@ fn run_group(
     }
     live.begin(group, jobs);
     let ramp_over = Instant::now() + ramp;
-    while !is_interrupted() && Instant::now() < ramp_over {
-        thread::sleep((ramp_over - Instant::now()).min(Duration::from_millis(100)));
+    let is_running = |thread: &Thread| !thread.handle.is_finished();
+    while Instant::now() < ramp_over && threads.iter().any(is_running) {
+        thread::sleep((ramp_over - Instant::now()).min(Duration::from_millis(20)));
     }
     let before = Usage::now();
     let begun = Instant::now();
     let count = threads.len() as u32;
+    let mut told = begun;
+    while let Some(every) = status.every
+        && threads.iter().any(is_running)
+    {
+        thread::sleep(every.min(Duration::from_millis(20)));
+        if told.elapsed() >= every {
+            told = Instant::now();
+            let usage = Usage::now().since(&before).shared_by(count);
+            let so_far = |(thread, path): (&Thread, &Vec<String>)| {
+                Some(JobResult {
+                    options: thread.options.clone(),
+                    group,
+                    recorder: *copy_of(thread)?,
+                    ended: Ended::default(),
+                    usage,
+                    elapsed: begun.elapsed(),
+                    path: path.clone(),
+                })
+            };
+            for thread in &threads {
+                thread.counters.want_copy();
+            }
+            (status.tell)(threads.iter().zip(&paths).filter_map(so_far).collect())?;
+        }
+    }
     let ended: Vec<_> = threads
         .into_iter()
         .map(|thread| (thread.options, thread.handle.join().unwrap_or_default()))
@@ -171,22 +208,26 @@ fn run_group(
 fn start_thread(
     job: &JobOptions,
     clone: u32,
-    generation: u64,
+    origin: Origin,
     devices: Vec<Device>,
     pools: &Pools,
     counters: Arc<LiveCounters>,
 ) -> Result<Thread, BenchError> {
     let (tell, ready) = channel();
     let (start, begin) = channel();
-    let options = job.clone();
+    let (options, seen) = (job.clone(), Arc::clone(&counters));
     let pool = pools.of(job);
     let body = move || {
-        let made = pin(&options).and_then(|()| match options.level {
-            Level::Raw => RawJob::prepare(&options, clone, generation, devices)
-                .map(|job| Job::Raw(Box::new(job))),
-            Level::Log => LogJob::prepare(&options, clone, generation, pool)
-                .map(|job| Job::Log(Box::new(job))),
-        });
+        let made =
+            pin(&options).and_then(|()| match (options.level, options.plan.clone()) {
+                (Level::Log, Some(plan)) => {
+                    Replay::prepare(&options, plan, pool).map(|job| Job::Replay(Box::new(job)))
+                }
+                (Level::Raw, _) => RawJob::prepare(&options, clone, origin, devices)
+                    .map(|job| Job::Raw(Box::new(job))),
+                (Level::Log, None) => LogJob::prepare(&options, clone, origin, pool)
+                    .map(|job| Job::Log(Box::new(job))),
+            });
         let job = match made {
             Ok(job) => job,
             Err(error) => {
@@ -200,6 +241,7 @@ fn start_thread(
         let ended = match job {
             Job::Raw(job) => job.run(&mut recorder),
             Job::Log(job) => job.run(&mut recorder),
+            Job::Replay(job) => job.run(&mut recorder),
         };
         Some((recorder, ended))
     };
@@ -208,12 +250,25 @@ fn start_thread(
         what: "cannot start a thread".to_owned(),
         source,
     })?;
-    Ok(Thread { options: job.clone(), ready, start, handle })
+    Ok(Thread { options: job.clone(), counters: seen, ready, start, handle })
+}
+
+/// What a job has counted so far; nothing while it waits for one operation longer than anybody waits for it.
+fn copy_of(thread: &Thread) -> Option<Box<Recorder>> {
+    let until = Instant::now() + Duration::from_millis(500);
+    loop {
+        let copy = thread.counters.take_copy();
+        if copy.is_some() || thread.handle.is_finished() || Instant::now() > until {
+            return copy;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 enum Job {
     Raw(Box<RawJob>),
     Log(Box<LogJob>),
+    Replay(Box<Replay>),
 }
 
 impl Job {
@@ -221,6 +276,7 @@ impl Job {
         match self {
             Self::Raw(job) => describe(&job.capabilities()),
             Self::Log(job) => describe(&job.capabilities()),
+            Self::Replay(job) => describe(&job.capabilities()),
         }
     }
 }

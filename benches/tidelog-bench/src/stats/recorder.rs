@@ -1,7 +1,7 @@
 //! One job's counters, and what others see of them while it runs.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -22,6 +22,8 @@ pub enum Direction {
     Read = 0,
     /// Memory to device.
     Write = 1,
+    /// Nobody needs the bytes any more.
+    Trim = 2,
 }
 
 /// What is known of one direction.
@@ -110,22 +112,41 @@ impl Depths {
 #[derive(Debug, Default)]
 pub struct LiveCounters {
     /// Bytes.
-    pub bytes: [AtomicU64; 2],
+    pub bytes: [AtomicU64; 3],
     /// Operations.
-    pub ios: [AtomicU64; 2],
+    pub ios: [AtomicU64; 3],
+    /// Whether somebody wants all counters as they are.
+    wanted: AtomicBool,
+    copy: Mutex<Option<Box<Recorder>>>,
+}
+
+impl LiveCounters {
+    /// Asks the job to leave a copy of its counters.
+    pub fn want_copy(&self) {
+        // One that came too late for whoever wanted it before is out of date.
+        drop(self.take_copy());
+        self.wanted.store(true, Ordering::Relaxed);
+    }
+
+    /// The copy, once it is there.
+    pub fn take_copy(&self) -> Option<Box<Recorder>> {
+        self.copy.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// A job's counters.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Recorder {
     /// By direction.
-    pub stats: [DirectionStats; 2],
+    pub stats: [DirectionStats; 3],
     /// Operations in flight when one was begun.
     pub depth: Depths,
     /// Operations handed over together.
     pub submitted: Depths,
     /// Completions seen together.
     pub completed: Depths,
+    /// How long commits took.
+    pub syncs: Moments,
     live: Arc<LiveCounters>,
     /// When the job began.
     begun: Instant,
@@ -140,8 +161,8 @@ pub struct Recorder {
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     begun: Instant,
-    bytes: [u64; 2],
-    ios: [u64; 2],
+    bytes: [u64; 3],
+    ios: [u64; 3],
 }
 
 impl Recorder {
@@ -149,16 +170,17 @@ impl Recorder {
     pub fn new(ramp: Duration, live: Arc<LiveCounters>) -> Self {
         let begun = Instant::now();
         Self {
-            stats: [DirectionStats::default(), DirectionStats::default()],
+            stats: Default::default(),
             depth: Depths::default(),
             submitted: Depths::default(),
             completed: Depths::default(),
+            syncs: Moments::default(),
             live,
             begun,
             counted_from: begun + ramp,
             counting: ramp.is_zero(),
             ended: begun,
-            sample: Sample { begun, bytes: [0; 2], ios: [0; 2] },
+            sample: Sample { begun, bytes: [0; 3], ios: [0; 3] },
         }
     }
 
@@ -179,6 +201,11 @@ impl Recorder {
             self.counted_from = now;
             self.sample.begun = now;
         }
+        if self.live.wanted.load(Ordering::Relaxed) {
+            self.live.wanted.store(false, Ordering::Relaxed);
+            let mut copy = self.live.copy.lock().unwrap_or_else(PoisonError::into_inner);
+            *copy = Some(Box::new(self.clone()));
+        }
         let passed = now.saturating_duration_since(self.sample.begun);
         if passed >= SAMPLE_EVERY {
             self.end_sample(now, passed);
@@ -196,9 +223,11 @@ impl Recorder {
                 stats.iops.add(per_second(ios));
             }
         }
-        let [read, write] = &self.stats;
-        self.sample =
-            Sample { begun: now, bytes: [read.bytes, write.bytes], ios: [read.ios, write.ios] };
+        self.sample = Sample {
+            begun: now,
+            bytes: self.stats.each_ref().map(|it| it.bytes),
+            ios: self.stats.each_ref().map(|it| it.ios),
+        };
     }
 
     /// Counts an operation that was decided on at `begun`, handed over at `issued`, and seen complete at
@@ -227,6 +256,14 @@ impl Recorder {
         stats.clat_histogram.saturating_record(clat);
         stats.lat_histogram.saturating_record(lat);
         self.ended = now;
+    }
+
+    /// Counts a commit.
+    pub fn synced(&mut self, begun: Instant, now: Instant) {
+        if self.counting {
+            self.syncs.add(now.saturating_duration_since(begun).as_nanos() as u64);
+            self.ended = now;
+        }
     }
 
     /// The time that was counted.

@@ -86,7 +86,7 @@ pub fn make_pool(job: &JobOptions, named_twice: &[DeviceIdentity]) -> Result<(),
 }
 
 /// What a file must have for a job's tensors, each twice: one that is put again exists twice meanwhile.
-fn device_size(job: &JobOptions) -> Option<ByteCount> {
+pub fn device_size(job: &JobOptions) -> Option<ByteCount> {
     let Some(Amount::Bytes(size)) = job.size else { return None };
     let wanted = size.saturating_mul(2).saturating_mul(u64::from(job.numjobs));
     // What is beyond all devices is refused when it is reserved.

@@ -1,0 +1,78 @@
+"""What is compared with whom, and what the ratios must be."""
+
+from dataclasses import dataclass
+
+from figures import Limits
+from peers import Fio, Load, Tidelog
+from python_peers import DeepSpeed, SavedFile
+
+# The log keeps two versions of what is written, so it works on a part of its devices.
+PART = "384m"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One load, the two that do it, and what the ratios must be."""
+
+    name: str
+    peer: object
+    ours: Tidelog
+    load: Load
+    limits: Limits = Limits()
+    devices: int = 2
+    # Both leave the devices as they find them, so they need not have devices of their own.
+    share_devices: bool = False
+
+
+def cases(program, environment):
+    """Every case. Names begin with the peer, so that `--only` can choose one."""
+    return [*against_fio(program), *against_deepspeed(program, environment), *against_savers(program, environment)]
+
+
+def against_build(program, other):
+    """Those against fio, with another build of ours in fio's place."""
+    return [
+        Case(f"build:{case.name.partition(':')[2]}", Tidelog(other, case.ours.level), case.ours, case.load, share_devices=case.share_devices)
+        for case in against_fio(program)
+        if case.name.startswith("fio-io_uring:")
+    ]
+
+
+def against_fio(program):
+    raw, log = Tidelog(program, "raw"), Tidelog(program, "log")
+    sequential, random = {"bs": "1m", "iodepth": 32}, {"bs": "4k", "iodepth": 64, "cpus": "0"}
+    as_fast = Limits(median_min=1.0, lower_min=0.97, cpu_max=1.05)
+    loads = [
+        ("raw-read", raw, Load("read", **sequential), as_fast),
+        ("raw-write", raw, Load("write", **sequential), as_fast),
+        ("raw-randread-4k", raw, Load("randread", **random), as_fast),
+        ("log-read", log, Load("read", size=PART, **sequential), Limits(median_min=0.75)),
+        ("log-write", log, Load("write", size=PART, **sequential), Limits(median_min=0.85)),
+    ]
+    for engine in ("io_uring", "libaio"):
+        for name, ours, load, limits in loads:
+            # What is asked for is asked against io_uring; libaio is shown beside it.
+            wanted = limits if engine == "io_uring" else Limits()
+            yield Case(f"fio-{engine}:{name}", Fio(engine), ours, load, wanted, share_devices=ours.level == "raw")
+
+
+def against_deepspeed(program, environment):
+    """DeepSpeed has no checksums. Our raw path has none either; our log does not compare them here where it reads, and
+    has no way to write without."""
+    peer = DeepSpeed(environment)
+    for devices, write, read in ((2, 1.05, 1.2), (1, 1.05, 1.3)):
+        for level in ("raw", "log"):
+            ours = Tidelog(program, level, checksums=False)
+            for rw, least in (("write", write), ("read", read)):
+                load = Load(rw, "1m", 32, size=PART)
+                limits = Limits(median_min=least, cpu_max=0.7 if devices == 2 else None)
+                yield Case(f"deepspeed:{level}-{rw}-{devices}-devices", peer, ours, load, limits, devices)
+
+
+def against_savers(program, environment):
+    """Tensors made durable and loaded again. They write one file, so both sides have one device."""
+    log = Tidelog(program, "log")
+    for way in ("safetensors", "torch-save"):
+        for rw in ("write", "read"):
+            load = Load(rw, "1m", 32, size=PART, durable=rw == "write")
+            yield Case(f"{way}:log-{rw}", SavedFile(environment, way), log, load, devices=1)

@@ -1,0 +1,215 @@
+"""What `make compare` concludes from runs, without running any."""
+
+import contextlib
+import io
+import json
+import pathlib
+import random
+import statistics
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree
+from unittest import mock
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import cases
+import compare
+import figures
+import peers
+import picture
+from devices import NoDevices
+from figures import Limits
+from peers import NoPeer, Sample
+from python_peers import Environment
+
+
+class Steady:
+    """Who does the same each time, or one of several things in turn."""
+
+    def __init__(self, name, *samples):
+        self.name, self.samples, self.runs = name, samples, 0
+
+    def check(self):
+        pass
+
+    def prepare(self, load, devices, seconds):
+        pass
+
+    def finish(self):
+        pass
+
+    def run(self, load, devices, seconds):
+        self.runs += 1
+        return self.samples[self.runs % len(self.samples)]
+
+
+class Missing(Steady):
+    def check(self):
+        raise NoPeer("it is not installed")
+
+
+class Nowhere:
+    """Devices of a kind, without any."""
+
+    kind, size = "loop, memory", None
+
+    def __init__(self, _disk, count):
+        self.names = ["none"] * count
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def case(limits, ours, peer=None, name="peer:load"):
+    return cases.Case(name, peer or Steady("peer", Sample(100.0, 1.0, 10.0)), ours, peers.Load("read", "1m", 1), limits)
+
+
+class Bounds(unittest.TestCase):
+    def test_ranks_are_those_of_the_sign_test(self):
+        # P(at most k of n tosses are heads) is at most 0.05 for these k and for none larger.
+        self.assertEqual([figures.lower_rank(count) for count in (4, 5, 8, 15, 30)], [None, 0, 1, 3, 10])
+
+    def test_the_bound_is_below_the_true_median_at_least_as_often_as_it_says(self):
+        chance = random.Random(1)
+        wrong = sum(figures.summary([chance.lognormvariate(0, 1) for _ in range(15)])["lower"] > 1 for _ in range(2000))
+        self.assertLess(wrong, 2000 * 0.03, "1.8 % would be by chance")
+        self.assertGreater(wrong, 2000 * 0.005, "a bound that is never wrong says nothing")
+
+    def test_a_summary_has_the_order_of_its_values(self):
+        values = [random.Random(2).random() for _ in range(15)]
+        figure = figures.summary(values)
+        self.assertEqual([figure["min"], figure["max"]], [min(values), max(values)])
+        self.assertEqual(figure["median"], statistics.median(values))
+        self.assertEqual([figure["lower"], figure["upper"]], [sorted(values)[3], sorted(values)[11]])
+
+    def test_ratios_are_ours_over_the_peers_pair_by_pair(self):
+        found = figures.ratios([(Sample(2.0, 4.0), Sample(1.0, 2.0, 9.0)), (Sample(4.0, 1.0), Sample(8.0, 3.0, 9.0))])
+        self.assertEqual([found["bytes_per_second"][what] for what in ("min", "median", "max")], [0.5, 1.25, 2.0])
+        self.assertEqual(found["cpu_seconds_per_gib"]["max"], 3.0)
+        self.assertIsNone(found["p99_us"], "what one of them does not tell is not compared")
+
+
+class Verdicts(unittest.TestCase):
+    def missed(self, limits, *samples):
+        ours = Steady("ours", *samples)
+        pairs = [(Sample(100.0, 1.0), ours.run(None, None, None)) for _ in range(15)]
+        return list(figures.misses(limits, figures.ratios(pairs)))
+
+    def test_each_limit_is_looked_at(self):
+        for limits, ours, expected in [
+            (Limits(1.0, 0.97, 1.05), [Sample(100.0, 1.05)], []),
+            (Limits(median_min=1.0), [Sample(99.0, 1.0)], ["median 0.990 is below 1.0"]),
+            (Limits(cpu_max=0.7), [Sample(200.0, 0.8)], ["CPU per byte 0.800 is above 0.7"]),
+            (Limits(), [Sample(1.0, 9.0)], []),
+        ]:
+            self.assertEqual(self.missed(limits, *ours), expected)
+        wavering = [Sample(speed, 1.0) for speed in (110.0, 90.0, 110.0)]
+        self.assertEqual(self.missed(Limits(1.0, 0.97), *wavering), ["lower bound 0.900 is below 0.97"])
+
+    def test_too_few_pairs_do_not_meet_a_bound(self):
+        found = figures.ratios([(Sample(1.0, 1.0), Sample(2.0, 1.0))] * 4)
+        self.assertEqual(list(figures.misses(Limits(lower_min=0.97), found)), ["too few pairs for a lower bound"])
+
+    def test_a_limit_on_cpu_time_that_nobody_told_is_missed(self):
+        found = figures.ratios([(Sample(1.0, 0.0), Sample(2.0, 1.0))] * 15)
+        self.assertEqual(list(figures.misses(Limits(cpu_max=1.0), found)), ["the CPU time of a run is not known"])
+
+
+class Runs(unittest.TestCase):
+    def compare(self, chosen, *words, kinds=None):
+        """The exit status, what was written, and the picture."""
+        output = pathlib.Path(self.folder.name, "out.json")
+        arguments = ["compare.py", "--devices=loop", f"--files={self.folder.name}", f"--output={output}", *words]
+        with (
+            mock.patch.object(sys, "argv", arguments),
+            mock.patch.object(cases, "cases", lambda *_: chosen),
+            mock.patch.dict(compare.KINDS, {"loop": kinds or Nowhere}),
+            contextlib.redirect_stdout(io.StringIO()) as self.said,
+        ):
+            status = compare.main()
+        return status, json.loads(output.read_text()), output.with_suffix(".svg").read_text()
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def test_pairs_are_interleaved_and_the_first_is_not_counted(self):
+        turns = []
+        peer, ours = Steady("peer", Sample(100.0, 1.0)), Steady("ours", Sample(100.0, 1.0))
+        for who in (peer, ours):
+            run = who.run
+            who.run = lambda *given, run=run, who=who: turns.append(who.name) or run(*given)
+        status, written, _ = self.compare([case(Limits(1.0, 0.97, 1.05), ours, peer)], "--pairs=5")
+        self.assertEqual(turns, ["peer", "ours"] * 6)
+        self.assertEqual((status, len(written["results"][0]["samples"])), (0, 5))
+
+    def test_a_miss_makes_the_status_one_and_the_picture_red(self):
+        fast, slow = Steady("ours", Sample(100.0, 1.0, 5.0)), Steady("ours", Sample(50.0, 1.0, 5.0))
+        chosen = [case(Limits(1.0), fast, name="a:fast"), case(Limits(1.0), slow, name="a:slow")]
+        status, written, drawn = self.compare(chosen)
+        self.assertEqual((status, written["missed"]), (1, ["a:slow: median 0.500 is below 1.0"]))
+        root = xml.etree.ElementTree.fromstring(drawn)
+        dots = [dot.get("fill") for dot in root.iter("{http://www.w3.org/2000/svg}circle")]
+        self.assertEqual(sorted(dots), sorted([picture.GOOD, picture.BAD, *[picture.PLAIN] * 4]))
+        limits, figure = {"median_min": 1.0, "lower_min": 0.97}, {"median": 1.1, "lower": 0.9}
+        self.assertFalse(picture.is_met(limits, "bytes_per_second", figure), "its bound is too low")
+        self.assertIn("falls short: a:slow", self.said.getvalue())
+
+    def test_what_is_missing_is_said_and_makes_the_status_three(self):
+        absent = Missing("peer")
+
+        class None_(Nowhere):
+            def __enter__(self):
+                raise NoDevices("loop devices need root")
+
+        ours = Steady("ours", Sample(100.0, 1.0))
+        status, written, _ = self.compare([case(Limits(1.0), ours, absent)])
+        self.assertEqual((status, written["not_measured"]), (3, ["peer:load (loop, memory): it is not installed"]))
+        status, written, _ = self.compare([case(Limits(1.0), ours)], kinds=None_)
+        self.assertEqual((status, written["not_measured"]), (3, ["peer:load (loop, memory): loop devices need root"]))
+        self.assertEqual(ours.runs, 0)
+
+    def test_parts_add_up_and_the_verdict_is_of_all(self):
+        slow, fast = Steady("ours", Sample(50.0, 1.0)), Steady("ours", Sample(100.0, 1.0))
+        chosen = [case(Limits(1.0), slow, name="a:one"), case(Limits(1.0), fast, name="b:two")]
+        self.assertEqual(self.compare(chosen, "--only=a:")[0], 1)
+        status, written, _ = self.compare(chosen, "--only=b:", "--add")
+        self.assertEqual((status, [it["case"] for it in written["results"]]), (1, ["a:one", "b:two"]))
+        again = [case(Limits(1.0), fast, name="a:one")]
+        status, written, _ = self.compare(again, "--add")
+        self.assertEqual((status, len(written["results"])), (0, 2))
+        self.assertEqual(self.compare(chosen, "--only=b:")[0], 0, "without --add it begins anew")
+
+    def test_what_was_missing_and_is_there_now_is_missing_no_more(self):
+        ours = Steady("ours", Sample(100.0, 1.0))
+        self.assertEqual(self.compare([case(Limits(1.0), ours, Missing("peer"))])[0], 3)
+        self.assertEqual(self.compare([case(Limits(1.0), ours)], "--add")[0], 0)
+
+
+class Cases(unittest.TestCase):
+    def test_every_case_has_a_name_of_its_own(self):
+        names = [it.name for it in cases.cases("program", Environment(pathlib.Path("a"), pathlib.Path("b")))]
+        self.assertEqual(len(names), len(set(names)))
+        self.assertEqual({name.partition(":")[0] for name in names}, {"fio-io_uring", "fio-libaio", "deepspeed", "safetensors", "torch-save"})
+
+    def test_a_report_becomes_a_sample(self):
+        way = {"io_bytes": 5, "bw_bytes": 2**31, "clat_ns": {"percentile": {"99.000000": 7000}}}
+        report = json.dumps({"jobs": [{"read": {"io_bytes": 0}, "write": way, "usr_cpu": 30.0, "sys_cpu": 70.0}]})
+        self.assertEqual(peers.sample_of(f"fio: a note\n{report}"), Sample(2**31, 0.5, 7.0))
+
+    def test_an_environment_that_cannot_be_made_is_tried_once(self):
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()) as said:
+            environment = Environment(pathlib.Path(folder, "env"), pathlib.Path(folder, "project"))
+            for _ in range(2):
+                with self.assertRaisesRegex(NoPeer, "there is no torch in .*make setup"):
+                    environment.version("deepspeed")
+            self.assertEqual(said.getvalue().count("installing"), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,67 @@
+//! Room on file systems: asked for before any file is made or grown, since reserving it fills the disk to the last byte.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use nix::sys::statvfs::statvfs;
+use tidelog_engine::units::ByteCount;
+use tidelog_format::device::{Target, TargetKind};
+
+use crate::exit::BenchError;
+
+/// What the files of a run will take, by file.
+#[derive(Debug, Default)]
+pub(super) struct Space(BTreeMap<PathBuf, ByteCount>);
+
+impl Space {
+    /// Notes that a file is to have this many bytes. What is no file takes no room.
+    pub(super) fn note(&mut self, target: &Target, size: ByteCount) {
+        if matches!(target.kind, TargetKind::NewFile | TargetKind::File) {
+            let noted = self.0.entry(target.path.clone()).or_default();
+            *noted = (*noted).max(size);
+        }
+    }
+
+    /// Whether there is room for all of them together.
+    ///
+    /// # Errors
+    /// A file system has less, and how much.
+    pub(super) fn check(&self) -> Result<(), BenchError> {
+        let mut wanted: BTreeMap<u64, (ByteCount, Vec<&Path>)> = BTreeMap::new();
+        for (path, size) in &self.0 {
+            let standing = std::fs::metadata(path).ok();
+            let has = standing.as_ref().map_or(0, |it| it.blocks() * 512);
+            let Some(device) =
+                standing.or_else(|| directory(path).metadata().ok()).map(|it| it.dev())
+            else {
+                continue;
+            };
+            let (bytes, paths) = wanted.entry(device).or_default();
+            bytes.0 = bytes.0.saturating_add(size.0.saturating_sub(has));
+            paths.push(path);
+        }
+        for (bytes, paths) in wanted.into_values() {
+            let Some(free) = free(directory(paths[0])) else { continue };
+            if bytes > free {
+                return Err(BenchError::NoRoom {
+                    path: paths[0].to_path_buf(),
+                    wanted: bytes,
+                    free,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The directory of a file.
+fn directory(path: &Path) -> &Path {
+    path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// What the file system of a directory still has, besides what it keeps for its administrator.
+fn free(directory: &Path) -> Option<ByteCount> {
+    let found = statvfs(directory).ok()?;
+    Some(ByteCount(found.blocks_available().saturating_mul(found.fragment_size())))
+}
