@@ -6,6 +6,7 @@
 pub mod algorithm1;
 pub mod bound;
 pub mod cost;
+pub mod explain;
 pub mod lifetime;
 pub mod plan;
 pub mod report;

@@ -9,7 +9,7 @@ mod chart;
 mod data;
 mod page;
 mod sample;
-mod text;
+pub(crate) mod text;
 
 use crate::plan::Target;
 use crate::trace::Kind;
