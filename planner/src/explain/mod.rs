@@ -19,7 +19,7 @@ use serde::Serialize;
 
 pub use storage::{Absence, Held, StorageAnswer};
 pub use wait::{Awaited, Cause, OpAnswer, WaitedTime};
-pub use what_if::{Change, Planner, WhatIf, what_if};
+pub use what_if::{Change, Simulator, WhatIf, what_if};
 
 /// A simulated step, and what it was made from.
 #[derive(Clone, Copy, Debug)]

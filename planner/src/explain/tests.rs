@@ -131,16 +131,17 @@ fn every_wait_has_a_cause_and_the_causes_sum_up() {
 fn more_hardware_is_planned_again() {
     let trace = training(6, 50, 40, 30);
     let machine = machine(400);
-    let planner = |trace: &Trace, machine: &Machine| {
-        with_expectations(algorithm1(trace, machine, Options::default()), trace, machine)
+    let simulator = |trace: &Trace, machine: &Machine| {
+        let plan = algorithm1(trace, machine, Options::default());
+        Ok(with_expectations(plan, trace, machine)?.1)
     };
-    let now = planner(&trace, &machine).unwrap().1;
+    let now = simulator(&trace, &machine).unwrap();
     let changes = [
         Change::Ssds { present: 1, wanted: 4 },
         Change::Memory(Bytes(10_000)),
         Change::HostMemory(Bytes(100)),
     ];
-    let found = what_if(&trace, &machine, &changes, &planner).unwrap();
+    let found = what_if(&trace, &machine, &changes, &simulator).unwrap();
     assert_eq!(found.len(), 2, "there is no host memory to change");
     assert!(now.time > trace.duration());
     assert!(found[0].time.unwrap() < now.time);

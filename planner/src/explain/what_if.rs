@@ -1,14 +1,14 @@
 //! What another machine would bring: planned again, simulated again.
 
 use crate::cost::Machine;
-use crate::plan::{Plan, PlannedBytes};
+use crate::plan::PlannedBytes;
 use crate::simulate::{SimulateError, Simulation};
 use crate::trace::Trace;
 use crate::units::{Bandwidth, Bytes, Nanos};
 use serde::Serialize;
 
-/// Whoever makes plans: the same for the machine as it is and as it might be.
-pub type Planner<'a> = &'a dyn Fn(&Trace, &Machine) -> Result<(Plan, Simulation), SimulateError>;
+/// Plans and simulates: the same way for the machine as it is and as it might be.
+pub type Simulator<'a> = &'a dyn Fn(&Trace, &Machine) -> Result<Simulation, SimulateError>;
 
 /// A change of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -70,12 +70,12 @@ pub fn what_if(
     trace: &Trace,
     machine: &Machine,
     changes: &[Change],
-    planner: Planner<'_>,
+    simulator: Simulator<'_>,
 ) -> Result<Vec<WhatIf>, SimulateError> {
     let possible = changes.iter().filter_map(|change| Some((*change, change.apply(machine)?)));
     possible
-        .map(|(change, changed)| match planner(trace, &changed) {
-            Ok((_, simulation)) => Ok(WhatIf {
+        .map(|(change, changed)| match simulator(trace, &changed) {
+            Ok(simulation) => Ok(WhatIf {
                 change,
                 time: Some(simulation.time),
                 stall: Some(simulation.stall_time()),
