@@ -127,7 +127,7 @@ fn per_day(simulation: &Simulation) -> u128 {
 }
 
 /// Plans for less and less writing, and keeps those that no other beats in both time and bytes, fastest
-/// first. `known` is the plan without a budget.
+/// first. `known` are the plans there are already, the one without a budget first.
 ///
 /// A plan that may write little is one for SSDs that write slowly: the planner then keeps what would have to
 /// be written and drops what need not. It is simulated on the machine as it is.
@@ -137,12 +137,11 @@ fn per_day(simulation: &Simulation) -> u128 {
 pub fn choices(
     trace: &Trace,
     machine: &Machine,
-    known: (Plan, Simulation),
+    known: Vec<Choice>,
     planner: Planner<'_>,
 ) -> Result<Vec<Choice>, SimulateError> {
-    let rate =
-        u128::from(known.1.bytes.ssd_written.0) * 1_000_000_000 / u128::from(known.1.time.0.max(1));
-    let mut found = vec![Choice { plan: known.0, simulation: known.1 }];
+    let rate = known.first().map_or(0, |first| per_day(&first.simulation) * 1_000_000_000 / DAY);
+    let mut found = known;
     for percent in RATES_PERCENT.into_iter().filter(|_| rate > 0) {
         let slower = Bandwidth(whole((rate * u128::from(percent) / 100).max(1)));
         if slower >= machine.ssd.write {

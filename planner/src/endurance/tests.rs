@@ -46,8 +46,8 @@ fn all_choices(budget: u64) -> Vec<Choice> {
     let trace = training(8, 50, 40, 30);
     let machine = machine(budget);
     let planner = |trace: &Trace, machine: &Machine| tidelog(trace, machine, Options::default());
-    let known = planner(&trace, &machine).unwrap();
-    choices(&trace, &machine, known, &planner).unwrap()
+    let (plan, simulation) = planner(&trace, &machine).unwrap();
+    choices(&trace, &machine, vec![Choice { plan, simulation }], &planner).unwrap()
 }
 
 #[test]

@@ -86,6 +86,33 @@ fn a_wait_is_for_what_the_op_uses_or_for_room() {
     assert!(case.op(OpIndex(1)).cause.is_none());
 }
 
+/// Both globals fit only after op 1 is done with its output, and reading takes longer than what is left.
+#[test]
+fn a_link_that_never_rested_since_there_was_room_is_the_limit() {
+    let mut b = Builder::default();
+    let (a, c) = (b.global("a", 60), b.global("b", 60));
+    b.ops(4, 70);
+    let made = b.birth(0, 100);
+    b.death(0, made, false);
+    b.uses(2, a, Access::Read);
+    b.uses(2, c, Access::Read);
+    let trace = b.finish();
+    let machine = machine(130);
+    let list = [
+        (3, 0, Action::Evict, "a"),
+        (3, 0, Action::Evict, "b"),
+        (1, 2, Action::Prefetch, "a"),
+        (1, 2, Action::Prefetch, "b"),
+    ];
+    let (plan, simulation) = planned(&trace, &machine, &list);
+    let case =
+        Case { trace: &trace, machine: &machine, plan: Some(&plan), simulation: &simulation };
+    let answer = case.op(OpIndex(2));
+    let Some(Cause::Reads { awaited }) = answer.cause.clone() else { panic!("{answer:?}") };
+    assert_eq!((awaited.possible_before, awaited.link_busy_per_mille), (Nanos(70), 1000));
+    assert_eq!(answer.waited, Nanos(50));
+}
+
 #[test]
 fn an_output_waits_for_room_that_is_being_written() {
     let mut b = Builder::default();

@@ -171,10 +171,12 @@ impl fmt::Display for Awaited {
         if let Some(back) = &self.back {
             writeln!(out, "  {}", moved("back", back))?;
         }
-        let busy = percent(self.link_busy_per_mille, 1000);
+        let (possible, busy) =
+            (time(self.possible_before), percent(self.link_busy_per_mille, 1000));
         writeln!(
             out,
-            "  From the moment it was out until it was back, the link in was busy {busy} of the time."
+            "  It could have come since {possible} before the op (it was out, and memory not full); from then on the \
+             link was busy {busy} of the time."
         )
     }
 }

@@ -36,7 +36,7 @@ pub struct OpAnswer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Cause {
-    /// The link in had nothing more to give: it moved bytes nearly all the time since the storage could
+    /// The link in had nothing more to give: it moved bytes nearly all the time in which the storage could
     /// have come back.
     Reads {
         /// What was not there.
@@ -80,8 +80,10 @@ pub struct Awaited {
     /// How long before the op it was asked for.
     #[serde(rename = "asked_before_ns")]
     pub asked_before: Nanos,
-    /// Of the time between its leaving (or the step's beginning) and the op: how much the link in
-    /// moved bytes, per mille.
+    /// How long before the op it could have come at the earliest: out by then, and memory not full since.
+    #[serde(rename = "possible_before_ns")]
+    pub possible_before: Nanos,
+    /// How much of the time from then until it was there the link in moved bytes, per mille.
     pub link_busy_per_mille: u64,
 }
 
@@ -169,11 +171,11 @@ impl Case<'_> {
             .filter(|t| t.direction == Direction::Out && t.end <= transfer.begin)
             .last()
             .map_or(Nanos(0), |t| t.end);
-        let per_mille = |from: Nanos, to: Nanos| {
-            let busy = self.busy(Direction::In, transfer.target, from, to);
-            busy.0 * 1000 / to.0.saturating_sub(from.0).max(1)
-        };
-        let busy = per_mille(left, transfer.end);
+        // It could come once it was out and, after that, once memory was not full any more.
+        let full = self.last_full(left, transfer.begin, named.size);
+        let possible = full.unwrap_or(left);
+        let busy = self.busy(Direction::In, transfer.target, possible, transfer.end);
+        let link_busy_per_mille = busy.0 * 1000 / transfer.end.0.saturating_sub(possible.0).max(1);
         let identity = &self.trace.storage(transfer.storage).identity;
         let planned = self.plan.is_some_and(|plan| {
             let mut rows = plan.rows.iter();
@@ -185,19 +187,30 @@ impl Case<'_> {
             planned,
             needs,
             asked_before: Nanos(stall.begin.0.saturating_sub(transfer.begin.0)),
-            link_busy_per_mille: busy,
+            possible_before: Nanos(stall.begin.0.saturating_sub(possible.0)),
+            link_busy_per_mille,
         };
-        // Since it should have been asked for, did the link ever rest?
-        let since = per_mille(should_ask.min(transfer.begin).max(left), transfer.end);
-        if busy >= BUSY_PER_MILLE || (transfer.begin <= should_ask && since >= BUSY_PER_MILLE) {
-            return Cause::Reads { awaited };
-        }
         let least_room = self.least_room(should_ask.max(left), transfer.begin.max(should_ask));
-        if least_room < named.size {
+        if full.is_some_and(|full| full > should_ask) {
             Cause::Full { awaited, least_room }
+        } else if link_busy_per_mille >= BUSY_PER_MILLE {
+            Cause::Reads { awaited }
         } else {
             Cause::Late { awaited, least_room }
         }
+    }
+
+    /// The last moment between two at which there was no room for so much.
+    fn last_full(&self, from: Nanos, to: Nanos, size: Bytes) -> Option<Nanos> {
+        let samples = &self.simulation.memory;
+        let end = samples.partition_point(|sample| sample.at < to);
+        let room = |held: u64| self.machine.capacity().0.saturating_sub(held);
+        let full = samples[..end]
+            .iter()
+            .rposition(|sample| room(sample.resident.0 + sample.moving.0) < size.0)?;
+        // A sample holds until the next.
+        let until = samples.get(full + 1).map_or(to, |next| next.at.min(to));
+        (until > from).then_some(until)
     }
 
     fn room(&self, stall: &OpStall, end: Nanos) -> Cause {

@@ -90,7 +90,7 @@ fn a_mixed_curve_is_followed_between_its_points() {
     assert_eq!(rates(1000, 0), (1, 800));
     assert_eq!(rates(1000, 1000), (800, 1));
     // Three bytes read for each written, between (300, 300) and (800, 0).
-    assert_eq!(rates(1000, 750), (480, 160));
+    assert_eq!(rates(1000, 750), (514, 171));
     // Half of the bytes at 800, half at 300.
     assert_eq!(rates(500, 500), (436, 436));
 }

@@ -3,7 +3,7 @@
 use super::table::table;
 use crate::cli::{DriveArgs, EnduranceArgs, Output, Policy, ReportArgs};
 use crate::failure::Failure;
-use crate::inputs::{Step, planner};
+use crate::inputs::{PLANNERS, Step, planner};
 use serde_json::json;
 use std::fmt::Write;
 use tidelog_planner::endurance::{Choice, Point, Wear, Wearing, choices, curve, under_budget};
@@ -106,7 +106,12 @@ fn found(step: &Step) -> Result<Vec<Choice>, Failure> {
     let plan = step.plan.clone().ok_or_else(|| {
         Failure::Usage("policy lru makes no plan, and none that writes less; see --help".to_owned())
     })?;
-    let known = (plan, step.simulation.clone());
+    let mut known = vec![Choice { plan, simulation: step.simulation.clone() }];
+    // Whoever plans, another policy's plan may be one that writes less.
+    for (_, policy) in PLANNERS.into_iter().filter(|(_, policy)| *policy != step.policy) {
+        let (plan, simulation) = planner(policy)(&step.trace, &step.machine)?;
+        known.push(Choice { plan, simulation });
+    }
     Ok(choices(&step.trace, &step.machine, known, &planner(step.policy))?)
 }
 

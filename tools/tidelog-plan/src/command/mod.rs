@@ -59,11 +59,14 @@ pub(crate) fn export(arguments: &StepArgs) -> Result<String, Failure> {
     Ok(chrome_trace(&simulate::report(&step.trace, &step.machine, &step.simulation)))
 }
 
+/// For a page: close enough to show where the limit lies; `compare` searches longer.
+const EFFORT_OF_A_PAGE: Effort = Effort { instants: 150, steps: 150 };
+
 pub(crate) fn report(arguments: &ReportArgs) -> Result<String, Failure> {
     let step = Step::read(&arguments.step.inputs, &arguments.step.source)?;
     let mut report = simulate::report(&step.trace, &step.machine, &step.simulation);
     if !arguments.quick {
-        report.bound = Some(lower_bound(&step.trace, &step.machine, Effort::default()).time);
+        report.bound = Some(lower_bound(&step.trace, &step.machine, EFFORT_OF_A_PAGE).time);
     }
     endurance::draw(&step, arguments, &mut report)?;
     Ok(report.to_html())
