@@ -43,6 +43,7 @@ def parse_arguments():
     parser.add_argument("--steps", type=int, default=24, help="training steps of each run (default 24)")
     parser.add_argument("--fraction", type=float, default=0.25, help="budget as a part of the plain peak (default 0.25)")
     parser.add_argument("--pool", help="folder for the pool's two devices (default: a temporary one)")
+    parser.add_argument("--policy", default="auto", help="who plans: auto, algorithm1 or tidelog (default auto)")
     parser.add_argument("--report", default=str(ROOT / "target" / "demo-report.html"), help="path of the HTML report")
     parser.add_argument("--run", choices=["plain", "offloaded"], help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
@@ -104,6 +105,7 @@ def run_offloaded(arguments):
             optimizer,
             pool=",".join(map(str, devices)),
             memory=arguments.budget,
+            policy=arguments.policy,
             report=arguments.report,
         ) as tide:
             for inputs, targets in data:
@@ -156,7 +158,7 @@ def finish(arguments, **figures):
 def run_child(arguments, kind, *extra):
     with tempfile.NamedTemporaryFile("r", suffix=".json") as result:
         command = [sys.executable, __file__, "--run", kind, "--steps", str(arguments.steps)]
-        command += ["--report", arguments.report, "--result", result.name, *extra]
+        command += ["--policy", arguments.policy, "--report", arguments.report, "--result", result.name, *extra]
         command += ["--pool", arguments.pool] if arguments.pool else []
         code = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
         if code:

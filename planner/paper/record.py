@@ -1,5 +1,6 @@
 """Records the sets that `make paper` plans: transformers' models by their configuration alone (nothing is downloaded),
-a training step each, on meta tensors. `record.py DIRECTORY [NAME ...]` writes one trace per set.
+a training step each, on meta tensors. `record.py DIRECTORY [NAME ...]` writes one trace per set and stage, and one for each
+model of the held-out set (`tidelog.models` has those), which run whole on one GPU.
 
 A pipeline of two stages under 1F1B: stage 0 holds two micro-batches at once, stage 1 one. The time in which a stage
 waits for the other is left out: transfers would run in it, so that what is measured without it is the harder case.
@@ -15,11 +16,14 @@ import torch
 from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "torch-bridge/python"))
 
+from tidelog import models  # noqa: E402
+from tidelog.models import AdamW  # noqa: E402
 from tidelog.recorder import Gpu, Recorder  # noqa: E402
+
+models.register_attention()
 
 MACHINES = pathlib.Path(__file__).parents[1] / "machines"
 
@@ -46,19 +50,14 @@ RUNS = {
 }
 STAGES = 2
 
-
-def attention(module, query, key, value, mask, dropout=0.0, scaling=None, **_):
-    """Memory-efficient attention, named outright: on meta tensors torch would choose the one that stores all scores."""
-    groups = module.num_key_value_groups
-    if groups > 1:
-        key, value = (one.repeat_interleave(groups, dim=1) for one in (key, value))
-    output, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, None, query.requires_grad, dropout, True, scale=scaling
-    )
-    return output.transpose(1, 2), None
-
-
-ALL_ATTENTION_FUNCTIONS.register("tidelog", attention)
+# Never looked at while the policy was made: whole models on one GPU.
+Whole = namedtuple("Whole", "micro_batch micro_batches sequence")
+HELD_OUT = {
+    "gpt2-xl": Whole(8, 4, 1024),
+    "mixtral-like": Whole(4, 2, 2048),
+    "t5-large": Whole(16, 2, 1024),
+    "vit-huge": Whole(128, 2, 0),
+}
 
 
 class Stage(nn.Module):
@@ -82,22 +81,6 @@ class Stage(nn.Module):
         for layer in self.layers:
             hidden = layer(hidden, position_embeddings=rotary)
         return hidden if self.lm_head is None else self.lm_head(self.norm(hidden))
-
-
-class AdamW:
-    """One fused kernel per parameter, as the engine would split a fused step under a budget."""
-
-    def __init__(self, parameters):
-        self.parameters = list(parameters)
-        self.state = [(torch.zeros_like(p), torch.zeros_like(p), torch.zeros((), device="meta")) for p in self.parameters]
-
-    def step(self):
-        for parameter, (first, second, count) in zip(self.parameters, self.state):
-            torch._fused_adamw_(
-                [parameter], [parameter.grad], [first], [second], [], [count],
-                lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False,
-            )  # fmt: skip
-            parameter.grad = None
 
 
 class Step:
@@ -157,6 +140,13 @@ class Step:
                 self.recorder.send(inputs.grad)
 
 
+def record_whole(name, gpu):
+    run = HELD_OUT[name]
+    return models.record(
+        name, gpu, micro_batch=run.micro_batch, micro_batches=run.micro_batches, sequence=run.sequence
+    )
+
+
 def record(name, run, stage, gpu):
     config = LlamaConfig(**run.config, max_position_embeddings=run.sequence)
     config._attn_implementation = "tidelog"
@@ -172,7 +162,7 @@ def record(name, run, stage, gpu):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=pathlib.Path)
-    parser.add_argument("names", nargs="*", default=list(RUNS), help=", ".join(RUNS))
+    parser.add_argument("names", nargs="*", default=[*RUNS, *HELD_OUT], help=", ".join([*RUNS, *HELD_OUT]))
     parser.add_argument("--gpu", default="h100-nvl", help="a file of planner/machines, without .json")
     parser.add_argument("--stages", default="01", help="which stages: 0, 1 or 01")
     parser.add_argument("--again", action="store_true", help="also what is there already")
@@ -180,12 +170,14 @@ def main():
     gpu = Gpu.load(MACHINES / f"{arguments.gpu}.json")
     arguments.directory.mkdir(parents=True, exist_ok=True)
     for name in arguments.names:
-        for stage in map(int, arguments.stages):
-            path = arguments.directory / f"{name}-stage{stage}.json"
+        whole = name in HELD_OUT
+        for stage in [None] if whole else map(int, arguments.stages):
+            path = arguments.directory / (f"{name}.json" if whole else f"{name}-stage{stage}.json")
             if path.exists() and not arguments.again:
                 continue
             began = time.monotonic()
-            path.write_text(record(name, RUNS[name], stage, gpu).to_json(), encoding="utf-8")
+            recorder = record_whole(name, gpu) if whole else record(name, RUNS[name], stage, gpu)
+            path.write_text(recorder.to_json(), encoding="utf-8")
             print(f"{path}: {time.monotonic() - began:.1f} s")
 
 

@@ -6,6 +6,10 @@
 pub mod algorithm1;
 pub mod bound;
 pub mod cost;
+pub mod endurance;
+pub mod explain;
+pub mod export;
+pub mod hardware;
 pub mod lifetime;
 pub mod plan;
 pub mod report;

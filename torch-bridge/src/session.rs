@@ -32,6 +32,7 @@ use transfers::InFlight;
 
 pub(crate) use events::{Birth, Op};
 pub(crate) use open::{SessionConfig, open_pool};
+pub(crate) use planned::Policy;
 
 /// An open session.
 pub(crate) struct Session {
@@ -61,6 +62,7 @@ struct State {
     moving: u64,
     profile: Profile,
     planned: Option<Planned>,
+    policy: Policy,
     op: CurrentOp,
     waiting: Option<Waiting>,
     actions: Vec<Action>,

@@ -18,6 +18,9 @@ const STALL_HEIGHT: u64 = 10;
 const LANE_HEIGHT_MAX: u64 = 14;
 const LANES_HEIGHT_MAX: u64 = 120;
 
+/// At most this many lanes of transfers are drawn side by side.
+const LANES_MAX: usize = 24;
+
 /// Ends what [`open`] began.
 const CLOSE: &str = "</svg></div>";
 
@@ -156,7 +159,8 @@ fn lanes_panel(report: &Report, direction: Direction, label: &str, out: &mut Str
         .filter(|index| report.transfers[*index].direction == direction)
         .collect();
     let transfers: Vec<&TransferSpan> = indices.iter().map(|i| &report.transfers[*i]).collect();
-    let (lane_of, count) = lanes(&transfers);
+    let spans: Vec<_> = transfers.iter().map(|transfer| (transfer.begin, transfer.end)).collect();
+    let (lane_of, count) = lanes(&spans, LANES_MAX);
     let count = (count as u64).max(1);
     let lane_height = (LANES_HEIGHT_MAX / count).clamp(4, LANE_HEIGHT_MAX);
     let height = lane_height * count + 4;

@@ -8,8 +8,8 @@
 mod chart;
 mod data;
 mod page;
-mod sample;
-mod text;
+pub(crate) mod sample;
+pub mod text;
 
 use crate::plan::Target;
 use crate::trace::Kind;
@@ -54,6 +54,23 @@ pub struct Report {
     pub figures: Vec<(String, String)>,
     /// What the reader should know: said-once messages of the run.
     pub notices: Vec<String>,
+    /// The shortest step that any policy could reach, if it was computed.
+    pub bound: Option<Nanos>,
+    /// What smaller and smaller write budgets cost, the largest first; empty if nobody asked.
+    pub budgets: Vec<BudgetPoint>,
+}
+
+/// A write budget and what it costs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BudgetPoint {
+    /// Bytes that may be written in a day.
+    pub per_day: Bytes,
+    /// The step that keeps to it.
+    pub step: Nanos,
+    /// How much of that is a pause that only keeps to it.
+    pub pause: Nanos,
+    /// How long a drive lasts, in words.
+    pub lasts: String,
 }
 
 /// Memory from one moment on.

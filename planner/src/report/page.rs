@@ -55,6 +55,8 @@ pub(super) fn render(report: &Report) -> String {
             write!(out, "<p class=\"small\">The {left_out} smallest transfers are not drawn.</p>");
     }
     out.push_str("</section>\n<div class=\"columns\">");
+    times(report, &mut out);
+    budgets(report, &mut out);
     written(report, &mut out);
     figures(report, &mut out);
     out.push_str("</div>\n");
@@ -82,6 +84,9 @@ fn claim(report: &Report) -> String {
     if let Some(unlimited) = report.unlimited {
         let factor = text::factor(report.duration.0, unlimited.0);
         let _ = write!(claim, ", in <b>{factor}</b> the time");
+    }
+    if let Some(bound) = report.bound {
+        let _ = write!(claim, "; no plan can take less than {}", text::time(bound));
     }
     claim + "."
 }
@@ -140,6 +145,64 @@ fn legend(report: &Report, out: &mut String) {
     out.push_str("</ul>");
 }
 
+/// The step beside what it would take without a budget, and beside what no plan can beat.
+fn times(report: &Report, out: &mut String) {
+    let known = [("without a budget", report.unlimited), ("no plan is shorter", report.bound)];
+    if known.iter().all(|(_, time)| time.is_none()) {
+        return;
+    }
+    let step = ("this step", Some(report.duration));
+    let rows = known.into_iter().chain([step]).filter_map(|(name, time)| Some((name, time?)));
+    out.push_str("<section><h2>Time of a step</h2><table class=\"written\">");
+    for (name, time) in rows {
+        let class = if name == step.0 { "resident" } else { "moving" };
+        meter_row(out, [name, &text::time(time), ""], (class, time.0, report.duration.0));
+    }
+    out.push_str("</table></section>");
+}
+
+/// What smaller and smaller write budgets cost.
+fn budgets(report: &Report, out: &mut String) {
+    let Some(longest) = report.budgets.iter().map(|point| point.step.0).max() else { return };
+    out.push_str(
+        "<section><h2>What writing less would cost</h2><table class=\"written\"><thead><tr><th>written a day</th>\
+         <th class=\"number\">step</th><th class=\"number\">a drive lasts</th><th></th></tr></thead>",
+    );
+    for point in &report.budgets {
+        let terabytes = point.per_day.0 / 1_000_000_000_000;
+        let per_day = match terabytes {
+            0 => format!("{} GB", point.per_day.0 / 1_000_000_000),
+            _ => format!("{terabytes} TB"),
+        };
+        let step = text::time(point.step);
+        let bar = ("resident", point.step.0, longest);
+        meter_row(out, [&per_day, &step, &text::escape(&point.lasts)], bar);
+    }
+    out.push_str("</table>");
+    if report.budgets.iter().any(|point| point.pause.0 > 0) {
+        out.push_str(
+            "<p class=\"small\">Where no plan writes so little, the step includes a pause that keeps to the budget.</p>",
+        );
+    }
+    out.push_str("</section>");
+}
+
+/// A name, two figures, and a bar of this class, length and full length.
+fn meter_row(
+    out: &mut String,
+    [name, one, other]: [&str; 3],
+    (class, length, full): (&str, u64, u64),
+) {
+    let per_mille = (u128::from(length) * 1000 / u128::from(full.max(1))).min(1000);
+    let _ = write!(
+        out,
+        "<tr><th>{name}</th><td class=\"number\">{one}</td><td class=\"number\">{other}</td>\
+         <td class=\"meter\"><i class=\"{class}\" style=\"width:{}.{}%\"></i></td></tr>",
+        per_mille / 10,
+        per_mille % 10
+    );
+}
+
 fn written(report: &Report, out: &mut String) {
     let total: u64 = report.written.iter().map(|(_, bytes)| bytes.0).sum();
     let most = report.written.iter().map(|(_, bytes)| bytes.0).max().unwrap_or(0).max(1);
@@ -149,17 +212,10 @@ fn written(report: &Report, out: &mut String) {
     } else {
         out.push_str("<table class=\"written\">");
         for (kind, bytes) in &report.written {
-            let per_mille = u128::from(bytes.0) * 1000 / u128::from(most);
-            let _ = write!(
-                out,
-                "<tr><th>{kind}</th><td class=\"number\">{}</td><td class=\"number\">{}</td>\
-                 <td class=\"meter\"><i class=\"bar {}\" style=\"width:{}.{}%\"></i></td></tr>",
-                text::bytes(*bytes),
-                text::percent(bytes.0, total),
-                class_of(*kind),
-                per_mille / 10,
-                per_mille % 10
-            );
+            let name = kind.to_string();
+            let figures = [&name, &text::bytes(*bytes), &text::percent(bytes.0, total)];
+            let class = format!("bar {}", class_of(*kind));
+            meter_row(out, figures.map(String::as_str), (&class, bytes.0, most));
         }
         let _ = write!(
             out,

@@ -9,9 +9,6 @@ const SAMPLES_MAX: usize = 4000;
 /// The columns of the bandwidth picture.
 const BINS: u64 = 240;
 
-/// At most this many lanes of transfers are drawn side by side.
-const LANES_MAX: usize = 24;
-
 /// The samples to draw: all of them, or the highest of each column, so that no peak is lost.
 pub(super) fn thin(samples: &[MemorySample], duration: Nanos) -> Vec<MemorySample> {
     if samples.len() <= SAMPLES_MAX {
@@ -37,25 +34,25 @@ pub(super) fn thin(samples: &[MemorySample], duration: Nanos) -> Vec<MemorySampl
     columns
 }
 
-/// A lane for each transfer, so that no two in one lane overlap, and the number of lanes. What does
-/// not fit in the picture's lanes shares the one that is free the soonest.
-pub(super) fn lanes(transfers: &[&TransferSpan]) -> (Vec<usize>, usize) {
-    let mut order: Vec<usize> = (0..transfers.len()).collect();
-    order.sort_by_key(|index| (transfers[*index].begin, transfers[*index].end, *index));
+/// A lane for each span of time, so that no two in one lane overlap, and the number of lanes. What does
+/// not fit in `most` lanes shares the one that is free the soonest.
+pub(crate) fn lanes(spans: &[(Nanos, Nanos)], most: usize) -> (Vec<usize>, usize) {
+    let mut order: Vec<usize> = (0..spans.len()).collect();
+    order.sort_by_key(|index| (spans[*index], *index));
     let mut free_from: Vec<Nanos> = Vec::new();
-    let mut lane_of = vec![0; transfers.len()];
+    let mut lane_of = vec![0; spans.len()];
     for index in order {
-        let transfer = transfers[index];
-        let free = free_from.iter().position(|free| *free <= transfer.begin);
+        let (begin, end) = spans[index];
+        let free = free_from.iter().position(|free| *free <= begin);
         let lane = match free {
             Some(lane) => lane,
-            None if free_from.len() < LANES_MAX => {
+            None if free_from.len() < most => {
                 free_from.push(Nanos(0));
                 free_from.len() - 1
             }
-            None => (0..LANES_MAX).min_by_key(|lane| free_from[*lane]).unwrap_or(0),
+            None => (0..most).min_by_key(|lane| free_from[*lane]).unwrap_or(0),
         };
-        free_from[lane] = free_from[lane].max(transfer.end);
+        free_from[lane] = free_from[lane].max(end);
         lane_of[index] = lane;
     }
     (lane_of, free_from.len())
@@ -63,7 +60,7 @@ pub(super) fn lanes(transfers: &[&TransferSpan]) -> (Vec<usize>, usize) {
 
 /// Bytes per second in each of [`BINS`] equal columns, each transfer spread evenly over the time in
 /// which its bytes moved.
-pub(super) fn bandwidth(
+pub(crate) fn bandwidth(
     transfers: &[TransferSpan],
     direction: Direction,
     duration: Nanos,
@@ -150,8 +147,8 @@ mod tests {
     #[test]
     fn transfers_in_one_lane_do_not_overlap() {
         let spans: Vec<_> = (0..12).map(|i| transfer(i * 10, i * 10 + 25, 1)).collect();
-        let all: Vec<_> = spans.iter().collect();
-        let (lane_of, count) = lanes(&all);
+        let times: Vec<_> = spans.iter().map(|span| (span.begin, span.end)).collect();
+        let (lane_of, count) = lanes(&times, 24);
         assert_eq!(count, 3);
         for (a, first) in spans.iter().enumerate() {
             for (b, second) in spans.iter().enumerate().skip(a + 1) {

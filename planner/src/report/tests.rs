@@ -74,6 +74,30 @@ fn the_page_says_what_matters_first() {
 }
 
 #[test]
+fn the_bound_and_the_price_of_writing_less_stand_beside_the_step() {
+    let mut report = report();
+    assert!(!report.to_html().contains("no plan is shorter"));
+    report.bound = Some(Nanos(1_900_000));
+    let point = |terabytes: u64, step, pause| BudgetPoint {
+        per_day: Bytes(terabytes * 1_000_000_000_000),
+        step: Nanos(step),
+        pause: Nanos(pause),
+        lasts: "9 <days>".to_owned(),
+    };
+    report.budgets = vec![point(90, 2_000_000, 0), point(45, 4_000_000, 1_000_000)];
+    let html = report.to_html();
+    for said in [
+        "no plan can take less than 1.90 ms",
+        "<th>no plan is shorter</th><td class=\"number\">1.90 ms</td>",
+        "class=\"moving\" style=\"width:95.0%\"",
+        "<th>45 TB</th><td class=\"number\">4.00 ms</td><td class=\"number\">9 &lt;days&gt;</td>",
+        "includes a pause",
+    ] {
+        assert!(html.contains(said), "{said}");
+    }
+}
+
+#[test]
 fn the_page_needs_nothing_from_outside() {
     let html = report().to_html();
     for outside in ["http:", "https:", "src=", "@import", "url(//", "<link"] {

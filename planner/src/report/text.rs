@@ -21,7 +21,7 @@ pub(super) fn escape(text: &str) -> String {
 }
 
 /// Three significant digits: `1.23 ms`, `45.6 s`.
-pub(super) fn time(time: Nanos) -> String {
+pub fn time(time: Nanos) -> String {
     let (unit, name) = match time.0 {
         0 => return "0".to_owned(),
         1..1_000 => return format!("{} ns", time.0),
@@ -44,7 +44,7 @@ fn significant(amount: u64, unit: u64) -> String {
 }
 
 /// Decimal units, as drives are sold: `6.70 GB/s`.
-pub(super) fn rate(rate: Bandwidth) -> String {
+pub fn rate(rate: Bandwidth) -> String {
     let (unit, name) = match rate.0 {
         0..1_000 => return format!("{} B/s", rate.0),
         1_000..1_000_000 => (1_000, "kB/s"),
@@ -55,12 +55,12 @@ pub(super) fn rate(rate: Bandwidth) -> String {
 }
 
 /// Binary units without a needless `.0`: `20 GiB`, `1.5 KiB`.
-pub(super) fn bytes(bytes: Bytes) -> String {
+pub fn bytes(bytes: Bytes) -> String {
     bytes.to_string().replacen(".0 ", " ", 1)
 }
 
 /// `part` of `whole` in per cent, rounded.
-pub(super) fn percent(part: u64, whole: u64) -> String {
+pub fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "–".to_owned();
     }
@@ -73,7 +73,7 @@ pub(super) fn percent(part: u64, whole: u64) -> String {
 }
 
 /// `part / whole` as a factor: `1.07×`.
-pub(super) fn factor(part: u64, whole: u64) -> String {
+pub fn factor(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "–".to_owned();
     }
@@ -82,7 +82,7 @@ pub(super) fn factor(part: u64, whole: u64) -> String {
 }
 
 /// `1 stall`, `2 stalls`.
-pub(super) fn count(number: usize, noun: &str) -> String {
+pub fn count(number: usize, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {noun}{plural}")
 }

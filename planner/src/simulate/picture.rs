@@ -3,7 +3,7 @@
 use super::Simulation;
 use crate::cost::Machine;
 use crate::report::{Direction, Ending, OpSpan, Report, Stall, TransferSpan, Unmovable};
-use crate::trace::{Identity, Kind, PlanStorage, Trace};
+use crate::trace::{Kind, PlanStorage, Trace};
 use crate::units::{Bytes, Nanos};
 
 /// The report of a simulated iteration of `trace` on `machine`.
@@ -27,19 +27,7 @@ pub fn report(trace: &Trace, machine: &Machine, simulation: &Simulation) -> Repo
         clean_evictions: clean.clone().count() as u64,
         clean_bytes: Bytes(clean.map(|transfer| size(transfer.storage).0).sum()),
         unmovable: unmovable(trace),
-        figures: Vec::new(),
-        notices: Vec::new(),
-    }
-}
-
-/// What people call a storage: its name, or the op that made it.
-fn name(trace: &Trace, storage: PlanStorage) -> String {
-    match &trace.storage(storage).identity {
-        Identity::Output { op, slot } => {
-            let made_by = trace.ops.get(op.0 as usize).map_or("", |op| op.name.as_str());
-            format!("output {slot} of {made_by} (op {})", op.0)
-        }
-        named => named.to_string(),
+        ..Report::default()
     }
 }
 
@@ -56,7 +44,7 @@ fn transfers(trace: &Trace, simulation: &Simulation) -> Vec<TransferSpan> {
     let spans = simulation.transfers.iter().map(|transfer| {
         let storage = trace.storage(transfer.storage);
         TransferSpan {
-            name: name(trace, transfer.storage),
+            name: trace.label(transfer.storage),
             kind: storage.kind,
             bytes: storage.size,
             direction: transfer.direction,
@@ -76,7 +64,7 @@ fn stalls(trace: &Trace, simulation: &Simulation) -> Vec<Stall> {
         op: format!("{} (op {})", trace.ops[stall.op.0 as usize].name, stall.op.0),
         begin: stall.begin,
         end: Nanos(stall.begin.0 + stall.length.0),
-        waited_for: stall.waited_for.map_or_else(|| "room".to_owned(), |s| name(trace, s)),
+        waited_for: stall.waited_for.map_or_else(|| "room".to_owned(), |s| trace.label(s)),
     });
     stalls.collect()
 }
@@ -99,7 +87,7 @@ fn written(trace: &Trace, simulation: &Simulation) -> Vec<(Kind, Bytes)> {
 fn unmovable(trace: &Trace) -> Vec<Unmovable> {
     let fixed = trace.storages.iter().enumerate().filter(|(_, storage)| !storage.movable);
     let entries = fixed.map(|(index, storage)| Unmovable {
-        name: name(trace, PlanStorage(index as u32)),
+        name: trace.label(PlanStorage(index as u32)),
         bytes: storage.size,
         why: "its memory cannot be taken away and given back".to_owned(),
     });

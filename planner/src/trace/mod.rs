@@ -230,6 +230,17 @@ impl Trace {
         &self.storages[index.0 as usize]
     }
 
+    /// What people call a storage: its name, or the op that made it.
+    pub fn label(&self, storage: PlanStorage) -> String {
+        match &self.storage(storage).identity {
+            Identity::Output { op, slot } => {
+                let made_by = self.ops.get(op.0 as usize).map_or("", |op| op.name.as_str());
+                format!("output {slot} of {made_by} (op {})", op.0)
+            }
+            named => named.to_string(),
+        }
+    }
+
     /// The time of one iteration if nothing ever waits.
     pub fn duration(&self) -> Nanos {
         Nanos(self.ops.iter().map(|op| op.duration.0).sum())

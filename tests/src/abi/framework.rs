@@ -102,6 +102,7 @@ impl Framework {
             share: 0,
             buffered: 1,
             reactive: 0,
+            policy: 0,
         };
         let mut session = 0;
         // SAFETY: the options' texts are NUL-terminated and alive; the result is ours.

@@ -1,28 +1,48 @@
 //! The command line. Help and completions come from here.
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use std::path::PathBuf;
+use tidelog_planner::hardware::known_drives;
 
 const AFTER_HELP: &str = "\
-A trace is what one training step did: record one without hardware (planner/paper/record.py), or take the one that
-an offload block wrote. A machine is a JSON file:
+A trace is what one training step did: record one without its hardware (tidelog-plan record), or take the one that
+an offload block wrote. A machine is a JSON file; either what stands in the rack:
+  {\"gpus\": 2, \"memory\": 85899345920, \"verify\": 1000000000000,
+   \"drives\": {\"model\": \"990 PRO 2TB\", \"count\": 8, \"shared\": true},
+   \"pcie\": {\"read\": 55000000000, \"write\": 55000000000},
+   \"host\": {\"read\": 50000000000, \"write\": 50000000000, \"latency_ns\": 20000, \"memory\": 137438953472}}
+or, without \"drives\", what is left of it for one GPU:
   {\"budget\": 85899345920, \"staging\": 0, \"verify\": 1000000000000,
    \"ssd\": {\"read\": 16000000000, \"write\": 16000000000, \"latency_ns\": 80000}}
-in bytes, bytes per second and nanoseconds; \"host\" (read, write, latency_ns, memory) is optional.
+in bytes, bytes per second and nanoseconds; \"pcie\" and \"host\" are optional. docs/plan.md has every field.
 
 Exit codes:
   0   done
-  1   a file, a trace or a machine is not usable
+  1   a file is not readable, or not the trace, machine, plan or benchmark that it should be
+  2   the machine cannot run the trace
+  3   what was asked about is not in the trace
+  4   the recorder is not there, or failed
   64  the command line makes no sense
+  74  the output could not be written
 
 Examples:
+  tidelog-plan record gpt2-xl -o trace.json
+      a training step of a model, without its weights and its GPU
   tidelog-plan compare trace.json machine.json
       every policy beside the bound that none can beat
   tidelog-plan plan trace.json machine.json > plan.json
-  tidelog-plan report trace.json machine.json --plan plan.json > report.html";
+  tidelog-plan explain trace.json machine.json --plan plan.json
+      what the time went for, and what another SSD or more memory would bring
+  tidelog-plan explain trace.json machine.json --storage layers.3.mlp.up_proj.weight --op 912
+  tidelog-plan endurance trace.json machine.json
+      how long the drives last, and what a smaller write budget costs
+  tidelog-plan report trace.json machine.json > report.html
+  tidelog-plan export trace.json machine.json > step.json
+      for ui.perfetto.dev or chrome://tracing";
 
-/// Plans what leaves GPU memory and when, simulates plans, and compares policies with what is possible.
+/// Plans what leaves GPU memory and when, simulates plans, explains them, and compares policies with what is possible.
 #[derive(Debug, Parser)]
 #[command(name = "tidelog-plan", version, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
@@ -47,14 +67,24 @@ pub(crate) enum Output {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Record the trace of a training step without its hardware (needs a Python with torch)
+    Record(RecordArgs),
     /// Make a plan and write it to standard output, with what its simulation found
     Plan(PlanArgs),
-    /// Simulate one iteration in the steady state: under a plan, or on demand without one
-    Simulate(SimulateArgs),
+    /// Simulate one iteration in the steady state
+    Simulate(StepArgs),
     /// Every policy on one trace and machine, and the lower bound
     Compare(Inputs),
-    /// The HTML page of a simulation, to standard output; it needs no network
-    Report(SimulateArgs),
+    /// Why a tensor leaves, why a kernel waits, what other hardware would bring
+    Explain(ExplainArgs),
+    /// Terabytes a day, how long each drive lasts, and what writing less would cost
+    Endurance(EnduranceArgs),
+    /// The step as Chrome trace events, to standard output (ui.perfetto.dev opens them)
+    Export(StepArgs),
+    /// The HTML page of a step, to standard output; it needs no network
+    Report(ReportArgs),
+    /// A machine file from the JSON of tidelog-bench
+    Calibrate(CalibrateArgs),
     /// Completions for a shell, to standard output
     Completions {
         /// Which shell
@@ -71,6 +101,26 @@ pub(crate) struct Inputs {
     pub(crate) machine: PathBuf,
 }
 
+/// Where the plan comes from.
+#[derive(Debug, Args)]
+pub(crate) struct Source {
+    /// A plan file; without one a plan is made
+    #[arg(long, value_name = "FILE", conflicts_with = "policy")]
+    pub(crate) plan: Option<PathBuf>,
+    /// Who plans
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) policy: Policy,
+}
+
+/// A step to look at.
+#[derive(Debug, Args)]
+pub(crate) struct StepArgs {
+    #[command(flatten)]
+    pub(crate) inputs: Inputs,
+    #[command(flatten)]
+    pub(crate) source: Source,
+}
+
 /// What to plan, and how.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
@@ -79,6 +129,9 @@ pub(crate) struct PlanArgs {
     /// Who plans
     #[arg(long, value_enum, default_value_t)]
     pub(crate) policy: Policy,
+    /// Terabytes a day that the SSDs may take from one GPU: the fastest plan that keeps to it
+    #[arg(long, value_name = "TB")]
+    pub(crate) write_budget: Option<f64>,
 }
 
 /// Who plans.
@@ -93,16 +146,125 @@ pub(crate) enum Policy {
     Algorithm1Printed,
     /// TERAIO's algorithm 1, size x time
     Algorithm1Benefit,
+    /// No plan: the least recently used leaves on demand
+    Lru,
 }
 
-/// What to simulate.
+/// What to explain.
 #[derive(Debug, Args)]
-pub(crate) struct SimulateArgs {
+pub(crate) struct ExplainArgs {
     #[command(flatten)]
-    pub(crate) inputs: Inputs,
-    /// A plan file; without one the least recently used leaves on demand
+    pub(crate) step: StepArgs,
+    /// A tensor by its name or a part of it, or "output 0 of op 17"; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub(crate) storage: Vec<String>,
+    /// An op by its number in the trace; may be given several times
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) op: Vec<u32>,
+    /// How many SSDs the machine file's rates are of, where it does not say
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) drives: Option<u32>,
+    /// Memory that a change of the machine would add, in GiB
+    #[arg(long, value_name = "GIB", default_value_t = 64)]
+    pub(crate) memory: u64,
+    /// Leave out what other hardware would bring: each change is planned anew
     #[arg(long)]
-    pub(crate) plan: Option<PathBuf>,
+    pub(crate) no_what_if: bool,
+}
+
+/// Whose drives, and how they are worn.
+#[derive(Debug, Args)]
+pub(crate) struct EnduranceArgs {
+    #[command(flatten)]
+    pub(crate) step: StepArgs,
+    #[command(flatten)]
+    pub(crate) drives: DriveArgs,
+}
+
+/// Drives that the machine file does not name.
+#[derive(Debug, Args)]
+pub(crate) struct DriveArgs {
+    /// The drives, where the machine file does not name any
+    #[arg(long, value_name = "MODEL", value_parser = models())]
+    pub(crate) drive: Option<String>,
+    /// How many of them
+    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) count: u32,
+    /// Bytes that reach the drives for a hundred that the plan writes: checksums, and tensors that are moved to free
+    /// space (106 in a pool that is 80 % full)
+    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(100..))]
+    pub(crate) amplification: u32,
+}
+
+/// What the page shows.
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    #[command(flatten)]
+    pub(crate) step: StepArgs,
+    #[command(flatten)]
+    pub(crate) drives: DriveArgs,
+    /// Without the lower bound and what writing less would cost: both take many times the time of a plan
+    #[arg(long)]
+    pub(crate) quick: bool,
+}
+
+/// What was measured, and where it goes.
+#[derive(Debug, Args)]
+pub(crate) struct CalibrateArgs {
+    /// Outputs of tidelog-bench --output-format=json: reads alone, writes alone, any mixes
+    #[arg(required = true, value_name = "BENCH.json")]
+    pub(crate) runs: Vec<PathBuf>,
+    /// A machine file of the first kind to take the rest from; memory and rating stay as they are there
+    #[arg(long, value_name = "FILE")]
+    pub(crate) base: Option<PathBuf>,
+    /// The memory of each GPU in GiB, where there is no base
+    #[arg(long, value_name = "GIB", required_unless_present = "base")]
+    pub(crate) memory: Option<u64>,
+    /// What the drives are called: one of the list has its rating from there
+    #[arg(long, value_name = "MODEL", default_value = "measured")]
+    pub(crate) drive: String,
+    /// Where to write; standard output if it is not given
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output_file: Option<PathBuf>,
+}
+
+/// What to record.
+#[derive(Debug, Args)]
+pub(crate) struct RecordArgs {
+    /// A known model (gpt2-xl, mixtral-like, t5-large, vit-huge, llama3-8b, ...; `list` shows them), a transformers
+    /// configuration (config.json), or FILE.py:FUNCTION, a function that answers (model, inputs) on the meta device
+    pub(crate) model: String,
+    /// Where to write; standard output if it is not given
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output_file: Option<PathBuf>,
+    /// Whose kernels: a100, h100-nvl, h200, rtx-4090, or a file like those in planner/machines
+    #[arg(long, default_value = "h100-nvl")]
+    pub(crate) gpu: String,
+    /// Arithmetic: fp32, tf32, or bf16 under autocast
+    #[arg(long, default_value = "fp32", value_parser = ["fp32", "tf32", "bf16"])]
+    pub(crate) precision: String,
+    /// Samples in a micro-batch
+    #[arg(long, default_value_t = 4)]
+    pub(crate) micro_batch: u32,
+    /// Micro-batches in a step
+    #[arg(long, default_value_t = 1)]
+    pub(crate) micro_batches: u32,
+    /// Tokens in a sample
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) sequence: u32,
+    /// Save only the inputs of each layer and compute the rest again in the backward pass
+    #[arg(long)]
+    pub(crate) checkpointing: bool,
+    /// GPUs that average gradients with each other
+    #[arg(long, default_value_t = 1)]
+    pub(crate) data_parallel: u32,
+    /// The Python that has torch and the tidelog package
+    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+    pub(crate) python: PathBuf,
+}
+
+fn models() -> PossibleValuesParser {
+    PossibleValuesParser::new(known_drives().into_iter().map(|drive| drive.model))
 }
 
 #[cfg(test)]

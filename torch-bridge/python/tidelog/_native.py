@@ -50,6 +50,7 @@ class SessionOptions(ctypes.Structure):
         ("share", ctypes.c_uint32),
         ("buffered", ctypes.c_uint8),
         ("reactive", ctypes.c_uint8),
+        ("policy", ctypes.c_uint8),
     ]
 
 

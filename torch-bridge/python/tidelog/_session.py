@@ -54,10 +54,16 @@ def parse_bytes(value, what):
     return size
 
 
+# Their numbers in the C ABI.
+_POLICIES = {"auto": 0, "algorithm1": 1, "tidelog": 2}
+
+
 class Tide:
     """An open offload block. Made by `offload`."""
 
-    def __init__(self, model, optimizer, *, pool, memory, mode, mover, pool_size, staging, data_path, buffered, report):
+    def __init__(
+        self, model, optimizer, *, pool, memory, mode, policy, mover, pool_size, staging, data_path, buffered, report
+    ):
         self.budget = parse_bytes(memory, "memory")
         self.staging = (
             parse_bytes(staging, "staging")
@@ -66,6 +72,8 @@ class Tide:
         )
         if mode not in ("auto", "reactive"):
             raise _errors.Error(f"mode={mode!r}: expected 'auto' or 'reactive'.")
+        if policy not in _POLICIES:
+            raise _errors.Error(f"policy={policy!r}: expected one of {', '.join(map(repr, _POLICIES))}.")
         self.mode = mode
         self._mover = _movers.choose(mover)
         self._library = _native.load()
@@ -81,6 +89,7 @@ class Tide:
             share=0,
             buffered=bool(buffered),
             reactive=mode == "reactive",
+            policy=_POLICIES[policy],
         )
         self._handle = 0
         self._records = {}
@@ -783,6 +792,7 @@ def offload(
     pool,
     memory,
     mode="auto",
+    policy="auto",
     mover="auto",
     pool_size=None,
     staging=None,
@@ -798,6 +808,7 @@ def offload(
                       block devices. Striped over all of them. No redundancy: one lost device loses the pool.
     memory            the budget: bytes, or text such as "20GiB". Includes `staging`.
     mode              "auto" learns a step, then plans its migrations; "reactive" only reacts.
+    policy            who plans: "algorithm1" as published, "tidelog" the planner's own, "auto" the better one so far.
     mover             "auto", "resize" or "swap": how a storage loses its memory.
     pool_size         size of the pool where Tidelog makes its files; default: 8 times the tensors alive,
                       at least 1 GiB, at most half of the free space.
@@ -814,6 +825,7 @@ def offload(
         pool=pool,
         memory=memory,
         mode=mode,
+        policy=policy,
         mover=mover,
         pool_size=pool_size,
         staging=staging,

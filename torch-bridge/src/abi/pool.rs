@@ -14,7 +14,7 @@ use super::{
     options_argument, text_argument, write_result,
 };
 use crate::handles::Table;
-use crate::session::{SessionConfig, open_pool};
+use crate::session::{Policy, SessionConfig, open_pool};
 
 static POOLS: Table<Pool> = Table::new("pool");
 static TICKETS: Table<Ticket> = Table::new("ticket");
@@ -69,6 +69,7 @@ pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool:
             share: options.share,
             buffered: options.buffered != 0,
             reactive: true,
+            policy: Policy::default(),
         };
         let handle = POOLS.insert(open_pool(&config)?);
         // SAFETY: by this function's contract null or one u64 of the caller's.

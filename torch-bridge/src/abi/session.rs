@@ -8,7 +8,7 @@ use super::{
     text_argument, write_result, write_text,
 };
 use crate::handles::Table;
-use crate::session::{Birth, Op, Request, Session, SessionConfig};
+use crate::session::{Birth, Op, Policy, Request, Session, SessionConfig};
 
 static SESSIONS: Table<Session> = Table::new("session");
 
@@ -34,6 +34,8 @@ pub struct tide_session_options {
     pub buffered: u8,
     /// Non-zero never makes a plan.
     pub reactive: u8,
+    /// Who plans: 1 the published algorithm, 2 Tidelog's own; 0 leaves the choice to Tidelog.
+    pub policy: u8,
 }
 
 // SAFETY: numbers and pointers, of which any bytes are a value; `size` comes first.
@@ -114,6 +116,7 @@ pub unsafe extern "C" fn tide_session_open(
             share: options.share,
             buffered: options.buffered != 0,
             reactive: options.reactive != 0,
+            policy: Policy::numbered(options.policy)?,
         })?;
         let handle = SESSIONS.insert(opened);
         // SAFETY: by this function's contract null or one u64 of the caller's.

@@ -16,6 +16,7 @@ use tidelog_planner::units::Bytes;
 use super::events::BYTES_MAX;
 use super::figures::Figures;
 use super::history::History;
+use super::planned::Policy;
 use super::profile::Profile;
 use super::transfers::InFlight;
 use super::{CurrentOp, Session, State};
@@ -39,6 +40,7 @@ pub(crate) struct SessionConfig<'a> {
     pub(crate) share: u32,
     pub(crate) buffered: bool,
     pub(crate) reactive: bool,
+    pub(crate) policy: Policy,
 }
 
 impl Session {
@@ -223,6 +225,7 @@ impl State {
             moving: 0,
             profile: Profile::new(!config.reactive),
             planned: None,
+            policy: config.policy,
             op: CurrentOp::default(),
             waiting: None,
             actions: Vec::new(),

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tidelog_planner::algorithm1::{Options, algorithm1};
+use tidelog_planner::algorithm1::{self, algorithm1};
 use tidelog_planner::cost::{Machine, SsdLink};
 use tidelog_planner::plan::{Plan, compile};
 use tidelog_planner::residency::Progress;
+use tidelog_planner::simulate::SimulateError;
+use tidelog_planner::tidelog::{self, tidelog};
 use tidelog_planner::trace::{Kind, Trace};
 use tidelog_planner::units::{Bandwidth, Nanos, OpIndex};
 
@@ -20,6 +22,39 @@ const SSD_BANDWIDTH_DEFAULT: Bandwidth = Bandwidth(1_000_000_000);
 const TRANSFER_LATENCY: Nanos = Nanos(200_000);
 /// One core comparing checksums.
 const VERIFY_BANDWIDTH: Bandwidth = Bandwidth(8_000_000_000);
+
+/// Who makes the plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Policy {
+    /// TERAIO's algorithm, with clean drops.
+    #[default]
+    Algorithm1,
+    /// The planner's own, simulated on what the devices were measured to do.
+    Tidelog,
+}
+
+impl Policy {
+    /// What the ABI's number means.
+    pub(crate) fn numbered(number: u8) -> Result<Self, Failure> {
+        match number {
+            0 => Ok(Self::default()),
+            1 => Ok(Self::Algorithm1),
+            2 => Ok(Self::Tidelog),
+            _ => Err(Failure::invalid(format!("policy {number}: expected 0, 1 or 2"))),
+        }
+    }
+
+    fn plan(self, trace: &Trace, machine: &Machine) -> Result<Plan, SimulateError> {
+        match self {
+            Self::Algorithm1 => Ok(algorithm1(
+                trace,
+                machine,
+                algorithm1::Options { clean_drop: true, unused: true, ..Default::default() },
+            )),
+            Self::Tidelog => Ok(tidelog(trace, machine, tidelog::Options::default())?.0),
+        }
+    }
+}
 
 /// The plan that the session follows.
 pub(super) struct Planned {
@@ -113,13 +148,12 @@ impl State {
             host: None,
             verify: VERIFY_BANDWIDTH,
         };
-        let plan = algorithm1(
-            &trace,
-            &machine,
-            Options { clean_drop: true, unused: true, ..Options::default() },
-        );
-        let schedule = match compile(&plan, &trace) {
-            Ok(schedule) => schedule,
+        let made = self.policy.plan(&trace, &machine).and_then(|plan| {
+            let schedule = compile(&plan, &trace)?;
+            Ok((plan, schedule))
+        });
+        let (plan, schedule) = match made {
+            Ok(made) => made,
             Err(error) => {
                 self.notices.push(format!("no plan: {error}; going on reactively"));
                 self.profile.recording = false;

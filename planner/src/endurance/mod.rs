@@ -1,0 +1,208 @@
+//! What a plan does to the drives, before the first byte is written: terabytes per day, how long each
+//! drive lasts, and what writing less would cost in speed.
+
+use crate::cost::Machine;
+use crate::hardware::{Hardware, Planner};
+use crate::plan::Plan;
+use crate::simulate::{Policy, SimulateError, Simulation, simulate};
+use crate::trace::Trace;
+use crate::units::{Bandwidth, Bytes, Nanos};
+use serde::Serialize;
+
+const DAY: u128 = 86_400 * 1_000_000_000;
+
+/// Write rates that plans are made for, as parts of what the plan without a budget writes per second, in
+/// per cent. The first lets it write in bursts.
+const RATES_PERCENT: [u64; 7] = [300, 150, 100, 70, 50, 35, 25];
+
+/// Budgets on the curve, as parts of what the plan without a budget writes per day, in per cent.
+const BUDGETS_PERCENT: [u64; 8] = [100, 90, 80, 65, 50, 40, 30, 20];
+
+/// The drives that take the writes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Wearing {
+    /// What they are called.
+    pub model: String,
+    /// How many share the bytes.
+    pub drives: u32,
+    /// GPUs that write to them.
+    pub writers: u32,
+    /// Bytes that one holds, if known.
+    pub capacity: Option<Bytes>,
+    /// Bytes that may be written to one in all, if known.
+    pub endurance: Option<Bytes>,
+    /// Bytes written to the drives for a hundred that the plan writes.
+    pub amplification_percent: u32,
+}
+
+/// What a step, repeated day and night, does to them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Wear {
+    /// The length of a step.
+    #[serde(rename = "step_ns")]
+    pub step: Nanos,
+    /// Bytes that one GPU's plan writes in a step.
+    pub written_per_step: Bytes,
+    /// Bytes that reach all the drives in a day.
+    pub written_per_day: Bytes,
+    /// Bytes that reach one drive in a day.
+    pub written_per_day_and_drive: Bytes,
+    /// How often that fills a drive, in thousandths a day.
+    pub drive_writes_per_day_per_mille: Option<u64>,
+    /// Hours until a drive's rating is used up.
+    pub lifetime_hours: Option<u64>,
+    /// Steps until then: a training run either needs more of them or it does not, however fast it is.
+    pub lifetime_steps: Option<u64>,
+}
+
+/// A way to run the step.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// The plan.
+    pub plan: Plan,
+    /// Its step on the machine as it is.
+    pub simulation: Simulation,
+}
+
+/// The best that can be done under a budget with the choices there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Point {
+    /// Bytes per day that one GPU may write.
+    pub budget_per_day: Bytes,
+    /// The length of a step.
+    #[serde(rename = "step_ns")]
+    pub step: Nanos,
+    /// How much of it is a pause that only keeps to the budget.
+    #[serde(rename = "pause_ns")]
+    pub pause: Nanos,
+    /// Bytes written in a step.
+    pub written_per_step: Bytes,
+    /// Which choice.
+    pub choice: usize,
+}
+
+impl Wearing {
+    /// The drives of a machine.
+    pub fn of(hardware: &Hardware, amplification_percent: u32) -> Self {
+        let drive = hardware.drives.drive().ok();
+        Self {
+            model: hardware.drives.model.clone(),
+            drives: hardware.drives.count,
+            writers: hardware.writers(),
+            capacity: drive.as_ref().and_then(|drive| drive.capacity),
+            endurance: drive.as_ref().and_then(|drive| drive.endurance),
+            amplification_percent,
+        }
+    }
+
+    /// What a step of this length that writes so much does to them.
+    pub fn wear(&self, step: Nanos, written: Bytes) -> Wear {
+        let per_step = u128::from(written.0)
+            * u128::from(self.writers)
+            * u128::from(self.amplification_percent)
+            / 100;
+        let per_day = per_step * DAY / u128::from(step.0.max(1));
+        let per_drive = per_day / u128::from(self.drives.max(1));
+        let divided = |amount: u128, by: u128| (by > 0).then(|| whole(amount / by));
+        let of_rating = |amount: u128, by: u128| {
+            divided(u128::from(self.endurance?.0) * u128::from(self.drives) * amount, by)
+        };
+        Wear {
+            step,
+            written_per_step: written,
+            written_per_day: Bytes(whole(per_day)),
+            written_per_day_and_drive: Bytes(whole(per_drive)),
+            drive_writes_per_day_per_mille: self
+                .capacity
+                .and_then(|capacity| divided(per_drive * 1000, u128::from(capacity.0))),
+            lifetime_hours: of_rating(24, per_day),
+            lifetime_steps: of_rating(1, per_step),
+        }
+    }
+}
+
+/// Bytes per day that a choice writes, if nothing pauses.
+fn per_day(simulation: &Simulation) -> u128 {
+    u128::from(simulation.bytes.ssd_written.0) * DAY / u128::from(simulation.time.0.max(1))
+}
+
+/// Plans for less and less writing, and keeps those that no other beats in both time and bytes, fastest
+/// first. `known` are the plans there are already, the one without a budget first.
+///
+/// A plan that may write little is one for SSDs that write slowly: the planner then keeps what would have to
+/// be written and drops what need not. It is simulated on the machine as it is.
+///
+/// # Errors
+/// If a step cannot be simulated for another reason than a lack of memory.
+pub fn choices(
+    trace: &Trace,
+    machine: &Machine,
+    known: Vec<Choice>,
+    planner: Planner<'_>,
+) -> Result<Vec<Choice>, SimulateError> {
+    let rate = known.first().map_or(0, |first| per_day(&first.simulation) * 1_000_000_000 / DAY);
+    let mut found = known;
+    for percent in RATES_PERCENT.into_iter().filter(|_| rate > 0) {
+        let slower = Bandwidth(whole((rate * u128::from(percent) / 100).max(1)));
+        if slower >= machine.ssd.write {
+            continue;
+        }
+        let mut throttled = *machine;
+        throttled.ssd.write = slower;
+        let mut plan = match planner(trace, &throttled) {
+            Ok((plan, _)) => plan,
+            Err(SimulateError::Refused { .. }) => continue,
+            Err(other) => return Err(other),
+        };
+        plan.machine = *machine;
+        let simulation = simulate(trace, machine, Policy::Planned(&plan))?;
+        plan.expects = simulation.expectation(&plan.expects);
+        found.push(Choice { plan, simulation });
+    }
+    found.sort_by_key(|choice| (choice.simulation.time, choice.simulation.bytes.ssd_written));
+    let mut least = None;
+    found.retain(|choice| {
+        let written = choice.simulation.bytes.ssd_written;
+        let better = least.is_none_or(|least| written < least);
+        least = Some(least.map_or(written, |least| written.min(least)));
+        better
+    });
+    Ok(found)
+}
+
+/// The fastest way to keep to a budget: a choice that does, or one that pauses between steps until it does.
+pub fn under_budget(choices: &[Choice], budget_per_day: Bytes) -> Option<Point> {
+    let point = |(choice, one): (usize, &Choice)| {
+        let written = one.simulation.bytes.ssd_written;
+        let paced = (u128::from(written.0) * DAY).div_ceil(u128::from(budget_per_day.0.max(1)));
+        let step = one.simulation.time.max(Nanos(whole(paced)));
+        Point {
+            budget_per_day,
+            step,
+            pause: Nanos(step.0 - one.simulation.time.0),
+            written_per_step: written,
+            choice,
+        }
+    };
+    choices.iter().enumerate().map(point).min_by_key(|point| (point.step, point.written_per_step))
+}
+
+/// What smaller and smaller budgets cost, from what the fastest choice writes down to a fifth of it.
+pub fn curve(choices: &[Choice]) -> Vec<Point> {
+    let Some(fastest) = choices.first() else { return Vec::new() };
+    let all = per_day(&fastest.simulation);
+    let budgets = BUDGETS_PERCENT.into_iter().filter(|_| all > 0);
+    budgets
+        .filter_map(|percent| {
+            let budget = if percent == 100 { all + 1 } else { all * u128::from(percent) / 100 };
+            under_budget(choices, Bytes(whole(budget)))
+        })
+        .collect()
+}
+
+fn whole(amount: u128) -> u64 {
+    u64::try_from(amount).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

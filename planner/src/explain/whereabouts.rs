@@ -1,0 +1,44 @@
+//! Who was out when, read off the transfers of a step in the steady state.
+
+use super::{Case, has_ended};
+use crate::report::Direction;
+use crate::trace::{Identity, PlanStorage};
+use crate::units::Nanos;
+
+/// Per storage the moments at which its memory went (true) or was taken again (false).
+pub(super) struct Whereabouts {
+    changes: Vec<Vec<(Nanos, bool)>>,
+    global: Vec<bool>,
+}
+
+impl Whereabouts {
+    pub(super) fn of(case: &Case<'_>) -> Self {
+        let storages = &case.trace.storages;
+        let mut changes = vec![Vec::new(); storages.len()];
+        for transfer in case.simulation.transfers.iter().filter(|t| has_ended(t)) {
+            let change = match transfer.direction {
+                Direction::Out => (transfer.end, true),
+                Direction::In => (transfer.begin, false),
+            };
+            changes[transfer.storage.0 as usize].push(change);
+        }
+        for of_storage in &mut changes {
+            of_storage.sort_unstable();
+        }
+        let is_global =
+            |storage: &crate::trace::Storage| matches!(storage.identity, Identity::Name(_));
+        Self { changes, global: storages.iter().map(is_global).collect() }
+    }
+
+    /// Whether a storage has no memory at a moment. What a global did last in a step it is still
+    /// doing when the next one begins.
+    pub(super) fn is_out(&self, storage: PlanStorage, at: Nanos) -> bool {
+        let index = storage.0 as usize;
+        let changes = &self.changes[index];
+        let before = changes.partition_point(|(time, _)| *time <= at);
+        match before.checked_sub(1) {
+            Some(last) => changes[last].1,
+            None => self.global[index] && changes.last().is_some_and(|(_, out)| *out),
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! `calibrate`: what was measured becomes a machine.
+
+use crate::cli::CalibrateArgs;
+use crate::failure::Failure;
+use crate::inputs::{read_machine, text_of};
+use tidelog_planner::hardware::{Hardware, Mix, calibrate::drives};
+use tidelog_planner::units::{Bandwidth, Bytes};
+
+/// Memory against checksums, until somebody measures it: one core's.
+const VERIFY: Bandwidth = Bandwidth(8_000_000_000);
+
+pub(crate) fn calibrate(arguments: &CalibrateArgs) -> Result<String, Failure> {
+    let runs = arguments.runs.iter().map(|path| text_of(path)).collect::<Result<Vec<_>, _>>()?;
+    let runs: Vec<&str> = runs.iter().map(String::as_str).collect();
+    let files: Vec<String> = arguments.runs.iter().map(|path| path.display().to_string()).collect();
+    let measured = drives(&arguments.drive, &runs)
+        .map_err(|source| Failure::Calibrate { file: files.join(", "), source })?;
+    let hardware = match &arguments.base {
+        Some(path) => {
+            let base = read_machine(path)?.hardware.ok_or_else(|| {
+                let file = path.display();
+                Failure::Usage(format!(
+                    "{file} describes no drives: --base wants a machine with \"drives\""
+                ))
+            })?;
+            base.with_measured(measured)
+        }
+        None => Hardware {
+            name: String::new(),
+            gpus: 1,
+            memory: Bytes(arguments.memory.unwrap_or(0) << 30),
+            staging: Bytes(0),
+            verify: VERIFY,
+            drives: measured,
+            pcie: None,
+            host: None,
+        },
+    };
+    // What nobody could plan for is not written.
+    hardware.machine(Mix::default())?;
+    let text =
+        serde_json::to_string_pretty(&hardware).expect("names and numbers always serialize") + "\n";
+    super::write_or_print(arguments.output_file.as_deref(), text)
+}

@@ -1,0 +1,140 @@
+//! `explain`: why, and what if.
+
+use crate::cli::{ExplainArgs, Output};
+use crate::failure::Failure;
+use crate::inputs::{Step, simulator};
+use serde_json::json;
+use std::fmt::Write;
+use tidelog_planner::explain::{Change, OpAnswer, StorageAnswer, WhatIf, find, what_if};
+use tidelog_planner::report::text::{factor, time};
+use tidelog_planner::trace::{PlanStorage, Trace};
+use tidelog_planner::units::{Bytes, OpIndex};
+
+/// Without a question the longest waits and the most written storages are explained: so many of each.
+const SHOWN: usize = 3;
+/// Of several storages that a name can mean, so many are listed.
+const LISTED: usize = 10;
+
+pub(crate) fn explain(arguments: &ExplainArgs, output: Output) -> Result<String, Failure> {
+    let step = Step::read(&arguments.step.inputs, &arguments.step.source)?;
+    let case = step.case();
+    let asked = !arguments.storage.is_empty() || !arguments.op.is_empty();
+    let storages: Vec<PlanStorage> = if asked {
+        let found = arguments.storage.iter().map(|text| one_of(&step.trace, text));
+        found.collect::<Result<_, _>>()?
+    } else {
+        case.most_written().into_iter().take(SHOWN).map(|(storage, _)| storage).collect()
+    };
+    let ops = if asked {
+        let found = arguments.op.iter().map(|number| op_of(&step.trace, *number));
+        found.collect::<Result<_, _>>()?
+    } else {
+        case.longest_waits().into_iter().take(SHOWN).collect::<Vec<OpIndex>>()
+    };
+    let storages = storages
+        .into_iter()
+        .map(|storage| case.storage(storage))
+        .collect::<Result<Vec<StorageAnswer>, _>>()?;
+    let ops: Vec<OpAnswer> = ops.into_iter().map(|op| case.op(op)).collect();
+    let changes =
+        if asked || arguments.no_what_if { Vec::new() } else { changes(&step, arguments) };
+    let found = what_if(&step.trace, &step.machine, &changes, &simulator(step.policy))?;
+    if output == Output::Json {
+        let answer = json!({
+            "trace": step.trace.name,
+            "policy": step.simulation.policy,
+            "time_ns": step.simulation.time,
+            "ideal_ns": step.trace.duration(),
+            "stall_ns": step.simulation.stall_time(),
+            "bytes": step.simulation.bytes,
+            "waited": case.waited(),
+            "ops": ops,
+            "storages": storages,
+            "what_if": found,
+        });
+        return Ok(format!("{answer:#}\n"));
+    }
+    let mut text = String::new();
+    if !asked {
+        overview(&step, &mut text);
+    }
+    for (title, answers) in [
+        ("The longest waits\n", ops.iter().map(ToString::to_string).collect::<Vec<_>>()),
+        ("What is written most\n", storages.iter().map(ToString::to_string).collect()),
+    ] {
+        if !asked && !answers.is_empty() {
+            text += title;
+        }
+        for answer in answers {
+            let _ = writeln!(text, "{answer}");
+        }
+    }
+    if !found.is_empty() {
+        text += "With other hardware, planned and simulated anew\n";
+        text += &found.iter().map(|one| changed(&step, one)).collect::<String>();
+    }
+    Ok(text)
+}
+
+fn overview(step: &Step, text: &mut String) {
+    let (length, ideal) = (step.simulation.time, step.trace.duration());
+    let stall = step.simulation.stall_time();
+    let _ = writeln!(
+        text,
+        "{}, {}: a step of {}, {} of the time without a budget; {} of it ops wait",
+        step.trace.name,
+        step.simulation.policy,
+        time(length),
+        factor(length.0, ideal.0),
+        time(stall)
+    );
+    let _ = writeln!(text, "{}", step.case().waited());
+}
+
+fn changed(step: &Step, what: &WhatIf) -> String {
+    let now = step.simulation.time.0;
+    let against = what
+        .time
+        .map_or_else(String::new, |then| format!(", {} of the step as it is", factor(then.0, now)));
+    format!("  {what}{against}\n")
+}
+
+/// The changes that the machine allows: one SSD more and twice as many, more memory of each kind.
+fn changes(step: &Step, arguments: &ExplainArgs) -> Vec<Change> {
+    let known = step.hardware.as_ref().map(|hardware| hardware.drives.count);
+    let drives = arguments.drives.or(known);
+    let more = Bytes(arguments.memory << 30);
+    let ssds = drives.into_iter().flat_map(|present| {
+        let mut wanted = vec![present + 1, 2 * present];
+        wanted.dedup();
+        wanted.into_iter().map(move |wanted| Change::Ssds { present, wanted })
+    });
+    ssds.chain([Change::Memory(more), Change::HostMemory(more)]).collect()
+}
+
+fn one_of(trace: &Trace, text: &str) -> Result<PlanStorage, Failure> {
+    match find(trace, text).as_slice() {
+        [one] => Ok(*one),
+        [] => Err(Failure::NotFound(format!(
+            "no storage of the trace is called {text:?}, or a part of it"
+        ))),
+        several => {
+            let names = several.iter().take(LISTED).map(|storage| trace.label(*storage));
+            let more = several.len().saturating_sub(LISTED);
+            let rest = if more > 0 { format!("\n  and {more} more") } else { String::new() };
+            Err(Failure::NotFound(format!(
+                "{text:?} can mean {} storages:\n  {}{rest}",
+                several.len(),
+                names.collect::<Vec<_>>().join("\n  ")
+            )))
+        }
+    }
+}
+
+fn op_of(trace: &Trace, number: u32) -> Result<OpIndex, Failure> {
+    if (number as usize) < trace.ops.len() {
+        return Ok(OpIndex(number));
+    }
+    let last = trace.ops.len() - 1;
+    Err(Failure::NotFound(format!("there is no op {number}: the trace has ops 0 to {last}")))
+}

@@ -1,0 +1,119 @@
+//! The commands: each reads, asks the planner, and answers the text to print.
+
+mod calibrate;
+mod endurance;
+mod explain;
+mod record;
+mod table;
+
+use crate::cli::{Inputs, Output, PlanArgs, Policy, ReportArgs, StepArgs};
+use crate::failure::Failure;
+use crate::inputs::{PLANNERS, Step, planner, read};
+use serde_json::{Value, json};
+use tidelog_planner::bound::{Effort, lower_bound};
+use tidelog_planner::export::chrome_trace;
+use tidelog_planner::plan::Plan;
+use tidelog_planner::simulate::{self, Simulation};
+use tidelog_planner::trace::Trace;
+use tidelog_planner::units::{Bytes, Nanos};
+
+pub(crate) use calibrate::calibrate;
+pub(crate) use endurance::endurance;
+pub(crate) use explain::explain;
+pub(crate) use record::record;
+
+pub(crate) fn plan(arguments: &PlanArgs) -> Result<String, Failure> {
+    if arguments.policy == Policy::Lru {
+        return Err(Failure::Usage("policy lru makes no plan; see --help".to_owned()));
+    }
+    let source = crate::cli::Source { plan: None, policy: arguments.policy };
+    let step = Step::read(&arguments.inputs, &source)?;
+    match arguments.write_budget {
+        Some(terabytes) => endurance::plan_under(&step, terabytes),
+        None => Ok(step.plan.as_ref().map(Plan::to_json).unwrap_or_default()),
+    }
+}
+
+pub(crate) fn simulate(arguments: &StepArgs, output: Output) -> Result<String, Failure> {
+    let step = Step::read(&arguments.inputs, &arguments.source)?;
+    Ok(written(output, &[row(&step.simulation.policy, &step.trace, &step.simulation)]))
+}
+
+pub(crate) fn compare(inputs: &Inputs, output: Output) -> Result<String, Failure> {
+    let (trace, file) = read(inputs)?;
+    let machine = file.machine;
+    let bound = lower_bound(&trace, &machine, Effort::default()).time;
+    let of_ideal = percent_of_ideal(&trace, bound);
+    let mut rows =
+        vec![json!({"policy": "lower bound", "time_ns": bound, "percent_of_ideal": of_ideal})];
+    let reactive = simulate::simulate(&trace, &machine, simulate::Policy::Lru)?;
+    rows.push(row("lru", &trace, &reactive));
+    for (name, policy) in PLANNERS {
+        rows.push(row(name, &trace, &planner(policy)(&trace, &machine)?.1));
+    }
+    Ok(written(output, &rows))
+}
+
+pub(crate) fn export(arguments: &StepArgs) -> Result<String, Failure> {
+    let step = Step::read(&arguments.inputs, &arguments.source)?;
+    Ok(chrome_trace(&simulate::report(&step.trace, &step.machine, &step.simulation)))
+}
+
+/// For a page: close enough to show where the limit lies; `compare` searches longer.
+const EFFORT_OF_A_PAGE: Effort = Effort { instants: 150, steps: 150 };
+
+pub(crate) fn report(arguments: &ReportArgs) -> Result<String, Failure> {
+    let step = Step::read(&arguments.step.inputs, &arguments.step.source)?;
+    let mut report = simulate::report(&step.trace, &step.machine, &step.simulation);
+    if !arguments.quick {
+        report.bound = Some(lower_bound(&step.trace, &step.machine, EFFORT_OF_A_PAGE).time);
+    }
+    endurance::draw(&step, arguments, &mut report)?;
+    Ok(report.to_html())
+}
+
+#[allow(clippy::cast_precision_loss, reason = "for people")]
+fn percent_of_ideal(trace: &Trace, time: Nanos) -> f64 {
+    (1000.0 * trace.duration().0 as f64 / time.0.max(1) as f64).round() / 10.0
+}
+
+fn row(name: &str, trace: &Trace, simulation: &Simulation) -> Value {
+    json!({
+        "policy": name,
+        "time_ns": simulation.time,
+        "percent_of_ideal": percent_of_ideal(trace, simulation.time),
+        "stall_ns": simulation.stall_time(),
+        "stalled_ops": simulation.stalls.len(),
+        "peak": simulation.peak,
+        "ssd_written": simulation.bytes.ssd_written,
+        "ssd_read": simulation.bytes.ssd_read,
+        "host_written": simulation.bytes.host_written,
+        "host_read": simulation.bytes.host_read,
+    })
+}
+
+fn written(output: Output, rows: &[Value]) -> String {
+    match output {
+        Output::Json => format!("{:#}\n", Value::from(rows.to_vec())),
+        Output::Text => rows.iter().map(line).collect(),
+    }
+}
+
+fn line(row: &Value) -> String {
+    let bytes = |key: &str| row[key].as_u64().map(|bytes| Bytes(bytes).to_string());
+    let moved = bytes("ssd_written").zip(bytes("ssd_read")).map_or(String::new(), |(out, back)| {
+        format!(", {out} written, {back} read, {} ops waited", row["stalled_ops"])
+    });
+    let name = row["policy"].as_str().unwrap_or_default();
+    let milliseconds = row["time_ns"].as_u64().unwrap_or_default() / 1_000_000;
+    format!("{name:24} {milliseconds:>9} ms, {} % of ideal{moved}\n", row["percent_of_ideal"])
+}
+
+/// Writes to a file, and prints nothing, where one is named.
+fn write_or_print(path: Option<&std::path::Path>, text: String) -> Result<String, Failure> {
+    let Some(path) = path else { return Ok(text) };
+    match std::fs::write(path, text) {
+        Ok(()) => Ok(String::new()),
+        Err(error) => Err(Failure::Write { file: path.display().to_string(), source: error }),
+    }
+}

@@ -1,0 +1,88 @@
+//! `record`: the recorder is Python, because the model is.
+
+use crate::cli::RecordArgs;
+use crate::failure::Failure;
+use crate::inputs::text_of;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// The GPUs that need only be named.
+const GPUS: [(&str, &str); 4] = [
+    ("a100", include_str!("../../../../planner/machines/a100.json")),
+    ("h100-nvl", include_str!("../../../../planner/machines/h100-nvl.json")),
+    ("h200", include_str!("../../../../planner/machines/h200.json")),
+    ("rtx-4090", include_str!("../../../../planner/machines/rtx-4090.json")),
+];
+
+/// Says which of what it needs a Python lacks.
+const PROBE: &str = "import importlib.util as u\n\
+                     print(' '.join(n for n in ('torch', 'tidelog') if u.find_spec(n) is None))";
+
+pub(crate) fn record(arguments: &RecordArgs) -> Result<String, Failure> {
+    let gpu = match GPUS.iter().find(|(name, _)| *name == arguments.gpu) {
+        Some((_, text)) => (*text).to_owned(),
+        None => text_of(Path::new(&arguments.gpu))?,
+    };
+    probe(&arguments.python)?;
+    let mut command = Command::new(&arguments.python);
+    command.args(["-m", "tidelog.models", &arguments.model, "--gpu", &gpu]);
+    command.args(["--precision", &arguments.precision]);
+    for (option, number) in [
+        ("--micro-batch", arguments.micro_batch),
+        ("--micro-batches", arguments.micro_batches),
+        ("--sequence", arguments.sequence),
+        ("--data-parallel", arguments.data_parallel),
+    ] {
+        command.args([option, &number.to_string()]);
+    }
+    if arguments.checkpointing {
+        command.arg("--checkpointing");
+    }
+    let done = command
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| not_there(&arguments.python, &error))?;
+    if !done.status.success() {
+        return Err(Failure::Recorder(format!(
+            "the recorder ended with {}; what it said stands above",
+            done.status
+        )));
+    }
+    let text = String::from_utf8(done.stdout).map_err(|_| {
+        Failure::Recorder("the recorder wrote something that is not text".to_owned())
+    })?;
+    super::write_or_print(arguments.output_file.as_deref(), text)
+}
+
+fn probe(python: &Path) -> Result<(), Failure> {
+    let found = Command::new(python).args(["-c", PROBE]).output();
+    let found = found.map_err(|error| not_there(python, &error))?;
+    if !found.status.success() {
+        let said = String::from_utf8_lossy(&found.stderr);
+        return Err(Failure::Recorder(format!(
+            "{} does not run: {}",
+            python.display(),
+            said.trim()
+        )));
+    }
+    let missing = String::from_utf8_lossy(&found.stdout).trim().to_owned();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let mut what = Vec::new();
+    if missing.contains("torch") {
+        what.push("PyTorch (`pip install torch transformers`; the CPU build will do)");
+    }
+    if missing.contains("tidelog") {
+        what.push("the tidelog package (put Tidelog's torch-bridge/python on PYTHONPATH)");
+    }
+    Err(Failure::Recorder(format!(
+        "{} lacks {}; --python names another one, such as the .venv/bin/python that `make setup` makes",
+        python.display(),
+        what.join(" and ")
+    )))
+}
+
+fn not_there(python: &Path, error: &std::io::Error) -> Failure {
+    Failure::Recorder(format!("{}: {error}; --python names the Python to use", python.display()))
+}

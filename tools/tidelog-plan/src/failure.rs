@@ -1,0 +1,88 @@
+//! Why nothing came out, and the exit code that says so.
+
+use std::process::ExitCode;
+use tidelog_planner::hardware::calibrate::CalibrateError;
+use tidelog_planner::hardware::{HardwareError, SettleError};
+use tidelog_planner::plan::PlanError;
+use tidelog_planner::simulate::SimulateError;
+use tidelog_planner::trace::TraceError;
+
+/// The exit codes; `--help` lists them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// A file is not readable, or not what it should be.
+    Unusable = 1,
+    /// The machine cannot run the trace.
+    DoesNotRun = 2,
+    /// What was asked about is not there.
+    NotFound = 3,
+    /// The recorder is not there, or failed.
+    Recorder = 4,
+    /// The command line makes no sense (`EX_USAGE`).
+    Usage = 64,
+    /// The output could not be written (`EX_IOERR`).
+    Output = 74,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Why nothing came out, with the file that is to blame.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("{file}: {source}")]
+    Read { file: String, source: std::io::Error },
+    #[error("{file}: {source}")]
+    Trace { file: String, source: TraceError },
+    #[error("{file} is {source}; see tidelog-plan --help")]
+    Machine { file: String, source: HardwareError },
+    #[error("{file}: {source}")]
+    Plan { file: String, source: PlanError },
+    #[error("{file}: {source}")]
+    Calibrate { file: String, source: CalibrateError },
+    #[error("this machine cannot run the trace: {0}")]
+    Simulate(#[from] SimulateError),
+    #[error("{0}")]
+    Hardware(#[from] HardwareError),
+    #[error("{0}")]
+    NotFound(String),
+    #[error("{0}")]
+    Recorder(String),
+    #[error("{0}")]
+    Usage(String),
+    #[error("{file}: {source}")]
+    Write { file: String, source: std::io::Error },
+    #[error("standard output: {0}")]
+    Output(std::io::Error),
+}
+
+impl From<SettleError> for Failure {
+    fn from(error: SettleError) -> Self {
+        match error {
+            SettleError::Hardware(error) => Self::Hardware(error),
+            SettleError::Simulate(error) => Self::Simulate(error),
+        }
+    }
+}
+
+impl Failure {
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::Read { .. }
+            | Self::Trace { .. }
+            | Self::Machine { .. }
+            | Self::Plan { .. }
+            | Self::Calibrate { .. }
+            | Self::Hardware(_)
+            | Self::Simulate(SimulateError::Plan(_)) => Exit::Unusable,
+            Self::Simulate(_) => Exit::DoesNotRun,
+            Self::NotFound(_) => Exit::NotFound,
+            Self::Recorder(_) => Exit::Recorder,
+            Self::Usage(_) => Exit::Usage,
+            Self::Write { .. } | Self::Output(_) => Exit::Output,
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What the commands read: a trace, a machine, a plan or who makes one.
+
+use crate::cli::{Inputs, Policy, Source};
+use crate::failure::Failure;
+use std::path::Path;
+use tidelog_planner::algorithm1::{Options, Score, algorithm1};
+use tidelog_planner::cost::Machine;
+use tidelog_planner::explain::Case;
+use tidelog_planner::hardware::{Hardware, MachineFile, settle};
+use tidelog_planner::plan::Plan;
+use tidelog_planner::simulate::{self, SimulateError, Simulation, simulate, with_expectations};
+use tidelog_planner::tidelog::{self, tidelog};
+use tidelog_planner::trace::Trace;
+
+/// Who makes plans, under the names that plans carry.
+pub(crate) const PLANNERS: [(&str, Policy); 4] = [
+    ("algorithm1", Policy::Algorithm1),
+    ("algorithm1, as printed", Policy::Algorithm1Printed),
+    ("algorithm1, size x time", Policy::Algorithm1Benefit),
+    ("tidelog", Policy::Tidelog),
+];
+
+/// A step, ready to be looked at.
+pub(crate) struct Step {
+    pub(crate) trace: Trace,
+    pub(crate) machine: Machine,
+    pub(crate) hardware: Option<Hardware>,
+    pub(crate) policy: Policy,
+    pub(crate) plan: Option<Plan>,
+    pub(crate) simulation: Simulation,
+}
+
+impl Step {
+    /// Reads, plans where no plan is given, and simulates.
+    pub(crate) fn read(inputs: &Inputs, source: &Source) -> Result<Self, Failure> {
+        let (trace, MachineFile { machine, hardware }) = read(inputs)?;
+        let policy = source.policy;
+        if let Some(path) = &source.plan {
+            let file = path.display().to_string();
+            let plan = Plan::from_json(&text_of(path)?)
+                .map_err(|source| Failure::Plan { file, source })?;
+            let simulation = simulate(&trace, &machine, simulate::Policy::Planned(&plan))?;
+            let named = PLANNERS.into_iter().find(|(name, _)| *name == plan.policy);
+            let policy = named.map_or(Policy::Tidelog, |(_, policy)| policy);
+            return Ok(Self { trace, machine, hardware, policy, plan: Some(plan), simulation });
+        }
+        if policy == Policy::Lru {
+            let simulation = simulate(&trace, &machine, simulate::Policy::Lru)?;
+            return Ok(Self { trace, machine, hardware, policy, plan: None, simulation });
+        }
+        let planner = planner(policy);
+        let (machine, plan, simulation) = if let Some(hardware) = &hardware {
+            settle(hardware, &trace, &planner)?
+        } else {
+            let (plan, simulation) = planner(&trace, &machine)?;
+            (machine, plan, simulation)
+        };
+        Ok(Self { trace, machine, hardware, policy, plan: Some(plan), simulation })
+    }
+
+    pub(crate) fn case(&self) -> Case<'_> {
+        Case {
+            trace: &self.trace,
+            machine: &self.machine,
+            plan: self.plan.as_ref(),
+            simulation: &self.simulation,
+        }
+    }
+}
+
+/// Plans and simulates as a policy says.
+pub(crate) fn simulator(
+    policy: Policy,
+) -> impl Fn(&Trace, &Machine) -> Result<Simulation, SimulateError> {
+    move |trace, machine| match policy {
+        Policy::Lru => simulate(trace, machine, simulate::Policy::Lru),
+        _ => Ok(planner(policy)(trace, machine)?.1),
+    }
+}
+
+/// Who plans as a policy says; ours where it is one that makes no plans.
+pub(crate) fn planner(
+    policy: Policy,
+) -> impl Fn(&Trace, &Machine) -> Result<(Plan, Simulation), SimulateError> {
+    move |trace, machine| {
+        let score = match policy {
+            Policy::Tidelog | Policy::Lru => {
+                return tidelog(trace, machine, tidelog::Options::default());
+            }
+            Policy::Algorithm1 => Score::PerTransferTime,
+            Policy::Algorithm1Printed => Score::PerByte,
+            Policy::Algorithm1Benefit => Score::Benefit,
+        };
+        let plan = algorithm1(trace, machine, Options { score, ..Options::default() });
+        with_expectations(plan, trace, machine)
+    }
+}
+
+pub(crate) fn read(inputs: &Inputs) -> Result<(Trace, MachineFile), Failure> {
+    let file = inputs.trace.display().to_string();
+    let trace = Trace::from_json(&text_of(&inputs.trace)?)
+        .map_err(|source| Failure::Trace { file, source })?;
+    Ok((trace, read_machine(&inputs.machine)?))
+}
+
+pub(crate) fn read_machine(path: &Path) -> Result<MachineFile, Failure> {
+    let file = path.display().to_string();
+    MachineFile::from_json(&text_of(path)?).map_err(|source| Failure::Machine { file, source })
+}
+
+pub(crate) fn text_of(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path)
+        .map_err(|source| Failure::Read { file: path.display().to_string(), source })
+}

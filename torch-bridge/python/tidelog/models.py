@@ -1,0 +1,271 @@
+"""Training steps of whole models on the meta device, for the recorder. Needs transformers; downloads nothing.
+
+    python -m tidelog.models gpt2-xl --gpu planner/machines/h100-nvl.json > trace.json
+    python -m tidelog.models config.json --gpu ...              a transformers configuration
+    python -m tidelog.models train.py:make --gpu ...            make() answers (model, inputs), inputs a dictionary of tensors
+
+A step: micro-batches forward and backward, gradients averaged with other GPUs, AdamW as one fused kernel per parameter.
+Attention is memory-efficient attention; routing of mixtures of experts is taken to be even. ``tidelog-plan record`` runs
+this module.
+"""
+
+import argparse
+import importlib.util
+import inspect
+import json
+import pathlib
+import sys
+
+import torch
+from torch import nn
+
+from tidelog.recorder import Gpu, Recorder
+
+#: Models by name: the transformers model type, and what differs from its default configuration.
+KNOWN = {
+    "gpt2-xl": ("gpt2", {"n_embd": 1600, "n_layer": 48, "n_head": 25}),
+    "mixtral-like": (
+        "mixtral",
+        {
+            "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
+        },
+    ),
+    "t5-large": (
+        "t5",
+        {
+            "d_model": 1024, "d_ff": 4096, "d_kv": 64, "num_layers": 24, "num_decoder_layers": 24, "num_heads": 16,
+            "decoder_start_token_id": 0,
+        },
+    ),
+    "vit-huge": (
+        "vit",
+        {
+            "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 16,
+            "patch_size": 14, "num_labels": 1000,
+        },
+    ),
+    "llama3-8b": (
+        "llama",
+        {
+            "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "vocab_size": 128256,
+        },
+    ),
+}  # fmt: skip
+
+AVERAGED = "all_reduce"
+
+
+def attention(module, query, key, value, mask, dropout=0.0, scaling=None, position_bias=None, **_):
+    """Memory-efficient attention, named outright: on meta tensors torch would choose the one that stores all scores."""
+    groups = getattr(module, "num_key_value_groups", 1)
+    if groups > 1:
+        key, value = (one.repeat_interleave(groups, dim=1) for one in (key, value))
+    if position_bias is not None:
+        position_bias = position_bias.expand(*query.shape[:3], key.shape[2])
+    output, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, position_bias, query.requires_grad, dropout, getattr(module, "is_causal", True), scale=scaling
+    )
+    return output.transpose(1, 2), None
+
+
+def register_attention():
+    """Makes ``attn_implementation="tidelog"`` known to transformers."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register("tidelog", attention)
+
+
+def even_experts(self, hidden, chosen, weights):
+    """A mixture of experts in which each gets as many tokens: what the router decides cannot be known without data."""
+    output = torch.zeros_like(hidden)
+    share = chosen.numel() // self.num_experts
+    order = chosen.flatten().argsort()
+    weights = weights.flatten()
+    both = zip(self.gate_up_proj.unbind(0), self.down_proj.unbind(0))
+    for expert, (gate_up, down) in enumerate(both):
+        rows = order[expert * share : (expert + 1) * share]
+        tokens = rows // chosen.shape[-1]
+        gate, up = nn.functional.linear(hidden[tokens], gate_up).chunk(2, dim=-1)
+        part = nn.functional.linear(self.act_fn(gate) * up, down) * weights[rows, None]
+        output = output.index_add(0, tokens, part)
+    return output
+
+
+class AdamW:
+    """One fused kernel per parameter, as the engine would split a fused step under a budget."""
+
+    def __init__(self, parameters):
+        self.parameters = list(parameters)
+        self.state = [(torch.zeros_like(p), torch.zeros_like(p), torch.zeros((), device="meta")) for p in self.parameters]
+
+    def step(self):
+        for parameter, (first, second, count) in zip(self.parameters, self.state):
+            torch._fused_adamw_(
+                [parameter], [parameter.grad], [first], [second], [], [count],
+                lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False,
+            )  # fmt: skip
+            parameter.grad = None
+
+
+class MixedAdamW(AdamW):
+    """The same over single-precision copies of parameters that are kept in half precision."""
+
+    def __init__(self, parameters):
+        self.half = list(parameters)
+        super().__init__([parameter.detach().float() for parameter in self.half])
+
+    def step(self):
+        for half, master in zip(self.half, self.parameters):
+            master.grad = half.grad.float()
+            half.grad = None
+        super().step()
+        with torch.no_grad():
+            for half, master in zip(self.half, self.parameters):
+                half.copy_(master)
+
+
+def build(name):
+    """A model of this name, configuration file or function, and the shapes of its inputs if a function said them."""
+    path, _, function = name.partition(":")
+    if function:
+        spec = importlib.util.spec_from_file_location("recorded", path)
+        module = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(pathlib.Path(path).resolve().parent))
+        spec.loader.exec_module(module)
+        return getattr(module, function)()
+    if name in KNOWN:
+        kind, settings = KNOWN[name]
+    elif name.endswith(".json"):
+        settings = json.loads(pathlib.Path(name).read_text(encoding="utf-8"))
+        kind = settings.pop("model_type")
+    else:
+        raise LookupError(f"{name!r} is no known model ({', '.join(KNOWN)}), no config.json and no FILE.py:FUNCTION")
+    return from_config(kind, settings), None
+
+
+def from_config(kind, settings):
+    """The transformers model for training that belongs to a configuration."""
+    import transformers
+
+    register_attention()
+    config = transformers.AutoConfig.for_model(kind, **settings)
+    config.use_cache = False
+    config._attn_implementation = "tidelog"
+    for choice in ("CausalLM", "Seq2SeqLM", "ImageClassification"):
+        auto = getattr(transformers, f"AutoModelFor{choice}")
+        if type(config) in auto._model_mapping:
+            break
+    else:
+        raise LookupError(f"models of type {kind!r} neither write text nor classify images: give FILE.py:FUNCTION")
+    model = auto.from_config(config)
+    model.config._attn_implementation = "tidelog"
+    for module in model.modules():
+        if hasattr(module, "gate_up_proj") and hasattr(module, "num_experts"):
+            module.forward = even_experts.__get__(module)
+    return model
+
+
+def inputs_of(model, micro_batch, sequence):
+    """What a model reads in training: shapes and types."""
+    config = model.config
+    if model.main_input_name == "pixel_values":
+        side = config.image_size
+        return {
+            "pixel_values": ((micro_batch, config.num_channels, side, side), torch.float32),
+            "labels": ((micro_batch,), torch.int64),
+        }
+    tokens = ((micro_batch, sequence), torch.int64)
+    return {"input_ids": tokens, "labels": tokens}
+
+
+class Step:
+    """One training step of a whole model."""
+
+    def __init__(self, recorder, model, inputs, micro_batches=1, data_parallel=1):
+        self.recorder, self.model, self.inputs = recorder, model, inputs
+        self.micro_batches, self.data_parallel = micro_batches, data_parallel
+        mixed = any(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+        self.optimizer = (MixedAdamW if mixed else AdamW)(model.parameters())
+
+    def named(self):
+        parameters = dict(self.model.named_parameters())
+        for name, parameter in parameters.items():
+            yield name, "parameter", parameter
+        for name, master, (first, second, count) in zip(parameters, self.optimizer.parameters, self.optimizer.state):
+            if master is not parameters[name]:
+                yield f"{name}.master", "optimizer_state", master
+            yield f"{name}.exp_avg", "optimizer_state", first
+            yield f"{name}.exp_avg_sq", "optimizer_state", second
+            yield f"{name}.step", "optimizer_state", count
+        for name, buffer in self.model.named_buffers():
+            yield name, "other", buffer
+
+    def __call__(self):
+        for _ in range(self.micro_batches):
+            batch = {name: self.recorder.receive(*facts, "load") for name, facts in self.inputs.items()}
+            loss = self.model(**batch)
+            loss = loss if isinstance(loss, torch.Tensor) else loss.loss
+            with self.recorder.makes("gradient"):
+                loss.backward()
+            del batch, loss
+        if self.data_parallel > 1:
+            # A ring sends every byte but one part in as many as there are GPUs twice.
+            part = 2 * (self.data_parallel - 1) / self.data_parallel
+            for parameter in self.model.parameters():
+                gradient = parameter.grad
+                size = round(part * gradient.numel() * gradient.itemsize)
+                self.recorder.transfer([gradient], AVERAGED, size, writes=True)
+        self.optimizer.step()
+
+
+def record(name, gpu, precision="fp32", micro_batch=4, micro_batches=1, sequence=1024, checkpointing=False, data_parallel=1):
+    """The recorder with the trace of one step in it."""
+    recorder = Recorder(gpu, precision)
+    with torch.device("meta"), recorder:
+        model, inputs = build(name)
+        model.train()
+        if precision == "bf16":
+            model.to(torch.bfloat16)
+        if checkpointing:
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
+        if inputs is None:
+            inputs = inputs_of(model, micro_batch, sequence)
+        else:
+            inputs = {key: (tuple(value.shape), value.dtype) for key, value in inputs.items()}
+        step = Step(recorder, model, inputs, micro_batches, data_parallel)
+        recorder.name_globals(step.named())
+        title = f"{name}, {micro_batches} x {micro_batch} samples, {precision}" + (", checkpointing" if checkpointing else "")
+        with recorder.iteration(title):
+            step()
+    return recorder
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m tidelog.models", description=__doc__.splitlines()[0])
+    parser.add_argument("model", help=f"{', '.join(KNOWN)}, a config.json, FILE.py:FUNCTION, or list")
+    parser.add_argument("--gpu", help="the JSON of a machine file, or its path")
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "tf32", "bf16"))
+    parser.add_argument("--checkpointing", action="store_true")
+    numbers = {name: p.default for name, p in inspect.signature(record).parameters.items() if type(p.default) is int}
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
+    arguments = vars(parser.parse_args())
+    name, gpu = arguments.pop("model"), arguments.pop("gpu")
+    if name == "list":
+        print("\n".join(KNOWN))
+        return
+    if gpu is None:
+        parser.error("--gpu is needed: whose kernels?")
+    try:
+        gpu = Gpu(**json.loads(gpu)) if gpu.lstrip().startswith("{") else Gpu.load(gpu)
+        text = record(name, gpu, **arguments).to_json()
+    except (LookupError, OSError, ImportError, RuntimeError, NotImplementedError) as error:
+        sys.exit(f"{name}: {error}")
+    sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()
