@@ -6,6 +6,7 @@
 mod candidates;
 mod sweep;
 mod tree;
+mod trials;
 
 use crate::algorithm1::{self, Score, algorithm1};
 use crate::cost::Machine;
@@ -26,13 +27,16 @@ pub struct Options {
     pub published: bool,
     /// Which of the plans found is the best.
     pub goal: Goal,
+    /// How many ops may be simulated to improve the plan by trial. Only short traces profit: a long one is
+    /// left as it is where this is not enough to look at each of its ops.
+    pub trials: u64,
     /// An idea to leave out, to see what it brings.
     pub without: Option<Idea>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { rounds: 3, published: true, goal: Goal::Time, without: None }
+        Self { rounds: 3, published: true, goal: Goal::Time, trials: 100_000, without: None }
     }
 }
 
@@ -167,7 +171,11 @@ pub fn tidelog(
             }
         }
     }
-    Ok(found.best(options.goal))
+    let best = found.best(options.goal);
+    match options.goal {
+        Goal::Time => trials::improve(trace, machine, best, options.trials),
+        Goal::Wear => Ok(best),
+    }
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ fn digest(text: &str) -> u64 {
 }
 
 /// What a change of the policy on purpose changes, and nothing else may.
-const STEP: u64 = 0x0;
-const RANDOM: u64 = 0x0;
+const STEP: u64 = 0xed20_40b2_efa2_8194;
+const RANDOM: u64 = 0xc94b_92e9_b4db_1c63;
 
 /// Debug and release builds run this with the same constants.
 #[test]
