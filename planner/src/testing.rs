@@ -1,6 +1,8 @@
 //! Small traces for this crate's tests.
 
 use crate::cost::{Machine, SsdLink};
+use crate::lifetime::{Lifetimes, Period, PeriodEnd};
+use crate::plan::{Action, Expectation, Plan, Row, Target};
 use crate::trace::{Access, Birth, Death, Identity, Kind, Op, PlanStorage, Storage, Trace, Use};
 use crate::units::{Bandwidth, Bytes, Nanos, OpIndex};
 
@@ -172,4 +174,44 @@ pub(crate) fn random_trace(random: &mut Random, ops_max: u64, storages_max: u64)
         }
     }
     b.finish()
+}
+
+/// More plans than this are not tried; the case is passed over.
+const PLANS_MAX: usize = 1500;
+
+/// The migrations that one period allows: none, or out at its beginning and back from some op on.
+fn choices(trace: &Trace, period: &Period) -> Vec<Vec<Row>> {
+    let ops = trace.ops.len() as u32;
+    let storage = trace.storage(period.storage).identity.clone();
+    let row = |action, start: u32, deadline: u32| Row {
+        start: OpIndex(start % ops),
+        deadline: OpIndex(deadline % ops),
+        action,
+        target: Target::Ssd,
+        storage: storage.clone(),
+    };
+    let mut choices = vec![Vec::new()];
+    for back in period.from + 1..period.to {
+        let evict = row(Action::Evict, period.from, back);
+        choices.push(vec![evict, row(Action::Prefetch, back, period.to)]);
+    }
+    choices
+}
+
+/// Every combination of the periods' choices; `None` if there are too many.
+pub(crate) fn every_plan(trace: &Trace, machine: &Machine) -> Option<Vec<Plan>> {
+    let mut plans: Vec<Vec<Row>> = vec![Vec::new()];
+    let lifetimes = Lifetimes::of(trace);
+    for period in lifetimes.periods.iter().filter(|period| period.end == PeriodEnd::Use) {
+        let choices = choices(trace, period);
+        if plans.len() * choices.len() > PLANS_MAX {
+            return None;
+        }
+        plans = plans
+            .iter()
+            .flat_map(|rows| choices.iter().map(|choice| [rows.as_slice(), choice].concat()))
+            .collect();
+    }
+    let plan = |rows| Plan::new("exhaustive", trace, machine, rows, Expectation::default());
+    Some(plans.into_iter().map(plan).collect())
 }

@@ -2,18 +2,20 @@
 //! whether the project's own marks are reached. `paper TRACES OUTPUT.json [SET ...]` reads `*-stageN.json`
 //! from the directory TRACES, and ends with status 1 where a figure falls short.
 
+mod certificates;
 mod marks;
+mod output;
 
-use marks::{Published, SETS, Set};
-use serde_json::{Value, json};
+use certificates::certificate;
+use marks::{SETS, Set};
+use output::{print_cell, print_trace, report};
 use std::path::Path;
 use std::time::Instant;
 use tidelog_planner::algorithm1::{self, Score, algorithm1};
-use tidelog_planner::bound::{Effort, lower_bound};
+use tidelog_planner::bound::Effort;
 use tidelog_planner::cost::{HostLink, Machine, SsdLink};
-use tidelog_planner::lifetime::Lifetimes;
 use tidelog_planner::simulate::{Policy, Simulation, simulate};
-use tidelog_planner::tidelog::{self, tidelog};
+use tidelog_planner::tidelog::{self, Goal, Idea, tidelog};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
 
@@ -23,6 +25,12 @@ const GIB: u64 = 1 << 30;
 const CAPACITIES: [u64; 2] = [80 * GIB, 875 * GIB / 10];
 
 const EFFORT: Effort = Effort { instants: 300, steps: 1500 };
+
+/// The floor under bytes written is searched with less: it says what it proves, too.
+const FLOOR_EFFORT: Effort = Effort { instants: 150, steps: 600 };
+
+/// ns per byte written: twice what writing takes, so that time gives way to bytes.
+const FLOOR_TOLL: f64 = 0.125;
 
 const SCORES: [(&str, Score); 3] = [
     ("algorithm1, per transfer time", Score::PerTransferTime),
@@ -48,7 +56,11 @@ struct Cell {
     host: bool,
     ideal: u64,
     bound: Option<u64>,
+    /// The fewest bytes that an iteration as long as tidelog's thriftiest must write.
+    floor: Option<u64>,
     outcomes: Vec<Outcome>,
+    /// Tidelog without one of its ideas.
+    ablations: Vec<Outcome>,
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -66,9 +78,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 .map_err(|error| format!("{}: {error}; record it first", path.display()))?;
             let trace = Trace::from_json(&text)?;
             print_trace(set, stage, &trace);
+            let bounds = Path::new(traces).with_file_name("bounds");
+            std::fs::create_dir_all(&bounds)?;
             for capacity in CAPACITIES {
                 for host in [false, true] {
-                    let cell = plan(set, stage, &trace, capacity, host)?;
+                    let cell = plan(set, stage, &trace, capacity, host, &bounds)?;
                     print_cell(&cell);
                     missed.extend(marks::missed(&cell));
                     cells.push(cell);
@@ -108,6 +122,7 @@ fn plan(
     trace: &Trace,
     capacity: u64,
     host: bool,
+    bounds: &Path,
 ) -> Result<Cell, Box<dyn std::error::Error>> {
     let machine = machine(set, capacity, host);
     let mut outcomes = vec![outcome("lru", &simulate(trace, &machine, Policy::Lru)?, 0.0)];
@@ -119,12 +134,55 @@ fn plan(
         let simulation = simulate(trace, &machine, Policy::Planned(&plan))?;
         outcomes.push(outcome(name, &simulation, planning));
     }
-    let began = Instant::now();
-    let (_, simulation) = tidelog(trace, &machine, tidelog::Options::default())?;
-    outcomes.push(outcome("tidelog", &simulation, began.elapsed().as_secs_f64()));
-    let bound = (!host).then(|| lower_bound(trace, &machine, EFFORT).time.0);
+    for (name, goal) in [("tidelog", Goal::Time), ("tidelog, fewest bytes", Goal::Wear)] {
+        let began = Instant::now();
+        let options = tidelog::Options { goal, ..tidelog::Options::default() };
+        let (_, simulation) = tidelog(trace, &machine, options)?;
+        outcomes.push(outcome(name, &simulation, began.elapsed().as_secs_f64()));
+    }
     let ideal = trace.duration().0;
-    Ok(Cell { set, stage, capacity, host, ideal, bound, outcomes })
+    let mut cell = Cell {
+        set,
+        stage,
+        capacity,
+        host,
+        ideal,
+        bound: None,
+        floor: None,
+        outcomes,
+        ablations: Vec::new(),
+    };
+    if host {
+        return Ok(cell);
+    }
+    let file = |kind: &str| {
+        bounds.join(format!("{}-stage{stage}-{}{kind}.json", set.name, capacity / GIB))
+    };
+    let proof = certificate(&file(""), trace, &machine, EFFORT, 0.0)?;
+    cell.bound = Some(proof.relaxation.value(&proof.prices)?.0.max(ideal));
+    if stage == 0 {
+        let proof = certificate(&file("-toll"), trace, &machine, FLOOR_EFFORT, FLOOR_TOLL)?;
+        let time = Nanos(cell.outcomes.last().map_or(ideal, |thrifty| thrifty.time));
+        cell.floor = Some(proof.relaxation.written_at_least(&proof.prices, time)?.0);
+        cell.ablations = ablations(trace, &machine)?;
+    }
+    Ok(cell)
+}
+
+/// The sweep's own plans, whole and without one idea each.
+fn ablations(trace: &Trace, machine: &Machine) -> Result<Vec<Outcome>, Box<dyn std::error::Error>> {
+    let ideas = [None].into_iter().chain(Idea::ALL.map(Some));
+    ideas
+        .map(|without| {
+            let options =
+                tidelog::Options { without, published: false, ..tidelog::Options::default() };
+            let began = Instant::now();
+            let (_, simulation) = tidelog(trace, machine, options)?;
+            let name =
+                without.map_or("nothing left out".to_owned(), |idea| format!("without {idea:?}"));
+            Ok(outcome(&name, &simulation, began.elapsed().as_secs_f64()))
+        })
+        .collect()
 }
 
 fn outcome(policy: &str, simulation: &Simulation, planning: f64) -> Outcome {
@@ -141,66 +199,4 @@ fn outcome(policy: &str, simulation: &Simulation, planning: f64) -> Outcome {
 #[allow(clippy::cast_precision_loss, reason = "for people")]
 fn ratio(one: u64, other: u64) -> f64 {
     one as f64 / other as f64
-}
-
-fn print_trace(set: &Set, stage: usize, trace: &Trace) {
-    let peak = 100.0 * ratio(Lifetimes::of(trace).peak().0, 80 * GIB);
-    let (ops, storages) = (trace.ops.len(), trace.storages.len());
-    println!("{}, stage {stage}: {ops} kernels, {storages} storages", set.name);
-    println!(
-        "  peak {peak:.1} % of 80 GiB (published for the larger stage: {:.1} %)",
-        set.published.peak_percent
-    );
-}
-
-fn print_cell(cell: &Cell) {
-    let Published { ssd, ssd_and_host, zero_offload, zero_infinity, .. } = cell.set.published;
-    let (kind, published) =
-        if cell.host { ("SSD and host", ssd_and_host) } else { ("SSD only", ssd) };
-    println!(
-        "  {:.1} GiB, {kind}; published: TERAIO {published}, ZeRO-Offload {zero_offload}, ZeRO-Infinity {zero_infinity}",
-        ratio(cell.capacity, GIB)
-    );
-    if let Some(bound) = cell.bound {
-        println!("    {:31} {:6.1} % of ideal", "lower bound", 100.0 * ratio(cell.ideal, bound));
-    }
-    for one in &cell.outcomes {
-        let over = cell
-            .bound
-            .map_or(String::new(), |bound| format!(", {:.3} x bound", ratio(one.time, bound)));
-        let gigabytes = |bytes| ratio(bytes, 1_000_000_000);
-        println!(
-            "    {:31} {:6.1} % of ideal{over}, {:.0} GB written, {:.0} GB read, {} stalls, planned in {:.2} s",
-            one.policy,
-            100.0 * ratio(cell.ideal, one.time),
-            gigabytes(one.written),
-            gigabytes(one.read),
-            one.stalled,
-            one.planning,
-        );
-    }
-}
-
-fn report(cells: &[Cell], missed: &[String]) -> Value {
-    let rows: Vec<Value> = cells
-        .iter()
-        .map(|cell| {
-            let outcomes: Vec<Value> = cell
-                .outcomes
-                .iter()
-                .map(|one| {
-                    json!({
-                        "policy": one.policy, "time_ns": one.time, "ssd_written": one.written,
-                        "ssd_read": one.read, "stalled_ops": one.stalled, "planning_s": one.planning,
-                    })
-                })
-                .collect();
-            json!({
-                "set": cell.set.name, "stage": cell.stage, "capacity": cell.capacity,
-                "host_memory": if cell.host { cell.set.host_gib * GIB } else { 0 },
-                "ideal_ns": cell.ideal, "lower_bound_ns": cell.bound, "policies": outcomes,
-            })
-        })
-        .collect();
-    json!({"cells": rows, "falls_short": missed})
 }

@@ -42,6 +42,11 @@ pub enum Score {
     Benefit,
 }
 
+impl Score {
+    /// The three readings of the paper.
+    pub const ALL: [Self; 3] = [Self::PerTransferTime, Self::PerByte, Self::Benefit];
+}
+
 /// What the published algorithm leaves open, and what goes beyond it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {

@@ -37,11 +37,13 @@ pub(super) struct Ascent {
     instants: Vec<u32>,
     /// The first step size, as a part of a price's range.
     step: f64,
+    /// ns per byte written to SSDs, on top of the prices.
+    toll: f64,
 }
 
 impl Ascent {
     /// From the prices of a coarser round where there is one.
-    pub(super) fn new(relaxation: &Relaxation, coarse: Option<&Self>) -> Self {
+    pub(super) fn new(relaxation: &Relaxation, coarse: Option<&Self>, toll: f64) -> Self {
         let instants = relaxation.instants().to_vec();
         let round_trip =
             1e9 / relaxation.tiers[0].read.0 as f64 + 1e9 / relaxation.tiers[0].write.0 as f64;
@@ -60,7 +62,7 @@ impl Ascent {
             })
             .collect();
         let step = if coarse.is_some() { FIRST_STEP_WARM } else { FIRST_STEP };
-        Self { point, unit, instants, step }
+        Self { point, unit, instants, step, toll }
     }
 
     /// Climbs, and answers the best certificate found.
@@ -70,18 +72,22 @@ impl Ascent {
         let mut mean = vec![[0.0; KINDS]; count];
         let mut spread = vec![[0.0; KINDS]; count];
         let mut average = self.point.clone();
-        let mut best: Option<(Nanos, Prices, Point)> = None;
+        // Prices of nothing prove the time of the kernels.
+        let nothing = vec![[0.0; KINDS]; count];
+        let free = self.whole_prices(relaxation, &nothing);
+        let value = relaxation.value(&free).unwrap_or_default();
+        let mut best = (value, free, nothing);
         for step in 0..=steps {
             if step % CERTIFY_EVERY == 0 || step == steps {
                 for point in [&self.point, &average] {
-                    let prices = whole_prices(relaxation, point, self.unit);
+                    let prices = self.whole_prices(relaxation, point);
                     let Ok(value) = relaxation.value(&prices) else { continue };
-                    if best.as_ref().is_none_or(|(known, ..)| *known < value) {
-                        best = Some((value, prices, point.clone()));
+                    if best.0 < value {
+                        best = (value, prices, point.clone());
                     }
                 }
             }
-            let slope = search.slope(&self.point, self.unit);
+            let slope = search.slope(&self.point, self.unit, self.toll);
             let progress = f64::from(step) / f64::from(steps.max(1));
             let rate = self.step * LAST_STEP.powf(progress);
             let (keep, keep_spread) = (0.9f64, 0.98f64);
@@ -102,12 +108,21 @@ impl Ascent {
                 }
             }
         }
-        let (value, prices, point) = best.unwrap_or_else(|| {
-            let prices = whole_prices(relaxation, &vec![[0.0; KINDS]; count], self.unit);
-            (Nanos(relaxation.durations().iter().sum()), prices, self.point.clone())
-        });
+        let (value, prices, point) = best;
         self.point = point;
         (value, prices)
+    }
+
+    fn whole_prices(&self, relaxation: &Relaxation, point: &Point) -> Prices {
+        let mut prices = Prices { toll: Relaxation::whole(self.toll), ..Prices::default() };
+        for entry in point {
+            let rates = float_rates(relaxation, entry, self.unit);
+            prices.memory.push(Relaxation::whole(rates.memory));
+            prices.read.push(rates.read.map(Relaxation::whole));
+            prices.write.push(rates.write.map(Relaxation::whole));
+            prices.room.push(Relaxation::whole(rates.room[1]));
+        }
+        prices
     }
 }
 
@@ -135,18 +150,6 @@ fn project(point: &mut [f64; KINDS]) {
     for price in &mut point[links] {
         *price = (*price - taken).max(0.0);
     }
-}
-
-fn whole_prices(relaxation: &Relaxation, point: &Point, unit: f64) -> Prices {
-    let mut prices = Prices::default();
-    for entry in point {
-        let rates = float_rates(relaxation, entry, unit);
-        prices.memory.push(Relaxation::whole(rates.memory));
-        prices.read.push(rates.read.map(Relaxation::whole));
-        prices.write.push(rates.write.map(Relaxation::whole));
-        prices.room.push(Relaxation::whole(rates.room[1]));
-    }
-    prices
 }
 
 fn float_rates(relaxation: &Relaxation, entry: &[f64; KINDS], unit: f64) -> Rates<f64> {
@@ -184,12 +187,15 @@ impl<'a> Search<'a> {
     }
 
     /// How the bound changes with each price, per unit of [`Point`].
-    fn slope(&mut self, point: &Point, unit: f64) -> Point {
+    fn slope(&mut self, point: &Point, unit: f64, toll: f64) -> Point {
         let relaxation = self.relaxation;
         let count = point.len();
         self.moved.fill([0.0; KINDS]);
         self.rates.clear();
-        self.rates.extend(point.iter().map(|entry| float_rates(relaxation, entry, unit)));
+        self.rates.extend(point.iter().map(|entry| {
+            let rates = float_rates(relaxation, entry, unit);
+            Rates { write: [rates.write[0] + toll, rates.write[1]], ..rates }
+        }));
         let tiers = relaxation.tiers.len();
         for group in &relaxation.groups {
             let rates = &self.rates;

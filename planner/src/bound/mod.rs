@@ -59,13 +59,19 @@ pub struct Bound {
 
 /// Searches prices that prove a large bound.
 pub fn lower_bound(trace: &Trace, machine: &Machine, effort: Effort) -> Bound {
+    with_toll(trace, machine, effort, 0.0)
+}
+
+/// The same with every byte written to SSDs costing this many nanoseconds on top: what the prices prove
+/// of the bytes that an iteration of some length must write says [`Relaxation::written_at_least`].
+pub fn with_toll(trace: &Trace, machine: &Machine, effort: Effort, toll: f64) -> Bound {
     let mut instants = INSTANTS_FIRST.min(effort.instants).max(1);
     let mut rounds = Vec::new();
     let mut best: Option<Bound> = None;
     let mut warm: Option<Ascent> = None;
     loop {
         let relaxation = Relaxation::new(trace, machine, instants);
-        let mut ascent = Ascent::new(&relaxation, warm.as_ref());
+        let mut ascent = Ascent::new(&relaxation, warm.as_ref(), toll);
         let (time, prices) = ascent.run(&relaxation, effort.steps);
         rounds.push(Round { instants: relaxation.instants().len() as u32, time });
         let exhausted =

@@ -5,6 +5,7 @@ use crate::cost::{Machine, Timeline};
 use crate::lifetime::{At, Lifetime, Lifetimes, uses_by_storage};
 use crate::trace::{Identity, Trace};
 use crate::units::{Bandwidth, Bytes, Nanos};
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
 /// Prices are whole multiples of this part of a nanosecond per byte.
@@ -14,7 +15,8 @@ const PRICE_BITS: u32 = 32;
 const PRICE_MAX: u64 = 1 << 44;
 
 /// What the resources of an iteration are worth, in 2^-32 ns per byte.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Prices {
     /// A byte in memory at each instant.
     pub memory: Vec<u64>,
@@ -24,6 +26,8 @@ pub struct Prices {
     pub write: Vec<[u64; TIERS_MAX]>,
     /// A byte kept in host memory at each instant.
     pub room: Vec<u64>,
+    /// What every byte written to SSDs costs on top: with it, time plus toll times bytes written is bounded.
+    pub toll: u64,
 }
 
 /// Prices that prove nothing.
@@ -63,6 +67,8 @@ pub(super) struct Group {
 /// The relaxed problem of one trace on one machine.
 #[derive(Clone, Debug)]
 pub struct Relaxation {
+    /// How many instants were asked for.
+    wanted: u32,
     /// The op that begins at each instant.
     instants: Vec<u32>,
     /// How long each interval lasts at least.
@@ -86,6 +92,7 @@ impl Relaxation {
     pub fn new(trace: &Trace, machine: &Machine, instants: u32) -> Self {
         let lifetimes = Lifetimes::of(trace);
         let timeline = Timeline::of(trace);
+        let wanted = instants;
         let instants = choose_instants(&lifetimes, &timeline, machine, instants);
         let count = instants.len();
         let duration = |index: usize| {
@@ -113,12 +120,18 @@ impl Relaxation {
             memory: Some(host.memory),
         });
         Self {
+            wanted,
             durations: (0..count).map(duration).collect(),
             room,
             groups: groups.groups,
             tiers: [Some(ssd), host].into_iter().flatten().collect(),
             instants,
         }
+    }
+
+    /// How many instants were asked for: with the trace and the machine, what it is made of.
+    pub fn wanted(&self) -> u32 {
+        self.wanted
     }
 
     /// The ops that begin at the instants.
@@ -149,7 +162,7 @@ impl Relaxation {
             for (tier, price) in self.tiers.iter().zip(rate.room) {
                 value -= i128::from(tier.memory.map_or(0, |bytes| bytes.0)) * i128::from(price);
             }
-            rates.push(rate);
+            rates.push(Rates { write: [rate.write[0] + prices.toll, rate.write[1]], ..rate });
         }
         let mut lives = Lives::default();
         for group in &self.groups {
@@ -172,10 +185,18 @@ impl Relaxation {
         let room = [0, prices.room[interval]];
         let memory = prices.memory[interval];
         let all = read.iter().chain(&write).chain(&room).chain([&memory]);
-        if all.into_iter().any(|price| *price > PRICE_MAX) {
+        if all.into_iter().chain([&prices.toll]).any(|price| *price > PRICE_MAX) {
             return Err(BadPrices::TooHigh { interval });
         }
         Ok(Rates { memory, read, write, room })
+    }
+
+    /// The least that an iteration writes to SSDs if it takes at most `time`, as far as prices with a
+    /// toll prove it: toll times bytes is what their bound says beyond the time.
+    pub fn written_at_least(&self, prices: &Prices, time: Nanos) -> Result<Bytes, BadPrices> {
+        let beyond = self.value(prices)?.0.saturating_sub(time.0);
+        let bytes = (u128::from(beyond) << PRICE_BITS) / u128::from(prices.toll.max(1));
+        Ok(Bytes(u64::try_from(bytes).unwrap_or(u64::MAX)))
     }
 
     /// What a nanosecond of the interval is worth beside its links, times 10^9 times 2^32; `None` if

@@ -78,6 +78,7 @@ fn any_prices_at_all_prove_no_more_than_a_run_takes() {
             read: (0..count).map(|_| [share(&mut random) / 8, 0]).collect(),
             write: (0..count).map(|_| [share(&mut random) / 8, 0]).collect(),
             room: vec![0; count],
+            toll: 0,
         };
         if let Ok(proved) = relaxation.value(&prices) {
             never_beaten(&trace, &machine, Policy::Lru, proved.0, case);
@@ -125,9 +126,17 @@ fn no_policy_beats_the_bound() {
         let bound = lower_bound(&trace, &machine, effort).time;
         above_kernels += u32::from(bound > trace.duration());
         let plan = algorithm1(&trace, &machine, Options::default());
-        let (ours, _) =
-            tidelog(&trace, &machine, crate::tidelog::Options { rounds: 1, published: false })
-                .unwrap();
+        let (ours, _) = tidelog(
+            &trace,
+            &machine,
+            crate::tidelog::Options {
+                rounds: 1,
+                published: false,
+                trials: 0,
+                ..Default::default()
+            },
+        )
+        .unwrap();
         for policy in [Policy::Lru, Policy::Planned(&plan), Policy::Planned(&ours)] {
             never_beaten(&trace, &machine, policy, bound.0, case);
         }

@@ -1,16 +1,20 @@
 //! Tidelog's own policy: see `sweep` for how one plan is made, and here how it gets better.
 //!
 //! A plan is made for times at which ops would run; where its simulation stalls they run later, and
-//! the next plan is made for those. Two leanings take a few rounds each, and the best plan is kept.
+//! the next plan is made for those. Each leaning takes a few rounds, and the best plan is kept.
 
+mod candidates;
 mod sweep;
 mod tree;
+mod trials;
 
 use crate::algorithm1::{self, Score, algorithm1};
 use crate::cost::Machine;
+use crate::lifetime::Lifetimes;
 use crate::plan::{Expectation, Plan};
 use crate::simulate::{SimulateError, Simulation, with_expectations};
 use crate::trace::Trace;
+use candidates::Candidates;
 use sweep::Sweep;
 
 /// What may be set; the defaults are those of every published figure.
@@ -21,33 +25,106 @@ pub struct Options {
     /// Whether the published algorithm's plans are tried too. Where kernels hide everything its slower,
     /// exact ledgers may fit a transfer in that a pass begins one op too late.
     pub published: bool,
+    /// Which of the plans found is the best.
+    pub goal: Goal,
+    /// How many ops may be simulated to improve the plan by trial. Only short traces profit: a long one is
+    /// left as it is where this is not enough to look at each of its ops.
+    pub trials: u64,
+    /// An idea to leave out, to see what it brings.
+    pub without: Option<Idea>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { rounds: 3, published: true }
+        Self { rounds: 3, published: true, goal: Goal::Time, trials: 100_000, without: None }
     }
+}
+
+/// What makes a plan the best.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Goal {
+    /// The shortest iteration; among those that are hardly longer, the fewest bytes written to SSDs.
+    #[default]
+    Time,
+    /// The fewest bytes written to SSDs, in a time no longer than the published algorithm's best.
+    Wear,
+}
+
+/// The ideas of the policy that can be left out one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idea {
+    /// Evictions begin as early as the peak needs them to.
+    BeforeThePeak,
+    /// Free memory is filled with what comes next, early or not.
+    FillingFreeMemory,
+    /// What would come back before it could have gone stays.
+    OnlyWhatPays,
+    /// A write counts against the victim, shared by the periods that its copy serves.
+    CountingWrites,
+    /// What has a copy is expected to be dropped at the peak, so that evictions begin later.
+    ExpectedDrops,
+    /// The next plan is made for the times at which the last one's ops ran.
+    Replanning,
+}
+
+impl Idea {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::BeforeThePeak,
+        Self::FillingFreeMemory,
+        Self::OnlyWhatPays,
+        Self::CountingWrites,
+        Self::ExpectedDrops,
+        Self::Replanning,
+    ];
 }
 
 /// What a pass prefers where both ways may be right. Times are those in which the SSDs write a part
 /// of the capacity: what matters is how much memory waits for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Leaning {
-    /// Transfers begin once an op ahead would have to wait if they began this part later.
-    slack_parts: u64,
+    /// Bytes leave, or come, once an op ahead would have to wait if they began this part later.
+    out_parts: u64,
+    in_parts: u64,
     /// A link is given more when it has less than this part to do beyond the next op.
     queue_parts: u64,
-    /// The time until a next use counts this many times, in percent, where a valid copy exists and
-    /// leaving costs no write.
-    kept_percent: u32,
+    /// What a write costs, in percent of a read.
+    write_percent: u32,
+    /// Whether a write counts as shared by the periods that its copy serves.
+    shares_writes: bool,
+    /// Whether the peak is expected to be met by drops as far as there are copies.
+    expects_drops: bool,
+    /// How long a storage must stay out to leave, in percent of its own round trip.
+    pays_percent: u32,
 }
 
 /// Where kernels hide most transfers, short queues keep memory for what comes next; where the links
-/// are the limit, they must never run dry, and writes must be few.
-const LEANINGS: [Leaning; 2] = [
-    Leaning { slack_parts: 16, queue_parts: 512, kept_percent: 200 },
-    Leaning { slack_parts: 16, queue_parts: 128, kept_percent: 1000 },
+/// are the limit, they must never run dry, and bytes must be few. The last two write least.
+const LEANINGS: [Leaning; 6] = [
+    leaning([16, 64, 1024], 100, 100),
+    leaning([64, 16, 256], 0, 100),
+    leaning([64, 256, 1024], 0, 400),
+    Leaning { shares_writes: false, ..leaning([16, 16, 128], 900, 100) },
+    Leaning { expects_drops: true, ..leaning([64, 64, 128], 900, 100) },
+    Leaning { expects_drops: true, ..leaning([1024, 64, 512], 400, 100) },
 ];
+
+const fn leaning(parts: [u64; 3], write_percent: u32, pays_percent: u32) -> Leaning {
+    let [out_parts, in_parts, queue_parts] = parts;
+    let (shares_writes, expects_drops) = (true, false);
+    Leaning {
+        out_parts,
+        in_parts,
+        queue_parts,
+        write_percent,
+        shares_writes,
+        expects_drops,
+        pays_percent,
+    }
+}
+
+/// A leaning whose second plan takes this much longer than the best known, in percent, gets no third.
+const HOPELESS_PERCENT: u64 = 110;
 
 /// When the ops of an iteration are taken to run.
 #[derive(Clone, Debug)]
@@ -62,45 +139,50 @@ pub fn tidelog(
     machine: &Machine,
     options: Options,
 ) -> Result<(Plan, Simulation), SimulateError> {
+    let mut found = Candidates::default();
+    if options.published {
+        for score in Score::ALL {
+            let mut plan =
+                algorithm1(trace, machine, algorithm1::Options { score, ..Default::default() });
+            "tidelog".clone_into(&mut plan.policy);
+            let (plan, simulation) = with_expectations(plan, trace, machine)?;
+            found.offer_published(plan, simulation);
+        }
+    }
+    let lifetimes = Lifetimes::of(trace);
     let durations: Vec<u64> = trace.ops.iter().map(|op| op.duration.0).collect();
-    let mut best = Best::default();
+    let rounds = if options.without == Some(Idea::Replanning) { 1 } else { options.rounds.max(1) };
     for leaning in LEANINGS {
         let mut guess = Guess { durations: durations.clone() };
-        for _ in 0..options.rounds.max(1) {
-            let rows = Sweep::new(trace, machine, &guess, leaning).run();
+        for round in 0..rounds {
+            let rows =
+                Sweep::new(trace, machine, &lifetimes, &guess, leaning, options.without).run();
             let plan = Plan::new("tidelog", trace, machine, rows, Expectation::default());
             let (plan, simulation) = with_expectations(plan, trace, machine)?;
             guess.durations.clone_from(&durations);
             for stall in &simulation.stalls {
                 guess.durations[stall.op.0 as usize] += stall.length.0;
             }
-            best.offer(plan, simulation);
+            let ended = simulation.stalls.is_empty()
+                || (round > 0 && found.is_hopeless(&simulation, HOPELESS_PERCENT));
+            found.offer(plan, simulation);
+            if ended {
+                break;
+            }
         }
     }
-    for score in SCORES.into_iter().filter(|_| options.published) {
-        let mut plan =
-            algorithm1(trace, machine, algorithm1::Options { score, ..Default::default() });
-        "tidelog".clone_into(&mut plan.policy);
-        let (plan, simulation) = with_expectations(plan, trace, machine)?;
-        best.offer(plan, simulation);
-    }
-    Ok(best.0.expect("there is at least one round"))
-}
-
-const SCORES: [Score; 3] = [Score::PerTransferTime, Score::PerByte, Score::Benefit];
-
-/// The best plan so far: the shortest iteration, and the fewest bytes written among equals.
-#[derive(Default)]
-struct Best(Option<(Plan, Simulation)>);
-
-impl Best {
-    fn offer(&mut self, plan: Plan, simulation: Simulation) {
-        let merit = |one: &Simulation| (one.time, one.bytes.ssd_written);
-        if self.0.as_ref().is_none_or(|(_, known)| merit(&simulation) < merit(known)) {
-            self.0 = Some((plan, simulation));
-        }
+    let best = found.best(options.goal);
+    match options.goal {
+        Goal::Time => trials::improve(trace, machine, best, options.trials),
+        Goal::Wear => Ok(best),
     }
 }
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod exhaustive_tests;
+
+#[cfg(test)]
+mod same_bytes_tests;

@@ -1,0 +1,56 @@
+//! Bounds are slow to find and quick to check: their prices are kept beside the traces, and what a file
+//! says counts only as far as its prices prove it again.
+
+use serde_json::{Value, json};
+use std::path::Path;
+use tidelog_planner::bound::{Bound, Effort, Prices, Relaxation, with_toll};
+use tidelog_planner::cost::Machine;
+use tidelog_planner::trace::Trace;
+
+/// Prices and what they are for.
+pub(super) struct Certificate {
+    pub(super) relaxation: Relaxation,
+    pub(super) prices: Prices,
+}
+
+/// The prices kept in `path` if they still prove something of this trace on this machine, else new ones.
+pub(super) fn certificate(
+    path: &Path,
+    trace: &Trace,
+    machine: &Machine,
+    effort: Effort,
+    toll: f64,
+) -> Result<Certificate, Box<dyn std::error::Error>> {
+    if let Some(kept) = read(path, trace, machine) {
+        return Ok(kept);
+    }
+    let Bound { relaxation, prices, rounds, .. } = with_toll(trace, machine, effort, toll);
+    let rounds: Vec<Value> = rounds
+        .iter()
+        .map(|round| json!({"instants": round.instants, "time_ns": round.time.0}))
+        .collect();
+    let text = json!({
+        "of": name(trace, machine), "instants": relaxation.wanted(), "prices": prices,
+        "rounds": rounds,
+    });
+    std::fs::write(path, text.to_string())?;
+    Ok(Certificate { relaxation, prices })
+}
+
+fn read(path: &Path, trace: &Trace, machine: &Machine) -> Option<Certificate> {
+    let kept: Value = serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok()?;
+    if kept["of"] != name(trace, machine) {
+        return None;
+    }
+    let wanted = u32::try_from(kept["instants"].as_u64()?).ok()?;
+    let prices: Prices = serde_json::from_value(kept["prices"].clone()).ok()?;
+    let relaxation = Relaxation::new(trace, machine, wanted);
+    // Whatever the file says: only what `value` makes of it counts, for this trace and this machine.
+    relaxation.value(&prices).ok()?;
+    Some(Certificate { relaxation, prices })
+}
+
+/// What prices are good for: another trace may have the same instants, and would be proved little of.
+fn name(trace: &Trace, machine: &Machine) -> String {
+    format!("{:016x}, {} ns, {machine:?}", trace.fingerprint(), trace.duration().0)
+}

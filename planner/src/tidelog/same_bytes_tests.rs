@@ -1,0 +1,36 @@
+//! The same bytes on every run, machine and build: plans of fixed traces against digests written down.
+
+use super::*;
+use crate::testing::{Random, machine, random_trace, training};
+
+/// FNV-1a: enough to tell any difference.
+fn digest(text: &str) -> u64 {
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, mix)
+}
+
+/// What a change of the policy on purpose changes, and nothing else may.
+const STEP: u64 = 0xed20_40b2_efa2_8194;
+const RANDOM: u64 = 0xc94b_92e9_b4db_1c63;
+
+/// Debug and release builds run this with the same constants.
+#[test]
+fn plans_are_the_same_bytes_in_debug_and_release() {
+    let trace = training(12, 40_000, 100_000, 60_000);
+    let machine_of = |budget| machine(budget);
+    let (plan, _) = tidelog(&trace, &machine_of(900_000), Options::default()).unwrap();
+    let step = digest(&plan.to_json());
+    let mut random = Random(12);
+    let mut all = String::new();
+    for _ in 0..40 {
+        let trace = random_trace(&mut random, 14, 9);
+        let lifetimes = Lifetimes::of(&trace);
+        let largest = trace.storages.iter().map(|storage| storage.size.0).max().unwrap();
+        let least = lifetimes.largest_op().1.0.max(largest);
+        let budget = least + (lifetimes.peak().0 - least) / 2;
+        let (plan, _) = tidelog(&trace, &machine_of(budget), Options::default()).unwrap();
+        all += &plan.to_json();
+    }
+    let random = digest(&all);
+    assert_eq!((step, random), (STEP, RANDOM), "{step:#018x} {random:#018x}");
+}

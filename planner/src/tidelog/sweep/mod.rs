@@ -1,0 +1,364 @@
+//! One pass over the ops, with all that is to come in view: what leaves, what comes back, and when.
+//!
+//! The pass runs iterations one after the other as the machine will, on links that move one transfer
+//! at a time, and notes what it begins in the last of them. Before each op it asks two questions of
+//! the line of ops ahead, each answered by one range maximum:
+//! - *out*: would an op ahead be over capacity unless bytes leave from now on at full bandwidth?
+//! - *in*: would an op ahead miss bytes unless they come in from now on at full bandwidth?
+//!
+//! As long as neither is so nothing moves, except that free memory is filled by what comes next.
+
+mod ahead;
+mod line;
+mod links;
+mod record;
+
+use super::{Guess, Idea, Leaning};
+use crate::cost::Machine;
+use crate::lifetime::Lifetimes;
+use crate::plan::{Action, Row, Target};
+use crate::trace::{Identity, Trace};
+use crate::units::{Bytes, OpIndex};
+use line::Line;
+use links::Links;
+use record::{Instance, Place, Record};
+
+/// Iterations that the pass runs; the last one is the plan.
+const ITERATIONS: u32 = 3;
+
+/// Completions that an op waits through before nothing more is begun ahead of need.
+const TURNS_MAX: u32 = 1000;
+
+pub(super) struct Sweep<'a> {
+    trace: &'a Trace,
+    leaning: Leaning,
+    without: Option<Idea>,
+    /// How soon a link must be idle to be given more, and how soon bytes must be needed to move.
+    queue: u64,
+    slack_out: i64,
+    slack_in: i64,
+    ops: u32,
+    capacity: i64,
+    record: Record<'a>,
+    line: Line,
+    out: Links,
+    back: Links,
+    host_room: i64,
+    held: i64,
+    now: u64,
+    at: u32,
+    rows: Vec<Row>,
+}
+
+impl<'a> Sweep<'a> {
+    pub(super) fn new(
+        trace: &'a Trace,
+        machine: &Machine,
+        lifetimes: &Lifetimes,
+        guess: &Guess,
+        leaning: Leaning,
+        without: Option<Idea>,
+    ) -> Self {
+        let capacity = machine.capacity().0;
+        let (out, back) = (Links::out(machine), Links::back(machine));
+        let rates = (out.rate(), back.rate());
+        let mut line = Line::new(machine, &lifetimes.memory, &guess.durations, rates);
+        let drops = leaning.expects_drops && without != Some(Idea::ExpectedDrops);
+        let record = Record::new(trace, lifetimes, capacity, &mut line, drops);
+        let part = |parts| machine.ssd.write.time_for(Bytes(capacity / parts)).0;
+        let host = machine.host.map_or(0, |host| signed(host.memory.0));
+        let mut sweep = Self {
+            trace,
+            leaning: Leaning { expects_drops: drops, ..leaning },
+            without,
+            queue: part(leaning.queue_parts),
+            slack_out: signed(part(leaning.out_parts)),
+            slack_in: signed(part(leaning.in_parts)),
+            ops: trace.ops.len() as u32,
+            capacity: signed(capacity),
+            record,
+            line,
+            out,
+            back,
+            host_room: host,
+            held: 0,
+            now: 0,
+            at: 0,
+            rows: Vec::new(),
+        };
+        sweep.begin_globals();
+        sweep
+    }
+
+    /// The migrations of one iteration.
+    pub(super) fn run(mut self) -> Vec<Row> {
+        for at in 0..ITERATIONS * self.ops {
+            self.at = at;
+            self.op();
+        }
+        self.rows
+    }
+
+    /// Globals begin outside, with a copy; those that cannot move, or are not used, inside.
+    fn begin_globals(&mut self) {
+        for storage in 0..self.trace.storages.len() as u32 {
+            if !self.record.is_global(storage) {
+                continue;
+            }
+            let moves = self.record.movable[storage as usize] && self.record.is_used(storage);
+            let place = if moves { Place::Out } else { Place::In };
+            self.record.instances[storage as usize] = Instance::new(place, Some(Target::Ssd), 0);
+            if moves {
+                let next = self.record.next_use(storage);
+                self.record.absent.insert((next, storage));
+                self.project(storage, next, 1);
+            } else {
+                self.held += self.record.size(storage);
+            }
+        }
+    }
+
+    // ---- one op ----
+
+    fn op(&mut self) {
+        let trace = self.trace;
+        let (iteration, index) = (self.at / self.ops, self.at % self.ops);
+        let op = &trace.ops[index as usize];
+        if index == 0 {
+            self.arrivals();
+        }
+        let named = |storage, previous: bool, record: &Record<'_>| {
+            let of = if previous { iteration.wrapping_sub(1) } else { iteration };
+            record.instance_of(storage, of)
+        };
+        let uses: Vec<(u32, bool)> = op
+            .uses
+            .iter()
+            .map(|used| {
+                (named(used.storage.0, used.previous, &self.record), used.access.modifies())
+            })
+            .filter(|(instance, _)| self.place(*instance) != Place::Gone)
+            .collect();
+        let births: i64 = op.births.iter().map(|birth| self.record.size(birth.storage.0)).sum();
+        self.complete();
+        self.move_ahead(op.duration.0);
+        self.wait_for(&uses, births);
+        for birth in &op.births {
+            let instance = self.record.instance_of(birth.storage.0, iteration);
+            self.held += self.record.size(instance);
+            self.record.instances[instance as usize] =
+                Instance::new(Place::In, None, iteration * self.ops);
+        }
+        self.now += op.duration.0;
+        for &(instance, modifies) in &uses {
+            self.record.unlist(instance);
+            if modifies {
+                self.lose_copy(instance);
+            }
+            self.record.list_after(instance, self.at);
+        }
+        for birth in &op.births {
+            let instance = self.record.instance_of(birth.storage.0, iteration);
+            self.record.unlist(instance);
+            self.record.list_after(instance, self.at);
+        }
+        for death in &op.deaths {
+            self.die(named(death.storage.0, death.previous, &self.record));
+        }
+        if index + 1 == self.ops {
+            self.end_iteration(iteration);
+        }
+    }
+
+    fn arrivals(&mut self) {
+        let iteration = self.at / self.ops;
+        for storage in 0..self.trace.storages.len() as u32 {
+            if self.trace.storages[storage as usize].identity == Identity::Arrival {
+                let instance = self.record.instance_of(storage, iteration);
+                self.held += self.record.size(storage);
+                self.record.instances[instance as usize] =
+                    Instance::new(Place::In, None, iteration * self.ops);
+            }
+        }
+    }
+
+    /// What was never seen to die goes with the iteration.
+    fn end_iteration(&mut self, iteration: u32) {
+        for storage in 0..self.trace.storages.len() as u32 {
+            if self.record.death[storage as usize] == Some(self.ops - 1) {
+                self.die(self.record.instance_of(storage, iteration));
+            }
+        }
+    }
+
+    /// Lets time pass until the op's storages are in memory and its outputs have room.
+    fn wait_for(&mut self, uses: &[(u32, bool)], births: i64) {
+        let mut turns = 0;
+        loop {
+            let mut missing = false;
+            for &(instance, modifies) in uses {
+                let wanted = self.held + self.record.size(instance);
+                match self.place(instance) {
+                    Place::Out if wanted <= self.capacity => {
+                        self.fetch(instance);
+                        missing = true;
+                    }
+                    Place::Out => {
+                        self.force_room(wanted - self.capacity);
+                        missing = true;
+                    }
+                    Place::Coming => missing = true,
+                    Place::Leaving if modifies => missing = true,
+                    Place::Leaving | Place::In | Place::Gone => {}
+                }
+            }
+            if !missing {
+                if self.held + births <= self.capacity {
+                    return;
+                }
+                self.force_room(self.held + births - self.capacity);
+                if self.held + births <= self.capacity {
+                    return;
+                }
+            }
+            let Some(next) = self.out.next_end().into_iter().chain(self.back.next_end()).min()
+            else {
+                return;
+            };
+            self.now = self.now.max(next);
+            self.complete();
+            // What comes ahead of need must not keep the op waiting for ever.
+            turns += 1;
+            if turns < TURNS_MAX {
+                self.move_ahead(0);
+            }
+        }
+    }
+
+    // ---- what happens ----
+
+    fn place(&self, instance: u32) -> Place {
+        self.record.instances[instance as usize].place
+    }
+
+    fn evict(&mut self, instance: u32) {
+        self.record.unlist(instance);
+        let next = self.record.next_use(instance);
+        self.project(instance, next, 1);
+        let size = self.record.size(instance);
+        let clean = self.record.instances[instance as usize].copy;
+        let target = clean.unwrap_or_else(|| self.destination(size));
+        let from = self.at;
+        let end = if clean.is_some() {
+            self.held -= size;
+            self.settle_out(instance);
+            self.now
+        } else {
+            if target == Target::Host {
+                self.host_room -= size;
+            }
+            let link = self.out.of_mut(target).expect("the destination has a link");
+            link.begin(self.now, instance, size.unsigned_abs());
+            let end = link.busy_until;
+            let one = &mut self.record.instances[instance as usize];
+            (one.place, one.copy) = (Place::Leaving, Some(target));
+            end
+        };
+        let deadline = self.line.op_after(self.at, end.saturating_sub(self.now));
+        self.note(instance, Action::Evict, target, from, deadline);
+    }
+
+    /// The SSDs while they keep up, host memory where they do not and it has room.
+    fn destination(&self, size: i64) -> Target {
+        let busy = self.out.of(Target::Ssd).is_some_and(|ssd| ssd.busy_until > self.now);
+        let host = self.out.of(Target::Host).is_some() && self.host_room >= size;
+        if busy && host { Target::Host } else { Target::Ssd }
+    }
+
+    fn fetch(&mut self, instance: u32) {
+        let next = self.record.next_use(instance);
+        self.record.absent.remove(&(next, instance));
+        self.project(instance, next, -1);
+        let size = self.record.size(instance);
+        self.held += size;
+        let one = &mut self.record.instances[instance as usize];
+        one.place = Place::Coming;
+        let target = one.copy.unwrap_or(Target::Ssd);
+        let link = self.back.of_mut(target).expect("its copy lies behind a link");
+        link.begin(self.now, instance, size.unsigned_abs());
+        self.note(instance, Action::Prefetch, target, self.at, next);
+    }
+
+    /// Tells the line that a storage is out until `next`, or (`sign` -1) that it is not any more.
+    fn project(&mut self, instance: u32, next: u32, sign: i64) {
+        let size = sign * self.record.size(instance);
+        let leaves = !(self.leaning.expects_drops && self.record.is_expected_drop(instance));
+        let returns = self.record.is_used_again(instance);
+        self.line.project(self.at, next, size, leaves, returns);
+    }
+
+    /// Takes in what the links have finished by now.
+    fn complete(&mut self) {
+        while let Some(done) = self.out.take_done(self.now) {
+            if self.place(done.instance) == Place::Leaving {
+                self.held -= self.record.size(done.instance);
+                self.settle_out(done.instance);
+            }
+        }
+        while let Some(done) = self.back.take_done(self.now) {
+            if self.place(done.instance) == Place::Coming {
+                self.record.instances[done.instance as usize].place = Place::In;
+                self.record.list(done.instance);
+            }
+        }
+    }
+
+    /// Its memory is free now.
+    fn settle_out(&mut self, instance: u32) {
+        self.record.instances[instance as usize].place = Place::Out;
+        if self.record.is_used_again(instance) {
+            self.record.absent.insert((self.record.next_use(instance), instance));
+        }
+    }
+
+    fn lose_copy(&mut self, instance: u32) {
+        let size = self.record.size(instance);
+        if self.record.instances[instance as usize].copy.take() == Some(Target::Host) {
+            self.host_room += size;
+        }
+    }
+
+    fn die(&mut self, instance: u32) {
+        let place = self.place(instance);
+        if place == Place::Gone {
+            return;
+        }
+        self.record.unlist(instance);
+        if place == Place::Out {
+            self.record.absent.remove(&(self.record.next_use(instance), instance));
+        } else {
+            self.held -= self.record.size(instance);
+        }
+        self.lose_copy(instance);
+        self.record.instances[instance as usize].place = Place::Gone;
+    }
+
+    fn note(&mut self, instance: u32, action: Action, target: Target, from: u32, to: u32) {
+        if from < (ITERATIONS - 1) * self.ops {
+            return;
+        }
+        let storage = self.record.storage_of(instance) as usize;
+        let to = to.min(from + self.ops - 1);
+        self.rows.push(Row {
+            start: OpIndex(from % self.ops),
+            deadline: OpIndex(to % self.ops),
+            action,
+            target,
+            storage: self.trace.storages[storage].identity.clone(),
+        });
+    }
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX / 4)
+}

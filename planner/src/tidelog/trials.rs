@@ -1,0 +1,78 @@
+//! Improving a plan by trial, where trials are cheap: on short traces every period's other choices are
+//! simulated in turn, until none of them helps.
+
+use crate::cost::Machine;
+use crate::lifetime::{Lifetimes, Period, PeriodEnd};
+use crate::plan::{Action, Expectation, Plan, Row, Target};
+use crate::simulate::{SimulateError, Simulation, with_expectations};
+use crate::trace::Trace;
+use crate::units::OpIndex;
+
+/// Iterations that one simulation runs.
+const ITERATIONS: u64 = 3;
+
+/// The best plan that `best` becomes by changing one period after the other, simulating at most
+/// `ops_max` ops. A trace too long to look at each period once is left as it is.
+pub(super) fn improve(
+    trace: &Trace,
+    machine: &Machine,
+    mut best: (Plan, Simulation),
+    ops_max: u64,
+) -> Result<(Plan, Simulation), SimulateError> {
+    let ops = trace.ops.len() as u64;
+    let mut left = ops_max / (ITERATIONS * ops.max(1));
+    if left < ops {
+        return Ok(best);
+    }
+    let mut periods = Lifetimes::of(trace).periods;
+    periods.retain(|period| period.end == PeriodEnd::Use);
+    let merit = |one: &Simulation| (one.time, one.bytes.ssd_written);
+    loop {
+        let before = merit(&best.1);
+        for period in &periods {
+            let others = without(&best.0, trace, period);
+            for choice in choices(trace, period) {
+                if left == 0 || best.1.stalls.is_empty() {
+                    return Ok(best);
+                }
+                left -= 1;
+                let rows = others.iter().cloned().chain(choice).collect();
+                let plan = Plan::new("tidelog", trace, machine, rows, Expectation::default());
+                let tried = with_expectations(plan, trace, machine)?;
+                if merit(&tried.1) < merit(&best.1) {
+                    best = tried;
+                }
+            }
+        }
+        if merit(&best.1) == before {
+            return Ok(best);
+        }
+    }
+}
+
+/// The plan's rows without those of one period.
+fn without(plan: &Plan, trace: &Trace, period: &Period) -> Vec<Row> {
+    let identity = &trace.storage(period.storage).identity;
+    let inside = |row: &&Row| {
+        let start = row.start.0;
+        let unrolled = if start < period.from { start + plan.ops } else { start };
+        row.storage == *identity && unrolled < period.to
+    };
+    plan.rows.iter().filter(|row| !inside(row)).cloned().collect()
+}
+
+/// Staying; or leaving at once, and coming back from some op on.
+fn choices(trace: &Trace, period: &Period) -> Vec<Vec<Row>> {
+    let ops = trace.ops.len() as u32;
+    let row = |action, start: u32, deadline: u32| Row {
+        start: OpIndex(start % ops),
+        deadline: OpIndex(deadline % ops),
+        action,
+        target: Target::Ssd,
+        storage: trace.storage(period.storage).identity.clone(),
+    };
+    let leaving = (period.from + 1..period.to).map(|back| {
+        vec![row(Action::Evict, period.from, back), row(Action::Prefetch, back, period.to)]
+    });
+    [Vec::new()].into_iter().chain(leaving).collect()
+}
