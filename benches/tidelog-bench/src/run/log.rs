@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidelog_engine::layout::TensorId;
-use tidelog_engine::memory::{Destination, Source};
+use tidelog_engine::memory::{Destination, DmaBuffer, Source};
 use tidelog_engine::path::Capabilities;
-use tidelog_engine::pool::{Pool, PutOptions};
+use tidelog_engine::pool::{Pool, PutOptions, Unusable};
 use tidelog_engine::schedule::{CompletionQueue, Outcome, Ticket, Urgency};
 use tidelog_engine::units::ByteCount;
 
@@ -61,10 +61,12 @@ struct Flight {
 
 /// Memory that is written from and read into, so that none is mapped anew while a job is measured.
 struct Memory {
-    /// What puts are made of, by tag and length: as many as are in flight, so that they do not all come
+    /// Registered with the devices, as much for each operation in flight as the largest takes.
+    registered: Vec<DmaBuffer>,
+    /// Where none is registered: what puts are made of, by tag and length; as many as are in flight, so that they do not all come
     /// from a cache.
     written: BTreeMap<(usize, u64), Arc<[u8]>>,
-    /// What gets go to, by length.
+    /// And what gets go to, by length.
     read: BTreeMap<u64, Vec<Vec<u8>>>,
     random: fastrand::Rng,
 }
@@ -94,11 +96,7 @@ impl LogJob {
             flights: std::iter::repeat_with(|| None).take(depth).collect(),
             idle: (0..depth).collect(),
             ends: CompletionQueue::new(),
-            memory: Memory {
-                written: BTreeMap::new(),
-                read: BTreeMap::new(),
-                random: fastrand::Rng::with_seed(seed),
-            },
+            memory: Memory::new(job, &pool, seed).map_err(|error| failed(error.to_string()))?,
             turn: 0,
             generation,
             ended: Ended::default(),
@@ -246,16 +244,27 @@ impl LogJob {
         if let Some(recorder) = recorder {
             recorder.completed(direction, length, [begun, issued, now]);
         }
-        let Some(bytes) = ticket.take_bytes() else { return };
-        if self.job.verify {
-            let generation = reads_back.then_some(self.generation);
-            self.ended.verified += 1;
-            if let Err(fault) = check(&bytes, tensor as u64, generation) {
-                let file = format!("tensor {tensor}");
-                self.ended.bad(BadBlock { file, offset: 0, length, fault });
+        let generation = reads_back.then_some(self.generation);
+        if let Some(buffer) = ticket.take_buffer() {
+            if direction == Direction::Read {
+                self.compare(tensor, &buffer[..length as usize], generation);
             }
+            self.memory.registered.push(buffer);
+        } else if let Some(bytes) = ticket.take_bytes() {
+            self.compare(tensor, &bytes, generation);
+            self.memory.give_back(bytes);
         }
-        self.memory.give_back(bytes);
+    }
+
+    fn compare(&mut self, tensor: usize, bytes: &[u8], generation: Option<u64>) {
+        if !self.job.verify {
+            return;
+        }
+        self.ended.verified += 1;
+        if let Err(fault) = check(bytes, tensor as u64, generation) {
+            let (file, length) = (format!("tensor {tensor}"), bytes.len() as u64);
+            self.ended.bad(BadBlock { file, offset: 0, length, fault });
+        }
     }
 
     /// Puts every tensor, not measured.
@@ -299,9 +308,24 @@ impl LogJob {
 }
 
 impl Memory {
+    /// Takes a job's registered memory, and fills it with bytes that do not compress.
+    fn new(job: &JobOptions, pool: &Pool, seed: u64) -> Result<Self, Unusable> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut registered = Vec::new();
+        while job.fixedbufs && registered.len() < job.iodepth as usize {
+            let Some(mut buffer) = pool.buffer(job.sizes.most() as usize)? else { break };
+            random.fill(&mut buffer);
+            registered.push(buffer);
+        }
+        Ok(Self { registered, written: BTreeMap::new(), read: BTreeMap::new(), random })
+    }
+
     /// Touches what will be needed, so that page faults are not measured.
     fn warm(&mut self, job: &JobOptions, depth: usize) {
         let Sizes::One(length) = job.sizes else { return };
+        if !self.registered.is_empty() {
+            return;
+        }
         if job.load.writes && !job.verify {
             (0..depth).for_each(|tag| drop(self.source(tag, length, 0, None)));
         }
@@ -313,6 +337,13 @@ impl Memory {
     }
 
     fn source(&mut self, tag: usize, length: u64, place: u64, generation: Option<u64>) -> Source {
+        if let Some(mut buffer) = self.registered.pop() {
+            let length = length as usize;
+            if let Some(generation) = generation {
+                stamp(&mut buffer[..length], place, generation);
+            }
+            return Source::Dma { buffer, length };
+        }
         let Self { written, random, .. } = self;
         let mut fresh = || {
             let mut bytes = vec![0; length as usize];
@@ -329,6 +360,9 @@ impl Memory {
     }
 
     fn destination(&mut self, length: u64) -> Destination {
+        if let Some(buffer) = self.registered.pop() {
+            return Destination::Dma { buffer, length: length as usize };
+        }
         let kept = self.read.get_mut(&length).and_then(Vec::pop);
         kept.map_or_else(|| Destination::buffer(length as usize), Destination::Owned)
     }
