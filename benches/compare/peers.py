@@ -100,4 +100,7 @@ class Tidelog(Peer):
         # These devices were made a moment ago; what stands on them is ours or the last run's.
         if load.rw.endswith("write") and self.level == "raw":
             words.append(f"--overwrite={':'.join(devices.names)}")
+        if self.level == "log":
+            # What a tensor's piece on one device is, an operation is to the peer.
+            words.append(f"--stripe_unit={load.bs}")
         return run([self.program, *load.options(devices, seconds), *words])

@@ -9,7 +9,7 @@
 const BLOCK: usize = 16 << 10;
 
 /// The CRC32C of `bytes`.
-pub(crate) fn checksum(bytes: &[u8]) -> u32 {
+pub fn checksum(bytes: &[u8]) -> u32 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if bytes.len() >= vector::STRIDE && vector::is_there() {
         let whole = bytes.len() / vector::STRIDE * vector::STRIDE;
@@ -22,7 +22,7 @@ pub(crate) fn checksum(bytes: &[u8]) -> u32 {
 
 /// Copies `from` to the beginning of `to`, which is at least as long, and answers the CRC32C of what was copied: the
 /// source is read once.
-pub(crate) fn copy_with_checksum(from: &[u8], to: &mut [u8]) -> u32 {
+pub fn copy_with_checksum(from: &[u8], to: &mut [u8]) -> u32 {
     let to = &mut to[..from.len()];
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if from.len() >= vector::STRIDE && vector::is_there() {

@@ -16,7 +16,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use checksum::{checksum, copy_with_checksum};
+pub use checksum::{checksum, copy_with_checksum};
 pub use dma::{Backing, DmaBuffer, DmaPool, MemoryError};
 pub use ends::{Destination, ForeignDestination, ForeignSource, Source};
 

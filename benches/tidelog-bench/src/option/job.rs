@@ -175,6 +175,8 @@ pub struct JobOptions {
     pub checksums: bool,
     /// At the log level: memory between the caller's and the devices.
     pub staging: ByteCount,
+    /// At the log level: bytes on one device before the next takes over, where a pool is made.
+    pub stripe_unit: ByteCount,
     /// Whether memory is registered with the devices. At the log level the engine copies from and to memory that is
     /// not.
     pub fixedbufs: bool,
@@ -225,6 +227,7 @@ impl Default for JobOptions {
             lat_percentiles: false,
             checksums: true,
             staging: ByteCount::mib(16),
+            stripe_unit: ByteCount::kib(256),
             fixedbufs: true,
             kb_base: KbBase::default(),
             given: Vec::new(),

@@ -129,6 +129,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.direct = switch(text)?),
     option!(Target, "checksums", "", "At the log level: compare checksums on every read [1]",
         |job, text| job.checksums = switch(text)?),
+    option!(Target, "stripe_unit", "SIZE", "At the log level: bytes on one device before the next takes over, where a pool is made [256k]",
+        |job, text| job.stripe_unit = ByteCount(bytes(text, job.kb_base)?)),
     option!(Target, "fixedbufs", "", "Register buffers where the locked-memory limit allows [1]. 0, at the log level: take memory that the engine copies from and to",
         |job, text| job.fixedbufs = switch(text)?),
     option!(Target, "staging", "SIZE", "At the log level: memory between the caller's and the devices [16m]",

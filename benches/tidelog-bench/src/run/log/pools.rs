@@ -96,6 +96,7 @@ pub fn make_pool(job: &JobOptions, named_twice: &[DeviceIdentity]) -> Result<(),
         // to stand for something else.
         overwrite_devices: named_twice.to_vec(),
         buffered: !job.direct,
+        stripe_unit: job.stripe_unit,
         ..FormatOptions::default()
     };
     let made = Pool::format(&specs, &options);
@@ -124,7 +125,8 @@ fn open_pool(job: &JobOptions, engine: Engine, buffers: ByteCount) -> Result<Poo
     let opened = if engine == Engine::Sim {
         let size = device_size(job).unwrap_or_default();
         let disks: Vec<SimDisk> = job.filename.iter().map(|_| SimDisk::new(size)).collect();
-        Pool::format_sim(&disks, &FormatOptions::default())
+        let format = FormatOptions { stripe_unit: job.stripe_unit, ..FormatOptions::default() };
+        Pool::format_sim(&disks, &format)
             .map_err(|error| failed("cannot make a pool of", &job.filename, &error))?;
         Pool::open_sim(&disks, &options)
     } else {
