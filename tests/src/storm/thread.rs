@@ -216,19 +216,19 @@ impl Thread {
             self.figures.cancelled += 1;
             return Ok(());
         }
-        self.check(tensor, what, ticket, outcome)
+        self.check(tensor, &what, ticket, outcome)
             .map_err(|what| format!("{}: {what}", self.name(tensor)))
     }
 
     fn check(
         &mut self,
         tensor: usize,
-        what: What,
+        what: &What,
         ticket: Option<Ticket>,
         outcome: Outcome,
     ) -> Result<(), String> {
         let done = outcome.map_err(|error| error.to_string())?;
-        match what {
+        match *what {
             What::Put(content) => {
                 self.tensors[tensor].content = Some(content);
                 self.figures.puts += 1;
