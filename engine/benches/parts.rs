@@ -16,6 +16,9 @@ use tidelog_engine::units::{ByteCount, DeviceIndex};
 
 const LANE: Lane = Lane { durability: Durability::Scratch, class: LifetimeClass::ALL[0] };
 
+/// Writes in flight at once.
+const TOGETHER: u64 = 64;
+
 fn geometry() -> Geometry {
     Geometry::plan(&GeometryRequest {
         devices: 4,
@@ -71,7 +74,7 @@ fn index(criterion: &mut Criterion) {
     for tensors in [1000, 1_000_000_u64] {
         let space = Space::new(&area, geometry.segment_blocks());
         let mut contents = Contents::recovered(space, Vec::new(), Vec::new());
-        let mut put = |contents: &mut Contents, index: u64| {
+        let put = |contents: &mut Contents, index: u64| {
             let id =
                 TensorId(u128::from(index).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835));
             let request = Request { id, name: None, length: 4096, lane: LANE };
@@ -155,7 +158,6 @@ fn reactor(criterion: &mut Criterion) {
     group.bench_function("write of 4 KiB there and back, simulated disk", |bench| {
         bench.iter(|| write(&reactor, None, 1).wait());
     });
-    const TOGETHER: u64 = 64;
     group.throughput(Throughput::Elements(TOGETHER));
     group.bench_function("64 writes of 4 KiB in flight, simulated disk", |bench| {
         let queue = CompletionQueue::new();
