@@ -8,7 +8,7 @@ SECONDS ?= 60
 PAIRS ?= 15
 ONLY ?=
 
-.PHONY: help setup build demo test lint test-rust sim planted faults fixture crash nvme-vm recovery test-torch test-slow bench compare test-compare fuzz loom sanitize \
+.PHONY: help setup build demo test lint test-rust sim storm planted faults fixture crash nvme-vm recovery test-torch test-slow bench compare test-compare fuzz loom sanitize \
 	miri paper clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,9 @@ crash: setup ## Processes that commit are killed RUNS times, on files and on loo
 
 nvme-vm: setup ## The conformance suite and faults in a machine with emulated NVMe controllers
 	tests/nvme-vm/run.sh
+
+storm: setup ## A million mixed operations of 16 threads on one pool, every byte compared, no ticket lost
+	cargo run --release -q -p tidelog-tests --bin tidelog-storm
 
 recovery: setup ## What opening a pool of a million tensors costs
 	cargo run --release -q -p tidelog-tests --bin tidelog-recovery

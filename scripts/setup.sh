@@ -44,7 +44,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     fi
 fi
 if ! command -v cargo >/dev/null 2>&1; then
-    echo "setup: cargo was not found; install Rust 1.88 or newer from https://rustup.rs and run make again" >&2
+    echo "setup: cargo was not found; install Rust 1.89 or newer from https://rustup.rs and run make again" >&2
     exit 1
 fi
 if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then

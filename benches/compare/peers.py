@@ -130,7 +130,8 @@ class Tidelog(Peer):
     def run(self, load, devices, seconds):
         words = ["--ioengine=tidelog-uring", f"--level={self.level}", "--eta=never"]
         if self.level == "log":
-            words.append(f"--checksums={int(self.checksums)}")
+            # What a tensor's piece on one device is, an operation is to the peer.
+            words += [f"--checksums={int(self.checksums)}", f"--stripe_unit={load.bs}"]
         if load.durable:
             # A commit for as many tensors as the peer puts into one file.
             words.append(f"--fsync={size_in_bytes(load.size) // size_in_bytes(load.bs)}")

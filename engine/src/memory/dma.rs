@@ -231,6 +231,27 @@ pub struct DmaBuffer {
 }
 
 impl DmaBuffer {
+    /// Keeps the bytes before `at`, a multiple of 4 KiB within the buffer, and answers those from there on as a
+    /// buffer of their own.
+    pub(crate) fn split_off(&mut self, at: usize) -> Self {
+        assert!(at.is_multiple_of(ALIGNMENT) && 0 < at && at < self.length, "no cut within");
+        let rest = Self {
+            region: Arc::clone(&self.region),
+            start: self.start + at,
+            length: self.length - at,
+        };
+        self.length = at;
+        rest
+    }
+
+    /// Takes the buffer that was split off right behind this one back in.
+    pub(crate) fn join(&mut self, mut next: Self) {
+        let adjacent = self.start + self.length == next.start;
+        assert!(Arc::ptr_eq(&self.region, &next.region) && adjacent, "not split off here");
+        // Nothing is left for `next` to give back when it is dropped.
+        self.length += std::mem::take(&mut next.length);
+    }
+
     /// Where the buffer lies, for the submission queue entry of a data path.
     pub(crate) fn address(&mut self) -> *mut u8 {
         // SAFETY: `start` lies within the mapping.
@@ -262,7 +283,9 @@ impl DerefMut for DmaBuffer {
 
 impl Drop for DmaBuffer {
     fn drop(&mut self) {
-        self.region.give_back(self.start, self.length);
+        if self.length > 0 {
+            self.region.give_back(self.start, self.length);
+        }
     }
 }
 

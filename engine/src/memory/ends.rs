@@ -4,6 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::dma::DmaBuffer;
 use super::stream;
 
 /// Memory of somebody else that a transfer reads.
@@ -63,6 +64,14 @@ pub enum Source {
     Owned(Vec<u8>),
     /// Bytes that the transfer shares.
     Shared(Arc<[u8]>),
+    /// Memory that devices read themselves: no byte is copied where its pieces are whole blocks.
+    Dma {
+        /// The memory; the ticket gives it back (`take_buffer`). What lies behind `length` in the last block is
+        /// filled with zeroes.
+        buffer: DmaBuffer,
+        /// How many of its bytes are written, from its start.
+        length: usize,
+    },
 }
 
 impl Source {
@@ -72,12 +81,26 @@ impl Source {
             Self::Foreign(foreign) => foreign.length,
             Self::Owned(bytes) => bytes.len(),
             Self::Shared(bytes) => bytes.len(),
+            Self::Dma { buffer, length } => buffer.len().min(*length),
         }
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether devices may read it themselves.
+    pub(crate) fn is_dma(&mut self) -> bool {
+        matches!(self, Self::Dma { .. })
+    }
+
+    /// The DMA buffer, if it is one.
+    pub(crate) fn into_dma(self) -> Option<DmaBuffer> {
+        match self {
+            Self::Dma { buffer, .. } => Some(buffer),
+            Self::Foreign(_) | Self::Owned(_) | Self::Shared(_) => None,
+        }
     }
 
     /// The bytes; only the reactor reads them, and only before it reports release.
@@ -90,6 +113,7 @@ impl Source {
             },
             Self::Owned(bytes) => bytes,
             Self::Shared(bytes) => bytes,
+            Self::Dma { buffer, .. } => &buffer[..self.len()],
         }
     }
 }
@@ -124,6 +148,14 @@ pub enum Destination {
     Foreign(ForeignDestination),
     /// Bytes that the transfer owns; the ticket gives them out once it is done.
     Owned(Vec<u8>),
+    /// Memory that devices write themselves: no byte is copied where its pieces are whole blocks.
+    Dma {
+        /// The memory; the ticket gives it back (`take_buffer`). What lies behind `length` in the last block may
+        /// change.
+        buffer: DmaBuffer,
+        /// How many bytes are read into it, from its start.
+        length: usize,
+    },
 }
 
 impl Destination {
@@ -137,12 +169,26 @@ impl Destination {
         match self {
             Self::Foreign(foreign) => foreign.length,
             Self::Owned(bytes) => bytes.len(),
+            Self::Dma { buffer, length } => buffer.len().min(*length),
         }
     }
 
     /// Whether there is room for none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether devices may write it themselves.
+    pub(crate) fn is_dma(&mut self) -> bool {
+        matches!(self, Self::Dma { .. })
+    }
+
+    /// The DMA buffer, if it is one.
+    pub(crate) fn into_dma(self) -> Option<DmaBuffer> {
+        match self {
+            Self::Dma { buffer, .. } => Some(buffer),
+            Self::Foreign(_) | Self::Owned(_) => None,
+        }
     }
 
     /// Copies `bytes` to `offset`; the caller has checked that they fit.
@@ -153,10 +199,11 @@ impl Destination {
             // SAFETY: the range lies within the foreign memory (asserted above).
             Self::Foreign(foreign) => unsafe { foreign.address.as_ptr().add(offset) },
             Self::Owned(owned) => owned[offset..].as_mut_ptr(),
+            Self::Dma { buffer, .. } => buffer[offset..].as_mut_ptr(),
         };
         // SAFETY: foreign memory is valid and ours alone until release by the contract of
-        // `ForeignDestination::new`, owned memory is borrowed for the call; the range lies within it (asserted
-        // above). `bytes` is staging memory, which the engine mapped itself, so the two never overlap.
+        // `ForeignDestination::new`, other memory is borrowed for the call; the range lies within it (asserted
+        // above). `bytes` is a buffer of its own in memory that the engine mapped, so the two never overlap.
         unsafe { stream::copy(bytes.as_ptr(), target, bytes.len()) };
     }
 }

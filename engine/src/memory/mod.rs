@@ -9,12 +9,14 @@
 //! This is one of the two rooms of the engine in which `unsafe` is allowed.
 #![allow(unsafe_code)]
 
+mod checksum;
 mod dma;
 mod ends;
 mod stream;
 #[cfg(test)]
 mod tests;
 
+pub use checksum::{checksum, copy_with_checksum};
 pub use dma::{Backing, DmaBuffer, DmaPool, MemoryError};
 pub use ends::{Destination, ForeignDestination, ForeignSource, Source};
 

@@ -65,7 +65,7 @@ pub use scrub::{BadUnit, Scrub, ScrubReport, Scrubbed};
 
 use crate::layout::TensorId;
 use crate::log::{Contents, Durability, Lane, RemoveError, Request, SpaceUse, StripeMap, Version};
-use crate::memory::{Destination, Source};
+use crate::memory::{Destination, DmaBuffer, Source};
 use crate::path::DeviceSpec;
 use crate::path::sim::SimDisk;
 use crate::schedule::{Notify, Reactor, Subject, Ticket, Transfer, Urgency};
@@ -173,6 +173,13 @@ impl Pool {
         let housekeeper = Housekeeper::start(Self(Arc::clone(&self.0), None), options)?;
         *self.0.housekeeper.lock().unwrap_or_else(PoisonError::into_inner) = Some(housekeeper);
         Ok(())
+    }
+
+    /// A buffer of `bytes` rounded up to 4 KiB, for a [`Source::Dma`] or [`Destination::Dma`]: between it and the
+    /// devices nothing is copied. `None` while [`OpenOptions::buffers`] has no run that long left.
+    pub fn buffer(&self, bytes: usize) -> Result<Option<DmaBuffer>, Unusable> {
+        let reactor = self.reactor()?;
+        Ok(reactor.as_ref().ok_or(Unusable::Closed)?.buffer(bytes))
     }
 
     /// Writes a scratch tensor of `source.len()` bytes. It takes the place of an older version when it

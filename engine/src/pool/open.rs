@@ -84,6 +84,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         members.provider(options.path, mode)?,
         ReactorOptions {
             staging: options.staging,
+            buffers: options.buffers,
             chunk: ByteCount(geometry.stripe_unit),
             depth: options.depth,
             huge_pages: options.huge_pages,

@@ -92,6 +92,10 @@ pub struct OpenOptions {
     pub share: u32,
     /// Memory between the caller's and the devices; at least one stripe unit.
     pub staging: ByteCount,
+    /// Memory beside it for [`Pool::buffer`], which devices read and write themselves.
+    ///
+    /// [`Pool::buffer`]: super::Pool::buffer
+    pub buffers: ByteCount,
     /// Operations in flight per device, at most.
     pub depth: u32,
     /// Whether checksums are compared on every read.
@@ -116,6 +120,7 @@ impl Default for OpenOptions {
             buffered: false,
             share: 0,
             staging: ByteCount::mib(16),
+            buffers: ByteCount::ZERO,
             depth: 32,
             verify_reads: true,
             huge_pages: true,

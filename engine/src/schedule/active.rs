@@ -3,18 +3,15 @@
 use std::sync::Arc;
 
 use super::completion::Notify;
+use super::parts::Parts;
 use super::subject::Subject;
-use super::ticket::TicketShared;
+use super::ticket::{Memory, TicketShared};
 use super::transfer::{Done, Finish, Piece, TransferDone, TransferError, TransferResult, Urgency};
-use crate::memory::{Destination, DmaBuffer, Source};
+use crate::memory::{Destination, DmaBuffer, Source, checksum, copy_with_checksum};
 use crate::path::OperationKind;
 use crate::units::ByteCount;
 
-/// Copying and checksumming alternate in blocks of this size, so that the checksum finds the bytes
-/// in the nearest cache.
-const BLOCK: usize = 16 << 10;
-
-/// What is to be done with each piece. The memory is `None` once it was released.
+/// What is to be done with each piece. The memory is `None` once it was released, or is with devices in parts.
 pub(super) enum Job {
     Write { source: Option<Source>, fua: bool },
     Read { destination: Option<Destination> },
@@ -35,6 +32,31 @@ impl Job {
             Self::Deallocate => OperationKind::Deallocate,
         }
     }
+
+    /// Cuts memory that devices read or write themselves into a part for each piece.
+    fn cut(&mut self, pieces: &[Piece]) -> Option<Parts> {
+        match self {
+            Self::Write { source, .. } => {
+                let Some(Source::Dma { buffer, length }) = source.take_if(Source::is_dma) else {
+                    return None;
+                };
+                let parts = Parts::cut(buffer, pieces);
+                parts.map_err(|buffer| *source = Some(Source::Dma { buffer, length })).ok()
+            }
+            Self::Read { destination } => {
+                let Some(Destination::Dma { buffer, length }) =
+                    destination.take_if(Destination::is_dma)
+                else {
+                    return None;
+                };
+                let parts = Parts::cut(buffer, pieces);
+                parts
+                    .map_err(|buffer| *destination = Some(Destination::Dma { buffer, length }))
+                    .ok()
+            }
+            Self::Verify { .. } | Self::WriteZeroes | Self::Flush | Self::Deallocate => None,
+        }
+    }
 }
 
 /// A transfer, from submission to its end. If it is dropped before its end it ends as stopped.
@@ -48,6 +70,10 @@ pub(super) struct Active {
     pub(super) queued: bool,
     /// Pieces on a device.
     pub(super) flying: usize,
+    /// The memory, where devices read or write it themselves.
+    parts: Option<Parts>,
+    /// A DMA buffer that was copied from or to, for the ticket to give back.
+    copied: Option<DmaBuffer>,
     checksums: Vec<u32>,
     bytes: u64,
     matched: bool,
@@ -63,7 +89,7 @@ pub(super) struct Active {
 
 impl Active {
     pub(super) fn new(
-        job: Job,
+        mut job: Job,
         subject: Subject,
         pieces: Vec<Piece>,
         urgency: Urgency,
@@ -71,6 +97,7 @@ impl Active {
         finish: Finish,
         notify: Option<Notify>,
     ) -> Self {
+        let parts = job.cut(&pieces);
         let sums = if matches!(job, Job::Write { .. }) { pieces.len() } else { 0 };
         Self {
             job,
@@ -79,6 +106,8 @@ impl Active {
             next: 0,
             queued: false,
             flying: 0,
+            parts,
+            copied: None,
             checksums: vec![0; sums],
             bytes: 0,
             matched: true,
@@ -102,7 +131,17 @@ impl Active {
 
     /// Whether it is a read that somebody still waits for.
     pub(super) fn wants_bytes(&self) -> bool {
-        matches!(self.job, Job::Read { destination: Some(_) })
+        match &self.job {
+            Job::Read { destination } => {
+                destination.is_some() || (self.parts.is_some() && self.failure.is_none())
+            }
+            _ => false,
+        }
+    }
+
+    /// The transfer's own memory, where devices read or write that.
+    pub(super) fn parts(&mut self) -> Option<&mut Parts> {
+        self.parts.as_mut()
     }
 
     /// Whether everything was begun and has come back.
@@ -110,21 +149,19 @@ impl Active {
         !self.has_more() && self.flying == 0
     }
 
-    /// Copies the next piece into `chunk`, takes its checksum, and fills up with zeroes. The source
-    /// is read exactly once, and the checksum is that of the copy: whatever goes to the device has it.
+    /// Makes `chunk` what the next piece's device is to get: a copy in staging memory, or the transfer's own part
+    /// as it is. Takes the checksum, and fills up with zeroes. A source that is copied is read exactly once, and the
+    /// checksum is that of the copy; a part is nobody else's to write: whatever goes to the device has it.
     pub(super) fn stage(&mut self, chunk: &mut DmaBuffer) {
-        let Job::Write { source: Some(source), .. } = &self.job else { return };
         let piece = self.pieces[self.next];
         let (start, length) = (piece.tensor_offset as usize, piece.length as usize);
-        let bytes = &source.bytes()[start..start + length];
-        let mut sum = 0;
-        for (from, to) in bytes.chunks(BLOCK).zip(chunk.chunks_mut(BLOCK)) {
-            let to = &mut to[..from.len()];
-            to.copy_from_slice(from);
-            sum = crc32c::crc32c_append(sum, to);
-        }
+        self.checksums[self.next] = match &self.job {
+            Job::Write { source: Some(source), .. } => {
+                copy_with_checksum(&source.bytes()[start..start + length], chunk)
+            }
+            _ => checksum(&chunk[..length]),
+        };
         chunk[length..piece.extent().length.0 as usize].fill(0);
-        self.checksums[self.next] = sum;
     }
 
     /// The next piece was begun. After the last piece of a write its source is nobody's concern.
@@ -142,7 +179,7 @@ impl Active {
         let Job::Verify { source: Some(source) } = &self.job else { return };
         let start = piece.tensor_offset as usize;
         let bytes = &source.bytes()[start..start + piece.length as usize];
-        let found = crc32c::crc32c(bytes);
+        let found = checksum(bytes);
         self.bytes += u64::from(piece.length);
         if Some(found) != piece.checksum {
             self.matched = false;
@@ -153,10 +190,12 @@ impl Active {
 
     /// What is wrong with a piece just read into `chunk`, if its checksum is not the expected one.
     pub(super) fn mismatch(&self, piece: usize, chunk: &DmaBuffer) -> Option<TransferError> {
-        let Job::Read { destination: Some(_) } = &self.job else { return None };
+        if !self.wants_bytes() {
+            return None;
+        }
         let Piece { device, offset, tensor_offset, length, .. } = self.pieces[piece];
         let expected = self.pieces[piece].checksum?;
-        let found = crc32c::crc32c(&chunk[..length as usize]);
+        let found = checksum(&chunk[..length as usize]);
         (found != expected).then_some(TransferError::Checksum {
             device,
             offset,
@@ -168,10 +207,14 @@ impl Active {
         })
     }
 
-    /// A piece came back well; a read's bytes are in `chunk`.
+    /// A piece came back well; a read's bytes are in `chunk`, which is where they belong if it is the transfer's own.
     pub(super) fn landed(&mut self, piece: usize, chunk: Option<&DmaBuffer>) {
         let piece = self.pieces[piece];
         let wanted = piece.wanted();
+        if self.parts.is_some() && self.wants_bytes() {
+            self.bytes += u64::from(wanted.take);
+            return;
+        }
         match (&mut self.job, chunk) {
             (Job::Read { destination: Some(destination) }, Some(chunk)) => {
                 let (skip, take) = (wanted.skip as usize, wanted.take as usize);
@@ -193,20 +236,25 @@ impl Active {
 
     /// Cancels what can be: a write or verification that has pieces left, a read that has not landed.
     pub(super) fn cancel(&mut self) {
-        if self.has_more() || matches!(self.job, Job::Read { destination: Some(_) }) {
+        if self.has_more() || self.wants_bytes() {
             self.fail(TransferError::Cancelled);
         }
     }
 
-    /// From here on nothing of ours touches the memory: devices only ever see staging buffers.
-    /// A read keeps an owned destination, which the ticket gives out.
+    /// From here on nothing of ours touches the memory: devices only ever see staging buffers, and memory that is in
+    /// parts, which they may see until the end.
     fn release(&mut self) {
-        match &mut self.job {
-            Job::Write { source, .. } | Job::Verify { source } => *source = None,
-            Job::Read { destination } => *destination = None,
-            Job::WriteZeroes | Job::Flush | Job::Deallocate => {}
+        let dma = match &mut self.job {
+            Job::Write { source, .. } | Job::Verify { source } => {
+                source.take().and_then(Source::into_dma)
+            }
+            Job::Read { destination } => destination.take().and_then(Destination::into_dma),
+            Job::WriteZeroes | Job::Flush | Job::Deallocate => None,
+        };
+        self.copied = self.copied.take().or(dma);
+        if self.parts.is_none() {
+            self.shared.release();
         }
-        self.shared.release();
     }
 
     /// Tells everybody how it ended.
@@ -217,18 +265,20 @@ impl Active {
     /// Gives the memory back without telling anybody: the submission itself is being refused.
     pub(super) fn disown(mut self) {
         self.told = true;
+        self.parts = None;
         self.release();
     }
 
     fn tell(&mut self) {
-        let owned = match &mut self.job {
-            Job::Read { destination } => match destination.take() {
-                Some(Destination::Owned(bytes)) => Some(bytes),
-                Some(Destination::Foreign(_)) | None => None,
-            },
+        let bytes = match &mut self.job {
+            Job::Read { destination: Some(Destination::Owned(bytes)) } => {
+                Some(Memory::Bytes(std::mem::take(bytes)))
+            }
             _ => None,
         };
+        let whole = self.parts.take().and_then(Parts::join);
         self.release();
+        let memory = bytes.or_else(|| whole.or_else(|| self.copied.take()).map(Memory::Dma));
         let (bytes, matched) = (self.bytes, self.matched);
         let outcome = match &self.failure {
             Some(failure) => Err(failure.clone()),
@@ -246,7 +296,7 @@ impl Active {
             finish(TransferResult { outcome: result, bytes });
         }
         self.told = true;
-        self.shared.finish(outcome.clone(), owned);
+        self.shared.finish(outcome.clone(), memory);
         if let Some((queue, tag)) = self.notify.take() {
             queue.push(tag, outcome);
         }

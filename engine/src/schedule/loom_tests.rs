@@ -16,7 +16,7 @@ use super::completion::{CompletionQueue, Notify};
 use super::mailbox::{Abandon, Command, Mailbox};
 use super::options::{ReactorOptions, SubmitError};
 use super::subject::Subject;
-use super::ticket::{Ticket, TicketShared};
+use super::ticket::{Memory, Ticket, TicketShared};
 use super::transfer::{Done, Outcome, Piece, TransferError, Urgency};
 use super::worker::Worker;
 use crate::memory::{Destination, Source};
@@ -139,7 +139,7 @@ fn loom_an_end_reaches_all_who_wait_before_while_and_after_it_comes() {
         let waiter = thread::spawn(move || clone.wait());
         let reactor = thread::spawn(move || {
             shared.release();
-            shared.finish(done(), Some(vec![5]));
+            shared.finish(done(), Some(Memory::Bytes(vec![5])));
         });
         if let Some(early) = ticket.poll() {
             assert_eq!(early, done());

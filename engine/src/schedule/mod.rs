@@ -30,6 +30,7 @@ mod loom_tests;
 mod mailbox;
 mod options;
 mod pace;
+mod parts;
 mod reactor;
 mod stats;
 mod subject;

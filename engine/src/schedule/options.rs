@@ -18,6 +18,11 @@ pub struct ReactorOptions {
     /// Staging memory, in bytes: what may be between memory and devices at once. Rounded down to
     /// whole chunks; at least one.
     pub staging: ByteCount,
+    /// Memory beside it for callers to take buffers of ([`Reactor::buffer`]), in bytes: devices read and write it
+    /// themselves.
+    ///
+    /// [`Reactor::buffer`]: super::Reactor::buffer
+    pub buffers: ByteCount,
     /// The longest piece, in bytes; a multiple of 4 KiB, the stripe unit of the pool.
     pub chunk: ByteCount,
     /// Operations in flight per device, at most.
@@ -37,6 +42,7 @@ impl Default for ReactorOptions {
     fn default() -> Self {
         Self {
             staging: ByteCount::mib(8),
+            buffers: ByteCount::ZERO,
             chunk: ByteCount::kib(256),
             depth: 32,
             huge_pages: true,

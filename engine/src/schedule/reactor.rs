@@ -12,7 +12,7 @@ use super::submitter::Submitter;
 use super::ticket::Ticket;
 use super::transfer::{Finish, Piece, Transfer, Urgency};
 use super::worker::{Started, Worker};
-use crate::memory::Destination;
+use crate::memory::{Destination, DmaBuffer, DmaPool};
 use crate::path::{Capabilities, Extent, PathProvider};
 use crate::units::{ByteCount, DeviceIndex};
 
@@ -22,6 +22,7 @@ pub struct Reactor {
     thread: Option<JoinHandle<usize>>,
     base: ReactorStats,
     counters: Arc<[DeviceCounters]>,
+    memory: DmaPool,
 }
 
 impl Reactor {
@@ -47,10 +48,10 @@ impl Reactor {
             })
             .map_err(StartError::Thread)?;
         let gone = || StartError::Thread(std::io::Error::other("it ended before it had begun"));
-        let Started { mailbox, stats, counters } = started.recv().map_err(|_| gone())??;
+        let Started { mailbox, stats, counters, memory } = started.recv().map_err(|_| gone())??;
         let capabilities = Arc::new(stats.capabilities.clone());
         let submitter = Submitter::new(mailbox, capabilities, options.chunk);
-        Ok(Self { submitter, thread: Some(thread), base: stats, counters })
+        Ok(Self { submitter, thread: Some(thread), base: stats, counters, memory })
     }
 
     /// What the data path can do.
@@ -66,6 +67,12 @@ impl Reactor {
     /// The longest piece, in bytes.
     pub fn chunk(&self) -> ByteCount {
         self.submitter.chunk
+    }
+
+    /// A buffer of `bytes` rounded up to 4 KiB that devices read and write themselves, registered with the data path
+    /// where that can be; `None` while [`ReactorOptions::buffers`] has no run that long left. Dropped, it returns.
+    pub fn buffer(&self, bytes: usize) -> Option<DmaBuffer> {
+        self.memory.take(bytes)
     }
 
     /// What the reactor is made of and what it has done.

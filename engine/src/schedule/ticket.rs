@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::mailbox::{Command, Mailbox};
 use super::transfer::{Done, Outcome, TransferError};
+use crate::memory::DmaBuffer;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
@@ -36,7 +37,14 @@ pub(super) struct TicketShared {
 #[derive(Default)]
 struct End {
     outcome: Option<Outcome>,
-    bytes: Option<Vec<u8>>,
+    memory: Option<Memory>,
+}
+
+/// Memory that a transfer owned and its ticket gives out.
+#[derive(Debug)]
+pub(super) enum Memory {
+    Bytes(Vec<u8>),
+    Dma(DmaBuffer),
 }
 
 impl Ticket {
@@ -116,7 +124,32 @@ impl Ticket {
 
     /// The bytes of an owned destination, once, after a read has ended well.
     pub fn take_bytes(&self) -> Option<Vec<u8>> {
-        if self.shared.is_forked() { None } else { self.shared.end().bytes.take() }
+        if self.shared.is_forked() {
+            return None;
+        }
+        let mut end = self.shared.end();
+        match end.memory.take()? {
+            Memory::Bytes(bytes) => Some(bytes),
+            memory @ Memory::Dma(_) => {
+                end.memory = Some(memory);
+                None
+            }
+        }
+    }
+
+    /// The DMA buffer of a source or destination, once, after the end, whatever that was.
+    pub fn take_buffer(&self) -> Option<DmaBuffer> {
+        if self.shared.is_forked() {
+            return None;
+        }
+        let mut end = self.shared.end();
+        match end.memory.take()? {
+            Memory::Dma(buffer) => Some(buffer),
+            memory @ Memory::Bytes(_) => {
+                end.memory = Some(memory);
+                None
+            }
+        }
     }
 }
 
@@ -174,9 +207,9 @@ impl TicketShared {
     }
 
     /// The transfer is over; the memory must have been released.
-    pub(super) fn finish(&self, outcome: Outcome, bytes: Option<Vec<u8>>) {
+    pub(super) fn finish(&self, outcome: Outcome, memory: Option<Memory>) {
         let mut end = self.end();
-        *end = End { outcome: Some(outcome), bytes };
+        *end = End { outcome: Some(outcome), memory };
         self.ready.store(true, Ordering::Release);
         drop(end);
         self.ended.notify_all();

@@ -21,6 +21,8 @@ pub(super) struct Started {
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) stats: ReactorStats,
     pub(super) counters: Arc<[DeviceCounters]>,
+    /// What is not staging memory is for callers.
+    pub(super) memory: DmaPool,
 }
 
 /// Everything the reactor thread owns. Fields drop in this order: when the thread panics, nothing more is taken,
@@ -64,10 +66,12 @@ impl Worker {
         let mut path = opened.path;
         let chunk = options.chunk.0;
         let count = (options.staging.0 / chunk) as usize;
-        let staging = DmaPool::new(ByteCount(count as u64 * chunk), options.huge_pages)?;
-        path.register(&staging);
+        // In one mapping with what callers get, as a ring registers its memory once.
+        let memory = ByteCount(count as u64 * chunk + options.buffers.0);
+        let memory = DmaPool::new(memory, options.huge_pages)?;
+        path.register(&memory);
         let chunks: Vec<DmaBuffer> =
-            std::iter::from_fn(|| staging.take(chunk as usize)).take(count).collect();
+            std::iter::from_fn(|| memory.take(chunk as usize)).take(count).collect();
         let capabilities = path.capabilities().clone();
         let devices = capabilities.devices.len();
         let depth = capabilities.depth;
@@ -77,9 +81,9 @@ impl Worker {
         let stats = ReactorStats {
             capabilities,
             why_not: opened.why_not,
-            staging: staging.size(),
-            backing: staging.backing(),
-            backing_why: staging.why().to_owned(),
+            staging: ByteCount(memory.size().0 - options.buffers.0),
+            backing: memory.backing(),
+            backing_why: memory.why().to_owned(),
             devices: Vec::new(),
         };
         let worker = Self {
@@ -98,7 +102,7 @@ impl Worker {
             mailbox: Abandon::new(&mailbox),
             path,
         };
-        Ok((worker, Started { mailbox, stats, counters }))
+        Ok((worker, Started { mailbox, stats, counters, memory }))
     }
 
     /// Works until the mailbox is closed and everything has ended. Answers how many operations never
@@ -206,7 +210,7 @@ impl Worker {
             return Begun::Light;
         };
         let piece = active.pieces[active.next];
-        let needs_chunk = match &active.job {
+        let moves_bytes = match &active.job {
             Job::Verify { .. } => {
                 active.verify_next();
                 self.settle(id);
@@ -215,26 +219,29 @@ impl Worker {
             Job::Write { .. } | Job::Read { .. } => true,
             Job::WriteZeroes | Job::Flush | Job::Deallocate => false,
         };
+        let needs_chunk = moves_bytes && active.parts().is_none();
         let starved = needs_chunk && self.chunks.len() <= spare;
         if starved || !self.flights.has_room(piece.device) {
             return Begun::Nothing;
         }
-        let mut cost = Begun::Light;
-        let action = match &active.job {
-            Job::Verify { .. } => return Begun::Nothing,
-            Job::WriteZeroes => Action::WriteZeroes,
-            Job::Flush => Action::Flush,
-            Job::Deallocate => Action::Deallocate,
-            Job::Write { fua, .. } => {
+        let next = active.next;
+        let memory = match active.parts() {
+            _ if !moves_bytes => None,
+            Some(parts) => parts.take(next),
+            None => self.chunks.pop(),
+        };
+        let (action, cost) = match (&active.job, memory) {
+            (Job::WriteZeroes, _) => (Action::WriteZeroes, Begun::Light),
+            (Job::Flush, _) => (Action::Flush, Begun::Light),
+            (Job::Deallocate, _) => (Action::Deallocate, Begun::Light),
+            (Job::Read { .. }, Some(buffer)) => (Action::Read(buffer), Begun::Light),
+            (Job::Write { fua, .. }, Some(mut buffer)) => {
                 let fua = *fua;
-                let Some(mut buffer) = self.chunks.pop() else { return Begun::Nothing };
                 active.stage(&mut buffer);
-                cost = Begun::Heavy;
-                Action::Write { buffer, fua }
+                (Action::Write { buffer, fua }, Begun::Heavy)
             }
-            Job::Read { .. } => {
-                let Some(buffer) = self.chunks.pop() else { return Begun::Nothing };
-                Action::Read(buffer)
+            (Job::Verify { .. } | Job::Read { .. } | Job::Write { .. }, _) => {
+                return Begun::Nothing;
             }
         };
         let flight = Flight { transfer: id, piece: active.next, again: false };
@@ -261,7 +268,7 @@ impl Worker {
     ) -> Result<(), Option<TransferError>> {
         let device = piece.device;
         let Some(tag) = self.flights.begin(flight, device) else {
-            self.chunks.extend(action.into_buffer());
+            self.take_back(flight, action.into_buffer());
             return Err(None);
         };
         let operation = Operation { tag, device, extent: piece.extent(), action };
@@ -274,7 +281,7 @@ impl Worker {
             }
             Err(refused) => {
                 self.flights.land(tag);
-                self.chunks.extend(refused.operation.action.into_buffer());
+                self.take_back(flight, refused.operation.action.into_buffer());
                 Err(TransferError::refused(refused.reason, piece))
             }
         }
@@ -331,10 +338,19 @@ impl Worker {
                         self.blame(flight.transfer, failure);
                     }
                 }
-                self.chunks.extend(buffer);
+                self.take_back(flight, buffer);
             }
         }
         self.settle(flight.transfer);
+    }
+
+    /// Takes in a buffer that no device has any more: a part of its transfer's memory, or a chunk.
+    fn take_back(&mut self, flight: Flight, buffer: Option<DmaBuffer>) {
+        let Some(buffer) = buffer else { return };
+        match self.transfers.get_mut(&flight.transfer).and_then(Active::parts) {
+            Some(parts) => parts.put_back(flight.piece, buffer),
+            None => self.chunks.push(buffer),
+        }
     }
 
     fn read_again(&mut self, flight: Flight, piece: Piece, chunk: DmaBuffer) {

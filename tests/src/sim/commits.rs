@@ -47,7 +47,8 @@ impl Runner<'_> {
         for &(id, content, class) in puts {
             let lifetime = LifetimeClass::ALL[usize::from(class)];
             let options = PutOptions { lifetime, ..PutOptions::default() };
-            match batch.put(tensor(id, true), Source::from(content.bytes()), options) {
+            let source = self.source(content)?;
+            match batch.put(tensor(id, true), source, options) {
                 Ok(ticket) => {
                     self.staged.push(ticket);
                     changes.insert(id, Some(content));

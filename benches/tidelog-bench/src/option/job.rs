@@ -218,6 +218,11 @@ pub struct JobOptions {
     pub checksums: bool,
     /// At the log level: memory between the caller's and the devices.
     pub staging: ByteCount,
+    /// At the log level: bytes on one device before the next takes over, where a pool is made.
+    pub stripe_unit: ByteCount,
+    /// Whether memory is registered with the devices. At the log level the engine copies from and to memory that is
+    /// not.
+    pub fixedbufs: bool,
     /// What `k` means from here on.
     pub kb_base: KbBase,
     /// The options as they were given, in order.
@@ -272,6 +277,8 @@ impl Default for JobOptions {
             lat_percentiles: false,
             checksums: true,
             staging: ByteCount::mib(16),
+            stripe_unit: ByteCount::kib(256),
+            fixedbufs: true,
             kb_base: KbBase::default(),
             given: Vec::new(),
         }
@@ -312,6 +319,11 @@ impl JobOptions {
             return wrong(
                 "at the raw level every operation is a multiple of 4096 bytes \
                  (to fio, and so here, 4KiB is 4000 bytes: write 4k)",
+            );
+        }
+        if self.level == Level::Raw && !self.fixedbufs {
+            return wrong(
+                "at the raw level buffers are registered wherever that is possible; leave fixedbufs out",
             );
         }
         if self.level == Level::Raw && self.sizes.most() > u64::from(u32::MAX) {

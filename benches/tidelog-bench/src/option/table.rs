@@ -139,6 +139,10 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.checksums = switch(text)?),
     option!(Target, "fsync", "COUNT", "At the log level: puts are durable, with a commit after so many [0: scratch, no commits]",
         |job, text| job.fsync = Some(number(text, 0)?).filter(|count| *count > 0)),
+    option!(Target, "stripe_unit", "SIZE", "At the log level: bytes on one device before the next takes over, where a pool is made [256k]",
+        |job, text| job.stripe_unit = ByteCount(bytes(text, job.kb_base)?)),
+    option!(Target, "fixedbufs", "", "Register buffers where the locked-memory limit allows [1]. 0, at the log level: take memory that the engine copies from and to",
+        |job, text| job.fixedbufs = switch(text)?),
     option!(Target, "staging", "SIZE", "At the log level: memory between the caller's and the devices [16m]",
         |job, text| job.staging = ByteCount(bytes(text, job.kb_base)?)),
     option!(Time, "size", "SIZE", "Bytes to work on, over all files; or a percentage of them. By default all of each that exists",
@@ -186,8 +190,6 @@ pub const OPTIONS: &[OptionSpec] = &[
     // What job files made for fio often say, and what is so here in any case.
     option!(Report, "thread", "", "Jobs are threads [1, always]",
         |_job, text| always( text, "jobs are always threads")?),
-    option!(Report, "fixedbufs", "", "Register buffers where the locked-memory limit allows [1, always]",
-        |_job, text| always(text, "buffers are registered wherever that is possible")?),
     option!(Report, "registerfiles", "", "Register files [1, always]",
         |_job, text| always( text, "files are registered wherever that is possible")?),
 ];

@@ -96,7 +96,7 @@ impl LogJob {
             flights: std::iter::repeat_with(|| None).take(depth).collect(),
             idle: (0..depth).collect(),
             ends: CompletionQueue::new(),
-            memory: Memory::new(seed),
+            memory: Memory::new(job, &pool, seed).map_err(|error| failed(error.to_string()))?,
             turn: 0,
             origin,
             ended: Ended::default(),
@@ -306,18 +306,29 @@ impl LogJob {
         if let Some(recorder) = recorder {
             recorder.completed(direction, length, [begun, issued, now]);
         }
-        let Some(bytes) = ticket.take_bytes() else { return };
-        if self.job.verify {
-            // No two puts of a tensor are in flight, so the last to end is the one that stands.
-            let pass = self.tensors[tensor].put.unwrap_or(0);
-            let oldest = reads_back.then_some(Origin { pass, ..self.origin });
-            self.ended.verified += 1;
-            if let Err(fault) = check(&bytes, tensor as u64, oldest) {
-                let file = format!("tensor {tensor}");
-                self.ended.bad(BadBlock { file, offset: 0, length, fault });
+        // No two puts of a tensor are in flight, so the last to end is the one that stands.
+        let pass = self.tensors[tensor].put.unwrap_or(0);
+        let oldest = reads_back.then_some(Origin { pass, ..self.origin });
+        if let Some(buffer) = ticket.take_buffer() {
+            if direction == Direction::Read {
+                self.compare(tensor, &buffer[..length as usize], oldest);
             }
+            self.memory.give_back_buffer(buffer);
+        } else if let Some(bytes) = ticket.take_bytes() {
+            self.compare(tensor, &bytes, oldest);
+            self.memory.give_back(bytes);
         }
-        self.memory.give_back(bytes);
+    }
+
+    fn compare(&mut self, tensor: usize, bytes: &[u8], oldest: Option<Origin>) {
+        if !self.job.verify {
+            return;
+        }
+        self.ended.verified += 1;
+        if let Err(fault) = check(bytes, tensor as u64, oldest) {
+            let (file, length) = (format!("tensor {tensor}"), bytes.len() as u64);
+            self.ended.bad(BadBlock { file, offset: 0, length, fault });
+        }
     }
 
     /// Puts every tensor, not measured.

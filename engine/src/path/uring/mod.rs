@@ -28,6 +28,11 @@ use crate::units::ByteCount;
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
 
+/// So many entries at most wait for [`DataPath::ring`]. The kernel starts a batch's devices only when it has taken in
+/// the whole batch, so that a long one leaves them idle meanwhile, and its completions come in one bunch, too.
+/// Shorter ones cost a system call more often (docs/data-paths.md has the figures).
+const BATCH: u32 = 8;
+
 /// One ring to files and block devices.
 pub struct UringPath {
     ring: IoUring,
@@ -35,6 +40,8 @@ pub struct UringPath {
     capabilities: Capabilities,
     gate: Gate,
     slots: Slots,
+    /// Operations that the kernel was not told of yet.
+    fresh: u32,
     /// The memory registered as fixed buffers: address and length.
     registered: Option<(usize, usize)>,
     waker: Waker,
@@ -66,8 +73,8 @@ impl UringPath {
             notes,
         };
         let (gate, slots) = (Gate::new(devices.len()), Slots::new(depth));
-        let (registered, watching) = (None, false);
-        Ok(Self { ring, devices, capabilities, gate, slots, registered, waker, watching })
+        let (fresh, registered, watching) = (0, None, false);
+        Ok(Self { ring, devices, capabilities, gate, slots, fresh, registered, waker, watching })
     }
 
     /// Puts an entry into the submission queue, making room if it is full.
@@ -155,6 +162,11 @@ unsafe impl DataPath for UringPath {
         {
             return Err(Refused { reason: Refusal::Full, operation });
         }
+        self.fresh += 1;
+        if self.fresh >= BATCH {
+            // The operation was accepted whatever the kernel answers; if the path is dead, `ring` says so.
+            let _ = self.ring();
+        }
         Ok(())
     }
 
@@ -164,6 +176,7 @@ unsafe impl DataPath for UringPath {
             return Ok(());
         }
         drop(submission);
+        self.fresh = 0;
         tolerate(self.ring.submit())
     }
 
@@ -190,6 +203,7 @@ unsafe impl DataPath for UringPath {
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.watch()?;
+        self.fresh = 0;
         let submitter = self.ring.submitter();
         tolerate(match timeout {
             None => submitter.submit_and_wait(1),

@@ -1,6 +1,7 @@
 //! What the reactor promises, on simulated disks whose every fault is chosen.
 
 mod control;
+mod dma;
 mod order;
 
 use std::sync::mpsc;

@@ -40,6 +40,7 @@ impl Runner<'_> {
         self.disks.iter().for_each(SimDisk::clear_faults);
         let options = OpenOptions {
             staging: ByteCount::kib(256),
+            buffers: ByteCount::kib(256),
             huge_pages: false,
             stepped: true,
             ..OpenOptions::default()

@@ -1,7 +1,7 @@
 //! Scratch tensors: puts, deletions, comparisons of memory, and what has ended.
 
 use tidelog_engine::layout::{LifetimeClass, TensorId};
-use tidelog_engine::memory::Source;
+use tidelog_engine::memory::{DmaBuffer, Source};
 use tidelog_engine::pool::{DeleteError, PutError, PutOptions};
 use tidelog_engine::schedule::{Ticket, Urgency};
 
@@ -24,7 +24,8 @@ impl Runner<'_> {
             urgency: if urgent { Urgency::Urgent } else { Urgency::Ahead },
             notify: None,
         };
-        let put = self.pool()?.put(TensorId(id.into()), Source::from(content.bytes()), options);
+        let source = self.source(content)?;
+        let put = self.pool()?.put(TensorId(id.into()), source, options);
         match put {
             Ok(ticket) => {
                 self.order += 1;
@@ -33,6 +34,23 @@ impl Runner<'_> {
             }
             Err(error) => self.refused(&error),
         }
+    }
+
+    /// The bytes of a content: every other one in memory that devices read themselves, while there is some.
+    pub(in crate::sim) fn source(&mut self, content: Content) -> Result<Source, String> {
+        let bytes = content.bytes();
+        Ok(match self.buffer(bytes.len())? {
+            Some(mut buffer) if content.salt % 2 == 1 => {
+                buffer[..bytes.len()].copy_from_slice(&bytes);
+                Source::Dma { buffer, length: bytes.len() }
+            }
+            _ => Source::from(bytes),
+        })
+    }
+
+    /// Memory of the pool that devices read and write themselves.
+    pub(super) fn buffer(&mut self, length: usize) -> Result<Option<DmaBuffer>, String> {
+        self.pool()?.buffer(length).map_err(text)
     }
 
     /// A put may be refused only because the pool is full, and then with the true figures.

@@ -1,5 +1,6 @@
 //! The pools of a group's jobs.
 
+use tidelog_engine::memory::ALIGNMENT;
 use tidelog_engine::path::sim::SimDisk;
 use tidelog_engine::path::{DeviceIdentity, DeviceSpec, PathChoice};
 use tidelog_engine::pool::{FormatOptions, OpenError, OpenOptions, Pool};
@@ -25,6 +26,16 @@ struct Key {
     staging: ByteCount,
 }
 
+/// Memory for all operations in flight of these jobs, which is registered.
+fn buffers(jobs: &[&JobOptions]) -> ByteCount {
+    let of = |job: &&JobOptions| {
+        let each = ByteCount(job.sizes.most()).round_up(ByteCount(ALIGNMENT as u64));
+        let count = u64::from(job.iodepth) * u64::from(job.numjobs);
+        if job.fixedbufs { each.0.saturating_mul(count) } else { 0 }
+    };
+    ByteCount(jobs.iter().map(of).fold(0, u64::saturating_add))
+}
+
 impl Key {
     fn of(job: &JobOptions, engine: Engine) -> Self {
         let JobOptions { filename, direct, checksums, staging, .. } = job;
@@ -42,12 +53,18 @@ impl Pools {
     /// Opens what these jobs need.
     pub(crate) fn open(jobs: &[JobOptions]) -> Result<Self, BenchError> {
         let mut pools = Self(Vec::new());
-        for job in jobs.iter().filter(|job| job.level == Level::Log) {
+        let jobs = jobs.iter().filter(|job| job.level == Level::Log);
+        let mut by_key: Vec<(Key, Vec<&JobOptions>)> = Vec::new();
+        for job in jobs {
             let key = Key::of(job, job.engine()?);
-            if !pools.0.iter().any(|(known, _)| *known == key) {
-                let pool = open_pool(job, key.engine)?;
-                pools.0.push((key, pool));
+            match by_key.iter_mut().find(|(known, _)| *known == key) {
+                Some((_, sharers)) => sharers.push(job),
+                None => by_key.push((key, vec![job])),
             }
+        }
+        for (key, sharers) in by_key {
+            let pool = open_pool(sharers[0], key.engine, buffers(&sharers))?;
+            pools.0.push((key, pool));
         }
         Ok(pools)
     }
@@ -79,6 +96,7 @@ pub fn make_pool(job: &JobOptions, named_twice: &[DeviceIdentity]) -> Result<(),
         // to stand for something else.
         overwrite_devices: named_twice.to_vec(),
         buffered: !job.direct,
+        stripe_unit: job.stripe_unit,
         ..FormatOptions::default()
     };
     let made = Pool::format(&specs, &options);
@@ -95,18 +113,20 @@ pub fn device_size(job: &JobOptions) -> Option<ByteCount> {
     Some(ByteCount(each + each / 8 + METADATA_ROOM.0).round_up(ByteCount::mib(1)))
 }
 
-fn open_pool(job: &JobOptions, engine: Engine) -> Result<Pool, BenchError> {
+fn open_pool(job: &JobOptions, engine: Engine, buffers: ByteCount) -> Result<Pool, BenchError> {
     let options = OpenOptions {
         path: if engine == Engine::Posix { PathChoice::Posix } else { PathChoice::Uring },
         buffered: !job.direct,
         staging: job.staging,
+        buffers,
         verify_reads: job.checksums,
         ..OpenOptions::default()
     };
     let opened = if engine == Engine::Sim {
         let size = device_size(job).unwrap_or_default();
         let disks: Vec<SimDisk> = job.filename.iter().map(|_| SimDisk::new(size)).collect();
-        Pool::format_sim(&disks, &FormatOptions::default())
+        let format = FormatOptions { stripe_unit: job.stripe_unit, ..FormatOptions::default() };
+        Pool::format_sim(&disks, &format)
             .map_err(|error| failed("cannot make a pool of", &job.filename, &error))?;
         Pool::open_sim(&disks, &options)
     } else {

@@ -1,0 +1,178 @@
+//! What the parts cost, each alone: `cargo bench -p tidelog-engine --bench parts`.
+
+use std::hint::black_box;
+
+use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use tidelog_engine::layout::{
+    BLOCK_BYTES, Geometry, GeometryRequest, LifetimeClass, Run, TensorId,
+};
+use tidelog_engine::log::{Contents, Durability, Lane, Request, Space, StripeMap};
+use tidelog_engine::memory::{Source, checksum, copy_with_checksum};
+use tidelog_engine::path::sim::{SimDisk, SimDisks, SimProfile};
+use tidelog_engine::schedule::{
+    CompletionQueue, Piece, Reactor, ReactorOptions, Ticket, Transfer, Urgency,
+};
+use tidelog_engine::units::{ByteCount, DeviceIndex};
+
+const LANE: Lane = Lane { durability: Durability::Scratch, class: LifetimeClass::ALL[0] };
+
+/// Writes in flight at once.
+const TOGETHER: u64 = 64;
+
+fn geometry() -> Geometry {
+    Geometry::plan(&GeometryRequest {
+        devices: 4,
+        device_bytes: ByteCount::gib(64),
+        stripe_unit: ByteCount::kib(256),
+        segment_bytes: None,
+        shares: 1,
+    })
+    .expect("four devices of 64 GiB make a pool")
+}
+
+fn stripe_map(criterion: &mut Criterion) {
+    let map = StripeMap::new(&geometry());
+    let mut group = criterion.benchmark_group("stripe map");
+    for bytes in [4096, 1 << 20, 64 << 20_u64] {
+        let run = Run { segment: 3, block: 0, blocks: (bytes / BLOCK_BYTES) as u32 };
+        let runs = vec![run];
+        group.bench_with_input(
+            BenchmarkId::from_parameter(ByteCount(bytes)),
+            &bytes,
+            |bench, &bytes| {
+                bench.iter(|| map.placements(black_box(&runs), bytes));
+            },
+        );
+    }
+    group.finish();
+}
+
+fn allocator(criterion: &mut Criterion) {
+    let geometry = geometry();
+    let area = geometry.share(0).expect("there is a share");
+    let mut space = Space::new(&area, geometry.segment_blocks());
+    let mut group = criterion.benchmark_group("allocator");
+    for bytes in [4096, 1 << 20, 64 << 20_u64] {
+        group.bench_with_input(
+            BenchmarkId::from_parameter(ByteCount(bytes)),
+            &bytes,
+            |bench, &bytes| {
+                bench.iter(|| {
+                    let runs = space.allocate(LANE, bytes).expect("there is room");
+                    space.abandon(&runs);
+                });
+            },
+        );
+    }
+    group.finish();
+}
+
+fn index(criterion: &mut Criterion) {
+    let geometry = geometry();
+    let area = geometry.share(0).expect("there is a share");
+    let mut group = criterion.benchmark_group("index");
+    for tensors in [1000, 1_000_000_u64] {
+        let space = Space::new(&area, geometry.segment_blocks());
+        let mut contents = Contents::recovered(space, Vec::new(), Vec::new());
+        let put = |contents: &mut Contents, index: u64| {
+            let id =
+                TensorId(u128::from(index).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835));
+            let request = Request { id, name: None, length: 4096, lane: LANE };
+            let reservation = contents.begin(request).expect("there is room");
+            contents.install(&reservation, vec![index as u32]);
+            id
+        };
+        let ids: Vec<TensorId> = (0..tensors).map(|index| put(&mut contents, index)).collect();
+        let mut turn = (0..tensors).cycle();
+        let mut next = move || turn.next().expect("a cycle has no end") * 7919 % tensors;
+        group.bench_function(BenchmarkId::new("look up", tensors), |bench| {
+            bench.iter(|| contents.current(ids[next() as usize]).is_some());
+        });
+        group.bench_function(BenchmarkId::new("put again", tensors), |bench| {
+            bench.iter(|| put(&mut contents, next()));
+        });
+    }
+    group.finish();
+}
+
+fn checksums(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("checksum");
+    for (bytes, what) in
+        [(4096, "4 KiB, cached"), (256 << 10, "256 KiB, cached"), (64 << 20, "64 MiB, not cached")]
+    {
+        let from = vec![0x5A_u8; bytes];
+        let mut to = vec![0_u8; 256 << 10];
+        group.throughput(Throughput::Bytes(bytes as u64));
+        group.bench_function(BenchmarkId::new("CRC32C", what), |bench| {
+            bench.iter(|| checksum(black_box(&from)));
+        });
+        group.bench_function(BenchmarkId::new("CRC32C, by the crate", what), |bench| {
+            bench.iter(|| crc32c::crc32c(black_box(&from)));
+        });
+        // Into a chunk of a staging ring.
+        let chunks = || from.chunks(256 << 10);
+        group.bench_function(BenchmarkId::new("copy with CRC32C", what), |bench| {
+            bench.iter(|| {
+                chunks().map(|chunk| copy_with_checksum(chunk, &mut to)).fold(0, u32::wrapping_add)
+            });
+        });
+        group.bench_function(BenchmarkId::new("copy, then CRC32C by the crate", what), |bench| {
+            bench.iter(|| {
+                let in_blocks = |chunk: &[u8]| {
+                    chunk.chunks(16 << 10).fold(0, |sum, from| {
+                        let to = &mut to[..from.len()];
+                        to.copy_from_slice(black_box(from));
+                        crc32c::crc32c_append(sum, to)
+                    })
+                };
+                chunks().map(in_blocks).fold(0, u32::wrapping_add)
+            });
+        });
+    }
+    group.finish();
+}
+
+fn start() -> Reactor {
+    let profile =
+        SimProfile { volatile_cache: false, latency_ticks_max: 1, ..SimProfile::default() };
+    let disks = SimDisks(vec![SimDisk::with_profile(ByteCount::mib(64), profile)]);
+    Reactor::start(Box::new(disks), ReactorOptions::default()).expect("simulated disks open")
+}
+
+/// `pieces` of 4 KiB each.
+fn write(reactor: &Reactor, queue: Option<&CompletionQueue>, pieces: u64) -> Ticket {
+    let piece =
+        |index: u64| Piece::new(DeviceIndex(0), ByteCount(index * 4096), index * 4096, 4096);
+    let source = Source::from(vec![1; pieces as usize * 4096]);
+    let transfer = Transfer::Write { source, pieces: (0..pieces).map(piece).collect() };
+    let notify = queue.map(|queue| (queue.clone(), 0));
+    reactor.submit(transfer, Urgency::Urgent, notify, Box::new(|_| ())).expect("it is valid")
+}
+
+fn reactor(criterion: &mut Criterion) {
+    let reactor = start();
+    let mut group = criterion.benchmark_group("reactor");
+    group.bench_function("ticket there and back, nothing to move", |bench| {
+        bench.iter(|| write(&reactor, None, 0).wait());
+    });
+    group.bench_function("write of 4 KiB there and back, simulated disk", |bench| {
+        bench.iter(|| write(&reactor, None, 1).wait());
+    });
+    group.throughput(Throughput::Elements(TOGETHER));
+    group.bench_function("64 writes of 4 KiB in flight, simulated disk", |bench| {
+        let queue = CompletionQueue::new();
+        bench.iter_batched(
+            || (),
+            |()| {
+                (0..TOGETHER).for_each(|_| drop(write(&reactor, Some(&queue), 1)));
+                (0..TOGETHER)
+                    .for_each(|_| while queue.wait_pop(std::time::Duration::MAX).is_none() {});
+            },
+            BatchSize::PerIteration,
+        );
+    });
+    group.finish();
+}
+
+criterion_group!(parts, stripe_map, allocator, index, checksums, reactor);
+criterion_main!(parts);
