@@ -8,7 +8,7 @@ SECONDS ?= 60
 PAIRS ?= 15
 
 .PHONY: help setup build demo test lint test-rust sim planted faults fixture crash nvme-vm recovery test-torch test-slow bench compare fuzz loom sanitize \
-	miri paper clean
+	miri paper gpu gpu-build clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -83,6 +83,15 @@ paper: setup ## Every policy on TERAIO's models, recorded without their hardware
 compare: setup ## Tidelog against fio, PAIRS interleaved pairs; target/compare.json; fails where a figure is missed
 	cargo build --release -q -p tidelog-bench
 	python3 benches/compare/compare.py --pairs $(PAIRS)
+
+gpu-build: setup ## What a machine with a GPU needs, into target/gpu
+	@mkdir -p target/gpu
+	cargo build --release -q -p tidelog-doctor
+	cp target/release/tidelog-doctor target/gpu/
+	cp "$$(cargo test --release -p tidelog-gds --test gpu --no-run --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)" target/gpu/gpu-tests
+
+gpu: gpu-build ## Everything that needs a GPU; ends with 77 where there is none
+	tests/hardware/gpu.sh target/gpu
 
 clean: ## Remove everything that was built
 	rm -rf target .venv
