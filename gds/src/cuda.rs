@@ -124,12 +124,11 @@ impl Gpu {
             unsafe { result::device::get_attribute(device, attribute) }
                 .map_err(CudaError::of("read where the GPU is"))
         };
-        use sys::CUdevice_attribute_enum as Attribute;
         let pci_address = format!(
             "{:04x}:{:02x}:{:02x}.0",
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?,
+            attribute(sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+            attribute(sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
+            attribute(sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?,
         );
         // SAFETY: `device` came from the driver; `drop` releases what is retained here.
         let context = unsafe { result::primary_ctx::retain(device) }

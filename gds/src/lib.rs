@@ -1,4 +1,4 @@
-//! GPU memory and GPUDirect Storage, on machines that have them and on those that do not.
+//! GPU memory and `GPUDirect` Storage, on machines that have them and on those that do not.
 //!
 //! Nothing here is linked: CUDA's driver, cuFile and NVML are opened at run time, and where one is missing the answer is
 //! a reason, not a panic. Read the rooms from the bottom up: [`cuda`] is memory, streams and events; [`cufile`] is the

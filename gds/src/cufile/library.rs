@@ -1,6 +1,6 @@
 //! Where cuFile's library lives, and its functions.
 //!
-//! It comes with CUDA, and as a Python package that PyTorch depends on; neither puts it where every loader looks.
+//! It comes with CUDA, and as a Python package that `PyTorch` depends on; neither puts it where every loader looks.
 
 use std::ffi::{OsString, c_int, c_uint};
 use std::fmt;
@@ -36,12 +36,11 @@ pub struct Library {
 impl Library {
     /// Opens the library: the named file and no other, or the first that opens of the places where it lives.
     pub fn open(named: Option<&Path>) -> Result<Arc<Self>, NoLibrary> {
-        let candidates = match named {
-            Some(path) => vec![path.to_path_buf()],
-            None => {
-                let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
-                candidates(&|name| std::env::var_os(name), &maps)
-            }
+        let candidates = if let Some(path) = named {
+            vec![path.to_path_buf()]
+        } else {
+            let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+            candidates(&|name| std::env::var_os(name), &maps)
         };
         let mut tried = Vec::new();
         for path in candidates {
@@ -93,7 +92,7 @@ fn said(path: &Path, error: &libloading::Error) -> String {
 }
 
 /// Where it may be, in the order of trying: where the loader looks, CUDA, and Python's packages: of the environment
-/// that is active, and of the PyTorch that is loaded in this process.
+/// that is active, and of the `PyTorch` that is loaded in this process.
 fn candidates(environment: &dyn Fn(&str) -> Option<OsString>, maps: &str) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = NAMES.iter().map(PathBuf::from).collect();
     let mut roots: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH"]
@@ -139,7 +138,7 @@ fn children(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The folder of Python packages from which PyTorch's library is mapped.
+/// The folder of Python packages from which `PyTorch`'s library is mapped.
 fn beside_torch(maps: &str) -> Option<PathBuf> {
     let line = maps.lines().find(|line| line.contains("/torch/lib/libtorch"))?;
     let library = Path::new(&line[line.find('/')?..]);

@@ -57,7 +57,8 @@ impl PathProvider for GdsDevices {
     }
 }
 
-fn unavailable(reason: impl ToString) -> PathError {
+#[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
+fn unavailable<R: ToString>(reason: R) -> PathError {
     PathError::Unavailable { kind: PathKind::Gds, reason: reason.to_string() }
 }
 

@@ -19,45 +19,41 @@ const FULL_MAX: u32 = 10_000;
 pub(super) struct Batches {
     driver: Arc<Driver>,
     full_in_a_row: u32,
-    batches: Vec<Batch>,
+    all: Vec<Batch>,
 }
 
 impl Batches {
     pub(super) fn new(driver: &Arc<Driver>) -> Self {
-        Self {
-            driver: Arc::clone(driver),
-            full_in_a_row: 0,
-            batches: Vec::with_capacity(BATCHES_MAX),
-        }
+        Self { driver: Arc::clone(driver), full_in_a_row: 0, all: Vec::with_capacity(BATCHES_MAX) }
     }
 
     pub(super) fn poll(
         &mut self,
         mut ended: impl FnMut(u32, Result<u32, Status>),
     ) -> Result<(), CuFileError> {
-        self.batches.iter_mut().try_for_each(|batch| batch.poll(&mut ended))
+        self.all.iter_mut().try_for_each(|batch| batch.poll(&mut ended))
     }
 
     pub(super) fn cancel_all(&mut self) {
-        for batch in self.batches.iter_mut().filter(|batch| !batch.is_idle()) {
+        for batch in self.all.iter_mut().filter(|batch| !batch.is_idle()) {
             batch.cancel();
         }
     }
 
     fn is_any_flying(&self) -> bool {
-        self.batches.iter().any(|batch| !batch.is_idle())
+        self.all.iter().any(|batch| !batch.is_idle())
     }
 
     /// A batch to fill; none if all are on their way.
     fn idle(&mut self) -> Result<Option<usize>, CuFileError> {
-        if let Some(at) = self.batches.iter().position(Batch::is_idle) {
+        if let Some(at) = self.all.iter().position(Batch::is_idle) {
             return Ok(Some(at));
         }
-        if self.batches.len() == BATCHES_MAX {
+        if self.all.len() == BATCHES_MAX {
             return Ok(None);
         }
-        self.batches.push(Batch::new(&self.driver, u32::MAX)?);
-        Ok(Some(self.batches.len() - 1))
+        self.all.push(Batch::new(&self.driver, u32::MAX)?);
+        Ok(Some(self.all.len() - 1))
     }
 }
 
@@ -98,7 +94,7 @@ impl Queue {
             let (file, length) = (&registered.files[device], part.length);
             let entry =
                 Entry { file, memory, memory_offset, file_offset, length, write, cookie: slot };
-            let batch = &mut self.batches.batches[at];
+            let batch = &mut self.batches.all[at];
             if !batch.has_room() {
                 break;
             }
@@ -107,7 +103,7 @@ impl Queue {
         }
         // SAFETY: every part is ready: its chunk is its own and filled, or its memory is the caller's until the answer;
         // both stay as they are while the part flies.
-        let submitted = unsafe { self.batches.batches[at].submit() };
+        let submitted = unsafe { self.batches.all[at].submit() };
         match submitted {
             Ok(()) => {
                 self.batches.full_in_a_row = 0;
@@ -135,7 +131,7 @@ impl Queue {
 
     /// A batch was refused, and nobody says how much of it had begun by then.
     fn abandon(&mut self, at: usize, members: &[u32], status: Status) {
-        let mut batch = self.batches.batches.swap_remove(at);
+        let mut batch = self.batches.all.swap_remove(at);
         let stopped = batch.cancel();
         if !stopped {
             // Destroying what may be on its way would not stop it.

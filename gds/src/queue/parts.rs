@@ -170,9 +170,9 @@ impl Queue {
     fn fill(&self, slot: u32, end: &End, to: DevicePointer, part: &Part) -> Result<(), CudaError> {
         let (stream, length) = (&self.copies_in, part.length as usize);
         match end {
-            // SAFETY: the caller's memory is valid until the answer (`submit`), the chunk is this part's alone.
             End::Host(from) => {
-                unsafe { stream.copy_in(from.as_ptr().add(part.start as usize), to, length) }?
+                // SAFETY: the caller's memory is valid until the answer (`submit`), the chunk is this part's alone.
+                unsafe { stream.copy_in(from.as_ptr().add(part.start as usize), to, length) }?;
             }
             End::Device { pointer, after, .. } => {
                 after.as_ref().map_or(Ok(()), |after| stream.wait_for(after))?;
@@ -193,9 +193,9 @@ impl Queue {
     ) -> Result<(), CudaError> {
         let (stream, length) = (&self.copies_out, part.length as usize);
         match end {
-            // SAFETY: as in `fill`.
             End::Host(to) => {
-                unsafe { stream.copy_out(from, to.as_ptr().add(part.start as usize), length) }?
+                // SAFETY: as in `fill`.
+                unsafe { stream.copy_out(from, to.as_ptr().add(part.start as usize), length) }?;
             }
             End::Device { pointer, after, .. } => {
                 after.as_ref().map_or(Ok(()), |after| stream.wait_for(after))?;
@@ -221,7 +221,7 @@ impl Queue {
                 Ok(false) => {}
                 Ok(true) if part.stage == Stage::Draining => self.end_copy(slot, Ok(())),
                 Ok(true) if self.is_doomed(part) => {
-                    self.end_part(slot, Err(Status::Errno(libc::ECANCELED)))
+                    self.end_part(slot, Err(Status::Errno(libc::ECANCELED)));
                 }
                 Ok(true) => {
                     if let Some(part) = self.parts.get_mut(slot) {

@@ -236,7 +236,7 @@ fn link_name(link: &Path) -> Option<String> {
     Some(fs::read_link(link).ok()?.file_name()?.to_string_lossy().into_owned())
 }
 
-/// `current_link_speed` is "16.0 GT/s PCIe", or "Unknown".
+/// `current_link_speed` is "16.0 GT/s" and more words, or "Unknown".
 fn link(directory: &Path, which: &str) -> Option<Link> {
     let width = text(directory, &format!("{which}_link_width"))?.parse().ok()?;
     let speed = text(directory, &format!("{which}_link_speed"))?;

@@ -12,7 +12,7 @@ Exit codes:
   0   a path is proven to work, and none failed its trial
   1   no path that was tried works
   2   a path gave other bytes back than were written
-  3   nothing was tried: no --scratch was given
+  3   nothing was tried: neither --scratch nor --pool was given
   4   refused: the device is in use, or not one to hand over
   5   the operating system refused
   64  the command line makes no sense
@@ -59,9 +59,9 @@ pub enum Output {
 pub enum Command {
     /// Look at the machine, and try every path on each scratch area; writes nowhere else
     Check(CheckArgs),
-    /// Hand an NVMe controller from the kernel to user space (vfio-pci)
+    /// Hand an SSD from the kernel to user space (vfio-pci)
     Bind(BindArgs),
-    /// Hand an NVMe controller back to the kernel
+    /// Hand an SSD back to the kernel
     Unbind(BindArgs),
     /// Write shell completions to standard output
     Completions {
@@ -76,6 +76,9 @@ pub struct CheckArgs {
     /// A directory in which a file may be made; it is removed again
     #[arg(long, value_name = "DIRECTORY")]
     pub scratch: Vec<PathBuf>,
+    /// A pool's devices, separated by commas: a tensor is put, read back and deleted by every path
+    #[arg(long, value_name = "DEVICE,DEVICE")]
+    pub pool: Vec<String>,
     /// Bytes of a trial
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "64MiB")]
     pub size: ByteCount,

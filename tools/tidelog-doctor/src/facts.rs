@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use nix::sys::resource::{Resource, getrlimit};
 use serde::Serialize;
@@ -81,12 +82,11 @@ const OPTIONS: [&str; 4] =
 
 fn kernel_config(roots: &Roots) -> Fact {
     let name = roots.release().map(|release| format!("config-{release}")).unwrap_or_default();
-    let Ok(config) = fs::read_to_string(roots.boot.join(&name)) else {
-        return fact(
-            "kernel config",
-            format!("unknown: no {name} in {}", roots.boot.display()),
-            "",
-        );
+    let found = fs::read_to_string(roots.boot.join(&name)).ok().or_else(|| packed_config(roots));
+    let Some(config) = found else {
+        let (boot, proc) = (roots.boot.display(), roots.procfs.display());
+        let why = format!("unknown: no {name} in {boot}, nor config.gz in {proc}");
+        return fact("kernel config", why, "");
     };
     let value = |option: &str| {
         config.lines().find_map(|line| line.strip_prefix(option)?.strip_prefix('=')).unwrap_or("n")
@@ -101,6 +101,14 @@ fn kernel_config(roots: &Roots) -> Fact {
         ""
     };
     fact("kernel config", found.join(" "), next)
+}
+
+/// The configuration that some kernels carry in them.
+fn packed_config(roots: &Roots) -> Option<String> {
+    let packed = fs::File::open(roots.procfs.join("config.gz")).ok()?;
+    let mut gzip = Command::new("/bin/gzip");
+    let output = gzip.arg("-dc").stdin(packed).stderr(Stdio::null()).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn io_uring(roots: &Roots) -> Fact {

@@ -50,7 +50,9 @@ impl Page {
         match &self.gpus {
             Err(why) => line(&mut out, "none", &why.to_string(), ""),
             Ok(gpus) => {
-                gpus.iter().for_each(|gpu| line(&mut out, &gpu.pci_address, &about(gpu), ""))
+                for gpu in gpus {
+                    line(&mut out, &gpu.pci_address, &about(gpu), "");
+                }
             }
         }
         out.push_str("\nNVMe SSDs\n");

@@ -3,9 +3,12 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::Serialize;
-use tidelog_engine::path::{Device, DeviceSpec, KernelDevices, OpenMode, PathChoice, PathProvider};
+use tidelog_engine::path::{
+    Backend, Device, DeviceSpec, KernelDevices, OpenMode, PathChoice, PathProvider,
+};
 use tidelog_engine::units::ByteCount;
 use tidelog_format::device::System;
 use tidelog_gds::cuda::gpu_count;
@@ -14,7 +17,7 @@ use tidelog_gds::topology::{Acs, Distance, PciDevice, Sysfs, distance};
 use tidelog_gds::{GdsBackend, GdsOptions};
 
 use crate::cli::CheckArgs;
-use crate::trial::{Measured, TrialError, round_trip};
+use crate::trial::{Measured, TrialError, pool_round_trip, round_trip};
 use crate::wear::{Wear, wear_of};
 
 /// What is known of a path.
@@ -66,17 +69,30 @@ pub fn try_all(arguments: &CheckArgs) -> io::Result<Vec<Row>> {
             };
             rows.push(try_one(path, &scratch, None, arguments.size, provider));
         }
-        rows.extend(try_gds(&scratch, arguments));
+        rows.extend(try_gds(&scratch.directory, arguments, |gpu, backend| {
+            let provider = |device| backend.provider(vec![device]);
+            try_one("gds", &scratch, Some(gpu), arguments.size, provider)
+        }));
+    }
+    for pool in &arguments.pool {
+        let area = Path::new(pool);
+        let by = |choice, backend| pool_round_trip(pool, choice, backend, arguments.size);
+        rows.push(row("uring", area, None, by(PathChoice::Uring, None)));
+        rows.push(row("posix", area, None, by(PathChoice::Posix, None)));
+        rows.extend(try_gds(area, arguments, |gpu, backend| {
+            row("gds", area, Some(gpu), by(PathChoice::Auto, Some(Arc::new(backend))))
+        }));
     }
     Ok(rows)
 }
 
 /// cuFile through every GPU; one row with the reason where there is none.
-fn try_gds(scratch: &Scratch, arguments: &CheckArgs) -> Vec<Row> {
-    let absent = |why: String| {
-        let result = Err(TrialError::Unavailable(why));
-        vec![row("gds", scratch, None, result)]
-    };
+fn try_gds(
+    area: &Path,
+    arguments: &CheckArgs,
+    attempt: impl Fn(i32, GdsBackend) -> Row,
+) -> Vec<Row> {
+    let absent = |why: String| vec![row("gds", area, None, Err(TrialError::Unavailable(why)))];
     let library = Library::open(arguments.cufile.as_deref()).map_err(|error| error.to_string());
     let count = match (gpu_count(), &library) {
         (Ok(0), _) => return absent("CUDA shows no GPU (CUDA_VISIBLE_DEVICES hides them)".into()),
@@ -86,21 +102,11 @@ fn try_gds(scratch: &Scratch, arguments: &CheckArgs) -> Vec<Row> {
         (Err(cuda), Err(why)) => return absent(format!("{cuda}; and {why}")),
     };
     let compat = if arguments.compat { Compat::Named } else { Compat::Forbidden };
-    (0..count)
-        .map(|gpu| {
-            let options = GdsOptions {
-                gpu,
-                library: arguments.cufile.clone(),
-                compat,
-                ..GdsOptions::default()
-            };
-            let provider = |device| {
-                use tidelog_engine::path::Backend;
-                GdsBackend(options).provider(vec![device])
-            };
-            try_one("gds", scratch, Some(gpu), arguments.size, provider)
-        })
-        .collect()
+    let backend = |gpu| {
+        let library = arguments.cufile.clone();
+        GdsBackend(GdsOptions { gpu, library, compat, ..GdsOptions::default() })
+    };
+    (0..count).map(|gpu| attempt(gpu, backend(gpu))).collect()
 }
 
 fn try_one(
@@ -115,12 +121,12 @@ fn try_one(
         Ok(device) => round_trip(provider(device), size),
         Err(error) => Err(TrialError::Unavailable(error.to_string())),
     };
-    row(path, scratch, gpu, result)
+    row(path, &scratch.directory, gpu, result)
 }
 
 fn row(
     path: &'static str,
-    scratch: &Scratch,
+    area: &Path,
     gpu: Option<i32>,
     result: Result<Measured, TrialError>,
 ) -> Row {
@@ -134,7 +140,7 @@ fn row(
     let measured = measured.as_ref();
     Row {
         path,
-        scratch: scratch.directory.clone(),
+        scratch: area.to_path_buf(),
         gpu,
         verdict,
         why,

@@ -1,11 +1,16 @@
 //! One round trip by one data path: written, flushed, read back, compared by checksum, and timed.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidelog_engine::memory::{DmaBuffer, DmaPool};
+use tidelog_engine::layout::TensorId;
+use tidelog_engine::memory::{Destination, DmaBuffer, DmaPool, Source};
 use tidelog_engine::path::{
-    Action, Completion, DataPath, Extent, Operation, PathProvider, Refusal,
+    Action, Backend, Completion, DataPath, DeviceSpec, Extent, Operation, PathChoice, PathProvider,
+    Refusal,
 };
+use tidelog_engine::pool::{OpenOptions, Pool, PutOptions};
+use tidelog_engine::schedule::Urgency;
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
 /// Bytes of one transfer.
@@ -94,6 +99,59 @@ pub fn round_trip(
     let latency = trial.latency(count * TRANSFER)?;
     let notes = trial.path.capabilities().notes.clone();
     Ok(Measured { write, read, latency, notes })
+}
+
+/// Puts a scratch tensor of `size` bytes into the pool on `devices` by a path, reads it back, and deletes it. The pool's
+/// own tensors stay as they are.
+///
+/// # Errors
+/// The pool does not open by this path, or an operation fails, or other bytes come back.
+pub fn pool_round_trip(
+    devices: &str,
+    path: PathChoice,
+    backend: Option<Arc<dyn Backend>>,
+    size: ByteCount,
+) -> Result<Measured, TrialError> {
+    /// "tidelogdoctortri", which no framework's name hashes to but by a chance of one in 2^128.
+    const TENSOR: TensorId = TensorId(0x7469_6465_6c6f_6764_6f63_746f_7274_7269);
+    let unavailable = |error: &dyn std::fmt::Display| TrialError::Unavailable(error.to_string());
+    let failed = |error: &dyn std::fmt::Display| TrialError::Failed(error.to_string());
+    let specs = DeviceSpec::parse_list(devices).map_err(|error| unavailable(&error))?;
+    let options = OpenOptions { path, backend, housekeeping: None, ..OpenOptions::default() };
+    let pool = Pool::open(&specs, &options).map_err(|error| unavailable(&error))?;
+    if pool.contains(TENSOR) {
+        return Err(failed(&"the pool has a tensor of this tool's id already; it is left alone"));
+    }
+    let mut bytes = vec![0; size.0.max(SMALL) as usize];
+    for (at, piece) in bytes.chunks_mut(TRANSFER as usize).enumerate() {
+        fill(piece, at as u64);
+    }
+    let sum = crc32c::crc32c(&bytes);
+    let length = bytes.len() as u64;
+    let begun = Instant::now();
+    let put = pool.put(TENSOR, Source::from(bytes), PutOptions::default());
+    put.map_err(|error| failed(&error))?.wait().map_err(|error| failed(&error))?;
+    let write = rate(length, begun.elapsed());
+    let get = |range: std::ops::Range<u64>| {
+        let destination = Destination::buffer((range.end - range.start) as usize);
+        let ticket = pool.get(TENSOR, range, destination, Urgency::Urgent, None);
+        let ticket = ticket.map_err(|error| failed(&error))?;
+        ticket.wait().map_err(|error| failed(&error))?;
+        ticket.take_bytes().ok_or_else(|| failed(&"the engine kept the bytes"))
+    };
+    let begun = Instant::now();
+    let found = get(0..length)?;
+    let read = rate(length, begun.elapsed());
+    if crc32c::crc32c(&found) != sum {
+        return Err(TrialError::WrongBytes { at: 0 });
+    }
+    let begun = Instant::now();
+    get(0..SMALL)?;
+    let latency = begun.elapsed();
+    let stats = pool.stats().map_err(|error| failed(&error))?;
+    pool.delete(TENSOR).map_err(|error| failed(&error))?;
+    pool.close().map_err(|error| failed(&error))?;
+    Ok(Measured { write, read, latency, notes: stats.reactor.capabilities.notes })
 }
 
 /// Bytes that say where they belong, and that no other transfer has.

@@ -9,6 +9,10 @@ use std::os::unix::process::CommandExt;
 
 use common::{CARD, Machine, SSD, command, doctor, ran};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use tidelog_engine::layout::TensorId;
+use tidelog_engine::memory::Source;
+use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
 use tidelog_tests::machine::{Directory, skip};
 
 #[test]
@@ -68,6 +72,34 @@ fn nothing_is_written_to_what_is_no_directory_or_was_not_given() {
 }
 
 #[test]
+fn a_named_pool_is_tried_by_every_path_and_keeps_its_tensors() {
+    let directory = Directory::new("doctor-pool").unwrap();
+    let files = ["a", "b"].map(|name| directory.sparse_file(name, 64 << 20).unwrap());
+    let specs = files.each_ref().map(DeviceSpec::new);
+    Pool::format(&specs, &FormatOptions { overwrite: true, ..FormatOptions::default() }).unwrap();
+    let pool = Pool::open(&specs, &OpenOptions::default()).unwrap();
+    let mut batch = pool.batch();
+    batch.put(TensorId(7), Source::from(vec![9; 5000]), PutOptions::default()).unwrap();
+    batch.commit().unwrap();
+    let names = files.map(|file| file.display().to_string()).join(",");
+    let held = doctor(&["check", "--pool", &names]);
+    assert_eq!(held.code, 1, "{}", held.out);
+    assert!(held.out.contains("not on") && held.out.contains("share 0"), "{}", held.out);
+    pool.close().unwrap();
+    let told = doctor(&["check", "--pool", &names, "--size", "4MiB", "--output", "json"]);
+    let page = told.json();
+    assert_eq!(told.code, 0, "{page:#}");
+    let works = |path: &str| {
+        let rows = page["paths"].as_array().unwrap();
+        rows.iter().any(|row| row["path"] == path && row["verdict"] == "works")
+    };
+    assert!(works("posix"), "{page:#}");
+    let pool = Pool::open(&specs, &OpenOptions::default()).unwrap();
+    assert!(pool.contains(TensorId(7)));
+    assert_eq!(pool.stats().unwrap().tensors, 1, "the trial's tensor is gone");
+}
+
+#[test]
 fn another_user_is_told_what_that_user_may_do() {
     const NOBODY: u32 = 65_534;
     let directory = Directory::new("doctor-user").unwrap();
@@ -77,7 +109,8 @@ fn another_user_is_told_what_that_user_may_do() {
     let run = |arguments: &[&str]| {
         let mut command = std::process::Command::new(&tool);
         command.args(arguments).uid(NOBODY).gid(NOBODY);
-        match command.spawn() {
+        let silent = || std::process::Stdio::null();
+        match command.stdout(silent()).stderr(silent()).spawn() {
             Ok(mut child) => {
                 child.wait().unwrap();
             }
@@ -86,6 +119,7 @@ fn another_user_is_told_what_that_user_may_do() {
                 return None;
             }
         }
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
         Some(ran(command))
     };
     let scratch = directory.path().to_str().unwrap();
@@ -178,7 +212,10 @@ fn what_is_in_use_or_no_ssd_is_never_handed_over() {
 fn help_lists_the_exit_codes_and_completions_are_written() {
     let help = doctor(&["--help"]);
     assert_eq!(help.code, 0);
-    assert!(help.out.contains("Exit codes:") && help.out.contains("no --scratch was given"));
+    assert!(
+        help.out.contains("Exit codes:")
+            && help.out.contains("neither --scratch nor --pool was given")
+    );
     for shell in ["bash", "zsh", "fish"] {
         let completions = doctor(&["completions", shell]);
         assert!(completions.code == 0 && completions.out.contains("tidelog-doctor"), "{shell}");

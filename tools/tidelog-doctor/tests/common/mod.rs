@@ -58,8 +58,8 @@ impl Machine {
         machine.add(&format!("{switch}/0000:3c:01.0/{SSD}"), "0x010802", "0x144d", "nvme", 2);
         machine.add(&format!("pci0000:5f/0000:5f:00.0/{CARD}"), "0x020000", "0x8086", "ixgbe", 3);
         let disk = machine.device(SSD).join("nvme/nvme0/nvme0n1");
-        machine.write_to(&disk.join("dev"), "259:77777");
-        machine.write_to(&disk.join("size"), "2048");
+        write_to(&disk.join("dev"), "259:77777");
+        write_to(&disk.join("size"), "2048");
         symlink_in(&machine.sysfs().join("class/block/nvme0n1"), &disk);
         for file in ["bus/pci/drivers_probe", "bus/pci/drivers/vfio-pci/bind"] {
             machine.write(file, "");
@@ -86,7 +86,7 @@ impl Machine {
             ("max_link_speed", "16.0 GT/s PCIe"),
         ];
         for (name, text) in files {
-            self.write_to(&directory.join(name), text);
+            write_to(&directory.join(name), text);
         }
         symlink_in(&self.sysfs().join("bus/pci/devices").join(address), &directory);
         self.write(&format!("bus/pci/drivers/{driver}/unbind"), "");
@@ -124,16 +124,11 @@ impl Machine {
     }
 
     fn write(&self, file: &str, text: &str) {
-        self.write_to(&self.sysfs().join(file), text);
+        write_to(&self.sysfs().join(file), text);
     }
 
     pub fn write_proc(&self, file: &str, text: &str) {
-        self.write_to(&self.0.path().join("proc").join(file), text);
-    }
-
-    fn write_to(&self, path: &Path, text: &str) {
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
+        write_to(&self.0.path().join("proc").join(file), text);
     }
 
     pub fn doctor(&self, arguments: &[&str]) -> Ran {
@@ -141,6 +136,11 @@ impl Machine {
         command.arg("--sysfs").arg(self.sysfs()).arg("--procfs").arg(self.0.path().join("proc"));
         ran(command)
     }
+}
+
+fn write_to(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
 }
 
 fn symlink_in(link: &Path, target: &Path) {
