@@ -9,7 +9,7 @@ PAIRS ?= 15
 ONLY ?=
 
 .PHONY: help setup build demo test lint test-rust sim storm planted faults fixture crash nvme-vm recovery test-torch test-slow bench compare test-compare fuzz loom sanitize \
-	miri paper clean
+	miri paper gpu gpu-build clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -90,6 +90,15 @@ compare: setup ## Tidelog against fio, DeepSpeed, safetensors, torch.save: PAIRS
 
 test-compare: ## What compare concludes from runs, without running any
 	python3 benches/compare/test_compare.py
+
+gpu-build: setup ## What a machine with a GPU needs, into target/gpu
+	@mkdir -p target/gpu
+	cargo build --release -q -p tidelog-doctor
+	cp target/release/tidelog-doctor target/gpu/
+	cp "$$(cargo test --release -p tidelog-gds --test gpu --no-run --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)" target/gpu/gpu-tests
+
+gpu: gpu-build ## Everything that needs a GPU; ends with 77 where there is none
+	tests/hardware/gpu.sh target/gpu
 
 clean: ## Remove everything that was built
 	rm -rf target .venv

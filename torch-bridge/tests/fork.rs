@@ -47,6 +47,7 @@ fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
         share: 0,
         buffered: 1,
         reactive: 0,
+        policy: 0,
     };
     let pool_options = tide_pool_options {
         size: size_of::<tide_pool_options>() as u64,

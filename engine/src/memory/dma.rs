@@ -121,7 +121,7 @@ impl DmaPool {
     }
 
     /// The address and length of the mapping, for a data path that registers it.
-    pub(crate) fn span(&self) -> (*mut u8, usize) {
+    pub fn span(&self) -> (*mut u8, usize) {
         (self.region.base.as_ptr(), self.region.length)
     }
 }
@@ -253,7 +253,7 @@ impl DmaBuffer {
     }
 
     /// Where the buffer lies, for the submission queue entry of a data path.
-    pub(crate) fn address(&mut self) -> *mut u8 {
+    pub fn address(&mut self) -> *mut u8 {
         // SAFETY: `start` lies within the mapping.
         unsafe { self.region.base.as_ptr().add(self.start) }
     }

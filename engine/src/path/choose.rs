@@ -13,6 +13,8 @@ pub enum PathKind {
     Uring,
     /// Threads of `pread` and `pwrite`.
     Posix,
+    /// cuFile, by way of GPU memory.
+    Gds,
     /// Disks in memory.
     Sim,
 }
@@ -22,6 +24,7 @@ impl fmt::Display for PathKind {
         out.write_str(match self {
             Self::Uring => "uring",
             Self::Posix => "posix",
+            Self::Gds => "gds",
             Self::Sim => "sim",
         })
     }
@@ -94,6 +97,12 @@ pub struct Opened {
 pub trait PathProvider: Send {
     /// Opens the path with room for `depth` operations in flight per device.
     fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError>;
+}
+
+/// A way to devices that is no part of the engine: another crate's data path.
+pub trait Backend: std::fmt::Debug + Send + Sync {
+    /// What opens the path to `devices`, given in stripe order.
+    fn provider(&self, devices: Vec<Device>) -> Box<dyn PathProvider>;
 }
 
 /// Devices of the operating system, in stripe order, by the path of choice.

@@ -2,23 +2,22 @@
 
 use super::operation::{Action, DeviceError, Extent, Operation, OperationKind, Refusal};
 use super::{Capabilities, DeviceCapabilities};
+use crate::units::DeviceIndex;
 
 /// The rules of admission, and the latch of each device.
-pub(super) struct Gate {
+#[derive(Debug)]
+pub struct Gate {
     latches: Vec<Option<DeviceError>>,
 }
 
 impl Gate {
-    pub(super) fn new(devices: usize) -> Self {
+    /// A gate to so many devices, none of which has failed.
+    pub fn new(devices: usize) -> Self {
         Self { latches: vec![None; devices] }
     }
 
     /// Whether `operation` may go to its device.
-    pub(super) fn admit(
-        &self,
-        capabilities: &Capabilities,
-        operation: &Operation,
-    ) -> Result<(), Refusal> {
+    pub fn admit(&self, capabilities: &Capabilities, operation: &Operation) -> Result<(), Refusal> {
         let index = usize::from(operation.device.0);
         let Some(device) = capabilities.devices.get(index) else {
             return Err(Refusal::Invalid("there is no such device"));
@@ -27,14 +26,19 @@ impl Gate {
             return Err(Refusal::Invalid("the tag u64::MAX is reserved"));
         }
         check_extent(device, operation)?;
-        match self.latches[index] {
-            Some(cause) if refuses(cause, operation.action.kind()) => Err(Refusal::Latched(cause)),
+        self.unlatched(operation.device, operation.action.kind())
+    }
+
+    /// Whether no failure keeps operations of this kind from a device that exists.
+    pub fn unlatched(&self, device: DeviceIndex, kind: OperationKind) -> Result<(), Refusal> {
+        match self.latches[usize::from(device.0)] {
+            Some(cause) if refuses(cause, kind) => Err(Refusal::Latched(cause)),
             _ => Ok(()),
         }
     }
 
     /// Remembers a failure that makes what the device holds uncertain.
-    pub(super) fn judge(&mut self, error: DeviceError) {
+    pub fn judge(&mut self, error: DeviceError) {
         let latch = &mut self.latches[usize::from(error.device.0)];
         let harmless = match error.kind {
             OperationKind::Read => !error.status.is_removal(),
@@ -90,7 +94,6 @@ fn check_extent(device: &DeviceCapabilities, operation: &Operation) -> Result<()
 mod tests {
     use super::*;
     use crate::path::Status;
-    use crate::units::DeviceIndex;
 
     fn failed(kind: OperationKind, errno: i32) -> DeviceError {
         let status = Status::Errno(errno);

@@ -34,18 +34,25 @@ mod waker;
 use std::io;
 use std::time::{Duration, Instant};
 
-pub use choose::{KernelDevices, Opened, PathChoice, PathError, PathKind, PathProvider};
+pub use choose::{Backend, KernelDevices, Opened, PathChoice, PathError, PathKind, PathProvider};
 pub use device::{
     DEVICES_MAX, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec, OpenMode,
     SpecError,
 };
 pub use operation::{
-    Action, Completion, DeviceError, Extent, Operation, OperationKind, Refusal, Refused, Status,
+    Action, Completion, DeviceError, Extent, Library, Operation, OperationKind, Refusal, Refused,
+    Status,
 };
 pub use waker::Waker;
 
 use crate::memory::DmaPool;
 use crate::units::ByteCount;
+
+/// What data paths outside of the engine are made with.
+pub mod backend {
+    pub use super::gate::Gate;
+    pub use super::slots::{Slots, conclude};
+}
 
 /// What a data path can do, found out when it was opened.
 #[derive(Clone, Debug)]

@@ -155,7 +155,31 @@ pub enum Status {
         /// How many were.
         moved: u32,
     },
+    /// An error of a library between us and the kernel.
+    Library {
+        /// The library.
+        library: &'static Library,
+        /// Its number.
+        code: i32,
+    },
 }
+
+/// A library with error numbers of its own.
+#[derive(Debug)]
+pub struct Library {
+    /// What it is called.
+    pub name: &'static str,
+    /// Its name for one of its numbers.
+    pub describe: fn(i32) -> &'static str,
+}
+
+impl PartialEq for Library {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Library {}
 
 impl Status {
     /// Whether this says that the device is not there any more.
@@ -176,6 +200,7 @@ impl Status {
         match self {
             Self::Errno(errno) => TROUBLE.contains(&errno),
             Self::Short { .. } => true,
+            Self::Library { .. } => false,
         }
     }
 
@@ -191,6 +216,9 @@ impl fmt::Display for Status {
             Self::Errno(errno) => write!(out, "{}", std::io::Error::from_raw_os_error(*errno)),
             Self::Short { moved: 0 } => {
                 out.write_str("nothing was moved: it is gone, or ends before that now")
+            }
+            Self::Library { library, code } => {
+                write!(out, "{} error {code} ({})", library.name, (library.describe)(*code))
             }
             Self::Short { moved } => {
                 write!(out, "short transfer, {} moved", ByteCount(u64::from(*moved)))

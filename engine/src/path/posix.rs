@@ -128,7 +128,7 @@ unsafe impl DataPath for PosixPath {
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         // The threads use the same waker; arming again costs nothing if the caller did.
         self.waker.arm();
-        if self.done.is_empty() { self.waker.sleep(timeout) } else { Ok(()) }
+        if self.done.is_empty() { self.waker.sleep(timeout).map(|_| ()) } else { Ok(()) }
     }
 
     fn waker(&self) -> Waker {

@@ -3,40 +3,49 @@
 use super::operation::{Completion, DeviceError, Operation, Status};
 
 /// A table of as many slots as may be in flight. Nothing is allocated after `new`.
-pub(super) struct Slots {
+#[derive(Debug)]
+pub struct Slots {
     held: Vec<Option<Operation>>,
     free: Vec<u32>,
 }
 
 impl Slots {
-    pub(super) fn new(depth: u32) -> Self {
+    /// A table of `depth` empty slots.
+    pub fn new(depth: u32) -> Self {
         let held = std::iter::repeat_with(|| None).take(depth as usize).collect();
         Self { held, free: (0..depth).rev().collect() }
     }
 
-    pub(super) fn is_full(&self) -> bool {
+    /// Whether every slot is in use.
+    pub fn is_full(&self) -> bool {
         self.free.is_empty()
     }
 
-    pub(super) fn in_flight(&self) -> usize {
+    /// How many slots are in use.
+    pub fn in_flight(&self) -> usize {
         self.held.len() - self.free.len()
     }
 
     /// Keeps `operation`; answers its slot and where it lies there. The table must not be full.
-    pub(super) fn keep(&mut self, operation: Operation) -> (u32, &mut Operation) {
+    pub fn keep(&mut self, operation: Operation) -> (u32, &mut Operation) {
         let slot = self.free.pop().expect("the caller saw a free slot");
         (slot, self.held[slot as usize].insert(operation))
     }
 
+    /// What lies in a slot, if it is in use.
+    pub fn get(&self, slot: u32) -> Option<&Operation> {
+        self.held.get(slot as usize)?.as_ref()
+    }
+
     /// Empties a slot; `None` if it was empty.
-    pub(super) fn take(&mut self, slot: u32) -> Option<Operation> {
+    pub fn take(&mut self, slot: u32) -> Option<Operation> {
         let operation = self.held.get_mut(slot as usize)?.take()?;
         self.free.push(slot);
         Some(operation)
     }
 
     /// The slots in use whose operation carries `tag`, or all of them.
-    pub(super) fn find(&self, tag: Option<u64>) -> impl Iterator<Item = u32> + '_ {
+    pub fn find(&self, tag: Option<u64>) -> impl Iterator<Item = u32> + '_ {
         self.held.iter().enumerate().filter_map(move |(slot, operation)| {
             let carried = operation.as_ref()?.tag;
             tag.is_none_or(|tag| tag == carried).then_some(slot as u32)
@@ -44,7 +53,7 @@ impl Slots {
     }
 
     /// Leaks every buffer still held, because a device may yet write it.
-    pub(super) fn leak(&mut self) {
+    pub fn leak(&mut self) {
         self.held.drain(..).flatten().for_each(std::mem::forget);
     }
 }
@@ -52,12 +61,17 @@ impl Slots {
 /// The completion of `operation`, given what the kernel answered: the bytes moved (anything for calls
 /// that move none), or an error number.
 pub(super) fn complete(operation: Operation, answer: Result<u32, i32>) -> Completion {
+    conclude(operation, answer.map_err(Status::Errno))
+}
+
+/// The completion of `operation`, given how many bytes were moved (anything where none are), or what went wrong.
+pub fn conclude(operation: Operation, answer: Result<u32, Status>) -> Completion {
     let Operation { tag, device, extent, action } = operation;
     let kind = action.kind();
     let buffer = action.into_buffer();
     let expected = if buffer.is_some() { extent.length.0 } else { 0 };
     let status = match answer {
-        Err(errno) => Some(Status::Errno(errno)),
+        Err(status) => Some(status),
         Ok(moved) if u64::from(moved) < expected => Some(Status::Short { moved }),
         Ok(_) => None,
     };

@@ -27,8 +27,8 @@ struct Inner {
 }
 
 impl Waker {
-    /// A waker of its own.
-    pub(crate) fn new() -> io::Result<Self> {
+    /// A waker of its own, for a data path.
+    pub fn new() -> io::Result<Self> {
         Ok(Self(Arc::new(Inner { event: Event::new()?, armed: Announcement::default() })))
     }
 
@@ -57,8 +57,8 @@ impl Waker {
         self.0.event.descriptor()
     }
 
-    /// Sleeps until woken or until the time is up.
-    pub(super) fn sleep(&self, timeout: Option<Duration>) -> io::Result<()> {
+    /// Sleeps until woken or until the time is up, which is rounded up to milliseconds; for a data path.
+    pub fn sleep(&self, timeout: Option<Duration>) -> io::Result<bool> {
         self.0.event.wait(timeout)
     }
 }

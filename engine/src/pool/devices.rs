@@ -8,8 +8,8 @@ use crate::layout::{
 };
 use crate::path::sim::{SimDisk, SimDisks};
 use crate::path::{
-    Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec, KernelDevices, OpenMode,
-    PathChoice, PathProvider,
+    Backend, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec, KernelDevices,
+    OpenMode, PathChoice, PathProvider,
 };
 use crate::units::ByteCount;
 
@@ -241,6 +241,7 @@ impl Members {
     pub(super) fn provider(
         &self,
         choice: PathChoice,
+        backend: Option<&dyn Backend>,
         mode: OpenMode,
     ) -> Result<Box<dyn PathProvider>, DeviceOpenError> {
         let mut disks = Vec::new();
@@ -251,11 +252,11 @@ impl Members {
                 Member::File { spec, lock, .. } => devices.push(open_locked(spec, lock, mode)?),
             }
         }
-        if devices.is_empty() {
-            Ok(Box::new(SimDisks(disks)))
-        } else {
-            Ok(Box::new(KernelDevices { devices, choice }))
-        }
+        Ok(match backend {
+            _ if devices.is_empty() => Box::new(SimDisks(disks)),
+            Some(backend) => backend.provider(devices),
+            None => Box::new(KernelDevices { devices, choice }),
+        })
     }
 
     pub(super) fn names(&self) -> Vec<String> {

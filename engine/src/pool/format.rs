@@ -257,7 +257,7 @@ fn write(
     // The members hold block devices exclusively; the path opens them once more beside that.
     let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
     let reactor = Reactor::start(
-        members.provider(PathChoice::Auto, mode)?,
+        members.provider(PathChoice::Auto, None, mode)?,
         ReactorOptions {
             chunk: ByteCount::kib(256),
             staging: ByteCount::mib(16),

@@ -81,7 +81,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
     }
     let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
     let reactor = Reactor::start(
-        members.provider(options.path, mode)?,
+        members.provider(options.path, options.backend.as_deref(), mode)?,
         ReactorOptions {
             staging: options.staging,
             buffers: options.buffers,

@@ -1,9 +1,11 @@
 //! How a pool is made, opened and used.
 
+use std::sync::Arc;
+
 use super::scrub::ScrubReport;
 use crate::layout::{Geometry, LifetimeClass};
 use crate::log::SpaceUse;
-use crate::path::{DeviceIdentity, Feature, PathChoice};
+use crate::path::{Backend, DeviceIdentity, Feature, PathChoice};
 use crate::schedule::{Notify, ReactorStats, Urgency};
 use crate::units::ByteCount;
 
@@ -86,6 +88,8 @@ pub enum Lanes {
 pub struct OpenOptions {
     /// The data path.
     pub path: PathChoice,
+    /// A data path that is no part of the engine, instead.
+    pub backend: Option<Arc<dyn Backend>>,
     /// Go through the page cache, where the file system has no `O_DIRECT`.
     pub buffered: bool,
     /// The part of the pool that this process is to own.
@@ -117,6 +121,7 @@ impl Default for OpenOptions {
     fn default() -> Self {
         Self {
             path: PathChoice::Auto,
+            backend: None,
             buffered: false,
             share: 0,
             staging: ByteCount::mib(16),

@@ -56,7 +56,7 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
         "posix" => PathKind::Posix,
         other => return Err(format!("{other:?} is no data path; there are uring and posix").into()),
     };
-    let stage = Stage { specs: DeviceSpec::parse_list(&arguments.devices)?, path };
+    let stage = Stage { specs: DeviceSpec::parse_list(&arguments.devices)?, path, backend: None };
     if let (Some(begin), Some(name)) = (&arguments.begin, &arguments.row) {
         let fault = Fault {
             begin: begin.clone(),

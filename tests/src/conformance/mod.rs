@@ -4,7 +4,9 @@
 mod fault;
 mod rows;
 
-use tidelog_engine::path::{DeviceSpec, PathChoice, PathKind};
+use std::sync::Arc;
+
+use tidelog_engine::path::{Backend, DeviceSpec, PathChoice, PathKind};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
 
@@ -23,6 +25,8 @@ pub struct Stage {
     pub specs: Vec<DeviceSpec>,
     /// The data path, which must be the one that runs.
     pub path: PathKind,
+    /// What opens it, where it is none of the engine's.
+    pub backend: Option<Arc<dyn Backend>>,
 }
 
 /// Contiguous bytes on one device.
@@ -56,10 +60,13 @@ impl Stage {
         let choice = match path {
             PathKind::Uring => PathChoice::Uring,
             PathKind::Posix => PathChoice::Posix,
+            PathKind::Gds if self.backend.is_some() => PathChoice::Auto,
+            PathKind::Gds => return Err("nothing was given that opens it".into()),
             PathKind::Sim => return Err("simulated disks have tests of their own".into()),
         };
         let options = OpenOptions {
             path: choice,
+            backend: self.backend.clone().filter(|_| path == PathKind::Gds),
             staging: ByteCount::mib(4),
             huge_pages: false,
             ..OpenOptions::default()

@@ -202,6 +202,12 @@ impl Device {
         Ok(Self { file, path, kind, size: ByteCount(size), logical_block, direct })
     }
 
+    /// The same device once more, for a second way to it.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        let (file, path) = (self.file.try_clone()?, self.path.clone());
+        Ok(Self { file, path, ..*self })
+    }
+
     /// The open file.
     pub fn file(&self) -> &File {
         &self.file
@@ -245,7 +251,7 @@ impl Device {
 
 impl DeviceCapabilities {
     /// What `device` is.
-    pub(super) fn of(device: &Device) -> Self {
+    pub fn of(device: &Device) -> Self {
         Self {
             name: device.path.display().to_string(),
             size: device.size,

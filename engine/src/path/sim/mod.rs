@@ -139,7 +139,7 @@ unsafe impl DataPath for SimPath {
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         // With something in flight virtual time passes at once; only an idle (or held) path sleeps.
-        if self.next().is_some() { Ok(()) } else { self.waker.sleep(timeout) }
+        if self.next().is_some() { Ok(()) } else { self.waker.sleep(timeout).map(|_| ()) }
     }
 
     fn waker(&self) -> Waker {

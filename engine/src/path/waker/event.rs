@@ -60,8 +60,8 @@ impl Event {
         self.0.as_raw_fd()
     }
 
-    /// Sleeps until it is raised or the time is up.
-    pub(super) fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
+    /// Sleeps until it is raised or the time is up; answers which.
+    pub(super) fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         let mut poll = libc::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 };
         let milliseconds = timeout.map_or(-1, |timeout| {
             // Rounded up, so that the last fraction of a millisecond is not spent spinning.
@@ -71,10 +71,10 @@ impl Event {
         let answer = unsafe { libc::poll(&raw mut poll, 1, milliseconds) };
         match answer {
             -1 => match io::Error::last_os_error() {
-                error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+                error if error.kind() == io::ErrorKind::Interrupted => Ok(false),
                 error => Err(error),
             },
-            _ => Ok(()),
+            ready => Ok(ready > 0),
         }
     }
 }

@@ -51,11 +51,11 @@ impl Event {
         unimplemented!("no model waits for a file")
     }
 
-    pub(super) fn wait(&self, _timeout: Option<Duration>) -> io::Result<()> {
+    pub(super) fn wait(&self, _timeout: Option<Duration>) -> io::Result<bool> {
         let mut raised = self.raised.lock().expect("not poisoned");
         while !*raised {
             raised = self.risen.wait(raised).expect("not poisoned");
         }
-        Ok(())
+        Ok(true)
     }
 }

@@ -1,0 +1,148 @@
+//! Batches: one call for many transfers. A batch is used again only when all of its entries have ended.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use tidelog_engine::path::Status;
+
+use super::driver::{Driver, RegisteredFile};
+use super::error::{CuFileError, entry_result};
+use super::sys;
+use crate::cuda::DevicePointer;
+
+/// One transfer of a batch.
+pub(crate) struct Entry<'a> {
+    pub(crate) file: &'a RegisteredFile,
+    /// The start of the registered memory, and how far into it the bytes are.
+    pub(crate) memory: DevicePointer,
+    pub(crate) memory_offset: u64,
+    pub(crate) file_offset: u64,
+    pub(crate) length: u32,
+    pub(crate) write: bool,
+    /// Comes back when it ends.
+    pub(crate) cookie: u32,
+}
+
+/// A batch of cuFile.
+pub(crate) struct Batch {
+    driver: Arc<Driver>,
+    handle: sys::BatchHandle,
+    entries: Vec<sys::BatchEntry>,
+    events: Vec<sys::BatchEvent>,
+    capacity: usize,
+    /// Entries that were submitted and have not ended.
+    outstanding: usize,
+}
+
+// SAFETY: a batch's handle may be used from any thread, by one at a time, which `&mut self` sees to.
+unsafe impl Send for Batch {}
+
+impl Batch {
+    /// Sets up a batch of as many entries as the driver allows, and no more than `wanted`.
+    pub(crate) fn new(driver: &Arc<Driver>, wanted: u32) -> Result<Self, CuFileError> {
+        let functions = &driver.library().functions;
+        let set_up = functions.batch_set_up.clone()?;
+        functions.batch_submit.clone()?;
+        functions.batch_status.clone()?;
+        let capacity = wanted.clamp(1, driver.facts().batch_entries_max);
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        let answer = unsafe { set_up(&raw mut handle, capacity) };
+        CuFileError::check(answer, format!("set up a batch of {capacity} entries"))?;
+        let capacity = capacity as usize;
+        Ok(Self {
+            driver: Arc::clone(driver),
+            handle,
+            entries: Vec::with_capacity(capacity),
+            events: vec![sys::BatchEvent::EMPTY; capacity],
+            capacity,
+            outstanding: 0,
+        })
+    }
+
+    /// Whether nothing of it is on its way, so that it may be filled.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.outstanding == 0
+    }
+
+    /// Whether another entry fits.
+    pub(crate) fn has_room(&self) -> bool {
+        self.entries.len() < self.capacity
+    }
+
+    /// Adds an entry to what is submitted next.
+    pub(crate) fn add(&mut self, entry: &Entry<'_>) {
+        self.entries.push(sys::BatchEntry {
+            mode: sys::BATCH_MODE,
+            memory: entry.memory.0 as *mut c_void,
+            file_offset: entry.file_offset.cast_signed(),
+            memory_offset: entry.memory_offset.cast_signed(),
+            length: entry.length as usize,
+            file: entry.file.handle(),
+            opcode: if entry.write { sys::WRITE } else { sys::READ },
+            cookie: entry.cookie as usize as *mut c_void,
+        });
+    }
+
+    /// Submits what was added. On an error all of it is as if it had never been added, or on its way: the caller
+    /// cancels to know.
+    ///
+    /// # Safety
+    /// The memory of every entry stays allocated, and nobody touches it in a way that races with its transfer, until
+    /// the entry has ended.
+    pub(crate) unsafe fn submit(&mut self) -> Result<(), CuFileError> {
+        let submit = self.driver.library().functions.batch_submit.clone()?;
+        let count = self.entries.len();
+        // SAFETY: the entries are valid and as many as is said; their memory is passed on to the caller.
+        let answer = unsafe { submit(self.handle, count as u32, self.entries.as_mut_ptr(), 0) };
+        self.entries.clear();
+        CuFileError::check(answer, format!("submit a batch of {count} transfers"))?;
+        self.outstanding = count;
+        Ok(())
+    }
+
+    /// Tells of every entry that has ended: its cookie, and the bytes moved or why not.
+    pub(crate) fn poll(
+        &mut self,
+        mut ended: impl FnMut(u32, Result<u32, Status>),
+    ) -> Result<(), CuFileError> {
+        if self.outstanding == 0 {
+            return Ok(());
+        }
+        let status = self.driver.library().functions.batch_status.clone()?;
+        let mut count = self.outstanding as u32;
+        let mut at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `count` says how many events there is room for, and becomes how many there are.
+        let answer = unsafe {
+            status(self.handle, 0, &raw mut count, self.events.as_mut_ptr(), &raw mut at_once)
+        };
+        CuFileError::check(answer, "tell how a batch is doing")?;
+        for event in &self.events[..(count as usize).min(self.events.len())] {
+            if let Some(result) = entry_result(event) {
+                self.outstanding = self.outstanding.saturating_sub(1);
+                ended(event.cookie as usize as u32, result);
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks that everything in it ends soon. Answers whether cuFile took the request.
+    pub(crate) fn cancel(&mut self) -> bool {
+        let Ok(cancel) = &self.driver.library().functions.batch_cancel else { return false };
+        // SAFETY: the handle is set up.
+        unsafe { cancel(self.handle) }.code == 0
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        // A batch that is on its way is left to the process's end: destroying it would not stop the SSD.
+        if self.outstanding > 0 {
+            return;
+        }
+        if let Ok(destroy) = &self.driver.library().functions.batch_destroy {
+            // SAFETY: set up in `new`, destroyed once, with nothing on its way.
+            unsafe { destroy(self.handle) };
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Where cuFile's library lives, and its functions.
+//!
+//! It comes with CUDA, and as a Python package that `PyTorch` depends on; neither puts it where every loader looks.
+
+use std::ffi::{OsString, c_int, c_uint};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use libloading::os::unix::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
+
+use super::error::CuFileError;
+use super::sys;
+
+/// What the file is called.
+const NAMES: [&str; 2] = ["libcufile.so.0", "libcufile.so"];
+
+/// cuFile's library could not be opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("libcufile is not found: {}; install CUDA's GPUDirect Storage, or name the file", tried.join("; "))]
+pub struct NoLibrary {
+    /// Each place that was tried, and what the loader said.
+    pub tried: Vec<String>,
+}
+
+/// cuFile's library.
+pub struct Library {
+    /// Its functions.
+    pub(super) functions: Functions,
+    path: PathBuf,
+    /// Last, since the functions are in it.
+    _opened: Opened,
+}
+
+impl Library {
+    /// Opens the library: the named file and no other, or the first that opens of the places where it lives.
+    pub fn open(named: Option<&Path>) -> Result<Arc<Self>, NoLibrary> {
+        let candidates = if let Some(path) = named {
+            vec![path.to_path_buf()]
+        } else {
+            let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+            candidates(&|name| std::env::var_os(name), &maps)
+        };
+        let mut tried = Vec::new();
+        for path in candidates {
+            // SAFETY: opening runs the library's initialisers, as any program that uses cuFile does; whoever can
+            // put another file there can run code here anyway.
+            match unsafe { Opened::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
+                Ok(opened) => {
+                    let functions = Functions::resolve(&opened, &path);
+                    return Ok(Arc::new(Self { functions, path, _opened: opened }));
+                }
+                Err(error) => tried.push(said(&path, &error)),
+            }
+        }
+        Err(NoLibrary { tried })
+    }
+
+    /// The file, or the name by which the loader knew it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The functions that it lacks.
+    pub fn missing(&self) -> Vec<&'static str> {
+        self.functions.missing()
+    }
+
+    /// Its version, as in 1.15, where it tells.
+    pub fn version(&self) -> Option<(u32, u32)> {
+        let get = self.functions.get_version.as_ref().ok()?;
+        let mut version: c_int = 0;
+        // SAFETY: the call writes one int.
+        let answer = unsafe { get(&raw mut version) };
+        let version = u32::try_from(version).ok().filter(|_| answer.code == 0)?;
+        // 1000 * major + 10 * minor.
+        Some((version / 1000, version % 1000 / 10))
+    }
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Library({})", self.path.display())
+    }
+}
+
+fn said(path: &Path, error: &libloading::Error) -> String {
+    let text = error.to_string();
+    let name = path.display().to_string();
+    if text.contains(&name) { text } else { format!("{name}: {text}") }
+}
+
+/// Where it may be, in the order of trying: where the loader looks, CUDA, and Python's packages: of the environment
+/// that is active, and of the `PyTorch` that is loaded in this process.
+fn candidates(environment: &dyn Fn(&str) -> Option<OsString>, maps: &str) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = NAMES.iter().map(PathBuf::from).collect();
+    let mut roots: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH"]
+        .iter()
+        .filter_map(|name| environment(name))
+        .map(PathBuf::from)
+        .collect();
+    roots.push("/usr/local/cuda".into());
+    for root in roots {
+        for folder in ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"] {
+            found.extend(present(&root.join(folder)));
+        }
+    }
+    let packages = environment("VIRTUAL_ENV")
+        .map(|root| children(&Path::new(&root).join("lib")))
+        .unwrap_or_default()
+        .into_iter()
+        .map(|python| python.join("site-packages"))
+        .chain(beside_torch(maps));
+    for folder in packages {
+        // nvidia/cufile/lib in CUDA 12's packages, nvidia/cu13/lib in CUDA 13's.
+        for package in children(&folder.join("nvidia")) {
+            found.extend(present(&package.join("lib")));
+        }
+    }
+    let mut unique = Vec::new();
+    for path in found {
+        if !unique.contains(&path) {
+            unique.push(path);
+        }
+    }
+    unique
+}
+
+fn present(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    NAMES.map(|name| folder.join(name)).into_iter().filter(|path| path.exists())
+}
+
+fn children(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+/// The folder of Python packages from which `PyTorch`'s library is mapped.
+fn beside_torch(maps: &str) -> Option<PathBuf> {
+    let line = maps.lines().find(|line| line.contains("/torch/lib/libtorch"))?;
+    let library = Path::new(&line[line.find('/')?..]);
+    Some(library.parent()?.parent()?.parent()?.to_path_buf())
+}
+
+/// Each function, or the word that it is missing: looked up once, when the library is opened.
+macro_rules! functions {
+    ($($field:ident: $symbol:literal => fn($($argument:ty),*) $(-> $answer:ty)?;)*) => {
+        /// cuFile's functions, each with the word that it is missing where it is.
+        pub(super) struct Functions {
+            $(pub(super) $field: Result<unsafe extern "C" fn($($argument),*) $(-> $answer)?, CuFileError>,)*
+        }
+
+        impl Functions {
+            fn resolve(library: &Opened, path: &Path) -> Self {
+                Self {
+                    $($field: {
+                        // SAFETY: the type is the one that NVIDIA's header declares for this name.
+                        let found = unsafe {
+                            library.get::<unsafe extern "C" fn($($argument),*) $(-> $answer)?>($symbol)
+                        };
+                        found.map(|symbol| *symbol).map_err(|_| CuFileError::Missing {
+                            library: path.display().to_string(),
+                            symbol: $symbol,
+                        })
+                    },)*
+                }
+            }
+
+            fn missing(&self) -> Vec<&'static str> {
+                let all = [$(($symbol, self.$field.is_ok())),*];
+                all.into_iter().filter(|(_, there)| !there).map(|(symbol, _)| symbol).collect()
+            }
+        }
+    };
+}
+
+functions! {
+    driver_open: "cuFileDriverOpen" => fn() -> sys::Error;
+    driver_close: "cuFileDriverClose_v2" => fn() -> sys::Error;
+    get_properties: "cuFileDriverGetProperties" => fn(*mut sys::Properties) -> sys::Error;
+    get_version: "cuFileGetVersion" => fn(*mut c_int) -> sys::Error;
+    get_parameter: "cuFileGetParameterBool" => fn(c_uint, *mut bool) -> sys::Error;
+    set_parameter: "cuFileSetParameterBool" => fn(c_uint, bool) -> sys::Error;
+    handle_register: "cuFileHandleRegister" => fn(*mut sys::FileHandle, *mut sys::FileDescription) -> sys::Error;
+    handle_deregister: "cuFileHandleDeregister" => fn(sys::FileHandle);
+    buffer_register: "cuFileBufRegister" => fn(*const std::ffi::c_void, usize, c_int) -> sys::Error;
+    buffer_deregister: "cuFileBufDeregister" => fn(*const std::ffi::c_void) -> sys::Error;
+    read: "cuFileRead" => fn(sys::FileHandle, *mut std::ffi::c_void, usize, i64, i64) -> isize;
+    batch_set_up: "cuFileBatchIOSetUp" => fn(*mut sys::BatchHandle, c_uint) -> sys::Error;
+    batch_submit: "cuFileBatchIOSubmit" => fn(sys::BatchHandle, c_uint, *mut sys::BatchEntry, c_uint) -> sys::Error;
+    batch_status: "cuFileBatchIOGetStatus" => fn(sys::BatchHandle, c_uint, *mut c_uint, *mut sys::BatchEvent, *mut libc::timespec) -> sys::Error;
+    batch_cancel: "cuFileBatchIOCancel" => fn(sys::BatchHandle) -> sys::Error;
+    batch_destroy: "cuFileBatchIODestroy" => fn(sys::BatchHandle);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_looked_for_beside_the_pytorch_that_is_loaded() {
+        let root = std::env::temp_dir().join(format!("tidelog-cufile-{}", std::process::id()));
+        let lib = root.join("site-packages/nvidia/cu13/lib");
+        fs::create_dir_all(&lib).unwrap();
+        fs::write(lib.join("libcufile.so.0"), "").unwrap();
+        let maps = format!(
+            "7f00-7f01 r-xp 00000000 fe:00 1 /usr/lib/libc.so.6\n7f02-7f03 r-xp 0 fe:00 2    {}/site-packages/torch/lib/libtorch_cpu.so\n",
+            root.display()
+        );
+        let found = candidates(&|_| None, &maps);
+        assert_eq!(found[..2], NAMES.map(PathBuf::from), "the loader's own places come first");
+        assert!(found.contains(&lib.join("libcufile.so.0")), "{found:?}");
+        let environment = |name: &str| (name == "CUDA_HOME").then(|| OsString::from("/nowhere"));
+        let elsewhere = candidates(&environment, "");
+        assert!(!elsewhere.contains(&lib.join("libcufile.so.0")));
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn a_named_file_is_the_only_one_that_is_tried() {
+        let error = Library::open(Some(Path::new("/nowhere/libcufile.so.0"))).unwrap_err();
+        assert_eq!(error.tried.len(), 1, "{error}");
+        assert!(error.to_string().contains("/nowhere/libcufile.so.0"), "{error}");
+    }
+}

@@ -1,0 +1,19 @@
+//! cuFile: from GPU memory to the SSD and back.
+//!
+//! What its own documents say and what follows here: its calls are not ordered with CUDA's streams, so whoever submits
+//! waits first; it is unsafe across `fork` once open, so a child lets go of nothing; registering is slow and the GPU's
+//! BAR is finite, so files are registered once per device and memory once per region; a batch holds at most as many
+//! entries as the driver says, and never more than 128.
+#![allow(unsafe_code)]
+
+mod batch;
+mod driver;
+mod error;
+mod library;
+pub(crate) mod sys;
+
+pub(crate) use batch::{Batch, Entry};
+pub use driver::{Compat, Driver, Facts, Mode, OpenError};
+pub(crate) use driver::{RegisteredFile, RegisteredMemory};
+pub use error::{CUFILE, CuFileError, name_of};
+pub use library::{Library, NoLibrary};

@@ -1,0 +1,121 @@
+//! Opening the path: the GPU, cuFile, the mode, the devices; each refusal with its reason.
+
+use std::path::PathBuf;
+
+use tidelog_engine::path::backend::{Gate, Slots};
+use tidelog_engine::path::posix::PosixPath;
+use tidelog_engine::path::{
+    Backend, Capabilities, DataPath, Device, DeviceCapabilities, Feature, Opened, PathError,
+    PathKind, PathProvider,
+};
+
+use super::GdsPath;
+use crate::cuda::Gpu;
+use crate::cufile::{Compat, Driver, Library};
+use crate::queue::{Queue, QueueOptions};
+
+/// How the path is opened.
+#[derive(Clone, Debug, Default)]
+pub struct GdsOptions {
+    /// CUDA's number of the GPU.
+    pub gpu: i32,
+    /// cuFile's library; looked for where it lives if it is not named.
+    pub library: Option<PathBuf>,
+    /// Whether it may go through host memory.
+    pub compat: Compat,
+    /// The staging ring. Its depth is the engine's.
+    pub queue: QueueOptions,
+}
+
+/// Opens pools by way of GPU memory: for `OpenOptions::backend`.
+#[derive(Clone, Debug, Default)]
+pub struct GdsBackend(
+    /// How.
+    pub GdsOptions,
+);
+
+impl Backend for GdsBackend {
+    fn provider(&self, devices: Vec<Device>) -> Box<dyn PathProvider> {
+        Box::new(GdsDevices { devices, options: self.0.clone() })
+    }
+}
+
+/// Devices of the operating system, in stripe order, by way of GPU memory.
+#[derive(Debug)]
+pub struct GdsDevices {
+    /// The devices.
+    pub devices: Vec<Device>,
+    /// How.
+    pub options: GdsOptions,
+}
+
+impl PathProvider for GdsDevices {
+    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
+        let Self { devices, options } = *self;
+        let path = open(devices, &options, depth)?;
+        Ok(Opened { path: Box::new(path), why_not: Vec::new() })
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
+fn unavailable<R: ToString>(reason: R) -> PathError {
+    PathError::Unavailable { kind: PathKind::Gds, reason: reason.to_string() }
+}
+
+fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPath, PathError> {
+    let depth = depth.saturating_mul(devices.len() as u32).max(1);
+    if let Some(device) = devices.iter().find(|device| !device.is_direct()) {
+        let name = device.path().display();
+        return Err(unavailable(format!(
+            "{name} is open through the page cache, which cuFile goes past"
+        )));
+    }
+    let gpu = Gpu::open(options.gpu).map_err(unavailable)?;
+    let library = Library::open(options.library.as_deref()).map_err(unavailable)?;
+    let driver = Driver::open(library, options.compat).map_err(unavailable)?;
+    let twins: Result<Vec<Device>, _> = devices.iter().map(Device::try_clone).collect();
+    let twins = twins.map_err(|source| PathError::System {
+        kind: PathKind::Gds,
+        what: "open its devices once more",
+        source,
+    })?;
+    let known: Vec<DeviceCapabilities> = devices.iter().map(DeviceCapabilities::of).collect();
+    let count = devices.len();
+    let kernel = PosixPath::new(twins, depth)?;
+    let queue = Queue::open(&gpu, &driver, devices, QueueOptions { depth, ..options.queue });
+    let queue = queue.map_err(unavailable)?;
+    let facts = driver.facts();
+    let version =
+        facts.version.map_or_else(String::new, |(major, minor)| format!(" {major}.{minor}"));
+    let capabilities = Capabilities {
+        kind: PathKind::Gds,
+        devices: known,
+        depth,
+        registered_buffers: Feature::Off("no memory was registered yet".into()),
+        registered_files: Feature::On,
+        notes: vec![
+            format!("mode: {}", facts.mode),
+            format!("GPU {} ({}) at {}", gpu.ordinal(), gpu.name(), gpu.pci_address()),
+            format!("cuFile{version}: {}", facts.library.display()),
+            format!(
+                "staging: {} of GPU memory in chunks of {}, batches of up to {}",
+                queue.staging(),
+                options.queue.chunk,
+                facts.batch_entries_max
+            ),
+        ],
+    };
+    let kernel_done = Vec::with_capacity(kernel.capabilities().depth as usize);
+    Ok(GdsPath {
+        capabilities,
+        gate: Gate::new(count),
+        slots: Slots::new(depth),
+        queue,
+        kernel,
+        kernel_done,
+        gpu,
+        host_lock: None,
+        host_memory: None,
+        dead: None,
+    })
+}

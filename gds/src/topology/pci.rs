@@ -1,0 +1,259 @@
+//! PCI Express in sysfs: where a device hangs, how wide its link is, who drives it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tidelog_engine::units::ByteCount;
+
+/// A link of PCI Express.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Lanes.
+    pub width: u32,
+    /// Transfers in a second and lane, in tenths of 10^9.
+    pub speed_decigigatransfers: u32,
+}
+
+impl Link {
+    /// What it carries in one direction, before the packets' own overhead.
+    pub fn bytes_per_second(self) -> u64 {
+        let bits = u64::from(self.width) * u64::from(self.speed_decigigatransfers) * 100_000_000;
+        // Up to 5 GT/s every byte takes ten bits, from 8 GT/s on 128 bits take 130.
+        if self.speed_decigigatransfers <= 50 { bits / 10 } else { bits * 128 / 130 / 8 }
+    }
+}
+
+impl std::fmt::Display for Link {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let speed = self.speed_decigigatransfers;
+        write!(out, "x{} at {}.{} GT/s", self.width, speed / 10, speed % 10)
+    }
+}
+
+/// Whether a bridge sends what two devices below it exchange up to the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acs {
+    /// It does: access control services redirect requests or completions.
+    Redirects,
+    /// It does not.
+    Off,
+    /// It has no such services.
+    Absent,
+    /// Only root may read that.
+    Unreadable,
+}
+
+/// A device of PCI Express.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PciDevice {
+    /// As in `0000:3b:00.0`.
+    pub address: String,
+    /// The host bridge, as in `pci0000:3a`.
+    pub root: String,
+    /// The bridges from there to it.
+    pub bridges: Vec<String>,
+    /// Its class code.
+    pub class: u32,
+    /// Its maker.
+    pub vendor: u32,
+    /// What its maker calls it.
+    pub device: u32,
+    /// The kernel's driver that has it.
+    pub driver: Option<String>,
+    /// Its NUMA node, if the machine has several.
+    pub numa_node: Option<u32>,
+    /// Its IOMMU group.
+    pub iommu_group: Option<u32>,
+    /// Its link as it runs.
+    pub link: Option<Link>,
+    /// Its link as it could run.
+    pub link_max: Option<Link>,
+    /// Its windows into memory, by number.
+    pub bars: Vec<ByteCount>,
+}
+
+/// `NVMe` controllers.
+const CLASS_NVME: u32 = 0x01_08_02;
+const VENDOR_NVIDIA: u32 = 0x10de;
+
+impl PciDevice {
+    /// Whether it is an `NVMe` controller.
+    pub fn is_nvme(&self) -> bool {
+        self.class == CLASS_NVME
+    }
+
+    /// Whether it is one of NVIDIA's GPUs.
+    pub fn is_gpu(&self) -> bool {
+        // Displays and 3D controllers.
+        self.vendor == VENDOR_NVIDIA && self.class >> 16 == 0x03
+    }
+
+    /// Whether its link runs slower or narrower than it could.
+    pub fn is_degraded(&self) -> bool {
+        let pair = self.link.zip(self.link_max);
+        pair.is_some_and(|(link, max)| link.bytes_per_second() < max.bytes_per_second())
+    }
+}
+
+/// The kernel's tables.
+#[derive(Clone, Debug)]
+pub struct Sysfs(
+    /// Where they are mounted: `/sys`.
+    pub PathBuf,
+);
+
+impl Default for Sysfs {
+    fn default() -> Self {
+        Self("/sys".into())
+    }
+}
+
+impl Sysfs {
+    /// Every device of PCI Express, by address.
+    pub fn pci_devices(&self) -> Vec<PciDevice> {
+        let mut addresses = names(&self.0.join("bus/pci/devices"));
+        addresses.sort();
+        addresses.iter().filter_map(|address| self.pci_device(address)).collect()
+    }
+
+    /// The device at this address.
+    pub fn pci_device(&self, address: &str) -> Option<PciDevice> {
+        if !is_address(address) {
+            return None;
+        }
+        let directory = fs::canonicalize(self.0.join("bus/pci/devices").join(address)).ok()?;
+        let (root, mut chain) = chain_of(&directory)?;
+        // The last is the device itself.
+        chain.pop();
+        Some(PciDevice {
+            address: address.to_owned(),
+            root,
+            bridges: chain,
+            class: hexadecimal(&directory, "class")?,
+            vendor: hexadecimal(&directory, "vendor")?,
+            device: hexadecimal(&directory, "device")?,
+            driver: link_name(&directory.join("driver")),
+            // -1 where there is but one, or the firmware does not tell.
+            numa_node: text(&directory, "numa_node").and_then(|node| node.parse().ok()),
+            iommu_group: link_name(&directory.join("iommu_group"))
+                .and_then(|group| group.parse().ok()),
+            link: link(&directory, "current"),
+            link_max: link(&directory, "max"),
+            bars: bars(&text(&directory, "resource").unwrap_or_default()),
+        })
+    }
+
+    /// The PCI device that a block device belongs to, if it does.
+    pub fn pci_of_block(&self, name: &str) -> Option<PciDevice> {
+        let directory = fs::canonicalize(self.0.join("class/block").join(name)).ok()?;
+        let (_, chain) = chain_of(&directory)?;
+        self.pci_device(chain.last()?)
+    }
+
+    /// The names of the namespaces of an `NVMe` controller, as in `nvme0n1`.
+    pub fn namespaces(&self, controller: &PciDevice) -> Vec<String> {
+        let mut found: Vec<String> = names(&self.0.join("class/block"))
+            .into_iter()
+            .filter(|name| !self.0.join("class/block").join(name).join("partition").exists())
+            .filter(|name| {
+                self.pci_of_block(name).is_some_and(|pci| pci.address == controller.address)
+            })
+            .collect();
+        found.sort();
+        found
+    }
+
+    /// What access control services of a bridge do.
+    pub fn acs(&self, address: &str) -> Acs {
+        let config = fs::read(self.0.join("bus/pci/devices").join(address).join("config"));
+        config.map_or(Acs::Unreadable, |config| acs_in(&config))
+    }
+}
+
+/// What access control services do, by a device's configuration space.
+pub fn acs_in(config: &[u8]) -> Acs {
+    /// Where extended capabilities begin.
+    const EXTENDED: usize = 0x100;
+    const ACS: u32 = 0x000d;
+    /// Redirection of requests, and of completions.
+    const REDIRECT: u16 = 1 << 2 | 1 << 3;
+    if config.len() <= EXTENDED {
+        return Acs::Unreadable;
+    }
+    let mut at = EXTENDED;
+    // A chain that is no chain ends after as many steps as there is room for capabilities.
+    for _ in 0..config.len() / 8 {
+        let Some(header) = config.get(at..at + 8) else { return Acs::Absent };
+        let word = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
+        if word & 0xffff == ACS {
+            let control = u16::from_le_bytes([header[6], header[7]]);
+            return if control & REDIRECT == 0 { Acs::Off } else { Acs::Redirects };
+        }
+        at = (word >> 20) as usize;
+        if at < EXTENDED {
+            return Acs::Absent;
+        }
+    }
+    Acs::Absent
+}
+
+/// The host bridge above a directory of `/sys/devices`, and the PCI addresses from there on.
+fn chain_of(directory: &Path) -> Option<(String, Vec<String>)> {
+    let parts: Vec<String> = directory
+        .components()
+        .map(|part| part.as_os_str().to_string_lossy().into_owned())
+        .collect();
+    let root = parts.iter().position(|part| part.starts_with("pci") && part.contains(':'))?;
+    let chain: Vec<String> =
+        parts[root + 1..].iter().take_while(|part| is_address(part)).cloned().collect();
+    if chain.is_empty() { None } else { Some((parts[root].clone(), chain)) }
+}
+
+/// `0000:3b:00.0`: hexadecimal digits, in groups of at least 4, 2, 2 and 1.
+fn is_address(name: &str) -> bool {
+    let groups: Vec<&str> = name.split([':', '.']).collect();
+    let lengths = [4, 2, 2, 1];
+    groups.len() == 4
+        && groups.iter().zip(lengths).all(|(group, length)| {
+            group.len() >= length && group.bytes().all(|byte| byte.is_ascii_hexdigit())
+        })
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+fn text(directory: &Path, name: &str) -> Option<String> {
+    Some(fs::read_to_string(directory.join(name)).ok()?.trim().to_owned())
+}
+
+fn hexadecimal(directory: &Path, name: &str) -> Option<u32> {
+    u32::from_str_radix(text(directory, name)?.trim_start_matches("0x"), 16).ok()
+}
+
+fn link_name(link: &Path) -> Option<String> {
+    Some(fs::read_link(link).ok()?.file_name()?.to_string_lossy().into_owned())
+}
+
+/// `current_link_speed` is "16.0 GT/s" and more words, or "Unknown".
+fn link(directory: &Path, which: &str) -> Option<Link> {
+    let width = text(directory, &format!("{which}_link_width"))?.parse().ok()?;
+    let speed = text(directory, &format!("{which}_link_speed"))?;
+    let (whole, tenth) =
+        speed.split(' ').next()?.split_once('.').unwrap_or((speed.split(' ').next()?, "0"));
+    let speed_decigigatransfers =
+        whole.parse::<u32>().ok()? * 10 + tenth.get(..1)?.parse::<u32>().ok()?;
+    (width > 0).then_some(Link { width, speed_decigigatransfers })
+}
+
+/// A line for each window: first byte, last byte, flags.
+fn bars(resource: &str) -> Vec<ByteCount> {
+    let number = |field: &str| u64::from_str_radix(field.trim_start_matches("0x"), 16).ok();
+    let size = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let (first, last) = (number(fields.next()?)?, number(fields.next()?)?);
+        Some(ByteCount(if last > first { last - first + 1 } else { 0 }))
+    };
+    resource.lines().take(6).filter_map(size).collect()
+}

@@ -1,0 +1,142 @@
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+
+use super::*;
+use tidelog_engine::units::ByteCount;
+
+/// A machine of two sockets, as sysfs would show it.
+struct Machine(PathBuf);
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Machine {
+    fn new(name: &str) -> Self {
+        let root =
+            std::env::temp_dir().join(format!("tidelog-sysfs-{}-{name}", std::process::id()));
+        fs::create_dir_all(root.join("bus/pci/devices")).unwrap();
+        fs::create_dir_all(root.join("class/block")).unwrap();
+        Self(root)
+    }
+
+    fn add(&self, place: &str, class: &str, vendor: &str, node: &str) {
+        let directory = self.0.join("devices").join(place);
+        fs::create_dir_all(&directory).unwrap();
+        let address = place.rsplit('/').next().unwrap();
+        for (name, text) in [
+            ("class", class),
+            ("vendor", vendor),
+            ("device", "0x1234"),
+            ("numa_node", node),
+            ("current_link_width", "4"),
+            ("current_link_speed", "8.0 GT/s PCIe"),
+            ("max_link_width", "4"),
+            ("max_link_speed", "16.0 GT/s PCIe"),
+            ("resource", "0x00000000a0000000 0x00000000a0ffffff 0x0\n0x0 0x0 0x0\n"),
+        ] {
+            fs::write(directory.join(name), text).unwrap();
+        }
+        symlink(&directory, self.0.join("bus/pci/devices").join(address)).unwrap();
+    }
+
+    fn sysfs(&self) -> Sysfs {
+        Sysfs(self.0.clone())
+    }
+}
+
+const GPU: (&str, &str) = ("0x030200", "0x10de");
+const SSD: (&str, &str) = ("0x010802", "0x144d");
+
+fn two_sockets() -> Machine {
+    let machine = Machine::new(&format!("{:?}", std::thread::current().id()));
+    let add = |place, (class, vendor), node| machine.add(place, class, vendor, node);
+    // One switch with a GPU and an SSD, another SSD below the same host bridge.
+    add("pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:00.0/0000:3d:00.0", GPU, "0");
+    add("pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:01.0/0000:3e:00.0", SSD, "0");
+    add("pci0000:3a/0000:3a:02.0/0000:40:00.0", SSD, "0");
+    // Another host bridge of the same socket, and the other socket.
+    add("pci0000:50/0000:50:00.0/0000:51:00.0", SSD, "0");
+    add("pci0000:80/0000:80:00.0/0000:81:00.0", GPU, "1");
+    add("pci0000:80/0000:80:02.0/0000:82:00.0", SSD, "1");
+    machine
+}
+
+#[test]
+fn distances_are_told_by_the_bridges_between() {
+    let machine = two_sockets();
+    let sysfs = machine.sysfs();
+    let at = |address: &str| sysfs.pci_device(address).unwrap();
+    let gpu = at("0000:3d:00.0");
+    assert!(gpu.is_gpu() && at("0000:3e:00.0").is_nvme());
+    let distances = ["0000:3e:00.0", "0000:40:00.0", "0000:51:00.0", "0000:82:00.0"]
+        .map(|address| distance(&gpu, &at(address)));
+    let expected =
+        [Distance::Switch { bridges: 2 }, Distance::HostBridge, Distance::Node, Distance::System];
+    assert_eq!(distances, expected);
+    assert!(expected.is_sorted(), "nearest first");
+    assert_eq!(distance(&gpu, &at("0000:3e:00.0")).to_string(), "PIX (one switch)");
+}
+
+#[test]
+fn each_ssd_serves_its_nearest_gpu() {
+    let machine = two_sockets();
+    let devices = machine.sysfs().pci_devices();
+    let (gpus, ssds): (Vec<_>, Vec<_>) = devices.into_iter().partition(PciDevice::is_gpu);
+    assert_eq!(assign(&gpus, &ssds), [Some(0), Some(0), Some(0), Some(1)]);
+    assert_eq!(assign(&[], &ssds), [None; 4]);
+    // Two GPUs as near as each other share.
+    let twins = vec![gpus[0].clone(), gpus[0].clone()];
+    assert_eq!(assign(&twins, &ssds[..2]), [Some(0), Some(1)]);
+}
+
+#[test]
+fn links_drivers_and_windows_are_read() {
+    let machine = two_sockets();
+    let ssd = machine.sysfs().pci_device("0000:40:00.0").unwrap();
+    assert_eq!(ssd.link.unwrap().to_string(), "x4 at 8.0 GT/s");
+    assert_eq!(ssd.link.unwrap().bytes_per_second(), 3_938_461_538);
+    assert!(ssd.is_degraded());
+    assert_eq!(ssd.bars, [ByteCount::mib(16), ByteCount::ZERO]);
+    assert_eq!((ssd.driver, ssd.numa_node, ssd.iommu_group), (None, Some(0), None));
+    let slow = Link { width: 1, speed_decigigatransfers: 25 };
+    assert_eq!(slow.bytes_per_second(), 250_000_000);
+    assert_eq!(machine.sysfs().pci_device("../../etc"), None);
+}
+
+#[test]
+fn a_namespace_leads_to_its_controller() {
+    let machine = two_sockets();
+    let namespace =
+        machine.0.join("devices/pci0000:3a/0000:3a:02.0/0000:40:00.0/nvme/nvme0/nvme0n1");
+    fs::create_dir_all(namespace.join("nvme0n1p1")).unwrap();
+    fs::write(namespace.join("nvme0n1p1/partition"), "1").unwrap();
+    symlink(&namespace, machine.0.join("class/block/nvme0n1")).unwrap();
+    symlink(namespace.join("nvme0n1p1"), machine.0.join("class/block/nvme0n1p1")).unwrap();
+    let sysfs = machine.sysfs();
+    let controller = sysfs.pci_of_block("nvme0n1p1").unwrap();
+    assert_eq!(controller.address, "0000:40:00.0");
+    assert_eq!(sysfs.namespaces(&controller), ["nvme0n1"]);
+}
+
+#[test]
+fn access_control_is_read_from_the_configuration_space() {
+    let space = |control: u16| {
+        let mut config = vec![0_u8; 4096];
+        // An error reporting capability that leads to access control at 0x148.
+        config[0x100..0x104].copy_from_slice(&(0x0001_u32 | 0x148 << 20).to_le_bytes());
+        config[0x148..0x14c].copy_from_slice(&0x000d_u32.to_le_bytes());
+        config[0x14e..0x150].copy_from_slice(&control.to_le_bytes());
+        config
+    };
+    assert_eq!(acs_in(&space(0x1d)), Acs::Redirects);
+    assert_eq!(acs_in(&space(0x01)), Acs::Off);
+    assert_eq!(acs_in(&vec![0; 4096]), Acs::Absent);
+    assert_eq!(acs_in(&[0; 64]), Acs::Unreadable);
+    let mut circle = space(0);
+    circle[0x148..0x14c].copy_from_slice(&(0x0001_u32 | 0x100 << 20).to_le_bytes());
+    assert_eq!(acs_in(&circle), Acs::Absent, "a chain that leads back to itself ends");
+}

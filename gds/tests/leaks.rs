@@ -1,0 +1,129 @@
+//! What is leaked on purpose, in a process of its own: there, nobody counts what is given back.
+#![allow(unsafe_code)]
+
+mod common;
+
+use std::ptr::NonNull;
+use std::time::{Duration, Instant};
+
+use common::{Fake, device, finish, small};
+use tidelog_engine::memory::DmaPool;
+use tidelog_engine::path::{Action, Backend, Extent, Operation, Status};
+use tidelog_engine::units::{ByteCount, DeviceIndex};
+use tidelog_gds::cuda::{DeviceMemory, Stream};
+use tidelog_gds::queue::{Direction, End, Queue, QueueOptions, Request};
+use tidelog_gds::{GdsBackend, GdsOptions};
+use tidelog_tests::machine::Directory;
+
+const BLOCK: usize = 4096;
+const SIZE: usize = 64 * BLOCK;
+
+fn read(queue: &mut Queue, length: usize, end: End) {
+    let (device, length) = (DeviceIndex(0), length as u32);
+    let request = Request { tag: 1, device, offset: 0, length, direction: Direction::Read, end };
+    // SAFETY: the tests keep the memory that they name until the answer, or for good.
+    unsafe { queue.submit(request) }.unwrap();
+}
+
+fn host(memory: &mut [u8]) -> End {
+    End::Host(NonNull::new(memory.as_mut_ptr()).unwrap())
+}
+
+fn on_gpu(memory: &DeviceMemory) -> End {
+    End::Device { pointer: memory.base(), after: None, landed: None }
+}
+
+#[test]
+fn a_chunk_that_an_ssd_may_still_write_is_never_used_again() {
+    let fake = Fake::start(9, 0);
+    let directory = Directory::new("gds-timeout").unwrap();
+    let options = QueueOptions { staging: ByteCount::kib(8), chunk: ByteCount::kib(4), depth: 4 };
+    let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], options);
+    let mut memory = vec![0_u8; BLOCK];
+    for (round, expected) in
+        [libc::ETIMEDOUT, libc::ETIMEDOUT, libc::ENOMEM].into_iter().enumerate()
+    {
+        fake.plan("read", 0, libc::ETIMEDOUT, 1);
+        read(&mut queue, BLOCK, host(&mut memory));
+        let answer = finish(&mut queue)[0];
+        assert_eq!(
+            answer.result,
+            Err(Status::Errno(expected)),
+            "round {round}: the ring has two chunks"
+        );
+    }
+}
+
+#[test]
+fn memory_in_place_that_an_ssd_may_still_write_is_never_answered_for() {
+    let fake = Fake::start(9, 0);
+    let directory = Directory::new("gds-lost").unwrap();
+    let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
+    let region = DeviceMemory::new(&fake.gpu(), BLOCK).unwrap();
+    // SAFETY: dropped after the queue.
+    unsafe { queue.register(region.base(), region.len()) }.unwrap();
+    fake.plan("read", 0, libc::ETIMEDOUT, 1);
+    read(&mut queue, BLOCK, on_gpu(&region));
+    for _ in 0..10_000 {
+        queue.advance().unwrap();
+        assert_eq!(queue.answers().count(), 0);
+    }
+    assert_eq!(queue.in_flight(), 1);
+    drop(queue);
+    assert!(fake.count("buffers") > 0, "the registration is leaked, not taken back under the SSD");
+    std::mem::forget(region);
+}
+
+#[test]
+fn a_queue_dropped_with_transfers_on_their_way_leaks_what_the_ssd_uses() {
+    for seed in 0..20 {
+        let fake = Fake::start(seed, 1_000_000);
+        let directory = Directory::new("gds-dropped").unwrap();
+        let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
+        let mut memory = vec![1_u8; 8 * BLOCK];
+        read(&mut queue, 8 * BLOCK, host(&mut memory));
+        for _ in 0..3 {
+            queue.advance().unwrap();
+        }
+        assert!(fake.count("submitted") > 0);
+        drop(queue);
+        fake.assert_lawful();
+    }
+}
+
+#[test]
+fn the_fake_sees_a_race() {
+    let fake = Fake::start(1, 1_000_000);
+    let gpu = fake.gpu();
+    let (memory, stream) = (DeviceMemory::new(&gpu, BLOCK).unwrap(), Stream::new(&gpu).unwrap());
+    let bytes = [1_u8; BLOCK];
+    // SAFETY: the bytes outlive the stream's work, which dropping the stream waits for.
+    unsafe { stream.copy_in(bytes.as_ptr(), memory.base(), BLOCK) }.unwrap();
+    drop(memory);
+    drop(stream);
+    let (count, first) = fake.violations();
+    assert_eq!(count, 1);
+    assert!(first.contains("writes freed memory"), "{first}");
+}
+
+#[test]
+fn a_library_that_answers_no_more_ends_the_path_and_not_the_process() {
+    let fake = Fake::start(4, 2);
+    let directory = Directory::new("gds-dead").unwrap();
+    let options = GdsOptions { library: Some(fake.library_path().into()), ..GdsOptions::default() };
+    let devices = vec![device(directory.path(), "a", SIZE as u64)];
+    let mut path = GdsBackend(options).provider(devices).open(8).unwrap().path;
+    let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
+    fake.plan("batch_status", 0, 5041, -1);
+    let action = Action::Read(pool.take(4096).unwrap());
+    let extent = Extent::new(0, BLOCK as u64);
+    path.submit(Operation { tag: 1, device: DeviceIndex(0), extent, action }).unwrap();
+    let error = loop {
+        if let Err(error) = path.wait(Some(Duration::from_millis(100))) {
+            break error;
+        }
+    };
+    assert!(error.to_string().contains("error 5041"), "{error}");
+    let mut completions = Vec::new();
+    assert_eq!(path.drain(Instant::now(), &mut completions), 1, "its buffer stays leaked");
+}

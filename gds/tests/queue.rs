@@ -1,0 +1,365 @@
+//! The queue against a fake CUDA and cuFile that are late, fail, and reorder.
+#![allow(unsafe_code)]
+
+mod common;
+
+use std::fs;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use common::{Fake, device, finish, small};
+use tidelog_engine::path::Status;
+use tidelog_engine::units::{ByteCount, DeviceIndex};
+use tidelog_gds::cuda::{CUDA, DeviceMemory, DevicePointer, Event, Stream};
+use tidelog_gds::cufile::CUFILE;
+use tidelog_gds::queue::{Direction, End, Queue, QueueOptions, Request};
+use tidelog_tests::machine::Directory;
+
+const BLOCK: usize = 4096;
+const SIZE: usize = 64 * BLOCK;
+
+/// xorshift, for decisions of the tests themselves.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % limit
+    }
+}
+
+fn host(memory: &mut [u8]) -> End {
+    End::Host(NonNull::new(memory.as_mut_ptr()).unwrap())
+}
+
+fn on_gpu(pointer: DevicePointer) -> End {
+    End::Device { pointer, after: None, landed: None }
+}
+
+fn request(tag: u64, direction: Direction, offset: usize, length: usize, end: End) -> Request {
+    let (offset, length) = (offset as u64, length as u32);
+    Request { tag, device: DeviceIndex(0), offset, length, direction, end }
+}
+
+fn submit(queue: &mut Queue, request: Request) {
+    // SAFETY: the tests keep the memory that they name until the answer, and touch it only after.
+    unsafe { queue.submit(request) }.unwrap();
+}
+
+fn pattern(salt: usize, length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at * 31 / 7 + salt * 13) as u8).collect()
+}
+
+#[test]
+fn whatever_is_late_or_out_of_order_every_byte_arrives_and_nothing_races() {
+    for seed in 0..40 {
+        let fake = Fake::start(seed, (seed % 7) as u32);
+        let directory = Directory::new(&format!("gds-{seed}")).unwrap();
+        let mut chance = Chance(seed * 2 + 1);
+        let mut model = vec![0_u8; SIZE];
+        {
+            let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
+            let gpu = fake.gpu();
+            for round in 0..6 {
+                // Each round writes disjoint ranges, then reads what it likes.
+                let mut memory: Vec<(usize, Vec<u8>, Option<DeviceMemory>)> = Vec::new();
+                let mut start = 0;
+                while start < SIZE {
+                    let length = (1 + chance.below(8)) * BLOCK;
+                    let length = length.min(SIZE - start);
+                    let bytes = pattern(round * 100 + start, length);
+                    model[start..start + length].copy_from_slice(&bytes);
+                    let tensor = (chance.below(2) == 0).then(|| {
+                        let mut tensor = DeviceMemory::new(&gpu, length).unwrap();
+                        tensor.write(0, &bytes).unwrap();
+                        tensor
+                    });
+                    memory.push((start, bytes, tensor));
+                    start += length;
+                }
+                run_all(&mut queue, Direction::Write, &mut memory);
+                assert!(fs::read(directory.path().join("a")).unwrap() == model, "seed {seed}");
+                for (_, bytes, _) in &mut memory {
+                    bytes.fill(0xEE);
+                }
+                run_all(&mut queue, Direction::Read, &mut memory);
+                for (start, bytes, tensor) in &mut memory {
+                    if let Some(tensor) = tensor {
+                        tensor.read(0, bytes).unwrap();
+                    }
+                    let expected = &model[*start..*start + bytes.len()];
+                    assert!(bytes == expected, "seed {seed}, {} bytes at {start}", bytes.len());
+                }
+            }
+            assert!(fake.count("batch_longest") > 1, "one transfer at a time is no batch");
+        }
+        fake.assert_lawful();
+        let left: Vec<u64> =
+            ["handles", "buffers", "batches", "allocated"].map(|what| fake.count(what)).to_vec();
+        assert_eq!(left, [0, 0, 0, 0], "everything is given back");
+    }
+}
+
+fn run_all(
+    queue: &mut Queue,
+    direction: Direction,
+    memory: &mut [(usize, Vec<u8>, Option<DeviceMemory>)],
+) {
+    let mut left = memory.len();
+    let mut next = 0;
+    while left > 0 {
+        while next < memory.len() {
+            let (start, bytes, tensor) = &mut memory[next];
+            let end = tensor.as_ref().map_or_else(|| host(bytes), |tensor| on_gpu(tensor.base()));
+            let request = request(next as u64, direction, *start, bytes.len(), end);
+            // SAFETY: the memory outlives this call and is not touched in it.
+            if unsafe { queue.submit(request) }.is_err() {
+                break;
+            }
+            next += 1;
+        }
+        queue.advance().unwrap();
+        for answer in queue.answers() {
+            assert_eq!(answer.result, Ok(()));
+            left -= 1;
+        }
+    }
+}
+
+#[test]
+fn a_write_waits_for_its_bytes_and_a_read_for_its_destination() {
+    let fake = Fake::start(3, 6);
+    let directory = Directory::new("gds-after").unwrap();
+    let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
+    let gpu = fake.gpu();
+    let stream = Stream::new(&gpu).unwrap();
+    let (mut source, tensor) =
+        (DeviceMemory::new(&gpu, BLOCK).unwrap(), DeviceMemory::new(&gpu, BLOCK).unwrap());
+    source.write(0, &pattern(1, BLOCK)).unwrap();
+    let after = Arc::new(Event::new(&gpu).unwrap());
+    // A kernel that computes the tensor, as far as the queue is concerned.
+    // SAFETY: both allocations outlive the stream's work, which the answers below wait for.
+    unsafe { stream.copy(source.base(), tensor.base(), BLOCK) }.unwrap();
+    after.record(&stream).unwrap();
+    let end = End::Device { pointer: tensor.base(), after: Some(after), landed: None };
+    submit(&mut queue, request(1, Direction::Write, 0, BLOCK, end));
+    assert_eq!(finish(&mut queue)[0].result, Ok(()));
+    assert!(fs::read(directory.path().join("a")).unwrap()[..BLOCK] == pattern(1, BLOCK));
+
+    // Something on the GPU still reads the tensor (into `source`) when a read of new bytes into it is asked for.
+    fs::write(directory.path().join("b"), pattern(2, BLOCK)).unwrap();
+    fs::copy(directory.path().join("b"), directory.path().join("c")).unwrap();
+    let mut other = fake.queue(vec![open(&directory, "c")], small());
+    let used = Arc::new(Event::new(&gpu).unwrap());
+    // SAFETY: as above.
+    unsafe { stream.copy(tensor.base(), source.base(), BLOCK) }.unwrap();
+    used.record(&stream).unwrap();
+    let end = End::Device { pointer: tensor.base(), after: Some(used), landed: None };
+    submit(&mut other, request(2, Direction::Read, 0, BLOCK, end));
+    assert_eq!(finish(&mut other)[0].result, Ok(()));
+    let mut bytes = vec![0; BLOCK];
+    source.read(0, &mut bytes).unwrap();
+    assert!(bytes == pattern(1, BLOCK), "the old bytes were read before the new ones came");
+    tensor.read(0, &mut bytes).unwrap();
+    assert!(bytes == pattern(2, BLOCK));
+    drop((queue, other));
+    fake.assert_lawful();
+}
+
+fn open(directory: &Directory, name: &str) -> tidelog_engine::path::Device {
+    use tidelog_engine::path::{Device, DeviceSpec, OpenMode};
+    Device::open(&DeviceSpec::new(directory.path().join(name)), OpenMode::default()).unwrap()
+}
+
+#[test]
+fn a_read_that_has_an_event_is_answered_before_its_copy_and_the_event_comes_after() {
+    for seed in 0..20 {
+        let fake = Fake::start(seed, 9);
+        let directory = Directory::new("gds-landed").unwrap();
+        fs::write(directory.path().join("a"), pattern(5, SIZE)).unwrap();
+        let mut queue = fake.queue(vec![open(&directory, "a")], small());
+        let gpu = fake.gpu();
+        let tensors: Vec<_> = (0..8).map(|_| DeviceMemory::new(&gpu, 8 * BLOCK).unwrap()).collect();
+        let events: Vec<_> = tensors.iter().map(|_| Arc::new(Event::new(&gpu).unwrap())).collect();
+        for (at, (tensor, event)) in tensors.iter().zip(&events).enumerate() {
+            let landed = Some(Arc::clone(event));
+            let end = End::Device { pointer: tensor.base(), after: None, landed };
+            submit(&mut queue, request(at as u64, Direction::Read, at * 8 * BLOCK, 8 * BLOCK, end));
+        }
+        let mut early = 0;
+        while queue.in_flight() > 0 {
+            queue.advance().unwrap();
+            let answered: Vec<_> = queue.answers().collect();
+            for answer in answered {
+                assert_eq!(answer.result, Ok(()));
+                let (tensor, event) = (&tensors[answer.tag as usize], &events[answer.tag as usize]);
+                early += u32::from(!event.has_happened().unwrap());
+                while !event.has_happened().unwrap() {}
+                let mut bytes = vec![0; 8 * BLOCK];
+                tensor.read(0, &mut bytes).unwrap();
+                let start = answer.tag as usize * 8 * BLOCK;
+                assert!(bytes == pattern(5, SIZE)[start..start + 8 * BLOCK], "seed {seed}");
+            }
+        }
+        assert!(early > 0, "the answer never came before the copy: nobody gains anything");
+        drop(queue);
+        fake.assert_lawful();
+    }
+}
+
+#[test]
+fn registered_and_aligned_memory_is_moved_in_place_and_other_memory_is_not() {
+    let fake = Fake::start(1, 3);
+    let directory = Directory::new("gds-direct").unwrap();
+    let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
+    let gpu = fake.gpu();
+    let mut region = DeviceMemory::new(&gpu, 16 * BLOCK).unwrap();
+    region.write(0, &pattern(7, 16 * BLOCK)).unwrap();
+    // SAFETY: the region is dropped after the queue.
+    unsafe { queue.register(region.base(), region.len()) }.unwrap();
+    submit(
+        &mut queue,
+        request(1, Direction::Write, 0, 12 * BLOCK, on_gpu(region.base().offset(BLOCK as u64))),
+    );
+    assert_eq!(finish(&mut queue)[0].result, Ok(()));
+    assert_eq!(fake.count("copies"), 0, "it was copied");
+    assert!(
+        fs::read(directory.path().join("a")).unwrap()[..12 * BLOCK]
+            == pattern(7, 16 * BLOCK)[BLOCK..13 * BLOCK]
+    );
+    submit(&mut queue, request(2, Direction::Write, 0, BLOCK, on_gpu(region.base().offset(512))));
+    assert_eq!(finish(&mut queue)[0].result, Ok(()));
+    assert_eq!(fake.count("copies"), 1, "what lies askew goes through the ring");
+    drop(queue);
+    fake.assert_lawful();
+}
+
+#[test]
+fn a_failed_part_fails_its_request_with_the_code_it_had_and_no_other() {
+    let cuda = |code| Status::Library { library: &CUDA, code };
+    let cufile = |code| Status::Library { library: &CUFILE, code };
+    let cases = [
+        (Direction::Write, "write", libc::EIO, Status::Errno(libc::EIO)),
+        (Direction::Write, "write", 5030, cufile(5030)),
+        (Direction::Read, "read", libc::ENODEV, Status::Errno(libc::ENODEV)),
+        (Direction::Read, "read", -1, Status::Short { moved: 4096 }),
+        (Direction::Write, "copy_in", 719, cuda(719)),
+        (Direction::Read, "copy_out", 700, cuda(700)),
+        (Direction::Write, "record", 2, cuda(2)),
+        (Direction::Read, "query", 214, cuda(214)),
+    ];
+    for (direction, what, code, status) in cases {
+        let fake = Fake::start(11, 2);
+        let directory = Directory::new("gds-failed").unwrap();
+        let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
+        let mut memory = vec![1_u8; SIZE];
+        fake.plan(what, 0, code, 1);
+        for (tag, piece) in memory.chunks_mut(2 * BLOCK).enumerate().take(8) {
+            let end = host(piece);
+            submit(&mut queue, request(tag as u64, direction, tag * 2 * BLOCK, 2 * BLOCK, end));
+        }
+        let answers = finish(&mut queue);
+        assert_eq!(answers.len(), 8);
+        let failed: Vec<_> = answers.iter().filter_map(|answer| answer.result.err()).collect();
+        assert_eq!(failed, [status], "{what} {code}");
+        drop(queue);
+        fake.assert_lawful();
+        assert_eq!(fake.count("allocated"), 0, "{what}: nothing is leaked");
+    }
+}
+
+#[test]
+fn a_refused_batch_fails_what_was_in_it_and_the_next_one_works() {
+    let fake = Fake::start(5, 1);
+    let directory = Directory::new("gds-refused").unwrap();
+    let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
+    let mut memory = vec![1_u8; 4 * BLOCK];
+    fake.plan("batch_submit", 0, 5040, 1);
+    submit(&mut queue, request(1, Direction::Read, 0, BLOCK, host(&mut memory)));
+    let failed = finish(&mut queue)[0].result.unwrap_err();
+    assert!(matches!(failed, Status::Library { code: 5040, .. }), "{failed}");
+    submit(&mut queue, request(2, Direction::Read, 0, BLOCK, host(&mut memory)));
+    assert_eq!(finish(&mut queue)[0].result, Ok(()));
+    drop(queue);
+    fake.assert_lawful();
+}
+
+#[test]
+fn a_full_library_is_tried_again_and_loses_nothing() {
+    let fake = Fake::start(6, 3);
+    let directory = Directory::new("gds-full").unwrap();
+    let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
+    let mut memory = vec![7_u8; SIZE];
+    fake.plan("batch_submit", 1, 5037, 3);
+    for (tag, piece) in memory.chunks_mut(4 * BLOCK).enumerate() {
+        submit(
+            &mut queue,
+            request(tag as u64, Direction::Write, tag * 4 * BLOCK, 4 * BLOCK, host(piece)),
+        );
+    }
+    let answers = finish(&mut queue);
+    assert!(answers.iter().all(|answer| answer.result.is_ok()), "{answers:?}");
+    assert!(fs::read(directory.path().join("a")).unwrap() == memory);
+    drop(queue);
+    fake.assert_lawful();
+}
+
+#[test]
+fn no_batch_is_longer_than_the_driver_allows() {
+    for (allowed, longest) in [(4, 4), (1, 1), (1000, 128)] {
+        let fake = Fake::start(8, 0);
+        fake.driver(1 << 4, 1 << 1, 2, allowed, 1);
+        let directory = Directory::new("gds-limit").unwrap();
+        let options =
+            QueueOptions { staging: ByteCount::mib(2), chunk: ByteCount::kib(4), depth: 300 };
+        let mut queue =
+            fake.queue(vec![device(directory.path(), "a", (300 * BLOCK) as u64)], options);
+        let mut memory = vec![0_u8; 300 * BLOCK];
+        for (tag, piece) in memory.chunks_mut(BLOCK).enumerate() {
+            submit(
+                &mut queue,
+                request(tag as u64, Direction::Read, tag * BLOCK, BLOCK, host(piece)),
+            );
+        }
+        assert!(finish(&mut queue).iter().all(|answer| answer.result.is_ok()));
+        assert_eq!(fake.count("batch_longest"), longest);
+        drop(queue);
+        fake.assert_lawful();
+    }
+}
+
+#[test]
+fn what_has_not_reached_the_ssd_is_aborted_and_the_rest_comes_back() {
+    for seed in 0..30 {
+        let fake = Fake::start(seed, 5);
+        let directory = Directory::new("gds-abort").unwrap();
+        let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
+        let mut memory = vec![1_u8; SIZE];
+        for (tag, piece) in memory.chunks_mut(4 * BLOCK).enumerate() {
+            submit(
+                &mut queue,
+                request(tag as u64, Direction::Write, tag * 4 * BLOCK, 4 * BLOCK, host(piece)),
+            );
+        }
+        for _ in 0..seed {
+            queue.advance().unwrap();
+        }
+        queue.abort(Some(15));
+        queue.advance().unwrap();
+        queue.abort(None);
+        let answers = finish(&mut queue);
+        assert_eq!(answers.len(), 16);
+        let aborted = |answer: &&tidelog_gds::queue::Answer| {
+            answer.result == Err(Status::Errno(libc::ECANCELED))
+        };
+        assert!(answers.iter().filter(aborted).count() > 0, "seed {seed}");
+        assert!(
+            answers.iter().all(|answer| answer.result.is_ok() || aborted(&answer)),
+            "{answers:?}"
+        );
+        drop(queue);
+        fake.assert_lawful();
+    }
+}

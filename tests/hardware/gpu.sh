@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# What can be shown on a machine with a GPU, in less than 8 minutes, from what was built elsewhere (`make gpu-build` puts it
+# into target/gpu): no Rust and no network are needed there.
+#
+#     tests/hardware/gpu.sh [FOLDER]
+#
+# Ends with 0 where every row ran and passed, 1 where one failed, 2 where one could not run, 77 where there is no GPU.
+# TIDELOG_CUFILE names cuFile's library where it is not found.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+BUILT=${1:-target/gpu}
+# All rows together; what is left of it when a row begins is that row's limit.
+LIMIT=460
+readonly NO_GPU=77
+
+for program in gpu-tests tidelog-doctor; do
+    if [ ! -x "$BUILT/$program" ]; then
+        echo "gpu.sh: $BUILT/$program is missing; make gpu-build" >&2
+        exit 64
+    fi
+done
+if ! ldconfig -p 2>/dev/null | grep -q 'libcuda\.so' && ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then
+    echo "gpu.sh: no GPU here (neither libcuda.so nor /dev/nvidia0): nothing ran"
+    exit $NO_GPU
+fi
+
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+begun=$SECONDS
+rows=0 ran=0 failed=0
+table=""
+
+# row NAME COMMAND…: one line of the table. A test that skips says SKIPPED, with the reason.
+row() {
+    local name=$1 log="$logs/$rows" left=$((LIMIT - (SECONDS - begun))) code=0 verdict
+    shift
+    rows=$((rows + 1))
+    if [ "$left" -le 0 ]; then
+        table+="not run $name: the time was up"$'\n'
+        return
+    fi
+    timeout "$left" "$@" >"$log" 2>&1 || code=$?
+    if [ "$code" -eq 124 ]; then
+        verdict="FAILED  $name: not done within $left s" failed=$((failed + 1)) ran=$((ran + 1))
+    elif [ "$code" -ne 0 ]; then
+        verdict="FAILED  $name: $(grep -m1 -E 'panicked|FAILED on|WRONG BYTES|error' "$log" || tail -n 1 "$log")"
+        failed=$((failed + 1)) ran=$((ran + 1))
+        tail -n 30 "$log" >&2
+    elif grep -q '^SKIPPED' "$log"; then
+        verdict="not run $name: $(grep -m1 '^SKIPPED' "$log" | cut -d: -f2-)"
+    else
+        verdict="ok      $name$(grep -h '^FACT' "$log" | sed 's/^FACT/;/' | tr -d '\n')"
+        ran=$((ran + 1))
+    fi
+    table+="$verdict"$'\n'
+}
+
+# Nothing is written but in a folder of its own.
+scratch=$(mktemp -d /var/tmp/tidelog-gpu-XXXXXX)
+trap 'rm -rf "$logs" "$scratch"' EXIT
+cufile=()
+if [ -n "${TIDELOG_CUFILE:-}" ]; then cufile=(--cufile "$TIDELOG_CUFILE"); fi
+
+for test in $("$BUILT/gpu-tests" --list 2>/dev/null | sed -n 's/: test$//p'); do
+    row "$test" "$BUILT/gpu-tests" --exact "$test" --nocapture --test-threads 1
+done
+row "tidelog-doctor proves its paths" "$BUILT/tidelog-doctor" check --scratch "$scratch" --compat "${cufile[@]}"
+if command -v compute-sanitizer >/dev/null 2>&1; then
+    row "compute-sanitizer on the checksum kernel" compute-sanitizer --error-exitcode 1 "$BUILT/gpu-tests" \
+        --exact the_checksum_kernel_agrees_with_the_host_bit_for_bit --nocapture
+else
+    rows=$((rows + 1))
+    table+="not run compute-sanitizer on the checksum kernel: it is not installed"$'\n'
+fi
+# The offload block moves host memory only so far: said here, so that nobody takes its absence for a pass.
+rows=$((rows + 2))
+table+="not run touch suite on CUDA: tidelog.offload does not move GPU memory yet"$'\n'
+table+="not run training comparison: tidelog.offload does not move GPU memory yet"$'\n'
+
+printf '%s' "$table"
+echo "$ran of $rows rows ran, $failed failed, $((SECONDS - begun)) s"
+if [ "$failed" -gt 0 ]; then exit 1; fi
+if [ "$ran" -lt "$rows" ]; then exit 2; fi

@@ -1,0 +1,102 @@
+//! The command line. Help and completions come from here.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use tidelog_engine::units::ByteCount;
+use tidelog_format::quantity::parse_size;
+
+const AFTER_HELP: &str = "\
+Exit codes:
+  0   a path is proven to work, and none failed its trial
+  1   no path that was tried works
+  2   a path gave other bytes back than were written
+  3   nothing was tried: neither --scratch nor --pool was given
+  4   refused: the device is in use, or not one to hand over
+  5   the operating system refused
+  64  the command line makes no sense
+
+Examples:
+  tidelog-doctor check
+      what can be said without writing anything
+  tidelog-doctor check --scratch /mnt/nvme0 --scratch /mnt/nvme1
+      proves every path on a file that it makes there, and removes
+  tidelog-doctor check --scratch /mnt/nvme0 --output json
+  tidelog-doctor bind 0000:3b:00.0
+      shows how the SSD would be handed to user space; add --yes to do it";
+
+/// Says which data paths work on this machine, and exactly why the others do not.
+#[derive(Debug, Parser)]
+#[command(name = "tidelog-doctor", version, after_help = AFTER_HELP)]
+pub struct Cli {
+    /// How to write output, errors included
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]
+    pub output: Output,
+    /// Where the kernel's tables are.
+    #[arg(long, global = true, hide = true, default_value = "/sys")]
+    pub sysfs: PathBuf,
+    /// Where the kernel's other tables are.
+    #[arg(long, global = true, hide = true, default_value = "/proc")]
+    pub procfs: PathBuf,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// How output is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// One page for people.
+    #[default]
+    Text,
+    /// One JSON document on standard output, errors included.
+    Json,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Look at the machine, and try every path on each scratch area; writes nowhere else
+    Check(CheckArgs),
+    /// Hand an SSD from the kernel to user space (vfio-pci)
+    Bind(BindArgs),
+    /// Hand an SSD back to the kernel
+    Unbind(BindArgs),
+    /// Write shell completions to standard output
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+}
+
+/// Arguments of `check`.
+#[derive(Args, Clone, Debug)]
+pub struct CheckArgs {
+    /// A directory in which a file may be made; it is removed again
+    #[arg(long, value_name = "DIRECTORY")]
+    pub scratch: Vec<PathBuf>,
+    /// A pool's devices, separated by commas: a tensor is put, read back and deleted by every path
+    #[arg(long, value_name = "DEVICE,DEVICE")]
+    pub pool: Vec<String>,
+    /// Bytes of a trial
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "64MiB")]
+    pub size: ByteCount,
+    /// The file of cuFile's library, where it is not found
+    #[arg(long, value_name = "FILE")]
+    pub cufile: Option<PathBuf>,
+    /// Try cuFile through host memory, too, where it has no direct way
+    #[arg(long)]
+    pub compat: bool,
+}
+
+/// Arguments of `bind` and `unbind`.
+#[derive(Args, Clone, Debug)]
+pub struct BindArgs {
+    /// A PCI address, as in 0000:3b:00.0, or a namespace, as in nvme0n1
+    #[arg(value_name = "DEVICE")]
+    pub device: String,
+    /// Do it; without this only the steps are shown
+    #[arg(long)]
+    pub yes: bool,
+}

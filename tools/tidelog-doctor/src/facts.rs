@@ -1,0 +1,212 @@
+//! What the kernel shows of this machine, as far as data paths care. Reads only, and where something cannot be read it
+//! says so.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use nix::sys::resource::{Resource, getrlimit};
+use serde::Serialize;
+use tidelog_engine::path::uring::Ring;
+use tidelog_engine::units::ByteCount;
+
+/// Where the kernel's tables are. Fields, so that tests can show machines that they do not have.
+#[derive(Clone, Debug)]
+pub struct Roots {
+    /// `/sys`.
+    pub sysfs: PathBuf,
+    /// `/proc`.
+    pub procfs: PathBuf,
+    /// `/boot`.
+    pub boot: PathBuf,
+}
+
+/// A fact, whether it stands in the way of a better path, and what to type then.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Fact {
+    /// What it is about.
+    pub name: &'static str,
+    /// What is so.
+    pub found: String,
+    /// What to do for a better path; empty where there is nothing to do.
+    pub next: String,
+}
+
+fn fact(name: &'static str, found: impl Into<String>, next: impl Into<String>) -> Fact {
+    Fact { name, found: found.into(), next: next.into() }
+}
+
+/// Everything, in the order of the page.
+pub fn all(roots: &Roots) -> Vec<Fact> {
+    vec![
+        kernel(roots),
+        kernel_config(roots),
+        io_uring(roots),
+        locked_memory(),
+        huge_pages(roots),
+        iommu(roots),
+        modules(roots),
+        multipath(roots),
+    ]
+}
+
+impl Roots {
+    fn proc(&self, name: &str) -> Option<String> {
+        Some(fs::read_to_string(self.procfs.join(name)).ok()?.trim().to_owned())
+    }
+
+    fn sys(&self, name: &str) -> Option<String> {
+        Some(fs::read_to_string(self.sysfs.join(name)).ok()?.trim().to_owned())
+    }
+
+    fn release(&self) -> Option<String> {
+        self.proc("sys/kernel/osrelease")
+    }
+}
+
+fn kernel(roots: &Roots) -> Fact {
+    let Some(release) = roots.release() else { return fact("kernel", "unknown", "") };
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let next = match version {
+        it if it < (5, 15) => "io_uring as Tidelog uses it needs 5.15 or newer",
+        it if it < (6, 2) => "peer-to-peer DMA without nvidia-fs needs 6.2 or newer",
+        _ => "",
+    };
+    fact("kernel", release, next)
+}
+
+/// What a kernel must have been built with.
+const OPTIONS: [&str; 4] =
+    ["CONFIG_IO_URING", "CONFIG_BLK_DEV_NVME", "CONFIG_PCI_P2PDMA", "CONFIG_VFIO_PCI"];
+
+fn kernel_config(roots: &Roots) -> Fact {
+    let name = roots.release().map(|release| format!("config-{release}")).unwrap_or_default();
+    let found = fs::read_to_string(roots.boot.join(&name)).ok().or_else(|| packed_config(roots));
+    let Some(config) = found else {
+        let (boot, proc) = (roots.boot.display(), roots.procfs.display());
+        let why = format!("unknown: no {name} in {boot}, nor config.gz in {proc}");
+        return fact("kernel config", why, "");
+    };
+    let value = |option: &str| {
+        config.lines().find_map(|line| line.strip_prefix(option)?.strip_prefix('=')).unwrap_or("n")
+    };
+    let found: Vec<String> = OPTIONS
+        .iter()
+        .map(|option| format!("{}={}", &option["CONFIG_".len()..], value(option)))
+        .collect();
+    let next = if value("CONFIG_PCI_P2PDMA") == "n" {
+        "without PCI_P2PDMA the direct way needs nvidia-fs"
+    } else {
+        ""
+    };
+    fact("kernel config", found.join(" "), next)
+}
+
+/// The configuration that some kernels carry in them.
+fn packed_config(roots: &Roots) -> Option<String> {
+    let packed = fs::File::open(roots.procfs.join("config.gz")).ok()?;
+    let mut gzip = Command::new("/bin/gzip");
+    let output = gzip.arg("-dc").stdin(packed).stderr(Stdio::null()).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn io_uring(roots: &Roots) -> Fact {
+    let why = match Ring::probe(8) {
+        Ok(_) => return fact("io_uring", "allowed", ""),
+        Err(error) => error.to_string(),
+    };
+    let next = match roots.proc("sys/kernel/io_uring_disabled").as_deref() {
+        Some("1") => {
+            "sysctl kernel.io_uring_disabled=0, or put the user into kernel.io_uring_group"
+        }
+        Some("2") => "sysctl kernel.io_uring_disabled=0",
+        _ => {
+            "allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile"
+        }
+    };
+    fact("io_uring", format!("refused: {why}"), next)
+}
+
+fn locked_memory() -> Fact {
+    /// Tidelog's default staging memory fits.
+    const ENOUGH: u64 = 64 << 20;
+    match getrlimit(Resource::RLIMIT_MEMLOCK) {
+        Ok((limit, _)) if limit == u64::MAX => fact("locked memory", "no limit", ""),
+        Ok((limit, _)) => {
+            let next =
+                if limit < ENOUGH { "ulimit -l unlimited (limits.conf: memlock)" } else { "" };
+            fact("locked memory", format!("at most {}", ByteCount(limit)), next)
+        }
+        Err(error) => fact("locked memory", format!("unknown: {error}"), ""),
+    }
+}
+
+fn huge_pages(roots: &Roots) -> Fact {
+    let table = roots.proc("meminfo").unwrap_or_default();
+    let number = |name: &str| {
+        let line = table.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.trim().split(' ').next()?.parse::<u64>().ok()
+    };
+    let (all, free) =
+        (number("HugePages_Total").unwrap_or(0), number("HugePages_Free").unwrap_or(0));
+    let setting = roots.sys("kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    let chosen = setting.split(['[', ']']).nth(1).unwrap_or("unknown");
+    let next = if free == 0 {
+        "sysctl vm.nr_hugepages=64 (SPDK needs them; the other paths gain little)"
+    } else {
+        ""
+    };
+    fact("huge pages", format!("{free} of {all} reserved ones free; transparent: {chosen}"), next)
+}
+
+fn iommu(roots: &Roots) -> Fact {
+    let units = fs::read_dir(roots.sysfs.join("class/iommu")).into_iter().flatten().count();
+    if units == 0 {
+        return fact("IOMMU", "off, or there is none", "");
+    }
+    let groups =
+        fs::read_dir(roots.sysfs.join("kernel/iommu_groups")).into_iter().flatten().flatten();
+    let kinds: Vec<String> = groups
+        .filter_map(|group| fs::read_to_string(group.path().join("type")).ok())
+        .map(|kind| kind.trim().to_owned())
+        .collect();
+    let translated = kinds.iter().filter(|kind| *kind != "identity").count();
+    let next = if translated > 0 {
+        "peer-to-peer DMA wants it off or passing through: iommu=pt on the kernel's command line"
+    } else {
+        ""
+    };
+    fact("IOMMU", format!("on, {translated} of {} groups translated", kinds.len()), next)
+}
+
+fn modules(roots: &Roots) -> Fact {
+    const NAMES: [&str; 5] = ["nvme", "nvidia", "nvidia_fs", "gdrdrv", "vfio_pci"];
+    let found: Vec<String> = NAMES
+        .iter()
+        .map(|name| {
+            let directory = format!("module/{name}");
+            match (
+                roots.sysfs.join(&directory).exists(),
+                roots.sys(&format!("{directory}/version")),
+            ) {
+                (true, Some(version)) => format!("{name} {version}"),
+                (true, None) => (*name).to_owned(),
+                (false, _) => format!("no {name}"),
+            }
+        })
+        .collect();
+    fact("kernel modules", found.join(", "), "")
+}
+
+fn multipath(roots: &Roots) -> Fact {
+    match roots.sys("module/nvme_core/parameters/multipath").as_deref() {
+        Some("Y") => fact(
+            "NVMe multipath",
+            "on",
+            "peer-to-peer DMA wants it off: nvme_core.multipath=N on the kernel's command line",
+        ),
+        Some(_) => fact("NVMe multipath", "off", ""),
+        None => fact("NVMe multipath", "not in this kernel, or nvme_core is not loaded", ""),
+    }
+}

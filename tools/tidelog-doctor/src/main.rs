@@ -1,0 +1,115 @@
+//! `tidelog-doctor`: see `tidelog-doctor --help`.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use serde_json::json;
+use tidelog_doctor::bind::{Plan, Towards, carry_out, plan};
+use tidelog_doctor::cli::{BindArgs, CheckArgs, Cli, Command, Output};
+use tidelog_doctor::facts::{Roots, all};
+use tidelog_doctor::outcome::{Exit, Failure};
+use tidelog_doctor::page::Page;
+use tidelog_doctor::paths::{devices, try_all};
+use tidelog_format::device::{System, program_directories};
+use tidelog_format::outcome::printable;
+use tidelog_gds::topology::{Sysfs, nvml_gpus};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version come as "errors" too; a stream that is gone needs no answer.
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Usage } else { Exit::Works }.into();
+        }
+    };
+    let (out, exit) = match run(&cli) {
+        Ok(told) => told,
+        Err(failure) if cli.output == Output::Json => {
+            let document =
+                json!({"error": failure.message, "help": failure.help, "exit": failure.exit as u8});
+            (format!("{document:#}\n"), failure.exit)
+        }
+        Err(failure) => {
+            let said = format!("tidelog-doctor: {}\n{}\n", failure.message, failure.help);
+            let said: Vec<String> =
+                said.lines().filter(|line| !line.is_empty()).map(printable).collect();
+            let _ = writeln!(std::io::stderr(), "{}", said.join("\n"));
+            return failure.exit.into();
+        }
+    };
+    // Whoever closed the stream early (`| head`) has seen enough; the exit code still says how it went.
+    let _ = std::io::stdout().write_all(out.as_bytes());
+    exit.into()
+}
+
+/// What to print, and how it ended.
+fn run(cli: &Cli) -> Result<(String, Exit), Failure> {
+    match &cli.command {
+        Command::Check(arguments) => check(cli, arguments),
+        Command::Bind(arguments) => hand_over(cli, arguments, Towards::UserSpace),
+        Command::Unbind(arguments) => hand_over(cli, arguments, Towards::Kernel),
+        Command::Completions { shell } => {
+            let mut out = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "tidelog-doctor", &mut out);
+            Ok((String::from_utf8_lossy(&out).into_owned(), Exit::Works))
+        }
+    }
+}
+
+fn check(cli: &Cli, arguments: &CheckArgs) -> Result<(String, Exit), Failure> {
+    let roots =
+        Roots { sysfs: cli.sysfs.clone(), procfs: cli.procfs.clone(), boot: "/boot".into() };
+    let rows = try_all(arguments).map_err(|error| {
+        Failure::new(
+            Exit::Failed,
+            error.to_string(),
+            "name a directory in which you may make files",
+        )
+    })?;
+    let (sysfs, system) = tables(cli);
+    let page = Page {
+        facts: all(&roots),
+        gpus: nvml_gpus(),
+        devices: devices(&sysfs, &system, &program_directories()),
+        rows,
+    };
+    let text = match cli.output {
+        Output::Text => page.text(),
+        Output::Json => format!("{:#}\n", page.json()),
+    };
+    Ok((text, page.exit()))
+}
+
+fn hand_over(cli: &Cli, arguments: &BindArgs, towards: Towards) -> Result<(String, Exit), Failure> {
+    let (sysfs, system) = tables(cli);
+    let plan = plan(&arguments.device, towards, &sysfs, &system)?;
+    if arguments.yes {
+        carry_out(&plan)?;
+    }
+    let text = match cli.output {
+        Output::Text => steps_text(&plan, arguments.yes),
+        Output::Json => {
+            let document =
+                json!({"device": plan.address, "steps": plan.steps, "done": arguments.yes});
+            format!("{document:#}\n")
+        }
+    };
+    Ok((text, Exit::Works))
+}
+
+fn steps_text(plan: &Plan, done: bool) -> String {
+    if plan.steps.is_empty() {
+        return format!("{} is there already; nothing to do\n", plan.address);
+    }
+    let steps =
+        plan.steps.iter().map(|step| format!("  echo {:?} > {}\n", step.text, step.file.display()));
+    let end = if done { "done\n" } else { "nothing was done; add --yes to do it\n" };
+    steps.collect::<String>() + end
+}
+
+fn tables(cli: &Cli) -> (Sysfs, System) {
+    let system = System { sysfs: cli.sysfs.clone(), procfs: cli.procfs.clone() };
+    (Sysfs(cli.sysfs.clone()), system)
+}
