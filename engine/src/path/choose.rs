@@ -13,6 +13,8 @@ pub enum PathKind {
     Uring,
     /// Threads of `pread` and `pwrite`.
     Posix,
+    /// SPDK's NVMe driver, without the kernel.
+    Spdk,
     /// Disks in memory.
     Sim,
 }
@@ -22,6 +24,7 @@ impl fmt::Display for PathKind {
         out.write_str(match self {
             Self::Uring => "uring",
             Self::Posix => "posix",
+            Self::Spdk => "spdk",
             Self::Sim => "sim",
         })
     }
@@ -37,11 +40,13 @@ pub enum PathChoice {
     Uring,
     /// Threads of `pread` and `pwrite`.
     Posix,
+    /// SPDK's NVMe driver; the devices must be named as its controllers, which go by no other path.
+    Spdk,
 }
 
 /// A data path's name is none of ours.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no data path; there are auto, uring and posix")]
+#[error("{0:?} is no data path; there are auto, uring, posix and spdk")]
 pub struct UnknownPath(String);
 
 impl FromStr for PathChoice {
@@ -52,6 +57,7 @@ impl FromStr for PathChoice {
             "auto" => Ok(Self::Auto),
             "uring" => Ok(Self::Uring),
             "posix" => Ok(Self::Posix),
+            "spdk" => Ok(Self::Spdk),
             _ => Err(UnknownPath(name.into())),
         }
     }
@@ -107,6 +113,13 @@ pub struct KernelDevices {
 impl PathProvider for KernelDevices {
     fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
         let Self { devices, choice } = *self;
+        if choice == PathChoice::Spdk {
+            return Err(PathError::Unavailable {
+                kind: PathKind::Spdk,
+                reason: "the kernel drives these devices; name controllers, as spdk:0000:01:00.0"
+                    .into(),
+            });
+        }
         let depth = depth.saturating_mul(devices.len() as u32);
         let mut why_not = Vec::new();
         if choice != PathChoice::Posix {

@@ -11,8 +11,9 @@
 //!   it is opened again. A device that is gone refuses reads too.
 //! - Neither locks, allocations nor system calls per operation beyond what the path itself needs.
 //!
-//! [`uring`] is the path of choice, [`posix`] serves where a container forbids `io_uring`, [`sim`]
-//! is a disk in memory with faults on demand. [`choose`] opens devices and picks. [`checked`] wraps any
+//! [`uring`] is the path of choice, [`posix`] serves where a container forbids `io_uring`, `spdk` (with the
+//! feature of that name) drives whole controllers without the kernel, [`sim`] is a disk in memory with faults on
+//! demand. [`choose`] opens devices and picks. [`checked`] wraps any
 //! of them and panics when it breaks a rule.
 //!
 //! This is one of the two rooms of the engine in which `unsafe` is allowed.
@@ -26,6 +27,8 @@ mod operation;
 pub mod posix;
 pub mod sim;
 mod slots;
+#[cfg(feature = "spdk")]
+pub mod spdk;
 #[cfg(test)]
 mod tests;
 pub mod uring;
@@ -36,15 +39,15 @@ use std::time::{Duration, Instant};
 
 pub use choose::{KernelDevices, Opened, PathChoice, PathError, PathKind, PathProvider};
 pub use device::{
-    DEVICES_MAX, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec, OpenMode,
-    SpecError,
+    ControllerName, DEVICES_MAX, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec,
+    OpenMode, SpecError,
 };
 pub use operation::{
     Action, Completion, DeviceError, Extent, Operation, OperationKind, Refusal, Refused, Status,
 };
 pub use waker::Waker;
 
-use crate::memory::DmaPool;
+use crate::memory::{DmaPool, MemoryError};
 use crate::units::ByteCount;
 
 /// What a data path can do, found out when it was opened.
@@ -101,6 +104,11 @@ pub enum Feature {
 pub unsafe trait DataPath {
     /// What this path can do; changes only when something is registered.
     fn capabilities(&self) -> &Capabilities;
+
+    /// Memory for buffers that the devices reach best; [`register`](DataPath::register) it like any other.
+    fn allocate(&mut self, bytes: ByteCount, huge_pages: bool) -> Result<DmaPool, MemoryError> {
+        DmaPool::new(bytes, huge_pages)
+    }
 
     /// Registers the memory that buffers will come from. Where that is not possible the path goes on
     /// without, and [`Capabilities::registered_buffers`] says why.

@@ -12,7 +12,7 @@ use super::pace::Baton;
 use super::stats::{DeviceCounters, ReactorStats};
 use super::ticket::FOREVER;
 use super::transfer::{Piece, TransferError, Urgency};
-use crate::memory::{DmaBuffer, DmaPool};
+use crate::memory::DmaBuffer;
 use crate::path::{Action, Completion, DataPath, Operation, PathProvider};
 use crate::units::ByteCount;
 
@@ -64,7 +64,7 @@ impl Worker {
         let mut path = opened.path;
         let chunk = options.chunk.0;
         let count = (options.staging.0 / chunk) as usize;
-        let staging = DmaPool::new(ByteCount(count as u64 * chunk), options.huge_pages)?;
+        let staging = path.allocate(ByteCount(count as u64 * chunk), options.huge_pages)?;
         path.register(&staging);
         let chunks: Vec<DmaBuffer> =
             std::iter::from_fn(|| staging.take(chunk as usize)).take(count).collect();
