@@ -12,11 +12,14 @@ use tidelog_tests::conformance::{Failure, Fault, ROWS, Stage};
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// The devices, separated by commas: block devices, or files that exist.
+    /// The devices, separated by commas: block devices, files that exist, or (for spdk) controllers.
     devices: String,
-    /// The data path: uring or posix.
+    /// The data path: uring, posix or spdk.
     #[arg(long, default_value = "uring")]
     path: String,
+    /// The same devices as the kernel names them, if it has them as well.
+    #[arg(long)]
+    elsewhere: Option<String>,
     /// What the devices hold may be lost.
     #[arg(long)]
     overwrite: bool,
@@ -54,9 +57,15 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
     let path = match arguments.path.as_str() {
         "uring" => PathKind::Uring,
         "posix" => PathKind::Posix,
-        other => return Err(format!("{other:?} is no data path; there are uring and posix").into()),
+        "spdk" => PathKind::Spdk,
+        other => {
+            return Err(
+                format!("{other:?} is no data path; there are uring, posix and spdk").into()
+            );
+        }
     };
-    let stage = Stage { specs: DeviceSpec::parse_list(&arguments.devices)?, path };
+    let elsewhere = arguments.elsewhere.as_deref().map(DeviceSpec::parse_list).transpose()?;
+    let stage = Stage { specs: DeviceSpec::parse_list(&arguments.devices)?, path, elsewhere };
     if let (Some(begin), Some(name)) = (&arguments.begin, &arguments.row) {
         let fault = Fault {
             begin: begin.clone(),

@@ -23,6 +23,8 @@ pub struct Stage {
     pub specs: Vec<DeviceSpec>,
     /// The data path, which must be the one that runs.
     pub path: PathKind,
+    /// The same devices as another path knows them: for spdk, whose names the kernel does not know.
+    pub elsewhere: Option<Vec<DeviceSpec>>,
 }
 
 /// Contiguous bytes on one device.
@@ -49,23 +51,35 @@ impl Stage {
     /// # Errors
     /// It cannot be opened, or another path runs.
     pub fn open(&self) -> Result<Pool, Failure> {
-        self.open_by(self.path)
+        open_by(&self.specs, self.path)
     }
 
-    fn open_by(&self, path: PathKind) -> Result<Pool, Failure> {
-        let choice = match path {
-            PathKind::Uring => PathChoice::Uring,
-            PathKind::Posix => PathChoice::Posix,
-            PathKind::Sim => return Err("simulated disks have tests of their own".into()),
+    /// Opens the pool by another path that reaches the same devices; `None` if there is none.
+    fn open_by_another(&self) -> Result<Option<Pool>, Failure> {
+        let specs = match (&self.elsewhere, self.path) {
+            (Some(specs), _) => specs,
+            (None, PathKind::Spdk) => return Ok(None),
+            (None, _) => &self.specs,
         };
-        let options = OpenOptions {
-            path: choice,
-            staging: ByteCount::mib(4),
-            huge_pages: false,
-            ..OpenOptions::default()
-        };
-        let pool = Pool::open(&self.specs, &options)?;
-        let kind = pool.stats()?.reactor.capabilities.kind;
-        if kind == path { Ok(pool) } else { Err(format!("{kind} runs, not {path}").into()) }
+        let other = if self.path == PathKind::Uring { PathKind::Posix } else { PathKind::Uring };
+        open_by(specs, other).map(Some)
     }
+}
+
+fn open_by(specs: &[DeviceSpec], path: PathKind) -> Result<Pool, Failure> {
+    let choice = match path {
+        PathKind::Uring => PathChoice::Uring,
+        PathKind::Posix => PathChoice::Posix,
+        PathKind::Spdk => PathChoice::Spdk,
+        PathKind::Sim => return Err("simulated disks have tests of their own".into()),
+    };
+    let options = OpenOptions {
+        path: choice,
+        staging: ByteCount::mib(4),
+        huge_pages: false,
+        ..OpenOptions::default()
+    };
+    let pool = Pool::open(specs, &options)?;
+    let kind = pool.stats()?.reactor.capabilities.kind;
+    if kind == path { Ok(pool) } else { Err(format!("{kind} runs, not {path}").into()) }
 }
