@@ -190,8 +190,8 @@ mod native {
         |spdk_nvme_transport_id_(parse|compare)|spdk_nvme_(connect|detach|scan_attached)\
         |spdk_nvme_ctrlr_(get_default_ctrlr_opts|get_ns\
         |process_admin_completions|reset|cmd_abort_ext|get_default_io_qpair_opts\
-        |alloc_io_qpair|free_io_qpair|reconnect_io_qpair|disconnect_io_qpair)\
-        |spdk_nvme_qpair_(process_completions|get_failure_reason|add_cmd_error_injection\
+        |alloc_io_qpair|free_io_qpair|disconnect_io_qpair)\
+        |spdk_nvme_qpair_(process_completions|add_cmd_error_injection\
         |remove_cmd_error_injection)\
         |spdk_nvme_ns_(get_sector_size|get_num_sectors|get_md_size|get_csi|get_flags|get_max_io_xfer_size)\
         |spdk_nvme_ns_cmd_(read|write|write_zeroes|flush|dataset_management)";

@@ -34,6 +34,8 @@ pub(super) struct Worker {
     ahead: VecDeque<u64>,
     flights: Flights,
     chunks: Vec<DmaBuffer>,
+    /// Chunks that are here or in flight. A path leaks those that a device which does not answer may still write.
+    living: usize,
     /// Chunks that only urgent pieces may take.
     reserve: usize,
     completions: Vec<Completion>,
@@ -89,8 +91,8 @@ impl Worker {
             urgent: VecDeque::new(),
             ahead: VecDeque::new(),
             flights: Flights::new(depth, devices, options.depth),
-            // An urgent piece should find a chunk without waiting for a device, where there are enough.
-            reserve: if count >= 4 { (count / 8).max(1) } else { 0 },
+            living: count,
+            reserve: reserve_of(count),
             chunks,
             completions: Vec::with_capacity(depth as usize),
             counters: Arc::clone(&counters),
@@ -215,6 +217,12 @@ impl Worker {
             Job::Write { .. } | Job::Read { .. } => true,
             Job::WriteZeroes | Job::Flush | Job::Deallocate => false,
         };
+        if needs_chunk && self.living == 0 {
+            let reason = "all staging memory was left to a device that does not answer".into();
+            active.fail(TransferError::Stopped { reason });
+            self.settle(id);
+            return Begun::Light;
+        }
         let starved = needs_chunk && self.chunks.len() <= spare;
         if starved || !self.flights.has_room(piece.device) {
             return Begun::Nothing;
@@ -301,6 +309,10 @@ impl Worker {
             return self.chunks.extend(buffer);
         };
         active.flying -= 1;
+        if buffer.is_none() && matches!(active.job, Job::Write { .. } | Job::Read { .. }) {
+            self.living -= 1;
+            self.reserve = reserve_of(self.living);
+        }
         let piece = active.pieces[flight.piece];
         let counters = &self.counters[usize::from(piece.device.0)];
         counters.ended(active.job.kind(), piece.extent().length.0, result.is_err());
@@ -409,6 +421,12 @@ impl Worker {
             }
         }
     }
+}
+
+/// Of so many chunks, how many are kept: an urgent piece should find one without waiting for a device, where there are
+/// enough.
+fn reserve_of(chunks: usize) -> usize {
+    if chunks >= 4 { (chunks / 8).max(1) } else { 0 }
 }
 
 /// Whether reading once more may help.

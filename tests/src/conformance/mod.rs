@@ -9,7 +9,7 @@ use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
 
 pub use fault::Fault;
-pub use rows::ROWS;
+pub use rows::{ROWS, find};
 
 pub use crate::victim::Failure;
 

@@ -143,6 +143,18 @@ fn another_path_reads_it(stage: &Stage) -> Result<String, Failure> {
     Ok(format!("{other}: {found}, and one back"))
 }
 
+/// What the rows leave behind is there, whichever path they went by.
+///
+/// # Errors
+/// The pool cannot be opened, or has other tensors.
+pub fn find(stage: &Stage) -> Result<String, Failure> {
+    let pool = stage.open()?;
+    let found = expect_durable(&pool)?;
+    pool.audit()?;
+    pool.close()?;
+    Ok(found)
+}
+
 fn expect_durable(pool: &Pool) -> Result<String, Failure> {
     for (id, content) in durable() {
         if read_range(pool, id, 0..u64::from(content.length))? != content.bytes() {

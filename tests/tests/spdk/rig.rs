@@ -63,7 +63,7 @@ impl Target {
         fs::write(&configuration, serde_json::to_vec_pretty(&content)?)?;
         let log = File::create(directory.join("log"))?;
         let process = Command::new(program)
-            .args(["--no-huge", "-s", "512", "--no-pci", "-m", "0x1"])
+            .args(["--no-huge", "-s", "512", "--no-pci", "-m", "0x1", "--disable-cpumask-locks"])
             .arg("-r")
             .arg(directory.join("rpc"))
             .arg("--json")

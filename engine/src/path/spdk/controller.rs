@@ -1,5 +1,6 @@
 //! Controllers: attached by the keeper, used by whoever holds the handle, detached when nobody does.
 
+use std::cell::Cell;
 use std::ffi::CString;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -34,10 +35,6 @@ unsafe impl Sync for Shared {}
 
 /// What a namespace is.
 #[derive(Clone, Debug)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is something that a controller has or has not"
-)]
 pub(super) struct Facts {
     pub(super) name: String,
     pub(super) size: ByteCount,
@@ -45,9 +42,19 @@ pub(super) struct Facts {
     pub(super) volatile_cache: bool,
     pub(super) deallocate: bool,
     pub(super) write_zeroes: bool,
-    /// Whether it reads and writes memory itself, so that this must be registered.
-    pub(super) direct_memory: bool,
+    pub(super) reach: Reach,
     namespace: Namespace,
+}
+
+/// How a controller reaches memory, and so how it is kept from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// A device on the bus writes memory itself, until it is reset.
+    Bus,
+    /// Bytes come over a connection, until it is closed.
+    Connection,
+    /// Another process has the memory (vfio-user), and nothing here stops it.
+    Process,
 }
 
 /// The driver's namespace. It lives as long as its controller.
@@ -129,14 +136,21 @@ impl Drop for Controller {
 pub(super) struct Attached {
     shared: Arc<Shared>,
     transport: sys::spdk_nvme_transport_id,
+    /// Whether its own queue has failed: a controller that was reset since is one that is to be opened anew.
+    failed: Cell<bool>,
 }
 
 impl Attached {
     /// Takes in what the controller's own queue has; keeps a connection alive.
     pub(super) fn process_admin(&self) {
         let Ok(_held) = self.shared.admin.try_lock() else { return };
+        if self.failed.get() {
+            return;
+        }
         // SAFETY: the controller is attached. A failure shows at its queue pairs as well.
-        unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(self.shared.handle.as_ptr()) };
+        let answer =
+            unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(self.shared.handle.as_ptr()) };
+        self.failed.set(answer < 0);
     }
 
     /// Lets SPDK notice whether it was unplugged.
@@ -176,7 +190,11 @@ fn attach(keeper: &mut Keeper, name: &ControllerName) -> Result<(Facts, Arc<Shar
         unsafe { sys::spdk_nvme_detach(handle.as_ptr()) };
     })?;
     let shared = Arc::new(Shared { handle, admin: Mutex::new(()) });
-    keeper.attached.push(Attached { shared: Arc::clone(&shared), transport });
+    keeper.attached.push(Attached {
+        shared: Arc::clone(&shared),
+        transport,
+        failed: Cell::new(false),
+    });
     Ok((facts, shared))
 }
 
@@ -285,7 +303,11 @@ fn describe(
         volatile_cache: has(sys::SPDK_NVME_NS_FLUSH_SUPPORTED),
         deallocate: has(sys::SPDK_NVME_NS_DEALLOCATE_SUPPORTED),
         write_zeroes: has(sys::SPDK_NVME_NS_WRITE_ZEROES_SUPPORTED),
-        direct_memory: transport != sys::SPDK_NVME_TRANSPORT_TCP,
+        reach: match transport {
+            sys::SPDK_NVME_TRANSPORT_PCIE => Reach::Bus,
+            sys::SPDK_NVME_TRANSPORT_TCP => Reach::Connection,
+            _ => Reach::Process,
+        },
         namespace: Namespace(namespace),
     })
 }

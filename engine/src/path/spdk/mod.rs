@@ -2,8 +2,8 @@
 //!
 //! A reactor has one queue pair on each of its controllers, polls it, and lets submissions be seen in batches.
 //! Operations are cut at what the controller takes at once. A command that takes too long is aborted; if that does
-//! not bring it back the controller is reset, and what was in flight fails as timed out. A controller that is gone
-//! fails everything in flight as removed, and refuses the rest.
+//! not bring it back the controller is reset (one on the bus) or disconnected (one over a fabric), and the command
+//! fails as timed out. A controller that is gone fails everything in flight as removed, and refuses the rest.
 //!
 //! Buffers come out of the environment's memory ([`SpdkPath::allocate`](DataPath::allocate)), which every
 //! controller can reach; other pools must be registered.
@@ -201,7 +201,7 @@ impl SpdkPath {
                 self.abort_slot(slot);
             } else if age >= self.timeout.saturating_mul(2) {
                 // Everything that was in flight on it comes back, so this is enough for now.
-                self.queues[device].reset();
+                self.queues[device].recall();
                 return self.abandon_if_dead(device);
             }
         }
@@ -259,17 +259,12 @@ impl SpdkPath {
         let Operation { tag, device, extent, action } = self.slots.take(slot)?;
         let kind = action.kind();
         let queue = &self.queues[usize::from(device.0)];
-        let status = flight.failure.get().map(|status| match (status, flight.impatience.get()) {
-            (status, _) if status.is_ended_by_driver() && queue.is_lost() => {
-                Status::Errno(libc::ENODEV)
-            }
-            (status, Impatience::TimedOut) if status.is_ended_by_driver() => {
-                Status::Errno(libc::ETIMEDOUT)
-            }
-            (status, Impatience::Asked) if status.is_ended_by_driver() => {
-                Status::Errno(libc::ECANCELED)
-            }
-            (status, _) => status,
+        let status = flight.failure.get().map(|status| match flight.impatience.get() {
+            // Whatever it was answered then, it was late.
+            Impatience::TimedOut => Status::Errno(libc::ETIMEDOUT),
+            _ if status.is_ended_by_driver() && queue.is_lost() => Status::Errno(libc::ENODEV),
+            Impatience::Asked if status.is_ended_by_driver() => Status::Errno(libc::ECANCELED),
+            _ => status,
         });
         let result = status.map_or(Ok(()), |status| {
             let error = DeviceError { device, kind, extent, status };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tidelog_spdk_sys as sys;
 
-use super::controller::Controller;
+use super::controller::{Controller, Reach};
 use super::environment::errno;
 use super::flight::{Flight, completed};
 use super::steps::{Limits, Step};
@@ -78,7 +78,7 @@ impl Queue {
     }
 
     pub(super) fn needs_registered_memory(&self) -> bool {
-        self.controller.facts().direct_memory
+        self.controller.facts().reach != Reach::Connection
     }
 
     /// Sends one command of an operation that lies in its slot.
@@ -155,6 +155,11 @@ impl Queue {
 
     /// Asks for the commands of a flight back.
     pub(super) fn abort(&self, flight: &Flight) {
+        if self.controller.facts().reach == Reach::Process {
+            // SPDK looks for the commands through a function that its vfio-user transport does not have: it would
+            // call address 0.
+            return;
+        }
         let pair = self.pair.as_ptr();
         // SAFETY: the pair is this thread's; the context is only compared. That the abort was done interests nobody:
         // the command itself comes back, or times out.
@@ -169,34 +174,29 @@ impl Queue {
         });
     }
 
-    /// Resets the controller, so that it lets go of everything; a last resort, which takes its time.
-    pub(super) fn reset(&mut self) {
-        let pair = self.pair.as_ptr();
-        // SAFETY: nobody else uses the controller: its only queue pair is ours, and its own queue is locked.
-        let worked = self.controller.alone(|handle| unsafe {
-            sys::spdk_nvme_ctrlr_reset(handle) == 0
-                && sys::spdk_nvme_ctrlr_reconnect_io_qpair(pair) == 0
-        });
-        if worked {
-            // SAFETY: as above. What was in flight comes back here.
-            let answer = unsafe { sys::spdk_nvme_qpair_process_completions(pair, 0) };
-            if answer >= 0 {
-                return;
+    /// Gets back the commands that are outstanding on a controller that does not answer. A last resort, which takes
+    /// its time.
+    pub(super) fn recall(&mut self) {
+        match self.controller.facts().reach {
+            Reach::Bus if self.reset() => {}
+            Reach::Connection => {
+                // SAFETY: the pair is this thread's. With its connection closed nothing arrives any more.
+                unsafe { sys::spdk_nvme_ctrlr_disconnect_io_qpair(self.pair.as_ptr()) };
+                self.state = State::Lost;
             }
+            Reach::Bus | Reach::Process => self.state = State::Dead,
         }
-        self.state = State::Dead;
     }
 
-    /// Gets outstanding commands back from a device that was just lost: they must not touch memory any more.
-    pub(super) fn recall(&mut self) {
-        if self.needs_registered_memory() {
-            // It reads and writes memory itself, and only a controller that was disabled does not any more.
-            self.reset();
-            self.state = if self.is_dead() { State::Dead } else { State::Lost };
-        } else {
-            // SAFETY: the pair is this thread's. With its connection closed nothing arrives any more.
-            unsafe { sys::spdk_nvme_ctrlr_disconnect_io_qpair(self.pair.as_ptr()) };
-        }
+    /// Resets the controller, so that it lets go of everything.
+    fn reset(&self) -> bool {
+        let pair = self.pair.as_ptr();
+        // SAFETY: nobody else uses the controller: its only queue pair is ours, and its own queue is locked. What
+        // was in flight comes back when the pair is polled again.
+        self.controller.alone(|handle| unsafe {
+            sys::spdk_nvme_ctrlr_reset(handle) == 0
+                && sys::spdk_nvme_qpair_process_completions(pair, 0) >= 0
+        })
     }
 
     pub(super) fn inject(
