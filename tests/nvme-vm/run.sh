@@ -130,7 +130,7 @@ for plan in $plans; do
     if [ "$plan" = plan-uio ]; then
         boot "$plan" q35 hugepages=256
     else
-        boot "$plan" q35,kernel-irqchip=split intel_iommu=on -device intel-iommu,intremap=on,caching-mode=on
+        boot "$plan" q35,kernel-irqchip=split intel_iommu=on -device intel-iommu,intremap=on,caching-mode=on,aw-bits=48
     fi
 done
 

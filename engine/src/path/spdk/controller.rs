@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidelog_spdk_sys as sys;
 
@@ -14,6 +14,10 @@ use super::steps::Limits;
 use crate::memory::ALIGNMENT;
 use crate::path::device::ControllerName;
 use crate::units::ByteCount;
+
+/// A vfio-user target serves one at a time, and takes a moment to let go of the last one.
+const LEAVE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(300);
 
 /// A namespace of a controller that is this process's alone.
 pub struct Controller {
@@ -214,21 +218,36 @@ fn connect(
     if let Some(why) = name.pci_address().and_then(why_not_ours) {
         return Err(AttachError::Controller(why));
     }
-    let mut options = sys::spdk_nvme_ctrlr_opts::default();
-    let size = size_of::<sys::spdk_nvme_ctrlr_opts>();
-    // SAFETY: SPDK fills in, and later reads, as much of the structure as it is told.
-    let handle = unsafe {
-        sys::spdk_nvme_ctrlr_get_default_ctrlr_opts(&raw mut options, size);
-        // Failures are reported by us, with the tensor that they concern.
-        options.disable_error_logging = true;
-        sys::spdk_nvme_connect(transport, &raw const options, size)
-    };
-    NonNull::new(handle).ok_or_else(|| {
-        AttachError::Controller(format!(
-            "SPDK cannot attach it ({}); is it there, and is no other process using it?",
-            name.transport()
-        ))
-    })
+    let deadline = Instant::now() + LEAVE;
+    loop {
+        let mut options = sys::spdk_nvme_ctrlr_opts::default();
+        let size = size_of::<sys::spdk_nvme_ctrlr_opts>();
+        // SAFETY: SPDK fills in, and later reads, as much of the structure as it is told.
+        let handle = unsafe {
+            sys::spdk_nvme_ctrlr_get_default_ctrlr_opts(&raw mut options, size);
+            // Failures are reported by us, with the tensor that they concern.
+            options.disable_error_logging = true;
+            sys::spdk_nvme_connect(transport, &raw const options, size)
+        };
+        if let Some(handle) = NonNull::new(handle) {
+            return Ok(handle);
+        }
+        if reach_of(transport.trtype) != Reach::Process || Instant::now() >= deadline {
+            return Err(AttachError::Controller(format!(
+                "SPDK cannot attach it ({}); is it there, and is no other process using it?",
+                name.transport()
+            )));
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn reach_of(transport: sys::spdk_nvme_transport_type) -> Reach {
+    match transport {
+        sys::SPDK_NVME_TRANSPORT_PCIE => Reach::Bus,
+        sys::SPDK_NVME_TRANSPORT_TCP => Reach::Connection,
+        _ => Reach::Process,
+    }
 }
 
 /// Why SPDK cannot have the device at this PCI address, as far as the kernel tells.
@@ -303,11 +322,7 @@ fn describe(
         volatile_cache: has(sys::SPDK_NVME_NS_FLUSH_SUPPORTED),
         deallocate: has(sys::SPDK_NVME_NS_DEALLOCATE_SUPPORTED),
         write_zeroes: has(sys::SPDK_NVME_NS_WRITE_ZEROES_SUPPORTED),
-        reach: match transport {
-            sys::SPDK_NVME_TRANSPORT_PCIE => Reach::Bus,
-            sys::SPDK_NVME_TRANSPORT_TCP => Reach::Connection,
-            _ => Reach::Process,
-        },
+        reach: reach_of(transport),
         namespace: Namespace(namespace),
     })
 }
