@@ -13,6 +13,7 @@ use tidelog_engine::path::{
     Status,
 };
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
+use tidelog_engine::schedule::Ticket;
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 use tidelog_tests::conformance::{Failure, ROWS, Stage};
 use tidelog_tests::machine::Watchdog;
@@ -75,10 +76,7 @@ pub(crate) fn run() -> ExitCode {
     tell("the names that mean nothing are refused with a reason", bad_names(&program));
     tell(
         "this thread may run where it could before",
-        match before == affinity() {
-            true => Ok(before),
-            false => Err("it is bound to other cores".into()),
-        },
+        if before == affinity() { Ok(before) } else { Err("it is bound to other cores".into()) },
     );
     println!("spdk: {failed} rows failed");
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -227,7 +225,7 @@ fn a_controller_goes(mut target: Target) -> Result<String, Failure> {
         .collect::<Result<_, _>>()?;
     target.kill()?;
     let begun = Instant::now();
-    let outcomes: Vec<_> = tickets.iter().map(|ticket| ticket.wait()).collect();
+    let outcomes: Vec<_> = tickets.iter().map(Ticket::wait).collect();
     let failed: Vec<String> =
         outcomes.iter().filter_map(|it| it.as_ref().err().map(ToString::to_string)).collect();
     // It says that a device is gone; that it ends is what matters.

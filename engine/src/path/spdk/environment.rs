@@ -22,7 +22,8 @@ use crate::units::ByteCount;
 pub struct EnvironmentOptions {
     /// What the memory lies on.
     pub pages: Pages,
-    /// All memory for queues and staging. On huge pages it is only the beginning, and more is taken when needed.
+    /// All memory for queues and staging. On huge pages it is only the beginning, and more is taken when needed. On
+    /// plain ones VFIO counts each of 4 KiB as a mapping, of which it allows 65,535: not quite 256 MiB.
     pub memory: ByteCount,
     /// The core whose thread looks after the controllers at first; any that this process may run on if `None`.
     pub core: Option<usize>,
@@ -34,7 +35,7 @@ impl Default for EnvironmentOptions {
     fn default() -> Self {
         Self {
             pages: Pages::Auto,
-            memory: ByteCount::mib(256),
+            memory: ByteCount::mib(128),
             core: None,
             timeout: Duration::from_secs(30),
         }
