@@ -8,7 +8,7 @@ SECONDS ?= 60
 PAIRS ?= 15
 ONLY ?=
 
-.PHONY: help setup build demo test lint test-rust sim storm planted faults fixture crash nvme-vm recovery test-torch test-slow bench compare test-compare fuzz loom sanitize \
+.PHONY: help setup build demo test lint test-rust sim storm planted faults fixture crash test-spdk nvme-vm recovery test-torch test-slow bench compare test-compare fuzz loom sanitize \
 	miri paper gpu gpu-build clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,10 @@ faults: setup ## Devices that shrink, refuse writes, go or fill up under load (a
 crash: setup ## Processes that commit are killed RUNS times, on files and on loop devices
 	cargo run --release -q -p tidelog-tests --bin tidelog-crash -- --runs $(RUNS)
 	cargo run --release -q -p tidelog-tests --bin tidelog-crash -- --runs $(RUNS) --sector 4096
+
+test-spdk: setup ## The data path spdk over NVMe/TCP and vfio-user, where an SPDK is installed
+	cargo test -p tidelog-engine --features spdk --lib path
+	cargo test -p tidelog-tests --features spdk --test spdk
 
 nvme-vm: setup ## The conformance suite and faults in a machine with emulated NVMe controllers
 	tests/nvme-vm/run.sh

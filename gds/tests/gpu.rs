@@ -195,7 +195,12 @@ fn the_engine_conforms_by_way_of_the_gpu() {
         GdsOptions { library: named_library(), compat: Compat::Named, ..GdsOptions::default() };
     let backend = Arc::new(GdsBackend(options));
     let specs = files.iter().map(DeviceSpec::new).collect();
-    let stage = Stage { specs, path: tidelog_engine::path::PathKind::Gds, backend: Some(backend) };
+    let stage = Stage {
+        specs,
+        path: tidelog_engine::path::PathKind::Gds,
+        backend: Some(backend),
+        elsewhere: None,
+    };
     for (name, row) in ROWS {
         row(&stage).unwrap_or_else(|why| panic!("{name}: {why}"));
     }

@@ -65,7 +65,7 @@ fn refusal(options: GdsOptions) -> String {
 
 fn conform(specs: Vec<DeviceSpec>, fake: &Fake) {
     let backend: Arc<dyn Backend> = Arc::new(Watched(GdsBackend(options(fake))));
-    let stage = Stage { specs, path: PathKind::Gds, backend: Some(backend) };
+    let stage = Stage { specs, path: PathKind::Gds, backend: Some(backend), elsewhere: None };
     for (name, row) in ROWS {
         row(&stage).unwrap_or_else(|why| panic!("{name}: {why}"));
     }

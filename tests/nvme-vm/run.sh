@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Boots a machine with emulated NVMe controllers and runs the engine's conformance suite and faults in it:
-# `make nvme-vm`. Needs qemu-system-x86_64, a kernel with NVMe built in (Debian's cloud kernel) and busybox; on Debian
-# and Ubuntu they are installed where that is allowed. Ends with 1 on any failure, and says what it skipped and why.
+# `make nvme-vm`. Where an SPDK is installed (pkg-config finds it) its rows run as well, through vfio-pci behind an IOMMU
+# and, in a second boot without one, through uio_pci_generic; REQUIRE=spdk makes it a failure if they do not.
+# PLANS names the boots, if not all are wanted (plan, plan-vfio, plan-uio). Needs qemu-system-x86_64, a kernel with NVMe
+# built in (Debian's cloud kernel) and busybox; on Debian and Ubuntu they are installed where that is allowed. Ends with 1 on any failure, and says what it skipped and why.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 work=target/nvme-vm
@@ -30,8 +32,10 @@ busybox=$(command -v busybox)
 
 # The kernel is fetched, not installed: it is not for this machine.
 modules="virtio_ring virtio virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci virtio_blk"
+# Not every kernel has all of them as modules.
+spdk_modules="irqbypass vfio_virqfd vfio vfio_iommu_type1 vfio-pci-core vfio-pci uio uio_pci_generic"
 kernel=$work/kernel/vmlinuz
-if [ ! -e "$work/kernel/virtio_blk.ko" ]; then
+if [ ! -e "$work/kernel/uio_pci_generic.ko" ]; then
     package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null | awk '/Depends: linux-image/ {print $2; exit}' || true)
     [ -n "$package" ] || skip "no package linux-image-cloud-amd64 here; put a kernel that has NVMe built in, and its modules ${modules// /, }, into $work/kernel"
     echo "nvme-vm: fetching $package" >&2
@@ -39,26 +43,37 @@ if [ ! -e "$work/kernel/virtio_blk.ko" ]; then
     mkdir -p "$work/kernel" "$work/package"
     dpkg-deb -x "$work/$package"_*.deb "$work/package"
     mv "$work"/package/boot/vmlinuz-* "$kernel"
-    for module in $modules; do
+    for module in $modules $spdk_modules; do
         find "$work/package" -name "$module.ko" -exec mv {} "$work/kernel/" \;
     done
     rm -r "$work/package" "$work/$package"_*.deb
 fi
 
-cargo build --release -q -p tidelog-tests --bin tidelog-conformance --bin tidelog-powercut
+features="" spdk_missing=""
+if pkg-config --exists spdk_nvme 2>/dev/null; then
+    features="--features spdk"
+    modules="$modules $spdk_modules"
+else
+    spdk_missing="no SPDK is installed (pkg-config does not find spdk_nvme)"
+fi
+profile=${PROFILE:-release}
+# shellcheck disable=SC2086
+cargo build --profile "$profile" -q -p tidelog-tests $features --bin tidelog-conformance --bin tidelog-powercut
+built=target/$([ "$profile" = dev ] && echo debug || echo "$profile")
 root=$work/root
 rm -rf "$root"
 mkdir -p "$root/bin"
 cp "$busybox" "$root/bin/busybox"
-cp tests/nvme-vm/init tests/nvme-vm/plan tests/nvme-vm/disks "$root/"
+cp tests/nvme-vm/init tests/nvme-vm/plan* tests/nvme-vm/rows tests/nvme-vm/disks "$root/"
 for module in $modules; do
+    [ -e "$work/kernel/$module.ko" ] || continue
     cp "$work/kernel/$module.ko" "$root/"
     echo "insmod /$module.ko" >>"$root/modules"
 done
 chmod +x "$root/init"
 for program in tidelog-conformance tidelog-powercut; do
-    strip -o "$root/bin/$program" "target/release/$program"
-    ldd "target/release/$program" | grep -o '/[^ ]*'
+    strip -o "$root/bin/$program" "$built/$program"
+    ldd "$built/$program" | grep -o '/[^ ]*'
 done | sort -u | while read -r library; do
     mkdir -p "$root$(dirname "$library")"
     cp -L "$library" "$root$library"
@@ -95,17 +110,36 @@ arguments+=(
     -device "virtio-blk-pci,drive=recorded"
 )
 log=$work/console.log
-echo "nvme-vm: booting ($(qemu-system-x86_64 --version | head -1 | grep -o 'version [^ ]*'), $(basename "$kernel"))" >&2
-timeout "${LIMIT:-900}" qemu-system-x86_64 -machine q35 -accel tcg,thread=multi -cpu max -smp 2 -m 1024 -nographic -no-reboot \
-    -kernel "$kernel" -initrd "$work/initramfs" -append "console=ttyS0 quiet panic=-1" \
-    "${arguments[@]}" </dev/null >"$log" 2>&1 || true
+version=$(qemu-system-x86_64 --version | head -1 | grep -o 'version [^ ]*')
+
+# The machine with one plan; what it says is added to the log.
+boot() { # PLAN MACHINE KERNEL-ARGUMENTS ARGUMENTS
+    local plan=$1 machine=$2 command_line=$3
+    shift 3
+    echo "nvme-vm: booting ($version, $(basename "$kernel"), $plan)" >&2
+    timeout "${LIMIT:-900}" qemu-system-x86_64 -machine "$machine" -accel tcg,thread=multi -cpu max -smp 2 -m 1536 -nographic -no-reboot \
+        -kernel "$kernel" -initrd "$work/initramfs" -append "console=ttyS0 quiet panic=-1 plan=$plan $command_line" \
+        "$@" "${arguments[@]}" </dev/null >>"$log" 2>&1 || true
+    echo >>"$log"
+}
+
+: >"$log"
+plans=${PLANS:-plan}
+[ -n "${PLANS:-}" ] || [ -n "$spdk_missing" ] || plans="plan plan-vfio plan-uio"
+for plan in $plans; do
+    if [ "$plan" = plan-uio ]; then
+        boot "$plan" q35 hugepages=256
+    else
+        boot "$plan" q35,kernel-irqchip=split intel_iommu=on -device intel-iommu,intremap=on,caching-mode=on,aw-bits=48
+    fi
+done
 
 # -- what it said ----------------------------------------------------------------------------------------------
 
 powercuts() { # NAME ARGUMENTS
     local name=$1 said
     shift
-    if said=$(target/release/tidelog-powercut rebuild "$work/writes" --directory "$work/images" "$@" \
+    if said=$($built/tidelog-powercut rebuild "$work/writes" --directory "$work/images" "$@" \
         --devices "$((1 * mib))+$((24 * mib)),$((25 * mib))+$((24 * mib))" --notes "$((49 * mib))+$mib" 2>"$work/powercut.err"); then
         echo "ok      $name: $said"
     else
@@ -121,10 +155,14 @@ tr -d '\r' <"$log" | grep -aE '^(SECTION|ok  |FAILED|SKIPPED)' | sed 's/^SECTION
 ok=$(grep -ac '^ok  ' "$log" || true)
 failed=$(grep -ac '^FAILED' "$log" || true)
 echo
-if ! grep -aq '^DONE' "$log"; then
+if [ "$(grep -ac '^DONE' "$log" || true)" != "$(wc -w <<<"$plans")" ]; then
     echo "nvme-vm: the machine did not come to its end; see $log" >&2
     tail -5 "$log" >&2
     exit 1
 fi
-echo "nvme-vm: $ok of $((ok + failed)) rows ok; skipped: rows over spdk (no such path yet)"
+skipped="nothing"
+[ -z "${PLANS:-}" ] || skipped="all but $PLANS"
+[ -z "$spdk_missing" ] || skipped="rows over spdk: $spdk_missing"
+echo "nvme-vm: $ok of $((ok + failed)) rows ok; skipped: $skipped"
+[ "${REQUIRE:-}" != spdk ] || [ -z "$spdk_missing" ] || exit 1
 [ "$failed" = 0 ] && [ "$ok" -gt 0 ]

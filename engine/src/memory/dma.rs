@@ -82,12 +82,39 @@ impl DmaPool {
                 base,
                 length,
                 owner: std::process::id(),
-                mapping: Some(mapping),
+                mapping: Some(Mapping::Ours(mapping)),
                 backing,
                 why,
                 free: Mutex::new(vec![FreeRun { start: 0, length }]),
             }),
         })
+    }
+
+    /// A pool over memory that somebody else has mapped: a data path whose devices reach only its own.
+    ///
+    /// # Safety
+    /// The `length` bytes from `base` on, a multiple of 4 KiB, are initialised, and nobody else's until `give_back`
+    /// is called with `base`.
+    #[cfg(any(test, feature = "spdk"))]
+    pub(crate) unsafe fn lent(
+        base: NonNull<u8>,
+        length: usize,
+        backing: Backing,
+        why: String,
+        give_back: fn(NonNull<u8>),
+    ) -> Self {
+        assert!(length > 0 && length.is_multiple_of(ALIGNMENT), "whole blocks are lent");
+        Self {
+            region: Arc::new(Region {
+                base,
+                length,
+                owner: std::process::id(),
+                mapping: Some(Mapping::Lent(base, give_back)),
+                backing,
+                why,
+                free: Mutex::new(vec![FreeRun { start: 0, length }]),
+            }),
+        }
     }
 
     /// Takes a buffer of `bytes` rounded up to 4 KiB, or `None` when no free run is that long.
@@ -170,6 +197,24 @@ fn map(bytes: ByteCount, want_huge: bool) -> Result<(MmapMut, Backing, String), 
     }
 }
 
+/// Where a region's memory comes from, and where it goes.
+enum Mapping {
+    /// Unmapped when it is dropped.
+    Ours(#[expect(dead_code, reason = "it is kept for its drop")] MmapMut),
+    #[cfg(any(test, feature = "spdk"))]
+    Lent(NonNull<u8>, fn(NonNull<u8>)),
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        match self {
+            Self::Ours(_) => {}
+            #[cfg(any(test, feature = "spdk"))]
+            Self::Lent(base, give_back) => give_back(*base),
+        }
+    }
+}
+
 struct FreeRun {
     start: usize,
     length: usize,
@@ -180,7 +225,7 @@ struct Region {
     length: usize,
     /// The process that mapped it; see `drop`.
     owner: u32,
-    mapping: Option<MmapMut>,
+    mapping: Option<Mapping>,
     backing: Backing,
     why: String,
     /// Free runs by ascending start; neighbours are always merged.
@@ -297,6 +342,8 @@ impl fmt::Debug for DmaBuffer {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
     use super::*;
 
     #[test]
@@ -326,6 +373,23 @@ mod tests {
         drop(pool);
         buffer.fill(7);
         assert_eq!(buffer[4095], 7);
+    }
+
+    #[test]
+    fn lent_memory_goes_back_with_the_last_buffer() {
+        static GIVEN_BACK: AtomicUsize = AtomicUsize::new(0);
+        let block: &'static mut [u8] = Box::leak(vec![0; 3 * ALIGNMENT].into_boxed_slice());
+        let base = NonNull::new(block.as_mut_ptr()).unwrap();
+        let give_back = |base: NonNull<u8>| GIVEN_BACK.store(base.as_ptr() as usize, Relaxed);
+        // SAFETY: the memory was leaked for this test alone.
+        let pool =
+            unsafe { DmaPool::lent(base, 3 * ALIGNMENT, Backing::Plain, "lent".into(), give_back) };
+        let buffer = pool.take(2 * ALIGNMENT).unwrap();
+        assert!(pool.take(2 * ALIGNMENT).is_none());
+        drop(pool);
+        assert_eq!(GIVEN_BACK.load(Relaxed), 0, "a buffer is out");
+        drop(buffer);
+        assert_eq!(GIVEN_BACK.load(Relaxed), base.as_ptr() as usize);
     }
 
     #[test]

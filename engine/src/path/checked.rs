@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::operation::{Action, Completion, Operation, OperationKind, Refused};
 use super::{Capabilities, DataPath, Opened, PathError, PathProvider, Waker};
-use crate::memory::DmaPool;
-use crate::units::DeviceIndex;
+use crate::memory::{DmaPool, MemoryError};
+use crate::units::{ByteCount, DeviceIndex};
 
 /// Watches over the path inside.
 pub struct Checked<P: DataPath + ?Sized> {
@@ -77,6 +77,10 @@ impl<P: DataPath + ?Sized> Checked<P> {
 unsafe impl<P: DataPath + ?Sized> DataPath for Checked<P> {
     fn capabilities(&self) -> &Capabilities {
         self.path.capabilities()
+    }
+
+    fn allocate(&mut self, bytes: ByteCount, huge_pages: bool) -> Result<DmaPool, MemoryError> {
+        self.path.allocate(bytes, huge_pages)
     }
 
     fn register(&mut self, region: &DmaPool) {

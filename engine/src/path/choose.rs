@@ -15,6 +15,8 @@ pub enum PathKind {
     Posix,
     /// cuFile, by way of GPU memory.
     Gds,
+    /// SPDK's NVMe driver, without the kernel.
+    Spdk,
     /// Disks in memory.
     Sim,
 }
@@ -25,6 +27,7 @@ impl fmt::Display for PathKind {
             Self::Uring => "uring",
             Self::Posix => "posix",
             Self::Gds => "gds",
+            Self::Spdk => "spdk",
             Self::Sim => "sim",
         })
     }
@@ -40,11 +43,13 @@ pub enum PathChoice {
     Uring,
     /// Threads of `pread` and `pwrite`.
     Posix,
+    /// SPDK's NVMe driver; the devices must be named as its controllers, which go by no other path.
+    Spdk,
 }
 
 /// A data path's name is none of ours.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no data path; there are auto, uring and posix")]
+#[error("{0:?} is no data path; there are auto, uring, posix and spdk")]
 pub struct UnknownPath(String);
 
 impl FromStr for PathChoice {
@@ -55,6 +60,7 @@ impl FromStr for PathChoice {
             "auto" => Ok(Self::Auto),
             "uring" => Ok(Self::Uring),
             "posix" => Ok(Self::Posix),
+            "spdk" => Ok(Self::Spdk),
             _ => Err(UnknownPath(name.into())),
         }
     }
@@ -116,6 +122,13 @@ pub struct KernelDevices {
 impl PathProvider for KernelDevices {
     fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
         let Self { devices, choice } = *self;
+        if choice == PathChoice::Spdk {
+            return Err(PathError::Unavailable {
+                kind: PathKind::Spdk,
+                reason: "the kernel drives these devices; name controllers, as spdk:0000:01:00.0"
+                    .into(),
+            });
+        }
         let depth = depth.saturating_mul(devices.len() as u32);
         let mut why_not = Vec::new();
         if choice != PathChoice::Posix {

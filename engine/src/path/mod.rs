@@ -11,8 +11,9 @@
 //!   it is opened again. A device that is gone refuses reads too.
 //! - Neither locks, allocations nor system calls per operation beyond what the path itself needs.
 //!
-//! [`uring`] is the path of choice, [`posix`] serves where a container forbids `io_uring`, [`sim`]
-//! is a disk in memory with faults on demand. [`choose`] opens devices and picks. [`checked`] wraps any
+//! [`uring`] is the path of choice, [`posix`] serves where a container forbids `io_uring`, `spdk` (with the
+//! feature of that name) drives whole controllers without the kernel, [`sim`] is a disk in memory with faults on
+//! demand. [`choose`] opens devices and picks. [`checked`] wraps any
 //! of them and panics when it breaks a rule.
 //!
 //! This is one of the two rooms of the engine in which `unsafe` is allowed.
@@ -26,6 +27,8 @@ mod operation;
 pub mod posix;
 pub mod sim;
 mod slots;
+#[cfg(feature = "spdk")]
+pub mod spdk;
 #[cfg(test)]
 mod tests;
 pub mod uring;
@@ -36,8 +39,8 @@ use std::time::{Duration, Instant};
 
 pub use choose::{Backend, KernelDevices, Opened, PathChoice, PathError, PathKind, PathProvider};
 pub use device::{
-    DEVICES_MAX, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec, OpenMode,
-    SpecError,
+    ControllerName, DEVICES_MAX, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec,
+    OpenMode, SpecError,
 };
 pub use operation::{
     Action, Completion, DeviceError, Extent, Library, Operation, OperationKind, Refusal, Refused,
@@ -45,7 +48,7 @@ pub use operation::{
 };
 pub use waker::Waker;
 
-use crate::memory::DmaPool;
+use crate::memory::{DmaPool, MemoryError};
 use crate::units::ByteCount;
 
 /// What data paths outside of the engine are made with.
@@ -108,6 +111,11 @@ pub enum Feature {
 pub unsafe trait DataPath {
     /// What this path can do; changes only when something is registered.
     fn capabilities(&self) -> &Capabilities;
+
+    /// Memory for buffers that the devices reach best; [`register`](DataPath::register) it like any other.
+    fn allocate(&mut self, bytes: ByteCount, huge_pages: bool) -> Result<DmaPool, MemoryError> {
+        DmaPool::new(bytes, huge_pages)
+    }
 
     /// Registers the memory that buffers will come from. Where that is not possible the path goes on
     /// without, and [`Capabilities::registered_buffers`] says why.

@@ -150,6 +150,15 @@ pub struct DeviceError {
 pub enum Status {
     /// The kernel's error number.
     Errno(i32),
+    /// The status of an NVMe completion.
+    Nvme {
+        /// The status code type (SCT).
+        code_type: u8,
+        /// The status code (SC).
+        code: u8,
+        /// Whether the same command would fail again (DNR).
+        do_not_retry: bool,
+    },
     /// Fewer bytes than asked for were moved.
     Short {
         /// How many were.
@@ -189,7 +198,12 @@ impl Status {
 
     /// Whether this says that the device does not know the operation, so that nothing happened.
     pub fn is_unsupported(self) -> bool {
-        matches!(self, Self::Errno(libc::EOPNOTSUPP | libc::ENOTTY | libc::ENOSYS))
+        const INVALID_OPCODE: (u8, u8) = (0, 0x01);
+        match self {
+            Self::Errno(errno) => [libc::EOPNOTSUPP, libc::ENOTTY, libc::ENOSYS].contains(&errno),
+            Self::Nvme { code_type, code, .. } => (code_type, code) == INVALID_OPCODE,
+            Self::Short { .. } | Self::Library { .. } => false,
+        }
     }
 
     /// Whether the same read may well succeed if it is tried again: the medium or the way to it had
@@ -199,6 +213,7 @@ impl Status {
             [libc::EIO, libc::EAGAIN, libc::EINTR, libc::ETIMEDOUT, libc::EREMOTEIO];
         match self {
             Self::Errno(errno) => TROUBLE.contains(&errno),
+            Self::Nvme { do_not_retry, .. } => !do_not_retry,
             Self::Short { .. } => true,
             Self::Library { .. } => false,
         }
@@ -206,7 +221,12 @@ impl Status {
 
     /// Whether this says that the operation was aborted on request.
     pub fn is_aborted(self) -> bool {
-        matches!(self, Self::Errno(libc::ECANCELED))
+        const BY_REQUEST: (u8, u8) = (0, 0x07);
+        match self {
+            Self::Errno(errno) => errno == libc::ECANCELED,
+            Self::Nvme { code_type, code, .. } => (code_type, code) == BY_REQUEST,
+            Self::Short { .. } | Self::Library { .. } => false,
+        }
     }
 }
 
@@ -214,6 +234,14 @@ impl fmt::Display for Status {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Errno(errno) => write!(out, "{}", std::io::Error::from_raw_os_error(*errno)),
+            Self::Nvme { code_type, code, do_not_retry } => {
+                let what = nvme_status(*code_type, *code).unwrap_or("an error");
+                let again = if *do_not_retry { ", and would again" } else { "" };
+                write!(
+                    out,
+                    "the controller answered {what} (SCT {code_type:#x}, SC {code:#04x}){again}"
+                )
+            }
             Self::Short { moved: 0 } => {
                 out.write_str("nothing was moved: it is gone, or ends before that now")
             }
@@ -225,6 +253,32 @@ impl fmt::Display for Status {
             }
         }
     }
+}
+
+/// The common statuses in words (NVMe base specification, figures 101 to 107).
+fn nvme_status(code_type: u8, code: u8) -> Option<&'static str> {
+    Some(match (code_type, code) {
+        (0, 0x01) => "invalid command opcode",
+        (0, 0x02) => "invalid field in command",
+        (0, 0x04) => "data transfer error",
+        (0, 0x05) => "aborted because of a power loss",
+        (0, 0x06) => "internal error",
+        (0, 0x07) => "aborted on request",
+        (0, 0x08) => "aborted because its queue was deleted",
+        (0, 0x0b) => "invalid namespace or format",
+        (0, 0x20) => "namespace is write protected",
+        (0, 0x80) => "LBA out of range",
+        (0, 0x81) => "capacity exceeded",
+        (0, 0x82) => "namespace not ready",
+        (0, 0x83) => "reservation conflict",
+        (2, 0x80) => "write fault",
+        (2, 0x81) => "unrecovered read error",
+        (2, 0x82..=0x84) => "end-to-end protection error",
+        (2, 0x86) => "access denied",
+        (2, 0x87) => "deallocated or unwritten block",
+        (3, _) => "a path error",
+        _ => return None,
+    })
 }
 
 /// An operation was not taken; nothing happened.

@@ -37,6 +37,12 @@ impl Slots {
         self.held.get(slot as usize)?.as_ref()
     }
 
+    /// The operation in a slot.
+    #[cfg(feature = "spdk")]
+    pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut Operation> {
+        self.held.get_mut(slot as usize)?.as_mut()
+    }
+
     /// Empties a slot; `None` if it was empty.
     pub fn take(&mut self, slot: u32) -> Option<Operation> {
         let operation = self.held.get_mut(slot as usize)?.take()?;

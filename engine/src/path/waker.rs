@@ -52,6 +52,12 @@ impl Waker {
         self.0.event.clear();
     }
 
+    /// Whether somebody has woken it since it was armed.
+    #[cfg(all(feature = "spdk", not(loom)))]
+    pub(super) fn was_woken(&self) -> bool {
+        !self.0.armed.stands()
+    }
+
     /// The descriptor that turns readable on a wake-up.
     pub(super) fn descriptor(&self) -> RawFd {
         self.0.event.descriptor()

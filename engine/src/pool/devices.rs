@@ -1,22 +1,41 @@
 //! The devices of a pool before and besides the data path: locks, and looking for superblocks.
 
 use std::io;
+#[cfg(feature = "spdk")]
+use std::sync::Arc;
 
+#[cfg(feature = "spdk")]
+use super::share_lock;
 use super::share_lock::{LockError, LockedFile, Shares};
 use crate::layout::{
     BLOCK_BYTES, Geometry, Holder, SHARES_MAX, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
 };
 use crate::path::sim::{SimDisk, SimDisks};
+#[cfg(feature = "spdk")]
+use crate::path::spdk::{Controller, SpdkControllers};
 use crate::path::{
-    Backend, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec, KernelDevices,
-    OpenMode, PathChoice, PathProvider,
+    Backend, ControllerName, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec,
+    KernelDevices, OpenMode, PathChoice, PathProvider,
 };
 use crate::units::ByteCount;
 
 /// One device, locked.
 pub(super) enum Member {
-    File { spec: DeviceSpec, lock: LockedFile, device: Device },
-    Sim { disk: SimDisk, name: String },
+    File {
+        spec: DeviceSpec,
+        lock: LockedFile,
+        device: Device,
+    },
+    /// A controller, which is this process's alone: there is no other lock.
+    #[cfg(feature = "spdk")]
+    Controller {
+        name: String,
+        controller: Arc<Controller>,
+    },
+    Sim {
+        disk: SimDisk,
+        name: String,
+    },
 }
 
 /// Why a device cannot become a member.
@@ -34,6 +53,9 @@ impl Member {
         shares: Shares,
         mode: OpenMode,
     ) -> Result<Self, MemberError> {
+        if let Some(name) = spec.controller() {
+            return Self::attach(&name).map_err(MemberError::Device);
+        }
         let path = spec.target();
         if !path.exists() {
             return Err(MemberError::Device(DeviceOpenError::Missing { path }));
@@ -50,6 +72,9 @@ impl Member {
         buffered: bool,
         keep_writers_out: bool,
     ) -> Result<Self, (u32, MemberError)> {
+        if let Some(name) = spec.controller() {
+            return Self::attach(&name).map_err(|error| (0, MemberError::Device(error)));
+        }
         let path = spec.target();
         // The device first: it says what a path is that is no device at all.
         let mode = OpenMode { buffered, read_only: true, ..OpenMode::default() };
@@ -64,6 +89,23 @@ impl Member {
         Ok(Self::File { spec: spec.clone(), lock, device })
     }
 
+    #[cfg(feature = "spdk")]
+    fn attach(name: &ControllerName) -> Result<Self, DeviceOpenError> {
+        let controller = Controller::attach(name).map_err(|error| DeviceOpenError::Controller {
+            name: name.to_string(),
+            why: error.to_string(),
+        })?;
+        Ok(Self::Controller { name: name.to_string(), controller })
+    }
+
+    #[cfg(not(feature = "spdk"))]
+    fn attach(name: &ControllerName) -> Result<Self, DeviceOpenError> {
+        Err(DeviceOpenError::Controller {
+            name: name.to_string(),
+            why: "this build has no data path spdk; build it with the feature spdk".into(),
+        })
+    }
+
     pub(super) fn sim(disk: &SimDisk, index: usize) -> Self {
         Self::Sim { disk: disk.clone(), name: format!("sim{index}") }
     }
@@ -71,6 +113,8 @@ impl Member {
     pub(super) fn name(&self) -> String {
         match self {
             Self::File { spec, .. } => spec.to_string(),
+            #[cfg(feature = "spdk")]
+            Self::Controller { name, .. } => name.clone(),
             Self::Sim { name, .. } => name.clone(),
         }
     }
@@ -78,14 +122,18 @@ impl Member {
     pub(super) fn size(&self) -> ByteCount {
         match self {
             Self::File { device, .. } => device.size(),
+            #[cfg(feature = "spdk")]
+            Self::Controller { controller, .. } => controller.size(),
             Self::Sim { disk, .. } => disk.size(),
         }
     }
 
-    /// What it is, whatever it is called; disks that are simulated are nobody else's.
+    /// What it is, whatever it is called; disks that are simulated are nobody else's, nor is a controller.
     pub(super) fn identity(&self) -> Option<DeviceIdentity> {
         match self {
             Self::File { lock, .. } => lock.identity().ok(),
+            #[cfg(feature = "spdk")]
+            Self::Controller { .. } => None,
             Self::Sim { .. } => None,
         }
     }
@@ -94,18 +142,27 @@ impl Member {
     pub(super) fn grow(&mut self, size: ByteCount, sparse: bool) -> Result<(), DeviceOpenError> {
         match self {
             Self::File { device, .. } => device.grow(size, sparse),
+            #[cfg(feature = "spdk")]
+            Self::Controller { .. } => Ok(()),
             Self::Sim { .. } => Ok(()),
         }
     }
 
     pub(super) fn is_block_device(&self) -> bool {
-        matches!(self, Self::File { device, .. } if device.kind() == DeviceKind::Block)
+        match self {
+            Self::File { device, .. } => device.kind() == DeviceKind::Block,
+            #[cfg(feature = "spdk")]
+            Self::Controller { .. } => true,
+            Self::Sim { .. } => false,
+        }
     }
 
     /// Reads outside of the data path.
     pub(super) fn read(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
         match self {
             Self::File { lock, .. } => lock.read(offset, length),
+            #[cfg(feature = "spdk")]
+            Self::Controller { controller, .. } => controller.read(offset, length),
             Self::Sim { disk, .. } => Ok(disk.peek(offset, length)),
         }
     }
@@ -114,6 +171,8 @@ impl Member {
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         match self {
             Self::File { lock, .. } => lock.write(offset, bytes),
+            #[cfg(feature = "spdk")]
+            Self::Controller { controller, .. } => controller.write(offset, bytes),
             Self::Sim { .. } => Err(io::ErrorKind::Unsupported.into()),
         }
     }
@@ -122,6 +181,8 @@ impl Member {
     pub(super) fn deallocate(&self, offset: u64, length: u64) -> io::Result<()> {
         match self {
             Self::File { lock, .. } => lock.deallocate(offset, length),
+            #[cfg(feature = "spdk")]
+            Self::Controller { controller, .. } => controller.deallocate(offset, length),
             Self::Sim { .. } => Err(io::ErrorKind::Unsupported.into()),
         }
     }
@@ -130,6 +191,10 @@ impl Member {
     pub(super) fn holder(&self, share: u32) -> (bool, Option<Holder>) {
         match self {
             Self::File { lock, .. } => lock.holder(share),
+            #[cfg(feature = "spdk")]
+            Self::Controller { controller, .. } => {
+                (false, share_lock::last_holder(share, |at, length| controller.read(at, length)))
+            }
             Self::Sim { .. } => (false, None),
         }
     }
@@ -138,6 +203,11 @@ impl Member {
     pub(super) fn sign(&self, pool: u128, share: u32) -> io::Result<()> {
         match self {
             Self::File { lock, .. } => lock.sign(pool, share),
+            #[cfg(feature = "spdk")]
+            Self::Controller { controller, .. } => {
+                let (offset, block) = share_lock::signature(pool, share);
+                controller.write(offset, &block)
+            }
             Self::Sim { .. } => Ok(()),
         }
     }
@@ -246,10 +316,16 @@ impl Members {
     ) -> Result<Box<dyn PathProvider>, DeviceOpenError> {
         let mut disks = Vec::new();
         let mut devices = Vec::new();
+        #[cfg(feature = "spdk")]
+        if let Some(controllers) = self.controllers(choice)? {
+            return Ok(Box::new(controllers));
+        }
         for member in &self.0 {
             match member {
                 Member::Sim { disk, .. } => disks.push(disk.clone()),
                 Member::File { spec, lock, .. } => devices.push(open_locked(spec, lock, mode)?),
+                #[cfg(feature = "spdk")]
+                Member::Controller { .. } => {}
             }
         }
         Ok(match backend {
@@ -257,6 +333,34 @@ impl Members {
             Some(backend) => backend.provider(devices),
             None => Box::new(KernelDevices { devices, choice }),
         })
+    }
+
+    /// The controllers, if that is what the members are. One pool goes by one path.
+    #[cfg(feature = "spdk")]
+    fn controllers(&self, choice: PathChoice) -> Result<Option<SpdkControllers>, DeviceOpenError> {
+        let mut controllers = Vec::new();
+        for member in &self.0 {
+            if let Member::Controller { controller, .. } = member {
+                controllers.push(Arc::clone(controller));
+            }
+        }
+        if controllers.is_empty() {
+            return Ok(None);
+        }
+        let refused = |why: &str| {
+            let is_controller = |it: &&Member| matches!(it, Member::Controller { .. });
+            let name = self.0.iter().find(is_controller).map(Member::name).unwrap_or_default();
+            Err(DeviceOpenError::Controller { name, why: why.into() })
+        };
+        if controllers.len() != self.0.len() {
+            return refused(
+                "other devices of the pool are the kernel's; a pool goes by one data path",
+            );
+        }
+        if !matches!(choice, PathChoice::Auto | PathChoice::Spdk) {
+            return refused("the kernel does not drive it; only the data path spdk reaches it");
+        }
+        Ok(Some(SpdkControllers(controllers)))
     }
 
     pub(super) fn names(&self) -> Vec<String> {

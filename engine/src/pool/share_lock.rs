@@ -122,9 +122,24 @@ impl LockedFile {
 
     /// Writes this process's name on the door.
     pub(super) fn sign(&self, pool: u128, share: u32) -> io::Result<()> {
-        let block = this_process().encode(pool, share);
-        self.file.write_all_at(&block, holder_offset(share))
+        let (offset, block) = signature(pool, share);
+        self.file.write_all_at(&block, offset)
     }
+}
+
+/// This process's name for the door of a share, and where it is written.
+pub(super) fn signature(pool: u128, share: u32) -> (u64, Vec<u8>) {
+    (holder_offset(share), this_process().encode(pool, share))
+}
+
+/// The name on the door of a share, on a device that `read` reads.
+#[cfg(feature = "spdk")]
+pub(super) fn last_holder(
+    share: u32,
+    read: impl FnOnce(u64, usize) -> io::Result<Vec<u8>>,
+) -> Option<Holder> {
+    let block = read(holder_offset(share), BLOCK_BYTES as usize).ok()?;
+    Holder::decode(&block, share)
 }
 
 fn range(shares: Shares, sharing: Sharing) -> nix::libc::flock {

@@ -36,6 +36,8 @@ pub(super) struct Worker {
     ahead: VecDeque<u64>,
     flights: Flights,
     chunks: Vec<DmaBuffer>,
+    /// Chunks that are here or in flight. A path leaks those that a device which does not answer may still write.
+    living: usize,
     /// Chunks that only urgent pieces may take.
     reserve: usize,
     completions: Vec<Completion>,
@@ -68,7 +70,7 @@ impl Worker {
         let count = (options.staging.0 / chunk) as usize;
         // In one mapping with what callers get, as a ring registers its memory once.
         let memory = ByteCount(count as u64 * chunk + options.buffers.0);
-        let memory = DmaPool::new(memory, options.huge_pages)?;
+        let memory = path.allocate(memory, options.huge_pages)?;
         path.register(&memory);
         let chunks: Vec<DmaBuffer> =
             std::iter::from_fn(|| memory.take(chunk as usize)).take(count).collect();
@@ -93,8 +95,8 @@ impl Worker {
             urgent: VecDeque::new(),
             ahead: VecDeque::new(),
             flights: Flights::new(depth, devices, options.depth),
-            // An urgent piece should find a chunk without waiting for a device, where there are enough.
-            reserve: if count >= 4 { (count / 8).max(1) } else { 0 },
+            living: count,
+            reserve: reserve_of(count),
             chunks,
             completions: Vec::with_capacity(depth as usize),
             counters: Arc::clone(&counters),
@@ -220,6 +222,12 @@ impl Worker {
             Job::WriteZeroes | Job::Flush | Job::Deallocate => false,
         };
         let needs_chunk = moves_bytes && active.parts().is_none();
+        if needs_chunk && self.living == 0 {
+            let reason = "all staging memory was left to a device that does not answer".into();
+            active.fail(TransferError::Stopped { reason });
+            self.settle(id);
+            return Begun::Light;
+        }
         let starved = needs_chunk && self.chunks.len() <= spare;
         if starved || !self.flights.has_room(piece.device) {
             return Begun::Nothing;
@@ -308,6 +316,10 @@ impl Worker {
             return self.chunks.extend(buffer);
         };
         active.flying -= 1;
+        if buffer.is_none() && matches!(active.job, Job::Write { .. } | Job::Read { .. }) {
+            self.living -= 1;
+            self.reserve = reserve_of(self.living);
+        }
         let piece = active.pieces[flight.piece];
         let counters = &self.counters[usize::from(piece.device.0)];
         counters.ended(active.job.kind(), piece.extent().length.0, result.is_err());
@@ -425,6 +437,12 @@ impl Worker {
             }
         }
     }
+}
+
+/// Of so many chunks, how many are kept: an urgent piece should find one without waiting for a device, where there are
+/// enough.
+fn reserve_of(chunks: usize) -> usize {
+    if chunks >= 4 { (chunks / 8).max(1) } else { 0 }
 }
 
 /// Whether reading once more may help.

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use tidelog_engine::path::{DeviceSpec, PathKind};
-use tidelog_tests::conformance::{Failure, Fault, ROWS, Stage};
+use tidelog_tests::conformance::{Failure, Fault, ROWS, Stage, find};
 
 /// Runs the same rows on whatever devices and data path are named, and prints one line for each. THE DEVICES LOSE
 /// WHAT THEY HOLD. With --begin, lets something happen to a device under load instead. Ends with 1 where a row
@@ -12,14 +12,23 @@ use tidelog_tests::conformance::{Failure, Fault, ROWS, Stage};
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// The devices, separated by commas: block devices, or files that exist.
+    /// The devices, separated by commas: block devices, files that exist, or (for spdk) controllers.
     devices: String,
-    /// The data path: uring or posix.
+    /// The data path: uring, posix or spdk.
     #[arg(long, default_value = "uring")]
     path: String,
+    /// The same devices as the kernel names them, if it has them as well.
+    #[arg(long)]
+    elsewhere: Option<String>,
     /// What the devices hold may be lost.
     #[arg(long)]
     overwrite: bool,
+    /// Only look whether what the rows left there, by whatever path, is found. Needs --row.
+    #[arg(long, requires = "row")]
+    find: bool,
+    /// The pages of SPDK's memory: huge, plain or auto.
+    #[arg(long, default_value = "auto")]
+    pages: String,
     /// A shell command that makes something happen to a device under load.
     #[arg(long, requires = "end", requires = "row")]
     begin: Option<String>,
@@ -48,15 +57,30 @@ fn main() -> ExitCode {
 
 /// Whether all rows are as they must be.
 fn run(arguments: &Arguments) -> Result<bool, Failure> {
-    if !arguments.overwrite {
+    if !arguments.overwrite && !arguments.find {
         return Err("the devices would lose what they hold; pass --overwrite if they may".into());
     }
     let path = match arguments.path.as_str() {
         "uring" => PathKind::Uring,
         "posix" => PathKind::Posix,
-        other => return Err(format!("{other:?} is no data path; there are uring and posix").into()),
+        "spdk" => PathKind::Spdk,
+        other => {
+            return Err(
+                format!("{other:?} is no data path; there are uring, posix and spdk").into()
+            );
+        }
     };
-    let stage = Stage { specs: DeviceSpec::parse_list(&arguments.devices)?, path, backend: None };
+    let elsewhere = arguments.elsewhere.as_deref().map(DeviceSpec::parse_list).transpose()?;
+    let stage = Stage {
+        specs: DeviceSpec::parse_list(&arguments.devices)?,
+        path,
+        backend: None,
+        elsewhere,
+    };
+    choose_pages(&arguments.pages)?;
+    if let (true, Some(name)) = (arguments.find, &arguments.row) {
+        return Ok(told(name, &find(&stage)));
+    }
     if let (Some(begin), Some(name)) = (&arguments.begin, &arguments.row) {
         let fault = Fault {
             begin: begin.clone(),
@@ -70,6 +94,28 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
         good &= told(name, &row(&stage));
     }
     Ok(good)
+}
+
+#[cfg(feature = "spdk")]
+fn choose_pages(name: &str) -> Result<(), Failure> {
+    use tidelog_engine::path::spdk::{EnvironmentOptions, Pages, configure};
+    let pages = match name {
+        "auto" => Pages::Auto,
+        "huge" => Pages::Huge,
+        "plain" => Pages::Plain,
+        other => {
+            return Err(format!("{other:?} are no pages; there are auto, huge and plain").into());
+        }
+    };
+    Ok(configure(EnvironmentOptions { pages, ..EnvironmentOptions::default() })?)
+}
+
+#[cfg(not(feature = "spdk"))]
+fn choose_pages(name: &str) -> Result<(), Failure> {
+    match name {
+        "auto" => Ok(()),
+        _ => Err("this build has no data path spdk; build it with the feature spdk".into()),
+    }
 }
 
 fn told(name: &str, result: &Result<String, Failure>) -> bool {

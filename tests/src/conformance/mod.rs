@@ -11,7 +11,7 @@ use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
 
 pub use fault::Fault;
-pub use rows::ROWS;
+pub use rows::{ROWS, find};
 
 pub use crate::victim::Failure;
 
@@ -27,6 +27,8 @@ pub struct Stage {
     pub path: PathKind,
     /// What opens it, where it is none of the engine's.
     pub backend: Option<Arc<dyn Backend>>,
+    /// The same devices as another path knows them: for spdk, whose names the kernel does not know.
+    pub elsewhere: Option<Vec<DeviceSpec>>,
 }
 
 /// Contiguous bytes on one device.
@@ -53,13 +55,25 @@ impl Stage {
     /// # Errors
     /// It cannot be opened, or another path runs.
     pub fn open(&self) -> Result<Pool, Failure> {
-        self.open_by(self.path)
+        self.open_by(&self.specs, self.path)
     }
 
-    fn open_by(&self, path: PathKind) -> Result<Pool, Failure> {
+    /// Opens the pool by another path that reaches the same devices; `None` if there is none.
+    fn open_by_another(&self) -> Result<Option<Pool>, Failure> {
+        let specs = match (&self.elsewhere, self.path) {
+            (Some(specs), _) => specs,
+            (None, PathKind::Spdk) => return Ok(None),
+            (None, _) => &self.specs,
+        };
+        let other = if self.path == PathKind::Uring { PathKind::Posix } else { PathKind::Uring };
+        self.open_by(specs, other).map(Some)
+    }
+
+    fn open_by(&self, specs: &[DeviceSpec], path: PathKind) -> Result<Pool, Failure> {
         let choice = match path {
             PathKind::Uring => PathChoice::Uring,
             PathKind::Posix => PathChoice::Posix,
+            PathKind::Spdk => PathChoice::Spdk,
             PathKind::Gds if self.backend.is_some() => PathChoice::Auto,
             PathKind::Gds => return Err("nothing was given that opens it".into()),
             PathKind::Sim => return Err("simulated disks have tests of their own".into()),
@@ -71,7 +85,7 @@ impl Stage {
             huge_pages: false,
             ..OpenOptions::default()
         };
-        let pool = Pool::open(&self.specs, &options)?;
+        let pool = Pool::open(specs, &options)?;
         let kind = pool.stats()?.reactor.capabilities.kind;
         if kind == path { Ok(pool) } else { Err(format!("{kind} runs, not {path}").into()) }
     }

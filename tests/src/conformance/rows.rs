@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidelog_engine::layout::{LifetimeClass, TensorId};
 use tidelog_engine::memory::Source;
-use tidelog_engine::path::{Feature, PathKind};
+use tidelog_engine::path::Feature;
 use tidelog_engine::pool::inspect::check;
 use tidelog_engine::pool::{Pool, PutOptions};
 
@@ -19,7 +19,7 @@ pub const ROWS: &[Row] = &[
     ("a share that is held is refused", a_held_share_is_refused),
     ("tensors of every length come back, whole and in ranges", every_length_comes_back),
     ("committed tensors are there after reopening, scratch ones are not", commits_stay),
-    ("another kernel path reads what this one wrote", another_path_reads_it),
+    ("another path reads what this one wrote, and the other way round", another_path_reads_it),
     ("a load of reads, writes and commits is answered right", a_load_is_answered_right),
     ("free segments are given back to the device", free_segments_are_discarded),
     ("check and scrub find nothing wrong", nothing_is_wrong),
@@ -125,11 +125,34 @@ fn commits_stay(stage: &Stage) -> Result<String, Failure> {
 }
 
 fn another_path_reads_it(stage: &Stage) -> Result<String, Failure> {
-    let other = if stage.path == PathKind::Posix { PathKind::Uring } else { PathKind::Posix };
-    let pool = stage.open_by(other)?;
+    let Some(pool) = stage.open_by_another()? else {
+        return Ok("nothing to do: no other path reaches these devices now".into());
+    };
+    let other = pool.stats()?.reactor.capabilities.kind;
     let found = expect_durable(&pool)?;
+    let (id, content) = (TensorId(2999), Content { length: 300_000, salt: 2999 });
+    let mut batch = pool.batch();
+    batch.put(id, Source::from(content.bytes()), PutOptions::default())?;
+    batch.commit()?;
     pool.close()?;
-    Ok(format!("{other}: {found}"))
+    let pool = stage.open()?;
+    if read_range(&pool, id, 0..u64::from(content.length))? != content.bytes() {
+        return Err(format!("what {other} wrote has other bytes").into());
+    }
+    pool.close()?;
+    Ok(format!("{other}: {found}, and one back"))
+}
+
+/// What the rows leave behind is there, whichever path they went by.
+///
+/// # Errors
+/// The pool cannot be opened, or has other tensors.
+pub fn find(stage: &Stage) -> Result<String, Failure> {
+    let pool = stage.open()?;
+    let found = expect_durable(&pool)?;
+    pool.audit()?;
+    pool.close()?;
+    Ok(found)
 }
 
 fn expect_durable(pool: &Pool) -> Result<String, Failure> {

@@ -110,7 +110,8 @@ impl Shared {
         match (wanted, serves) {
             (PathChoice::Auto, _)
             | (PathChoice::Uring, PathKind::Uring)
-            | (PathChoice::Posix, PathKind::Posix) => Ok(()),
+            | (PathChoice::Posix, PathKind::Posix)
+            | (PathChoice::Spdk, PathKind::Spdk) => Ok(()),
             _ => Err(Failure::new(
                 Status::PoolFailed,
                 format!(

@@ -35,6 +35,7 @@ fn session_options(devices: *const c_char) -> tide_session_options {
         share: 0,
         buffered: 1,
         reactive: 0,
+        policy: 0,
     }
 }
 

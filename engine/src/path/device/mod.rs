@@ -1,9 +1,11 @@
 //! Devices as an operating system knows them: regular files, files in a directory, block devices.
 
+mod controller;
 mod spec;
 #[cfg(test)]
 mod tests;
 
+pub use controller::ControllerName;
 pub use spec::{DEVICES_MAX, DeviceIdentity, DeviceSpec, FILE_IN_DIRECTORY, SpecError};
 
 use std::fs::{File, OpenOptions};
@@ -100,6 +102,14 @@ pub enum DeviceOpenError {
         size: ByteCount,
         /// The kernel's answer.
         source: io::Error,
+    },
+    /// It names a controller, and that cannot be had.
+    #[error("cannot open {name}: {why}")]
+    Controller {
+        /// As it was named.
+        name: String,
+        /// Why not, and what would help.
+        why: String,
     },
     /// The size of the device could not be read.
     #[error("cannot read the size of {path}: {source}")]

@@ -6,12 +6,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use super::ControllerName;
+
 /// The file that stands for the device when a pool's device is named by a directory.
 pub const FILE_IN_DIRECTORY: &str = "tidelog.device";
 /// The most devices a pool may have.
 pub const DEVICES_MAX: usize = 64;
 
-/// A device's name as a person writes it: a file, a directory, or a block device.
+/// A device's name as a person writes it: a file, a directory, a block device, or a controller ([`ControllerName`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
     path: PathBuf,
@@ -97,9 +99,14 @@ impl DeviceSpec {
         if self.path.is_dir() { self.path.join(FILE_IN_DIRECTORY) } else { self.path.clone() }
     }
 
-    /// Whether there is something to open.
+    /// The controller that this names, for the data path spdk.
+    pub fn controller(&self) -> Option<ControllerName> {
+        ControllerName::read(self.path.to_str()?)
+    }
+
+    /// Whether there is something to open. A controller is asked when it is opened.
     pub fn exists(&self) -> bool {
-        self.target().exists()
+        self.controller().is_some() || self.target().exists()
     }
 }
 

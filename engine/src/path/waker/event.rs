@@ -23,6 +23,12 @@ impl Announcement {
         self.0.swap(false, Ordering::SeqCst)
     }
 
+    /// Whether it stands, without taking it.
+    #[cfg(feature = "spdk")]
+    pub(super) fn stands(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+
     pub(super) fn withdraw(&self) {
         self.0.store(false, Ordering::SeqCst);
     }

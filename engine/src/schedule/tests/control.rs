@@ -1,6 +1,11 @@
 //! Starting, refusing, metadata, and stopping.
 
 use super::*;
+use crate::memory::DmaPool;
+use crate::path::{
+    Capabilities, Completion, DataPath, DeviceError, Opened, Operation, PathError, PathProvider,
+    Refused, Waker,
+};
 
 #[test]
 fn pieces_that_break_the_rules_are_refused_and_name_the_rule() {
@@ -166,4 +171,95 @@ fn a_panic_in_a_finish_fails_every_ticket_instead_of_hanging_them() {
         let transfer = Transfer::Write { source: Vec::new().into(), pieces: Vec::new() };
         reactor.submit(transfer, Urgency::Ahead, None, nothing()).is_err()
     });
+}
+
+/// Disks whose every write is left to a device that does not answer any more: the path leaks its buffer.
+struct Leaking(SimDisks);
+
+struct LeakingPath(Box<dyn DataPath>);
+
+impl PathProvider for Leaking {
+    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
+        let Opened { path, why_not } = Box::new(self.0).open(depth)?;
+        Ok(Opened { path: Box::new(LeakingPath(path)), why_not })
+    }
+}
+
+// SAFETY: every operation goes to the path inside; a buffer that is not given back is leaked.
+#[allow(unsafe_code)]
+unsafe impl DataPath for LeakingPath {
+    fn capabilities(&self) -> &Capabilities {
+        self.0.capabilities()
+    }
+
+    fn register(&mut self, region: &DmaPool) {
+        self.0.register(region);
+    }
+
+    fn submit(&mut self, operation: Operation) -> Result<(), Refused> {
+        self.0.submit(operation)
+    }
+
+    fn ring(&mut self) -> std::io::Result<()> {
+        self.0.ring()
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) -> usize {
+        let before = completions.len();
+        let count = self.0.poll(completions);
+        for completion in &mut completions[before..] {
+            std::mem::forget(completion.buffer.take());
+            completion.result = Err(DeviceError {
+                device: DeviceIndex(0),
+                kind: OperationKind::Write,
+                extent: Extent::NOTHING,
+                status: Status::Errno(libc::ENODEV),
+            });
+        }
+        count
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> std::io::Result<()> {
+        self.0.wait(timeout)
+    }
+
+    fn waker(&self) -> Waker {
+        self.0.waker()
+    }
+
+    fn abort(&mut self, tag: u64) {
+        self.0.abort(tag);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.0.in_flight()
+    }
+
+    fn abort_all(&mut self) {
+        self.0.abort_all();
+    }
+}
+
+#[test]
+fn transfers_end_when_all_staging_memory_was_left_to_a_device() {
+    let chunk = ByteCount(u64::from(CHUNK));
+    for chunks in [1, 8] {
+        let options =
+            ReactorOptions { staging: ByteCount(chunk.0 * chunks), chunk, ..Default::default() };
+        let reactor = Reactor::start(Box::new(Leaking(SimDisks(disks(1)))), options).unwrap();
+        let tickets: Vec<Ticket> = (0..40)
+            .map(|_| {
+                let source = Source::from(bytes(CHUNK as usize, 1));
+                let pieces = striped(CHUNK as usize, 1, 0);
+                let transfer = Transfer::Write { source, pieces };
+                reactor.submit(transfer, Urgency::Ahead, None, nothing()).unwrap()
+            })
+            .collect();
+        let ends: Vec<TransferError> = tickets
+            .iter()
+            .map(|ticket| ticket.wait_timeout(SOON).expect("it ends").unwrap_err())
+            .collect();
+        let stopped = ends.iter().filter(|it| matches!(it, TransferError::Stopped { .. })).count();
+        assert_eq!(stopped as u64, 40 - chunks, "a chunk was lost with each of the others");
+    }
 }

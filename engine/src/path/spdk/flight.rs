@@ -1,0 +1,149 @@
+//! What is known of an operation while its commands are on the controller.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
+use std::time::Instant;
+
+use tidelog_spdk_sys as sys;
+
+use super::steps::Steps;
+use crate::path::Status;
+
+/// How far the path has gone with an operation that takes too long, or was to be aborted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Impatience {
+    #[default]
+    None,
+    /// The caller wants it back.
+    Asked,
+    /// It took too long and was aborted.
+    TimedOut,
+}
+
+/// One slot's operation. Commands carry its address, so it never moves.
+pub(super) struct Flight {
+    pub(super) slot: u32,
+    /// Commands that the controller has.
+    pub(super) outstanding: Cell<u32>,
+    /// Commands still to be sent.
+    pub(super) unsent: Cell<Steps>,
+    /// Whether it waits for room to send them.
+    pub(super) waiting: Cell<bool>,
+    pub(super) failure: Cell<Option<Status>>,
+    pub(super) impatience: Cell<Impatience>,
+    pub(super) since: Cell<Instant>,
+    abandoned: Cell<bool>,
+    board: *const Board,
+}
+
+/// Flights whose commands have all come back.
+struct Board(RefCell<Vec<u32>>);
+
+/// A flight for every slot. Nothing is allocated after `new`.
+pub(super) struct Flights {
+    flights: Box<[Flight]>,
+    board: Box<Board>,
+}
+
+impl Flights {
+    pub(super) fn new(depth: u32) -> Self {
+        let board = Box::new(Board(RefCell::new(Vec::with_capacity(2 * depth as usize))));
+        let flight = |slot| Flight {
+            slot,
+            outstanding: Cell::new(0),
+            unsent: Cell::default(),
+            waiting: Cell::new(false),
+            failure: Cell::new(None),
+            impatience: Cell::default(),
+            since: Cell::new(Instant::now()),
+            abandoned: Cell::new(false),
+            board: &raw const *board,
+        };
+        Self { flights: (0..depth).map(flight).collect(), board }
+    }
+
+    pub(super) fn get(&self, slot: u32) -> &Flight {
+        &self.flights[slot as usize]
+    }
+
+    /// One whose commands have all come back.
+    pub(super) fn take_landed(&self) -> Option<u32> {
+        self.board.0.borrow_mut().pop()
+    }
+
+    pub(super) fn has_landed(&self) -> bool {
+        !self.board.0.borrow().is_empty()
+    }
+}
+
+impl Flight {
+    /// Begins anew with these commands.
+    pub(super) fn begin(&self, steps: Steps) {
+        self.outstanding.set(0);
+        self.unsent.set(steps);
+        self.waiting.set(false);
+        self.failure.set(None);
+        self.impatience.set(Impatience::None);
+        self.since.set(Instant::now());
+        self.abandoned.set(false);
+    }
+
+    /// Whether the controller has commands of it.
+    pub(super) fn is_out(&self) -> bool {
+        self.outstanding.get() > 0
+    }
+
+    /// Ends it without its commands, which will never be heard of.
+    pub(super) fn abandon(&self) {
+        self.outstanding.set(0);
+        self.abandoned.set(true);
+        self.land();
+    }
+
+    pub(super) fn was_abandoned(&self) -> bool {
+        self.abandoned.get()
+    }
+
+    /// What the commands carry.
+    pub(super) fn context(&self) -> *mut c_void {
+        (&raw const *self).cast_mut().cast()
+    }
+
+    /// The first failure is the one that counts, and nothing more is sent.
+    pub(super) fn fail(&self, status: Status) {
+        self.unsent.set(Steps::default());
+        if self.failure.get().is_none() {
+            self.failure.set(Some(status));
+        }
+    }
+
+    /// Says that every command is back.
+    pub(super) fn land(&self) {
+        // SAFETY: the board is boxed beside the flights and lives as long.
+        unsafe { &*self.board }.0.borrow_mut().push(self.slot);
+    }
+}
+
+/// SPDK calls this for each command, on the thread that polls the queue pair.
+pub(super) unsafe extern "C" fn completed(context: *mut c_void, answer: *const sys::spdk_nvme_cpl) {
+    // SAFETY: the context is a flight's (`Flight::context`), which outlives its commands: flights with commands
+    // outstanding are leaked, never freed. The answer is SPDK's, for the call. No reference to the flight is unique.
+    let (flight, answer) = unsafe { (&*context.cast::<Flight>(), &*answer) };
+    if let Some(status) = status_of(answer) {
+        flight.fail(status);
+    }
+    flight.outstanding.set(flight.outstanding.get() - 1);
+    if flight.outstanding.get() == 0 && !flight.waiting.get() {
+        flight.land();
+    }
+}
+
+/// The status of a command that failed.
+fn status_of(answer: &sys::spdk_nvme_cpl) -> Option<Status> {
+    // SAFETY: both sides of the union are the same 16 bits.
+    let bits = unsafe { answer.__bindgen_anon_1.status_raw };
+    // Phase in bit 0, then the status code, its type, and at the end do-not-retry (NVMe base, 4.2.3).
+    let (code, code_type) = ((bits >> 1) as u8, (bits >> 9) as u8 & 7);
+    let do_not_retry = bits >> 15 != 0;
+    (code != 0 || code_type != 0).then_some(Status::Nvme { code_type, code, do_not_retry })
+}

@@ -1,0 +1,283 @@
+//! A queue pair: sending commands, polling, and the ways to get commands back that do not come by themselves.
+
+use std::ffi::c_void;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidelog_spdk_sys as sys;
+
+use super::controller::{Controller, Reach};
+use super::environment::errno;
+use super::flight::{Flight, completed};
+use super::steps::{Limits, Step};
+use crate::path::{Action, Operation, OperationKind, Status};
+
+/// Commands that SPDK keeps ready for each operation in flight: its own cuts at boundaries of the medium, and what
+/// waits for room on the controller.
+const REQUESTS_EACH: u32 = 8;
+
+/// A queue pair of the thread that made it.
+pub(super) struct Queue {
+    pair: NonNull<sys::spdk_nvme_qpair>,
+    controller: Arc<Controller>,
+    state: State,
+    /// Kinds of commands for which errors were injected.
+    injected: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Working,
+    /// The controller, or the connection to it, is gone; commands that were outstanding have come back.
+    Lost,
+    /// As lost, and commands may still be on a controller that could not be stopped.
+    Dead,
+}
+
+/// What sending a command came to.
+pub(super) enum Sent {
+    Yes,
+    /// There is no room now.
+    Full,
+    Refused(Status),
+}
+
+impl Queue {
+    pub(super) fn new(controller: Arc<Controller>, depth: u32) -> Result<Self, String> {
+        let mut options = sys::spdk_nvme_io_qpair_opts::default();
+        let size = size_of::<sys::spdk_nvme_io_qpair_opts>();
+        // SAFETY: the controller is attached; SPDK fills in, and reads, as much of the structure as it is told.
+        let pair = controller.alone(|handle| unsafe {
+            sys::spdk_nvme_ctrlr_get_default_io_qpair_opts(handle, &raw mut options, size);
+            options.io_queue_size = options.io_queue_size.max(depth.saturating_add(1));
+            options.io_queue_requests =
+                options.io_queue_requests.max(depth.saturating_mul(REQUESTS_EACH));
+            options.__bindgen_anon_1.delay_cmd_submit = true;
+            sys::spdk_nvme_ctrlr_alloc_io_qpair(handle, &raw const options, size)
+        });
+        let pair = NonNull::new(pair).ok_or_else(|| {
+            format!("{} gives no queue pair; all may be in use", controller.facts().name)
+        })?;
+        Ok(Self { pair, controller, state: State::Working, injected: Vec::new() })
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        self.controller.facts().limits
+    }
+
+    /// Whether the device answers no more.
+    pub(super) fn is_lost(&self) -> bool {
+        self.state != State::Working
+    }
+
+    /// Whether commands may still be on the controller, and will never be heard of.
+    pub(super) fn is_dead(&self) -> bool {
+        self.state == State::Dead
+    }
+
+    pub(super) fn needs_registered_memory(&self) -> bool {
+        self.controller.facts().reach != Reach::Connection
+    }
+
+    /// Sends one command of an operation that lies in its slot.
+    pub(super) fn send(&self, operation: &mut Operation, step: Step, flight: &Flight) -> Sent {
+        if self.is_lost() {
+            return Sent::Refused(Status::Errno(libc::ENODEV));
+        }
+        let (namespace, pair) = (self.controller.namespace(), self.pair.as_ptr());
+        let (context, Step { lba, blocks, skipped }) = (flight.context(), step);
+        let skipped = skipped as usize * self.limits().block as usize;
+        let callback = Some(completed as unsafe extern "C" fn(_, _));
+        // SAFETY: the pair is this thread's and the namespace its controller's. The buffer is at least as long as
+        // the extent that the step was cut from, and both it and the flight stay where they are until the command
+        // has come back (see the path's impl). SPDK copies the range to deallocate.
+        let answer = unsafe {
+            match &mut operation.action {
+                Action::Read(buffer) => {
+                    let bytes = buffer.address().add(skipped).cast::<c_void>();
+                    sys::spdk_nvme_ns_cmd_read(
+                        namespace, pair, bytes, lba, blocks, callback, context, 0,
+                    )
+                }
+                Action::Write { buffer, fua } => {
+                    let bytes = buffer.address().add(skipped).cast::<c_void>();
+                    let flags = if *fua { sys::SPDK_NVME_IO_FLAGS_FORCE_UNIT_ACCESS } else { 0 };
+                    sys::spdk_nvme_ns_cmd_write(
+                        namespace, pair, bytes, lba, blocks, callback, context, flags,
+                    )
+                }
+                Action::WriteZeroes if self.controller.facts().write_zeroes => {
+                    sys::spdk_nvme_ns_cmd_write_zeroes(
+                        namespace, pair, lba, blocks, callback, context, 0,
+                    )
+                }
+                Action::WriteZeroes => -libc::EOPNOTSUPP,
+                Action::Flush => sys::spdk_nvme_ns_cmd_flush(namespace, pair, callback, context),
+                Action::Deallocate => {
+                    let range = sys::spdk_nvme_dsm_range {
+                        starting_lba: lba,
+                        length: blocks,
+                        ..Default::default()
+                    };
+                    sys::spdk_nvme_ns_cmd_dataset_management(
+                        namespace,
+                        pair,
+                        sys::SPDK_NVME_DSM_ATTR_DEALLOCATE,
+                        &raw const range,
+                        1,
+                        callback,
+                        context,
+                    )
+                }
+            }
+        };
+        match -answer {
+            0 => Sent::Yes,
+            libc::ENOMEM | libc::EAGAIN => Sent::Full,
+            errno => Sent::Refused(Status::Errno(errno)),
+        }
+    }
+
+    /// Takes in what was answered. Answers whether the device was just lost.
+    pub(super) fn process(&mut self) -> bool {
+        if self.is_lost() {
+            return false;
+        }
+        // SAFETY: the pair is this thread's.
+        let answer = unsafe { sys::spdk_nvme_qpair_process_completions(self.pair.as_ptr(), 0) };
+        if answer < 0 {
+            self.state = State::Lost;
+        }
+        answer < 0
+    }
+
+    /// Asks for the commands of a flight back.
+    pub(super) fn abort(&self, flight: &Flight) {
+        if self.controller.facts().reach == Reach::Process {
+            // SPDK looks for the commands through a function that its vfio-user transport does not have: it would
+            // call address 0.
+            return;
+        }
+        let pair = self.pair.as_ptr();
+        // SAFETY: the pair is this thread's; the context is only compared. That the abort was done interests nobody:
+        // the command itself comes back, or times out.
+        self.controller.alone(|handle| unsafe {
+            sys::spdk_nvme_ctrlr_cmd_abort_ext(
+                handle,
+                pair,
+                flight.context(),
+                Some(ignored as unsafe extern "C" fn(_, _)),
+                std::ptr::null_mut(),
+            )
+        });
+    }
+
+    /// Gets back the commands that are outstanding on a controller that does not answer. A last resort, which takes
+    /// its time.
+    pub(super) fn recall(&mut self) {
+        match self.controller.facts().reach {
+            Reach::Bus if self.reset() => {}
+            Reach::Connection => {
+                // SAFETY: the pair is this thread's. With its connection closed nothing arrives any more.
+                unsafe { sys::spdk_nvme_ctrlr_disconnect_io_qpair(self.pair.as_ptr()) };
+                self.state = State::Lost;
+            }
+            Reach::Bus | Reach::Process => self.state = State::Dead,
+        }
+    }
+
+    /// Resets the controller, so that it lets go of everything.
+    fn reset(&self) -> bool {
+        let pair = self.pair.as_ptr();
+        // SAFETY: nobody else uses the controller: its only queue pair is ours, and its own queue is locked. What
+        // was in flight comes back when the pair is polled again.
+        self.controller.alone(|handle| unsafe {
+            sys::spdk_nvme_ctrlr_reset(handle) == 0
+                && sys::spdk_nvme_qpair_process_completions(pair, 0) >= 0
+        })
+    }
+
+    pub(super) fn inject(
+        &mut self,
+        kind: OperationKind,
+        count: u32,
+        (code_type, code): (u8, u8),
+        held: Option<Duration>,
+    ) -> io::Result<()> {
+        let command = match kind {
+            OperationKind::Read => sys::SPDK_NVME_OPC_READ,
+            OperationKind::Write => sys::SPDK_NVME_OPC_WRITE,
+            OperationKind::WriteZeroes => sys::SPDK_NVME_OPC_WRITE_ZEROES,
+            OperationKind::Flush => sys::SPDK_NVME_OPC_FLUSH,
+            OperationKind::Deallocate => sys::SPDK_NVME_OPC_DATASET_MANAGEMENT,
+        } as u8;
+        let pair = self.pair.as_ptr();
+        let held_us = held.map_or(0, |held| held.as_micros() as u64);
+        // SAFETY: the pair is this thread's and belongs to the controller.
+        let answer = self.controller.alone(|handle| unsafe {
+            sys::spdk_nvme_qpair_add_cmd_error_injection(
+                handle,
+                pair,
+                command,
+                held.is_some(),
+                held_us,
+                count,
+                code_type,
+                code,
+            )
+        });
+        self.injected.push(command);
+        if answer == 0 { Ok(()) } else { Err(errno(answer)) }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if self.is_dead() {
+            // The controller may still use the pair, which goes with it if it is detached.
+            return std::mem::forget(Arc::clone(&self.controller));
+        }
+        let pair = self.pair.as_ptr();
+        // SAFETY: the pair is this thread's, and nothing is in flight on it (see the path's drop).
+        self.controller.alone(|handle| unsafe {
+            for &command in &self.injected {
+                sys::spdk_nvme_qpair_remove_cmd_error_injection(handle, pair, command);
+            }
+            sys::spdk_nvme_ctrlr_free_io_qpair(pair)
+        });
+    }
+}
+
+unsafe extern "C" fn ignored(_: *mut c_void, _: *const sys::spdk_nvme_cpl) {}
+
+/// Makes memory known to the controllers of these queues. A success that SPDK reports may still leave an IOMMU
+/// without it, so its translation is looked at as well.
+pub(super) fn register(base: *mut u8, length: usize, queues: &[Queue]) -> Result<(), String> {
+    if !queues.iter().any(Queue::needs_registered_memory) {
+        return Ok(());
+    }
+    // SAFETY: the memory is mapped, and stays so until it was unregistered: the path keeps the pool.
+    let answer = unsafe { sys::spdk_mem_register(base.cast(), length) };
+    if answer != 0 {
+        return Err(format!(
+            "SPDK refuses the memory ({}); take it from the path instead",
+            errno(answer)
+        ));
+    }
+    let ends = [base, base.wrapping_add(length - crate::memory::ALIGNMENT)];
+    // SAFETY: the addresses are only looked up.
+    let found = ends.map(|at| unsafe { sys::spdk_vtophys(at.cast(), std::ptr::null_mut()) });
+    if found.contains(&i64::from(sys::SPDK_VTOPHYS_ERROR).cast_unsigned()) {
+        unregister((base, length));
+        return Err("the controllers have no address for the memory; without an IOMMU it must lie on huge pages".into());
+    }
+    Ok(())
+}
+
+/// Takes the registration back.
+pub(super) fn unregister((base, length): (*mut u8, usize)) {
+    // SAFETY: it was registered like this, and nothing is in flight in it.
+    unsafe { sys::spdk_mem_unregister(base.cast(), length) };
+}

@@ -1,0 +1,128 @@
+//! Cutting an operation into the commands that the controller takes.
+
+/// Write zeroes counts blocks in 16 bits, and 0 stands for one.
+const ZEROES_BLOCKS_MAX: u64 = 1 << 16;
+
+/// What one command of each kind may cover, in the namespace's blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Bytes in a block.
+    pub(super) block: u32,
+    /// Blocks in a read or write: the controller's maximum data transfer size.
+    pub(super) transfer: u64,
+}
+
+impl Limits {
+    /// Of a namespace with blocks of `block` bytes, which moves at most `transfer` bytes at once.
+    pub(super) fn new(block: u32, transfer: u32) -> Self {
+        Self { block, transfer: u64::from(transfer / block).max(1) }
+    }
+
+    /// The commands that move the bytes from `offset` on.
+    pub(super) fn transfer(self, offset: u64, length: u64) -> Steps {
+        self.steps(offset, length, self.transfer)
+    }
+
+    /// The commands that zero them.
+    pub(super) fn zeroes(self, offset: u64, length: u64) -> Steps {
+        self.steps(offset, length, ZEROES_BLOCKS_MAX)
+    }
+
+    /// The commands that deallocate them, one range each.
+    pub(super) fn deallocate(self, offset: u64, length: u64) -> Steps {
+        self.steps(offset, length, u64::from(u32::MAX))
+    }
+
+    fn steps(self, offset: u64, length: u64, longest: u64) -> Steps {
+        let block = u64::from(self.block);
+        let first = offset / block;
+        Steps { first, next: first, end: first + length / block, longest, once: false }
+    }
+}
+
+/// The commands of an operation that were not sent yet.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Steps {
+    first: u64,
+    next: u64,
+    end: u64,
+    longest: u64,
+    /// A single command without an extent.
+    once: bool,
+}
+
+/// One command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    /// The first block.
+    pub(super) lba: u64,
+    pub(super) blocks: u32,
+    /// Where its bytes begin in the operation's buffer, in blocks.
+    pub(super) skipped: u64,
+}
+
+impl Steps {
+    /// A command without an extent: a flush.
+    pub(super) const fn flush() -> Self {
+        Self { first: 0, next: 0, end: 0, longest: 0, once: true }
+    }
+
+    /// The next command, if any is left.
+    pub(super) fn peek(&self) -> Option<Step> {
+        let blocks = (self.end - self.next).min(self.longest);
+        let step = Step { lba: self.next, blocks: blocks as u32, skipped: self.next - self.first };
+        (self.once || blocks > 0).then_some(step)
+    }
+
+    /// The same once `step` was sent.
+    pub(super) fn after(self, step: Step) -> Self {
+        Self { next: step.lba + u64::from(step.blocks), once: false, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(mut steps: Steps) -> Vec<(u64, u32, u64)> {
+        let mut found = Vec::new();
+        while let Some(step) = steps.peek() {
+            found.push((step.lba, step.blocks, step.skipped));
+            steps = steps.after(step);
+        }
+        found
+    }
+
+    #[test]
+    fn a_transfer_is_cut_at_what_the_controller_takes_at_once() {
+        let limits = Limits::new(512, 128 << 10);
+        let cut = all(limits.transfer(4096, 300 << 10));
+        assert_eq!(cut, [(8, 256, 0), (264, 256, 256), (520, 88, 512)]);
+        assert_eq!(all(limits.transfer(0, 128 << 10)), [(0, 256, 0)]);
+        assert_eq!(all(limits.transfer(8192, 0)), []);
+    }
+
+    #[test]
+    fn blocks_of_4096_bytes_count_as_such() {
+        let limits = Limits::new(4096, 8192);
+        assert_eq!(all(limits.transfer(4096, 5 * 4096)), [(1, 2, 0), (3, 2, 2), (5, 1, 4)]);
+    }
+
+    #[test]
+    fn a_controller_that_takes_less_than_a_block_is_given_blocks() {
+        assert_eq!(all(Limits::new(4096, 512).transfer(0, 8192)), [(0, 1, 0), (1, 1, 1)]);
+    }
+
+    #[test]
+    fn zeroes_and_deallocation_have_limits_of_their_own() {
+        let limits = Limits::new(512, 4096);
+        let blocks = (1_u64 << 16) + 8;
+        assert_eq!(all(limits.zeroes(0, blocks * 512)), [(0, 65536, 0), (65536, 8, 65536)]);
+        assert_eq!(all(limits.deallocate(0, blocks * 512)), [(0, blocks as u32, 0)]);
+    }
+
+    #[test]
+    fn a_flush_is_one_command() {
+        assert_eq!(all(Steps::flush()), [(0, 0, 0)]);
+    }
+}

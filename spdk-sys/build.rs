@@ -1,0 +1,231 @@
+//! Finds SPDK, says how to link it, and makes the bindings. Does nothing without the feature `native`.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    #[cfg(feature = "native")]
+    native::build();
+}
+
+#[cfg(feature = "native")]
+mod native {
+    use std::path::{Path, PathBuf};
+    use std::process::Command;
+
+    /// The oldest SPDK that has every function used.
+    const OLDEST: (u32, u32) = (24, 9);
+    /// SPDK's NVMe driver, its environment, and the sockets of NVMe over TCP.
+    const PACKAGES: [&str; 3] = ["spdk_nvme", "spdk_env_dpdk", "spdk_sock_modules"];
+    /// System libraries that SPDK uses; the package has no library of its own.
+    const SYSTEM: &str = "spdk_syslibs";
+
+    pub(super) fn build() {
+        for variable in ["PKG_CONFIG", "PKG_CONFIG_PATH", "PKG_CONFIG_LIBDIR", "TIDELOG_SPDK_LINK"]
+        {
+            println!("cargo:rerun-if-env-changed={variable}");
+        }
+        println!("cargo:rerun-if-changed=src/headers.h");
+        if let Err(why) = link().and_then(|()| bind()) {
+            // cargo shows the last lines of a build script that fails; a panic's backtrace would bury the reason.
+            eprintln!("\ntidelog-spdk-sys: {why}\n");
+            std::process::exit(1);
+        }
+    }
+
+    // -- finding it ------------------------------------------------------------------------------------------
+
+    fn pkg_config(arguments: &[&str]) -> Result<String, String> {
+        let program = std::env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".into());
+        let output = Command::new(&program)
+            .args(arguments)
+            .output()
+            .map_err(|error| format!("cannot run {program}: {error}; install pkg-config"))?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.lines().next().unwrap_or_default();
+        Err(format!(
+            "the feature `spdk` needs an installed SPDK ({:02}.{:02} or newer), and pkg-config does not find it: \
+             {said}; install SPDK, and put the directory of spdk_nvme.pc into PKG_CONFIG_PATH",
+            OLDEST.0, OLDEST.1
+        ))
+    }
+
+    /// The version stands in a header: pkg-config has that of each library's interface.
+    fn check_version() -> Result<(), String> {
+        let flags = pkg_config(&["--cflags-only-I", "--keep-system-cflags", PACKAGES[0]])?;
+        let header = flags
+            .split_whitespace()
+            .filter_map(|flag| flag.strip_prefix("-I"))
+            .find_map(|directory| {
+                std::fs::read_to_string(Path::new(directory).join("spdk/version.h")).ok()
+            })
+            .ok_or("SPDK's header spdk/version.h is not where pkg-config says")?;
+        let number = |name: &str| -> Result<u32, String> {
+            let define = format!("#define {name}");
+            header
+                .lines()
+                .find_map(|line| line.strip_prefix(define.as_str())?.trim().parse().ok())
+                .ok_or_else(|| format!("SPDK's header spdk/version.h has no {name}"))
+        };
+        let found = (number("SPDK_VERSION_MAJOR")?, number("SPDK_VERSION_MINOR")?);
+        let text = |(year, month)| format!("{year:02}.{month:02}");
+        println!("cargo:rustc-env=TIDELOG_SPDK_VERSION={}", text(found));
+        if found < OLDEST {
+            return Err(format!(
+                "SPDK {} is too old; install {} or newer",
+                text(found),
+                text(OLDEST)
+            ));
+        }
+        Ok(())
+    }
+
+    // -- linking it ------------------------------------------------------------------------------------------
+
+    /// What one of pkg-config's words asks for.
+    enum Word<'a> {
+        Directory(&'a str),
+        Library(&'a str),
+        /// An archive by its path.
+        Archive(&'a Path),
+        Other,
+    }
+
+    fn read_word(word: &str) -> Word<'_> {
+        if let Some(directory) = word.strip_prefix("-L") {
+            return Word::Directory(directory);
+        }
+        match word.strip_prefix("-l") {
+            Some(name) => {
+                // DPDK names some archives as files: -l:librte_bus_pci.a.
+                let name = name.strip_prefix(':').unwrap_or(name);
+                let name = name.strip_prefix("lib").filter(|_| name.contains('.')).unwrap_or(name);
+                Word::Library(name.strip_suffix(".a").unwrap_or(name))
+            }
+            None if word.starts_with('/') => Word::Archive(Path::new(word)),
+            None => Word::Other,
+        }
+    }
+
+    /// Transports, sockets, buses and memory pools are registered by constructors, which nothing refers to: of an
+    /// archive the linker must take everything.
+    fn link() -> Result<(), String> {
+        check_version()?;
+        let mut query = vec!["--libs", "--static"];
+        query.extend(PACKAGES);
+        let found = pkg_config(&query)?;
+        let system = pkg_config(&["--libs", "--static", SYSTEM])?;
+        let words: Vec<Word<'_>> =
+            found.split_whitespace().chain(system.split_whitespace()).map(read_word).collect();
+        let mut directories: Vec<&str> = Vec::new();
+        let mut libraries: Vec<&str> = Vec::new();
+        let mut archives = Vec::new();
+        for word in words {
+            match word {
+                Word::Directory(it) if !directories.contains(&it) => directories.push(it),
+                Word::Library(it) if !libraries.contains(&it) => libraries.push(it),
+                Word::Archive(path) => archives.push(path),
+                _ => {}
+            }
+        }
+        for path in archives {
+            let name = path.file_stem().and_then(|it| it.to_str()?.strip_prefix("lib"));
+            if let (Some(directory), Some(name)) = (path.parent().and_then(Path::to_str), name) {
+                // An installed SPDK still names the place where it was built; its own libraries come first.
+                directories.push(directory);
+                libraries.push(name);
+            }
+        }
+        for directory in &directories {
+            println!("cargo:rustc-link-search=native={directory}");
+        }
+        let shared = wants_shared(&directories)?;
+        for library in libraries {
+            let registers = library.starts_with("spdk_") || library.starts_with("rte_");
+            let archive = has(&directories, &format!("lib{library}.a"));
+            if archive && !(shared && has(&directories, &format!("lib{library}.so"))) {
+                let kind =
+                    if registers { "static:+whole-archive,-bundle" } else { "static:-bundle" };
+                println!("cargo:rustc-link-lib={kind}={library}");
+            } else if registers || is_installed(library) {
+                println!("cargo:rustc-link-lib=dylib={library}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the compiler finds a system library. SPDK's list is that of all its parts, of which we use few.
+    fn is_installed(library: &str) -> bool {
+        let file = format!("lib{library}.so");
+        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+        let asked = Command::new(compiler).arg(format!("-print-file-name={file}")).output();
+        // A file that is not found is answered as it was asked for.
+        asked.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).trim() != file)
+    }
+
+    /// Whether to link shared libraries: if asked to (`TIDELOG_SPDK_LINK=shared`), or if there are no archives.
+    fn wants_shared(directories: &[&str]) -> Result<bool, String> {
+        let [archive, shared] =
+            ["libspdk_nvme.a", "libspdk_nvme.so"].map(|it| has(directories, it));
+        match std::env::var("TIDELOG_SPDK_LINK").as_deref() {
+            Ok("shared") if shared => Ok(true),
+            Ok("static") if archive => Ok(false),
+            Ok(asked @ ("shared" | "static")) => {
+                Err(format!("TIDELOG_SPDK_LINK={asked}, and this SPDK has no such libraries"))
+            }
+            Ok(asked) => Err(format!("TIDELOG_SPDK_LINK={asked:?}; write static or shared")),
+            Err(_) => Ok(!archive),
+        }
+    }
+
+    fn has(directories: &[&str], file: &str) -> bool {
+        directories.iter().any(|directory| Path::new(directory).join(file).exists())
+    }
+
+    // -- its functions and types -------------------------------------------------------------------------------
+
+    const FUNCTIONS: &str = "spdk_env_opts_init|spdk_env_init|spdk_zmalloc|spdk_free|spdk_vtophys\
+        |spdk_mem_register|spdk_mem_unregister|spdk_log_set_print_level\
+        |spdk_nvme_transport_id_(parse|compare)|spdk_nvme_(connect|detach|scan_attached)\
+        |spdk_nvme_ctrlr_(get_default_ctrlr_opts|get_ns\
+        |process_admin_completions|reset|cmd_abort_ext|get_default_io_qpair_opts\
+        |alloc_io_qpair|free_io_qpair|disconnect_io_qpair)\
+        |spdk_nvme_qpair_(process_completions|add_cmd_error_injection\
+        |remove_cmd_error_injection)\
+        |spdk_nvme_ns_(get_sector_size|get_num_sectors|get_md_size|get_csi|get_flags|get_max_io_xfer_size)\
+        |spdk_nvme_ns_cmd_(read|write|write_zeroes|flush|dataset_management)";
+    const VARIABLES: &str = "SPDK_VERSION_(MAJOR|MINOR)|SPDK_MALLOC_DMA|SPDK_VTOPHYS_ERROR\
+        |SPDK_NVME_IO_FLAGS_FORCE_UNIT_ACCESS|SPDK_NVME_DATASET_MANAGEMENT_.*|SPDK_NVMF_NQN_MAX_LEN";
+    const TYPES: &str = "spdk_nvme_(ns_flags|status_code_type|generic_command_status_code\
+        |command_specific_status_code|media_error_status_code|path_status_code|dsm_attribute|transport_type|csi\
+        |nvm_opcode|dsm_range|cpl|status)|spdk_log_level";
+
+    fn bind() -> Result<(), String> {
+        let mut query = vec!["--cflags"];
+        query.extend(PACKAGES);
+        let flags = pkg_config(&query)?;
+        let bindings = bindgen::Builder::default()
+            .header("src/headers.h")
+            .clang_args(flags.split_whitespace())
+            .allowlist_function(FUNCTIONS)
+            .allowlist_var(VARIABLES)
+            .allowlist_type(TYPES)
+            // Only pointers to commands are used, and a packed union within cannot be said in Rust.
+            .blocklist_type("spdk_nvme_(cmd|cmd_cdw.*|cmd__.*|feat_.*)")
+            .raw_line("#[repr(C)] pub struct spdk_nvme_cmd { _private: [u8; 0] }")
+            .derive_default(true)
+            .generate_comments(false)
+            .prepend_enum_name(false)
+            .rust_edition(bindgen::RustEdition::Edition2024)
+            .generate()
+            .map_err(|error| {
+                format!("cannot make bindings of SPDK's headers: {error}; bindgen needs libclang (libclang-dev)")
+            })?;
+        let out = std::env::var("OUT_DIR").map_err(|error| error.to_string())?;
+        let out = PathBuf::from(out).join("bindings.rs");
+        bindings
+            .write_to_file(&out)
+            .map_err(|error| format!("cannot write {}: {error}", out.display()))
+    }
+}

@@ -1,0 +1,194 @@
+//! SPDK's target program, serving files.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tidelog_engine::path::DeviceSpec;
+use tidelog_tests::conformance::Failure;
+
+/// How many files are served.
+pub(crate) const DEVICES: usize = 2;
+const DEVICE_BYTES: u64 = 256 << 20;
+/// The target starts slowly on a machine that others use too.
+const START: Duration = Duration::from_secs(60);
+
+/// How the target is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Tcp,
+    VfioUser,
+}
+
+/// A running target. It ends, and its files go, when this is dropped.
+pub(crate) struct Target {
+    process: Child,
+    directory: PathBuf,
+    transport: Transport,
+    port: u16,
+}
+
+/// The target program of the installed SPDK: `$TIDELOG_NVMF_TGT`, in the path, or beside SPDK's libraries.
+pub(crate) fn program() -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os("TIDELOG_NVMF_TGT") {
+        return Some(named.into());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = Command::new("pkg-config").args(["--libs-only-L", "spdk_nvme"]).output();
+    let found = found.map(|said| String::from_utf8_lossy(&said.stdout).into_owned());
+    let beside = found.unwrap_or_default();
+    let beside = beside.split_whitespace().filter_map(|flag| flag.strip_prefix("-L"));
+    let beside = beside.map(|libraries| Path::new(libraries).join("../bin"));
+    let mut places = std::env::split_paths(&path).chain(beside);
+    places.find_map(|place| Some(place.join("nvmf_tgt")).filter(|program| program.exists()))
+}
+
+impl Target {
+    /// Serves files with blocks of `block` bytes.
+    pub(crate) fn start(program: &Path, transport: Transport, block: u32) -> Result<Self, Failure> {
+        let name = format!("tidelog-spdk-{}-{transport:?}-{block}", std::process::id());
+        let directory = PathBuf::from("/var/tmp").join(name);
+        fs::create_dir(&directory)?;
+        for number in 0..DEVICES {
+            File::create_new(file(&directory, number))?.set_len(DEVICE_BYTES)?;
+        }
+        // The port is free now, which is as much as can be known.
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let configuration = directory.join("target.json");
+        let content = configure(&directory, transport, port, block)?;
+        fs::write(&configuration, serde_json::to_vec_pretty(&content)?)?;
+        let log = File::create(directory.join("log"))?;
+        let process = Command::new(program)
+            .args(["--no-huge", "-s", "512", "--no-pci", "-m", "0x1", "--disable-cpumask-locks"])
+            .arg("-r")
+            .arg(directory.join("rpc"))
+            .arg("--json")
+            .arg(&configuration)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        let mut target = Self { process, directory, transport, port };
+        target.wait_until_it_listens()?;
+        Ok(target)
+    }
+
+    /// The devices by the names that go to SPDK.
+    pub(crate) fn controllers(&self) -> Vec<DeviceSpec> {
+        let name = |number| match self.transport {
+            Transport::Tcp => format!(
+                "spdk:trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{} subnqn:{}",
+                self.port,
+                subsystem(number)
+            ),
+            Transport::VfioUser => {
+                format!("spdk:trtype:VFIOUSER traddr:{}", socket(&self.directory, number).display())
+            }
+        };
+        (0..DEVICES).map(|number| DeviceSpec::new(name(number))).collect()
+    }
+
+    /// The files behind them.
+    pub(crate) fn files(&self) -> Vec<DeviceSpec> {
+        (0..DEVICES).map(|number| DeviceSpec::new(file(&self.directory, number))).collect()
+    }
+
+    /// Ends the program without a warning, as a crash would.
+    pub(crate) fn kill(&mut self) -> Result<(), Failure> {
+        self.process.kill()?;
+        self.process.wait()?;
+        Ok(())
+    }
+
+    fn wait_until_it_listens(&mut self) -> Result<(), Failure> {
+        let begun = Instant::now();
+        let last = socket(&self.directory, DEVICES - 1).join("cntrl");
+        loop {
+            let listens = match self.transport {
+                Transport::Tcp => TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_ok(),
+                Transport::VfioUser => last.exists(),
+            };
+            if listens {
+                return Ok(());
+            }
+            let ended = self.process.try_wait()?;
+            if ended.is_some() || begun.elapsed() > START {
+                let said = fs::read_to_string(self.directory.join("log")).unwrap_or_default();
+                let last = said.lines().last().unwrap_or_default();
+                return Err(format!("the target does not serve ({ended:?}): {last}").into());
+            }
+            sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn file(directory: &Path, number: usize) -> PathBuf {
+    directory.join(format!("disk{number}"))
+}
+
+fn socket(directory: &Path, number: usize) -> PathBuf {
+    directory.join(format!("controller{number}"))
+}
+
+fn subsystem(number: usize) -> String {
+    format!("nqn.2026-01.io.tidelog:disk{number}")
+}
+
+/// What the target does, as the calls that it makes of itself at its start.
+fn configure(
+    directory: &Path,
+    transport: Transport,
+    port: u16,
+    block: u32,
+) -> Result<Value, Failure> {
+    let call = |method: &str, params: Value| json!({ "method": method, "params": params });
+    let kind = if transport == Transport::Tcp { "TCP" } else { "VFIOUSER" };
+    let (mut disks, mut served) = (Vec::new(), Vec::new());
+    served.push(call("nvmf_create_transport", json!({ "trtype": kind })));
+    for number in 0..DEVICES {
+        let (disk, nqn) = (format!("disk{number}"), subsystem(number));
+        let filename = file(directory, number);
+        disks.push(call(
+            "bdev_aio_create",
+            json!({ "name": disk, "filename": filename, "block_size": block }),
+        ));
+        let address = match transport {
+            Transport::Tcp => json!({
+                "trtype": kind, "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string(),
+            }),
+            Transport::VfioUser => {
+                let socket = socket(directory, number);
+                fs::create_dir(&socket)?;
+                json!({ "trtype": kind, "traddr": socket, "trsvcid": "0" })
+            }
+        };
+        served.extend([
+            call(
+                "nvmf_create_subsystem",
+                json!({ "nqn": nqn, "allow_any_host": true, "serial_number": disk }),
+            ),
+            call(
+                "nvmf_subsystem_add_ns",
+                json!({ "nqn": nqn, "namespace": { "bdev_name": disk } }),
+            ),
+            call("nvmf_subsystem_add_listener", json!({ "nqn": nqn, "listen_address": address })),
+        ]);
+    }
+    Ok(json!({ "subsystems": [
+        { "subsystem": "bdev", "config": disks },
+        { "subsystem": "nvmf", "config": served },
+    ] }))
+}
