@@ -108,9 +108,7 @@ typedef struct tide_session_options {
   uint8_t buffered;
   // Non-zero never makes a plan.
   uint8_t reactive;
-  /**
-   * Who plans: 1 the published algorithm, 2 Tidelog's own; 0 leaves the choice to Tidelog.
-   */
+  // Who plans: 1 the published algorithm, 2 Tidelog's own; 0 leaves the choice to Tidelog.
   uint8_t policy;
 } tide_session_options;
 
