@@ -170,21 +170,19 @@ fn run_group(
         if told.elapsed() >= every {
             told = Instant::now();
             let usage = Usage::now().since(&before).shared_by(count);
-            let so_far = |(thread, path): (&Thread, &Vec<String>)| {
-                Some(JobResult {
-                    options: thread.options.clone(),
-                    group,
-                    recorder: *copy_of(thread)?,
-                    ended: Ended::default(),
-                    usage,
-                    elapsed: begun.elapsed(),
-                    path: path.clone(),
-                })
+            let so_far = |(thread, path): (&Thread, &Vec<String>)| JobResult {
+                options: thread.options.clone(),
+                group,
+                recorder: copy_of(thread),
+                ended: Ended::default(),
+                usage,
+                elapsed: begun.elapsed(),
+                path: path.clone(),
             };
             for thread in &threads {
                 thread.counters.want_copy();
             }
-            (status.tell)(threads.iter().zip(&paths).filter_map(so_far).collect())?;
+            (status.tell)(threads.iter().zip(&paths).map(so_far).collect())?;
         }
     }
     let ended: Vec<_> = threads
@@ -197,8 +195,7 @@ fn run_group(
     let result = |((options, ended), path): (Run, Vec<String>)| {
         let (recorder, ended) = ended.unwrap_or_else(|| {
             let failure = Some("the job's thread panicked; this is a bug".to_owned());
-            let recorder = Recorder::new(Duration::ZERO, Arc::default());
-            (recorder, Ended { failure, ..Ended::default() })
+            (Recorder::empty(), Ended { failure, ..Ended::default() })
         });
         JobResult { options, group, recorder, ended, usage, elapsed, path }
     };
@@ -243,6 +240,7 @@ fn start_thread(
             Job::Log(job) => job.run(&mut recorder),
             Job::Replay(job) => job.run(&mut recorder),
         };
+        recorder.leave_copy();
         Some((recorder, ended))
     };
     let handle = thread::Builder::new().name(format!("job-{}", job.name)).spawn(body);
@@ -253,16 +251,14 @@ fn start_thread(
     Ok(Thread { options: job.clone(), counters: seen, ready, start, handle })
 }
 
-/// What a job has counted so far; nothing while it waits for one operation longer than anybody waits for it.
-fn copy_of(thread: &Thread) -> Option<Box<Recorder>> {
+/// What a job has counted so far. One that waits for an operation is waited for, but not long: what it had counted
+/// before is told then.
+fn copy_of(thread: &Thread) -> Recorder {
     let until = Instant::now() + Duration::from_millis(500);
-    loop {
-        let copy = thread.counters.take_copy();
-        if copy.is_some() || thread.handle.is_finished() || Instant::now() > until {
-            return copy;
-        }
+    while thread.counters.awaits_copy() && !thread.handle.is_finished() && Instant::now() < until {
         thread::sleep(Duration::from_millis(1));
     }
+    thread.counters.copy().unwrap_or_else(Recorder::empty)
 }
 
 enum Job {

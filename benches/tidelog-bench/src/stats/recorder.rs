@@ -123,14 +123,17 @@ pub struct LiveCounters {
 impl LiveCounters {
     /// Asks the job to leave a copy of its counters.
     pub fn want_copy(&self) {
-        // One that came too late for whoever wanted it before is out of date.
-        drop(self.take_copy());
-        self.wanted.store(true, Ordering::Relaxed);
+        self.wanted.store(true, Ordering::Release);
     }
 
-    /// The copy, once it is there.
-    pub fn take_copy(&self) -> Option<Box<Recorder>> {
-        self.copy.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Whether a copy was asked for and is not there yet.
+    pub fn awaits_copy(&self) -> bool {
+        self.wanted.load(Ordering::Acquire)
+    }
+
+    /// The newest copy; none before the first. A job that has ended left one with all that it counted.
+    pub fn copy(&self) -> Option<Recorder> {
+        self.copy.lock().unwrap_or_else(PoisonError::into_inner).as_deref().cloned()
     }
 }
 
@@ -166,6 +169,11 @@ struct Sample {
 }
 
 impl Recorder {
+    /// Counters of a job that did nothing.
+    pub fn empty() -> Self {
+        Self::new(Duration::ZERO, Arc::default())
+    }
+
     /// Counters of a job that begins now and is counted after `ramp`.
     pub fn new(ramp: Duration, live: Arc<LiveCounters>) -> Self {
         let begun = Instant::now();
@@ -202,14 +210,19 @@ impl Recorder {
             self.sample.begun = now;
         }
         if self.live.wanted.load(Ordering::Relaxed) {
-            self.live.wanted.store(false, Ordering::Relaxed);
-            let mut copy = self.live.copy.lock().unwrap_or_else(PoisonError::into_inner);
-            *copy = Some(Box::new(self.clone()));
+            self.leave_copy();
         }
         let passed = now.saturating_duration_since(self.sample.begun);
         if passed >= SAMPLE_EVERY {
             self.end_sample(now, passed);
         }
+    }
+
+    /// Leaves a copy for whoever tells results so far.
+    pub fn leave_copy(&self) {
+        let copy = Some(Box::new(self.clone()));
+        *self.live.copy.lock().unwrap_or_else(PoisonError::into_inner) = copy;
+        self.live.wanted.store(false, Ordering::Release);
     }
 
     #[expect(clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "rates are positive")]
