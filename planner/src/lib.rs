@@ -8,6 +8,7 @@ pub mod bound;
 pub mod cost;
 pub mod lifetime;
 pub mod plan;
+pub mod policies;
 pub mod report;
 pub mod residency;
 pub mod simulate;
