@@ -12,6 +12,7 @@ pub mod export;
 pub mod hardware;
 pub mod lifetime;
 pub mod plan;
+pub mod policies;
 pub mod report;
 pub mod residency;
 pub mod simulate;

@@ -14,6 +14,7 @@ use std::time::Instant;
 use tidelog_planner::algorithm1::{self, Score, algorithm1};
 use tidelog_planner::bound::Effort;
 use tidelog_planner::cost::{HostLink, Machine, SsdLink};
+use tidelog_planner::policies::flashneuron;
 use tidelog_planner::simulate::{Policy, Simulation, simulate};
 use tidelog_planner::tidelog::{self, Goal, Idea, tidelog};
 use tidelog_planner::trace::Trace;
@@ -133,6 +134,11 @@ fn plan(
         let planning = began.elapsed().as_secs_f64();
         let simulation = simulate(trace, &machine, Policy::Planned(&plan))?;
         outcomes.push(outcome(name, &simulation, planning));
+    }
+    // Where what is left does not fit there is no row: that is the answer.
+    if let Ok(plan) = flashneuron(trace, &machine) {
+        let simulation = simulate(trace, &machine, Policy::Planned(&plan))?;
+        outcomes.push(outcome("flashneuron", &simulation, 0.0));
     }
     for (name, goal) in [("tidelog", Goal::Time), ("tidelog, fewest bytes", Goal::Wear)] {
         let began = Instant::now();

@@ -1,0 +1,130 @@
+//! FlashNeuron (FAST 2021): activations alone leave, to SSDs. They are taken in the order in which the
+//! forward pass makes them until the rest fits (its linear selection), each leaves after the last use
+//! before its longest wait, and comes back as late as the reads after it allow.
+
+use crate::cost::{Machine, Timeline};
+use crate::lifetime::{Lifetimes, Period, PeriodEnd, sum_over_ops};
+use crate::plan::{Action, Expectation, Plan, Row, Target};
+use crate::trace::{Kind, Trace};
+use crate::units::{Bytes, Nanos, OpIndex};
+
+/// Parameters, gradients, optimizer state and what ops use at once are more than the memory there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("with all activations out, op {} still needs {needed} of {capacity}: FlashNeuron moves nothing else", op.0)]
+pub struct DoesNotFit {
+    /// Where the most is needed.
+    pub op: OpIndex,
+    /// How much.
+    pub needed: Bytes,
+    /// How much there is.
+    pub capacity: Bytes,
+}
+
+/// The plan of an iteration, if memory suffices for all that is no activation.
+pub fn flashneuron(trace: &Trace, machine: &Machine) -> Result<Plan, DoesNotFit> {
+    let timeline = Timeline::of(trace);
+    let lifetimes = Lifetimes::of(trace);
+    let candidates = longest_waits(trace, &lifetimes.periods, &timeline);
+    let count = selected(&lifetimes, &candidates, machine.capacity())?;
+    let mut chosen = candidates[..count].to_vec();
+    let mut rows = Vec::with_capacity(2 * count);
+    let ops = timeline.ops();
+    // From the last use backwards: each read ends before its use and before the next one begins.
+    chosen.sort_by_key(|period| period.to);
+    let mut free_until = Nanos(u64::MAX);
+    for period in chosen.iter().rev() {
+        let end = timeline.begin(period.to).0.min(free_until.0);
+        let start = end.saturating_sub(machine.ssd.read.time_for(period.size).0);
+        free_until = Nanos(start);
+        let back = timeline.last_beginning_by(Nanos(start), period.from, period.to);
+        let back = back.max(period.from + 1).min(period.to);
+        let row = |action, start: u32, deadline: u32| Row {
+            start: OpIndex(start % ops),
+            deadline: OpIndex(deadline % ops),
+            action,
+            target: Target::Ssd,
+            storage: trace.storage(period.storage).identity.clone(),
+        };
+        rows.push(row(Action::Evict, period.from, back));
+        rows.push(row(Action::Prefetch, back, period.to));
+    }
+    Ok(Plan::new("flashneuron", trace, machine, rows, Expectation::default()))
+}
+
+/// Each activation's longest wait, where it can go out and back in it, in the order of their making.
+fn longest_waits(trace: &Trace, periods: &[Period], timeline: &Timeline) -> Vec<Period> {
+    let wait = |period: &Period| timeline.begin(period.to).0 - timeline.begin(period.from).0;
+    let mut longest: Vec<Period> = Vec::new();
+    for period in periods {
+        let is_activation = trace.storage(period.storage).kind == Kind::Activation;
+        if !is_activation || period.end != PeriodEnd::Use || period.to < period.from + 2 {
+            continue;
+        }
+        // Periods stand by storage.
+        match longest.last_mut() {
+            Some(known) if known.storage == period.storage => {
+                if wait(known) < wait(period) {
+                    *known = *period;
+                }
+            }
+            _ => longest.push(*period),
+        }
+    }
+    longest.sort_by_key(|period| (period.from, period.storage));
+    longest
+}
+
+/// How many of them, from the first on, must leave for the rest to fit.
+fn selected(
+    lifetimes: &Lifetimes,
+    candidates: &[Period],
+    capacity: Bytes,
+) -> Result<usize, DoesNotFit> {
+    let ops = lifetimes.memory.len() as u32;
+    let worst = |count: usize| {
+        let ranges = candidates[..count].iter().map(|one| (one.from, one.to, one.size));
+        let out = sum_over_ops(ops, ranges);
+        let left = lifetimes.memory.iter().zip(&out).map(|(all, out)| all.0 - out.0);
+        left.enumerate().max_by_key(|(_, bytes)| *bytes).unwrap_or_default()
+    };
+    let (op, needed) = worst(candidates.len());
+    if needed > capacity.0 {
+        let op = OpIndex(op as u32);
+        return Err(DoesNotFit { op, needed: Bytes(needed), capacity });
+    }
+    let (mut low, mut high) = (0, candidates.len());
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if worst(middle).1 <= capacity.0 { high = middle } else { low = middle + 1 }
+    }
+    Ok(low)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulate::{Policy, simulate};
+    use crate::testing::{machine, training};
+
+    #[test]
+    fn only_activations_leave_the_first_ones_first() {
+        let trace = training(12, 4_000, 100_000, 200_000);
+        let machine = machine(Lifetimes::of(&trace).peak().0 * 3 / 4);
+        let plan = flashneuron(&trace, &machine).unwrap();
+        let kind = |row: &Row| {
+            trace.storages.iter().find(|one| one.identity == row.storage).map(|one| one.kind)
+        };
+        assert!(plan.rows.iter().all(|row| kind(row) == Some(Kind::Activation)));
+        assert!(!plan.rows.is_empty() && plan.rows.len() < 24, "{} rows", plan.rows.len());
+        let simulation = simulate(&trace, &machine, Policy::Planned(&plan)).unwrap();
+        let lru = simulate(&trace, &machine, Policy::Lru).unwrap();
+        assert!(simulation.time < lru.time, "{:?}, lru {:?}", simulation.time, lru.time);
+    }
+
+    #[test]
+    fn what_does_not_fit_without_activations_is_refused_with_the_figures() {
+        let trace = training(12, 100_000, 1_000, 60);
+        let error = flashneuron(&trace, &machine(900_000)).unwrap_err();
+        assert!(error.needed > error.capacity, "{error}");
+    }
+}
