@@ -316,7 +316,8 @@ impl Worker {
             return self.chunks.extend(buffer);
         };
         active.flying -= 1;
-        if buffer.is_none() && matches!(active.job, Job::Write { .. } | Job::Read { .. }) {
+        let moves_bytes = matches!(active.job, Job::Write { .. } | Job::Read { .. });
+        if buffer.is_none() && moves_bytes && active.parts().is_none() {
             self.living -= 1;
             self.reserve = reserve_of(self.living);
         }

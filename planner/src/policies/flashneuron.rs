@@ -1,4 +1,4 @@
-//! FlashNeuron (FAST 2021): activations alone leave, to SSDs. They are taken in the order in which the
+//! `FlashNeuron` (FAST 2021): activations alone leave, to SSDs. They are taken in the order in which the
 //! forward pass makes them until the rest fits (its linear selection), each leaves after the last use
 //! before its longest wait, and comes back as late as the reads after it allow.
 

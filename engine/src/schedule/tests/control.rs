@@ -263,3 +263,22 @@ fn transfers_end_when_all_staging_memory_was_left_to_a_device() {
         assert_eq!(stopped as u64, 40 - chunks, "a chunk was lost with each of the others");
     }
 }
+
+#[test]
+fn callers_memory_that_was_left_to_a_device_is_no_staging_memory() {
+    let chunk = ByteCount(u64::from(CHUNK));
+    let buffers = ByteCount(4 * chunk.0);
+    let options = ReactorOptions { staging: chunk, chunk, buffers, ..Default::default() };
+    let reactor = Reactor::start(Box::new(Leaking(SimDisks(disks(1)))), options).unwrap();
+    let length = buffers.0 as usize;
+    let source = Source::Dma { buffer: reactor.buffer(length).unwrap(), length };
+    let transfer = Transfer::Write { source, pieces: striped(length, 1, 0) };
+    let ticket = reactor.submit(transfer, Urgency::Ahead, None, nothing()).unwrap();
+    ticket.wait_timeout(SOON).expect("it ends").unwrap_err();
+    assert!(ticket.take_buffer().is_none(), "a device may yet read it");
+    let source = Source::from(bytes(CHUNK as usize, 1));
+    let transfer = Transfer::Write { source, pieces: striped(CHUNK as usize, 1, 0) };
+    let ticket = reactor.submit(transfer, Urgency::Ahead, None, nothing()).unwrap();
+    let error = ticket.wait_timeout(SOON).expect("it ends").unwrap_err();
+    assert!(!matches!(error, TransferError::Stopped { .. }), "{error}");
+}
