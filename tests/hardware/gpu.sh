@@ -46,6 +46,9 @@ row() {
         verdict="FAILED  $name: $(grep -m1 -E 'panicked|FAILED on|WRONG BYTES|error' "$log" || tail -n 1 "$log")"
         failed=$((failed + 1)) ran=$((ran + 1))
         tail -n 30 "$log" >&2
+    elif grep -q '^running 0 tests' "$log"; then
+        verdict="FAILED  $name: there is no test of that name"
+        failed=$((failed + 1)) ran=$((ran + 1))
     elif grep -q '^SKIPPED' "$log"; then
         verdict="not run $name: $(grep -m1 '^SKIPPED' "$log" | cut -d: -f2-)"
     else
@@ -61,7 +64,11 @@ trap 'rm -rf "$logs" "$scratch"' EXIT
 cufile=()
 if [ -n "${TIDELOG_CUFILE:-}" ]; then cufile=(--cufile "$TIDELOG_CUFILE"); fi
 
-for test in $("$BUILT/gpu-tests" --list 2>/dev/null | sed -n 's/: test$//p'); do
+if ! tests=$("$BUILT/gpu-tests" --list 2>&1); then
+    echo "gpu.sh: $BUILT/gpu-tests does not run here: $tests" >&2
+    exit 64
+fi
+for test in $(sed -n 's/: test$//p' <<<"$tests"); do
     row "$test" "$BUILT/gpu-tests" --exact "$test" --nocapture --test-threads 1
 done
 row "tidelog-doctor proves its paths" "$BUILT/tidelog-doctor" check --scratch "$scratch" --compat "${cufile[@]}"
