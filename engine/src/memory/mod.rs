@@ -12,6 +12,7 @@
 mod checksum;
 mod dma;
 mod ends;
+pub(crate) mod process;
 mod stream;
 #[cfg(test)]
 mod tests;

@@ -104,24 +104,20 @@ pub enum Urgency {
     Ahead,
 }
 
-/// What became of a transfer, for whoever submitted it. Runs once, on the reactor thread, after the
-/// last device operation has ended and before the ticket turns ready. It must not wait for the reactor.
-pub type Finish = Box<dyn FnOnce(TransferResult) + Send>;
-
 /// The end of a transfer, in full.
 #[derive(Clone, Debug)]
-pub struct TransferResult {
+pub struct TransferResult<'a> {
     /// What was done, or the first failure.
-    pub outcome: Result<TransferDone, TransferError>,
+    pub outcome: Result<TransferDone<'a>, TransferError>,
     /// Bytes of memory that were moved or checked, on failure too.
     pub bytes: u64,
 }
 
 /// A transfer that ended well.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TransferDone {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TransferDone<'a> {
     /// For a write: the CRC32C of each piece's bytes, in the order of the pieces. Else empty.
-    pub checksums: Vec<u32>,
+    pub checksums: &'a [u32],
     /// For a verification: whether every checksum matched. Else true.
     pub matched: bool,
 }

@@ -1,8 +1,10 @@
 //! The reactor thread: takes commands, begins pieces, lands completions, sleeps.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
+
+use rustc_hash::FxHashMap;
 
 use super::active::{Active, Job};
 use super::flights::{Flight, Flights};
@@ -29,7 +31,9 @@ pub(super) struct Started {
 /// then transfers end before the path, which leaks what devices may still touch.
 pub(super) struct Worker {
     _refuse: Refuse,
-    transfers: HashMap<u64, Active>,
+    transfers: FxHashMap<u64, Box<Active>>,
+    /// Transfers that have ended since the mailbox was emptied last.
+    ended: VecDeque<Box<Active>>,
     commands: VecDeque<Command>,
     /// Transfers that have pieces to begin, in the order they came.
     urgent: VecDeque<u64>,
@@ -90,7 +94,8 @@ impl Worker {
         };
         let worker = Self {
             _refuse: Refuse::new(&mailbox),
-            transfers: HashMap::new(),
+            transfers: FxHashMap::default(),
+            ended: VecDeque::new(),
             commands: VecDeque::new(),
             urgent: VecDeque::new(),
             ahead: VecDeque::new(),
@@ -113,7 +118,8 @@ impl Worker {
         let mut last_moment = None;
         loop {
             let in_turns = self.mailbox.baton().is_some_and(Baton::await_turn);
-            if self.mailbox.empty_into(&mut self.commands) && last_moment.is_none() {
+            if self.mailbox.empty_into(&mut self.commands, &mut self.ended) && last_moment.is_none()
+            {
                 last_moment = Some(Instant::now() + self.options.drain_timeout.min(FOREVER));
             }
             let moved = !self.commands.is_empty();
@@ -155,7 +161,7 @@ impl Worker {
     fn obey(&mut self) {
         while let Some(command) = self.commands.pop_front() {
             match command {
-                Command::Begin(active) => self.admit(*active),
+                Command::Begin(active) => self.admit(active),
                 Command::Cancel(id) => {
                     if let Some(active) = self.transfers.get_mut(&id) {
                         active.cancel();
@@ -174,9 +180,10 @@ impl Worker {
         }
     }
 
-    fn admit(&mut self, mut active: Active) {
+    fn admit(&mut self, mut active: Box<Active>) {
         if !active.has_more() {
-            return active.conclude();
+            active.conclude();
+            return self.ended.push_back(active);
         }
         let id = active.id();
         active.queued = true;
@@ -360,7 +367,7 @@ impl Worker {
     /// Takes in a buffer that no device has any more: a part of its transfer's memory, or a chunk.
     fn take_back(&mut self, flight: Flight, buffer: Option<DmaBuffer>) {
         let Some(buffer) = buffer else { return };
-        match self.transfers.get_mut(&flight.transfer).and_then(Active::parts) {
+        match self.transfers.get_mut(&flight.transfer).and_then(|active| active.parts()) {
             Some(parts) => parts.put_back(flight.piece, buffer),
             None => self.chunks.push(buffer),
         }
@@ -403,9 +410,10 @@ impl Worker {
             remove(queue, id);
         }
         if active.is_over()
-            && let Some(active) = self.transfers.remove(&id)
+            && let Some(mut active) = self.transfers.remove(&id)
         {
             active.conclude();
+            self.ended.push_back(active);
         }
     }
 
