@@ -1,5 +1,7 @@
 //! The reactor thread: takes commands, begins pieces, lands completions, sleeps.
 
+mod gpu;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,6 +17,7 @@ use super::transfer::{Piece, TransferError, Urgency};
 use crate::memory::{DmaBuffer, DmaPool};
 use crate::path::{Action, Completion, DataPath, Operation, PathProvider};
 use crate::units::ByteCount;
+use gpu::OnGpu;
 
 /// What the starter of a reactor gets from its thread.
 pub(super) struct Started {
@@ -29,6 +32,8 @@ pub(super) struct Started {
 /// then transfers end before the path, which leaks what devices may still touch.
 pub(super) struct Worker {
     _refuse: Refuse,
+    /// Nobody hears of a transfer's end while the GPU still copies from or to its memory.
+    on_gpu: OnGpu,
     transfers: HashMap<u64, Active>,
     commands: VecDeque<Command>,
     /// Transfers that have pieces to begin, in the order they came.
@@ -74,6 +79,7 @@ impl Worker {
         path.register(&memory);
         let chunks: Vec<DmaBuffer> =
             std::iter::from_fn(|| memory.take(chunk as usize)).take(count).collect();
+        let (on_gpu, gpu) = OnGpu::open(&options, count, &memory)?;
         let capabilities = path.capabilities().clone();
         let devices = capabilities.devices.len();
         let depth = capabilities.depth;
@@ -86,10 +92,12 @@ impl Worker {
             staging: ByteCount(memory.size().0 - options.buffers.0),
             backing: memory.backing(),
             backing_why: memory.why().to_owned(),
+            gpu,
             devices: Vec::new(),
         };
         let worker = Self {
             _refuse: Refuse::new(&mailbox),
+            on_gpu,
             transfers: HashMap::new(),
             commands: VecDeque::new(),
             urgent: VecDeque::new(),
@@ -119,6 +127,7 @@ impl Worker {
             let moved = !self.commands.is_empty();
             self.obey();
             let moved = self.land() || moved;
+            let moved = self.land_copies() || self.on_gpu.is_copying() || moved;
             let begun = self.begin_some();
             let moved = moved || begun != Begun::Nothing;
             self.mailbox.baton().inspect(|baton| baton.went_round(moved));
@@ -143,7 +152,7 @@ impl Worker {
             let slept = if self.mailbox.has_news(last_moment.is_some()) {
                 Ok(())
             } else {
-                self.path.wait(left)
+                self.path.wait(self.on_gpu.nap(left))
             };
             waker.disarm();
             if let Err(error) = slept {
@@ -211,6 +220,9 @@ impl Worker {
             remove(&mut self.ahead, id);
             return Begun::Light;
         };
+        if active.reads_gpu() {
+            return self.begin_copy_out(id, spare);
+        }
         let piece = active.pieces[active.next];
         let moves_bytes = match &active.job {
             Job::Verify { .. } => {
@@ -223,8 +235,7 @@ impl Worker {
         };
         let needs_chunk = moves_bytes && active.parts().is_none();
         if needs_chunk && self.living == 0 {
-            let reason = "all staging memory was left to a device that does not answer".into();
-            active.fail(TransferError::Stopped { reason });
+            active.fail(TransferError::without_staging());
             self.settle(id);
             return Begun::Light;
         }
@@ -274,10 +285,22 @@ impl Worker {
         piece: Piece,
         action: Action,
     ) -> Result<(), Option<TransferError>> {
+        self.offer(flight, piece, action).map_err(|(failure, buffer)| {
+            self.take_back(flight, buffer);
+            failure
+        })
+    }
+
+    /// As [`Self::launch`], but hands the buffer of what was not taken out.
+    fn offer(
+        &mut self,
+        flight: Flight,
+        piece: Piece,
+        action: Action,
+    ) -> Result<(), (Option<TransferError>, Option<DmaBuffer>)> {
         let device = piece.device;
         let Some(tag) = self.flights.begin(flight, device) else {
-            self.take_back(flight, action.into_buffer());
-            return Err(None);
+            return Err((None, action.into_buffer()));
         };
         let operation = Operation { tag, device, extent: piece.extent(), action };
         match self.path.submit(operation) {
@@ -289,8 +312,8 @@ impl Worker {
             }
             Err(refused) => {
                 self.flights.land(tag);
-                self.take_back(flight, refused.operation.action.into_buffer());
-                Err(TransferError::refused(refused.reason, piece))
+                let buffer = refused.operation.action.into_buffer();
+                Err((TransferError::refused(refused.reason, piece), buffer))
             }
         }
     }
@@ -341,6 +364,7 @@ impl Worker {
                 }
                 self.read_again(flight, piece, chunk);
             }
+            (None, Some(chunk)) if active.fills_gpu() => self.begin_copy_in(flight, chunk),
             (failure, buffer) => {
                 match failure {
                     None => active.landed(flight.piece, buffer.as_ref()),
@@ -402,16 +426,16 @@ impl Worker {
             };
             remove(queue, id);
         }
-        if active.is_over()
-            && let Some(active) = self.transfers.remove(&id)
-        {
-            active.conclude();
+        if active.is_over() {
+            active.landed.into_iter().for_each(|landed| self.on_gpu.tell(landed));
+            self.transfers.remove(&id).into_iter().for_each(Active::conclude);
         }
     }
 
     /// Ends the thread: what is left ends as stopped, and devices get the path's grace to let go.
     fn stop(mut self) -> usize {
         self.fail_all("it was closed, and time ran out");
+        self.stop_copies();
         let mut completions = std::mem::take(&mut self.completions);
         let left = self.path.drain(Instant::now(), &mut completions);
         for completion in completions.drain(..) {
