@@ -34,6 +34,7 @@ impl Session {
                 "ops": planned.trace.ops.len(),
                 "storages": planned.trace.storages.len(),
                 "migrations": planned.plan.rows.len(),
+                "compute_ns": planned.trace.ops.iter().map(|op| op.duration.0).sum::<u64>(),
             })),
             "notices": state.notices,
         })
