@@ -8,7 +8,9 @@ use super::parts::Parts;
 use super::subject::Subject;
 use super::ticket::{Memory, TicketShared};
 use super::transfer::{Done, Piece, TransferDone, TransferError, TransferResult, Urgency};
-use crate::memory::{Destination, DmaBuffer, Source, checksum, copy_with_checksum};
+use crate::memory::{
+    Destination, DmaBuffer, GpuEvent, GpuRange, Source, checksum, copy_with_checksum,
+};
 use crate::path::OperationKind;
 use crate::units::ByteCount;
 
@@ -31,6 +33,19 @@ impl Job {
             Self::WriteZeroes => OperationKind::WriteZeroes,
             Self::Flush => OperationKind::Flush,
             Self::Deallocate => OperationKind::Deallocate,
+        }
+    }
+
+    /// The memory, where a GPU has it, and the event that says when a read's bytes are there.
+    fn on_gpu(&self) -> (Option<GpuRange>, Option<GpuEvent>) {
+        match self {
+            Self::Write { source: Some(source), .. } | Self::Verify { source: Some(source) } => {
+                (source.on_gpu(), None)
+            }
+            Self::Read { destination: Some(destination) } => {
+                (destination.on_gpu(), destination.landed())
+            }
+            _ => (None, None),
         }
     }
 
@@ -78,6 +93,12 @@ pub(super) struct Active {
     pub(super) queued: bool,
     /// Pieces on a device.
     pub(super) flying: usize,
+    /// Pieces that are being copied from or to the GPU, or wait for their device afterwards.
+    pub(super) copying: usize,
+    /// The memory, where a GPU has it.
+    pub(super) gpu: Option<GpuRange>,
+    /// What happens when a read's bytes are there, if the read does not wait for that.
+    pub(super) landed: Option<GpuEvent>,
     /// The memory, where devices read or write it themselves.
     parts: Parts,
     /// A DMA buffer that was copied from or to, for the ticket to give back.
@@ -105,6 +126,9 @@ impl Active {
             next: 0,
             queued: false,
             flying: 0,
+            copying: 0,
+            gpu: None,
+            landed: None,
             parts: Parts::default(),
             copied: None,
             checksums: Vec::new(),
@@ -129,6 +153,7 @@ impl Active {
             // Somebody still follows the last one.
             None => self.shared = Arc::new(shared),
         }
+        (self.gpu, self.landed) = job.on_gpu();
         job.cut(&pieces, &mut self.parts);
         self.checksums.clear();
         if matches!(job, Job::Write { .. }) {
@@ -173,7 +198,22 @@ impl Active {
 
     /// Whether everything was begun and has come back.
     pub(super) fn is_over(&self) -> bool {
-        !self.has_more() && self.flying == 0
+        !self.has_more() && self.flying == 0 && self.copying == 0
+    }
+
+    /// Whether its pieces have to be copied from a GPU before anything else.
+    pub(super) fn reads_gpu(&self) -> bool {
+        self.gpu.is_some() && !matches!(self.job, Job::Read { .. })
+    }
+
+    /// Whether somebody still waits for its pieces on a GPU.
+    pub(super) fn fills_gpu(&self) -> bool {
+        self.gpu.is_some() && self.wants_bytes()
+    }
+
+    /// Whether it will not end well.
+    pub(super) fn is_failed(&self) -> bool {
+        self.failure.is_some()
     }
 
     /// Makes `chunk` what the next piece's device is to get: a copy in staging memory, or the transfer's own part
@@ -182,20 +222,58 @@ impl Active {
     pub(super) fn stage(&mut self, chunk: &mut DmaBuffer) {
         let piece = self.pieces[self.next];
         let (start, length) = (piece.tensor_offset as usize, piece.length as usize);
-        self.checksums[self.next] = match &self.job {
+        match &self.job {
             Job::Write { source: Some(source), .. } => {
-                copy_with_checksum(&source.bytes()[start..start + length], chunk)
+                let from = &source.bytes()[start..start + length];
+                self.checksums[self.next] = copy_with_checksum(from, chunk);
+                fill_up(chunk, piece);
             }
-            _ => checksum(&chunk[..length]),
-        };
-        chunk[length..piece.extent().length.0 as usize].fill(0);
+            _ => self.seal(self.next, chunk),
+        }
+    }
+
+    /// Takes the checksum of a piece whose bytes are in `chunk`, and fills up with zeroes.
+    pub(super) fn seal(&mut self, piece: usize, chunk: &mut DmaBuffer) {
+        self.checksums[piece] = checksum(&chunk[..self.pieces[piece].length as usize]);
+        fill_up(chunk, self.pieces[piece]);
     }
 
     /// The next piece was begun. After the last piece of a write its source is nobody's concern.
     pub(super) fn advance(&mut self) {
         self.next += 1;
-        if !self.has_more() && matches!(self.job, Job::Write { .. } | Job::Verify { .. }) {
+        self.release_source();
+    }
+
+    /// A piece is no longer being copied from or to the GPU.
+    pub(super) fn uncopied(&mut self) {
+        self.copying -= 1;
+        self.release_source();
+    }
+
+    fn release_source(&mut self) {
+        if !self.has_more()
+            && self.copying == 0
+            && matches!(self.job, Job::Write { .. } | Job::Verify { .. })
+        {
             self.release();
+        }
+    }
+
+    /// A piece of a read is on its way to the GPU.
+    pub(super) fn copied_in(&mut self, piece: Piece) {
+        self.bytes += u64::from(piece.wanted().take);
+        if self.landed.is_none() {
+            self.copying += 1;
+        }
+    }
+
+    /// Compares a piece that was copied from the GPU with its checksum. A mismatch ends the verification.
+    pub(super) fn compare(&mut self, piece: usize, chunk: &DmaBuffer) {
+        let Piece { length, checksum: expected, .. } = self.pieces[piece];
+        self.bytes += u64::from(length);
+        if Some(checksum(&chunk[..length as usize])) != expected {
+            self.matched = false;
+            self.next = self.pieces.len();
         }
     }
 
@@ -269,7 +347,7 @@ impl Active {
     }
 
     /// From here on nothing of ours touches the memory: devices only ever see staging buffers, and memory that is in
-    /// parts, which they may see until the end.
+    /// parts, which they may see until the end. Copies of a GPU are waited for, or followed by their event.
     fn release(&mut self) {
         let dma = match &mut self.job {
             Job::Write { source, .. } | Job::Verify { source } => {
@@ -279,7 +357,7 @@ impl Active {
             Job::WriteZeroes | Job::Flush | Job::Deallocate => None,
         };
         self.copied = self.copied.take().or(dma);
-        if !self.parts.are_there() {
+        if !self.parts.are_there() && self.copying == 0 && self.landed.is_none() {
             self.shared.release();
         }
     }
@@ -288,6 +366,7 @@ impl Active {
     pub(super) fn disown(mut self) {
         self.told = true;
         drop(self.parts.join());
+        self.landed = None;
         self.release();
     }
 
@@ -300,6 +379,7 @@ impl Active {
             _ => None,
         };
         let whole = self.parts.join();
+        (self.copying, self.gpu, self.landed) = (0, None, None);
         self.release();
         let memory = bytes.or_else(|| whole.or_else(|| self.copied.take()).map(Memory::Dma));
         let (bytes, matched) = (self.bytes, self.matched);
@@ -334,4 +414,9 @@ impl Drop for Active {
             self.conclude();
         }
     }
+}
+
+/// What lies behind a piece's bytes in its last block is zeroes.
+fn fill_up(chunk: &mut DmaBuffer, piece: Piece) {
+    chunk[piece.length as usize..piece.extent().length.0 as usize].fill(0);
 }

@@ -47,7 +47,7 @@ pub use completion::{CompletionQueue, Notify};
 pub use finish::Finish;
 pub use options::{ControlError, DrainError, ReactorOptions, StartError, SubmitError};
 pub use reactor::Reactor;
-pub use stats::{DeviceStats, ReactorStats};
+pub use stats::{DeviceStats, GpuStats, ReactorStats};
 pub use subject::{About, Subject};
 pub(crate) use submitter::Submitter;
 pub(crate) use ticket::Promise;

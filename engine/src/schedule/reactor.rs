@@ -33,6 +33,7 @@ impl Reactor {
         options: ReactorOptions,
     ) -> Result<Self, StartError> {
         options.check()?;
+        let chunk = options.chunk;
         let (answer, started) = mpsc::sync_channel::<Result<Started, StartError>>(1);
         let thread = std::thread::Builder::new()
             .name("tidelog-reactor".into())
@@ -51,7 +52,7 @@ impl Reactor {
         let gone = || StartError::Thread(std::io::Error::other("it ended before it had begun"));
         let Started { mailbox, stats, counters, memory } = started.recv().map_err(|_| gone())??;
         let capabilities = Arc::new(stats.capabilities.clone());
-        let submitter = Submitter::new(mailbox, capabilities, options.chunk);
+        let submitter = Submitter::new(mailbox, capabilities, chunk);
         Ok(Self { submitter, thread: Some(thread), base: stats, counters, memory })
     }
 
@@ -108,6 +109,9 @@ impl Reactor {
         notify: Option<Notify>,
         finish: Finish,
     ) -> Result<Ticket, SubmitError> {
+        if transfer.is_on_gpu() && self.base.gpu.is_none() {
+            return Err(SubmitError::NoGpu);
+        }
         let (job, pieces) = match transfer {
             Transfer::Write { source, pieces } => {
                 self.submitter.check(&pieces, source.len(), true, false)?;

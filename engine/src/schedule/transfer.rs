@@ -1,7 +1,7 @@
 //! What is asked of the reactor, and what it answers.
 
 use super::subject::{About, Subject};
-use crate::memory::{Destination, Source};
+use crate::memory::{Destination, GpuError, Source};
 use crate::path::{DeviceCapabilities, DeviceError, Extent, Refusal};
 use crate::units::{ByteCount, DeviceIndex};
 
@@ -93,6 +93,17 @@ pub enum Transfer {
         /// The expected checksums, by piece. Device and offset serve only as names.
         pieces: Vec<Piece>,
     },
+}
+
+impl Transfer {
+    /// Whether its memory is a GPU's.
+    pub(super) fn is_on_gpu(&self) -> bool {
+        match self {
+            Self::Write { source, .. } | Self::Verify { source, .. } => source.on_gpu(),
+            Self::Read { destination, .. } => destination.on_gpu(),
+        }
+        .is_some()
+    }
 }
 
 /// How soon a transfer is needed.
@@ -206,6 +217,16 @@ pub enum TransferError {
         /// The tensor and the device in words.
         about: Box<About>,
     },
+    /// A copy from or to the GPU failed.
+    #[error("{} could not be copied between the GPU and staging memory: {reason}", about.byte(*tensor_offset))]
+    Gpu {
+        /// Where in the tensor.
+        tensor_offset: u64,
+        /// What the GPU's driver answered.
+        reason: String,
+        /// The tensor in words.
+        about: Box<About>,
+    },
     /// The ticket was cancelled in time.
     #[error("the transfer was cancelled")]
     Cancelled,
@@ -238,6 +259,17 @@ impl TransferError {
         }
     }
 
+    /// No staging memory is left.
+    pub(super) fn without_staging() -> Self {
+        let reason = "all staging memory was left to a device that does not answer".into();
+        Self::Stopped { reason }
+    }
+
+    /// The GPU's driver failed a copy of the piece that begins there.
+    pub(super) fn of_gpu(GpuError(reason): GpuError, tensor_offset: u64) -> Self {
+        Self::Gpu { tensor_offset, reason, about: Box::default() }
+    }
+
     /// The same, of a transfer of this to or from one of these devices: says which tensor and which path, and
     /// where in the tensor, not in the transfer's memory.
     pub(super) fn named(mut self, subject: &Subject, devices: &[DeviceCapabilities]) -> Self {
@@ -246,6 +278,11 @@ impl TransferError {
             | Self::Latched { device, tensor_offset, about, .. }
             | Self::Refused { device, tensor_offset, about, .. } => (*device, tensor_offset, about),
             Self::Device { error, tensor_offset, about } => (error.device, tensor_offset, about),
+            Self::Gpu { tensor_offset, about, .. } => {
+                *tensor_offset += subject.first_byte();
+                **about = About::new(subject, None);
+                return self;
+            }
             Self::Cancelled | Self::Stopped { .. } | Self::Forked => return self,
         };
         *tensor_offset += subject.first_byte();
@@ -261,7 +298,7 @@ impl TransferError {
             | Self::Latched { device, .. }
             | Self::Refused { device, .. } => Some(*device),
             Self::Device { error, .. } => Some(error.device),
-            Self::Cancelled | Self::Stopped { .. } | Self::Forked => None,
+            Self::Gpu { .. } | Self::Cancelled | Self::Stopped { .. } | Self::Forked => None,
         }
     }
 }

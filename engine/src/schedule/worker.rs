@@ -1,5 +1,7 @@
 //! The reactor thread: takes commands, begins pieces, lands completions, sleeps.
 
+mod gpu;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,6 +19,7 @@ use super::transfer::{Piece, TransferError, Urgency};
 use crate::memory::{DmaBuffer, DmaPool};
 use crate::path::{Action, Completion, DataPath, Operation, PathProvider};
 use crate::units::ByteCount;
+use gpu::OnGpu;
 
 /// What the starter of a reactor gets from its thread.
 pub(super) struct Started {
@@ -31,6 +34,8 @@ pub(super) struct Started {
 /// then transfers end before the path, which leaks what devices may still touch.
 pub(super) struct Worker {
     _refuse: Refuse,
+    /// Nobody hears of a transfer's end while the GPU still copies from or to its memory.
+    on_gpu: OnGpu,
     transfers: FxHashMap<u64, Box<Active>>,
     /// Transfers that have ended since the mailbox was emptied last.
     ended: VecDeque<Box<Active>>,
@@ -78,6 +83,7 @@ impl Worker {
         path.register(&memory);
         let chunks: Vec<DmaBuffer> =
             std::iter::from_fn(|| memory.take(chunk as usize)).take(count).collect();
+        let (on_gpu, gpu) = OnGpu::open(&options, count, &memory)?;
         let capabilities = path.capabilities().clone();
         let devices = capabilities.devices.len();
         let depth = capabilities.depth;
@@ -90,10 +96,12 @@ impl Worker {
             staging: ByteCount(memory.size().0 - options.buffers.0),
             backing: memory.backing(),
             backing_why: memory.why().to_owned(),
+            gpu,
             devices: Vec::new(),
         };
         let worker = Self {
             _refuse: Refuse::new(&mailbox),
+            on_gpu,
             transfers: FxHashMap::default(),
             ended: VecDeque::new(),
             commands: VecDeque::new(),
@@ -125,6 +133,7 @@ impl Worker {
             let moved = !self.commands.is_empty();
             self.obey();
             let moved = self.land() || moved;
+            let moved = self.land_copies() || self.on_gpu.is_copying() || moved;
             let begun = self.begin_some();
             let moved = moved || begun != Begun::Nothing;
             self.mailbox.baton().inspect(|baton| baton.went_round(moved));
@@ -149,7 +158,7 @@ impl Worker {
             let slept = if self.mailbox.has_news(last_moment.is_some()) {
                 Ok(())
             } else {
-                self.path.wait(left)
+                self.path.wait(self.on_gpu.nap(left))
             };
             waker.disarm();
             if let Err(error) = slept {
@@ -218,6 +227,9 @@ impl Worker {
             remove(&mut self.ahead, id);
             return Begun::Light;
         };
+        if active.reads_gpu() {
+            return self.begin_copy_out(id, spare);
+        }
         let piece = active.pieces[active.next];
         let moves_bytes = match &active.job {
             Job::Verify { .. } => {
@@ -230,8 +242,7 @@ impl Worker {
         };
         let needs_chunk = moves_bytes && active.parts().is_none();
         if needs_chunk && self.living == 0 {
-            let reason = "all staging memory was left to a device that does not answer".into();
-            active.fail(TransferError::Stopped { reason });
+            active.fail(TransferError::without_staging());
             self.settle(id);
             return Begun::Light;
         }
@@ -281,10 +292,22 @@ impl Worker {
         piece: Piece,
         action: Action,
     ) -> Result<(), Option<TransferError>> {
+        self.offer(flight, piece, action).map_err(|(failure, buffer)| {
+            self.take_back(flight, buffer);
+            failure
+        })
+    }
+
+    /// As [`Self::launch`], but hands the buffer of what was not taken out.
+    fn offer(
+        &mut self,
+        flight: Flight,
+        piece: Piece,
+        action: Action,
+    ) -> Result<(), (Option<TransferError>, Option<DmaBuffer>)> {
         let device = piece.device;
         let Some(tag) = self.flights.begin(flight, device) else {
-            self.take_back(flight, action.into_buffer());
-            return Err(None);
+            return Err((None, action.into_buffer()));
         };
         let operation = Operation { tag, device, extent: piece.extent(), action };
         match self.path.submit(operation) {
@@ -296,8 +319,8 @@ impl Worker {
             }
             Err(refused) => {
                 self.flights.land(tag);
-                self.take_back(flight, refused.operation.action.into_buffer());
-                Err(TransferError::refused(refused.reason, piece))
+                let buffer = refused.operation.action.into_buffer();
+                Err((TransferError::refused(refused.reason, piece), buffer))
             }
         }
     }
@@ -348,6 +371,7 @@ impl Worker {
                 }
                 self.read_again(flight, piece, chunk);
             }
+            (None, Some(chunk)) if active.fills_gpu() => self.begin_copy_in(flight, chunk),
             (failure, buffer) => {
                 match failure {
                     None => active.landed(flight.piece, buffer.as_ref()),
@@ -412,6 +436,7 @@ impl Worker {
         if active.is_over()
             && let Some(mut active) = self.transfers.remove(&id)
         {
+            active.landed.take().into_iter().for_each(|landed| self.on_gpu.tell(landed));
             active.conclude();
             self.ended.push_back(active);
         }
@@ -420,6 +445,7 @@ impl Worker {
     /// Ends the thread: what is left ends as stopped, and devices get the path's grace to let go.
     fn stop(mut self) -> usize {
         self.fail_all("it was closed, and time ran out");
+        self.stop_copies();
         let mut completions = std::mem::take(&mut self.completions);
         let left = self.path.drain(Instant::now(), &mut completions);
         for completion in completions.drain(..) {
