@@ -59,7 +59,12 @@ pub(crate) fn run() -> ExitCode {
             }
         };
         let (specs, files) = (target.controllers(), target.files());
-        let stage = Stage { specs: specs.clone(), path: PathKind::Spdk, elsewhere: Some(files) };
+        let stage = Stage {
+            specs: specs.clone(),
+            path: PathKind::Spdk,
+            backend: None,
+            elsewhere: Some(files),
+        };
         for (name, row) in ROWS {
             tell(name, row(&stage));
         }

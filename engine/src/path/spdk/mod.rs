@@ -375,7 +375,7 @@ unsafe impl DataPath for SpdkPath {
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         if self.slots.in_flight() == 0 {
-            return self.waker.sleep(timeout);
+            return self.waker.sleep(timeout).map(drop);
         }
         let begun = Instant::now();
         let mut spins = 0_u32;
@@ -463,7 +463,7 @@ impl Status {
             Self::Nvme { code_type: GENERIC, code: BY_REQUEST | QUEUE_GONE, .. } => true,
             Self::Nvme { code_type, .. } => code_type == PATH,
             Self::Errno(errno) => errno == libc::ECANCELED || self.is_removal(),
-            Self::Short { .. } => false,
+            Self::Short { .. } | Self::Library { .. } => false,
         }
     }
 }
