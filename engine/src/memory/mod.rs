@@ -6,12 +6,17 @@
 //! the two ends of a transfer; they are either owned, or *foreign*: a raw pointer into memory that
 //! somebody else (a tensor framework) keeps alive.
 //!
+//! [`PeerRegion`] is memory of another PCI device, which controllers read and write without the host's memory in
+//! between; its buffers have no bytes that a program could see.
+//!
 //! This is one of the two rooms of the engine in which `unsafe` is allowed.
 #![allow(unsafe_code)]
 
 mod checksum;
 mod dma;
 mod ends;
+pub mod peer;
+mod runs;
 mod stream;
 #[cfg(test)]
 mod tests;

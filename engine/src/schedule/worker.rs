@@ -279,7 +279,8 @@ impl Worker {
             self.take_back(flight, action.into_buffer());
             return Err(None);
         };
-        let operation = Operation { tag, device, extent: piece.extent(), action };
+        let Piece { placement, .. } = piece;
+        let operation = Operation { tag, device, extent: piece.extent(), action, placement };
         match self.path.submit(operation) {
             Ok(()) => {
                 if let Some(active) = self.transfers.get_mut(&flight.transfer) {
@@ -308,7 +309,7 @@ impl Worker {
     }
 
     fn land_one(&mut self, completion: Completion) {
-        let Completion { tag, buffer, result } = completion;
+        let Completion { tag, buffer, result, .. } = completion;
         let flight = self.flights.land(tag);
         let Some((flight, active)) =
             flight.and_then(|flight| Some((flight, self.transfers.get_mut(&flight.transfer)?)))

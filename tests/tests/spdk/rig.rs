@@ -108,7 +108,8 @@ impl Target {
 
     /// Asks it to end (SIGTERM), and makes it where it does not.
     fn end(&mut self) {
-        let _ = Command::new("kill").arg(self.process.id().to_string()).stderr(Stdio::null()).status();
+        let _ =
+            Command::new("kill").arg(self.process.id().to_string()).stderr(Stdio::null()).status();
         let asked = Instant::now();
         while matches!(self.process.try_wait(), Ok(None)) && asked.elapsed() < END {
             sleep(Duration::from_millis(50));
