@@ -1,7 +1,7 @@
 //! What is run on them.
 
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use tidelog_engine::layout::TensorId;
@@ -70,6 +70,12 @@ pub(crate) fn run() -> ExitCode {
         tell("a controller that goes under load fails what it had", a_controller_goes(target));
     }
     println!();
+    match python() {
+        Ok(()) => {
+            tell("a Python program stays on the cores that it chose", affinity_in_python(&program));
+        }
+        Err(why) => println!("SKIPPED a Python program stays on the cores that it chose: {why}"),
+    }
     tell("the names that mean nothing are refused with a reason", bad_names(&program));
     tell(
         "this thread may run where it could before",
@@ -116,6 +122,29 @@ fn a_controller_goes(mut target: Target) -> Result<String, Failure> {
         )),
         None => Err("everything went well".into()),
     }
+}
+
+/// Whether there is a Python.
+fn python() -> Result<(), String> {
+    let asked = Command::new("python3").arg("--version").output();
+    asked.map(drop).map_err(|error| format!("python3 does not run: {error}"))
+}
+
+fn affinity_in_python(program: &Path) -> Result<String, Failure> {
+    let target = Target::start(program, Transport::Tcp, 512)?;
+    let specs = target.controllers();
+    let format = FormatOptions { overwrite: true, ..FormatOptions::default() };
+    Pool::format(&specs, &format)?;
+    // Cargo has built it for this very program.
+    let library = std::env::current_exe()?.with_file_name("libtidelog.so");
+    let names: Vec<_> = specs.iter().map(ToString::to_string).collect();
+    let said = Command::new("python3")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/spdk/affinity.py"))
+        .arg(library)
+        .arg(names.join(","))
+        .output()?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if said.status.success() { Ok(text(&said.stdout)) } else { Err(text(&said.stderr).into()) }
 }
 
 fn bad_names(program: &Path) -> Result<String, Failure> {
