@@ -32,6 +32,7 @@ mod format;
 mod held;
 mod housekeeper;
 pub mod inspect;
+mod lanes;
 mod media;
 mod open;
 mod options;
@@ -56,8 +57,8 @@ pub use error::{
 };
 pub use format::FormatProgress;
 pub use options::{
-    CommitStats, FormatOptions, Housekeeping, Lanes, OpenOptions, PoolDescription, PoolStats,
-    PutOptions, WrittenBytes,
+    CommitStats, FormatOptions, Housekeeping, LaneStats, Lanes, OpenOptions, PoolDescription,
+    PoolStats, PutOptions, WrittenBytes,
 };
 
 pub use reclaim::Reclaimed;
@@ -73,6 +74,7 @@ use commit::Commits;
 use devices::Members;
 use held::{PendingWrite, Reading};
 use housekeeper::{Bell, Housekeeper};
+use lanes::Handles;
 use stats::Written;
 
 /// A share of a pool, owned by this process. Clones are handles of the same share, usable from any
@@ -94,6 +96,7 @@ struct Inner {
     /// Keeps the locks. Behind the reactor, so that they go last.
     members: Mutex<Option<Members>>,
     stripes: StripeMap,
+    handles: Handles,
     description: PoolDescription,
     share: u32,
     verify_reads: bool,
@@ -159,6 +162,7 @@ impl Pool {
             reclaiming: Mutex::new(()),
             members: Mutex::new(Some(opened.members)),
             stripes: opened.stripes,
+            handles: opened.handles,
             description: opened.description,
             share: options.share,
             verify_reads: options.verify_reads,
@@ -215,7 +219,8 @@ impl Pool {
         let mut pieces = reactor.pieces();
         let contents = self.0.shared.contents();
         let placements = self.0.stripes.placements(contents.runs(&reservation), length);
-        pieces.extend(placements.map(pieces::whole));
+        let handle = self.0.handles.of_lane(lane);
+        pieces.extend(placements.map(|placement| pieces::whole(placement).placed(handle)));
         drop(contents);
         let write = PendingWrite::new(Arc::clone(&self.0.shared), reservation);
         let shared = Arc::clone(&self.0.shared);
