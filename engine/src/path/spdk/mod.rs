@@ -13,7 +13,6 @@ mod controller;
 mod environment;
 mod flight;
 mod queue;
-mod steps;
 
 pub use controller::{AttachError, Controller};
 pub use environment::{EnvironmentError, EnvironmentOptions, Pages, configure};
@@ -28,9 +27,9 @@ use self::controller::command_timeout;
 use self::environment::Environment;
 use self::flight::{Flights, Impatience};
 use self::queue::{Queue, Sent};
-use self::steps::Steps;
 use super::choose::{Opened, PathError, PathKind, PathProvider};
 use super::gate::Gate;
+use super::nvme::steps::Steps;
 use super::operation::{Action, Completion, DeviceError, Operation, Refusal, Refused, Status};
 use super::slots::Slots;
 use super::{Capabilities, DataPath, DeviceCapabilities, Feature, Waker};

@@ -11,7 +11,7 @@ use tidelog_spdk_sys as sys;
 use super::controller::{Controller, Reach};
 use super::environment::errno;
 use super::flight::{Flight, completed};
-use super::steps::{Limits, Step};
+use crate::path::nvme::steps::{Limits, Step};
 use crate::path::{Action, Operation, OperationKind, Status};
 
 /// Commands that SPDK keeps ready for each operation in flight: its own cuts at boundaries of the medium, and what
