@@ -3,8 +3,10 @@
 import contextlib
 import io
 import json
+import os
 import pathlib
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -218,6 +220,22 @@ class Runs(unittest.TestCase):
         status, written, _ = self.compare(again, "--resume")
         self.assertEqual((status, [it["case"] for it in written["results"]]), (0, ["a:one", "b:two"]))
         self.assertEqual((first.runs, second.runs), (runs, 16), "what was there is not measured again")
+
+    def test_devices_go_when_it_is_terminated(self):
+        gone = []
+
+        class Terminated(Steady):
+            def run(self, load, devices, seconds):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        class Kept(Nowhere):
+            def __exit__(self, *_):
+                gone.append(self.names)
+
+        self.addCleanup(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        with self.assertRaisesRegex(SystemExit, "143"):
+            self.compare([case(Limits(1.0), Terminated("ours"))], kinds=Kept)
+        self.assertEqual(gone, [["none"] * 2] * 2)
 
     def test_a_case_that_takes_too_long_has_fewer_pairs_and_no_verdict_from_them(self):
         times = iter(range(0, 10_000, 10))
