@@ -23,6 +23,12 @@ impl Limits {
         self.steps(offset, length, self.transfer)
     }
 
+    /// The same, moving `bytes` at once at most.
+    pub(super) fn at_most(self, bytes: u64) -> Self {
+        let transfer = self.transfer.min(bytes / u64::from(self.block)).max(1);
+        Self { transfer, ..self }
+    }
+
     /// The commands that zero them.
     pub(super) fn zeroes(self, offset: u64, length: u64) -> Steps {
         self.steps(offset, length, ZEROES_BLOCKS_MAX)
