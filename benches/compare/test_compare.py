@@ -312,6 +312,32 @@ class Cases(unittest.TestCase):
         report = json.dumps({"jobs": [{"read": {"io_bytes": 0}, "write": way, "usr_cpu": 30.0, "sys_cpu": 70.0}]})
         self.assertEqual(peers.sample_of(f"fio: a note\n{report}"), Sample(2**31, 0.5, 7.0))
 
+    def test_limits_are_those_that_are_asked_for(self):
+        asked = {it.name: it.limits for it in cases.cases("program", Environment(pathlib.Path("a"), pathlib.Path("b"))) if it.limits.is_any()}
+        as_fast = Limits(1.0, 0.97, 1.05)
+        self.assertEqual(
+            asked,
+            {
+                **{f"fio-io_uring:raw-{load}": as_fast for load in ("read", "write", "randread-4k")},
+                "fio-io_uring:log-read": Limits(0.75),
+                "fio-io_uring:log-write": Limits(0.85),
+                "deepspeed:raw-write-2-devices": Limits(1.05, cpu_max=0.7),
+                "deepspeed:raw-read-2-devices": Limits(1.2, cpu_max=0.7),
+                "deepspeed:log-write-2-devices": Limits(1.05),
+                "deepspeed:log-read-2-devices": Limits(1.2, cpu_max=0.7),
+                **{f"deepspeed:{level}-write-1-devices": Limits(1.05) for level in ("raw", "log")},
+                **{f"deepspeed:{level}-read-1-devices": Limits(1.3) for level in ("raw", "log")},
+            },
+        )
+        (idle,) = alone.cases("program")
+        self.assertEqual(idle.cpu_percent_max, 0.1)
+
+    def test_tensors_that_are_larger_than_operations_are_as_many_bytes_in_flight(self):
+        load, on = peers.Load("read", "1m", 32), mock.Mock(names=["one"], size="64m")
+        words = peers.Tidelog("program", "log", tensors="8m").command(load, on, 1)
+        last = dict(word.split("=", 1) for word in words[1:])
+        self.assertEqual([last[word] for word in ("--bs", "--iodepth", "--stripe_unit")], ["8m", "4", "1m"])
+
     def test_one_worker_serves_all_and_a_new_one_comes_after_it_died(self):
         answers = "import os,sys,json\nfor line in sys.stdin:\n if json.loads(line)['way'] == 'die': sys.exit('error: it is dead')\n print(os.getpid(), flush=True)"
         with Environment(pathlib.Path("a"), pathlib.Path("b")) as environment:
