@@ -323,9 +323,8 @@ class Cases(unittest.TestCase):
                 "fio-io_uring:log-write": Limits(0.85),
                 "deepspeed:raw-write-2-devices": Limits(1.05, cpu_max=0.7),
                 "deepspeed:raw-read-2-devices": Limits(1.2, cpu_max=0.7),
-                "deepspeed:log-write-2-devices": Limits(1.05),
                 "deepspeed:log-read-2-devices": Limits(1.2, cpu_max=0.7),
-                **{f"deepspeed:{level}-write-1-devices": Limits(1.05) for level in ("raw", "log")},
+                "deepspeed:raw-write-1-devices": Limits(1.05),
                 **{f"deepspeed:{level}-read-1-devices": Limits(1.3) for level in ("raw", "log")},
             },
         )
