@@ -11,9 +11,9 @@ use tidelog_spdk_sys as sys;
 
 use super::endurance::handles;
 use super::environment::{Environment, EnvironmentError, Keeper};
-use super::steps::Limits;
 use crate::memory::ALIGNMENT;
 use crate::path::device::ControllerName;
+use crate::path::nvme::steps::Limits;
 use crate::units::ByteCount;
 
 /// A vfio-user target serves one at a time, and takes a moment to let go of the last one.
