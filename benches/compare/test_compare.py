@@ -347,6 +347,17 @@ class Cases(unittest.TestCase):
                 environment.ask({"way": "die"})
             self.assertNotEqual(environment.ask({"way": "answer"}), first)
 
+    def test_a_worker_that_is_not_waited_for_is_gone(self):
+        with Environment(pathlib.Path("a"), pathlib.Path("b")) as environment:
+            environment.command = lambda *_: {"args": [sys.executable, "-c", "import time\ntime.sleep(60)"], "text": True}
+            previous = signal.signal(signal.SIGALRM, lambda *_: sys.exit("enough"))
+            self.addCleanup(signal.signal, signal.SIGALRM, previous)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with self.assertRaisesRegex(SystemExit, "enough"), mock.patch.object(environment, "end_worker", wraps=environment.end_worker) as ended:
+                environment.ask({"way": "answer"})
+            ended.assert_called_once()
+            self.assertIsNone(environment.worker)
+
     def test_deepspeed_gets_its_best_number_of_threads_once_for_both_of_our_levels(self):
         asked = []
 
