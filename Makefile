@@ -7,6 +7,7 @@ RUNS ?= 100
 SECONDS ?= 60
 PAIRS ?= 15
 ONLY ?=
+RESUME ?=
 
 .PHONY: help setup build demo test lint test-rust sim storm planted faults fixture crash test-spdk nvme-vm recovery test-torch test-slow bench compare test-compare fuzz loom sanitize \
 	miri paper gpu gpu-build clean
@@ -88,9 +89,9 @@ paper: setup ## Every policy on TERAIO's models, recorded without their hardware
 	$(PYTHON) planner/paper/record.py target/paper/traces
 	cargo run --release -q -p tidelog-planner --example paper target/paper/traces target/paper.json
 
-compare: setup ## Tidelog against fio, DeepSpeed, safetensors, torch.save: PAIRS interleaved pairs, a table, a picture; ONLY=a part; about an hour
+compare: setup ## Tidelog against fio, DeepSpeed, safetensors, torch.save: PAIRS interleaved pairs, a table, a picture; ONLY=a part, RESUME=1; under 20 minutes
 	cargo build --release -q -p tidelog-bench
-	python3 benches/compare/compare.py --pairs $(PAIRS) --only "$(ONLY)"
+	python3 benches/compare/compare.py --pairs $(PAIRS) --only "$(ONLY)" $(if $(RESUME),--resume)
 
 test-compare: ## What compare concludes from runs, without running any
 	python3 benches/compare/test_compare.py

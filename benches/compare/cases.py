@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import measure
+from devices import LoopDevices
 from figures import Limits
 from peers import Fio, Load, Tidelog
 from python_peers import DeepSpeed, SavedFile
@@ -22,6 +24,26 @@ class Case:
     devices: int = 2
     # Both leave the devices as they find them, so they need not have devices of their own.
     share_devices: bool = False
+    # Whether it is shown on files of a disk, too.
+    on_disk: bool = True
+
+    def is_for(self, kind):
+        return self.on_disk or kind is LoopDevices
+
+    def limits_on(self, kind):
+        """Limits are for software. What a disk allows is shown."""
+        return self.limits if kind == LoopDevices.kind else Limits()
+
+    def turns(self, effort, kind):
+        """Pairs with the one that warms up."""
+        pairs, _ = effort.of(self, kind.kind)
+        return pairs + 1
+
+    def check(self):
+        self.peer.check()
+
+    def measured(self, kind, folder, effort, progress):
+        return measure.on_devices(self, kind, folder, effort, progress)
 
 
 def cases(program, environment):
@@ -51,9 +73,11 @@ def against_fio(program):
     ]
     for engine in ("io_uring", "libaio"):
         for name, ours, load, limits in loads:
-            # What is asked for is asked against io_uring; libaio is shown beside it.
-            wanted = limits if engine == "io_uring" else Limits()
-            yield Case(f"fio-{engine}:{name}", Fio(engine), ours, load, wanted, share_devices=ours.level == "raw")
+            # What is asked for is asked against io_uring; libaio is shown beside it, where nothing of ours is between.
+            if engine == "io_uring":
+                yield Case(f"fio-{engine}:{name}", Fio(engine), ours, load, limits, share_devices=ours.level == "raw")
+            elif ours.level == "raw":
+                yield Case(f"fio-{engine}:{name}", Fio(engine), ours, load, share_devices=True)
 
 
 def against_deepspeed(program, environment):
@@ -66,7 +90,7 @@ def against_deepspeed(program, environment):
             for rw, least in (("write", write), ("read", read)):
                 load = Load(rw, "1m", 32, size=PART)
                 limits = Limits(median_min=least, cpu_max=0.7 if devices == 2 else None)
-                yield Case(f"deepspeed:{level}-{rw}-{devices}-devices", peer, ours, load, limits, devices)
+                yield Case(f"deepspeed:{level}-{rw}-{devices}-devices", peer, ours, load, limits, devices, on_disk=devices == 2)
 
 
 def against_savers(program, environment):

@@ -1,12 +1,14 @@
 """Records the sets that `make paper` plans: transformers' models by their configuration alone (nothing is downloaded),
 a training step each, on meta tensors. `record.py DIRECTORY [NAME ...]` writes one trace per set and stage, and one for each
-model of the held-out set (`tidelog.models` has those), which run whole on one GPU.
+model of the held-out set (`tidelog.models` has those), which run whole on one GPU. Each is recorded a second time with
+activation checkpointing, which is how ZeRO runs it.
 
 A pipeline of two stages under 1F1B: stage 0 holds two micro-batches at once, stage 1 one. The time in which a stage
 waits for the other is left out: transfers would run in it, so that what is measured without it is the harder case.
 """
 
 import argparse
+import itertools
 import pathlib
 import sys
 import time
@@ -14,6 +16,7 @@ from collections import namedtuple
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
@@ -63,8 +66,9 @@ HELD_OUT = {
 class Stage(nn.Module):
     """The layers of one pipeline stage; the first also embeds, the last also projects to the vocabulary."""
 
-    def __init__(self, config, stage, stages):
+    def __init__(self, config, stage, stages, checkpointing):
         super().__init__()
+        self.checkpointing = checkpointing
         layers = config.num_hidden_layers
         first, last = layers * stage // stages, layers * (stage + 1) // stages
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if stage == 0 else None
@@ -79,17 +83,20 @@ class Stage(nn.Module):
         hidden = inputs if self.embed_tokens is None else self.embed_tokens(inputs)
         rotary = self.rotary(hidden, positions)
         for layer in self.layers:
-            hidden = layer(hidden, position_embeddings=rotary)
+            if self.checkpointing:
+                hidden = checkpoint(layer, hidden, position_embeddings=rotary, use_reentrant=False)
+            else:
+                hidden = layer(hidden, position_embeddings=rotary)
         return hidden if self.lm_head is None else self.lm_head(self.norm(hidden))
 
 
 class Step:
     """One training step of a stage."""
 
-    def __init__(self, run, config, stage, recorder):
+    def __init__(self, run, config, stage, recorder, checkpointing):
         self.run, self.stage, self.recorder = run, stage, recorder
         self.hidden = (run.micro_batch, run.sequence, config.hidden_size)
-        self.model = Stage(config, stage, STAGES)
+        self.model = Stage(config, stage, STAGES, checkpointing)
         self.optimizer = AdamW(self.model.parameters())
         self.positions = torch.arange(run.sequence, device="meta")[None]
 
@@ -140,21 +147,22 @@ class Step:
                 self.recorder.send(inputs.grad)
 
 
-def record_whole(name, gpu):
+def record_whole(name, gpu, checkpointing):
     run = HELD_OUT[name]
     return models.record(
-        name, gpu, micro_batch=run.micro_batch, micro_batches=run.micro_batches, sequence=run.sequence
+        name, gpu, micro_batch=run.micro_batch, micro_batches=run.micro_batches, sequence=run.sequence,
+        checkpointing=checkpointing,
     )
 
 
-def record(name, run, stage, gpu):
+def record(name, run, stage, gpu, checkpointing):
     config = LlamaConfig(**run.config, max_position_embeddings=run.sequence)
     config._attn_implementation = "tidelog"
     recorder = Recorder(gpu, run.precision)
     with torch.device("meta"), recorder:
-        step = Step(run, config, stage, recorder)
+        step = Step(run, config, stage, recorder, checkpointing)
         recorder.name_globals(step.named())
-        with recorder.iteration(f"{name}, stage {stage} of {STAGES}"):
+        with recorder.iteration(f"{name}, stage {stage} of {STAGES}" + ", checkpointing" * checkpointing):
             step()
     return recorder
 
@@ -170,15 +178,19 @@ def main():
     gpu = Gpu.load(MACHINES / f"{arguments.gpu}.json")
     arguments.directory.mkdir(parents=True, exist_ok=True)
     for name in arguments.names:
-        whole = name in HELD_OUT
-        for stage in [None] if whole else map(int, arguments.stages):
-            path = arguments.directory / (f"{name}.json" if whole else f"{name}-stage{stage}.json")
+        stages = [None] if name in HELD_OUT else map(int, arguments.stages)
+        for stage, checkpointing in itertools.product(stages, (False, True)):
+            file = name if stage is None else f"{name}-stage{stage}"
+            path = arguments.directory / (file + "-checkpointed" * checkpointing + ".json")
             if path.exists() and not arguments.again:
                 continue
             began = time.monotonic()
-            recorder = record_whole(name, gpu) if whole else record(name, RUNS[name], stage, gpu)
+            if stage is None:
+                recorder = record_whole(name, gpu, checkpointing)
+            else:
+                recorder = record(name, RUNS[name], stage, gpu, checkpointing)
             path.write_text(recorder.to_json(), encoding="utf-8")
-            print(f"{path}: {time.monotonic() - began:.1f} s")
+            print(f"{path}: {time.monotonic() - began:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ pub mod endurance;
 pub mod explain;
 pub mod export;
 pub mod hardware;
+pub mod instances;
 pub mod lifetime;
 pub mod plan;
 pub mod policies;

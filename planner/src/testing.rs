@@ -1,69 +1,17 @@
 //! Small traces for this crate's tests.
 
-use crate::cost::{Machine, SsdLink};
-use crate::lifetime::{Lifetimes, Period, PeriodEnd};
-use crate::plan::{Action, Expectation, Plan, Row, Target};
-use crate::trace::{Access, Birth, Death, Identity, Kind, Op, PlanStorage, Storage, Trace, Use};
-use crate::units::{Bandwidth, Bytes, Nanos, OpIndex};
+pub(crate) use crate::instances::{Builder, Random, every_plan, random_trace};
 
-/// Writes a trace op by op.
-#[derive(Default)]
-pub(crate) struct Builder {
-    pub(crate) trace: Trace,
-}
+use crate::cost::{Machine, SsdLink};
+use crate::trace::{Access, PlanStorage, Trace};
+use crate::units::{Bandwidth, Bytes, Nanos};
 
 impl Builder {
-    /// A storage that is alive across the iteration.
-    pub(crate) fn global(&mut self, name: &str, size: u64) -> PlanStorage {
-        self.storage(Identity::Name(name.to_owned()), size, Kind::Parameter)
-    }
-
-    /// The next op; returns its index.
-    pub(crate) fn op(&mut self, duration: u64) -> usize {
-        let index = self.trace.ops.len();
-        self.trace.ops.push(Op {
-            name: format!("op{index}"),
-            duration: Nanos(duration),
-            fingerprint: index as u64 ^ 0x9e37_79b9,
-            uses: Vec::new(),
-            births: Vec::new(),
-            deaths: Vec::new(),
-        });
-        index
-    }
-
     /// The next `count` ops, all alike.
     pub(crate) fn ops(&mut self, count: usize, duration: u64) {
         for _ in 0..count {
             self.op(duration);
         }
-    }
-
-    pub(crate) fn uses(&mut self, op: usize, storage: PlanStorage, access: Access) {
-        self.trace.ops[op].uses.push(Use { storage, access, previous: false });
-    }
-
-    pub(crate) fn birth(&mut self, op: usize, size: u64) -> PlanStorage {
-        let slot = self.trace.ops[op].births.len() as u16;
-        let identity = Identity::Output { op: OpIndex(op as u32), slot };
-        let storage = self.storage(identity, size, Kind::Activation);
-        self.trace.ops[op].births.push(Birth { storage, slot });
-        storage
-    }
-
-    pub(crate) fn death(&mut self, op: usize, storage: PlanStorage, previous: bool) {
-        self.trace.ops[op].deaths.push(Death { storage, previous });
-    }
-
-    fn storage(&mut self, identity: Identity, size: u64, kind: Kind) -> PlanStorage {
-        let index = PlanStorage(self.trace.storages.len() as u32);
-        self.trace.storages.push(Storage { identity, size: Bytes(size), kind, movable: true });
-        index
-    }
-
-    pub(crate) fn finish(self) -> Trace {
-        self.trace.validate().expect("the test's trace is valid");
-        self.trace
     }
 }
 
@@ -76,23 +24,6 @@ pub(crate) fn machine(budget: u64) -> Machine {
         ssd: SsdLink { read: rate, write: rate, latency: Nanos(0) },
         host: None,
         verify: Bandwidth(1_000_000_000_000),
-    }
-}
-
-/// A splitmix64 generator: seeded, so that a failure names the case that replays it.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-
-    pub(crate) fn chance(&mut self, one_in: u64) -> bool {
-        self.below(one_in) == 0
     }
 }
 
@@ -131,87 +62,4 @@ pub(crate) fn training(layers: u64, weight: u64, activation: u64, op_time: u64) 
         b.death(0, *gradient, true);
     }
     b.finish()
-}
-
-/// A random valid trace of up to `ops_max` ops and a handful of storages, for exhaustive tests.
-pub(crate) fn random_trace(random: &mut Random, ops_max: u64, storages_max: u64) -> Trace {
-    let mut b = Builder::default();
-    let ops = 3 + random.below(ops_max - 2);
-    for _ in 0..ops {
-        b.op(1 + random.below(30));
-    }
-    let access = |random: &mut Random| match random.below(4) {
-        0 => Access::Update,
-        1 => Access::Write,
-        _ => Access::Read,
-    };
-    for number in 0..=random.below(storages_max) {
-        let size = 1 + random.below(40);
-        if random.chance(2) {
-            let storage = b.global(&format!("global{number}"), size);
-            for op in 0..ops as usize {
-                if random.chance(3) {
-                    let access = access(random);
-                    b.uses(op, storage, access);
-                }
-            }
-            continue;
-        }
-        let birth = random.below(ops) as usize;
-        let storage = b.birth(birth, size);
-        let last = birth + random.below(ops - birth as u64) as usize;
-        for op in birth + 1..=last {
-            if random.chance(3) {
-                let access = access(random);
-                b.uses(op, storage, access);
-            }
-        }
-        if random.chance(3) && birth > 0 {
-            let death = random.below(birth as u64) as usize;
-            b.death(death, storage, true);
-        } else {
-            b.death(last, storage, false);
-        }
-    }
-    b.finish()
-}
-
-/// More plans than this are not tried; the case is passed over.
-const PLANS_MAX: usize = 1500;
-
-/// The migrations that one period allows: none, or out at its beginning and back from some op on.
-fn choices(trace: &Trace, period: &Period) -> Vec<Vec<Row>> {
-    let ops = trace.ops.len() as u32;
-    let storage = trace.storage(period.storage).identity.clone();
-    let row = |action, start: u32, deadline: u32| Row {
-        start: OpIndex(start % ops),
-        deadline: OpIndex(deadline % ops),
-        action,
-        target: Target::Ssd,
-        storage: storage.clone(),
-    };
-    let mut choices = vec![Vec::new()];
-    for back in period.from + 1..period.to {
-        let evict = row(Action::Evict, period.from, back);
-        choices.push(vec![evict, row(Action::Prefetch, back, period.to)]);
-    }
-    choices
-}
-
-/// Every combination of the periods' choices; `None` if there are too many.
-pub(crate) fn every_plan(trace: &Trace, machine: &Machine) -> Option<Vec<Plan>> {
-    let mut plans: Vec<Vec<Row>> = vec![Vec::new()];
-    let lifetimes = Lifetimes::of(trace);
-    for period in lifetimes.periods.iter().filter(|period| period.end == PeriodEnd::Use) {
-        let choices = choices(trace, period);
-        if plans.len() * choices.len() > PLANS_MAX {
-            return None;
-        }
-        plans = plans
-            .iter()
-            .flat_map(|rows| choices.iter().map(|choice| [rows.as_slice(), choice].concat()))
-            .collect();
-    }
-    let plan = |rows| Plan::new("exhaustive", trace, machine, rows, Expectation::default());
-    Some(plans.into_iter().map(plan).collect())
 }

@@ -75,19 +75,19 @@ fn fixture_tensors() -> Vec<TensorEntry> {
         name: Some("layer.0.weight".into()),
         length: 600_000,
         class: LifetimeClass::Persistent,
-        runs: Box::new([
+        runs: Runs::from_slice(&[
             Run { segment: 3, block: 500, blocks: 12 },
             Run { segment: 5, block: 0, blocks: 135 },
         ]),
-        checksums: Box::new([1, 0x0102_0304, u32::MAX, 4]),
+        checksums: Checksums::from_slice(&[1, 0x0102_0304, u32::MAX, 4]),
     };
     let empty = TensorEntry {
         id: TensorId(7),
         name: None,
         length: 0,
         class: LifetimeClass::Transient,
-        runs: Box::new([]),
-        checksums: Box::new([]),
+        runs: Runs::from_slice(&[]),
+        checksums: Checksums::from_slice(&[]),
     };
     vec![named, empty]
 }

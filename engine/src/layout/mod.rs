@@ -22,7 +22,9 @@ mod tensor;
 
 pub use change::{ChangeRecord, ChangeRecordError, RECORD_HEADER_BYTES, RecordHead};
 pub use checkpoint::{CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointError};
-pub use entry::{Change, EntryError, TensorEntry, decode_changes, encode_change, encoded_bytes};
+pub use entry::{
+    Change, Checksums, EntryError, Runs, TensorEntry, decode_changes, encode_change, encoded_bytes,
+};
 pub use geometry::{Geometry, GeometryError, GeometryRequest, ShareArea, SlotArea};
 pub use holder::{Holder, utc};
 pub use log_image::LogImage;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use memmap2::{Advice, MmapMut, MmapOptions};
 
-use super::ALIGNMENT;
 use super::runs::FreeRuns;
+use super::{ALIGNMENT, process};
 use crate::units::ByteCount;
 
 /// One huge page: 2 MiB, the size every supported CPU has.
@@ -82,7 +82,7 @@ impl DmaPool {
             region: Arc::new(Region {
                 base,
                 length,
-                owner: std::process::id(),
+                owner: process::id(),
                 mapping: Some(Mapping::Ours(mapping)),
                 backing,
                 why,
@@ -109,7 +109,7 @@ impl DmaPool {
             region: Arc::new(Region {
                 base,
                 length,
-                owner: std::process::id(),
+                owner: process::id(),
                 mapping: Some(Mapping::Lent(base, give_back)),
                 backing,
                 why,
@@ -227,7 +227,7 @@ unsafe impl Sync for Region {}
 impl Drop for Region {
     fn drop(&mut self) {
         // A forked child never had these pages (DontFork); the addresses may be somebody else's now.
-        if std::process::id() != self.owner {
+        if process::id() != self.owner {
             std::mem::forget(self.mapping.take());
         }
     }

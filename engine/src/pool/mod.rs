@@ -66,10 +66,10 @@ pub use scrub::{BadUnit, Scrub, ScrubReport, Scrubbed};
 
 use crate::layout::TensorId;
 use crate::log::{Contents, Durability, Lane, RemoveError, Request, SpaceUse, StripeMap, Version};
-use crate::memory::{Destination, DmaBuffer, Source};
+use crate::memory::{Destination, DmaBuffer, Source, process};
 use crate::path::DeviceSpec;
 use crate::path::sim::SimDisk;
-use crate::schedule::{Notify, Reactor, Subject, Ticket, Transfer, Urgency};
+use crate::schedule::{Finish, Notify, Reactor, Subject, Ticket, Transfer, TransferError, Urgency};
 use commit::Commits;
 use devices::Members;
 use held::{PendingWrite, Reading};
@@ -167,7 +167,7 @@ impl Pool {
             share: options.share,
             verify_reads: options.verify_reads,
             repaired_superblocks: opened.repaired_superblocks,
-            opener: AtomicU32::new(std::process::id()),
+            opener: AtomicU32::new(process::id()),
             housekeeper: Mutex::new(None),
         });
         Self(Arc::clone(&inner), Some(Arc::new(LastHandle(inner))))
@@ -210,28 +210,28 @@ impl Pool {
         request: &Request,
         source: Source,
         options: PutOptions,
-        finish: impl FnOnce(PendingWrite, Result<Vec<u32>, crate::schedule::TransferError>)
-        + Send
-        + 'static,
+        finish: impl FnOnce(PendingWrite, Result<&[u32], TransferError>) + Send + 'static,
     ) -> Result<Ticket, PutError> {
         let reactor = self.reactor()?;
         let Some(reactor) = reactor.as_ref() else { return Err(Unusable::Closed.into()) };
         let (length, lane) = (request.length, request.lane);
         let reservation = self.begin_put(reactor, request)?;
-        let placements = self.0.stripes.placements(&reservation.runs, length);
+        let mut pieces = reactor.pieces();
+        let contents = self.0.shared.contents();
+        let placements = self.0.stripes.placements(contents.runs(&reservation), length);
         let handle = self.0.handles.of_lane(lane);
-        let whole = |placement| pieces::whole(placement).placed(handle);
-        let pieces = placements.iter().map(whole).collect();
+        pieces.extend(placements.map(|placement| pieces::whole(placement).placed(handle)));
+        drop(contents);
         let write = PendingWrite::new(Arc::clone(&self.0.shared), reservation);
         let shared = Arc::clone(&self.0.shared);
-        let ended = move |result: crate::schedule::TransferResult| {
+        let ended = Finish::new(move |result| {
             shared.written.put(lane, result.bytes);
             finish(write, result.outcome.map(|done| done.checksums));
-        };
+        });
         let transfer = Transfer::Write { source, pieces };
         // Where the engine takes nothing, it drops `ended` and with it the reservation.
         let (subject, PutOptions { urgency, notify, .. }) = (Subject::of(request.id), options);
-        Ok(reactor.submit_about(subject, transfer, urgency, notify, Box::new(ended))?)
+        Ok(reactor.submit_about(subject, transfer, urgency, notify, ended)?)
     }
 
     /// Reads the bytes `range` of a tensor into memory of exactly that length. The version that stands
@@ -256,10 +256,11 @@ impl Pool {
         if found != needed {
             return Err(GetError::Memory { id, found, needed });
         }
-        let pieces = pieces::of_range(&self.0.stripes, entry, &range, self.0.verify_reads);
-        let transfer = Transfer::Read { destination, pieces };
+        let mut pieces = reactor.pieces();
         let subject = reading.subject().from_byte(range.start);
-        let finish = Box::new(move |_| drop(reading));
+        pieces.extend(pieces::of_range(&self.0.stripes, entry, range, self.0.verify_reads));
+        let transfer = Transfer::Read { destination, pieces };
+        let finish = Finish::new(move |_| drop(reading));
         Ok(reactor.submit_about(subject, transfer, urgency, notify, finish)?)
     }
 
@@ -279,9 +280,10 @@ impl Pool {
             let (found, needed) = (source.len() as u64, entry.length);
             return Err(GetError::Memory { id, found, needed });
         }
-        let pieces = pieces::of_range(&self.0.stripes, entry, &(0..entry.length), true);
+        let mut pieces = reactor.pieces();
+        pieces.extend(pieces::of_range(&self.0.stripes, entry, 0..entry.length, true));
         let transfer = Transfer::Verify { source, pieces };
-        Ok(reactor.submit(transfer, Urgency::Ahead, notify, Box::new(|_| ()))?)
+        Ok(reactor.submit(transfer, Urgency::Ahead, notify, Finish::nothing())?)
     }
 
     /// Removes a scratch tensor. Reads in flight end well, puts in flight do not bring it back.
@@ -360,7 +362,7 @@ impl Pool {
 
     fn check_fork(&self) -> Result<(), Unusable> {
         let opener = self.0.opener.load(Ordering::Relaxed);
-        if std::process::id() == opener { Ok(()) } else { Err(Unusable::Forked { opener }) }
+        if process::id() == opener { Ok(()) } else { Err(Unusable::Forked { opener }) }
     }
 
     fn check_usable(&self) -> Result<(), Unusable> {
@@ -398,7 +400,7 @@ impl Drop for LastHandle {
     fn drop(&mut self) {
         // In a fork the threads and locks are the parent's. Elsewhere whoever wanted to know how closing
         // went has called `close`.
-        if std::process::id() == self.0.opener.load(Ordering::Relaxed) {
+        if process::id() == self.0.opener.load(Ordering::Relaxed) {
             let _ = self.0.close();
         } else if let Ok(mut members) = self.0.members.try_lock() {
             // What holds the lock on the share is inherited; the child wants no part of it.

@@ -87,6 +87,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         ReactorOptions {
             staging: options.staging,
             buffers: options.buffers,
+            gpu: options.gpu.clone(),
             chunk: ByteCount(geometry.stripe_unit),
             depth: options.depth,
             huge_pages: options.huge_pages,

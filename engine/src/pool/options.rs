@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::scrub::ScrubReport;
 use crate::layout::{Geometry, LifetimeClass};
 use crate::log::{Lane, SpaceUse};
+use crate::memory::GpuMemory;
 use crate::path::{Backend, DeviceIdentity, Feature, PathChoice, PlacementHandle};
 use crate::schedule::{Notify, ReactorStats, Urgency};
 use crate::units::ByteCount;
@@ -100,6 +101,8 @@ pub struct OpenOptions {
     ///
     /// [`Pool::buffer`]: super::Pool::buffer
     pub buffers: ByteCount,
+    /// The GPU whose memory puts and gets may name.
+    pub gpu: Option<Arc<dyn GpuMemory>>,
     /// Operations in flight per device, at most.
     pub depth: u32,
     /// Whether checksums are compared on every read.
@@ -126,6 +129,7 @@ impl Default for OpenOptions {
             share: 0,
             staging: ByteCount::mib(16),
             buffers: ByteCount::ZERO,
+            gpu: None,
             depth: 32,
             verify_reads: true,
             huge_pages: true,

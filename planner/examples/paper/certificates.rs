@@ -20,7 +20,7 @@ pub(super) fn certificate(
     machine: &Machine,
     effort: Effort,
     toll: f64,
-) -> Result<Certificate, Box<dyn std::error::Error>> {
+) -> Result<Certificate, super::Failure> {
     if let Some(kept) = read(path, trace, machine) {
         return Ok(kept);
     }

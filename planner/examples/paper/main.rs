@@ -1,205 +1,132 @@
 //! What `make paper` prints: every policy on every recorded set, the published figures beside, and
-//! whether the project's own marks are reached. `paper TRACES OUTPUT.json [SET ...]` reads `*-stageN.json`
-//! from the directory TRACES, and ends with status 1 where a figure falls short.
+//! whether the project's own marks are reached. `paper TRACES OUTPUT.json [SET ...]` reads what
+//! `planner/paper/record.py` wrote to the directory TRACES, writes the page OUTPUT.html beside OUTPUT.json, and
+//! ends with status 1 where a figure falls short.
 
+mod cell;
 mod certificates;
+mod growth;
 mod marks;
 mod output;
+mod page;
+mod sets;
+mod small;
 
-use certificates::certificate;
-use marks::{SETS, Set};
-use output::{print_cell, print_trace, report};
+use cell::{Cell, Traces};
+use output::Results;
+use sets::{Part, SETS, Set};
 use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
-use tidelog_planner::algorithm1::{self, Score, algorithm1};
-use tidelog_planner::bound::Effort;
-use tidelog_planner::cost::{HostLink, Machine, SsdLink};
-use tidelog_planner::policies::flashneuron;
-use tidelog_planner::simulate::{Policy, Simulation, simulate};
-use tidelog_planner::tidelog::{self, Goal, Idea, tidelog};
 use tidelog_planner::trace::Trace;
-use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
 
 const GIB: u64 = 1 << 30;
 
-/// 80 GiB, and 94 GB (87.5 GiB): both are called the capacity of an H100 NVL.
-const CAPACITIES: [u64; 2] = [80 * GIB, 875 * GIB / 10];
+type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-const EFFORT: Effort = Effort { instants: 300, steps: 1500 };
-
-/// The floor under bytes written is searched with less: it says what it proves, too.
-const FLOOR_EFFORT: Effort = Effort { instants: 150, steps: 600 };
-
-/// ns per byte written: twice what writing takes, so that time gives way to bytes.
-const FLOOR_TOLL: f64 = 0.125;
-
-const SCORES: [(&str, Score); 3] = [
-    ("algorithm1, per transfer time", Score::PerTransferTime),
-    ("algorithm1, as printed", Score::PerByte),
-    ("algorithm1, size x time", Score::Benefit),
-];
-
-/// One policy on one machine.
-struct Outcome {
-    policy: String,
-    time: u64,
-    written: u64,
-    read: u64,
-    stalled: usize,
-    planning: f64,
-}
-
-/// One trace on one machine.
-struct Cell {
-    set: &'static Set,
-    stage: usize,
-    capacity: u64,
-    host: bool,
-    ideal: u64,
-    bound: Option<u64>,
-    /// The fewest bytes that an iteration as long as tidelog's thriftiest must write.
-    floor: Option<u64>,
-    outcomes: Vec<Outcome>,
-    /// Tidelog without one of its ideas.
-    ablations: Vec<Outcome>,
-}
-
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [traces, output, names @ ..] = arguments.as_slice() else {
+    let [folder, output, names @ ..] = arguments.as_slice() else {
         return Err("usage: paper TRACES OUTPUT.json [SET ...]".into());
     };
-    let wanted = |set: &&Set| names.is_empty() || names.iter().any(|name| name == set.name);
-    let mut cells = Vec::new();
-    let mut missed = Vec::new();
-    for set in SETS.iter().filter(wanted) {
-        for stage in 0..2 {
-            let path = Path::new(traces).join(format!("{}-stage{stage}.json", set.name));
-            let text = std::fs::read_to_string(&path)
-                .map_err(|error| format!("{}: {error}; record it first", path.display()))?;
-            let trace = Trace::from_json(&text)?;
-            print_trace(set, stage, &trace);
-            let bounds = Path::new(traces).with_file_name("bounds");
-            std::fs::create_dir_all(&bounds)?;
-            for capacity in CAPACITIES {
-                for host in [false, true] {
-                    let cell = plan(set, stage, &trace, capacity, host, &bounds)?;
-                    print_cell(&cell);
-                    missed.extend(marks::missed(&cell));
-                    cells.push(cell);
-                }
-            }
-        }
+    if let Some(unknown) = names.iter().find(|name| SETS.iter().all(|set| set.name != **name)) {
+        let known: Vec<&str> = SETS.iter().map(|set| set.name).collect();
+        return Err(format!("set {unknown} is not known; there are {}", known.join(", ")).into());
     }
-    std::fs::write(output, format!("{:#}\n", report(&cells, &missed)))?;
-    for line in &missed {
+    let wanted = |set: &&'static Set| names.is_empty() || names.iter().any(|name| name == set.name);
+    let parts: Vec<Part> = SETS.iter().filter(wanted).flat_map(Part::of).collect();
+    let folder = Path::new(folder);
+    let traces = parts.iter().map(|part| read(folder, *part)).collect::<Result<Vec<_>, _>>()?;
+
+    let began = Instant::now();
+    let cells = cells(&parts, &traces, &folder.with_file_name("bounds"))?;
+    let small = small::small()?;
+    print!("{}", output::small_in_words(&small));
+    let sizes = growth::growth(|size| println!("{}", output::size_in_words(size)))?;
+
+    let missed = cells.iter().flat_map(marks::missed_by).chain(marks::missed_by_small(&small));
+    let missed = missed.chain(marks::missed_by_growth(&sizes)).collect();
+    let results = Results { cells, small, sizes, missed };
+    write(Path::new(output), &results)?;
+    for line in &results.missed {
         println!("falls short: {line}");
     }
-    println!("{} figures in {output}, {} fall short", cells.len(), missed.len());
-    std::process::exit(i32::from(!missed.is_empty()));
+    let (count, minutes) = (results.cells.len(), began.elapsed().as_secs() / 60);
+    println!(
+        "{count} tables in {output} after {minutes} min, {} figures fall short",
+        results.missed.len()
+    );
+    std::process::exit(i32::from(!results.missed.is_empty()));
 }
 
-fn machine(set: &Set, capacity: u64, host: bool) -> Machine {
-    let rate = Bandwidth(16_000_000_000);
-    let host_rate = Bandwidth(50_000_000_000);
-    let latency = Nanos(80_000);
-    Machine {
-        budget: Bytes(capacity),
-        staging: Bytes(0),
-        ssd: SsdLink { read: rate, write: rate, latency },
-        host: host.then_some(HostLink {
-            read: host_rate,
-            write: host_rate,
-            latency: Nanos(20_000),
-            memory: Bytes(set.host_gib * GIB),
-        }),
-        verify: Bandwidth(1_000_000_000_000),
-    }
-}
-
-fn plan(
-    set: &'static Set,
-    stage: usize,
-    trace: &Trace,
-    capacity: u64,
-    host: bool,
-    bounds: &Path,
-) -> Result<Cell, Box<dyn std::error::Error>> {
-    let machine = machine(set, capacity, host);
-    let mut outcomes = vec![outcome("lru", &simulate(trace, &machine, Policy::Lru)?, 0.0)];
-    for (name, score) in SCORES {
-        let began = Instant::now();
-        let options = algorithm1::Options { score, ..algorithm1::Options::default() };
-        let plan = algorithm1(trace, &machine, options);
-        let planning = began.elapsed().as_secs_f64();
-        let simulation = simulate(trace, &machine, Policy::Planned(&plan))?;
-        outcomes.push(outcome(name, &simulation, planning));
-    }
-    // Where what is left does not fit there is no row: that is the answer.
-    if let Ok(plan) = flashneuron(trace, &machine) {
-        let simulation = simulate(trace, &machine, Policy::Planned(&plan))?;
-        outcomes.push(outcome("flashneuron", &simulation, 0.0));
-    }
-    for (name, goal) in [("tidelog", Goal::Time), ("tidelog, fewest bytes", Goal::Wear)] {
-        let began = Instant::now();
-        let options = tidelog::Options { goal, ..tidelog::Options::default() };
-        let (_, simulation) = tidelog(trace, &machine, options)?;
-        outcomes.push(outcome(name, &simulation, began.elapsed().as_secs_f64()));
-    }
-    let ideal = trace.duration().0;
-    let mut cell = Cell {
-        set,
-        stage,
-        capacity,
-        host,
-        ideal,
-        bound: None,
-        floor: None,
-        outcomes,
-        ablations: Vec::new(),
+fn read(folder: &Path, part: Part) -> Result<Traces, Failure> {
+    let read = |kind: &str| -> Result<Trace, Failure> {
+        let path = folder.join(format!("{}{kind}.json", part.file()));
+        let text = std::fs::read_to_string(&path).map_err(|error| {
+            format!("{}: {error}; planner/paper/record.py records it", path.display())
+        })?;
+        Ok(Trace::from_json(&text)?)
     };
-    if host {
-        return Ok(cell);
-    }
-    let file = |kind: &str| {
-        bounds.join(format!("{}-stage{stage}-{}{kind}.json", set.name, capacity / GIB))
-    };
-    let proof = certificate(&file(""), trace, &machine, EFFORT, 0.0)?;
-    cell.bound = Some(proof.relaxation.value(&proof.prices)?.0.max(ideal));
-    if stage == 0 {
-        let proof = certificate(&file("-toll"), trace, &machine, FLOOR_EFFORT, FLOOR_TOLL)?;
-        let time = Nanos(cell.outcomes.last().map_or(ideal, |thrifty| thrifty.time));
-        cell.floor = Some(proof.relaxation.written_at_least(&proof.prices, time)?.0);
-        cell.ablations = ablations(trace, &machine)?;
-    }
-    Ok(cell)
+    Ok(Traces { plain: read("")?, checkpointed: read("-checkpointed")? })
 }
 
-/// The sweep's own plans, whole and without one idea each.
-fn ablations(trace: &Trace, machine: &Machine) -> Result<Vec<Outcome>, Box<dyn std::error::Error>> {
-    let ideas = [None].into_iter().chain(Idea::ALL.map(Some));
-    ideas
-        .map(|without| {
-            let options =
-                tidelog::Options { without, published: false, ..tidelog::Options::default() };
+/// Every part on each of its machines, as many at a time as there are cores; told of as they are done.
+fn cells(parts: &[Part], traces: &[Traces], bounds: &Path) -> Result<Vec<Cell>, Failure> {
+    std::fs::create_dir_all(bounds)?;
+    let mut jobs = Vec::new();
+    for (part, traces) in parts.iter().zip(traces) {
+        let kinds =
+            part.set.capacities.into_iter().flat_map(|bytes| [(bytes, false), (bytes, true)]);
+        jobs.extend(kinds.map(|(capacity, host)| (*part, traces, capacity, host)));
+    }
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let slots: Vec<Mutex<Option<Result<Cell, Failure>>>> =
+        jobs.iter().map(|_| Mutex::default()).collect();
+    let work = || {
+        while let Some((slot, (part, traces, capacity, host))) =
+            Some(next.fetch_add(1, Ordering::Relaxed))
+                .and_then(|at| Some((slots.get(at)?, jobs[at])))
+        {
             let began = Instant::now();
-            let (_, simulation) = tidelog(trace, machine, options)?;
-            let name =
-                without.map_or("nothing left out".to_owned(), |idea| format!("without {idea:?}"));
-            Ok(outcome(&name, &simulation, began.elapsed().as_secs_f64()))
-        })
-        .collect()
+            let made = cell::plan(part, traces, capacity, host, bounds);
+            let ended = done.fetch_add(1, Ordering::Relaxed) + 1;
+            let title = made.as_ref().map_or_else(|_| part.title(), Cell::title);
+            eprintln!("[{ended:2} of {}] {title}: {} s", jobs.len(), began.elapsed().as_secs());
+            *slot.lock().expect("no one panics with it") = Some(made);
+        }
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(work);
+        }
+    });
+    let mut cells = Vec::new();
+    for (index, slot) in slots.into_iter().enumerate() {
+        let cell = slot.into_inner()?.ok_or("a thread ended early")??;
+        let (part, traces, ..) = jobs[index];
+        if index == 0 || jobs[index - 1].0.title() != part.title() {
+            println!("{}", output::about(part, traces));
+        }
+        print!("{}", output::table(&cell));
+        cells.push(cell);
+    }
+    Ok(cells)
 }
 
-fn outcome(policy: &str, simulation: &Simulation, planning: f64) -> Outcome {
-    Outcome {
-        policy: policy.to_owned(),
-        time: simulation.time.0,
-        written: simulation.bytes.ssd_written.0,
-        read: simulation.bytes.ssd_read.0,
-        stalled: simulation.stalls.len(),
-        planning,
+fn write(output: &Path, results: &Results) -> Result<(), Failure> {
+    std::fs::write(output, format!("{:#}\n", output::json(results)))?;
+    let name = output.file_stem().unwrap_or_default().to_string_lossy();
+    std::fs::write(output.with_extension("html"), page::page(results, &name))?;
+    let steps = output.with_extension("").join(page::STEPS);
+    std::fs::create_dir_all(&steps)?;
+    for cell in &results.cells {
+        if let Some(page) = &cell.page {
+            std::fs::write(steps.join(page::step_file(cell)), page)?;
+        }
     }
+    Ok(())
 }
 
 #[allow(clippy::cast_precision_loss, reason = "for people")]

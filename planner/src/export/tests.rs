@@ -102,6 +102,7 @@ fn a_measured_step_may_have_any_number_of_transfers_side_by_side() {
         begin: Nanos(index),
         moved: Nanos(index + 1),
         end: Nanos(1000 + index),
+        in_step: Bytes(10),
         urgent: false,
         ending: Ending::Moved,
     };

@@ -2,23 +2,12 @@
 //! forward pass makes them until the rest fits (its linear selection), each leaves after the last use
 //! before its longest wait, and comes back as late as the reads after it allow.
 
+use super::common::{DoesNotFit, fits, latest_reads, row, worst};
 use crate::cost::{Machine, Timeline};
-use crate::lifetime::{Lifetimes, Period, PeriodEnd, sum_over_ops};
-use crate::plan::{Action, Expectation, Plan, Row, Target};
+use crate::lifetime::{Lifetimes, Period, PeriodEnd};
+use crate::plan::{Action, Expectation, Plan, Target};
 use crate::trace::{Kind, Trace};
-use crate::units::{Bytes, Nanos, OpIndex};
-
-/// Parameters, gradients, optimizer state and what ops use at once are more than the memory there is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("with all activations out, op {} still needs {needed} of {capacity}: FlashNeuron moves nothing else", op.0)]
-pub struct DoesNotFit {
-    /// Where the most is needed.
-    pub op: OpIndex,
-    /// How much.
-    pub needed: Bytes,
-    /// How much there is.
-    pub capacity: Bytes,
-}
+use crate::units::Bytes;
 
 /// The plan of an iteration, if memory suffices for all that is no activation.
 pub fn flashneuron(trace: &Trace, machine: &Machine) -> Result<Plan, DoesNotFit> {
@@ -27,26 +16,12 @@ pub fn flashneuron(trace: &Trace, machine: &Machine) -> Result<Plan, DoesNotFit>
     let candidates = longest_waits(trace, &lifetimes.periods, &timeline);
     let count = selected(&lifetimes, &candidates, machine.capacity())?;
     let mut chosen = candidates[..count].to_vec();
+    let back = latest_reads(&mut chosen, machine.ssd.read, &timeline);
     let mut rows = Vec::with_capacity(2 * count);
-    let ops = timeline.ops();
-    // From the last use backwards: each read ends before its use and before the next one begins.
-    chosen.sort_by_key(|period| period.to);
-    let mut free_until = Nanos(u64::MAX);
-    for period in chosen.iter().rev() {
-        let end = timeline.begin(period.to).0.min(free_until.0);
-        let start = end.saturating_sub(machine.ssd.read.time_for(period.size).0);
-        free_until = Nanos(start);
-        let back = timeline.last_beginning_by(Nanos(start), period.from, period.to);
-        let back = back.max(period.from + 1).min(period.to);
-        let row = |action, start: u32, deadline: u32| Row {
-            start: OpIndex(start % ops),
-            deadline: OpIndex(deadline % ops),
-            action,
-            target: Target::Ssd,
-            storage: trace.storage(period.storage).identity.clone(),
-        };
-        rows.push(row(Action::Evict, period.from, back));
-        rows.push(row(Action::Prefetch, back, period.to));
+    for (period, back) in chosen.iter().zip(back) {
+        let identity = &trace.storage(period.storage).identity;
+        rows.push(row(trace, identity, (Action::Evict, Target::Ssd), (period.from, back)));
+        rows.push(row(trace, identity, (Action::Prefetch, Target::Ssd), (back, period.to)));
     }
     Ok(Plan::new("flashneuron", trace, machine, rows, Expectation::default()))
 }
@@ -80,22 +55,15 @@ fn selected(
     candidates: &[Period],
     capacity: Bytes,
 ) -> Result<usize, DoesNotFit> {
-    let ops = lifetimes.memory.len() as u32;
-    let worst = |count: usize| {
-        let ranges = candidates[..count].iter().map(|one| (one.from, one.to, one.size));
-        let out = sum_over_ops(ops, ranges);
-        let left = lifetimes.memory.iter().zip(&out).map(|(all, out)| all.0 - out.0);
-        left.enumerate().max_by_key(|(_, bytes)| *bytes).unwrap_or_default()
+    let needed = |count: usize| {
+        let away = candidates[..count].iter().map(|one| (one.from, one.to, one.size));
+        worst(lifetimes, away)
     };
-    let (op, needed) = worst(candidates.len());
-    if needed > capacity.0 {
-        let op = OpIndex(op as u32);
-        return Err(DoesNotFit { op, needed: Bytes(needed), capacity });
-    }
+    fits(needed(candidates.len()), capacity)?;
     let (mut low, mut high) = (0, candidates.len());
     while low < high {
         let middle = low + (high - low) / 2;
-        if worst(middle).1 <= capacity.0 { high = middle } else { low = middle + 1 }
+        if needed(middle).1 <= capacity { high = middle } else { low = middle + 1 }
     }
     Ok(low)
 }
@@ -103,6 +71,7 @@ fn selected(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Row;
     use crate::simulate::{Policy, simulate};
     use crate::testing::{machine, training};
 

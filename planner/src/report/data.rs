@@ -76,7 +76,7 @@ pub(super) fn render(report: &Report) -> String {
 fn transfer(report: &Report, index: usize) -> TransferRow<'_> {
     let transfer = &report.transfers[index];
     let moving = transfer.end.0.saturating_sub(transfer.moved.0);
-    let per_second = u128::from(transfer.bytes.0) * 1_000_000_000 / u128::from(moving.max(1));
+    let per_second = u128::from(transfer.in_step.0) * 1_000_000_000 / u128::from(moving.max(1));
     let rate = crate::units::Bandwidth(u64::try_from(per_second).unwrap_or(u64::MAX));
     TransferRow {
         name: &transfer.name,

@@ -140,6 +140,9 @@ pub struct TransferSpan {
     pub moved: Nanos,
     /// When it was complete.
     pub end: Nanos,
+    /// How many of its bytes moved in the step, from `moved` to `end`: fewer than all where it began before the
+    /// step or goes on after it.
+    pub in_step: Bytes,
     /// Whether an op was waiting for it.
     pub urgent: bool,
     /// What became of it.
@@ -168,6 +171,13 @@ pub struct Unmovable {
     pub bytes: Bytes,
     /// Why it cannot move.
     pub why: String,
+}
+
+impl TransferSpan {
+    /// Whether bytes took the way that it names: a copy that was still good, or a transfer that was called off, needs none.
+    pub(crate) fn carries_bytes(&self) -> bool {
+        matches!(self.ending, Ending::Moved | Ending::UnderWay)
+    }
 }
 
 impl Report {

@@ -1,6 +1,6 @@
 //! From events to pictures: columns, lanes and ticks.
 
-use super::{Direction, Ending, MemorySample, TransferSpan};
+use super::{Direction, MemorySample, TransferSpan};
 use crate::units::{Bandwidth, Bytes, Nanos};
 
 /// More memory samples than this are drawn as the maximum of each column.
@@ -58,8 +58,8 @@ pub(crate) fn lanes(spans: &[(Nanos, Nanos)], most: usize) -> (Vec<usize>, usize
     (lane_of, free_from.len())
 }
 
-/// Bytes per second in each of [`BINS`] equal columns, each transfer spread evenly over the time in
-/// which its bytes moved.
+/// Bytes per second in each of [`BINS`] equal columns, what each transfer moved in the step spread evenly
+/// over the time in which it moved there.
 pub(crate) fn bandwidth(
     transfers: &[TransferSpan],
     direction: Direction,
@@ -69,14 +69,14 @@ pub(crate) fn bandwidth(
     let mut bytes = vec![0u128; BINS as usize];
     let moving = transfers
         .iter()
-        .filter(|t| t.direction == direction && t.ending == Ending::Moved && t.moved < t.end);
+        .filter(|t| t.direction == direction && t.carries_bytes() && t.moved < t.end);
     for transfer in moving {
         let length = u128::from(transfer.end.0 - transfer.moved.0);
         let last_bin = ((transfer.end.0 - 1) / width).min(BINS - 1);
         for bin in transfer.moved.0 / width..=last_bin {
             let from = transfer.moved.0.max(bin * width);
             let to = transfer.end.0.min((bin + 1) * width);
-            let share = u128::from(transfer.bytes.0) * u128::from(to.saturating_sub(from));
+            let share = u128::from(transfer.in_step.0) * u128::from(to.saturating_sub(from));
             bytes[bin as usize] += share / length;
         }
     }
@@ -124,8 +124,9 @@ mod tests {
             begin: Nanos(begin),
             moved: Nanos(begin),
             end: Nanos(end),
+            in_step: Bytes(bytes),
             urgent: false,
-            ending: Ending::Moved,
+            ending: crate::report::Ending::Moved,
         }
     }
 
@@ -165,6 +166,13 @@ mod tests {
         assert_eq!(rates[100], Bandwidth(0));
         assert_eq!(rates[200], Bandwidth(500_000_000));
         assert!(bandwidth(&spans, Direction::In, Nanos(4800)).iter().all(|rate| rate.0 == 0));
+    }
+
+    #[test]
+    fn what_began_before_the_step_counts_with_what_it_moved_in_it() {
+        let mut span = transfer(0, 1200, 2400);
+        span.in_step = Bytes(1200);
+        assert_eq!(bandwidth(&[span], Direction::Out, Nanos(4800))[0], Bandwidth(1_000_000_000));
     }
 
     #[test]

@@ -11,6 +11,7 @@ fn report() -> Report {
         begin: Nanos(at),
         moved: Nanos(at + 50_000),
         end: Nanos(at + 400_000),
+        in_step: Bytes(30 << 20),
         urgent: false,
         ending,
     };

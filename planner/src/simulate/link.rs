@@ -9,6 +9,8 @@ use std::collections::VecDeque;
 #[derive(Clone, Copy, Debug)]
 struct Job {
     transfer: TransferId,
+    /// Link time that it needs in all.
+    total: u64,
     /// Link time that it still needs.
     remaining: u64,
     /// When its first byte moved.
@@ -23,6 +25,14 @@ pub(super) struct Landed {
     pub(super) transfer: TransferId,
     /// When its first byte moved.
     pub(super) started: u64,
+}
+
+/// How far a transfer has come: `done` of `total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Progress {
+    pub(super) started: u64,
+    pub(super) done: u64,
+    pub(super) total: u64,
 }
 
 /// One link in one direction.
@@ -53,7 +63,7 @@ impl Link {
     pub(super) fn submit(&mut self, now: u64, transfer: TransferId, bytes: Bytes, urgent: bool) {
         self.work_until(now);
         let remaining = self.rate.time_for(bytes).0.max(1);
-        let job = Job { transfer, remaining, started: None };
+        let job = Job { transfer, total: remaining, remaining, started: None };
         if urgent { self.urgent.push_back(job) } else { self.ahead.push_back(job) }
     }
 
@@ -89,6 +99,19 @@ impl Link {
         self.work_until(now);
         let due = self.landed.iter().take_while(|landed| landed.at <= now).count();
         complete.extend(self.landed.drain(..due));
+    }
+
+    /// When the first byte of a transfer moved, and how much of it has moved as link time of all that it
+    /// takes; `None` if nothing has. What is complete and not yet told is here as well.
+    pub(super) fn progress(&mut self, now: u64, transfer: TransferId) -> Option<Progress> {
+        self.work_until(now);
+        if let Some(landed) = self.landed.iter().find(|landed| landed.transfer == transfer) {
+            return Some(Progress { started: landed.started, done: 1, total: 1 });
+        }
+        let mut queued = self.urgent.iter().chain(&self.ahead);
+        let job = queued.find(|job| job.transfer == transfer)?;
+        let (done, total) = (job.total - job.remaining, job.total);
+        Some(Progress { started: job.started?, done, total })
     }
 
     fn front(&self) -> Option<&Job> {
@@ -153,6 +176,21 @@ mod tests {
         }
         link.expedite(50, TransferId(3));
         assert_eq!(order(&mut link), [(3, 155), (1, 205), (2, 305)]);
+    }
+
+    #[test]
+    fn a_transfer_tells_how_far_it_has_come() {
+        let mut link = link();
+        link.submit(10, TransferId(1), Bytes(100), false);
+        link.submit(10, TransferId(2), Bytes(50), false);
+        let progress = |link: &mut Link, now, transfer| link.progress(now, TransferId(transfer));
+        assert_eq!(
+            progress(&mut link, 40, 1),
+            Some(Progress { started: 10, done: 30, total: 100 })
+        );
+        assert_eq!(progress(&mut link, 40, 2), None, "it waits for its turn");
+        let landed = progress(&mut link, 112, 1).unwrap();
+        assert_eq!((landed.started, landed.done), (10, landed.total), "complete, and not yet told");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! All links of the machine, and the transfers on them.
 
-use super::link::{Landed, Link};
+use super::link::{Landed, Link, Progress};
 use crate::cost::Machine;
 use crate::plan::Target;
 use crate::report::{Direction, Ending};
@@ -111,11 +111,14 @@ impl Links {
         ended.collect()
     }
 
-    /// What is still under way.
-    pub(super) fn under_way(&self) -> Vec<Flight> {
-        let mut flights: Vec<_> = self.flights.iter().collect();
-        flights.sort_unstable_by_key(|(transfer, _)| **transfer);
-        flights.into_iter().map(|(_, flight)| *flight).collect()
+    /// What is still under way, and how far it has come.
+    pub(super) fn under_way(&mut self, now: u64) -> Vec<(TransferId, Flight, Option<Progress>)> {
+        let mut flights: Vec<_> = self.flights.iter().map(|(id, flight)| (*id, *flight)).collect();
+        flights.sort_unstable_by_key(|(transfer, _)| *transfer);
+        let told = flights.into_iter().map(|(transfer, flight)| {
+            (transfer, flight, self.link(flight.way).progress(now, transfer))
+        });
+        told.collect()
     }
 
     fn all(&self) -> impl Iterator<Item = &Link> {

@@ -97,6 +97,8 @@ pub struct SimulatedTransfer {
     pub moved: Nanos,
     /// When it was complete.
     pub end: Nanos,
+    /// How many of its bytes moved in the iteration: fewer than all where it began before or goes on after.
+    pub in_step: Bytes,
     /// Whether an op waited for it.
     pub urgent: bool,
     /// How it ended.

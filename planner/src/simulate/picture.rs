@@ -52,6 +52,7 @@ fn transfers(trace: &Trace, simulation: &Simulation) -> Vec<TransferSpan> {
             begin: transfer.begin,
             moved: transfer.moved,
             end: transfer.end,
+            in_step: transfer.in_step,
             urgent: transfer.urgent,
             ending: transfer.ending,
         }

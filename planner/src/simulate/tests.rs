@@ -123,6 +123,37 @@ fn faster_ssds_never_make_a_plan_slower_on_a_training_step() {
     assert_eq!(before, trace.duration().0, "16 GB/s hide everything");
 }
 
+/// What was under way when the iteration began, or is when it ends, counts with what it moves in it: no link
+/// carries more than its rate allows, and what an iteration owes to the next it got from the one before.
+#[test]
+fn bytes_count_in_the_iteration_in_which_they_move() {
+    let trace = training(12, 40_000, 100_000, 20_000);
+    let machine = machine(700_000);
+    let (mut partly, mut busiest) = (0, 0);
+    for policy in [Policy::Lru, Policy::Planned(&algorithm1(&trace, &machine, Options::default()))]
+    {
+        let simulation = simulate(&trace, &machine, policy).unwrap();
+        for (direction, complete) in [
+            (Direction::Out, simulation.bytes.ssd_written.0),
+            (Direction::In, simulation.bytes.ssd_read.0),
+        ] {
+            let of_way = |t: &&SimulatedTransfer| {
+                t.direction == direction && matches!(t.ending, Ending::Moved | Ending::UnderWay)
+            };
+            let transfers = || simulation.transfers.iter().filter(of_way);
+            let size = |t: &SimulatedTransfer| trace.storage(t.storage).size;
+            partly += transfers().filter(|t| t.in_step.0 > 0 && t.in_step < size(t)).count();
+            let moved: u64 = transfers().map(|t| t.in_step.0).sum();
+            // A byte takes a nanosecond.
+            assert!(moved <= simulation.time.0, "{moved} bytes in {:?}", simulation.time);
+            assert_eq!(moved, complete, "the iterations are alike by now");
+            busiest = busiest.max(moved * 100 / simulation.time.0);
+        }
+    }
+    assert!(partly >= 2, "{partly} transfers cross the end of the iteration");
+    assert!(busiest > 50, "the busiest link carries {busiest} % of what it could");
+}
+
 #[test]
 fn expectations_say_what_the_simulation_found() {
     let trace = training(12, 40, 100, 60);

@@ -1,6 +1,7 @@
 //! The simulated machine room: the residency machine, the links, and what memory holds, checked
 //! independently of what the residency machine believes.
 
+use super::link::Progress;
 use super::links::{Ended, Flight, Links, Way};
 use super::{SimulatedTransfer, Simulation};
 use crate::plan::Target;
@@ -8,6 +9,7 @@ use crate::report::{Direction, Ending, MemorySample};
 use crate::residency::{Action, Attributes, CopyKind, Residency, StorageId, TransferId, Urgency};
 use crate::trace::{PlanStorage, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
+use std::collections::HashMap;
 
 /// One storage that exists now, or still holds memory.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +35,8 @@ pub(super) struct World<'a> {
     capacity: u64,
     /// When the current iteration began.
     origin: u64,
+    /// Of what was under way then: the bytes that had moved.
+    moved_before: HashMap<TransferId, Bytes>,
     instances: Vec<Instance>,
     free_ids: Vec<StorageId>,
     held: u64,
@@ -57,6 +61,7 @@ impl<'a> World<'a> {
             result: Simulation::default(),
             capacity: capacity.0,
             origin: 0,
+            moved_before: HashMap::new(),
             instances: Vec::new(),
             free_ids: Vec::new(),
             held: 0,
@@ -66,9 +71,16 @@ impl<'a> World<'a> {
         }
     }
 
-    /// From now on times count from here.
+    /// From now on times, and bytes that move, count from here.
     pub(super) fn begin_iteration(&mut self) {
         self.origin = self.now;
+        if self.recording {
+            let under_way = self.links.under_way(self.now).into_iter();
+            let moved = under_way.map(|(transfer, flight, progress)| {
+                (transfer, so_far(&flight, progress, self.now).1)
+            });
+            self.moved_before = moved.collect();
+        }
     }
 
     pub(super) fn instance(&self, id: StorageId) -> &Instance {
@@ -76,18 +88,10 @@ impl<'a> World<'a> {
     }
 
     pub(super) fn into_simulation(mut self, policy: &str) -> Simulation {
-        for flight in self.links.under_way() {
-            let ended = SimulatedTransfer {
-                storage: flight.storage,
-                direction: flight.direction(),
-                target: flight.target(),
-                begin: self.since_origin(flight.begin),
-                moved: self.since_origin(self.now),
-                end: self.since_origin(self.now),
-                urgent: flight.urgent,
-                ending: Ending::UnderWay,
-            };
-            self.result.transfers.push(ended);
+        for (transfer, flight, progress) in self.links.under_way(self.now) {
+            let (started, bytes) = so_far(&flight, progress, self.now);
+            let told = self.told(transfer, &flight, [started, self.now], bytes, Ending::UnderWay);
+            self.result.transfers.push(told);
         }
         self.result.transfers.sort_by_key(|t| (t.begin, t.moved, t.end, t.storage));
         self.result.time = self.since_origin(self.now);
@@ -217,16 +221,8 @@ impl<'a> World<'a> {
             return;
         }
         let flight = &ended.flight;
-        let transfer = SimulatedTransfer {
-            storage: flight.storage,
-            direction: flight.direction(),
-            target: flight.target(),
-            begin: self.since_origin(flight.begin),
-            moved: self.since_origin(ended.moved),
-            end: self.since_origin(ended.end),
-            urgent: flight.urgent,
-            ending: flight.ending(),
-        };
+        let moving = [ended.moved, ended.end];
+        let transfer = self.told(ended.transfer, flight, moving, flight.bytes, flight.ending());
         self.result.transfers.push(transfer);
         match (transfer.ending, transfer.direction) {
             (Ending::Moved, Direction::Out) => {
@@ -236,6 +232,29 @@ impl<'a> World<'a> {
                 self.result.bytes.add_back(transfer.target, flight.bytes);
             }
             _ => {}
+        }
+    }
+
+    /// A transfer of which `bytes` have moved from `started` to `end`, as this iteration saw it.
+    fn told(
+        &self,
+        transfer: TransferId,
+        flight: &Flight,
+        [started, end]: [u64; 2],
+        bytes: Bytes,
+        ending: Ending,
+    ) -> SimulatedTransfer {
+        let before = self.moved_before.get(&transfer).map_or(0, |bytes| bytes.0);
+        SimulatedTransfer {
+            storage: flight.storage,
+            direction: flight.direction(),
+            target: flight.target(),
+            begin: self.since_origin(flight.begin),
+            moved: self.since_origin(started),
+            end: self.since_origin(end),
+            in_step: Bytes(bytes.0.saturating_sub(before)),
+            urgent: flight.urgent,
+            ending,
         }
     }
 
@@ -267,4 +286,12 @@ impl<'a> World<'a> {
     pub(super) fn since_origin(&self, time: u64) -> Nanos {
         Nanos(time.saturating_sub(self.origin))
     }
+}
+
+/// When a transfer's first byte moved, and how many have.
+fn so_far(flight: &Flight, progress: Option<Progress>, now: u64) -> (u64, Bytes) {
+    progress.map_or((now, Bytes(0)), |Progress { started, done, total }| {
+        let moved = u128::from(flight.bytes.0) * u128::from(done) / u128::from(total);
+        (started, Bytes(moved as u64))
+    })
 }

@@ -73,6 +73,8 @@ pub(super) struct Transfer {
     pub(super) begin: Nanos,
     pub(super) moved: Nanos,
     pub(super) end: Nanos,
+    /// How many of its bytes moved in this step.
+    pub(super) in_step: u64,
     pub(super) urgent: bool,
     pub(super) ending: Ending,
 }
@@ -181,10 +183,16 @@ impl History {
             _ => {}
         }
         let end = step.since_begin(now);
+        let in_step = match submitted {
+            Some(submitted) if ending != Ending::UnderWay => step.share(bytes, submitted, now),
+            // The pool does not say how far it has come.
+            _ => 0,
+        };
         let transfer = Transfer {
             begin: step.since_begin(asked),
             moved: submitted.map_or(end, |submitted| step.since_begin(submitted)),
             end,
+            in_step,
             label,
             kind,
             bytes,
@@ -224,6 +232,13 @@ impl Step {
             clean_evictions: 0,
             clean_bytes: 0,
         }
+    }
+
+    /// The part of the bytes that moved in the step, if they moved evenly from `from` to `to`.
+    fn share(&self, bytes: u64, from: Instant, to: Instant) -> u64 {
+        let all = to.saturating_duration_since(from).as_nanos();
+        let inside = to.saturating_duration_since(from.max(self.began)).as_nanos();
+        (u128::from(bytes) * inside).checked_div(all).map_or(bytes, |part| part as u64)
     }
 
     /// What began before the step counts from its beginning.
@@ -291,9 +306,10 @@ mod tests {
         let begun = before + Duration::from_secs(1);
         history.step_begins(begun);
         let end = begun + Duration::from_nanos(9);
-        history.transferred(ended(before, 1, Direction::In, Ending::Moved), end);
+        history.transferred(ended(before, 1_000_000_009, Direction::In, Ending::Moved), end);
         let moved = &history.shown().unwrap().transfers[0];
         assert_eq!((moved.begin, moved.moved, moved.end), (Nanos(0), Nanos(0), Nanos(9)));
+        assert_eq!(moved.in_step, 9, "what it moved before counts there");
     }
 
     #[test]

@@ -157,6 +157,7 @@ impl<'a> Words<'a> {
             begin: moved.begin,
             moved: moved.moved,
             end: moved.end,
+            in_step: Bytes(moved.in_step),
             urgent: moved.urgent,
             ending: moved.ending,
         }

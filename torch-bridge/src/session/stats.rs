@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use tidelog_engine::layout::LifetimeClass;
 use tidelog_engine::log::Durability;
-use tidelog_engine::path::Endurance;
+use tidelog_engine::path::{Endurance, Feature};
 use tidelog_engine::pool::PoolStats;
 use tidelog_planner::trace::Kind;
 
@@ -20,6 +20,7 @@ impl Session {
             "data_path": pool.as_ref().map(data_path),
             "why_not": pool.as_ref().map(|pool| &pool.reactor.why_not),
             "staging_backing": pool.as_ref().map(staging_backing),
+            "gpu": pool.as_ref().and_then(gpu),
             "pool": pool.as_ref().map(space),
             "devices": pool.as_ref().map(devices),
             "lanes": pool.as_ref().map(lanes),
@@ -38,6 +39,7 @@ impl Session {
                 "ops": planned.trace.ops.len(),
                 "storages": planned.trace.storages.len(),
                 "migrations": planned.plan.rows.len(),
+                "compute_ns": planned.trace.ops.iter().map(|op| op.duration.0).sum::<u64>(),
             })),
             "notices": state.notices,
         })
@@ -54,6 +56,15 @@ pub(super) fn data_path(pool: &PoolStats) -> String {
 pub(super) fn staging_backing(pool: &PoolStats) -> String {
     let (backing, why) = (pool.reactor.backing, &pool.reactor.backing_why);
     if why.is_empty() { backing.to_string() } else { format!("{backing}: {why}") }
+}
+
+/// The GPU whose memory moves, and why its copies are not as fast as they could be.
+fn gpu(pool: &PoolStats) -> Option<String> {
+    let gpu = pool.reactor.gpu.as_ref()?;
+    Some(match &gpu.page_locked {
+        Feature::On => gpu.name.clone(),
+        Feature::Off(why) => format!("{}; staging memory is not page-locked: {why}", gpu.name),
+    })
 }
 
 /// The share's space, in bytes.

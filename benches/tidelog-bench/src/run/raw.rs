@@ -34,6 +34,8 @@ pub(super) struct RawJob {
     due: Option<Instant>,
     /// Buffers of operations that have no use for one, by tag.
     parked: Vec<Option<DmaBuffer>>,
+    /// Places that were trimmed, and are to be written next.
+    trimmed: Vec<Place>,
     /// Chooses the direction of each operation of a mix.
     random: fastrand::Rng,
     /// What is in flight, by tag.
@@ -100,6 +102,7 @@ impl RawJob {
             held: None,
             due: None,
             parked: std::iter::repeat_with(|| None).take(job.iodepth as usize).collect(),
+            trimmed: Vec::with_capacity(job.iodepth as usize),
             random: fastrand::Rng::with_seed(seed ^ 1),
             flights: vec![flight; job.iodepth as usize],
             idle: buffers.into_iter().enumerate().collect(),
@@ -197,11 +200,13 @@ impl RawJob {
                 Some((self.stream.advance()?, Direction::Read))
             }
             Phase::Load => {
-                if self.budget.is_spent(recorder, now) {
+                if self.budget.is_time_up(recorder, now) {
                     return None;
                 }
-                let (place, direction) = match self.held.take() {
-                    Some(held) => held,
+                let after_trim = || Some((self.trimmed.pop()?, Direction::Write));
+                let (place, direction) = match self.held.take().or_else(after_trim) {
+                    Some(next) => next,
+                    None if self.budget.is_used_up() => return None,
                     None => self.draw()?,
                 };
                 self.due = self.throttle.due(direction, now);
@@ -210,8 +215,12 @@ impl RawJob {
                     return None;
                 }
                 self.throttle.took(direction, place.length);
-                self.begun_in_pass += 1;
-                self.budget.take(place.length);
+                let is_drawn =
+                    direction == Direction::Trim || !self.job.load.writes_what_it_trims();
+                if is_drawn {
+                    self.begun_in_pass += 1;
+                    self.budget.take(place.length);
+                }
                 Some((place, direction))
             }
         }
@@ -297,6 +306,9 @@ impl RawJob {
                 (Ok(()), buffer) => {
                     if phase == Phase::Load {
                         recorder.completed(direction, place.length, [begun, issued, now]);
+                    }
+                    if direction == Direction::Trim && self.job.load.writes_what_it_trims() {
+                        self.trimmed.push(place);
                     }
                     if let (true, Direction::Read, Some(buffer)) =
                         (self.job.verify, direction, buffer)

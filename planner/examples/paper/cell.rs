@@ -1,0 +1,226 @@
+//! One trace on one machine: every policy, and what none can beat.
+
+use super::certificates::certificate;
+use super::sets::Part;
+use super::{Failure, GIB, ratio};
+use std::path::Path;
+use tidelog_planner::algorithm1::{self, Score, algorithm1};
+use tidelog_planner::bound::Effort;
+use tidelog_planner::cost::{HostLink, Machine, SsdLink};
+use tidelog_planner::policies::{ZeroError, ZeroStep, flashneuron, zero_infinity, zero_offload};
+use tidelog_planner::simulate::{Policy, Simulation, report, simulate};
+use tidelog_planner::tidelog::{self, Goal, Idea, tidelog};
+use tidelog_planner::trace::Trace;
+use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
+
+const EFFORT: Effort = Effort { instants: 300, steps: 1500 };
+
+/// The floor under bytes written is searched with less: it says what it proves, too.
+const FLOOR_EFFORT: Effort = Effort { instants: 150, steps: 600 };
+
+/// ns per byte written: twice what writing takes, so that time gives way to bytes.
+const FLOOR_TOLL: f64 = 0.125;
+
+const SCORES: [(&str, Score); 3] = [
+    ("algorithm1, per transfer time", Score::PerTransferTime),
+    ("algorithm1, as printed", Score::PerByte),
+    ("algorithm1, size x time", Score::Benefit),
+];
+
+/// ZeRO may take all that the published machine had, half for each GPU.
+const ZERO_HOST_BYTES: u64 = 750_000_000_000;
+
+/// One policy on one machine.
+pub(super) struct Outcome {
+    pub(super) policy: String,
+    pub(super) time: u64,
+    pub(super) written: u64,
+    pub(super) read: u64,
+    pub(super) stalled: usize,
+    /// Seconds of one core.
+    pub(super) planning: f64,
+    /// What a policy keeps in host memory, where it says so.
+    pub(super) host_memory: Option<u64>,
+}
+
+/// One trace on one machine.
+pub(super) struct Cell {
+    pub(super) part: Part,
+    pub(super) capacity: u64,
+    pub(super) host: bool,
+    pub(super) ideal: u64,
+    pub(super) bound: Option<u64>,
+    /// The fewest bytes that an iteration as long as tidelog's thriftiest must write.
+    pub(super) floor: Option<u64>,
+    pub(super) outcomes: Vec<Outcome>,
+    /// Policies that cannot run it, and why.
+    pub(super) impossible: Vec<(&'static str, String)>,
+    /// Tidelog without one of its ideas.
+    pub(super) ablations: Vec<Outcome>,
+    /// The step as a page, of tidelog's plan.
+    pub(super) page: Option<String>,
+}
+
+impl Cell {
+    pub(super) fn title(&self) -> String {
+        format!("{}, {}", self.part.title(), self.machine())
+    }
+
+    pub(super) fn machine(&self) -> String {
+        let kind = if self.host { "SSD and host" } else { "SSD only" };
+        format!("{:.1} GiB, {kind}", ratio(self.capacity, GIB))
+    }
+}
+
+/// The recorded step, and the same with activation checkpointing.
+pub(super) struct Traces {
+    pub(super) plain: Trace,
+    pub(super) checkpointed: Trace,
+}
+
+pub(super) fn plan(
+    part: Part,
+    traces: &Traces,
+    capacity: u64,
+    host: bool,
+    bounds: &Path,
+) -> Result<Cell, Failure> {
+    let trace = &traces.plain;
+    let machine = machine(capacity, host.then_some(part.set.host_gib * GIB));
+    let mut cell = Cell {
+        part,
+        capacity,
+        host,
+        ideal: trace.duration().0,
+        bound: None,
+        floor: None,
+        outcomes: vec![outcome("lru", &simulate(trace, &machine, Policy::Lru)?, 0.0)],
+        impossible: Vec::new(),
+        ablations: Vec::new(),
+        page: None,
+    };
+    published(&mut cell, traces, &machine)?;
+    for (name, goal) in [("tidelog", Goal::Time), ("tidelog, fewest bytes", Goal::Wear)] {
+        let options = tidelog::Options { goal, ..tidelog::Options::default() };
+        let (made, seconds) = timed(|| tidelog(trace, &machine, options));
+        let (_, simulation) = made?;
+        if goal == Goal::Time && part.is_first() && capacity == part.set.capacities[0] {
+            cell.page = Some(report(trace, &machine, &simulation).to_html());
+        }
+        cell.outcomes.push(outcome(name, &simulation, seconds));
+    }
+    if host {
+        return Ok(cell);
+    }
+    let file = |kind: &str| bounds.join(format!("{}-{}{kind}.json", part.file(), capacity / GIB));
+    let proof = certificate(&file(""), trace, &machine, EFFORT, 0.0)?;
+    cell.bound = Some(proof.relaxation.value(&proof.prices)?.0.max(cell.ideal));
+    // What takes long is not done twice: the second stage says little more than the first.
+    if part.is_first() && part.set.published.is_some() {
+        let proof = certificate(&file("-toll"), trace, &machine, FLOOR_EFFORT, FLOOR_TOLL)?;
+        let time = Nanos(cell.outcomes.last().map_or(cell.ideal, |thrifty| thrifty.time));
+        cell.floor = Some(proof.relaxation.written_at_least(&proof.prices, time)?.0);
+        cell.ablations = ablations(trace, &machine)?;
+    }
+    Ok(cell)
+}
+
+fn machine(capacity: u64, host_memory: Option<u64>) -> Machine {
+    let rate = Bandwidth(16_000_000_000);
+    let host_rate = Bandwidth(50_000_000_000);
+    Machine {
+        budget: Bytes(capacity),
+        staging: Bytes(0),
+        ssd: SsdLink { read: rate, write: rate, latency: Nanos(80_000) },
+        host: host_memory.map(|memory| HostLink {
+            read: host_rate,
+            write: host_rate,
+            latency: Nanos(20_000),
+            memory: Bytes(memory),
+        }),
+        verify: Bandwidth(1_000_000_000_000),
+    }
+}
+
+type Zero = fn(&Trace, &Machine) -> Result<ZeroStep, ZeroError>;
+
+/// Other people's policies. Where one cannot run the step, that is the answer.
+fn published(cell: &mut Cell, traces: &Traces, machine: &Machine) -> Result<(), Failure> {
+    let trace = &traces.plain;
+    for (name, score) in SCORES {
+        let options = algorithm1::Options { score, ..algorithm1::Options::default() };
+        let (plan, seconds) = timed(|| algorithm1(trace, machine, options));
+        let simulation = simulate(trace, machine, Policy::Planned(&plan))?;
+        cell.outcomes.push(outcome(name, &simulation, seconds));
+    }
+    match flashneuron(trace, machine) {
+        Ok(plan) => {
+            let simulation = simulate(trace, machine, Policy::Planned(&plan))?;
+            cell.outcomes.push(outcome("flashneuron", &simulation, 0.0));
+        }
+        Err(error) => cell.impossible.push(("flashneuron", error.to_string())),
+    }
+    if !cell.host {
+        return Ok(());
+    }
+    let machine = self::machine(cell.capacity, Some(ZERO_HOST_BYTES));
+    for (name, policy) in
+        [("zero-offload", zero_offload as Zero), ("zero-infinity", zero_infinity as Zero)]
+    {
+        match policy(&traces.checkpointed, &machine) {
+            Ok(ZeroStep { trace, plan, host_memory }) => {
+                let simulation = simulate(&trace, &machine, Policy::Planned(&plan))?;
+                let mut outcome = outcome(name, &simulation, 0.0);
+                outcome.host_memory = Some(host_memory.0);
+                cell.outcomes.push(outcome);
+            }
+            Err(error) => cell.impossible.push((name, error.to_string())),
+        }
+    }
+    Ok(())
+}
+
+/// The sweep's own plans, whole and without one idea each.
+fn ablations(trace: &Trace, machine: &Machine) -> Result<Vec<Outcome>, Failure> {
+    let ideas = [None].into_iter().chain(Idea::ALL.map(Some));
+    ideas
+        .map(|without| {
+            let options =
+                tidelog::Options { without, published: false, ..tidelog::Options::default() };
+            let (made, seconds) = timed(|| tidelog(trace, machine, options));
+            let name =
+                without.map_or("nothing left out".to_owned(), |idea| format!("without {idea:?}"));
+            Ok(outcome(&name, &made?.1, seconds))
+        })
+        .collect()
+}
+
+fn outcome(policy: &str, simulation: &Simulation, planning: f64) -> Outcome {
+    Outcome {
+        policy: policy.to_owned(),
+        time: simulation.time.0,
+        written: simulation.bytes.ssd_written.0,
+        read: simulation.bytes.ssd_read.0,
+        stalled: simulation.stalls.len(),
+        planning,
+        host_memory: None,
+    }
+}
+
+/// What `work` answers, and the seconds of a core that it took.
+pub(super) fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
+    let began = (std::time::Instant::now(), on_core());
+    let answer = work();
+    let elapsed = match (began.1, on_core()) {
+        (Some(before), Some(now)) => now - before,
+        _ => began.0.elapsed().as_secs_f64(),
+    };
+    (answer, elapsed)
+}
+
+/// How long this thread has been on a core, where the system tells: what else runs does not count then.
+fn on_core() -> Option<f64> {
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    let nanos: f64 = told.split_whitespace().next()?.parse().ok()?;
+    Some(nanos / 1e9)
+}

@@ -1,0 +1,100 @@
+//! A thousand small random steps: no policy is faster than the bound, and where all plans can be tried
+//! tidelog's is close to the best of them.
+
+use tidelog_planner::algorithm1::{self, Score, algorithm1};
+use tidelog_planner::bound::{Effort, lower_bound};
+use tidelog_planner::cost::Machine;
+use tidelog_planner::instances::{Random, every_plan, random_machine, random_trace};
+use tidelog_planner::policies::flashneuron;
+use tidelog_planner::simulate::{Policy, SimulateError, run_time, simulate};
+use tidelog_planner::tidelog::{self, tidelog};
+use tidelog_planner::trace::Trace;
+use tidelog_planner::units::Bytes;
+
+const INSTANCES: u32 = 1000;
+const SEED: u64 = 20_260;
+
+/// The bound is on the steady state: a run may owe to later iterations what memory holds at its end.
+const ITERATIONS: u32 = 40;
+
+/// Every op is an instant.
+const EFFORT: Effort = Effort { instants: 1 << 20, steps: 60 };
+
+/// What came out.
+#[derive(Default)]
+pub(super) struct Small {
+    pub(super) instances: u32,
+    /// Bounds that say more than the kernels' time.
+    pub(super) telling: u32,
+    /// Runs that were faster than their bound: there are none.
+    pub(super) beaten: Vec<String>,
+    /// Instances of which every plan was tried, and how many of tidelog's were the best.
+    pub(super) enumerated: u32,
+    pub(super) best: u32,
+    pub(super) worst_per_mille: u32,
+}
+
+pub(super) fn small() -> Result<Small, SimulateError> {
+    let mut random = Random(SEED);
+    let mut small = Small::default();
+    for number in 0..INSTANCES {
+        // Half of them small enough for every plan to be tried, most of the time.
+        let (ops, storages) = if number % 2 == 0 { (8, 5) } else { (12, 8) };
+        let trace = random_trace(&mut random, ops, storages);
+        let machine = random_machine(&mut random, &trace);
+        small.instances += 1;
+        small.against_the_bound(number, &trace, &machine)?;
+        if number % 2 == 0 {
+            small.against_every_plan(&trace, &machine)?;
+        }
+    }
+    Ok(small)
+}
+
+impl Small {
+    fn against_the_bound(
+        &mut self,
+        number: u32,
+        trace: &Trace,
+        machine: &Machine,
+    ) -> Result<(), SimulateError> {
+        let bound = lower_bound(trace, machine, EFFORT).time;
+        self.telling += u32::from(bound > trace.duration());
+        let mut plans = vec![tidelog(trace, machine, tidelog::Options::default())?.0];
+        for score in Score::ALL {
+            let options = algorithm1::Options { score, ..algorithm1::Options::default() };
+            plans.push(algorithm1(trace, machine, options));
+        }
+        plans.extend(flashneuron(trace, machine));
+        let all = Bytes(trace.storages.iter().map(|storage| 2 * storage.size.0).sum());
+        let owed = machine.ssd.read.time_for(all).0 + machine.ssd.write.time_for(all).0;
+        for policy in plans.iter().map(Policy::Planned).chain([Policy::Lru]) {
+            let time = run_time(trace, machine, policy, ITERATIONS)?.0;
+            if time + owed < u64::from(ITERATIONS) * bound.0 {
+                let (name, bound) = (policy.name(), bound.0);
+                let run =
+                    format!("{ITERATIONS} iterations in {time} ns, the bound of one is {bound}");
+                self.beaten.push(format!("instance {number}, {name}: {run}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn against_every_plan(
+        &mut self,
+        trace: &Trace,
+        machine: &Machine,
+    ) -> Result<(), SimulateError> {
+        let Some(plans) = every_plan(trace, machine) else { return Ok(()) };
+        let mut best = u64::MAX;
+        for plan in &plans {
+            best = best.min(simulate(trace, machine, Policy::Planned(plan))?.time.0);
+        }
+        let found = tidelog(trace, machine, tidelog::Options::default())?.1.time.0;
+        self.enumerated += 1;
+        self.best += u32::from(found <= best);
+        let per_mille = u32::try_from(found * 1000 / best.max(1)).unwrap_or(u32::MAX);
+        self.worst_per_mille = self.worst_per_mille.max(per_mille);
+        Ok(())
+    }
+}
