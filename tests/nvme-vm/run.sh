@@ -2,7 +2,7 @@
 # Boots a machine with emulated NVMe controllers and runs the engine's conformance suite and faults in it:
 # `make nvme-vm`. Where an SPDK is installed (pkg-config finds it) its rows run as well, through vfio-pci behind an IOMMU
 # and, in a second boot without one, through uio_pci_generic; REQUIRE=spdk makes it a failure if they do not.
-# PLANS names the boots, if not all are wanted (plan, plan-poll, plan-vfio, plan-uio). Needs qemu-system-x86_64, a kernel with NVMe
+# PLANS names the boots, if not all are wanted: the files plan* beside this script. Needs qemu-system-x86_64, a kernel with NVMe
 # built in (Debian's cloud kernel) and busybox; on Debian and Ubuntu they are installed where that is allowed. Ends with 1 on any failure, and says what it skipped and why.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -53,9 +53,10 @@ if [ ! -e "$work/kernel/nvmet-tcp.ko" ]; then
     rm -r "$work/package" "$work/$package"_*.deb
 fi
 
-features="" spdk_missing=""
+features="" spdk_missing="" programs="tidelog-conformance tidelog-powercut tidelog-format tidelog-bench"
 if pkg-config --exists spdk_nvme 2>/dev/null; then
-    features="--features spdk"
+    features="--features spdk --bin tidelog-spdk"
+    programs="$programs tidelog-spdk"
     modules="$modules $spdk_modules"
 else
     spdk_missing="no SPDK is installed (pkg-config does not find spdk_nvme)"
@@ -69,14 +70,14 @@ root=$work/root
 rm -rf "$root"
 mkdir -p "$root/bin"
 cp "$busybox" "$root/bin/busybox"
-cp tests/nvme-vm/init tests/nvme-vm/plan* tests/nvme-vm/rows tests/nvme-vm/disks tests/nvme-vm/fabric "$root/"
+cp tests/nvme-vm/init tests/nvme-vm/plan* tests/nvme-vm/rows* tests/nvme-vm/disks tests/nvme-vm/fabric "$root/"
 for module in $modules; do
     [ -e "$work/kernel/$module.ko" ] || continue
     cp "$work/kernel/$module.ko" "$root/"
     echo "insmod /$module.ko" >>"$root/modules"
 done
 chmod +x "$root/init"
-for program in tidelog-conformance tidelog-powercut tidelog-format tidelog-bench; do
+for program in $programs; do
     strip -o "$root/bin/$program" "$built/$program"
     ldd "$built/$program" | grep -o '/[^ ]*'
 done | sort -u | while read -r library; do
@@ -127,6 +128,7 @@ arguments+=(
     -blockdev "driver=blklogwrites,node-name=recorded,file=disk,log=writes,log-sector-size=512"
     -device "virtio-blk-pci,drive=recorded"
 )
+. tests/nvme-vm/devices
 log=$work/console.log
 version=$(qemu-system-x86_64 --version | head -1 | grep -o 'version [^ ]*')
 
@@ -134,25 +136,33 @@ version=$(qemu-system-x86_64 --version | head -1 | grep -o 'version [^ ]*')
 boot() { # PLAN MACHINE KERNEL-ARGUMENTS ARGUMENTS
     local plan=$1 machine=$2 command_line=$3
     shift 3
+    devices_of "$plan"
     echo "nvme-vm: booting ($version, $(basename "$kernel"), $plan)" >&2
     timeout "${LIMIT:-900}" qemu-system-x86_64 -machine "$machine" -accel tcg,thread=multi -cpu max -smp 2 -m 1536 -nographic -no-reboot \
         -kernel "$kernel" -initrd "$work/initramfs" -append "console=ttyS0 quiet panic=-1 plan=$plan $command_line" \
-        "$@" "${arguments[@]}" </dev/null >>"$log" 2>&1 || true
+        "$@" "${arguments[@]}" "${extra[@]}" </dev/null >>"$log" 2>&1 || true
     echo >>"$log"
 }
 
 : >"$log"
 plans=${PLANS:-plan}
 [ -n "${PLANS:-}" ] || plans="plan plan-poll"
-[ -n "${PLANS:-}" ] || [ -n "$spdk_missing" ] || plans="$plans plan-vfio plan-uio"
+[ -n "${PLANS:-}" ] || [ -n "$spdk_missing" ] || plans="$plans plan-vfio plan-uio plan-peer-vfio plan-peer-uio plan-fdp plan-faults"
+booted=0
 for plan in $plans; do
+    if why=$(missing_for "$plan"); then
+        echo "SKIPPED $plan: $why" >>"$log"
+        continue
+    fi
     case $plan in
-        plan-vfio) boot "$plan" q35,kernel-irqchip=split intel_iommu=on -device intel-iommu,intremap=on,caching-mode=on,aw-bits=48 ;;
-        plan-uio) boot "$plan" q35 hugepages=256 ;;
-        plan-poll) boot "$plan" q35 nvme.poll_queues=2 ;;
         # No IOMMU: behind one, Linux 6.1 crashes when a controller is removed while something has its disk open.
-        *) boot "$plan" q35 "" ;;
+        plan) boot "$plan" q35 "" ;;
+        plan-poll) boot "$plan" q35 nvme.poll_queues=2 ;;
+        plan-uio | plan-peer-uio | plan-faults) boot "$plan" q35 hugepages=256 ;;
+        *) boot "$plan" q35,kernel-irqchip=split intel_iommu=on -device intel-iommu,intremap=on,caching-mode=on,aw-bits=48 ;;
     esac
+    look_behind "$plan" >>"$log"
+    booted=$((booted + 1))
 done
 
 # -- what it said ----------------------------------------------------------------------------------------------
@@ -176,7 +186,7 @@ tr -d '\r' <"$log" | grep -aE '^(SECTION|ok  |FAILED|SKIPPED)' | sed 's/^SECTION
 ok=$(grep -ac '^ok  ' "$log" || true)
 failed=$(grep -ac '^FAILED' "$log" || true)
 echo
-if [ "$(grep -ac '^DONE' "$log" || true)" != "$(wc -w <<<"$plans")" ]; then
+if [ "$(grep -ac '^DONE' "$log" || true)" != "$booted" ]; then
     echo "nvme-vm: the machine did not come to its end; see $log" >&2
     tail -5 "$log" >&2
     exit 1
@@ -187,4 +197,5 @@ skipped=$(tr -d '\r' <"$log" | grep -a '^SKIPPED' | sed 's/^SKIPPED *//; s/$/; /
 skipped=${skipped:-nothing}
 echo "nvme-vm: $ok of $((ok + failed)) rows ok; skipped: ${skipped%; }"
 [ "${REQUIRE:-}" != spdk ] || [ -z "$spdk_missing" ] || exit 1
+[ "${REQUIRE:-}" != spdk ] || ! grep -aq '^SKIPPED plan' "$log" || exit 1
 [ "$failed" = 0 ] && [ "$ok" -gt 0 ]

@@ -13,14 +13,14 @@ mod lane;
 mod resume;
 mod victim;
 
-pub use lane::{Durability, Lane};
+pub use lane::{Durability, LANES, Lane};
 pub use victim::{Victim, Wanted};
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::layout::{BLOCK_BYTES, LifetimeClass, Run, Runs, ShareArea};
 use crate::units::ByteCount;
-use lane::{CLASSES, LANES};
+use lane::CLASSES;
 
 /// A share has at least this many segments; with fewer there is nothing to keep back.
 const SEGMENTS_FOR_RESERVE: u32 = 8;

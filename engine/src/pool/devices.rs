@@ -18,7 +18,7 @@ use crate::path::sim::{SimDisk, SimDisks};
 use crate::path::spdk::{Controller, SpdkControllers};
 use crate::path::{
     Backend, ControllerName, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec,
-    KernelDevices, OpenMode, PathChoice, PathProvider,
+    Endurance, KernelDevices, OpenMode, PathChoice, PathProvider,
 };
 use crate::units::ByteCount;
 
@@ -141,6 +141,20 @@ impl Member {
             #[cfg(feature = "spdk")]
             Self::Controller { name, .. } => name.clone(),
             Self::Sim { name, .. } => name.clone(),
+        }
+    }
+
+    /// What it says of its own wear.
+    fn endurance(&self) -> Result<Endurance, String> {
+        match self {
+            Self::File { .. } => {
+                Err("the kernel has the device; tidelog-doctor asks for its SMART log".into())
+            }
+            #[cfg(feature = "spdk")]
+            Self::Controller { controller, .. } => {
+                controller.endurance().map_err(|error| error.to_string())
+            }
+            Self::Sim { .. } => Err("a simulated disk does not wear".into()),
         }
     }
 
@@ -418,6 +432,11 @@ impl Members {
             return refused("the kernel does not drive it; only the data path spdk reaches it");
         }
         Ok(Some(SpdkControllers(controllers)))
+    }
+
+    /// What each of them says of its own wear.
+    pub(super) fn endurance(&self) -> Vec<Result<Endurance, String>> {
+        self.0.iter().map(Member::endurance).collect()
     }
 
     pub(super) fn names(&self) -> Vec<String> {

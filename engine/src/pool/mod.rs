@@ -32,6 +32,7 @@ mod format;
 mod held;
 mod housekeeper;
 pub mod inspect;
+mod lanes;
 mod lba;
 mod media;
 mod open;
@@ -59,8 +60,8 @@ pub use error::{
 pub use format::FormatProgress;
 pub use lba::{LbaError, set_lba_format};
 pub use options::{
-    CommitStats, FormatOptions, Housekeeping, Lanes, OpenOptions, PoolDescription, PoolStats,
-    PutOptions, WrittenBytes,
+    CommitStats, FormatOptions, Housekeeping, LaneStats, Lanes, OpenOptions, PoolDescription,
+    PoolStats, PutOptions, WrittenBytes,
 };
 
 pub use owner::take_over;
@@ -77,6 +78,7 @@ use commit::Commits;
 use devices::Members;
 use held::{PendingWrite, Reading};
 use housekeeper::{Bell, Housekeeper};
+use lanes::Handles;
 use stats::Written;
 
 /// A share of a pool, owned by this process. Clones are handles of the same share, usable from any
@@ -98,6 +100,7 @@ struct Inner {
     /// Keeps the locks. Behind the reactor, so that they go last.
     members: Mutex<Option<Members>>,
     stripes: StripeMap,
+    handles: Handles,
     description: PoolDescription,
     share: u32,
     verify_reads: bool,
@@ -163,6 +166,7 @@ impl Pool {
             reclaiming: Mutex::new(()),
             members: Mutex::new(Some(opened.members)),
             stripes: opened.stripes,
+            handles: opened.handles,
             description: opened.description,
             share: options.share,
             verify_reads: options.verify_reads,
@@ -219,7 +223,8 @@ impl Pool {
         let mut pieces = reactor.pieces();
         let contents = self.0.shared.contents();
         let placements = self.0.stripes.placements(contents.runs(&reservation), length);
-        pieces.extend(placements.map(pieces::whole));
+        let handle = self.0.handles.of_lane(lane);
+        pieces.extend(placements.map(|placement| pieces::whole(placement).placed(handle)));
         drop(contents);
         let write = PendingWrite::new(Arc::clone(&self.0.shared), reservation);
         let shared = Arc::clone(&self.0.shared);

@@ -309,7 +309,8 @@ impl Worker {
         let Some(tag) = self.flights.begin(flight, device) else {
             return Err((None, action.into_buffer()));
         };
-        let operation = Operation { tag, device, extent: piece.extent(), action };
+        let Piece { placement, .. } = piece;
+        let operation = Operation { tag, device, extent: piece.extent(), action, placement };
         match self.path.submit(operation) {
             Ok(()) => {
                 if let Some(active) = self.transfers.get_mut(&flight.transfer) {
@@ -338,7 +339,7 @@ impl Worker {
     }
 
     fn land_one(&mut self, completion: Completion) {
-        let Completion { tag, buffer, result } = completion;
+        let Completion { tag, buffer, result, .. } = completion;
         let flight = self.flights.land(tag);
         let Some((flight, active)) =
             flight.and_then(|flight| Some((flight, self.transfers.get_mut(&flight.transfer)?)))

@@ -1,6 +1,8 @@
 //! The engine's conformance suite on devices of one's own: `tidelog-conformance --overwrite DEVICE,DEVICE`.
 
 use std::process::ExitCode;
+#[cfg(feature = "spdk")]
+use std::time::Duration;
 
 use clap::Parser;
 use tidelog_engine::path::{DeviceSpec, PathKind};
@@ -29,6 +31,9 @@ struct Arguments {
     /// The pages of SPDK's memory: huge, plain or auto.
     #[arg(long, default_value = "auto")]
     pages: String,
+    /// Seconds that a command of SPDK's may take.
+    #[arg(long)]
+    timeout: Option<u64>,
     /// A shell command that makes something happen to a device under load.
     #[arg(long, requires = "end", requires = "row")]
     begin: Option<String>,
@@ -79,7 +84,7 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
         backend: None,
         elsewhere,
     };
-    choose_pages(&arguments.pages)?;
+    configure_spdk(&arguments.pages, arguments.timeout)?;
     if let (true, Some(name)) = (arguments.find, &arguments.row) {
         return Ok(told(name, &find(&stage)));
     }
@@ -96,7 +101,7 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
 }
 
 #[cfg(feature = "spdk")]
-fn choose_pages(name: &str) -> Result<(), Failure> {
+fn configure_spdk(name: &str, timeout: Option<u64>) -> Result<(), Failure> {
     use tidelog_engine::path::spdk::{EnvironmentOptions, Pages, configure};
     let pages = match name {
         "auto" => Pages::Auto,
@@ -106,13 +111,15 @@ fn choose_pages(name: &str) -> Result<(), Failure> {
             return Err(format!("{other:?} are no pages; there are auto, huge and plain").into());
         }
     };
-    Ok(configure(EnvironmentOptions { pages, ..EnvironmentOptions::default() })?)
+    let default = EnvironmentOptions::default();
+    let timeout = timeout.map_or(default.timeout, Duration::from_secs);
+    Ok(configure(EnvironmentOptions { pages, timeout, ..default })?)
 }
 
 #[cfg(not(feature = "spdk"))]
-fn choose_pages(name: &str) -> Result<(), Failure> {
-    match name {
-        "auto" => Ok(()),
+fn configure_spdk(name: &str, timeout: Option<u64>) -> Result<(), Failure> {
+    match (name, timeout) {
+        ("auto", None) => Ok(()),
         _ => Err("this build has no data path spdk; build it with the feature spdk".into()),
     }
 }

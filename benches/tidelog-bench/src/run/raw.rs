@@ -275,6 +275,7 @@ impl RawJob {
             device: DeviceIndex(place.file as u8),
             extent: Extent::new(place.offset, place.length),
             action,
+            placement: None,
         };
         let Err(refused) = self.path.submit(operation) else { return true };
         let why = match refused.reason {
@@ -295,7 +296,7 @@ impl RawJob {
         if count > 0 && phase == Phase::Load {
             recorder.completed.count(count, 1);
         }
-        for Completion { tag, buffer, result } in completions.drain(..) {
+        for Completion { tag, buffer, result, .. } in completions.drain(..) {
             let tag = tag as usize;
             let Flight { place, direction, pass, begun, issued } = self.flights[tag];
             match (result, &buffer) {

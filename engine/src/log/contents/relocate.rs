@@ -33,6 +33,8 @@ pub struct Relocation {
     key: u64,
     /// The version that is moved.
     pub version: Arc<Version>,
+    /// The lane that it moves to.
+    pub lane: Lane,
     /// What moves, in the tensor's order.
     pub stretches: Vec<Stretch>,
 }
@@ -188,7 +190,7 @@ impl Contents {
         }
         let key = self.next_serial();
         self.moving.insert(key, Moving { runs, durability: version.durability });
-        Some(Relocation { key, version, stretches })
+        Some(Relocation { key, version, lane, stretches })
     }
 }
 

@@ -277,6 +277,7 @@ impl DeviceCapabilities {
             // The blocks of a file are its reservation: giving them back would let writes run out of
             // space later.
             deallocate: device.kind == DeviceKind::Block,
+            placement_handles: 0,
         }
     }
 }

@@ -28,6 +28,13 @@ impl Limits {
         self.steps(offset, length, self.transfer)
     }
 
+    /// The same, moving `bytes` at once at most.
+    #[cfg(feature = "spdk")]
+    pub(in crate::path) fn at_most(self, bytes: u64) -> Self {
+        let transfer = self.transfer.min(bytes / u64::from(self.block)).max(1);
+        Self { transfer, ..self }
+    }
+
     /// The commands that zero them.
     pub(in crate::path) fn zeroes(self, offset: u64, length: u64) -> Steps {
         self.steps(offset, length, ZEROES_BLOCKS_MAX)

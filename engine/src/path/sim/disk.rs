@@ -418,6 +418,9 @@ impl SimDisk {
                 state.counters.forced_writes += u64::from(forced);
                 state.counters.bytes_written += moved;
             }
+            Action::ReadToPeer(_) | Action::WriteFromPeer { .. } => {
+                unreachable!("the gate refuses another device's memory")
+            }
             Action::WriteZeroes | Action::Deallocate => {
                 state.media.zero(offset.0, length.0);
                 if !self.volatile_cache {

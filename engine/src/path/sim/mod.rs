@@ -69,6 +69,7 @@ impl SimPath {
             direct: true,
             volatile_cache: disk.has_volatile_cache(),
             deallocate: true,
+            placement_handles: 0,
         };
         let capabilities = Capabilities {
             kind: PathKind::Sim,

@@ -139,7 +139,7 @@ pub(super) unsafe extern "C" fn completed(context: *mut c_void, answer: *const s
 }
 
 /// The status of a command that failed.
-fn status_of(answer: &sys::spdk_nvme_cpl) -> Option<Status> {
+pub(super) fn status_of(answer: &sys::spdk_nvme_cpl) -> Option<Status> {
     // SAFETY: both sides of the union are the same 16 bits.
     let bits = unsafe { answer.__bindgen_anon_1.status_raw };
     // Phase in bit 0, then the status code, its type, and at the end do-not-retry (NVMe base, 4.2.3).

@@ -58,6 +58,9 @@ pub(super) fn of(operation: &mut Operation, target: File, registered: Registered
                 }),
             }
         }
+        Action::ReadToPeer(_) | Action::WriteFromPeer { .. } => {
+            unreachable!("the gate refuses another device's memory")
+        }
         Action::Flush => {
             on_file!(|file| opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build())
         }

@@ -30,7 +30,9 @@ pub(super) fn copy_all(
         for stretch in &moving.stretches {
             let Range { start, end } = stretch.bytes;
             let placements = stripes.placements(&stretch.to, end - start);
-            let groups = pieces::groups(placements.map(pieces::whole), COPY_BYTES);
+            let handle = pool.0.handles.of_lane(moving.lane);
+            let whole = |placement| pieces::whole(placement).placed(handle);
+            let groups = pieces::groups(placements.map(whole), COPY_BYTES);
             copies.extend(groups.into_iter().map(|group| Copy {
                 entry: &moving.version.entry,
                 bytes: start + group.range.start..start + group.range.end,

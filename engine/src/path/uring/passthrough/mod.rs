@@ -121,7 +121,8 @@ impl PassthroughPath {
         }
         let buffer = pool.take(ALIGNMENT).ok_or("its memory is in use")?;
         let (device, extent) = (DeviceIndex(0), Extent::new(0, ALIGNMENT as u64));
-        let read = Operation { tag: 0, device, extent, action: Action::Read(buffer) };
+        let read =
+            Operation { tag: 0, device, extent, action: Action::Read(buffer), placement: None };
         self.submit(read).map_err(|refused| refused.reason.to_string())?;
         let mut completions = Vec::new();
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -174,6 +175,9 @@ impl PassthroughPath {
             Action::Read(buffer) => with_part(Opcode::Read, buffer.address()),
             Action::Write { buffer, fua } => {
                 with_part(Opcode::Write, buffer.address()).forced(*fua)
+            }
+            Action::ReadToPeer(_) | Action::WriteFromPeer { .. } => {
+                unreachable!("the gate refuses another device's memory")
             }
             Action::WriteZeroes => Command::of_blocks(Opcode::WriteZeroes, namespace, step),
             Action::Flush => Command::plain(Opcode::Flush, namespace),
@@ -247,7 +251,10 @@ unsafe impl DataPath for PassthroughPath {
         let limits = self.targets[usize::from(operation.device.0)].limits;
         let (offset, length) = (operation.extent.offset.0, operation.extent.length.0);
         let steps = match operation.action {
-            Action::Read(_) | Action::Write { .. } => limits.transfer(offset, length),
+            Action::Read(_)
+            | Action::Write { .. }
+            | Action::ReadToPeer(_)
+            | Action::WriteFromPeer { .. } => limits.transfer(offset, length),
             Action::WriteZeroes => limits.zeroes(offset, length),
             Action::Deallocate => limits.deallocate(offset, length),
             Action::Flush => Steps::flush(),
