@@ -155,11 +155,11 @@ for plan in $plans; do
         continue
     fi
     case $plan in
-        # No IOMMU: behind one, Linux 6.1 crashes when a controller is removed while something has its disk open.
-        plan) boot "$plan" q35 "" ;;
-        plan-poll) boot "$plan" q35 nvme.poll_queues=2 ;;
+        plan-vfio | plan-peer-vfio | plan-fdp) boot "$plan" q35,kernel-irqchip=split intel_iommu=on -device intel-iommu,intremap=on,caching-mode=on,aw-bits=48 ;;
         plan-uio | plan-peer-uio | plan-faults) boot "$plan" q35 hugepages=256 ;;
-        *) boot "$plan" q35,kernel-irqchip=split intel_iommu=on -device intel-iommu,intremap=on,caching-mode=on,aw-bits=48 ;;
+        plan-poll) boot "$plan" q35 nvme.poll_queues=2 ;;
+        # No IOMMU: behind one, Linux 6.1 crashes when a controller is removed while something has its disk open.
+        *) boot "$plan" q35 "" ;;
     esac
     look_behind "$plan" >>"$log"
     booted=$((booted + 1))
