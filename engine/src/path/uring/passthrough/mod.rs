@@ -176,9 +176,6 @@ impl PassthroughPath {
             Action::Write { buffer, fua } => {
                 with_part(Opcode::Write, buffer.address()).forced(*fua)
             }
-            Action::ReadToPeer(_) | Action::WriteFromPeer { .. } => {
-                unreachable!("the gate refuses another device's memory")
-            }
             Action::WriteZeroes => Command::of_blocks(Opcode::WriteZeroes, namespace, step),
             Action::Flush => Command::plain(Opcode::Flush, namespace),
             Action::Deallocate => {
