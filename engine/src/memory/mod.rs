@@ -7,6 +7,9 @@
 //! somebody else (a tensor framework) keeps alive; or they are memory of a *GPU*, which has no bytes for the
 //! processor to look at.
 //!
+//! [`PeerRegion`] is memory of another PCI device, which controllers read and write without the host's memory in
+//! between; its buffers have no bytes that a program could see.
+//!
 //! This is one of the two rooms of the engine in which `unsafe` is allowed.
 #![allow(unsafe_code)]
 
@@ -15,6 +18,9 @@ mod copies;
 mod dma;
 mod ends;
 mod gpu;
+pub mod peer;
+pub(crate) mod process;
+mod runs;
 mod stream;
 #[cfg(test)]
 mod tests;

@@ -5,12 +5,13 @@ use std::thread::JoinHandle;
 
 use super::active::Job;
 use super::completion::Notify;
+use super::finish::Finish;
 use super::options::{ControlError, DrainError, ReactorOptions, StartError, SubmitError};
 use super::stats::{DeviceCounters, ReactorStats};
 use super::subject::Subject;
 use super::submitter::Submitter;
 use super::ticket::Ticket;
-use super::transfer::{Finish, Piece, Transfer, Urgency};
+use super::transfer::{Piece, Transfer, Urgency};
 use super::worker::{Started, Worker};
 use crate::memory::{Destination, DmaBuffer, DmaPool};
 use crate::path::{Capabilities, Extent, PathProvider};
@@ -74,6 +75,11 @@ impl Reactor {
     /// where that can be; `None` while [`ReactorOptions::buffers`] has no run that long left. Dropped, it returns.
     pub fn buffer(&self, bytes: usize) -> Option<DmaBuffer> {
         self.memory.take(bytes)
+    }
+
+    /// An empty list for the pieces of a transfer, with the memory that another one's had.
+    pub fn pieces(&self) -> Vec<Piece> {
+        self.submitter.mailbox.list()
     }
 
     /// What the reactor is made of and what it has done.
@@ -221,7 +227,7 @@ impl Reactor {
             let length = length.map_err(|_| invalid("the extent is 4 GiB or longer"))?;
             pieces.push(Piece::new(device, extent.offset, 0, length));
         }
-        let (subject, finish) = (Subject::default(), Box::new(|_| ()));
+        let (subject, finish) = (Subject::default(), Finish::nothing());
         self.submitter.send(job, subject, pieces, Urgency::Ahead, None, finish)
     }
 
@@ -234,7 +240,7 @@ impl Reactor {
         if self.thread.as_ref().is_some_and(|thread| thread.thread().id() == here) {
             return Err(SubmitError::WouldDeadlock.into());
         }
-        let ticket = submit(Box::new(|_| ()))?;
+        let ticket = submit(Finish::nothing())?;
         ticket.wait()?;
         Ok(ticket)
     }

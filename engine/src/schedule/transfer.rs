@@ -2,7 +2,7 @@
 
 use super::subject::{About, Subject};
 use crate::memory::{Destination, GpuError, Source};
-use crate::path::{DeviceCapabilities, DeviceError, Extent, Refusal};
+use crate::path::{DeviceCapabilities, DeviceError, Extent, PlacementHandle, Refusal};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// A run of a tensor's bytes on one device. On the device it takes its length rounded up to 4 KiB; a
@@ -23,6 +23,8 @@ pub struct Piece {
     pub checksum: Option<u32>,
     /// For a read that wants only some of the bytes. The checksum still covers all of them.
     pub window: Option<Window>,
+    /// Where a write had best lie, on a device that can tell.
+    pub placement: Option<PlacementHandle>,
 }
 
 /// The wanted part of a piece.
@@ -42,13 +44,20 @@ impl Piece {
         tensor_offset: u64,
         length: u32,
     ) -> Self {
-        Self { device, offset, tensor_offset, length, checksum: None, window: None }
+        let (checksum, window, placement) = (None, None, None);
+        Self { device, offset, tensor_offset, length, checksum, window, placement }
     }
 
     /// The same piece with the checksum that its bytes should have.
     #[must_use]
     pub const fn expecting(self, checksum: u32) -> Self {
         Self { checksum: Some(checksum), ..self }
+    }
+
+    /// The same piece, to be written by this placement handle.
+    #[must_use]
+    pub const fn placed(self, placement: Option<PlacementHandle>) -> Self {
+        Self { placement, ..self }
     }
 
     /// The same piece, of which a read wants `take` bytes from byte `skip` on.
@@ -115,24 +124,20 @@ pub enum Urgency {
     Ahead,
 }
 
-/// What became of a transfer, for whoever submitted it. Runs once, on the reactor thread, after the
-/// last device operation has ended and before the ticket turns ready. It must not wait for the reactor.
-pub type Finish = Box<dyn FnOnce(TransferResult) + Send>;
-
 /// The end of a transfer, in full.
 #[derive(Clone, Debug)]
-pub struct TransferResult {
+pub struct TransferResult<'a> {
     /// What was done, or the first failure.
-    pub outcome: Result<TransferDone, TransferError>,
+    pub outcome: Result<TransferDone<'a>, TransferError>,
     /// Bytes of memory that were moved or checked, on failure too.
     pub bytes: u64,
 }
 
 /// A transfer that ended well.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TransferDone {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TransferDone<'a> {
     /// For a write: the CRC32C of each piece's bytes, in the order of the pieces. Else empty.
-    pub checksums: Vec<u32>,
+    pub checksums: &'a [u32],
     /// For a verification: whether every checksum matched. Else true.
     pub matched: bool,
 }

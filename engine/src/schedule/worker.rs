@@ -2,9 +2,11 @@
 
 mod gpu;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
+
+use rustc_hash::FxHashMap;
 
 use super::active::{Active, Job};
 use super::flights::{Flight, Flights};
@@ -34,7 +36,9 @@ pub(super) struct Worker {
     _refuse: Refuse,
     /// Nobody hears of a transfer's end while the GPU still copies from or to its memory.
     on_gpu: OnGpu,
-    transfers: HashMap<u64, Active>,
+    transfers: FxHashMap<u64, Box<Active>>,
+    /// Transfers that have ended since the mailbox was emptied last.
+    ended: VecDeque<Box<Active>>,
     commands: VecDeque<Command>,
     /// Transfers that have pieces to begin, in the order they came.
     urgent: VecDeque<u64>,
@@ -98,7 +102,8 @@ impl Worker {
         let worker = Self {
             _refuse: Refuse::new(&mailbox),
             on_gpu,
-            transfers: HashMap::new(),
+            transfers: FxHashMap::default(),
+            ended: VecDeque::new(),
             commands: VecDeque::new(),
             urgent: VecDeque::new(),
             ahead: VecDeque::new(),
@@ -121,7 +126,8 @@ impl Worker {
         let mut last_moment = None;
         loop {
             let in_turns = self.mailbox.baton().is_some_and(Baton::await_turn);
-            if self.mailbox.empty_into(&mut self.commands) && last_moment.is_none() {
+            if self.mailbox.empty_into(&mut self.commands, &mut self.ended) && last_moment.is_none()
+            {
                 last_moment = Some(Instant::now() + self.options.drain_timeout.min(FOREVER));
             }
             let moved = !self.commands.is_empty();
@@ -164,7 +170,7 @@ impl Worker {
     fn obey(&mut self) {
         while let Some(command) = self.commands.pop_front() {
             match command {
-                Command::Begin(active) => self.admit(*active),
+                Command::Begin(active) => self.admit(active),
                 Command::Cancel(id) => {
                     if let Some(active) = self.transfers.get_mut(&id) {
                         active.cancel();
@@ -183,9 +189,10 @@ impl Worker {
         }
     }
 
-    fn admit(&mut self, mut active: Active) {
+    fn admit(&mut self, mut active: Box<Active>) {
         if !active.has_more() {
-            return active.conclude();
+            active.conclude();
+            return self.ended.push_back(active);
         }
         let id = active.id();
         active.queued = true;
@@ -302,7 +309,8 @@ impl Worker {
         let Some(tag) = self.flights.begin(flight, device) else {
             return Err((None, action.into_buffer()));
         };
-        let operation = Operation { tag, device, extent: piece.extent(), action };
+        let Piece { placement, .. } = piece;
+        let operation = Operation { tag, device, extent: piece.extent(), action, placement };
         match self.path.submit(operation) {
             Ok(()) => {
                 if let Some(active) = self.transfers.get_mut(&flight.transfer) {
@@ -331,7 +339,7 @@ impl Worker {
     }
 
     fn land_one(&mut self, completion: Completion) {
-        let Completion { tag, buffer, result } = completion;
+        let Completion { tag, buffer, result, .. } = completion;
         let flight = self.flights.land(tag);
         let Some((flight, active)) =
             flight.and_then(|flight| Some((flight, self.transfers.get_mut(&flight.transfer)?)))
@@ -384,7 +392,7 @@ impl Worker {
     /// Takes in a buffer that no device has any more: a part of its transfer's memory, or a chunk.
     fn take_back(&mut self, flight: Flight, buffer: Option<DmaBuffer>) {
         let Some(buffer) = buffer else { return };
-        match self.transfers.get_mut(&flight.transfer).and_then(Active::parts) {
+        match self.transfers.get_mut(&flight.transfer).and_then(|active| active.parts()) {
             Some(parts) => parts.put_back(flight.piece, buffer),
             None => self.chunks.push(buffer),
         }
@@ -426,9 +434,12 @@ impl Worker {
             };
             remove(queue, id);
         }
-        if active.is_over() {
-            active.landed.into_iter().for_each(|landed| self.on_gpu.tell(landed));
-            self.transfers.remove(&id).into_iter().for_each(Active::conclude);
+        if active.is_over()
+            && let Some(mut active) = self.transfers.remove(&id)
+        {
+            active.landed.take().into_iter().for_each(|landed| self.on_gpu.tell(landed));
+            active.conclude();
+            self.ended.push_back(active);
         }
     }
 

@@ -16,6 +16,8 @@ pub(crate) const DEVICES: usize = 2;
 const DEVICE_BYTES: u64 = 256 << 20;
 /// The target starts slowly on a machine that others use too.
 const START: Duration = Duration::from_secs(60);
+/// What a target that was asked to end gets for it.
+const END: Duration = Duration::from_secs(10);
 
 /// How the target is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +106,19 @@ impl Target {
         Ok(())
     }
 
+    /// Asks it to end (SIGTERM), and makes it where it does not.
+    fn end(&mut self) {
+        let _ =
+            Command::new("kill").arg(self.process.id().to_string()).stderr(Stdio::null()).status();
+        let asked = Instant::now();
+        while matches!(self.process.try_wait(), Ok(None)) && asked.elapsed() < END {
+            sleep(Duration::from_millis(50));
+        }
+        // It may have ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+
     fn wait_until_it_listens(&mut self) -> Result<(), Failure> {
         let begun = Instant::now();
         let last = socket(&self.directory, DEVICES - 1).join("cntrl");
@@ -128,9 +143,9 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.end();
+        // Where it is killed, what it traces into is left behind.
+        let _ = fs::remove_file(format!("/dev/shm/nvmf_trace.pid{}", self.process.id()));
         let _ = fs::remove_dir_all(&self.directory);
     }
 }
