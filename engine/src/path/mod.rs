@@ -24,6 +24,7 @@ pub mod choose;
 pub mod device;
 mod endurance;
 mod gate;
+mod numa;
 mod operation;
 pub mod posix;
 pub mod sim;

@@ -48,6 +48,11 @@ impl Ring {
         }
         Ok(Self { uring: ring, depth, notes: vec![note.into()] })
     }
+
+    /// Something more to be told of the path, if there is anything.
+    pub(in crate::path) fn note(&mut self, note: Option<String>) {
+        self.notes.extend(note);
+    }
 }
 
 /// The ring with the cheapest completion handling that this kernel knows.
