@@ -39,6 +39,7 @@ mod open;
 mod options;
 mod owner;
 mod pieces;
+mod put;
 mod reclaim;
 mod scrub;
 mod share_lock;
@@ -63,20 +64,20 @@ pub use options::{
     CommitStats, FormatOptions, Housekeeping, LaneStats, Lanes, OpenOptions, PoolDescription,
     PoolStats, PutOptions, WrittenBytes,
 };
-
 pub use owner::take_over;
+pub use put::Put;
 pub use reclaim::Reclaimed;
 pub use scrub::{BadUnit, Scrub, ScrubReport, Scrubbed};
 
 use crate::layout::TensorId;
-use crate::log::{Contents, Durability, Lane, RemoveError, Request, SpaceUse, StripeMap, Version};
+use crate::log::{Contents, RemoveError, SpaceUse, StripeMap, Version};
 use crate::memory::{Destination, DmaBuffer, Source, process};
 use crate::path::DeviceSpec;
 use crate::path::sim::SimDisk;
-use crate::schedule::{Finish, Notify, Reactor, Subject, Ticket, Transfer, TransferError, Urgency};
+use crate::schedule::{Finish, Notify, Reactor, Ticket, Transfer, Urgency};
 use commit::Commits;
 use devices::Members;
-use held::{PendingWrite, Reading};
+use held::Reading;
 use housekeeper::{Bell, Housekeeper};
 use lanes::Handles;
 use stats::Written;
@@ -188,54 +189,6 @@ impl Pool {
     pub fn buffer(&self, bytes: usize) -> Result<Option<DmaBuffer>, Unusable> {
         let reactor = self.reactor()?;
         Ok(reactor.as_ref().ok_or(Unusable::Closed)?.buffer(bytes))
-    }
-
-    /// Writes a scratch tensor of `source.len()` bytes. It takes the place of an older version when it
-    /// is complete, in the order in which puts were called.
-    pub fn put(
-        &self,
-        id: TensorId,
-        source: Source,
-        options: PutOptions,
-    ) -> Result<Ticket, PutError> {
-        let lane = Lane { durability: Durability::Scratch, class: options.lifetime };
-        let request = Request { id, name: None, length: source.len() as u64, lane };
-        self.start_put(&request, source, options, |write, outcome| {
-            if let Ok(checksums) = outcome {
-                write.install(checksums);
-            }
-        })
-    }
-
-    /// Reserves space and submits the write; `finish` gets the complete write, or drops it and thereby
-    /// gives its space back.
-    fn start_put(
-        &self,
-        request: &Request,
-        source: Source,
-        options: PutOptions,
-        finish: impl FnOnce(PendingWrite, Result<&[u32], TransferError>) + Send + 'static,
-    ) -> Result<Ticket, PutError> {
-        let reactor = self.reactor()?;
-        let Some(reactor) = reactor.as_ref() else { return Err(Unusable::Closed.into()) };
-        let (length, lane) = (request.length, request.lane);
-        let reservation = self.begin_put(reactor, request)?;
-        let mut pieces = reactor.pieces();
-        let contents = self.0.shared.contents();
-        let placements = self.0.stripes.placements(contents.runs(&reservation), length);
-        let handle = self.0.handles.of_lane(lane);
-        pieces.extend(placements.map(|placement| pieces::whole(placement).placed(handle)));
-        drop(contents);
-        let write = PendingWrite::new(Arc::clone(&self.0.shared), reservation);
-        let shared = Arc::clone(&self.0.shared);
-        let ended = Finish::new(move |result| {
-            shared.written.put(lane, result.bytes);
-            finish(write, result.outcome.map(|done| done.checksums));
-        });
-        let transfer = Transfer::Write { source, pieces };
-        // Where the engine takes nothing, it drops `ended` and with it the reservation.
-        let (subject, PutOptions { urgency, notify, .. }) = (Subject::of(request.id), options);
-        Ok(reactor.submit_about(subject, transfer, urgency, notify, ended)?)
     }
 
     /// Reads the bytes `range` of a tensor into memory of exactly that length. The version that stands

@@ -110,7 +110,10 @@ fn submit_job(mailbox: &Arc<Mailbox>, job: Job, memory: Arc<[u8]>) -> Submitted 
     let order = Order { job, subject, urgency, finish, notify };
     let mut active = Box::new(Active::spare());
     let shared = active.begin(1, order, (0..2).map(piece).collect());
-    let ticket = mailbox.begin(active).map(|()| Ticket::new(shared, Arc::clone(mailbox)));
+    let ticket = mailbox
+        .begin(active)
+        .inspect(|()| mailbox.rouse())
+        .map(|()| Ticket::new(shared, Arc::clone(mailbox)));
     Submitted { ticket, told, queue, memory }
 }
 

@@ -82,6 +82,7 @@ impl Mailbox {
         spare.unwrap_or_else(|| Box::new(Active::spare()))
     }
 
+    /// Takes in a transfer, for a reactor that is awake or will be roused.
     pub(super) fn begin(&self, active: Box<Active>) -> Result<(), SubmitError> {
         let mut inbox = self.inbox();
         if let Some(reason) = inbox.closed.clone() {
@@ -91,9 +92,12 @@ impl Mailbox {
             return Err(SubmitError::Stopped(reason));
         }
         inbox.commands.push_back(Command::Begin(active));
-        drop(inbox);
-        self.waker.wake();
         Ok(())
+    }
+
+    /// Wakes the reactor thread if it sleeps.
+    pub(super) fn rouse(&self) {
+        self.waker.wake();
     }
 
     /// Why no transfer would be taken now, if that is so.

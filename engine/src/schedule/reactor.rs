@@ -3,7 +3,7 @@
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use super::active::Job;
+use super::active::{Job, Order};
 use super::completion::Notify;
 use super::finish::Finish;
 use super::options::{ControlError, DrainError, ReactorOptions, StartError, SubmitError};
@@ -109,6 +109,25 @@ impl Reactor {
         notify: Option<Notify>,
         finish: Finish,
     ) -> Result<Ticket, SubmitError> {
+        let ticket = self.enqueue(subject, transfer, urgency, notify, finish)?;
+        self.rouse();
+        Ok(ticket)
+    }
+
+    /// Wakes the reactor's thread if it sleeps.
+    pub(crate) fn rouse(&self) {
+        self.submitter.mailbox.rouse();
+    }
+
+    /// As [`Self::submit_about`], but a reactor that sleeps sees it only once it is roused.
+    pub(crate) fn enqueue(
+        &self,
+        subject: Subject,
+        transfer: Transfer,
+        urgency: Urgency,
+        notify: Option<Notify>,
+        finish: Finish,
+    ) -> Result<Ticket, SubmitError> {
         if transfer.is_on_gpu() && self.base.gpu.is_none() {
             return Err(SubmitError::NoGpu);
         }
@@ -126,7 +145,7 @@ impl Reactor {
                 (Job::Verify { source: Some(source) }, pieces)
             }
         };
-        self.submitter.send(job, subject, pieces, urgency, notify, finish)
+        self.submitter.enqueue(Order { job, subject, urgency, finish, notify }, pieces)
     }
 
     /// Writes metadata at `offset` of a device and waits; with `fua` until it is on the medium.

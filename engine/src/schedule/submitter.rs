@@ -94,11 +94,17 @@ impl Submitter {
         notify: Option<Notify>,
         finish: Finish,
     ) -> Result<Ticket, SubmitError> {
+        let ticket = self.enqueue(Order { job, subject, urgency, finish, notify }, pieces)?;
+        self.mailbox.rouse();
+        Ok(ticket)
+    }
+
+    /// As [`Self::send`], but a reactor that sleeps sees it only once it is roused.
+    pub(super) fn enqueue(&self, order: Order, pieces: Vec<Piece>) -> Result<Ticket, SubmitError> {
         if self.mailbox.is_forked() {
             return Err(SubmitError::Forked);
         }
         let mut active = self.mailbox.spare();
-        let order = Order { job, subject, urgency, finish, notify };
         let shared = active.begin(self.next_id(), order, pieces);
         self.mailbox.begin(active)?;
         Ok(Ticket::new(shared, Arc::clone(&self.mailbox)))
