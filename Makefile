@@ -7,6 +7,7 @@ RUNS ?= 100
 SECONDS ?= 60
 PAIRS ?= 15
 ONLY ?=
+RESUME ?=
 
 .PHONY: help setup build demo test lint test-rust sim storm planted faults fixture crash test-spdk nvme-vm recovery test-torch test-slow bench compare test-compare fuzz loom sanitize \
 	miri paper gpu gpu-build clean
@@ -88,18 +89,19 @@ paper: setup ## Every policy on TERAIO's models, recorded without their hardware
 	$(PYTHON) planner/paper/record.py target/paper/traces
 	cargo run --release -q -p tidelog-planner --example paper target/paper/traces target/paper.json
 
-compare: setup ## Tidelog against fio, DeepSpeed, safetensors, torch.save: PAIRS interleaved pairs, a table, a picture; ONLY=a part; about an hour
+compare: setup ## Tidelog against fio, DeepSpeed, safetensors, torch.save: PAIRS interleaved pairs, a table, a picture; ONLY=a part, RESUME=1; under 20 minutes
 	cargo build --release -q -p tidelog-bench
-	python3 benches/compare/compare.py --pairs $(PAIRS) --only "$(ONLY)"
+	python3 benches/compare/compare.py --pairs $(PAIRS) --only "$(ONLY)" $(if $(RESUME),--resume)
 
 test-compare: ## What compare concludes from runs, without running any
 	python3 benches/compare/test_compare.py
 
-gpu-build: setup ## What a machine with a GPU needs, into target/gpu
+gpu-build: ## What a machine with a GPU needs, into target/gpu
 	@mkdir -p target/gpu
-	cargo build --release -q -p tidelog-doctor
-	cp target/release/tidelog-doctor target/gpu/
-	cp "$$(cargo test --release -p tidelog-gds --test gpu --no-run --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)" target/gpu/gpu-tests
+	cargo build --release -q -p tidelog-doctor -p tidelog-torch
+	strip -o target/gpu/tidelog-doctor target/release/tidelog-doctor
+	strip -o target/gpu/libtidelog.so target/release/libtidelog.so
+	strip -o target/gpu/gpu-tests "$$(cargo test --release -p tidelog-gds --test gpu --no-run --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)"
 
 gpu: gpu-build ## Everything that needs a GPU; ends with 77 where there is none
 	tests/hardware/gpu.sh target/gpu

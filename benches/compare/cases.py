@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 
+import measure
+from devices import LoopDevices
 from figures import Limits
 from peers import Fio, Load, Tidelog
 from python_peers import DeepSpeed, SavedFile
 
 # The log keeps two versions of what is written, so it works on a part of its devices.
 PART = "384m"
+# DeepSpeed is handed a whole device's share as one tensor, and tells its caller of nothing less.
+TENSORS = "8m"
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,26 @@ class Case:
     devices: int = 2
     # Both leave the devices as they find them, so they need not have devices of their own.
     share_devices: bool = False
+    # Whether it is shown on files of a disk, too.
+    on_disk: bool = True
+
+    def is_for(self, kind):
+        return self.on_disk or kind is LoopDevices
+
+    def limits_on(self, kind):
+        """Limits are for software. What a disk allows is shown."""
+        return self.limits if kind == LoopDevices.kind else Limits()
+
+    def turns(self, effort, kind):
+        """Pairs with the one that warms up."""
+        pairs, _ = effort.of(self, kind.kind)
+        return pairs + 1
+
+    def check(self):
+        self.peer.check()
+
+    def measured(self, kind, folder, effort, progress):
+        return measure.on_devices(self, kind, folder, effort, progress)
 
 
 def cases(program, environment):
@@ -51,22 +75,26 @@ def against_fio(program):
     ]
     for engine in ("io_uring", "libaio"):
         for name, ours, load, limits in loads:
-            # What is asked for is asked against io_uring; libaio is shown beside it.
-            wanted = limits if engine == "io_uring" else Limits()
-            yield Case(f"fio-{engine}:{name}", Fio(engine), ours, load, wanted, share_devices=ours.level == "raw")
+            # What is asked for is asked against io_uring; libaio is shown beside it, where nothing of ours is between.
+            if engine == "io_uring":
+                yield Case(f"fio-{engine}:{name}", Fio(engine), ours, load, limits, share_devices=ours.level == "raw")
+            elif ours.level == "raw":
+                yield Case(f"fio-{engine}:{name}", Fio(engine), ours, load, share_devices=True)
 
 
 def against_deepspeed(program, environment):
     """DeepSpeed has no checksums. Our raw path has none either; our log does not compare them here where it reads, and
-    has no way to write without."""
+    has no way to write without, so that row has no limits."""
     peer = DeepSpeed(environment)
     for devices, write, read in ((2, 1.05, 1.2), (1, 1.05, 1.3)):
         for level in ("raw", "log"):
-            ours = Tidelog(program, level, checksums=False)
+            ours = Tidelog(program, level, checksums=False, tensors=TENSORS if level == "log" else None)
             for rw, least in (("write", write), ("read", read)):
                 load = Load(rw, "1m", 32, size=PART)
                 limits = Limits(median_min=least, cpu_max=0.7 if devices == 2 else None)
-                yield Case(f"deepspeed:{level}-{rw}-{devices}-devices", peer, ours, load, limits, devices)
+                if (level, rw) == ("log", "write"):
+                    limits = Limits()
+                yield Case(f"deepspeed:{level}-{rw}-{devices}-devices", peer, ours, load, limits, devices, on_disk=devices == 2)
 
 
 def against_savers(program, environment):

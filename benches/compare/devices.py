@@ -1,5 +1,6 @@
 """What loads run on: devices that are made for a case and go with it."""
 
+import concurrent.futures
 import contextlib
 import os
 import pathlib
@@ -26,6 +27,13 @@ def run(*command):
     return ran.stdout.strip()
 
 
+def fill(backing):
+    """Written in full: memory that was only reserved is found, page by page, when it is first used."""
+    with open(backing, "wb") as file:
+        for _ in range(DEVICE_BYTES // len(BLANK)):
+            file.write(BLANK)
+
+
 class LoopDevices:
     """Loop devices over files in memory."""
 
@@ -42,16 +50,15 @@ class LoopDevices:
             raise NoDevices(f"there is no {MEMORY}")
         with contextlib.ExitStack() as undo:
             self.folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="tidelog-compare-", dir=MEMORY))
-            for index in range(self.count):
-                self.names.append(self.loop(undo, pathlib.Path(self.folder, f"device-{index}")))
+            backings = [pathlib.Path(self.folder, f"device-{index}") for index in range(self.count)]
+            with concurrent.futures.ThreadPoolExecutor() as threads:
+                list(threads.map(fill, backings))
+            for backing in backings:
+                self.names.append(self.loop(undo, backing))
             self.undo = undo.pop_all()
         return self
 
     def loop(self, undo, backing):
-        # Written in full: memory that was only reserved is found, page by page, when it is first used.
-        with open(backing, "wb") as file:
-            for _ in range(DEVICE_BYTES // len(BLANK)):
-                file.write(BLANK)
         # Where the file system in memory has no O_DIRECT the loop device copies through its page cache,
         # for both sides alike.
         name = run("losetup", "--find", "--show", "--direct-io=on", str(backing))
@@ -63,7 +70,8 @@ class LoopDevices:
         for index, name in enumerate(self.names[len(self.mounted) :], len(self.mounted)):
             place = pathlib.Path(self.folder, f"mounted-{index}")
             place.mkdir()
-            run("mkfs.ext4", "-q", "-F", name)
+            # All of it now: what is put off would be written while others are measured.
+            run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", name)
             run("mount", name, str(place))
             self.undo.callback(subprocess.run, ["umount", str(place)], check=False)
             self.mounted.append(place / "data")

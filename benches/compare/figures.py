@@ -16,6 +16,9 @@ class Limits:
     lower_min: float | None = None
     cpu_max: float | None = None
 
+    def is_any(self):
+        return self != Limits()
+
 
 def lower_rank(count):
     """How many of `count` ordered values lie below a value that the true median exceeds with 95 % confidence.
@@ -74,3 +77,11 @@ def misses(limits, figures):
             yield "the CPU time of a run is not known"
         elif cpu["median"] > limits.cpu_max:
             yield f"CPU per byte {cpu['median']:.3f} is above {limits.cpu_max}"
+
+
+def misses_alone(limits, figures):
+    """What falls short of the limits of one who is measured with nobody beside."""
+    for name, most in limits.items():
+        figure = name.removesuffix("_max")
+        if figures[figure] > most:
+            yield f"{figure} {figures[figure]:.4f} is above {most}"

@@ -12,6 +12,10 @@ class NoPeer(Exception):
     """A peer is not on this machine."""
 
 
+class Failed(Exception):
+    """A run came to nothing."""
+
+
 def size_in_bytes(text):
     """`384m`, as fio and we read it."""
     return int(text[:-1]) * UNITS[text[-1]] if text[-1] in UNITS else int(text)
@@ -28,6 +32,7 @@ class Load:
     cpus: str | None = None
     # Whether what was written survives a crash when the time is taken.
     durable: bool = False
+    rate_iops: int | None = None
 
     def options(self, devices, seconds):
         given = {
@@ -45,6 +50,8 @@ class Load:
         }
         if self.size or devices.size:
             given["size"] = self.size or devices.size
+        if self.rate_iops:
+            given["rate_iops"] = self.rate_iops
         if self.cpus:
             given["cpus_allowed"] = self.cpus
         return [f"--{name}={value}" for name, value in given.items()]
@@ -63,7 +70,7 @@ def run(command):
     """What a program prints, which ended well."""
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if ran.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}\nexit {ran.returncode}\n{ran.stdout}{ran.stderr}")
+        raise Failed(f"{' '.join(command)}\nexit {ran.returncode}\n{ran.stdout}{ran.stderr}")
     return ran.stdout
 
 
@@ -89,9 +96,6 @@ class Peer:
 
     def prepare(self, load, devices, seconds):
         """What is done once for a case, before any pair, and not measured."""
-
-    def finish(self):
-        """Gives back what `prepare` took."""
 
     def run(self, load, devices, seconds):
         """Runs the load once."""
@@ -123,19 +127,30 @@ class Fio(Peer):
 class Tidelog(Peer):
     """Tidelog, on bytes of devices (raw) or as a log of tensors (log)."""
 
-    def __init__(self, program, level, checksums=True):
+    def __init__(self, program, level, checksums=True, tensors=None):
         self.program, self.level, self.checksums = str(program), level, checksums
-        self.name = f"tidelog {level}{', checksums not compared' if level == 'log' and not checksums else ''}"
+        # Of what size tensors are; they are operations of the load if nothing is said.
+        self.tensors = tensors
+        self.name = f"tidelog {level}"
+        if level == "log":
+            self.name += f"{f', tensors of {tensors}' if tensors else ''}{'' if checksums else ', checksums not compared'}"
 
     def run(self, load, devices, seconds):
+        return sample_of(run(self.command(load, devices, seconds)))
+
+    def command(self, load, devices, seconds):
         words = ["--ioengine=tidelog-uring", f"--level={self.level}", "--eta=never"]
         if self.level == "log":
             # What a tensor's piece on one device is, an operation is to the peer.
             words += [f"--checksums={int(self.checksums)}", f"--stripe_unit={load.bs}"]
+            if self.tensors:
+                # As many bytes in flight.
+                depth = load.iodepth * size_in_bytes(load.bs) // size_in_bytes(self.tensors)
+                words += [f"--bs={self.tensors}", f"--iodepth={depth}"]
         if load.durable:
             # A commit for as many tensors as the peer puts into one file.
             words.append(f"--fsync={size_in_bytes(load.size) // size_in_bytes(load.bs)}")
         # These devices were made a moment ago; what stands on them is ours or the last run's.
         if load.rw.endswith("write") and self.level == "raw":
             words.append(f"--overwrite={':'.join(devices.names)}")
-        return sample_of(run([self.program, *load.options(devices, seconds), *words]))
+        return [self.program, *load.options(devices, seconds), *words]

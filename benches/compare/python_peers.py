@@ -1,4 +1,4 @@
-"""Peers that are Python libraries: a process for each case, `worker.py`, in an environment of their own."""
+"""Peers that are Python libraries: one process, `worker.py`, in an environment of their own."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 
-from peers import NoPeer, Peer, Sample, run, size_in_bytes
+from peers import Failed, NoPeer, Peer, Sample, run, size_in_bytes
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
 REQUIREMENTS = pathlib.Path(__file__).with_name("requirements.txt")
@@ -15,7 +15,8 @@ THREADS = (1, 2, 4)
 
 
 class Environment:
-    """A virtual environment that has torch and the peers; made when it is first needed."""
+    """A virtual environment that has torch and the peers, and one process in it that runs their loads, case after case:
+    loading torch and DeepSpeed takes longer than many runs. Both are made when they are first needed."""
 
     def __init__(self, folder, project):
         self.folder, self.python = folder, folder / "bin" / "python"
@@ -23,6 +24,44 @@ class Environment:
         self.project = project
         # What was found out: a version, or why there is none.
         self.known = {}
+        self.worker, self.said = None, None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.worker:
+            self.end_worker()
+
+    def end_worker(self):
+        """Answers what it said besides its answers."""
+        # Its input ends, and so does it.
+        self.worker.communicate()
+        self.worker = None
+        with self.said as said:
+            said.seek(0)
+            return said.read()
+
+    def ask(self, words):
+        """A run of the worker's."""
+        if self.worker is None:
+            self.said = tempfile.TemporaryFile("w+")
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.said}
+            self.worker = subprocess.Popen(**self.command("serve"), **pipes)
+        try:
+            print(json.dumps(words), file=self.worker.stdin, flush=True)
+            answer = self.worker.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        except BaseException:
+            # In the middle of a run it holds files, and so the devices, that go now.
+            self.worker.kill()
+            self.end_worker()
+            raise
+        if not answer:
+            # The next run gets a new one.
+            raise Failed(f"{words['way']} ended in the middle of a run: {reason(self.end_worker())}")
+        return json.loads(answer)
 
     def version(self, module):
         """Makes the environment if need be, and loads a module in it.
@@ -43,6 +82,9 @@ class Environment:
         if not stamp.exists() or stamp.read_text() != REQUIREMENTS.read_text():
             print(f"compare: installing peers into {self.folder}", file=sys.stderr)
             self.make(stamp)
+        # One that was ended while it compiled left its lock, for which torch would wait for ever; nobody else is here.
+        for lock in self.folder.glob("extensions/*/lock"):
+            lock.unlink()
         print(f"compare: loading {module}; native parts are compiled the first time, which takes minutes", file=sys.stderr)
         ran = subprocess.run(**self.command("check", module), capture_output=True, check=False)
         if ran.returncode != 0:
@@ -65,7 +107,7 @@ class Environment:
             (packages / "project.pth").write_text(f"{theirs.parent}\n")
             pip = [str(self.python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
             run([*pip, "-r", str(REQUIREMENTS)])
-        except RuntimeError as error:
+        except Failed as error:
             raise NoPeer(f"the environment of the Python peers cannot be made: {reason(str(error))}") from None
         stamp.write_text(REQUIREMENTS.read_text())
 
@@ -84,23 +126,14 @@ class PythonPeer(Peer):
     way = module = None
 
     def __init__(self, environment):
-        self.environment, self.worker, self.said = environment, None, None
+        self.environment = environment
 
     def check(self):
         self.name = f"{self.environment.version(self.module)}{self.how}"
 
-    def prepare(self, load, devices, seconds):
-        self.said = tempfile.TemporaryFile("w+")
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.said}
-        self.worker = subprocess.Popen(**self.environment.command("serve", self.way), **pipes)
-
-    def finish(self):
-        if self.worker:
-            self.worker.stdin.close()
-            self.worker.wait()
-
     def run(self, load, devices, seconds, **more):
         words = {
+            "way": self.way,
             "rw": load.rw,
             "files": [str(file) for file in devices.files()],
             "bytes": size_in_bytes(load.size),
@@ -108,12 +141,7 @@ class PythonPeer(Peer):
             "seconds": seconds,
             **more,
         }
-        print(json.dumps(words), file=self.worker.stdin, flush=True)
-        answer = self.worker.stdout.readline()
-        if not answer:
-            self.said.seek(0)
-            raise RuntimeError(f"{self.name} ended in the middle of a run: {reason(self.said.read())}")
-        return Sample(**json.loads(answer))
+        return Sample(**self.environment.ask(words))
 
 
 class DeepSpeed(PythonPeer):
@@ -128,15 +156,15 @@ class DeepSpeed(PythonPeer):
 
     def __init__(self, environment):
         super().__init__(environment)
-        self.threads = THREADS[0]
+        self.threads, self.best = THREADS[0], {}
 
     def prepare(self, load, devices, seconds):
-        super().prepare(load, devices, seconds)
-        speeds = {
-            threads: super(DeepSpeed, self).run(load, devices, seconds, threads=threads).bytes_per_second
-            for threads in THREADS
-        }
-        self.threads = max(speeds, key=speeds.get)
+        # What was best for one of our levels is for the other.
+        case = (load, devices.kind, len(devices.names))
+        if case not in self.best:
+            speed = lambda threads: super(DeepSpeed, self).run(load, devices, seconds, threads=threads).bytes_per_second
+            self.best[case] = max(THREADS, key=speed)
+        self.threads = self.best[case]
 
     def run(self, load, devices, seconds):
         return super().run(load, devices, seconds, threads=self.threads)

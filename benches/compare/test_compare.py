@@ -3,9 +3,12 @@
 import contextlib
 import io
 import json
+import os
 import pathlib
 import random
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -14,15 +17,19 @@ from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+import alone
 import cases
 import compare
 import figures
+import measure
 import peers
 import picture
+import progress
+import results
 from devices import NoDevices
 from figures import Limits
-from peers import NoPeer, Sample
-from python_peers import Environment
+from peers import Failed, NoPeer, Sample
+from python_peers import DeepSpeed, Environment
 
 
 class Steady:
@@ -35,9 +42,6 @@ class Steady:
         pass
 
     def prepare(self, load, devices, seconds):
-        pass
-
-    def finish(self):
         pass
 
     def run(self, load, devices, seconds):
@@ -129,7 +133,9 @@ class Runs(unittest.TestCase):
             mock.patch.object(sys, "argv", arguments),
             mock.patch.object(cases, "cases", lambda *_: chosen),
             mock.patch.dict(compare.KINDS, {"loop": kinds or Nowhere}),
+            mock.patch.object(alone, "cases", lambda *_: []),
             contextlib.redirect_stdout(io.StringIO()) as self.said,
+            contextlib.redirect_stderr(io.StringIO()) as self.progress,
         ):
             status = compare.main()
         return status, json.loads(output.read_text()), output.with_suffix(".svg").read_text()
@@ -191,16 +197,179 @@ class Runs(unittest.TestCase):
         self.assertEqual(self.compare([case(Limits(1.0), ours)], "--add")[0], 0)
 
 
+    def test_a_run_that_fails_is_told_and_the_others_go_on(self):
+        class Failing(Steady):
+            def run(self, load, devices, seconds):
+                raise Failed("exit 1")
+
+        chosen = [case(Limits(1.0), Failing("ours"), name="a:broken"), case(Limits(1.0), Steady("ours", Sample(100.0, 1.0)), name="b:well")]
+        status, written, _ = self.compare(chosen)
+        self.assertEqual((status, written["not_measured"]), (3, ["a:broken (loop, memory): exit 1"]))
+        self.assertEqual([it["case"] for it in written["results"]], ["b:well"])
+
+    def test_what_was_ended_in_the_middle_is_resumed(self):
+        class Ended(Steady):
+            def run(self, load, devices, seconds):
+                raise KeyboardInterrupt
+
+        first, second = Steady("ours", Sample(100.0, 1.0)), Steady("ours", Sample(100.0, 1.0))
+        with self.assertRaises(KeyboardInterrupt):
+            self.compare([case(Limits(1.0), first, name="a:one"), case(Limits(1.0), Ended("ours"), name="b:two")])
+        runs = first.runs
+        again = [case(Limits(1.0), first, name="a:one"), case(Limits(1.0), second, name="b:two")]
+        status, written, _ = self.compare(again, "--resume")
+        self.assertEqual((status, [it["case"] for it in written["results"]]), (0, ["a:one", "b:two"]))
+        self.assertEqual((first.runs, second.runs), (runs, 16), "what was there is not measured again")
+
+    def test_devices_go_when_it_is_terminated(self):
+        gone = []
+
+        class Terminated(Steady):
+            def run(self, load, devices, seconds):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        class Kept(Nowhere):
+            def __exit__(self, *_):
+                gone.append(self.names)
+
+        self.addCleanup(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        with self.assertRaisesRegex(SystemExit, "143"):
+            self.compare([case(Limits(1.0), Terminated("ours"))], kinds=Kept)
+        self.assertEqual(gone, [["none"] * 2] * 2)
+
+    def test_a_case_that_takes_too_long_has_fewer_pairs_and_no_verdict_from_them(self):
+        times = iter(range(0, 10_000, 10))
+        with mock.patch.object(measure.time, "monotonic", lambda: next(times)):
+            status, written, _ = self.compare([case(Limits(1.0), Steady("ours", Sample(100.0, 1.0)))], "--budget=75")
+        (result,) = written["results"]
+        self.assertEqual((status, result["pairs"]), (3, 10))
+        self.assertEqual(written["not_measured"], ["peer:load (loop, memory): 10 of 15 pairs in time"])
+        status, written, _ = self.compare([case(Limits(1.0), Steady("ours", Sample(100.0, 1.0)))], "--resume")
+        self.assertEqual((status, written["results"][0]["pairs"]), (0, 15), "it is measured again")
+
+    def test_what_has_no_limit_gets_fewer_pairs_and_a_name_that_nothing_has_is_an_error(self):
+        _, written, _ = self.compare([case(Limits(), Steady("ours", Sample(100.0, 1.0)))])
+        self.assertEqual(written["results"][0]["pairs"], 5)
+        with self.assertRaisesRegex(SystemExit, "no case here has 'nothing'"):
+            self.compare([case(Limits(), Steady("ours", Sample(1.0, 1.0)))], "--only=nothing")
+
+    def test_two_at_once_are_refused(self):
+        with compare.alone_here(self.folder.name), self.assertRaisesRegex(SystemExit, "another comparison"):
+            self.compare([case(Limits(), Steady("ours", Sample(1.0, 1.0)))])
+
+    def test_each_line_says_what_was_found_and_whether_that_is_enough(self):
+        slow, fast = Steady("ours", Sample(50.0, 1.0, 5.0)), Steady("ours", Sample(100.0, 1.0, 5.0))
+        self.compare([case(Limits(1.0), slow, name="a:slow"), case(Limits(1.0), fast, name="b:fast"), case(Limits(), fast, name="c:any")])
+        lines = {line.split()[0]: line for line in self.said.getvalue().splitlines() if ":" in line.partition(" ")[0]}
+        self.assertIn("0.500  0.500  0.500  0.500", lines["a:slow"])
+        for name, verdict in [("a:slow", "MISSED: median 0.500 is below 1.0"), ("b:fast", " met"), ("c:any", "no limit")]:
+            self.assertTrue(lines[name].endswith(verdict), lines[name])
+
+
+class Alone(unittest.TestCase):
+    def result(self, percent):
+        return {"case": "alone:idle", "devices": "loop, memory", "alone": {"cpu_percent": percent}, "limits": {"cpu_percent_max": 0.1}}
+
+    def test_an_engine_that_is_not_idle_is_a_miss(self):
+        self.assertEqual(results.misses(self.result(0.0999)), [])
+        self.assertEqual(results.misses(self.result(0.2)), ["cpu_percent 0.2000 is above 0.1"])
+        self.assertTrue(results.row(self.result(0.05)).endswith("cpu_percent 0.0500 met"))
+
+    def test_threads_that_work_are_seen_and_those_of_the_benchmark_are_not(self):
+        busy = "import threading,time; threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start(); time.sleep(60)"
+        with mock.patch.multiple(alone, IDLE_SECONDS=0.5, WARM_SECONDS=0.2), subprocess.Popen([sys.executable, "-c", busy]) as running:
+            try:
+                self.assertGreater(alone.engine_seconds_while_idle(running), 0.02)
+                with mock.patch.object(alone, "BENCHMARKS", ("python",)):
+                    self.assertIsNone(alone.engine_seconds_while_idle(running), "no engine is not an idle one")
+            finally:
+                running.kill()
+
+
+class TimeLeft(unittest.TestCase):
+    def test_it_is_what_the_turns_so_far_took(self):
+        now, out = [0.0], io.StringIO()
+        line = progress.Progress([4, 16], out, lambda: now[0])
+        line.begins("a")
+        self.assertIsNone(line.left())
+        for turn in range(4):
+            now[0] += 3
+            line.ran(turn, 3)
+        line.ends()
+        self.assertEqual(line.left(), 48)
+        line.begins("b")
+        self.assertEqual(out.getvalue().splitlines()[-1], "[2/2] b: begins, 0:48 left")
+
+
 class Cases(unittest.TestCase):
     def test_every_case_has_a_name_of_its_own(self):
-        names = [it.name for it in cases.cases("program", Environment(pathlib.Path("a"), pathlib.Path("b")))]
+        names = [it.name for it in [*cases.cases("program", Environment(pathlib.Path("a"), pathlib.Path("b"))), *alone.cases("program")]]
         self.assertEqual(len(names), len(set(names)))
-        self.assertEqual({name.partition(":")[0] for name in names}, {"fio-io_uring", "fio-libaio", "deepspeed", "safetensors", "torch-save"})
+        self.assertEqual({name.partition(":")[0] for name in names}, {"fio-io_uring", "fio-libaio", "deepspeed", "safetensors", "torch-save", "alone"})
 
     def test_a_report_becomes_a_sample(self):
         way = {"io_bytes": 5, "bw_bytes": 2**31, "clat_ns": {"percentile": {"99.000000": 7000}}}
         report = json.dumps({"jobs": [{"read": {"io_bytes": 0}, "write": way, "usr_cpu": 30.0, "sys_cpu": 70.0}]})
         self.assertEqual(peers.sample_of(f"fio: a note\n{report}"), Sample(2**31, 0.5, 7.0))
+
+    def test_limits_are_those_that_are_asked_for(self):
+        asked = {it.name: it.limits for it in cases.cases("program", Environment(pathlib.Path("a"), pathlib.Path("b"))) if it.limits.is_any()}
+        as_fast = Limits(1.0, 0.97, 1.05)
+        self.assertEqual(
+            asked,
+            {
+                **{f"fio-io_uring:raw-{load}": as_fast for load in ("read", "write", "randread-4k")},
+                "fio-io_uring:log-read": Limits(0.75),
+                "fio-io_uring:log-write": Limits(0.85),
+                "deepspeed:raw-write-2-devices": Limits(1.05, cpu_max=0.7),
+                "deepspeed:raw-read-2-devices": Limits(1.2, cpu_max=0.7),
+                "deepspeed:log-read-2-devices": Limits(1.2, cpu_max=0.7),
+                "deepspeed:raw-write-1-devices": Limits(1.05),
+                **{f"deepspeed:{level}-read-1-devices": Limits(1.3) for level in ("raw", "log")},
+            },
+        )
+        (idle,) = alone.cases("program")
+        self.assertEqual(idle.cpu_percent_max, 0.1)
+
+    def test_tensors_that_are_larger_than_operations_are_as_many_bytes_in_flight(self):
+        load, on = peers.Load("read", "1m", 32), mock.Mock(names=["one"], size="64m")
+        words = peers.Tidelog("program", "log", tensors="8m").command(load, on, 1)
+        last = dict(word.split("=", 1) for word in words[1:])
+        self.assertEqual([last[word] for word in ("--bs", "--iodepth", "--stripe_unit")], ["8m", "4", "1m"])
+
+    def test_one_worker_serves_all_and_a_new_one_comes_after_it_died(self):
+        answers = "import os,sys,json\nfor line in sys.stdin:\n if json.loads(line)['way'] == 'die': sys.exit('error: it is dead')\n print(os.getpid(), flush=True)"
+        with Environment(pathlib.Path("a"), pathlib.Path("b")) as environment:
+            environment.command = lambda *_: {"args": [sys.executable, "-c", answers], "text": True}
+            first, second = (environment.ask({"way": "answer"}) for _ in range(2))
+            self.assertEqual(first, second)
+            with self.assertRaisesRegex(Failed, "die ended in the middle of a run: error: it is dead"):
+                environment.ask({"way": "die"})
+            self.assertNotEqual(environment.ask({"way": "answer"}), first)
+
+    def test_a_worker_that_is_not_waited_for_is_gone(self):
+        with Environment(pathlib.Path("a"), pathlib.Path("b")) as environment:
+            environment.command = lambda *_: {"args": [sys.executable, "-c", "import time\ntime.sleep(60)"], "text": True}
+            previous = signal.signal(signal.SIGALRM, lambda *_: sys.exit("enough"))
+            self.addCleanup(signal.signal, signal.SIGALRM, previous)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with self.assertRaisesRegex(SystemExit, "enough"), mock.patch.object(environment, "end_worker", wraps=environment.end_worker) as ended:
+                environment.ask({"way": "answer"})
+            ended.assert_called_once()
+            self.assertIsNone(environment.worker)
+
+    def test_deepspeed_gets_its_best_number_of_threads_once_for_both_of_our_levels(self):
+        asked = []
+
+        class Environment_:
+            def ask(self, words):
+                asked.append(words["threads"])
+                return {"bytes_per_second": {1: 5.0, 2: 7.0, 4: 6.0}[words["threads"]], "cpu_seconds_per_gib": 1.0}
+
+        peer, on = DeepSpeed(Environment_()), mock.Mock(kind="any", names=["one"], files=lambda: ["file"])
+        for _ in range(2):
+            peer.prepare(peers.Load("read", "1m", 32, size="4m"), on, 1)
+        self.assertEqual((asked, peer.threads), ([1, 2, 4], 2))
 
     def test_an_environment_that_cannot_be_made_is_tried_once(self):
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()) as said:

@@ -1,7 +1,7 @@
 """A peer that is a Python library, as a process that serves runs until its input ends.
 
     worker.py check deepspeed       # loads what it needs, and says which version it is
-    worker.py serve deepspeed       # a line of JSON for each run, answered with a line of JSON
+    worker.py serve                 # a line of JSON for each run, answered with a line of JSON
 
 So each run is as warm as ours: libraries are loaded, memory is locked, and threads are there.
 """
@@ -54,7 +54,8 @@ def aio_module():
     return builder.load(verbose=False)
 
 
-@functools.cache
+# Of the case at hand: what was locked for another is given back.
+@functools.lru_cache(maxsize=2)
 def locked(threads, each, index):
     """A handle and a tensor for one device."""
     import torch
@@ -82,7 +83,7 @@ def deepspeed(options):
     return timed(turn, each * len(work), options.seconds)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def dictionary(count, length):
     """So many tensors of one size."""
     import torch
@@ -109,7 +110,7 @@ def saved_file(options, save, load):
             # A mapped file is read when it is looked at.
             tensor[::4096].sum()
 
-    if options.rw == "read":
+    if options.rw == "read" and not os.path.exists(file):
         save_durably()
     return timed(load_cold if options.rw == "read" else save_durably, count * options.tensor, options.seconds)
 
@@ -134,10 +135,11 @@ def check(module):
     return f"{module} {version}"
 
 
-def serve(what, answers):
-    run = {"deepspeed": deepspeed, "safetensors": safetensors, "torch-save": torch_save}[what]
+def serve(answers):
+    ways = {"deepspeed": deepspeed, "safetensors": safetensors, "torch-save": torch_save}
     for line in sys.stdin:
-        print(json.dumps(run(types.SimpleNamespace(**json.loads(line)))), file=answers, flush=True)
+        options = types.SimpleNamespace(**json.loads(line))
+        print(json.dumps(ways[options.way](options)), file=answers, flush=True)
 
 
 def main():
@@ -147,7 +149,7 @@ def main():
     if sys.argv[1] == "check":
         print(check(sys.argv[2]), file=answers, flush=True)
     else:
-        serve(sys.argv[2], answers)
+        serve(answers)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ use std::hint::black_box;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use tidelog_engine::layout::{
-    BLOCK_BYTES, Geometry, GeometryRequest, LifetimeClass, Run, TensorId,
+    BLOCK_BYTES, Geometry, GeometryRequest, LifetimeClass, Run, Runs, TensorId,
 };
-use tidelog_engine::log::{Contents, Durability, Lane, Request, Space, StripeMap};
+use tidelog_engine::log::{Contents, Durability, Lane, Reach, Request, Space, StripeMap};
 use tidelog_engine::memory::{Source, checksum, copy_with_checksum};
 use tidelog_engine::path::sim::{SimDisk, SimDisks, SimProfile};
 use tidelog_engine::schedule::{
-    CompletionQueue, Piece, Reactor, ReactorOptions, Ticket, Transfer, Urgency,
+    CompletionQueue, Finish, Piece, Reactor, ReactorOptions, Ticket, Transfer, Urgency,
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
@@ -40,7 +40,7 @@ fn stripe_map(criterion: &mut Criterion) {
             BenchmarkId::from_parameter(ByteCount(bytes)),
             &bytes,
             |bench, &bytes| {
-                bench.iter(|| map.placements(black_box(&runs), bytes));
+                bench.iter(|| map.placements(black_box(&runs), bytes).map(black_box).count());
             },
         );
     }
@@ -58,7 +58,9 @@ fn allocator(criterion: &mut Criterion) {
             &bytes,
             |bench, &bytes| {
                 bench.iter(|| {
-                    let runs = space.allocate(LANE, bytes).expect("there is room");
+                    let mut runs = Runs::new();
+                    let room = space.allocate(LANE, bytes, Reach::Sisters, &mut runs);
+                    room.expect("there is room");
                     space.abandon(&runs);
                 });
             },
@@ -79,7 +81,7 @@ fn index(criterion: &mut Criterion) {
                 TensorId(u128::from(index).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835));
             let request = Request { id, name: None, length: 4096, lane: LANE };
             let reservation = contents.begin(request).expect("there is room");
-            contents.install(&reservation, vec![index as u32]);
+            contents.install(&reservation, &[index as u32]);
             id
         };
         let ids: Vec<TensorId> = (0..tensors).map(|index| put(&mut contents, index)).collect();
@@ -146,7 +148,7 @@ fn write(reactor: &Reactor, queue: Option<&CompletionQueue>, pieces: u64) -> Tic
     let source = Source::from(vec![1; pieces as usize * 4096]);
     let transfer = Transfer::Write { source, pieces: (0..pieces).map(piece).collect() };
     let notify = queue.map(|queue| (queue.clone(), 0));
-    reactor.submit(transfer, Urgency::Urgent, notify, Box::new(|_| ())).expect("it is valid")
+    reactor.submit(transfer, Urgency::Urgent, notify, Finish::nothing()).expect("it is valid")
 }
 
 fn reactor(criterion: &mut Criterion) {

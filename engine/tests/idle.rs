@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidelog_engine::memory::Source;
 use tidelog_engine::path::{Device, DeviceSpec, KernelDevices, OpenMode, PathChoice};
-use tidelog_engine::schedule::{Piece, Reactor, ReactorOptions, Transfer, Urgency};
+use tidelog_engine::schedule::{Finish, Piece, Reactor, ReactorOptions, Transfer, Urgency};
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
 /// The CPU time of all threads of this process.
@@ -30,7 +30,7 @@ fn idle_reactors_use_less_than_a_thousandth_of_a_cpu() {
         for _ in 0..100 {
             let pieces = vec![Piece::new(DeviceIndex(0), ByteCount(0), 0, 5000)];
             let write = Transfer::Write { source: Source::from(vec![1; 5000]), pieces };
-            let ticket = reactor.submit(write, Urgency::Ahead, None, Box::new(|_| ())).unwrap();
+            let ticket = reactor.submit(write, Urgency::Ahead, None, Finish::nothing()).unwrap();
             ticket.wait().unwrap();
         }
         reactors.push(reactor);

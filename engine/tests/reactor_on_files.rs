@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use tidelog_engine::memory::{Destination, Source};
 use tidelog_engine::path::{Device, DeviceSpec, Extent, KernelDevices, OpenMode, PathChoice};
-use tidelog_engine::schedule::{Piece, Reactor, ReactorOptions, Transfer, TransferError, Urgency};
+use tidelog_engine::schedule::{
+    Finish, Piece, Reactor, ReactorOptions, Transfer, TransferError, Urgency,
+};
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
 const CHUNK: u32 = 64 << 10;
@@ -71,7 +73,7 @@ fn what_one_reactor_writes_another_reads_by_the_other_path() {
         let reactor = directory.start(writer, chunks);
         let source = Source::from(tensor.clone());
         let write = Transfer::Write { source, pieces: pieces.clone() };
-        let ticket = reactor.submit(write, Urgency::Ahead, None, Box::new(|_| ())).unwrap();
+        let ticket = reactor.submit(write, Urgency::Ahead, None, Finish::nothing()).unwrap();
         assert_eq!(ticket.wait().unwrap().bytes, tensor.len() as u64);
         reactor.flush(&[DeviceIndex(0), DeviceIndex(1)]).unwrap();
         reactor.close().unwrap();
@@ -79,7 +81,7 @@ fn what_one_reactor_writes_another_reads_by_the_other_path() {
         let reactor = directory.start(reader, chunks);
         let destination = Destination::buffer(tensor.len());
         let read = Transfer::Read { destination, pieces: pieces.clone() };
-        let ticket = reactor.submit(read, Urgency::Urgent, None, Box::new(|_| ())).unwrap();
+        let ticket = reactor.submit(read, Urgency::Urgent, None, Finish::nothing()).unwrap();
         ticket.wait().unwrap();
         assert!(ticket.take_bytes().unwrap() == tensor, "{writer:?} to {reader:?}");
         let zeroes: Vec<_> =
@@ -98,14 +100,14 @@ fn bytes_changed_behind_our_back_are_found_and_named() {
         let tensor = bytes(1 << 20, 2);
         let pieces = striped(&tensor, 0);
         let write = Transfer::Write { source: tensor.clone().into(), pieces: pieces.clone() };
-        reactor.submit(write, Urgency::Ahead, None, Box::new(|_| ())).unwrap().wait().unwrap();
+        reactor.submit(write, Urgency::Ahead, None, Finish::nothing()).unwrap().wait().unwrap();
         reactor.flush(&[DeviceIndex(1)]).unwrap();
         let file = std::fs::OpenOptions::new().write(true).open(directory.0.join("b")).unwrap();
         file.write_at(b"not what was written", 3 * u64::from(CHUNK)).unwrap();
         file.sync_all().unwrap();
         let destination = Destination::buffer(tensor.len());
         let read = Transfer::Read { destination, pieces };
-        let ticket = reactor.submit(read, Urgency::Urgent, None, Box::new(|_| ())).unwrap();
+        let ticket = reactor.submit(read, Urgency::Urgent, None, Finish::nothing()).unwrap();
         let TransferError::Checksum { device, offset, .. } = ticket.wait().unwrap_err() else {
             panic!("{choice:?}: a checksum error was expected")
         };
@@ -127,11 +129,11 @@ fn many_threads_share_a_reactor_and_each_finds_its_own_bytes() {
                     let urgency = [Urgency::Ahead, Urgency::Urgent][round as usize % 2];
                     let source = Source::from(tensor.clone());
                     let write = Transfer::Write { source, pieces: pieces.clone() };
-                    let ticket = reactor.submit(write, urgency, None, Box::new(|_| ())).unwrap();
+                    let ticket = reactor.submit(write, urgency, None, Finish::nothing()).unwrap();
                     ticket.wait().unwrap();
                     let destination = Destination::buffer(tensor.len());
                     let read = Transfer::Read { destination, pieces };
-                    let ticket = reactor.submit(read, urgency, None, Box::new(|_| ())).unwrap();
+                    let ticket = reactor.submit(read, urgency, None, Finish::nothing()).unwrap();
                     assert!(ticket.wait_timeout(Duration::from_secs(60)).unwrap().is_ok());
                     assert!(ticket.take_bytes().unwrap() == tensor);
                 }

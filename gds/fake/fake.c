@@ -38,6 +38,7 @@ static struct {
     unsigned status, features, major, minor, batch_max, driver_opens, driver_closes;
     bool allow_compat, force_compat, p2pdma, driver_open;
     int gpus;
+    bool unified; /* host addresses are device addresses too: for frameworks whose tensors are really in host memory */
     unsigned handles, buffers, batches, submitted, batch_longest, copies, allocated;
 } state = { .status = 1u << 4, .features = 1u << 1, .major = 2, .minor = 17, .batch_max = 128, .gpus = 1, .p2pdma = true };
 
@@ -91,6 +92,8 @@ void fake_driver(unsigned status, unsigned features, unsigned major, unsigned ba
     state.status = status; state.features = features; state.major = major; state.batch_max = batch_max; state.gpus = gpus;
 }
 
+void fake_unify(bool unified) { state.unified = unified; }
+
 unsigned fake_violations(char *first, size_t room) {
     if (room) snprintf(first, room, "%s", first_violation);
     return violations;
@@ -114,12 +117,13 @@ uint64_t fake_count(const char *what) {
 static struct { CUdeviceptr base; size_t length; } memory[MAX];
 
 static bool allocated(CUdeviceptr at, size_t length) {
+    if (state.unified && at < FAR) return true;
     for (unsigned i = 0; i < MAX; i++)
         if (memory[i].base && at >= memory[i].base && at + length <= memory[i].base + memory[i].length) return true;
     return false;
 }
 
-static char *near(CUdeviceptr at) { return (char *)(uintptr_t)(at - FAR); }
+static char *near(CUdeviceptr at) { return (char *)(uintptr_t)(at < FAR ? at : at - FAR); }
 
 /* ---- streams and events ---- */
 

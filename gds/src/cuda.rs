@@ -288,9 +288,8 @@ impl Event {
 
     /// Moves it behind everything that was put into `stream` so far.
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
-        // SAFETY: both handles are open.
-        unsafe { result::event::record(self.event, stream.stream) }
-            .map_err(CudaError::of("record an event"))
+        // SAFETY: the event is open.
+        unsafe { stream.record_raw(self.as_raw()) }
     }
 
     /// Whether it has happened. An error is the error of anything that came before it.
@@ -346,10 +345,29 @@ impl Stream {
 
     /// What comes after in this stream waits for `event`; the host does not.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: the event is open.
+        unsafe { self.wait_for_raw(event.as_raw()) }
+    }
+
+    /// The same, for an event that a framework made.
+    ///
+    /// # Safety
+    /// `event` is the handle of an open event.
+    pub unsafe fn wait_for_raw(&self, event: *mut c_void) -> Result<(), CudaError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: both handles are open.
-        unsafe { result::stream::wait_event(self.stream, event.event, flags) }
+        // SAFETY: the stream is open, and the caller says so of the event.
+        unsafe { result::stream::wait_event(self.stream, event.cast(), flags) }
             .map_err(CudaError::of("have a stream wait"))
+    }
+
+    /// Moves an event that a framework made behind everything that was put into the stream so far.
+    ///
+    /// # Safety
+    /// `event` is the handle of an open event.
+    pub unsafe fn record_raw(&self, event: *mut c_void) -> Result<(), CudaError> {
+        // SAFETY: as in `wait_for_raw`.
+        unsafe { result::event::record(event.cast(), self.stream) }
+            .map_err(CudaError::of("record an event"))
     }
 
     /// Puts a copy between two places of GPU memory into the stream.
@@ -448,8 +466,10 @@ impl HostLock {
         length: usize,
     ) -> Result<Self, CudaError> {
         gpu.enter()?;
-        // SAFETY: passed on to the caller. No flags.
-        let answer = unsafe { sys::cuMemHostRegister_v2(base.cast(), length, 0) };
+        // SAFETY: passed on to the caller. Every context of the process sees it locked.
+        let answer = unsafe {
+            sys::cuMemHostRegister_v2(base.cast(), length, sys::CU_MEMHOSTREGISTER_PORTABLE)
+        };
         answer.result().map_err(CudaError::of("page-lock the staging memory"))?;
         Ok(Self { gpu: Arc::clone(gpu), base: base.cast() })
     }

@@ -3,10 +3,11 @@
 //! Nothing here is linked: CUDA's driver, cuFile and NVML are opened at run time, and where one is missing the answer is
 //! a reason, not a panic. Read the rooms from the bottom up: [`cuda`] is memory, streams and events; [`cufile`] is the
 //! library between them and the SSD; [`ring`] is the device memory that transfers pass through; [`queue`] takes a
-//! transfer through copy and I/O in the one order that is right; [`path`] is the engine's data path over it;
-//! [`topology`] says which SSD is near which GPU; [`checksum`] is CRC32C where the bytes are.
+//! transfer through copy and I/O in the one order that is right; [`path`] is the engine's data path over it; [`staged`]
+//! takes GPU memory through any other data path; [`topology`] says which SSD is near which GPU; [`checksum`] is CRC32C
+//! where the bytes are.
 //!
-//! `unsafe` is allowed in [`cuda`], [`cufile`], [`queue`], [`path`] and [`checksum`].
+//! `unsafe` is allowed in [`cuda`], [`cufile`], [`queue`], [`path`], [`staged`] and [`checksum`].
 
 pub mod checksum;
 pub mod cuda;
@@ -14,8 +15,10 @@ pub mod cufile;
 pub mod path;
 pub mod queue;
 pub mod ring;
+pub mod staged;
 pub mod topology;
 
 pub use cuda::{CudaError, Gpu};
 pub use cufile::{Compat, CuFileError, Driver, Mode};
 pub use path::{GdsBackend, GdsOptions};
+pub use staged::StagedGpu;

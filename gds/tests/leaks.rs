@@ -6,14 +6,14 @@ mod common;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use common::{Fake, device, finish, small};
+use common::{device, finish, small};
 use tidelog_engine::memory::DmaPool;
 use tidelog_engine::path::{Action, Backend, Extent, Operation, Status};
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 use tidelog_gds::cuda::{DeviceMemory, Stream};
 use tidelog_gds::queue::{Direction, End, Queue, QueueOptions, Request};
 use tidelog_gds::{GdsBackend, GdsOptions};
-use tidelog_tests::machine::Directory;
+use tidelog_tests::machine::{Directory, FakeGpu};
 
 const BLOCK: usize = 4096;
 const SIZE: usize = 64 * BLOCK;
@@ -35,7 +35,7 @@ fn on_gpu(memory: &DeviceMemory) -> End {
 
 #[test]
 fn a_chunk_that_an_ssd_may_still_write_is_never_used_again() {
-    let fake = Fake::start(9, 0);
+    let fake = FakeGpu::start(9, 0);
     let directory = Directory::new("gds-timeout").unwrap();
     let options = QueueOptions { staging: ByteCount::kib(8), chunk: ByteCount::kib(4), depth: 4 };
     let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], options);
@@ -56,7 +56,7 @@ fn a_chunk_that_an_ssd_may_still_write_is_never_used_again() {
 
 #[test]
 fn memory_in_place_that_an_ssd_may_still_write_is_never_answered_for() {
-    let fake = Fake::start(9, 0);
+    let fake = FakeGpu::start(9, 0);
     let directory = Directory::new("gds-lost").unwrap();
     let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
     let region = DeviceMemory::new(&fake.gpu(), BLOCK).unwrap();
@@ -77,7 +77,7 @@ fn memory_in_place_that_an_ssd_may_still_write_is_never_answered_for() {
 #[test]
 fn a_queue_dropped_with_transfers_on_their_way_leaks_what_the_ssd_uses() {
     for seed in 0..20 {
-        let fake = Fake::start(seed, 1_000_000);
+        let fake = FakeGpu::start(seed, 1_000_000);
         let directory = Directory::new("gds-dropped").unwrap();
         let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
         let mut memory = vec![1_u8; 8 * BLOCK];
@@ -93,7 +93,7 @@ fn a_queue_dropped_with_transfers_on_their_way_leaks_what_the_ssd_uses() {
 
 #[test]
 fn the_fake_sees_a_race() {
-    let fake = Fake::start(1, 1_000_000);
+    let fake = FakeGpu::start(1, 1_000_000);
     let gpu = fake.gpu();
     let (memory, stream) = (DeviceMemory::new(&gpu, BLOCK).unwrap(), Stream::new(&gpu).unwrap());
     let bytes = [1_u8; BLOCK];
@@ -108,7 +108,7 @@ fn the_fake_sees_a_race() {
 
 #[test]
 fn a_library_that_answers_no_more_ends_the_path_and_not_the_process() {
-    let fake = Fake::start(4, 2);
+    let fake = FakeGpu::start(4, 2);
     let directory = Directory::new("gds-dead").unwrap();
     let options = GdsOptions { library: Some(fake.library_path().into()), ..GdsOptions::default() };
     let devices = vec![device(directory.path(), "a", SIZE as u64)];
@@ -117,7 +117,8 @@ fn a_library_that_answers_no_more_ends_the_path_and_not_the_process() {
     fake.plan("batch_status", 0, 5041, -1);
     let action = Action::Read(pool.take(4096).unwrap());
     let extent = Extent::new(0, BLOCK as u64);
-    path.submit(Operation { tag: 1, device: DeviceIndex(0), extent, action }).unwrap();
+    path.submit(Operation { tag: 1, device: DeviceIndex(0), extent, action, placement: None })
+        .unwrap();
     let error = loop {
         if let Err(error) = path.wait(Some(Duration::from_millis(100))) {
             break error;

@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Fake, device};
+use common::device;
 use tidelog_engine::memory::DmaPool;
 use tidelog_engine::path::checked::CheckedProvider;
 use tidelog_engine::path::{
@@ -18,11 +18,11 @@ use tidelog_gds::cufile::{CUFILE, Compat, Driver, Mode, OpenError};
 use tidelog_gds::queue::QueueOptions;
 use tidelog_gds::{GdsBackend, GdsOptions};
 use tidelog_tests::conformance::{ROWS, Stage};
-use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, skip};
+use tidelog_tests::machine::{Directory, FakeGpu, LoopDevice, LoopOptions, skip};
 
 const BLOCK: u64 = 4096;
 
-fn options(fake: &Fake) -> GdsOptions {
+fn options(fake: &FakeGpu) -> GdsOptions {
     let queue = QueueOptions { staging: ByteCount::kib(256), chunk: ByteCount::kib(32), depth: 0 };
     GdsOptions { library: Some(fake.library_path().into()), queue, ..GdsOptions::default() }
 }
@@ -37,13 +37,14 @@ impl Backend for Watched {
     }
 }
 
-fn open(fake: &Fake, devices: Vec<Device>) -> Box<dyn DataPath> {
+fn open(fake: &FakeGpu, devices: Vec<Device>) -> Box<dyn DataPath> {
     let provider = Watched(GdsBackend(options(fake))).provider(devices);
     provider.open(8).unwrap().path
 }
 
 fn run(path: &mut dyn DataPath, extent: Extent, action: Action) -> Completion {
-    path.submit(Operation { tag: 1, device: DeviceIndex(0), extent, action }).unwrap();
+    path.submit(Operation { tag: 1, device: DeviceIndex(0), extent, action, placement: None })
+        .unwrap();
     let mut completions = Vec::new();
     let end = Instant::now() + Duration::from_secs(20);
     while path.poll(&mut completions) == 0 {
@@ -63,7 +64,7 @@ fn refusal(options: GdsOptions) -> String {
     }
 }
 
-fn conform(specs: Vec<DeviceSpec>, fake: &Fake) {
+fn conform(specs: Vec<DeviceSpec>, fake: &FakeGpu) {
     let backend: Arc<dyn Backend> = Arc::new(Watched(GdsBackend(options(fake))));
     let stage = Stage { specs, path: PathKind::Gds, backend: Some(backend), elsewhere: None };
     for (name, row) in ROWS {
@@ -75,7 +76,7 @@ fn conform(specs: Vec<DeviceSpec>, fake: &Fake) {
 
 #[test]
 fn the_engine_conforms_on_files() {
-    let fake = Fake::start(17, 1);
+    let fake = FakeGpu::start(17, 1);
     let directory = Directory::new("gds-conformance").unwrap();
     let files = ["a", "b"].map(|name| directory.sparse_file(name, 64 << 20).unwrap());
     conform(files.iter().map(DeviceSpec::new).collect(), &fake);
@@ -85,7 +86,7 @@ fn the_engine_conforms_on_files() {
 
 #[test]
 fn the_engine_conforms_on_block_devices() {
-    let fake = Fake::start(18, 1);
+    let fake = FakeGpu::start(18, 1);
     let directory = Directory::new("gds-loops").unwrap();
     let file = directory.sparse_file("a", 64 << 20).unwrap();
     match LoopDevice::attach(&file, LoopOptions { sector: 4096, ..LoopOptions::default() }) {
@@ -96,7 +97,7 @@ fn the_engine_conforms_on_block_devices() {
 
 #[test]
 fn the_mode_in_force_is_told_and_compat_runs_only_when_it_was_named() {
-    let fake = Fake::start(1, 0);
+    let fake = FakeGpu::start(1, 0);
     let driver = fake.open_driver();
     assert_eq!(driver.facts().mode, Mode::NvidiaFs { major: 2, minor: 17 });
     assert_eq!(driver.facts().version, Some((1, 15)));
@@ -118,7 +119,7 @@ fn the_mode_in_force_is_told_and_compat_runs_only_when_it_was_named() {
 
 #[test]
 fn the_driver_is_opened_once_and_one_that_a_framework_opened_is_left_open() {
-    let fake = Fake::start(1, 0);
+    let fake = FakeGpu::start(1, 0);
     let (one, two) = (fake.open_driver(), fake.open_driver());
     assert_eq!(fake.count("driver_opens"), 1);
     drop(one);
@@ -132,7 +133,7 @@ fn the_driver_is_opened_once_and_one_that_a_framework_opened_is_left_open() {
 
 #[test]
 fn what_is_missing_is_named() {
-    let fake = Fake::start(1, 0);
+    let fake = FakeGpu::start(1, 0);
     fake.driver(1 << 4, 1 << 1, 2, 128, 0);
     assert!(refusal(options(&fake)).contains("there is no GPU 0; CUDA shows 0"));
     fake.driver(1 << 4, 1 << 1, 2, 128, 1);
@@ -152,7 +153,7 @@ fn what_is_missing_is_named() {
 
 #[test]
 fn a_write_that_must_be_on_the_medium_is_flushed_and_zeroes_go_through_the_kernel() {
-    let fake = Fake::start(4, 2);
+    let fake = FakeGpu::start(4, 2);
     let directory = Directory::new("gds-fua").unwrap();
     let mut path = open(&fake, vec![device(directory.path(), "a", 64 * BLOCK)]);
     let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
@@ -174,7 +175,7 @@ fn a_write_that_must_be_on_the_medium_is_flushed_and_zeroes_go_through_the_kerne
 
 #[test]
 fn a_failed_write_latches_its_device_with_cufiles_code_and_reads_go_on() {
-    let fake = Fake::start(4, 2);
+    let fake = FakeGpu::start(4, 2);
     let directory = Directory::new("gds-latch").unwrap();
     let mut path = open(&fake, vec![device(directory.path(), "a", 64 * BLOCK)]);
     let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
@@ -185,14 +186,15 @@ fn a_failed_write_latches_its_device_with_cufiles_code_and_reads_go_on() {
     let status = Status::Library { library: &CUFILE, code: 5044 };
     assert_eq!(error.status, status);
     assert!(error.to_string().ends_with("cuFile error 5044 (IO_ERROR)"), "{error}");
-    let again = Operation { tag: 2, device: DeviceIndex(0), extent, action: write() };
+    let again =
+        Operation { tag: 2, device: DeviceIndex(0), extent, action: write(), placement: None };
     assert_eq!(path.submit(again).unwrap_err().reason, Refusal::Latched(error));
     run(path.as_mut(), extent, Action::Read(pool.take(4096).unwrap())).result.unwrap();
 }
 
 #[test]
 fn the_page_cache_is_refused_by_name() {
-    let fake = Fake::start(4, 2);
+    let fake = FakeGpu::start(4, 2);
     let directory = Directory::new("gds-buffered").unwrap();
     drop(device(directory.path(), "a", 16 * BLOCK));
     let mode = OpenMode { buffered: true, ..OpenMode::default() };

@@ -7,13 +7,13 @@ use std::fs;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use common::{Fake, device, finish, small};
+use common::{device, finish, small};
 use tidelog_engine::path::Status;
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 use tidelog_gds::cuda::{CUDA, DeviceMemory, DevicePointer, Event, Stream};
 use tidelog_gds::cufile::CUFILE;
 use tidelog_gds::queue::{Direction, End, Queue, QueueOptions, Request};
-use tidelog_tests::machine::Directory;
+use tidelog_tests::machine::{Directory, FakeGpu};
 
 const BLOCK: usize = 4096;
 const SIZE: usize = 64 * BLOCK;
@@ -55,7 +55,7 @@ fn pattern(salt: usize, length: usize) -> Vec<u8> {
 #[test]
 fn whatever_is_late_or_out_of_order_every_byte_arrives_and_nothing_races() {
     for seed in 0..40 {
-        let fake = Fake::start(seed, (seed % 7) as u32);
+        let fake = FakeGpu::start(seed, (seed % 7) as u32);
         let directory = Directory::new(&format!("gds-{seed}")).unwrap();
         let mut chance = Chance(seed * 2 + 1);
         let mut model = vec![0_u8; SIZE];
@@ -130,7 +130,7 @@ fn run_all(
 
 #[test]
 fn a_write_waits_for_its_bytes_and_a_read_for_its_destination() {
-    let fake = Fake::start(3, 6);
+    let fake = FakeGpu::start(3, 6);
     let directory = Directory::new("gds-after").unwrap();
     let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
     let gpu = fake.gpu();
@@ -176,7 +176,7 @@ fn open(directory: &Directory, name: &str) -> tidelog_engine::path::Device {
 #[test]
 fn a_read_that_has_an_event_is_answered_before_its_copy_and_the_event_comes_after() {
     for seed in 0..20 {
-        let fake = Fake::start(seed, 9);
+        let fake = FakeGpu::start(seed, 9);
         let directory = Directory::new("gds-landed").unwrap();
         fs::write(directory.path().join("a"), pattern(5, SIZE)).unwrap();
         let mut queue = fake.queue(vec![open(&directory, "a")], small());
@@ -211,7 +211,7 @@ fn a_read_that_has_an_event_is_answered_before_its_copy_and_the_event_comes_afte
 
 #[test]
 fn registered_and_aligned_memory_is_moved_in_place_and_other_memory_is_not() {
-    let fake = Fake::start(1, 3);
+    let fake = FakeGpu::start(1, 3);
     let directory = Directory::new("gds-direct").unwrap();
     let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
     let gpu = fake.gpu();
@@ -251,7 +251,7 @@ fn a_failed_part_fails_its_request_with_the_code_it_had_and_no_other() {
         (Direction::Read, "query", 214, cuda(214)),
     ];
     for (direction, what, code, status) in cases {
-        let fake = Fake::start(11, 2);
+        let fake = FakeGpu::start(11, 2);
         let directory = Directory::new("gds-failed").unwrap();
         let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
         let mut memory = vec![1_u8; SIZE];
@@ -272,7 +272,7 @@ fn a_failed_part_fails_its_request_with_the_code_it_had_and_no_other() {
 
 #[test]
 fn a_refused_batch_fails_what_was_in_it_and_the_next_one_works() {
-    let fake = Fake::start(5, 1);
+    let fake = FakeGpu::start(5, 1);
     let directory = Directory::new("gds-refused").unwrap();
     let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
     let mut memory = vec![1_u8; 4 * BLOCK];
@@ -288,7 +288,7 @@ fn a_refused_batch_fails_what_was_in_it_and_the_next_one_works() {
 
 #[test]
 fn a_full_library_is_tried_again_and_loses_nothing() {
-    let fake = Fake::start(6, 3);
+    let fake = FakeGpu::start(6, 3);
     let directory = Directory::new("gds-full").unwrap();
     let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
     let mut memory = vec![7_u8; SIZE];
@@ -309,7 +309,7 @@ fn a_full_library_is_tried_again_and_loses_nothing() {
 #[test]
 fn no_batch_is_longer_than_the_driver_allows() {
     for (allowed, longest) in [(4, 4), (1, 1), (1000, 128)] {
-        let fake = Fake::start(8, 0);
+        let fake = FakeGpu::start(8, 0);
         fake.driver(1 << 4, 1 << 1, 2, allowed, 1);
         let directory = Directory::new("gds-limit").unwrap();
         let options =
@@ -333,7 +333,7 @@ fn no_batch_is_longer_than_the_driver_allows() {
 #[test]
 fn what_has_not_reached_the_ssd_is_aborted_and_the_rest_comes_back() {
     for seed in 0..30 {
-        let fake = Fake::start(seed, 5);
+        let fake = FakeGpu::start(seed, 5);
         let directory = Directory::new("gds-abort").unwrap();
         let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
         let mut memory = vec![1_u8; SIZE];

@@ -1,5 +1,5 @@
 //! What proves the engine: a reference model, seeded scripts of work and faults, and their replay; load on real
-//! files and devices of this machine; many threads at once; what must be so on every data path; callers of the C ABI; and what fuzzing runs.
+//! files and devices of this machine; many threads at once; what must be so on every data path, and on spdk alone; callers of the C ABI; and what fuzzing runs.
 
 pub mod abi;
 pub mod conformance;
@@ -9,5 +9,7 @@ pub mod load;
 pub mod machine;
 pub mod power;
 pub mod sim;
+#[cfg(feature = "spdk")]
+pub mod spdk;
 pub mod storm;
 pub mod victim;

@@ -76,7 +76,7 @@ typedef struct tide_pool_options {
   uint64_t size;
   // Devices of the pool, separated by commas: directories, files or block devices.
   const char *devices;
-  // "auto", "uring" or "posix".
+  // "auto", "uring", "uring-cmd" or "posix".
   const char *data_path;
   // Bytes of staging buffers.
   uint64_t staging;
@@ -86,6 +86,8 @@ typedef struct tide_pool_options {
   uint32_t share;
   // Non-zero allows a file system without `O_DIRECT`.
   uint8_t buffered;
+  // CUDA's number of the GPU whose memory `tide_put_gpu` and `tide_get_gpu` name, plus one; 0: none.
+  uint8_t gpu;
 } tide_pool_options;
 
 // How to open a session.
@@ -94,7 +96,7 @@ typedef struct tide_session_options {
   uint64_t size;
   // Devices of the pool, separated by commas: directories, files or block devices.
   const char *devices;
-  // "auto", "uring" or "posix".
+  // "auto", "uring", "uring-cmd" or "posix".
   const char *data_path;
   // Bytes of storages and staging that may be in memory at once.
   uint64_t budget;
@@ -110,6 +112,8 @@ typedef struct tide_session_options {
   uint8_t reactive;
   // Who plans: 1 the published algorithm, 2 Tidelog's own; 0 leaves the choice to Tidelog.
   uint8_t policy;
+  // Where the storages are: CUDA's number of the GPU plus one; 0: in host memory.
+  uint8_t gpu;
 } tide_session_options;
 
 // A storage that came into being.
@@ -148,6 +152,38 @@ const char *tide_version(void);
 // # Safety
 // `buffer` is null or has `capacity` bytes; `storage` is null or points to one `uint32_t`.
 size_t tide_last_error(char *buffer, size_t capacity, uint32_t *storage);
+
+// As `tide_put`, from the memory of the GPU that the pool was opened for. The bytes are read once `after`, a `CUevent` recorded
+// behind the kernels that make them, has happened; null: at once.
+//
+// # Safety
+// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and which nobody writes after `after`,
+// until the ticket is released; `after` is null or an event that stays open as long. `ticket` points to one `uint64_t`.
+int32_t tide_put_gpu(uint64_t pool,
+                     const char *name,
+                     uint64_t address,
+                     uint64_t length,
+                     void *after,
+                     uint32_t flags,
+                     uint64_t *ticket);
+
+// As `tide_get`, into the memory of the GPU that the pool was opened for, written once `after` has happened: the last kernel that
+// uses what was there before; null: at once. With `landed` the ticket is ready, and released, as soon as the copies are on their way:
+// that event was then recorded behind them, and every stream that uses the bytes waits for it. Null: ready when they are there.
+//
+// # Safety
+// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and which nobody else touches after `after`,
+// until the ticket is released and `landed` has happened; both are null or events that stay open until the release. `ticket` points to
+// one `uint64_t`.
+int32_t tide_get_gpu(uint64_t pool,
+                     const char *name,
+                     uint64_t offset,
+                     uint64_t address,
+                     uint64_t length,
+                     void *after,
+                     void *landed,
+                     uint32_t flags,
+                     uint64_t *ticket);
 
 // Opens a share of a pool, formatting it first where its devices are fresh directories.
 //
@@ -316,14 +352,17 @@ int32_t tide_session_wait(uint64_t session, uint32_t timeout_ms);
 int32_t tide_session_next_action(uint64_t session,
                                  struct tide_action *action);
 
-// Reports a request as done, with the storage's address where one was asked for (0: it cannot be done).
+// Reports a request as done, with the storage's address where one was asked for (0: it cannot be done). On a GPU its memory is
+// touched only once `after`, a `CUevent`, has happened: the last kernel so far that writes an evicted storage, or uses what
+// the memory of an allocated one was before. Null: at once. When a storage is settled its bytes are there, for any stream.
 //
 // # Safety
-// `address` is 0 or that of the request's `size` bytes. They stay alive, and for `TIDE_ALLOCATE` nobody else touches
-// them, until the storage is released or settled.
+// `address` is 0 or that of the request's `size` bytes, on the session's GPU if it has one. They stay alive, and for
+// `TIDE_ALLOCATE` nobody else touches them after `after`, until the storage is released or settled. So does the event.
 int32_t tide_session_action_done(uint64_t session,
                                  uint64_t sequence,
-                                 uint64_t address);
+                                 uint64_t address,
+                                 void *after);
 
 // Figures of the session so far as JSON, written to `buffer`. Answers the text's length, 0 for a stale handle.
 //
@@ -338,6 +377,15 @@ size_t tide_session_stats(uint64_t session,
 // # Safety
 // `path` is NUL-terminated.
 int32_t tide_session_report(uint64_t session, const char *path);
+
+// What each op of the step that is about to end took, in nanoseconds: for ops that had not run when they were reported as
+// ended, such as kernels. Without this call the time between the two reports counts.
+//
+// # Safety
+// `durations` has `count` items.
+int32_t tide_session_durations(uint64_t session,
+                               const uint64_t *durations,
+                               size_t count);
 
 // The step follows the plan no longer: the caller saw that it does something else.
 int32_t tide_session_leave_plan(uint64_t session);

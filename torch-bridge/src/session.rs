@@ -30,6 +30,8 @@ use planned::Planned;
 use profile::Profile;
 use transfers::InFlight;
 
+use crate::abi::Place;
+
 pub(crate) use events::{Birth, Op};
 pub(crate) use open::{SessionConfig, open_pool};
 pub(crate) use planned::Policy;
@@ -38,6 +40,7 @@ pub(crate) use planned::Policy;
 pub(crate) struct Session {
     pool: Lease,
     completions: CompletionQueue,
+    place: Place,
     state: Mutex<State>,
 }
 

@@ -48,6 +48,7 @@ fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
         buffered: 1,
         reactive: 0,
         policy: 0,
+        gpu: 0,
     };
     let pool_options = tide_pool_options {
         size: size_of::<tide_pool_options>() as u64,
@@ -57,6 +58,7 @@ fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
         pool_size: 64 << 20,
         share: 0,
         buffered: 1,
+        gpu: 0,
     };
     let (mut session, mut pool, mut ticket) = (0, 0, 0);
     let bytes = vec![3_u8; 100_000];

@@ -3,7 +3,7 @@
 use ini_core::{Item, Parser};
 
 use crate::exit::BenchError;
-use crate::option::{JobOptions, apply};
+use crate::option::{JobOptions, apply, find};
 
 /// The jobs of a file's text. Options of `[global]` hold for the sections after it, on top of `base`.
 ///
@@ -40,7 +40,10 @@ pub fn parse(text: &str, base: &JobOptions) -> Result<Vec<JobOptions>, BenchErro
                     Section::Global => &mut global,
                     Section::Job => jobs.last_mut().unwrap_or(&mut global),
                 };
-                let value = expand(value.unwrap_or("1").trim()).map_err(within)?;
+                // Alone on its line a switch is on. What is no switch says itself what it misses.
+                let is_switch = find(key.trim()).is_some_and(|spec| spec.value.is_empty());
+                let alone = if is_switch { "1" } else { "" };
+                let value = expand(value.unwrap_or(alone).trim()).map_err(within)?;
                 apply(target, key.trim(), &value).map_err(within)?;
             }
             Item::Comment(_) | Item::Blank | Item::SectionEnd => {}
@@ -106,6 +109,7 @@ mod tests {
             ("[a]\n; fine\n\nbs=huge\n", "line 4: ", "bs=huge"),
             ("[global]\n[a]\nthinktime=1m\n", "line 3: ", "thinktime is no option"),
             ("bs=4k\n", "line 1: ", "before any section"),
+            ("[a]\niodepth\n", "line 2: ", "is no number"),
             ("[a]\n[b\n", "line 2: ", "no section"),
             ("[a]\nsize=${TIDELOG_BENCH_NO_SUCH}\n", "line 2: ", "TIDELOG_BENCH_NO_SUCH"),
         ] {
@@ -113,6 +117,13 @@ mod tests {
             assert!(error.starts_with(line) && error.contains(what), "{text:?}: {error}");
         }
         assert!(jobs("[global]\nbs=4k\n").unwrap_err().contains("no job"));
+    }
+
+    #[test]
+    fn what_stands_alone_is_on_and_a_log_has_the_name_of_its_job() {
+        let jobs = jobs("[a]\ntime_based\nruntime=1\nwrite_bw_log\n").unwrap();
+        assert!(jobs[0].time_based);
+        assert_eq!(jobs[0].logs.files("a", 1)[0].1.display().to_string(), "a_bw.1.log");
     }
 
     #[test]

@@ -28,7 +28,7 @@ use exit::{BenchError, Exit};
 use live::Live;
 use option::value::Amount;
 use option::{Engine, JobOptions, Level};
-use output::Output;
+use output::{Logs, Output};
 use report::Report;
 use run::Status;
 use target::{Found, Targets};
@@ -58,6 +58,7 @@ pub fn execute(request: &Request) -> Result<Exit, BenchError> {
     let mut targets = Targets::default();
     targets.look_at(&jobs)?;
     let output = Output::open(request)?;
+    let mut logs = Logs::open(&jobs, request)?;
     jobs.iter().try_for_each(|job| admit(job, &mut targets))?;
     let groups = groups(&jobs);
     if request.format == Format::Normal {
@@ -75,8 +76,10 @@ pub fn execute(request: &Request) -> Result<Exit, BenchError> {
         |results| write(request, &report::reports(results), &disks, &mut output.borrow_mut());
     let status = Status { every: request.status_interval, tell: &tell };
     let results = run::run(&groups, &targets, &Live::new(request.eta), &status)?;
+    let logged = logs.write(&results);
     let reports = report::reports(results);
     write(request, &reports, &disks, &mut output.borrow_mut())?;
+    logged?;
     Ok(match verdict(&reports) {
         Exit::Clean if run::is_interrupted() => Exit::Interrupted,
         exit => exit,

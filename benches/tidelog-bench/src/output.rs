@@ -1,5 +1,6 @@
 //! Where results go: standard output, or a file that is none of those that the run is about.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::FileTypeExt;
@@ -9,6 +10,9 @@ use tidelog_engine::path::{DeviceIdentity, DeviceSpec};
 
 use crate::cli::Request;
 use crate::exit::BenchError;
+use crate::option::{JobOptions, LogKind};
+use crate::report::{log_files, log_lines};
+use crate::run::JobResult;
 
 /// Where results go.
 #[derive(Debug)]
@@ -34,26 +38,30 @@ impl Output {
     /// # Errors
     /// It cannot be written, or must not be: it is a block device, or something that the run reads or measures.
     pub fn open(request: &Request) -> Result<Self, BenchError> {
-        let Some(path) = &request.output else { return Ok(Self::Standard) };
+        request.output.as_deref().map_or(Ok(Self::Standard), |path| Self::at(path, request))
+    }
+
+    /// Opens a file for results.
+    ///
+    /// # Errors
+    /// As for [`Self::open`].
+    pub fn at(path: &Path, request: &Request) -> Result<Self, BenchError> {
         // A look before anything is opened: to open a device for writing may already do something to it.
         let found = fs::metadata(path).ok();
         if found.as_ref().is_some_and(|it| it.file_type().is_block_device()) {
-            return Err(never(path, "is a block device, which results would overwrite"));
+            return Err(never(path, "is a block device"));
         }
         let opened = File::options().write(true).create(true).truncate(false).open(path);
-        let opened = opened.and_then(|file| Ok((file.metadata()?, file)));
-        let (metadata, file) = opened.map_err(|source| system(path, source))?;
-        let ours = DeviceIdentity::of(&metadata);
-        let is_it =
-            |other: &Path| fs::metadata(other).is_ok_and(|it| DeviceIdentity::of(&it) == ours);
+        let file = opened.map_err(|source| system(path, source))?;
+        let is_it = |other: &Path| is_same_file(other, path);
         let names = request.jobs.iter().flat_map(|job| job.filename.iter().chain(&job.overwrite));
         if names.into_iter().any(|name| is_it(&DeviceSpec::new(name).target())) {
-            return Err(never(path, "is also a filename, which results would overwrite"));
+            return Err(never(path, "is also a filename"));
         }
         if request.jobfiles.iter().any(|jobfile| is_it(jobfile)) {
-            return Err(never(path, "is also the job file, which results would overwrite"));
+            return Err(never(path, "is also the job file"));
         }
-        Ok(Self::File(path.clone(), file, Written::Nothing))
+        Ok(Self::File(path.to_path_buf(), file, Written::Nothing))
     }
 
     /// Writes results, instead of what a file held before the run, and behind what was written in it.
@@ -76,6 +84,49 @@ impl Output {
     }
 }
 
+/// The logs over time of every job of a run, each in its file.
+#[derive(Debug)]
+pub struct Logs {
+    files: BTreeMap<PathBuf, Output>,
+    of_jobs: Vec<Vec<(LogKind, PathBuf)>>,
+}
+
+impl Logs {
+    /// Opens all that these jobs ask for.
+    ///
+    /// # Errors
+    /// As for [`Output::open`].
+    pub fn open(jobs: &[JobOptions], request: &Request) -> Result<Self, BenchError> {
+        let (mut files, of_jobs) = (BTreeMap::new(), log_files(jobs));
+        for (_, path) in of_jobs.iter().flatten() {
+            if files.contains_key(path) {
+                continue;
+            }
+            files.insert(path.clone(), Output::at(path, request)?);
+            if request.output.as_deref().is_some_and(|output| is_same_file(output, path)) {
+                return Err(never(path, "is also the output"));
+            }
+        }
+        Ok(Self { files, of_jobs })
+    }
+
+    /// Writes them.
+    ///
+    /// # Errors
+    /// One is not there.
+    pub fn write(&mut self, results: &[JobResult]) -> Result<(), BenchError> {
+        for (result, logs) in results.iter().zip(&self.of_jobs) {
+            for (kind, path) in logs {
+                let lines = result.recorder.timeline.as_ref().map(|it| log_lines(*kind, it));
+                if let Some(file) = self.files.get_mut(path) {
+                    file.write(&lines.unwrap_or_default())?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Writes to standard output. Whoever closed it early has seen enough, and the exit code still says how it went.
 ///
 /// # Errors
@@ -90,8 +141,13 @@ pub fn say(text: &str) -> Result<(), BenchError> {
     }
 }
 
+fn is_same_file(left: &Path, right: &Path) -> bool {
+    let identity = |path| fs::metadata(path).map(|found| DeviceIdentity::of(&found));
+    matches!((identity(left), identity(right)), (Ok(left), Ok(right)) if left == right)
+}
+
 fn never(path: &Path, what: &str) -> BenchError {
-    BenchError::usage(format!("output={} {what}; name another file", path.display()))
+    BenchError::usage(format!("results go to {}, which {what}; name another file", path.display()))
 }
 
 fn system(path: &Path, source: io::Error) -> BenchError {

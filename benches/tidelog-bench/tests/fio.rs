@@ -154,6 +154,7 @@ fn a_parser_that_others_wrote_reads_our_json() {
             json.expect(0).out,
         )
         .unwrap();
+        write_logs(&results, depth, &directory.at("data"));
     }
     let picture = directory.at("picture.png");
     let plot = [
@@ -162,6 +163,84 @@ fn a_parser_that_others_wrote_reads_our_json() {
     ];
     Ran::of(Command::new(format!("{environment}/bin/fio-plot")).args(plot)).expect(0);
     assert!(std::fs::metadata(&picture).unwrap().len() > 10_000, "it drew our figures");
+    for kind in ["bw", "iops", "lat"] {
+        let picture = directory.at(&format!("{kind}.png"));
+        let plot = [
+            "-i", &results, "-T", "ours", "-r", "randread", "-g", "-t", kind, "-d", "1", "4", "-n",
+            "1", "-o", &picture,
+        ];
+        Ran::of(Command::new(format!("{environment}/bin/fio-plot")).args(plot)).expect(0);
+        assert!(std::fs::metadata(&picture).unwrap().len() > 10_000, "it drew our {kind} log");
+    }
+}
+
+/// A second of reads with logs, named as fio-plot wants them.
+fn write_logs(results: &str, depth: u32, file: &str) {
+    let prefix = format!("{results}/randread-iodepth-{depth}-numjobs-1");
+    let logs = ["bw", "iops", "lat"].map(|kind| format!("--write_{kind}_log={prefix}"));
+    let [depth, file] = [format!("--iodepth={depth}"), format!("--filename={file}")];
+    let job = ["--name=job", "--rw=randread", "--bs=4k", "--size=1m", "--ioengine=tidelog-uring"];
+    let time = ["--time_based", "--runtime=1", "--log_avg_msec=100", &depth, &file];
+    bench(&[&job[..], &time, &logs.each_ref().map(String::as_str)].concat()).expect(0);
+}
+
+/// Runs a mix of two jobs with every log, in fio or here; answers the logs by name, and the report.
+fn logged(mut program: Command, engine: &str, directory: &str, more: &[&str]) -> (Logs, Value) {
+    std::fs::create_dir(directory).unwrap();
+    let logs = ["bw", "iops", "lat"].map(|kind| format!("--write_{kind}_log={directory}/log"));
+    let words = ["--name=job", "--rw=randrw", "--bs=16k", "--size=1m", "--direct=1", "--numjobs=2"];
+    program.args(words).args(more).args(logs).args([
+        &format!("--ioengine={engine}"),
+        &format!("--filename={directory}/data"),
+        "--output-format=json",
+    ]);
+    let ran = Ran::of(&mut program).expect(0);
+    let report = serde_json::from_str(&ran.out[ran.out.find('{').unwrap()..]).unwrap();
+    let files = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap());
+    let logs = files.filter(|it| it.file_name() != "data").map(|it| {
+        let text = std::fs::read_to_string(it.path()).unwrap();
+        let number = |field: &str| field.trim().parse::<u64>().expect("every field is a number");
+        let lines = text.lines().map(|line| line.split(',').map(number).collect());
+        (it.file_name().into_string().unwrap(), lines.collect())
+    });
+    (logs.collect(), report)
+}
+
+type Logs = std::collections::BTreeMap<String, Vec<Vec<u64>>>;
+
+#[test]
+fn our_logs_over_time_are_fios() {
+    let directory = temporary("logs");
+    let ours = || Command::new(env!("CARGO_BIN_EXE_tidelog-bench"));
+    let windows = ["--time_based", "--runtime=1", "--log_avg_msec=200"];
+    let (logs, _) = logged(ours(), "tidelog-uring", &directory.at("windows"), &windows);
+    let (single, report) = logged(ours(), "tidelog-posix", &directory.at("single"), &[]);
+    if Command::new("fio").arg("--version").output().is_err() {
+        skip("our_logs_over_time_are_fios", "fio is not installed");
+    } else {
+        let fio = || Command::new("fio");
+        let (theirs, _) = logged(fio(), "libaio", &directory.at("fio"), &windows);
+        assert!(theirs.keys().eq(logs.keys()), "{:?} {:?}", theirs.keys(), logs.keys());
+        for log in [&theirs, &logs].into_iter().flat_map(|logs| logs.values()) {
+            // Three to five windows, each with reads and writes; their fields are the same.
+            assert!((4..=10).contains(&log.len()), "{log:?}");
+            assert!(log.iter().all(|line| line.len() == 5 && line[3..] == [0, 0]), "{log:?}");
+            assert!(log.is_sorted_by_key(|line| line[0]) && log[0][0] >= 190, "{log:?}");
+            assert!(log.iter().any(|line| line[2] == 0) && log.iter().any(|line| line[2] == 1));
+        }
+        let (theirs, _) = logged(fio(), "libaio", &directory.at("fio-single"), &[]);
+        let bytes = |logs: &Logs| logs["log_clat.1.log"].iter().map(|line| line[3]).sum::<u64>();
+        assert_eq!([&theirs, &single].map(bytes), [1 << 20; 2], "each operation has a line");
+    }
+    for (bandwidth, iops) in logs["log_bw.1.log"].iter().zip(&logs["log_iops.1.log"]) {
+        assert!((iops[1] * 16).abs_diff(bandwidth[1]) <= 16, "{bandwidth:?} {iops:?}");
+    }
+    let [slat, clat, lat] = ["slat", "clat", "lat"].map(|it| &single[&format!("log_{it}.2.log")]);
+    for ((slat, clat), lat) in slat.iter().zip(clat).zip(lat) {
+        assert_eq!(slat[1] + clat[1], lat[1]);
+    }
+    let total = |way: &str| report["jobs"][1][way]["total_ios"].as_u64().unwrap();
+    assert_eq!(lat.len() as u64, total("read") + total("write"));
 }
 
 #[test]

@@ -172,6 +172,45 @@ fn trims_need_permission_and_empty_what_they_are_pointed_at() {
 }
 
 #[test]
+fn blocks_are_trimmed_and_then_written_as_fio_does() {
+    let directory = temporary("trimwrite");
+    let backing = directory.at("backing");
+    fs::write(&backing, vec![0; 1 << 20]).unwrap();
+    let test = "blocks_are_trimmed_and_then_written_as_fio_does";
+    let Some(device) = over(test, &backing, 0) else { return };
+    let twice = format!("--overwrite={}", device.node());
+    for rw in ["trimwrite", "randtrimwrite"] {
+        let rw = format!("--rw={rw}");
+        for engine in ["--ioengine=tidelog-uring", "--ioengine=tidelog-posix"] {
+            let json =
+                run(device.node(), &[engine, &rw, &twice, "--io_size=256k"]).expect(0).json();
+            let moved = ["trim", "write"].map(|way| json["jobs"][0][way]["io_bytes"].clone());
+            assert_eq!(moved, [256 << 10, 256 << 10], "{engine} {rw}");
+            let written = fs::read(&backing).unwrap();
+            let blocks = written.chunks(BLOCK as usize);
+            let whole =
+                blocks.clone().filter(|it| it.iter().filter(|byte| **byte != 0).count() > 16_000);
+            let empty = blocks.filter(|it| it.iter().all(|byte| *byte == 0)).count();
+            assert_eq!((whole.count(), empty), (16, 48), "no write was overtaken by its trim");
+            run(device.node(), &[engine, "--rw=trim", &twice]).expect(0);
+        }
+    }
+    run(device.node(), &["--ioengine=tidelog-uring", "--rw=trimwrite", "--verify=crc32c"])
+        .expect(64);
+    let words = ["--name=job", "--rw=trimwrite", "--bs=16k", "--size=1m", "--io_size=256k"];
+    let mut fio = std::process::Command::new("fio");
+    fio.args(words).args(["--ioengine=psync", "--output-format=json"]);
+    if std::process::Command::new("fio").arg("--version").output().is_err() {
+        return skip(test, "fio is not installed");
+    }
+    let ran = Ran::of(fio.arg(format!("--filename={}", device.node()))).expect(0);
+    let json: serde_json::Value =
+        serde_json::from_str(&ran.out[ran.out.find('{').unwrap()..]).unwrap();
+    let moved = ["trim", "write"].map(|way| json["jobs"][0][way]["io_bytes"].clone());
+    assert_eq!(moved, [256 << 10, 256 << 10]);
+}
+
+#[test]
 fn results_so_far_come_every_interval_and_the_last_has_all() {
     let directory = temporary("status");
     let results = directory.at("results");
@@ -324,6 +363,8 @@ fn options_that_make_no_sense_are_refused_with_what_to_do() {
         (&["--ioengine=tidelog-uring", "--time_based"], "runtime"),
         (&["--ioengine=tidelog-uring", "--rw=randrw", "--verify=crc32c"], "as two jobs"),
         (&["--ioengine=tidelog-uring", "--size=8k"], "blocks of up to"),
+        (&["--ioengine=tidelog-uring", "--numa_cpu_nodes=4000", "--size=1m"], "no node 4000"),
+        (&["--ioengine=tidelog-uring", "--numa_cpu_nodes=0", "--cpus_allowed=0"], "give one"),
         (&["--ioengine=tidelog-uring", "--rate=1,2,3,4"], "rate"),
     ] {
         run("/var/tmp/tidelog-bench-nothing-is-made-here", options).expect(64).says(what);

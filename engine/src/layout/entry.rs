@@ -2,6 +2,7 @@
 //! change-log records are both sequences of these.
 
 use bytemuck::{Pod, Zeroable};
+use smallvec::SmallVec;
 use thiserror::Error;
 
 use super::endian::{U16, U32, U64, U128};
@@ -38,6 +39,12 @@ pub(super) struct RunOnMedia {
 const _: () = assert!(size_of::<EntryOnMedia>() == 48);
 const _: () = assert!(size_of::<RunOnMedia>() == 16);
 
+/// Where a tensor's bytes lie, in order; most are in one piece, and then it takes no memory of its own.
+pub type Runs = SmallVec<[Run; 1]>;
+
+/// CRC32C of the valid bytes of each piece of a tensor; a few of them take no memory of their own.
+pub type Checksums = SmallVec<[u32; 4]>;
+
 /// A tensor as the index holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorEntry {
@@ -50,9 +57,9 @@ pub struct TensorEntry {
     /// How long it will probably live.
     pub class: LifetimeClass,
     /// Where its bytes lie, in order.
-    pub runs: Box<[Run]>,
+    pub runs: Runs,
     /// CRC32C of the valid bytes of each piece: of each stripe unit, or part of one, that the runs touch.
-    pub checksums: Box<[u32]>,
+    pub checksums: Checksums,
 }
 
 /// One step of the index from one state to the next.
@@ -191,7 +198,7 @@ fn decode_change(bytes: &[u8]) -> Result<(Change, usize), &'static str> {
         return Err("its padding is not zero up to a multiple of 8 bytes");
     }
     let name = std::str::from_utf8(name).map_err(|_| "its name is not UTF-8")?;
-    let runs: Box<[Run]> = runs
+    let runs: Runs = runs
         .chunks_exact(size_of::<RunOnMedia>())
         .map(bytemuck::pod_read_unaligned::<RunOnMedia>)
         .map(|run| Run {
@@ -232,11 +239,11 @@ pub(crate) mod tests {
             name: (id % 2 == 1).then(|| format!("tensor {id}").into()),
             length: 3 * BLOCK_BYTES - 5,
             class: LifetimeClass::Persistent,
-            runs: Box::new([
+            runs: Runs::from_slice(&[
                 Run { segment: 1, block: 2, blocks: 1 },
                 Run { segment: 9, block: 0, blocks: 2 },
             ]),
-            checksums: Box::new([7, 8, 9]),
+            checksums: Checksums::from_slice(&[7, 8, 9]),
         }
     }
 
@@ -254,8 +261,8 @@ pub(crate) mod tests {
     fn changes_are_read_back_in_order() {
         let empty = TensorEntry {
             length: 0,
-            runs: Box::new([]),
-            checksums: Box::new([]),
+            runs: Runs::from_slice(&[]),
+            checksums: Checksums::from_slice(&[]),
             name: None,
             ..entry(4)
         };

@@ -7,20 +7,27 @@
 
 mod audit;
 mod index;
+mod places;
 mod readers;
 mod relocate;
+mod spares;
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 pub use relocate::{Reclamation, Relocation, Stretch};
 
 use index::Index;
+use places::Places;
+use spares::Spares;
 
-use super::space::{Durability, Full, Lane, Space, SpaceUse};
+use super::space::{Durability, Reach, Space, SpaceUse};
 use super::version::{BeginError, RemoveError, Request, Reservation, Version};
-use crate::layout::{Change, Run, TensorEntry, TensorId};
+use crate::layout::{Change, Run, Runs, TensorEntry, TensorId};
 
 /// The writes to one tensor that have begun and not ended.
 #[derive(Debug, Default)]
@@ -35,16 +42,17 @@ struct Writers {
     claimed_name: Option<Box<str>>,
 }
 
+/// A write on its way.
 #[derive(Debug)]
 struct Pending {
-    request: Request,
-    runs: Arc<[Run]>,
+    /// What will stand there, without its checksums; nobody else holds it yet.
+    version: Arc<Version>,
     in_doubt: bool,
 }
 
 /// A write that was taken off the list.
 struct Ended {
-    pending: Pending,
+    version: Arc<Version>,
     /// Serial of the tensor's last deletion since the write began, or before.
     last_deletion: u64,
 }
@@ -55,17 +63,19 @@ pub struct Contents {
     space: Space,
     current: Index,
     /// Only of tensors that are being written.
-    writers: HashMap<TensorId, Writers>,
-    pending: HashMap<u64, Pending>,
-    /// How many reads each version being read has, by its serial and how often it had been moved.
-    readers: BTreeMap<(u64, u32), u32>,
+    writers: FxHashMap<TensorId, Writers>,
+    pending: FxHashMap<u64, Pending>,
+    /// How many reads each version being read has, by its serial: how often it had been moved, and their number.
+    readers: FxHashMap<u64, SmallVec<[(u32, u32); 1]>>,
     /// Places, by the serial of their version, that only its readers still know.
-    retired: HashMap<u64, Vec<Retired>>,
-    /// Which tensor lies where: by segment and first block of a run.
-    places: BTreeMap<(u32, u32), TensorId>,
+    retired: FxHashMap<u64, SmallVec<[Retired; 1]>>,
+    /// Which tensor lies where.
+    places: Places,
     /// Where reclamation is copying to.
     moving: HashMap<u64, Moving>,
     last_serial: u64,
+    /// For versions to come.
+    spares: Spares,
 }
 
 /// Runs of a version that its readers may still read.
@@ -73,13 +83,13 @@ pub struct Contents {
 struct Retired {
     /// Readers that began after this many moves do not know them.
     moves: u32,
-    runs: Box<[Run]>,
+    runs: Runs,
     durability: Durability,
 }
 
 #[derive(Debug)]
 struct Moving {
-    runs: Vec<Run>,
+    runs: Runs,
     durability: Durability,
 }
 
@@ -100,17 +110,21 @@ impl Contents {
             current.insert_new(Arc::new(version));
         }
         space.resume();
-        let places = runs.into_iter().map(|(run, id)| ((run.segment, run.block), id)).collect();
+        let mut places = Places::default();
+        for (run, id) in runs {
+            places.insert(&run, id);
+        }
         Self {
             space,
             current,
-            writers: HashMap::new(),
-            pending: HashMap::new(),
-            readers: BTreeMap::new(),
-            retired: HashMap::new(),
+            writers: FxHashMap::default(),
+            pending: FxHashMap::default(),
+            readers: FxHashMap::default(),
+            retired: FxHashMap::default(),
             places,
             moving: HashMap::new(),
             last_serial,
+            spares: Spares::default(),
         }
     }
 
@@ -119,7 +133,7 @@ impl Contents {
     /// # Errors
     /// There is no space, or the id is taken by something that this write may not replace.
     pub fn begin(&mut self, request: Request) -> Result<Reservation, BeginError> {
-        self.begin_with(request, Space::allocate)
+        self.begin_within(request, Reach::Sisters)
     }
 
     /// Reserves space for a write where nothing of another lane lies.
@@ -127,32 +141,32 @@ impl Contents {
     /// # Errors
     /// As [`Self::begin`], which may still find space.
     pub fn begin_apart(&mut self, request: Request) -> Result<Reservation, BeginError> {
-        self.begin_with(request, Space::allocate_apart)
+        self.begin_within(request, Reach::Lane)
     }
 
-    fn begin_with(
-        &mut self,
-        request: Request,
-        allocate: impl Fn(&mut Space, Lane, u64) -> Result<Vec<Run>, Full>,
-    ) -> Result<Reservation, BeginError> {
+    fn begin_within(&mut self, request: Request, reach: Reach) -> Result<Reservation, BeginError> {
         self.check(&request)?;
-        let allocated = allocate(&mut self.space, request.lane, request.length);
-        let runs: Arc<[Run]> = allocated.map_err(BeginError::Full)?.into();
         let serial = self.next_serial();
+        let (space, Request { length, lane, .. }) = (&mut self.space, &request);
+        let fill = |runs: &mut Runs| space.allocate(*lane, *length, reach, runs);
+        let version = self.spares.version(serial, &request, fill).map_err(BeginError::Full)?;
         let writers = self.writers.entry(request.id).or_default();
         writers.last_begun = serial;
-        match request.lane.durability {
+        match lane.durability {
             Durability::Scratch => writers.scratch += 1,
             Durability::Durable => {
                 writers.durable += 1;
-                if writers.claimed_name.is_none() {
-                    writers.claimed_name.clone_from(&request.name);
-                }
+                writers.claimed_name = writers.claimed_name.take().or(request.name);
             }
         }
-        let pending = Pending { request, runs: Arc::clone(&runs), in_doubt: false };
-        self.pending.insert(serial, pending);
-        Ok(Reservation { serial, runs })
+        self.pending.insert(serial, Pending { version, in_doubt: false });
+        Ok(Reservation { serial })
+    }
+
+    /// Where the bytes of a write go.
+    pub fn runs(&self, reservation: &Reservation) -> &[Run] {
+        let pending = self.pending.get(&reservation.serial);
+        pending.map_or(&[], |pending| &pending.version.entry.runs)
     }
 
     /// Whether this write may go on beside what stands under its id and what is being written to it.
@@ -180,21 +194,23 @@ impl Contents {
     }
 
     /// A scratch write is complete: it can be read from now on, unless a newer one overtook it.
-    pub fn install(&mut self, reservation: &Reservation, checksums: Vec<u32>) {
+    pub fn install(&mut self, reservation: &Reservation, checksums: &[u32]) {
         let serial = reservation.serial;
-        let Some(Ended { pending, last_deletion }) = self.end(reservation) else { return };
-        let newer = self.current(pending.request.id).is_some_and(|it| it.serial > serial);
+        let Some(Ended { version, last_deletion }) = self.end(reservation) else { return };
+        let newer = self.current(version.entry.id).is_some_and(|it| it.serial > serial);
         if newer || last_deletion > serial {
-            self.space.abandon(&pending.runs);
+            self.space.abandon(&version.entry.runs);
+            self.spares.keep(version);
         } else {
-            self.appear(version(pending, serial, checksums));
+            self.appear(version, serial, checksums);
         }
     }
 
     /// A write failed, was cancelled or belongs to a batch that nobody commits: its space comes back.
     pub fn abandon(&mut self, reservation: &Reservation) {
-        if let Some(Ended { pending, .. }) = self.end(reservation) {
-            self.space.abandon(&pending.runs);
+        if let Some(Ended { version, .. }) = self.end(reservation) {
+            self.space.abandon(&version.entry.runs);
+            self.spares.keep(version);
         }
     }
 
@@ -208,15 +224,8 @@ impl Contents {
 
     /// The entry that a commit of this durable write records.
     pub fn entry(&self, reservation: &Reservation, checksums: &[u32]) -> Option<TensorEntry> {
-        let pending = self.pending.get(&reservation.serial)?;
-        Some(TensorEntry {
-            id: pending.request.id,
-            name: pending.request.name.clone(),
-            length: pending.request.length,
-            class: pending.request.lane.class,
-            runs: pending.runs.iter().copied().collect(),
-            checksums: checksums.into(),
-        })
+        let entry = &self.pending.get(&reservation.serial)?.version.entry;
+        Some(TensorEntry { checksums: checksums.into(), ..entry.clone() })
     }
 
     /// Every durable tensor as it will be once `changes` are applied, in the order of ids.
@@ -244,9 +253,9 @@ impl Contents {
             self.disappear(*id);
         }
         for (reservation, checksums) in puts {
-            let Some(Ended { pending, .. }) = self.end(&reservation) else { continue };
+            let Some(Ended { version, .. }) = self.end(&reservation) else { continue };
             let serial = self.next_serial();
-            self.appear(version(pending, serial, checksums));
+            self.appear(version, serial, &checksums);
         }
     }
 
@@ -302,13 +311,13 @@ impl Contents {
         if self.pending.get(&reservation.serial)?.in_doubt {
             return None;
         }
-        let pending = self.pending.remove(&reservation.serial)?;
-        let Entry::Occupied(mut entry) = self.writers.entry(pending.request.id) else {
-            debug_assert!(false, "a write to {} that never began", pending.request.id);
+        let Pending { version, .. } = self.pending.remove(&reservation.serial)?;
+        let Entry::Occupied(mut entry) = self.writers.entry(version.entry.id) else {
+            debug_assert!(false, "a write to {} that never began", version.entry.id);
             return None;
         };
         let writers = entry.get_mut();
-        match pending.request.lane.durability {
+        match version.durability {
             Durability::Scratch => writers.scratch -= 1,
             Durability::Durable => writers.durable -= 1,
         }
@@ -319,14 +328,20 @@ impl Contents {
         if writers.scratch == 0 && writers.durable == 0 {
             entry.remove();
         }
-        Some(Ended { pending, last_deletion })
+        Some(Ended { version, last_deletion })
     }
 
     /// A written tensor can be read from now on, in the place of an older version.
-    fn appear(&mut self, version: Version) {
+    fn appear(&mut self, mut version: Arc<Version>, serial: u64, checksums: &[u32]) {
+        let Some(whole) = Arc::get_mut(&mut version) else {
+            debug_assert!(false, "somebody holds a version that nobody could find");
+            return;
+        };
+        whole.serial = serial;
+        whole.entry.checksums.extend_from_slice(checksums);
         self.occupy(version.entry.id, &version.entry.runs);
-        if let Some(old) = self.current.insert(Arc::new(version)) {
-            self.retire(&old);
+        if let Some(old) = self.current.insert(version) {
+            self.retire(old);
         }
     }
 
@@ -337,55 +352,42 @@ impl Contents {
             writers.last_deletion = serial;
         }
         if let Some(old) = self.current.remove(id) {
-            self.retire(&old);
+            self.retire(old);
         }
     }
 
     /// A tensor can be read in these reserved runs from now on.
     fn occupy(&mut self, id: TensorId, runs: &[Run]) {
         self.space.install(runs);
-        self.places.extend(runs.iter().map(|run| ((run.segment, run.block), id)));
+        for run in runs {
+            self.places.insert(run, id);
+        }
     }
 
     /// Nobody can find this version any more.
-    fn retire(&mut self, version: &Version) {
-        self.vacate(version, version.entry.runs.clone());
+    fn retire(&mut self, version: Arc<Version>) {
+        self.vacate(&version, &version.entry.runs);
+        self.spares.keep(version);
     }
 
     /// These runs of a version are found no more; they stay while somebody reads the version.
-    fn vacate(&mut self, version: &Version, runs: Box<[Run]>) {
-        for run in &runs {
-            self.places.remove(&(run.segment, run.block));
+    fn vacate(&mut self, version: &Version, runs: &[Run]) {
+        for run in runs {
+            self.places.remove(run);
         }
         let Version { serial, moves, durability, .. } = *version;
-        if self.readers.range((serial, 0)..=(serial, moves)).next().is_none() {
-            return self.space.remove(&runs);
+        let readers = self.readers.get(&serial).into_iter().flatten();
+        if readers.filter(|(moved, _)| *moved <= moves).count() == 0 {
+            return self.space.remove(runs);
         }
-        self.space.retire(&runs);
+        self.space.retire(runs);
+        let runs = runs.into();
         self.retired.entry(serial).or_default().push(Retired { moves, runs, durability });
     }
 
     fn next_serial(&mut self) -> u64 {
         self.last_serial += 1;
         self.last_serial
-    }
-}
-
-fn version(pending: Pending, serial: u64, checksums: Vec<u32>) -> Version {
-    let request = pending.request;
-    Version {
-        entry: TensorEntry {
-            id: request.id,
-            // Scratch tensors pay for nothing they do not need.
-            name: request.name.filter(|_| request.lane.durability == Durability::Durable),
-            length: request.length,
-            class: request.lane.class,
-            runs: pending.runs.iter().copied().collect(),
-            checksums: checksums.into(),
-        },
-        durability: request.lane.durability,
-        serial,
-        moves: 0,
     }
 }
 

@@ -38,13 +38,13 @@ fn an_older_version_is_read_until_the_newer_one_is_complete() {
     let mut contents = contents(4);
     let first = contents.begin(scratch(1)).unwrap();
     assert_eq!(length(&contents), None);
-    contents.install(&first, vec![1]);
+    contents.install(&first, &[1]);
     let second = contents.begin(scratch(2)).unwrap();
     assert_eq!(length(&contents), Some(1));
     contents.abandon(&second);
     assert_eq!(length(&contents), Some(1), "a failed put leaves the older version");
     let third = contents.begin(scratch(3)).unwrap();
-    contents.install(&third, vec![3]);
+    contents.install(&third, &[3]);
     assert_eq!(length(&contents), Some(3));
     contents.audit().unwrap();
 }
@@ -54,8 +54,8 @@ fn writes_that_overtake_each_other_leave_the_newest() {
     let mut contents = contents(4);
     let older = contents.begin(scratch(1)).unwrap();
     let newer = contents.begin(scratch(2)).unwrap();
-    contents.install(&newer, vec![]);
-    contents.install(&older, vec![]);
+    contents.install(&newer, &[]);
+    contents.install(&older, &[]);
     assert_eq!(length(&contents), Some(2));
     assert_eq!(contents.audit().unwrap().live.0, 2 * BLOCK_BYTES);
 }
@@ -67,7 +67,7 @@ fn a_write_in_flight_does_not_undo_a_deletion() {
     let write = contents.begin(scratch(1)).unwrap();
     contents.remove_scratch(ID).unwrap();
     assert_eq!(contents.remove_scratch(ID), Err(RemoveError::Unknown), "it is deleted already");
-    contents.install(&write, vec![]);
+    contents.install(&write, &[]);
     assert_eq!(length(&contents), None);
     let space = contents.audit().unwrap();
     assert_eq!(space.free, space.capacity);
@@ -77,13 +77,13 @@ fn a_write_in_flight_does_not_undo_a_deletion() {
 fn a_version_being_read_keeps_its_space_until_its_last_reader_ends() {
     let mut contents = contents(1);
     let write = contents.begin(scratch(4)).unwrap();
-    contents.install(&write, vec![]);
+    contents.install(&write, &[]);
     let (one, two) = (contents.pin(ID).unwrap(), contents.pin(ID).unwrap());
     contents.remove_scratch(ID).unwrap();
     for reader in [one, two] {
         assert!(matches!(contents.begin(scratch(1)), Err(BeginError::Full(_))));
         assert_eq!(contents.audit().unwrap().reserved.0, 4 * BLOCK_BYTES);
-        contents.unpin(&reader);
+        contents.unpin(reader);
     }
     assert!(contents.begin(scratch(4)).is_ok());
 }
@@ -112,7 +112,7 @@ fn a_commit_takes_the_place_of_a_scratch_tensor_but_not_of_one_in_flight() {
     let mut contents = contents(4);
     let write = contents.begin(scratch(2)).unwrap();
     assert_eq!(contents.begin(durable(7)).unwrap_err(), BeginError::ScratchInFlight);
-    contents.install(&write, vec![]);
+    contents.install(&write, &[]);
     let write = contents.begin(durable(7)).unwrap();
     assert_eq!(length(&contents), Some(2));
     contents.apply(vec![(write, vec![])], &[]);
@@ -147,7 +147,7 @@ fn two_names_for_one_id_are_noticed() {
 fn mixed(contents: &mut Contents) -> Reclamation {
     for (id, blocks) in [(7, 2), (8, 2)] {
         let write = contents.begin(request(TensorId(id), Durability::Scratch, blocks)).unwrap();
-        contents.install(&write, vec![0]);
+        contents.install(&write, &[0]);
     }
     contents.remove_scratch(TensorId(8)).unwrap();
     contents.begin_reclaim(Wanted::ANY).unwrap()
@@ -167,7 +167,7 @@ fn a_move_does_not_get_in_the_way_of_a_write_that_began_before_it() {
     assert!(contents.relocate(&relocations[0], moved(&relocations[0])));
     contents.end_reclaim(&victim, false);
     contents.audit().unwrap();
-    contents.install(&write, vec![1]);
+    contents.install(&write, &[1]);
     assert_eq!(length(&contents), Some(3));
     assert_eq!(contents.audit().unwrap().live.0, 3 * BLOCK_BYTES);
 }
@@ -179,7 +179,7 @@ fn a_move_never_brings_back_what_was_replaced_or_deleted_meanwhile() {
         let Reclamation { victim, relocations } = mixed(&mut contents);
         if replaced {
             let write = contents.begin(scratch(1)).unwrap();
-            contents.install(&write, vec![1]);
+            contents.install(&write, &[1]);
         } else {
             contents.remove_scratch(ID).unwrap();
         }

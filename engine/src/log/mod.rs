@@ -14,6 +14,6 @@ mod version;
 pub use change_log::{Append, AppendError, ChangeLog, End, IndexFull, Media, Place};
 pub use contents::{Contents, Reclamation, Relocation, Stretch};
 pub use recovery::{EPOCHS_END, Recovered, RecoveryError, recover};
-pub use space::{Durability, Full, Lane, Space, SpaceUse, Victim, Wanted};
+pub use space::{Durability, Full, LANES, Lane, Reach, Space, SpaceUse, Victim, Wanted};
 pub use stripe::{Placement, StripeMap};
 pub use version::{BeginError, RemoveError, Request, Reservation, Version};

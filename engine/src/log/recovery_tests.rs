@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::layout::{
-    ChangeRecord, Geometry, GeometryRequest, LifetimeClass, RECORD_HEADER_BYTES, ShareArea,
+    ChangeRecord, Checksums, Geometry, GeometryRequest, LifetimeClass, RECORD_HEADER_BYTES, Runs,
+    ShareArea,
 };
 use crate::log::change_log::AppendError;
 use crate::log::random::Random;
@@ -155,8 +156,8 @@ fn put(id: u128, block: u32) -> Change {
         name: None,
         length: 100 + id as u64,
         class: LifetimeClass::Step,
-        runs: Box::new([Run { segment: 0, block, blocks: 1 }]),
-        checksums: Box::new([block]),
+        runs: Runs::from_slice(&[Run { segment: 0, block, blocks: 1 }]),
+        checksums: Checksums::from_slice(&[block]),
     })
 }
 
@@ -358,7 +359,7 @@ fn an_index_that_cannot_be_is_refused() {
     share.recover().unwrap().log.checkpoint(&share.disks, &tensors).unwrap();
     assert!(share.recover().unwrap_err().to_string().contains("twice"));
     let Change::Put(mut entry) = put(1, 1) else { unreachable!("put() makes puts") };
-    entry.checksums = Box::new([]);
+    entry.checksums = Checksums::from_slice(&[]);
     assert!(recovered_with(vec![Change::Put(entry)]).contains("0 checksums for 1 pieces"));
 }
 

@@ -13,14 +13,14 @@ mod lane;
 mod resume;
 mod victim;
 
-pub use lane::{Durability, Lane};
+pub use lane::{Durability, LANES, Lane};
 pub use victim::{Victim, Wanted};
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::layout::{BLOCK_BYTES, LifetimeClass, Run, ShareArea};
+use crate::layout::{BLOCK_BYTES, LifetimeClass, Run, Runs, ShareArea};
 use crate::units::ByteCount;
-use lane::{CLASSES, LANES};
+use lane::CLASSES;
 
 /// A share has at least this many segments; with fewer there is nothing to keep back.
 const SEGMENTS_FOR_RESERVE: u32 = 8;
@@ -58,8 +58,9 @@ pub struct Full {
 
 /// What an allocation may take, each more than the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reach {
-    /// The lane's open segment and free segments.
+pub enum Reach {
+    /// The lane's own segments: its open one and free ones. What is put into a sister's dies at another time than the
+    /// rest there.
     Lane,
     /// Also what is left of the sister lanes' open segments.
     Sisters,
@@ -170,33 +171,18 @@ impl Space {
         Self { lifetime_lanes: false, ..self }
     }
 
-    /// Reserves room for `bytes`: what is left of the lane's open segment, then free segments; what is
-    /// left of its sister lanes' segments only before giving up.
+    /// Reserves room for `bytes` and appends it to `runs`: what is left of the lane's open segment, then free segments;
+    /// what is left of its sister lanes' segments only before giving up.
     ///
     /// # Errors
-    /// There is not enough; nothing has changed.
-    pub fn allocate(&mut self, lane: Lane, bytes: u64) -> Result<Vec<Run>, Full> {
-        self.take(lane, bytes, Reach::Sisters)
-    }
-
-    /// Reserves room for `bytes` in the lane's own segments: as [`Self::allocate`], while reclamation
-    /// may still give free ones. What is put into a sister's segment dies at another time than the rest.
-    ///
-    /// # Errors
-    /// There is not enough; nothing has changed.
-    pub fn allocate_apart(&mut self, lane: Lane, bytes: u64) -> Result<Vec<Run>, Full> {
-        self.take(lane, bytes, Reach::Lane)
-    }
-
-    /// Reserves room for what reclamation copies: as [`Self::allocate`], and from the reserve too.
-    ///
-    /// # Errors
-    /// There is not enough; nothing has changed.
-    pub fn allocate_survivor(&mut self, lane: Lane, bytes: u64) -> Result<Vec<Run>, Full> {
-        self.take(lane, bytes, Reach::Reserve)
-    }
-
-    fn take(&mut self, hinted: Lane, bytes: u64, reach: Reach) -> Result<Vec<Run>, Full> {
+    /// There is not enough within reach; nothing has changed.
+    pub fn allocate(
+        &mut self,
+        hinted: Lane,
+        bytes: u64,
+        reach: Reach,
+        runs: &mut Runs,
+    ) -> Result<(), Full> {
         let one = Lane { class: LifetimeClass::Step, ..hinted };
         let lane = if self.lifetime_lanes { hinted } else { one };
         let needed = bytes.div_ceil(BLOCK_BYTES);
@@ -208,8 +194,7 @@ impl Space {
                 space: self.space_use(),
             });
         }
-        let mut runs = Vec::new();
-        let mut missing = self.fill(lane, needed, &mut runs);
+        let mut missing = self.fill(lane, needed, runs);
         while missing > 0
             && self.free_within(reach) > 0
             && let Some(index) = self.free.pop_front()
@@ -217,13 +202,13 @@ impl Space {
             self.segments[index as usize].discarded = false;
             self.segments[index as usize].state = State::Open(lane);
             self.open[lane.index()] = Some(index);
-            missing = self.fill(lane, missing, &mut runs);
+            missing = self.fill(lane, missing, runs);
         }
         for sister in lane.family().skip(1) {
-            missing = self.fill(sister, missing, &mut runs);
+            missing = self.fill(sister, missing, runs);
         }
         debug_assert_eq!(missing, 0, "available() promised more than there was");
-        Ok(runs)
+        Ok(())
     }
 
     /// The reserved runs hold a readable tensor from now on.
@@ -302,7 +287,7 @@ impl Space {
     }
 
     /// Hands out up to `missing` blocks of the lane's open segment; returns how many are still missing.
-    fn fill(&mut self, lane: Lane, missing: u64, runs: &mut Vec<Run>) -> u64 {
+    fn fill(&mut self, lane: Lane, missing: u64, runs: &mut Runs) -> u64 {
         let Some(index) = self.open[lane.index()] else { return missing };
         let blocks = missing.min(self.room(index)) as u32;
         let (first, limit) = (self.first_segment, self.segment_blocks);

@@ -16,27 +16,44 @@ fn scratch(class: LifetimeClass) -> Lane {
     Lane { durability: Durability::Scratch, class }
 }
 
+fn allocate_within(space: &mut Space, lane: Lane, bytes: u64, reach: Reach) -> Result<Runs, Full> {
+    let mut runs = Runs::new();
+    space.allocate(lane, bytes, reach, &mut runs).map(|()| runs)
+}
+
+fn allocate(space: &mut Space, lane: Lane, bytes: u64) -> Result<Runs, Full> {
+    allocate_within(space, lane, bytes, Reach::Sisters)
+}
+
+fn allocate_apart(space: &mut Space, lane: Lane, bytes: u64) -> Result<Runs, Full> {
+    allocate_within(space, lane, bytes, Reach::Lane)
+}
+
+fn allocate_survivor(space: &mut Space, lane: Lane, bytes: u64) -> Result<Runs, Full> {
+    allocate_within(space, lane, bytes, Reach::Reserve)
+}
+
 const STEP: Lane = Lane { durability: Durability::Scratch, class: LifetimeClass::Step };
 const DURABLE: Lane = Lane { durability: Durability::Durable, class: LifetimeClass::Step };
 
 #[test]
 fn small_tensors_share_a_segment_and_large_ones_span_several() {
     let mut space = space(4);
-    let small = space.allocate(STEP, 1).unwrap();
-    assert_eq!(small, [Run { segment: 3, block: 0, blocks: 1 }]);
-    let large = space.allocate(STEP, 10 * BLOCK_BYTES).unwrap();
+    let small = allocate(&mut space, STEP, 1).unwrap();
+    assert_eq!(small[..], [Run { segment: 3, block: 0, blocks: 1 }]);
+    let large = allocate(&mut space, STEP, 10 * BLOCK_BYTES).unwrap();
     assert_eq!(
-        large,
+        large[..],
         [Run { segment: 3, block: 1, blocks: 7 }, Run { segment: 4, block: 0, blocks: 3 }]
     );
-    assert_eq!(space.allocate(STEP, 0), Ok(vec![]));
+    assert_eq!(allocate(&mut space, STEP, 0), Ok(Runs::new()));
 }
 
 #[test]
 fn a_segment_is_free_again_exactly_when_its_last_tensor_dies() {
     let mut space = space(2);
-    let first = space.allocate(STEP, 4 * BLOCK_BYTES).unwrap();
-    let second = space.allocate(STEP, 4 * BLOCK_BYTES).unwrap();
+    let first = allocate(&mut space, STEP, 4 * BLOCK_BYTES).unwrap();
+    let second = allocate(&mut space, STEP, 4 * BLOCK_BYTES).unwrap();
     space.install(&first);
     space.install(&second);
     space.remove(&first);
@@ -51,24 +68,24 @@ fn a_segment_is_free_again_exactly_when_its_last_tensor_dies() {
 #[test]
 fn a_full_space_answers_with_figures_and_changes_nothing() {
     let mut space = space(2);
-    let durable = space.allocate(DURABLE, BLOCK_BYTES).unwrap();
+    let durable = allocate(&mut space, DURABLE, BLOCK_BYTES).unwrap();
     space.install(&durable);
     let before = space.space_use();
-    let full = space.allocate(STEP, 9 * BLOCK_BYTES).unwrap_err();
+    let full = allocate(&mut space, STEP, 9 * BLOCK_BYTES).unwrap_err();
     assert_eq!(full.needed.0, 9 * BLOCK_BYTES);
     assert_eq!(full.available.0, 8 * BLOCK_BYTES, "the durable segment's rest is not for scratch");
     assert_eq!(full.space.free.0, 15 * BLOCK_BYTES);
     assert_eq!(space.space_use(), before);
-    assert!(space.allocate(STEP, 8 * BLOCK_BYTES).is_ok());
-    assert!(space.allocate(STEP, u64::MAX).is_err());
+    assert!(allocate(&mut space, STEP, 8 * BLOCK_BYTES).is_ok());
+    assert!(allocate(&mut space, STEP, u64::MAX).is_err());
 }
 
 #[test]
 fn lanes_of_one_durability_lend_each_other_their_rest_before_giving_up() {
     let mut space = space(2);
-    space.allocate(scratch(LifetimeClass::Transient), BLOCK_BYTES).unwrap();
-    space.allocate(STEP, BLOCK_BYTES).unwrap();
-    let runs = space.allocate(STEP, 14 * BLOCK_BYTES).unwrap();
+    allocate(&mut space, scratch(LifetimeClass::Transient), BLOCK_BYTES).unwrap();
+    allocate(&mut space, STEP, BLOCK_BYTES).unwrap();
+    let runs = allocate(&mut space, STEP, 14 * BLOCK_BYTES).unwrap();
     assert_eq!(runs.len(), 2);
     assert_eq!(space.space_use().free, ByteCount::ZERO);
 }
@@ -76,17 +93,17 @@ fn lanes_of_one_durability_lend_each_other_their_rest_before_giving_up() {
 #[test]
 fn a_put_that_fails_over_and_over_costs_no_space() {
     let mut space = space(2);
-    let keeper = space.allocate(STEP, BLOCK_BYTES).unwrap();
+    let keeper = allocate(&mut space, STEP, BLOCK_BYTES).unwrap();
     space.install(&keeper);
     for blocks in 1..13 {
-        let one = space.allocate(STEP, blocks * BLOCK_BYTES).unwrap();
-        let two = space.allocate(STEP, 2 * BLOCK_BYTES).unwrap();
+        let one = allocate(&mut space, STEP, blocks * BLOCK_BYTES).unwrap();
+        let two = allocate(&mut space, STEP, 2 * BLOCK_BYTES).unwrap();
         // In any order, over a segment's end or not.
         space.abandon(&one);
         space.abandon(&two);
         assert_eq!(space.space_use().free.0, 15 * BLOCK_BYTES, "{blocks} blocks");
-        let runs = space.allocate(STEP, BLOCK_BYTES).unwrap();
-        assert_eq!(runs, [Run { segment: 3, block: 1, blocks: 1 }], "{blocks} blocks");
+        let runs = allocate(&mut space, STEP, BLOCK_BYTES).unwrap();
+        assert_eq!(runs[..], [Run { segment: 3, block: 1, blocks: 1 }], "{blocks} blocks");
         space.abandon(&runs);
     }
 }
@@ -98,15 +115,15 @@ fn recovery_goes_on_where_the_roomiest_segment_of_the_class_ends() {
     space.adopt(&[Run { segment: 5, block: 0, blocks: 6 }], LifetimeClass::Step);
     space.resume();
     assert_eq!(space.space_use().dead.0, (2 + 2) * BLOCK_BYTES);
-    let runs = space.allocate(DURABLE, BLOCK_BYTES).unwrap();
-    assert_eq!(runs, [Run { segment: 4, block: 4, blocks: 1 }]);
-    let runs = space.allocate(STEP, BLOCK_BYTES).unwrap();
+    let runs = allocate(&mut space, DURABLE, BLOCK_BYTES).unwrap();
+    assert_eq!(runs[..], [Run { segment: 4, block: 4, blocks: 1 }]);
+    let runs = allocate(&mut space, STEP, BLOCK_BYTES).unwrap();
     assert!([3, 6].contains(&runs[0].segment), "scratch takes a free segment: {runs:?}");
 }
 
 /// A sealed segment of which `live` blocks are alive; answers the segment.
 fn sealed(space: &mut Space, lane: Lane, live: u32) -> u32 {
-    let runs = space.allocate_apart(lane, SEGMENT_BLOCKS * BLOCK_BYTES).unwrap();
+    let runs = allocate_apart(space, lane, SEGMENT_BLOCKS * BLOCK_BYTES).unwrap();
     let [Run { segment, block: 0, blocks }] = runs[..] else { panic!("not one segment: {runs:?}") };
     let part = |block, blocks| Run { segment, block, blocks };
     space.install(&[part(0, live), part(live, blocks - live)]);
@@ -122,7 +139,7 @@ fn the_victim_has_least_alive_among_equally_old_ones_and_the_first_of_equals() {
     let durable = sealed(&mut space, DURABLE, 4);
     // Age counts, so time passes until all are old.
     for _ in 0..20 {
-        let passing = space.allocate(scratch(LifetimeClass::Transient), BLOCK_BYTES).unwrap();
+        let passing = allocate(&mut space, scratch(LifetimeClass::Transient), BLOCK_BYTES).unwrap();
         space.abandon(&passing);
     }
     let victim = space.victim(Wanted::ANY).unwrap();
@@ -139,7 +156,7 @@ fn the_victim_has_least_alive_among_equally_old_ones_and_the_first_of_equals() {
 #[test]
 fn a_segment_that_somebody_writes_or_reads_an_old_version_of_is_no_victim() {
     let mut space = space(4);
-    let runs = space.allocate(STEP, SEGMENT_BLOCKS * BLOCK_BYTES).unwrap();
+    let runs = allocate(&mut space, STEP, SEGMENT_BLOCKS * BLOCK_BYTES).unwrap();
     assert_eq!(space.victim(Wanted::ANY), None, "it is being written");
     let (kept, dead) = (Run { blocks: 4, ..runs[0] }, Run { block: 4, blocks: 4, ..runs[0] });
     space.install(&[kept, dead]);
@@ -154,28 +171,28 @@ fn a_put_leaves_the_reserve_and_a_survivor_may_have_it() {
     let mut space = space(SEGMENTS_FOR_RESERVE);
     assert_eq!(space.space_use().reclaim_reserve.0, SEGMENT_BLOCKS * BLOCK_BYTES);
     let usable = u64::from(SEGMENTS_FOR_RESERVE - 1) * SEGMENT_BLOCKS;
-    assert!(space.allocate(STEP, (usable + 1) * BLOCK_BYTES).is_err());
-    space.allocate(STEP, usable * BLOCK_BYTES).unwrap();
-    let full = space.allocate(STEP, 1).unwrap_err();
+    assert!(allocate(&mut space, STEP, (usable + 1) * BLOCK_BYTES).is_err());
+    allocate(&mut space, STEP, usable * BLOCK_BYTES).unwrap();
+    let full = allocate(&mut space, STEP, 1).unwrap_err();
     assert_eq!((full.available, full.space.free), (ByteCount::ZERO, full.space.reclaim_reserve));
-    space.allocate_survivor(STEP, SEGMENT_BLOCKS * BLOCK_BYTES).unwrap();
+    allocate_survivor(&mut space, STEP, SEGMENT_BLOCKS * BLOCK_BYTES).unwrap();
     assert_eq!(space.space_use().free, ByteCount::ZERO);
 }
 
 #[test]
 fn a_put_can_be_kept_out_of_its_sisters_segments() {
     let mut space = space(1);
-    space.allocate(scratch(LifetimeClass::Transient), BLOCK_BYTES).unwrap();
-    let refused = space.allocate_apart(STEP, BLOCK_BYTES).unwrap_err();
+    allocate(&mut space, scratch(LifetimeClass::Transient), BLOCK_BYTES).unwrap();
+    let refused = allocate_apart(&mut space, STEP, BLOCK_BYTES).unwrap_err();
     assert_eq!(refused.available, ByteCount::ZERO);
-    space.allocate(STEP, BLOCK_BYTES).unwrap();
+    allocate(&mut space, STEP, BLOCK_BYTES).unwrap();
 }
 
 #[test]
 fn a_segment_that_is_discarded_is_nobodys_until_that_has_ended() {
     let mut space = space(2);
     let first = space.begin_discard().unwrap();
-    assert!(space.allocate(STEP, (SEGMENT_BLOCKS + 1) * BLOCK_BYTES).is_err());
+    assert!(allocate(&mut space, STEP, (SEGMENT_BLOCKS + 1) * BLOCK_BYTES).is_err());
     let none = std::iter::empty;
     assert_eq!(space.audit(none(), none()).unwrap().free, space.space_use().capacity);
     space.end_discard(first);
@@ -183,7 +200,7 @@ fn a_segment_that_is_discarded_is_nobodys_until_that_has_ended() {
     assert_ne!(first, second);
     space.end_discard(second);
     assert_eq!(space.begin_discard(), None, "devices know of both");
-    let runs = space.allocate(STEP, BLOCK_BYTES).unwrap();
+    let runs = allocate(&mut space, STEP, BLOCK_BYTES).unwrap();
     space.abandon(&runs);
     assert_eq!(space.begin_discard(), Some(runs[0].segment), "it has been written since");
 }
@@ -201,7 +218,7 @@ fn no_random_program_breaks_the_accounting() {
     for seed in Random::seeds(200) {
         let mut random = Random::new(seed);
         let mut space = space(1 + random.below(12) as u32);
-        let mut held: Vec<(Vec<Run>, Durability, Phase)> = Vec::new();
+        let mut held: Vec<(Runs, Durability, Phase)> = Vec::new();
         for step in 0..400 {
             let victim = random.below(held.len().max(1) as u64) as usize;
             match (random.below(10), held.get(victim).map(|held| held.2)) {
@@ -210,7 +227,7 @@ fn no_random_program_breaks_the_accounting() {
                         if random.chance(3) { Durability::Durable } else { Durability::Scratch };
                     let class = LifetimeClass::ALL[random.below(3) as usize];
                     let bytes = random.below(24 * BLOCK_BYTES);
-                    if let Ok(runs) = space.allocate(Lane { durability, class }, bytes) {
+                    if let Ok(runs) = allocate(&mut space, Lane { durability, class }, bytes) {
                         let blocks: u64 = runs.iter().map(|run| u64::from(run.blocks)).sum();
                         assert_eq!(blocks, bytes.div_ceil(BLOCK_BYTES));
                         held.push((runs, durability, Phase::Reserved));

@@ -39,27 +39,32 @@ impl StripeMap {
     ///
     /// The pieces depend on the runs and the length alone, so that checksums kept per piece always find
     /// theirs again.
-    pub fn placements(&self, runs: &[Run], length: u64) -> Vec<Placement> {
-        let mut placements = Vec::with_capacity(self.count(runs));
+    pub fn placements<'a>(
+        &self,
+        runs: &'a [Run],
+        length: u64,
+    ) -> impl Iterator<Item = Placement> + use<'a> {
+        let map = *self;
         let mut tensor_offset = 0;
-        for run in runs {
-            let mut block = u64::from(run.block);
-            while block < run.end() {
-                let unit_end = (block / self.unit_blocks + 1) * self.unit_blocks;
-                let end = unit_end.min(run.end());
-                let bytes = (end - block) * BLOCK_BYTES;
-                let (device, device_offset) = self.locate(run.segment, block);
-                placements.push(Placement {
-                    device,
-                    device_offset,
-                    tensor_offset,
-                    length: bytes.min(length - tensor_offset) as u32,
-                });
-                tensor_offset += bytes.min(length - tensor_offset);
-                block = end;
-            }
-        }
-        placements
+        let parts = runs.iter().flat_map(move |run| map.parts(*run));
+        parts.map(move |(device, device_offset, bytes)| {
+            let bytes = bytes.min(length - tensor_offset);
+            let length = bytes as u32;
+            let placement = Placement { device, device_offset, tensor_offset, length };
+            tensor_offset += bytes;
+            placement
+        })
+    }
+
+    /// The parts into which stripe unit borders cut a run: device, byte there, and how many bytes.
+    fn parts(self, run: Run) -> impl Iterator<Item = (u8, u64, u64)> {
+        let mut block = u64::from(run.block);
+        std::iter::from_fn(move || {
+            let start = block;
+            block = ((start / self.unit_blocks + 1) * self.unit_blocks).min(run.end());
+            let (device, offset) = self.locate(run.segment, start);
+            (start < run.end()).then_some((device, offset, (block - start) * BLOCK_BYTES))
+        })
     }
 
     /// How many pieces the runs have: as many checksums belong to the tensor.
@@ -143,7 +148,7 @@ mod tests {
         let runs =
             [Run { segment: 0, block: 6, blocks: 18 }, Run { segment: 4, block: 0, blocks: 3 }];
         let length = 21 * BLOCK_BYTES - 100;
-        let pieces = map.placements(&runs, length);
+        let pieces: Vec<Placement> = map.placements(&runs, length).collect();
         assert_eq!(pieces.len(), map.count(&runs));
         assert_eq!(pieces.iter().map(|piece| piece.device).collect::<Vec<_>>(), [0, 1, 2, 0]);
         let mut next = 0;
@@ -164,7 +169,7 @@ mod tests {
                 let runs =
                     [Run { segment: 1, block, blocks }, Run { segment: 2, block: 15, blocks: 1 }];
                 let pieces = map.placements(&runs, (u64::from(blocks) + 1) * BLOCK_BYTES);
-                let expected = pieces.iter().fold(0, |bits, piece| bits | 1_u64 << piece.device);
+                let expected = pieces.fold(0, |bits, piece| bits | 1_u64 << piece.device);
                 assert_eq!(map.devices_of(&runs), expected, "{runs:?} on {devices}");
             }
         }
@@ -172,6 +177,6 @@ mod tests {
 
     #[test]
     fn an_empty_tensor_has_no_pieces() {
-        assert!(StripeMap::new(&geometry(2)).placements(&[], 0).is_empty());
+        assert!(StripeMap::new(&geometry(2)).placements(&[], 0).next().is_none());
     }
 }

@@ -1,12 +1,11 @@
 //! Versions of tensors: those that can be read, those on their way, and why one cannot begin or end.
 
 use std::fmt;
-use std::sync::Arc;
 
 use thiserror::Error;
 
 use super::space::{Durability, Full, Lane};
-use crate::layout::{Run, TensorEntry, TensorId};
+use crate::layout::{TensorEntry, TensorId};
 
 /// A version of a tensor that can be, or could be, read.
 #[derive(Debug)]
@@ -35,8 +34,6 @@ impl fmt::Display for Version {
 #[derive(Debug)]
 pub struct Reservation {
     pub(super) serial: u64,
-    /// Where the bytes go.
-    pub runs: Arc<[Run]>,
 }
 
 /// What a caller wants to write.

@@ -61,6 +61,9 @@ mod vector {
     /// `a ^ b ^ c`, as the instruction for any function of three bits wants it.
     const XOR_OF_THREE: i32 = 0x96;
 
+    const AHEAD_BY_STRIDE: (i64, i64) = ahead(STRIDE);
+    const AHEAD_BY_LINE: (i64, i64) = ahead(LINE);
+
     /// What 128 bits are multiplied by to move them `bytes` ahead: for the low half, and for the high one.
     const fn ahead(bytes: usize) -> (i64, i64) {
         let bits = 8 * bytes as u32;
@@ -106,7 +109,7 @@ mod vector {
             }
             bytes
         };
-        let by_stride = multipliers(ahead(STRIDE));
+        let by_stride = multipliers(AHEAD_BY_STRIDE);
         let mut sums = [line(0), line(LINE), line(2 * LINE), line(3 * LINE)];
         // A CRC begins with all bits set.
         let begin = _mm512_zextsi128_si512(_mm_set_epi64x(0, 0xFFFF_FFFF));
@@ -116,7 +119,7 @@ mod vector {
                 *sum = moved_onto(*sum, by_stride, line(at + index * LINE));
             }
         }
-        let by_line = multipliers(ahead(LINE));
+        let by_line = multipliers(AHEAD_BY_LINE);
         let [first, others @ ..] = sums;
         let sum = others.into_iter().fold(first, |sum, next| moved_onto(sum, by_line, next));
         !remainder(sum)
@@ -125,10 +128,11 @@ mod vector {
     /// The CRC of 64 bytes, begun with no bit set.
     #[target_feature(enable = "avx512f,pclmulqdq,sse4.2")]
     fn remainder(line: __m512i) -> u32 {
+        let [by_48, by_32, by_16] = const { [ahead(48), ahead(32), ahead(16)] };
         let parts = [
-            (_mm512_extracti32x4_epi32::<0>(line), ahead(48)),
-            (_mm512_extracti32x4_epi32::<1>(line), ahead(32)),
-            (_mm512_extracti32x4_epi32::<2>(line), ahead(16)),
+            (_mm512_extracti32x4_epi32::<0>(line), by_48),
+            (_mm512_extracti32x4_epi32::<1>(line), by_32),
+            (_mm512_extracti32x4_epi32::<2>(line), by_16),
         ];
         let mut last: __m128i = _mm512_extracti32x4_epi32::<3>(line);
         for (part, (low, high)) in parts {

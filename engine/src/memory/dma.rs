@@ -3,11 +3,12 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use memmap2::{Advice, MmapMut, MmapOptions};
 
-use super::ALIGNMENT;
+use super::runs::FreeRuns;
+use super::{ALIGNMENT, process};
 use crate::units::ByteCount;
 
 /// One huge page: 2 MiB, the size every supported CPU has.
@@ -81,11 +82,11 @@ impl DmaPool {
             region: Arc::new(Region {
                 base,
                 length,
-                owner: std::process::id(),
+                owner: process::id(),
                 mapping: Some(Mapping::Ours(mapping)),
                 backing,
                 why,
-                free: Mutex::new(vec![FreeRun { start: 0, length }]),
+                free: FreeRuns::new(length),
             }),
         })
     }
@@ -108,27 +109,18 @@ impl DmaPool {
             region: Arc::new(Region {
                 base,
                 length,
-                owner: std::process::id(),
+                owner: process::id(),
                 mapping: Some(Mapping::Lent(base, give_back)),
                 backing,
                 why,
-                free: Mutex::new(vec![FreeRun { start: 0, length }]),
+                free: FreeRuns::new(length),
             }),
         }
     }
 
     /// Takes a buffer of `bytes` rounded up to 4 KiB, or `None` when no free run is that long.
     pub fn take(&self, bytes: usize) -> Option<DmaBuffer> {
-        let length = bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
-        let mut free = self.region.free();
-        let at = free.iter().position(|run| run.length >= length)?;
-        let start = free[at].start;
-        free[at].start += length;
-        free[at].length -= length;
-        if free[at].length == 0 {
-            free.remove(at);
-        }
-        drop(free);
+        let (start, length) = self.region.free.take(bytes)?;
         Some(DmaBuffer { region: Arc::clone(&self.region), start, length })
     }
 
@@ -215,11 +207,6 @@ impl Drop for Mapping {
     }
 }
 
-struct FreeRun {
-    start: usize,
-    length: usize,
-}
-
 struct Region {
     base: NonNull<u8>,
     length: usize,
@@ -228,8 +215,7 @@ struct Region {
     mapping: Option<Mapping>,
     backing: Backing,
     why: String,
-    /// Free runs by ascending start; neighbours are always merged.
-    free: Mutex<Vec<FreeRun>>,
+    free: FreeRuns,
 }
 
 // SAFETY: `base` points into `mapping`, which the region owns and which is not tied to a thread. The
@@ -238,31 +224,10 @@ unsafe impl Send for Region {}
 // SAFETY: as above; everything else behind a shared reference is immutable or behind the mutex.
 unsafe impl Sync for Region {}
 
-impl Region {
-    fn free(&self) -> MutexGuard<'_, Vec<FreeRun>> {
-        // The list is consistent between any two statements, so a panic elsewhere cannot spoil it.
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn give_back(&self, start: usize, length: usize) {
-        let mut free = self.free();
-        let at = free.partition_point(|run| run.start < start);
-        free.insert(at, FreeRun { start, length });
-        if at + 1 < free.len() && start + length == free[at + 1].start {
-            free[at].length += free[at + 1].length;
-            free.remove(at + 1);
-        }
-        if at > 0 && free[at - 1].start + free[at - 1].length == start {
-            free[at - 1].length += free[at].length;
-            free.remove(at);
-        }
-    }
-}
-
 impl Drop for Region {
     fn drop(&mut self) {
         // A forked child never had these pages (DontFork); the addresses may be somebody else's now.
-        if std::process::id() != self.owner {
+        if process::id() != self.owner {
             std::mem::forget(self.mapping.take());
         }
     }
@@ -329,7 +294,7 @@ impl DerefMut for DmaBuffer {
 impl Drop for DmaBuffer {
     fn drop(&mut self) {
         if self.length > 0 {
-            self.region.give_back(self.start, self.length);
+            self.region.free.give_back(self.start, self.length);
         }
     }
 }

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::dma::DmaBuffer;
+use super::gpu::{GpuDestination, GpuEvent, GpuRange, GpuSource};
 use super::stream;
 
 /// Memory of somebody else that a transfer reads.
@@ -72,6 +73,8 @@ pub enum Source {
         /// How many of its bytes are written, from its start.
         length: usize,
     },
+    /// Memory of the GPU that the pool was opened with.
+    Gpu(GpuSource),
 }
 
 impl Source {
@@ -82,6 +85,7 @@ impl Source {
             Self::Owned(bytes) => bytes.len(),
             Self::Shared(bytes) => bytes.len(),
             Self::Dma { buffer, length } => buffer.len().min(*length),
+            Self::Gpu(gpu) => gpu.range.length,
         }
     }
 
@@ -95,15 +99,23 @@ impl Source {
         matches!(self, Self::Dma { .. })
     }
 
+    /// The memory of a GPU, if it is that.
+    pub(crate) fn on_gpu(&self) -> Option<GpuRange> {
+        match self {
+            Self::Gpu(gpu) => Some(gpu.range),
+            _ => None,
+        }
+    }
+
     /// The DMA buffer, if it is one.
     pub(crate) fn into_dma(self) -> Option<DmaBuffer> {
         match self {
             Self::Dma { buffer, .. } => Some(buffer),
-            Self::Foreign(_) | Self::Owned(_) | Self::Shared(_) => None,
+            Self::Foreign(_) | Self::Owned(_) | Self::Shared(_) | Self::Gpu(_) => None,
         }
     }
 
-    /// The bytes; only the reactor reads them, and only before it reports release.
+    /// The bytes; only the reactor reads them, and only before it reports release. Those on a GPU it has copied.
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             // SAFETY: valid and unwritten until release by the contract of `ForeignSource::new`, and
@@ -114,6 +126,7 @@ impl Source {
             Self::Owned(bytes) => bytes,
             Self::Shared(bytes) => bytes,
             Self::Dma { buffer, .. } => &buffer[..self.len()],
+            Self::Gpu(_) => unreachable!("memory of a GPU has no bytes to look at"),
         }
     }
 }
@@ -156,6 +169,8 @@ pub enum Destination {
         /// How many bytes are read into it, from its start.
         length: usize,
     },
+    /// Memory of the GPU that the pool was opened with.
+    Gpu(GpuDestination),
 }
 
 impl Destination {
@@ -170,6 +185,7 @@ impl Destination {
             Self::Foreign(foreign) => foreign.length,
             Self::Owned(bytes) => bytes.len(),
             Self::Dma { buffer, length } => buffer.len().min(*length),
+            Self::Gpu(gpu) => gpu.range.length,
         }
     }
 
@@ -183,11 +199,27 @@ impl Destination {
         matches!(self, Self::Dma { .. })
     }
 
+    /// The memory of a GPU, if it is that.
+    pub(crate) fn on_gpu(&self) -> Option<GpuRange> {
+        match self {
+            Self::Gpu(gpu) => Some(gpu.range),
+            _ => None,
+        }
+    }
+
+    /// What is to happen when the last byte is there, if the transfer does not wait for that.
+    pub(crate) fn landed(&self) -> Option<GpuEvent> {
+        match self {
+            Self::Gpu(gpu) => gpu.landed,
+            _ => None,
+        }
+    }
+
     /// The DMA buffer, if it is one.
     pub(crate) fn into_dma(self) -> Option<DmaBuffer> {
         match self {
             Self::Dma { buffer, .. } => Some(buffer),
-            Self::Foreign(_) | Self::Owned(_) => None,
+            Self::Foreign(_) | Self::Owned(_) | Self::Gpu(_) => None,
         }
     }
 
@@ -200,6 +232,7 @@ impl Destination {
             Self::Foreign(foreign) => unsafe { foreign.address.as_ptr().add(offset) },
             Self::Owned(owned) => owned[offset..].as_mut_ptr(),
             Self::Dma { buffer, .. } => buffer[offset..].as_mut_ptr(),
+            Self::Gpu(_) => unreachable!("the GPU's own copies write its memory"),
         };
         // SAFETY: foreign memory is valid and ours alone until release by the contract of
         // `ForeignDestination::new`, other memory is borrowed for the call; the range lies within it (asserted

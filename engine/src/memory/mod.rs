@@ -4,21 +4,36 @@
 //! are handed. A buffer is owned: it moves into an operation and comes back in its completion, so
 //! nobody can free or touch memory that a device may still write. [`Source`] and [`Destination`] are
 //! the two ends of a transfer; they are either owned, or *foreign*: a raw pointer into memory that
-//! somebody else (a tensor framework) keeps alive.
+//! somebody else (a tensor framework) keeps alive; or they are memory of a *GPU*, which has no bytes for the
+//! processor to look at.
+//!
+//! [`PeerRegion`] is memory of another PCI device, which controllers read and write without the host's memory in
+//! between; its buffers have no bytes that a program could see.
 //!
 //! This is one of the two rooms of the engine in which `unsafe` is allowed.
 #![allow(unsafe_code)]
 
 mod checksum;
+mod copies;
 mod dma;
 mod ends;
+mod gpu;
+pub mod peer;
+pub(crate) mod process;
+mod runs;
 mod stream;
 #[cfg(test)]
 mod tests;
 
 pub use checksum::{checksum, copy_with_checksum};
+pub(crate) use copies::{Copies, Ended};
 pub use dma::{Backing, DmaBuffer, DmaPool, MemoryError};
 pub use ends::{Destination, ForeignDestination, ForeignSource, Source};
+pub(crate) use gpu::GpuRange;
+pub use gpu::{
+    GpuCopies, GpuCopy, GpuDestination, GpuDirection, GpuError, GpuEvent, GpuMemory, GpuSource,
+    OpenedCopies,
+};
 
 /// Every device address, length and buffer is a multiple of this many bytes.
 ///

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::*;
 use crate::path::sim::{SimDisk, SimDisks};
 use crate::schedule::{
-    CompletionQueue, Piece, Reactor, ReactorOptions, SubmitError, Ticket, Transfer, TransferError,
-    Urgency,
+    CompletionQueue, Finish, Piece, Reactor, ReactorOptions, SubmitError, Ticket, Transfer,
+    TransferError, Urgency,
 };
 use crate::units::{ByteCount, DeviceIndex};
 
@@ -29,7 +29,7 @@ fn pieces() -> Vec<Piece> {
 
 fn submit(reactor: &Reactor, transfer: Transfer, queue: Option<&CompletionQueue>) -> Ticket {
     let notify = queue.map(|queue| (queue.clone(), 1));
-    reactor.submit(transfer, Urgency::Urgent, notify, Box::new(|_| ())).unwrap()
+    reactor.submit(transfer, Urgency::Urgent, notify, Finish::nothing()).unwrap()
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_child_of_fork_is_told_so_and_harms_nothing() {
     if child == 0 {
         let source = Source::from(Vec::new());
         let transfer = Transfer::Write { source, pieces: Vec::new() };
-        let refused = reactor.submit(transfer, Urgency::Urgent, None, Box::new(|_| ()));
+        let refused = reactor.submit(transfer, Urgency::Urgent, None, Finish::nothing());
         let told = ticket.wait() == Err(TransferError::Forked)
             && ticket.poll() == Some(Err(TransferError::Forked))
             && refused.is_err_and(|error| error == SubmitError::Forked);

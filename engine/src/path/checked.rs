@@ -7,7 +7,10 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::operation::{Action, Completion, Operation, OperationKind, Refused};
-use super::{Capabilities, DataPath, Opened, PathError, PathProvider, Waker};
+use super::{
+    Capabilities, DataPath, Opened, PathError, PathProvider, PeerReach, PeerUnreachable, Waker,
+};
+use crate::memory::peer::PeerRegion;
 use crate::memory::{DmaPool, MemoryError};
 use crate::units::{ByteCount, DeviceIndex};
 
@@ -45,6 +48,9 @@ impl Watched {
             Action::Read(buffer) | Action::Write { buffer, .. } => {
                 Some((buffer.as_ptr() as usize, buffer.len()))
             }
+            Action::ReadToPeer(buffer) | Action::WriteFromPeer { buffer, .. } => {
+                Some((buffer.address() as usize, buffer.len()))
+            }
             Action::WriteZeroes | Action::Flush | Action::Deallocate => None,
         };
         Self { device: operation.device, kind: operation.action.kind(), buffer }
@@ -65,6 +71,8 @@ impl<P: DataPath + ?Sized> Checked<P> {
         };
         let buffer = completion.buffer.as_ref();
         let buffer = buffer.map(|buffer| (buffer.as_ptr() as usize, buffer.len()));
+        let peer = completion.peer.as_ref();
+        let buffer = buffer.or(peer.map(|peer| (peer.address() as usize, peer.len())));
         assert_eq!(buffer, watched.buffer, "tag {tag} came back with another buffer");
         if let Err(error) = completion.result {
             let named = (error.device, error.kind);
@@ -85,6 +93,10 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Checked<P> {
 
     fn register(&mut self, region: &DmaPool) {
         self.path.register(region);
+    }
+
+    fn register_peer(&mut self, region: &PeerRegion) -> Result<PeerReach, PeerUnreachable> {
+        self.path.register_peer(region)
     }
 
     fn submit(&mut self, operation: Operation) -> Result<(), Refused> {
@@ -205,7 +217,7 @@ mod tests {
         let buffer = DmaPool::new(ByteCount::kib(4), false).unwrap().take(4096).unwrap();
         let (device, extent) = (DeviceIndex(0), Extent::new(0, 4096));
         let action = Action::Read(buffer);
-        path.submit(Operation { tag: 1, device, extent, action }).unwrap();
+        path.submit(Operation { tag: 1, device, extent, action, placement: None }).unwrap();
         let mut completions = Vec::new();
         assert_eq!(path.poll(&mut completions), 1);
         completions.remove(0)

@@ -1,7 +1,7 @@
 //! What every backend checks before it takes an operation, and what it remembers of failures.
 
 use super::operation::{Action, DeviceError, Extent, Operation, OperationKind, Refusal};
-use super::{Capabilities, DeviceCapabilities};
+use super::{Capabilities, DeviceCapabilities, PathKind};
 use crate::units::DeviceIndex;
 
 /// The rules of admission, and the latch of each device.
@@ -24,6 +24,12 @@ impl Gate {
         };
         if operation.tag == u64::MAX {
             return Err(Refusal::Invalid("the tag u64::MAX is reserved"));
+        }
+        let peer = matches!(operation.action, Action::ReadToPeer(_) | Action::WriteFromPeer { .. });
+        if peer && capabilities.kind != PathKind::Spdk {
+            return Err(Refusal::Invalid(
+                "only the data path spdk reaches another device's memory",
+            ));
         }
         check_extent(device, operation)?;
         self.unlatched(operation.device, operation.action.kind())
@@ -72,22 +78,25 @@ fn check_extent(device: &DeviceCapabilities, operation: &Operation) -> Result<()
         return Err(Refusal::Invalid("the extent is unaligned or ends beyond the device"));
     }
     match &operation.action {
-        Action::Read(buffer) | Action::Write { buffer, .. }
-            if buffer.len() as u64 >= extent.length.0 =>
-        {
-            if extent.length.0 > u64::from(u32::MAX) {
-                return Err(Refusal::Invalid("the extent is longer than one transfer can be"));
-            }
-            Ok(())
-        }
-        Action::Read(_) | Action::Write { .. } => {
-            Err(Refusal::Invalid("the buffer is shorter than the extent"))
+        Action::Read(buffer) | Action::Write { buffer, .. } => check_length(buffer.len(), extent),
+        Action::ReadToPeer(buffer) | Action::WriteFromPeer { buffer, .. } => {
+            check_length(buffer.len(), extent)
         }
         Action::Deallocate if !device.deallocate => {
             Err(Refusal::Invalid("only block devices are deallocated, never files"))
         }
         Action::WriteZeroes | Action::Deallocate | Action::Flush => Ok(()),
     }
+}
+
+fn check_length(buffer: usize, extent: Extent) -> Result<(), Refusal> {
+    if (buffer as u64) < extent.length.0 {
+        return Err(Refusal::Invalid("the buffer is shorter than the extent"));
+    }
+    if extent.length.0 > u64::from(u32::MAX) {
+        return Err(Refusal::Invalid("the extent is longer than one transfer can be"));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

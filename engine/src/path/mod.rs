@@ -11,7 +11,8 @@
 //!   it is opened again. A device that is gone refuses reads too.
 //! - Neither locks, allocations nor system calls per operation beyond what the path itself needs.
 //!
-//! [`uring`] is the path of choice, [`posix`] serves where a container forbids `io_uring`, `spdk` (with the
+//! [`uring`] is the path of choice (NVMe commands of its own, when asked for by name, see
+//! [`uring::passthrough`]), [`posix`] serves where a container forbids `io_uring`, `spdk` (with the
 //! feature of that name) drives whole controllers without the kernel, [`sim`] is a disk in memory with faults on
 //! demand. [`choose`] opens devices and picks. [`checked`] wraps any
 //! of them and panics when it breaks a rule.
@@ -22,7 +23,9 @@
 pub mod checked;
 pub mod choose;
 pub mod device;
+mod endurance;
 mod gate;
+pub mod nvme;
 mod operation;
 pub mod posix;
 pub mod sim;
@@ -42,12 +45,14 @@ pub use device::{
     ControllerName, DEVICES_MAX, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec,
     OpenMode, SpecError,
 };
+pub use endurance::{Endurance, FdpStatistics, ReclaimUnitHandle};
 pub use operation::{
-    Action, Completion, DeviceError, Extent, Library, Operation, OperationKind, Refusal, Refused,
-    Status,
+    Action, Completion, DeviceError, Extent, Library, Operation, OperationKind, PlacementHandle,
+    Refusal, Refused, Status,
 };
 pub use waker::Waker;
 
+use crate::memory::peer::PeerRegion;
 use crate::memory::{DmaPool, MemoryError};
 use crate::units::ByteCount;
 
@@ -90,7 +95,32 @@ pub struct DeviceCapabilities {
     pub volatile_cache: bool,
     /// Whether freed ranges may be given back to the medium (TRIM).
     pub deallocate: bool,
+    /// How many placement handles (FDP) writes may name; 0 where the device has none.
+    pub placement_handles: u16,
 }
+
+/// How controllers reach another device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerReach {
+    /// The IOMMU maps it for them.
+    Iommu,
+    /// Commands carry its addresses on the bus.
+    BusAddresses,
+}
+
+impl std::fmt::Display for PeerReach {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Self::Iommu => "through the IOMMU",
+            Self::BusAddresses => "by bus addresses",
+        })
+    }
+}
+
+/// Controllers cannot reach another device's memory, and why not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("peer DMA does not work here: {0}")]
+pub struct PeerUnreachable(pub String);
 
 /// Whether something is in use, and if not why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,6 +150,18 @@ pub unsafe trait DataPath {
     /// Registers the memory that buffers will come from. Where that is not possible the path goes on
     /// without, and [`Capabilities::registered_buffers`] says why.
     fn register(&mut self, region: &DmaPool);
+
+    /// Lets operations name buffers of this device memory (peer DMA), until the path is dropped. Answers how the
+    /// controllers reach it.
+    ///
+    /// # Errors
+    /// Why they cannot.
+    fn register_peer(&mut self, _region: &PeerRegion) -> Result<PeerReach, PeerUnreachable> {
+        let kind = self.capabilities().kind;
+        Err(PeerUnreachable(format!(
+            "the {kind} data path moves bytes by way of the host's memory"
+        )))
+    }
 
     /// Takes an operation, or gives it back untouched. Accepted operations may wait for
     /// [`ring`](DataPath::ring). Their order is not kept.

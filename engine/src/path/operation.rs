@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::memory::peer::PeerBuffer;
 use crate::memory::{ALIGNMENT, DmaBuffer};
 use crate::units::{ByteCount, DeviceIndex};
 
@@ -49,7 +50,14 @@ pub struct Operation {
     pub extent: Extent,
     /// What to do with them.
     pub action: Action,
+    /// Where a write had best lie, on a device that can tell.
+    pub placement: Option<PlacementHandle>,
 }
+
+/// One of a device's placement handles (NVMe Flexible Data Placement), by its place in the namespace's list: what is
+/// written by one handle lies in reclaim units of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PlacementHandle(pub u16);
 
 /// What an operation does. Buffers are at least as long as the extent and used from their start.
 #[derive(Debug)]
@@ -61,6 +69,15 @@ pub enum Action {
         /// The bytes.
         buffer: DmaBuffer,
         /// Whether the bytes are on the medium, past any volatile cache, when this completes.
+        fua: bool,
+    },
+    /// As a read, into the memory of another PCI device.
+    ReadToPeer(PeerBuffer),
+    /// As a write, out of the memory of another PCI device.
+    WriteFromPeer {
+        /// The bytes.
+        buffer: PeerBuffer,
+        /// As for a write.
         fua: bool,
     },
     /// Makes the extent read as zeroes.
@@ -75,19 +92,25 @@ impl Action {
     /// The kind, without the buffer.
     pub fn kind(&self) -> OperationKind {
         match self {
-            Self::Read(_) => OperationKind::Read,
-            Self::Write { .. } => OperationKind::Write,
+            Self::Read(_) | Self::ReadToPeer(_) => OperationKind::Read,
+            Self::Write { .. } | Self::WriteFromPeer { .. } => OperationKind::Write,
             Self::WriteZeroes => OperationKind::WriteZeroes,
             Self::Flush => OperationKind::Flush,
             Self::Deallocate => OperationKind::Deallocate,
         }
     }
 
-    /// Gives the buffer out, if there is one.
+    /// Gives the buffer out, if there is one in the host's memory.
     pub fn into_buffer(self) -> Option<DmaBuffer> {
+        self.into_buffers().0
+    }
+
+    /// Gives the buffer out, in the host's memory or in another device's.
+    pub fn into_buffers(self) -> (Option<DmaBuffer>, Option<PeerBuffer>) {
         match self {
-            Self::Read(buffer) | Self::Write { buffer, .. } => Some(buffer),
-            Self::WriteZeroes | Self::Flush | Self::Deallocate => None,
+            Self::Read(buffer) | Self::Write { buffer, .. } => (Some(buffer), None),
+            Self::ReadToPeer(buffer) | Self::WriteFromPeer { buffer, .. } => (None, Some(buffer)),
+            Self::WriteZeroes | Self::Flush | Self::Deallocate => (None, None),
         }
     }
 }
@@ -124,8 +147,10 @@ impl fmt::Display for OperationKind {
 pub struct Completion {
     /// The operation's tag.
     pub tag: u64,
-    /// The operation's buffer.
+    /// The operation's buffer, if it is in the host's memory.
     pub buffer: Option<DmaBuffer>,
+    /// The operation's buffer, if it is in another device's.
+    pub peer: Option<PeerBuffer>,
     /// Whether the whole extent was done.
     pub result: Result<(), DeviceError>,
 }

@@ -205,6 +205,9 @@ fn perform(device: &Device, operation: &mut Operation) -> io::Result<u32> {
                 usize::try_from(moved).map_err(|_| io::Error::last_os_error())
             })?
         }
+        Action::ReadToPeer(_) | Action::WriteFromPeer { .. } => {
+            unreachable!("the gate refuses another device's memory")
+        }
         Action::Flush => device.file().sync_data().map(|()| 0)?,
         action @ (Action::WriteZeroes | Action::Deallocate) => {
             let mode = fallocate_mode(device.kind(), action);

@@ -38,7 +38,6 @@ impl Slots {
     }
 
     /// The operation in a slot.
-    #[cfg(feature = "spdk")]
     pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut Operation> {
         self.held.get_mut(slot as usize)?.as_mut()
     }
@@ -72,10 +71,11 @@ pub(super) fn complete(operation: Operation, answer: Result<u32, i32>) -> Comple
 
 /// The completion of `operation`, given how many bytes were moved (anything where none are), or what went wrong.
 pub fn conclude(operation: Operation, answer: Result<u32, Status>) -> Completion {
-    let Operation { tag, device, extent, action } = operation;
+    let Operation { tag, device, extent, action, .. } = operation;
     let kind = action.kind();
-    let buffer = action.into_buffer();
-    let expected = if buffer.is_some() { extent.length.0 } else { 0 };
+    let (buffer, peer) = action.into_buffers();
+    let has_bytes = buffer.is_some() || peer.is_some();
+    let expected = if has_bytes { extent.length.0 } else { 0 };
     let status = match answer {
         Err(status) => Some(status),
         Ok(moved) if u64::from(moved) < expected => Some(Status::Short { moved }),
@@ -85,7 +85,7 @@ pub fn conclude(operation: Operation, answer: Result<u32, Status>) -> Completion
         Some(status) => Err(DeviceError { device, kind, extent, status }),
         None => Ok(()),
     };
-    Completion { tag, buffer, result }
+    Completion { tag, buffer, peer, result }
 }
 
 #[cfg(test)]
@@ -98,7 +98,8 @@ mod tests {
     fn read_of_8_kib() -> Operation {
         let buffer = DmaPool::new(ByteCount::kib(8), false).unwrap().take(8192).unwrap();
         let extent = Extent::new(4096, 8192);
-        Operation { tag: 5, device: DeviceIndex(1), extent, action: Action::Read(buffer) }
+        let action = Action::Read(buffer);
+        Operation { tag: 5, device: DeviceIndex(1), extent, action, placement: None }
     }
 
     #[test]

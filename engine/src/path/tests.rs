@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::sim::{SimDisk, SimDisks};
 use super::*;
+use crate::memory::peer::tests::region_without_a_device;
 use crate::memory::{DmaBuffer, DmaPool};
 use crate::units::DeviceIndex;
 
@@ -75,7 +76,7 @@ fn name(path: &dyn DataPath) -> PathKind {
 }
 
 fn operation(tag: u64, device: u8, extent: Extent, action: Action) -> Operation {
-    Operation { tag, device: DeviceIndex(device), extent, action }
+    Operation { tag, device: DeviceIndex(device), extent, action, placement: None }
 }
 
 fn collect(path: &mut dyn DataPath, count: usize) -> Vec<Completion> {
@@ -204,6 +205,23 @@ fn operations_that_break_the_rules_come_back_untouched() {
             if let Some(buffer) = operation.action.into_buffer() {
                 assert!(buffer.iter().all(|&byte| byte == 5), "{shown}");
             }
+        }
+    });
+}
+
+#[test]
+fn another_devices_memory_is_refused_with_the_reason_and_comes_back_untouched() {
+    on_each(|path, _| {
+        let region = region_without_a_device(16 << 10);
+        let why = path.register_peer(&region).unwrap_err().to_string();
+        let kind = name(path);
+        assert!(why.contains(&format!("the {kind} data path moves bytes by way of")), "{why}");
+        let (extent, buffer) = (Extent::new(0, BLOCK), || region.take(4096).unwrap());
+        let write = Action::WriteFromPeer { buffer: buffer(), fua: false };
+        for action in [Action::ReadToPeer(buffer()), write] {
+            let refused = path.submit(operation(1, 0, extent, action)).unwrap_err();
+            assert!(matches!(refused.reason, Refusal::Invalid(_)), "{kind}: {}", refused.reason);
+            assert!(refused.operation.action.into_buffers().1.is_some(), "{kind}");
         }
     });
 }

@@ -61,7 +61,7 @@ impl Batch {
         let (tell, written) = told(&self.pool.0.commits);
         let ticket = self.pool.start_put(&request, source, options, move |write, outcome| {
             // A batch that is gone takes nothing; what comes back is dropped and gives up its space.
-            tell.tell(outcome.map(|checksums| Written { write, checksums }));
+            tell.tell(outcome.map(|checksums| Written { write, checksums: checksums.to_vec() }));
         })?;
         self.forget(id);
         self.puts.push(StagedPut { id, written });

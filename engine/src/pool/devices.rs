@@ -1,21 +1,24 @@
 //! The devices of a pool before and besides the data path: locks, and looking for superblocks.
 
+use std::fs::File;
 use std::io;
 #[cfg(feature = "spdk")]
 use std::sync::Arc;
 
+use super::owner::other_owner;
 #[cfg(feature = "spdk")]
 use super::share_lock;
 use super::share_lock::{LockError, LockedFile, Shares};
 use crate::layout::{
-    BLOCK_BYTES, Geometry, Holder, SHARES_MAX, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
+    BLOCK_BYTES, Geometry, Holder, Owner, SHARES_MAX, SUPERBLOCK_OFFSET, Superblock,
+    SuperblockError,
 };
 use crate::path::sim::{SimDisk, SimDisks};
 #[cfg(feature = "spdk")]
 use crate::path::spdk::{Controller, SpdkControllers};
 use crate::path::{
     Backend, ControllerName, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec,
-    KernelDevices, OpenMode, PathChoice, PathProvider,
+    Endurance, KernelDevices, OpenMode, PathChoice, PathProvider,
 };
 use crate::units::ByteCount;
 
@@ -43,12 +46,34 @@ pub(super) enum Member {
 pub(super) enum MemberError {
     Lock(LockError),
     Device(DeviceOpenError),
+    /// Another host writes it.
+    Owned {
+        device: String,
+        owner: Owner,
+    },
 }
 
 impl Member {
-    /// Locks a device that exists, and opens it. The lock comes first: an opener that is refused has
-    /// touched nothing.
+    /// Locks a device that exists, and opens it, unless another host owns it. The lock comes first: an opener that is
+    /// refused has touched nothing.
     pub(super) fn open(
+        spec: &DeviceSpec,
+        shares: Shares,
+        mode: OpenMode,
+    ) -> Result<Self, MemberError> {
+        let member = Self::open_whoever_owns_it(spec, shares, mode)?;
+        let device = member.name();
+        match other_owner(&member) {
+            Ok(None) => Ok(member),
+            Ok(Some(owner)) => Err(MemberError::Owned { device, owner }),
+            Err(source) => {
+                Err(MemberError::Device(DeviceOpenError::Open { path: device.into(), source }))
+            }
+        }
+    }
+
+    /// The same whichever host owns it.
+    pub(super) fn open_whoever_owns_it(
         spec: &DeviceSpec,
         shares: Shares,
         mode: OpenMode,
@@ -119,6 +144,20 @@ impl Member {
         }
     }
 
+    /// What it says of its own wear.
+    fn endurance(&self) -> Result<Endurance, String> {
+        match self {
+            Self::File { .. } => {
+                Err("the kernel has the device; tidelog-doctor asks for its SMART log".into())
+            }
+            #[cfg(feature = "spdk")]
+            Self::Controller { controller, .. } => {
+                controller.endurance().map_err(|error| error.to_string())
+            }
+            Self::Sim { .. } => Err("a simulated disk does not wear".into()),
+        }
+    }
+
     pub(super) fn size(&self) -> ByteCount {
         match self {
             Self::File { device, .. } => device.size(),
@@ -132,6 +171,16 @@ impl Member {
     pub(super) fn identity(&self) -> Option<DeviceIdentity> {
         match self {
             Self::File { lock, .. } => lock.identity().ok(),
+            #[cfg(feature = "spdk")]
+            Self::Controller { .. } => None,
+            Self::Sim { .. } => None,
+        }
+    }
+
+    /// Its open file, if it is the kernel's.
+    pub(super) fn file(&self) -> Option<&File> {
+        match self {
+            Self::File { device, .. } => Some(device.file()),
             #[cfg(feature = "spdk")]
             Self::Controller { .. } => None,
             Self::Sim { .. } => None,
@@ -154,6 +203,28 @@ impl Member {
             #[cfg(feature = "spdk")]
             Self::Controller { .. } => true,
             Self::Sim { .. } => false,
+        }
+    }
+
+    /// Whether other hosts can reach it, too.
+    pub(super) fn is_remote(&self) -> bool {
+        match self {
+            Self::File { device, .. } => device.is_remote(),
+            #[cfg(feature = "spdk")]
+            Self::Controller { name, .. } => {
+                DeviceSpec::new(name).controller().is_some_and(|name| name.is_remote())
+            }
+            Self::Sim { .. } => false,
+        }
+    }
+
+    /// Gives back the locks on its shares; whether nobody else on this host has one.
+    pub(super) fn is_last_user(&self) -> bool {
+        match self {
+            Self::File { lock, .. } => lock.is_last_user(),
+            #[cfg(feature = "spdk")]
+            Self::Controller { .. } => true,
+            Self::Sim { .. } => true,
         }
     }
 
@@ -361,6 +432,11 @@ impl Members {
             return refused("the kernel does not drive it; only the data path spdk reaches it");
         }
         Ok(Some(SpdkControllers(controllers)))
+    }
+
+    /// What each of them says of its own wear.
+    pub(super) fn endurance(&self) -> Vec<Result<Endurance, String>> {
+        self.0.iter().map(Member::endurance).collect()
     }
 
     pub(super) fn names(&self) -> Vec<String> {

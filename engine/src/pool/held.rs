@@ -19,7 +19,7 @@ impl PendingWrite {
     }
 
     /// The write is complete: the scratch tensor can be read.
-    pub(super) fn install(mut self, checksums: Vec<u32>) {
+    pub(super) fn install(mut self, checksums: &[u32]) {
         if let Some(reservation) = self.reservation.take() {
             self.shared.contents().install(&reservation, checksums);
         }
@@ -47,27 +47,30 @@ impl Drop for PendingWrite {
 /// A version that is being read: its space stays until this is dropped.
 pub(super) struct Reading {
     shared: Arc<Shared>,
-    version: Arc<Version>,
+    /// Gone only while this is dropped.
+    version: Option<Arc<Version>>,
 }
 
 impl Reading {
     pub(super) fn start(shared: &Arc<Shared>, id: TensorId) -> Option<Self> {
-        let version = shared.contents().pin(id)?;
-        Some(Self { shared: Arc::clone(shared), version })
+        let version = shared.contents().pin(id);
+        version.is_some().then(|| Self { shared: Arc::clone(shared), version })
     }
 
-    pub(super) fn version(&self) -> &Version {
-        &self.version
+    pub(super) fn version(&self) -> &Arc<Version> {
+        self.version.as_ref().expect("it is there until the drop")
     }
 
     /// The version, for errors to name it.
     pub(super) fn subject(&self) -> Subject {
-        Subject::named(Arc::clone(&self.version) as Arc<_>)
+        Subject::named(Arc::clone(self.version()) as Arc<_>)
     }
 }
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        self.shared.contents().unpin(&self.version);
+        if let Some(version) = self.version.take() {
+            self.shared.contents().unpin(version);
+        }
     }
 }

@@ -32,10 +32,14 @@ mod format;
 mod held;
 mod housekeeper;
 pub mod inspect;
+mod lanes;
+mod lba;
 mod media;
 mod open;
 mod options;
+mod owner;
 mod pieces;
+mod put;
 mod reclaim;
 mod scrub;
 mod share_lock;
@@ -55,24 +59,27 @@ pub use error::{
     ReclaimError, ScrubError, Unusable,
 };
 pub use format::FormatProgress;
+pub use lba::{LbaError, set_lba_format};
 pub use options::{
-    CommitStats, FormatOptions, Housekeeping, Lanes, OpenOptions, PoolDescription, PoolStats,
-    PutOptions, WrittenBytes,
+    CommitStats, FormatOptions, Housekeeping, LaneStats, Lanes, OpenOptions, PoolDescription,
+    PoolStats, PutOptions, WrittenBytes,
 };
-
+pub use owner::take_over;
+pub use put::Put;
 pub use reclaim::Reclaimed;
 pub use scrub::{BadUnit, Scrub, ScrubReport, Scrubbed};
 
 use crate::layout::TensorId;
-use crate::log::{Contents, Durability, Lane, RemoveError, Request, SpaceUse, StripeMap, Version};
-use crate::memory::{Destination, DmaBuffer, Source};
+use crate::log::{Contents, RemoveError, SpaceUse, StripeMap, Version};
+use crate::memory::{Destination, DmaBuffer, Source, process};
 use crate::path::DeviceSpec;
 use crate::path::sim::SimDisk;
-use crate::schedule::{Notify, Reactor, Subject, Ticket, Transfer, Urgency};
+use crate::schedule::{Finish, Notify, Reactor, Ticket, Transfer, Urgency};
 use commit::Commits;
 use devices::Members;
-use held::{PendingWrite, Reading};
+use held::Reading;
 use housekeeper::{Bell, Housekeeper};
+use lanes::Handles;
 use stats::Written;
 
 /// A share of a pool, owned by this process. Clones are handles of the same share, usable from any
@@ -94,6 +101,7 @@ struct Inner {
     /// Keeps the locks. Behind the reactor, so that they go last.
     members: Mutex<Option<Members>>,
     stripes: StripeMap,
+    handles: Handles,
     description: PoolDescription,
     share: u32,
     verify_reads: bool,
@@ -159,11 +167,12 @@ impl Pool {
             reclaiming: Mutex::new(()),
             members: Mutex::new(Some(opened.members)),
             stripes: opened.stripes,
+            handles: opened.handles,
             description: opened.description,
             share: options.share,
             verify_reads: options.verify_reads,
             repaired_superblocks: opened.repaired_superblocks,
-            opener: AtomicU32::new(std::process::id()),
+            opener: AtomicU32::new(process::id()),
             housekeeper: Mutex::new(None),
         });
         Self(Arc::clone(&inner), Some(Arc::new(LastHandle(inner))))
@@ -180,52 +189,6 @@ impl Pool {
     pub fn buffer(&self, bytes: usize) -> Result<Option<DmaBuffer>, Unusable> {
         let reactor = self.reactor()?;
         Ok(reactor.as_ref().ok_or(Unusable::Closed)?.buffer(bytes))
-    }
-
-    /// Writes a scratch tensor of `source.len()` bytes. It takes the place of an older version when it
-    /// is complete, in the order in which puts were called.
-    pub fn put(
-        &self,
-        id: TensorId,
-        source: Source,
-        options: PutOptions,
-    ) -> Result<Ticket, PutError> {
-        let lane = Lane { durability: Durability::Scratch, class: options.lifetime };
-        let request = Request { id, name: None, length: source.len() as u64, lane };
-        self.start_put(&request, source, options, |write, outcome| {
-            if let Ok(checksums) = outcome {
-                write.install(checksums);
-            }
-        })
-    }
-
-    /// Reserves space and submits the write; `finish` gets the complete write, or drops it and thereby
-    /// gives its space back.
-    fn start_put(
-        &self,
-        request: &Request,
-        source: Source,
-        options: PutOptions,
-        finish: impl FnOnce(PendingWrite, Result<Vec<u32>, crate::schedule::TransferError>)
-        + Send
-        + 'static,
-    ) -> Result<Ticket, PutError> {
-        let reactor = self.reactor()?;
-        let Some(reactor) = reactor.as_ref() else { return Err(Unusable::Closed.into()) };
-        let (length, lane) = (request.length, request.lane);
-        let reservation = self.begin_put(reactor, request)?;
-        let placements = self.0.stripes.placements(&reservation.runs, length);
-        let pieces = placements.iter().map(pieces::whole).collect();
-        let write = PendingWrite::new(Arc::clone(&self.0.shared), reservation);
-        let shared = Arc::clone(&self.0.shared);
-        let ended = move |result: crate::schedule::TransferResult| {
-            shared.written.put(lane, result.bytes);
-            finish(write, result.outcome.map(|done| done.checksums));
-        };
-        let transfer = Transfer::Write { source, pieces };
-        // Where the engine takes nothing, it drops `ended` and with it the reservation.
-        let (subject, PutOptions { urgency, notify, .. }) = (Subject::of(request.id), options);
-        Ok(reactor.submit_about(subject, transfer, urgency, notify, Box::new(ended))?)
     }
 
     /// Reads the bytes `range` of a tensor into memory of exactly that length. The version that stands
@@ -250,10 +213,11 @@ impl Pool {
         if found != needed {
             return Err(GetError::Memory { id, found, needed });
         }
-        let pieces = pieces::of_range(&self.0.stripes, entry, &range, self.0.verify_reads);
-        let transfer = Transfer::Read { destination, pieces };
+        let mut pieces = reactor.pieces();
         let subject = reading.subject().from_byte(range.start);
-        let finish = Box::new(move |_| drop(reading));
+        pieces.extend(pieces::of_range(&self.0.stripes, entry, range, self.0.verify_reads));
+        let transfer = Transfer::Read { destination, pieces };
+        let finish = Finish::new(move |_| drop(reading));
         Ok(reactor.submit_about(subject, transfer, urgency, notify, finish)?)
     }
 
@@ -273,9 +237,10 @@ impl Pool {
             let (found, needed) = (source.len() as u64, entry.length);
             return Err(GetError::Memory { id, found, needed });
         }
-        let pieces = pieces::of_range(&self.0.stripes, entry, &(0..entry.length), true);
+        let mut pieces = reactor.pieces();
+        pieces.extend(pieces::of_range(&self.0.stripes, entry, 0..entry.length, true));
         let transfer = Transfer::Verify { source, pieces };
-        Ok(reactor.submit(transfer, Urgency::Ahead, notify, Box::new(|_| ()))?)
+        Ok(reactor.submit(transfer, Urgency::Ahead, notify, Finish::nothing())?)
     }
 
     /// Removes a scratch tensor. Reads in flight end well, puts in flight do not bring it back.
@@ -354,7 +319,7 @@ impl Pool {
 
     fn check_fork(&self) -> Result<(), Unusable> {
         let opener = self.0.opener.load(Ordering::Relaxed);
-        if std::process::id() == opener { Ok(()) } else { Err(Unusable::Forked { opener }) }
+        if process::id() == opener { Ok(()) } else { Err(Unusable::Forked { opener }) }
     }
 
     fn check_usable(&self) -> Result<(), Unusable> {
@@ -382,6 +347,8 @@ impl Inner {
         if closed.is_err() {
             // What never came back may still reach the devices: nobody else may have them meanwhile.
             std::mem::forget(members);
+        } else if let Some(members) = members {
+            owner::release(&members, self.description.pool);
         }
         closed?;
         self.commits.doubt().map_or(Ok(()), |reason| Err(CloseError::InDoubt(reason)))
@@ -392,7 +359,7 @@ impl Drop for LastHandle {
     fn drop(&mut self) {
         // In a fork the threads and locks are the parent's. Elsewhere whoever wanted to know how closing
         // went has called `close`.
-        if std::process::id() == self.0.opener.load(Ordering::Relaxed) {
+        if process::id() == self.0.opener.load(Ordering::Relaxed) {
             let _ = self.0.close();
         } else if let Ok(mut members) = self.0.members.try_lock() {
             // What holds the lock on the share is inherited; the child wants no part of it.

@@ -4,8 +4,10 @@ use std::sync::atomic::AtomicU64;
 
 use super::devices::{Member, MemberError, Members, find_twins};
 use super::error::OpenError;
+use super::lanes::Handles;
 use super::media::MetadataIo;
-use super::options::{Lanes, OpenOptions, PoolDescription};
+use super::options::{OpenOptions, PoolDescription};
+use super::owner;
 use super::share_lock::{LockError, Shares};
 use crate::layout::{BLOCK_BYTES, DEVICES_MAX, SUPERBLOCK_OFFSET, Superblock};
 use crate::log::{ChangeLog, Contents, Media, Place, Recovered, Space, StripeMap, recover};
@@ -21,6 +23,7 @@ pub(super) struct Opened {
     pub(super) contents: Contents,
     pub(super) log: ChangeLog,
     pub(super) stripes: StripeMap,
+    pub(super) handles: Handles,
     pub(super) description: PoolDescription,
     pub(super) repaired_superblocks: Vec<String>,
     pub(super) metadata_written: u64,
@@ -58,6 +61,9 @@ fn check_count(count: usize) -> Result<(), OpenError> {
 pub(super) fn refused(error: MemberError, share: u32) -> OpenError {
     match error {
         MemberError::Device(error) => OpenError::Device(error),
+        MemberError::Owned { device, owner } => {
+            OpenError::OwnedElsewhere { device, owner: Some(owner) }
+        }
         MemberError::Lock(LockError::Held { path, holder }) => {
             OpenError::ShareHeld { share, path, holder }
         }
@@ -73,6 +79,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
     let share = options.share;
     let no_share = OpenError::NoShare { share, shares: geometry.shares };
     let area = geometry.share(share).ok_or(no_share)?;
+    owner::claim(&members, pool)?;
     for member in &members.0 {
         member.sign(pool, share).map_err(|source| OpenError::System {
             what: format!("cannot write the share's holder to {}", member.name()),
@@ -85,6 +92,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         ReactorOptions {
             staging: options.staging,
             buffers: options.buffers,
+            gpu: options.gpu.clone(),
             chunk: ByteCount(geometry.stripe_unit),
             depth: options.depth,
             huge_pages: options.huge_pages,
@@ -119,7 +127,8 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         log.checkpoint(&media, &tensors).map_err(|error| failed(error.to_string()))?;
     }
     let mut space = Space::new(&area, geometry.segment_blocks());
-    if options.lanes == Lanes::One {
+    let handles = Handles::of(reactor.capabilities(), options.lanes);
+    if !handles.by_lifetime() {
         space = space.without_lifetime_lanes();
     }
     let contents = Contents::recovered(space, tensors, runs);
@@ -134,6 +143,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         contents,
         log,
         stripes,
+        handles,
         description,
         repaired_superblocks,
         metadata_written,

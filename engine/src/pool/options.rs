@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::scrub::ScrubReport;
 use crate::layout::{Geometry, LifetimeClass};
-use crate::log::SpaceUse;
-use crate::path::{Backend, DeviceIdentity, Feature, PathChoice};
+use crate::log::{Lane, SpaceUse};
+use crate::memory::GpuMemory;
+use crate::path::{Backend, DeviceIdentity, Feature, PathChoice, PlacementHandle};
 use crate::schedule::{Notify, ReactorStats, Urgency};
 use crate::units::ByteCount;
 
@@ -100,6 +101,8 @@ pub struct OpenOptions {
     ///
     /// [`Pool::buffer`]: super::Pool::buffer
     pub buffers: ByteCount,
+    /// The GPU whose memory puts and gets may name.
+    pub gpu: Option<Arc<dyn GpuMemory>>,
     /// Operations in flight per device, at most.
     pub depth: u32,
     /// Whether checksums are compared on every read.
@@ -126,6 +129,7 @@ impl Default for OpenOptions {
             share: 0,
             staging: ByteCount::mib(16),
             buffers: ByteCount::ZERO,
+            gpu: None,
             depth: 32,
             verify_reads: true,
             huge_pages: true,
@@ -172,6 +176,17 @@ pub struct WrittenBytes {
     pub moved: ByteCount,
     /// Superblocks, change log and checkpoints, both copies.
     pub metadata: ByteCount,
+}
+
+/// A lane of the log: what it holds has the same durability and dies at about the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneStats {
+    /// The lane.
+    pub lane: Lane,
+    /// The placement handle by which it writes on every device; `None` where there are none, or too few.
+    pub placement: Option<PlacementHandle>,
+    /// Tensor bytes put into it since the pool was opened.
+    pub written: ByteCount,
 }
 
 /// How commits became durable since the pool was opened.
@@ -224,6 +239,8 @@ pub struct PoolStats {
     pub tensors: usize,
     /// Bytes written by class.
     pub written: WrittenBytes,
+    /// The lanes. Where devices place data by handles (FDP) each has its own.
+    pub lanes: Vec<LaneStats>,
     /// How commits became durable.
     pub commits: CommitStats,
     /// What scrubbing in the background has found since the pool was opened.

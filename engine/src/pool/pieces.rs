@@ -8,7 +8,7 @@ use crate::schedule::Piece;
 use crate::units::{ByteCount, DeviceIndex};
 
 /// A whole piece, where it lies in a whole tensor.
-pub(super) fn whole(placement: &Placement) -> Piece {
+pub(super) fn whole(placement: Placement) -> Piece {
     Piece::new(
         DeviceIndex(placement.device),
         ByteCount(placement.device_offset),
@@ -21,28 +21,27 @@ pub(super) fn whole(placement: &Placement) -> Piece {
 pub(super) fn of_range(
     stripes: &StripeMap,
     entry: &TensorEntry,
-    range: &Range<u64>,
+    range: Range<u64>,
     checked: bool,
-) -> Vec<Piece> {
+) -> impl Iterator<Item = Piece> {
     let placements = stripes.placements(&entry.runs, entry.length);
-    let wanted = placements.iter().zip(&entry.checksums).filter(|(placement, _)| {
-        let end = placement.tensor_offset + u64::from(placement.length);
-        placement.tensor_offset < range.end && range.start < end
+    let Range { start, end } = range;
+    let wanted = placements.zip(&entry.checksums).filter(move |(placement, _)| {
+        placement.tensor_offset < end
+            && start < placement.tensor_offset + u64::from(placement.length)
     });
-    wanted
-        .map(|(placement, checksum)| {
-            let end = placement.tensor_offset + u64::from(placement.length);
-            let first = placement.tensor_offset.max(range.start);
-            let skip = (first - placement.tensor_offset) as u32;
-            let take = (end.min(range.end) - first) as u32;
-            let mut piece = whole(placement);
-            piece.tensor_offset = first - range.start;
-            if checked {
-                piece = piece.expecting(*checksum);
-            }
-            if take < placement.length { piece.window(skip, take) } else { piece }
-        })
-        .collect()
+    wanted.map(move |(placement, checksum)| {
+        let end = placement.tensor_offset + u64::from(placement.length);
+        let first = placement.tensor_offset.max(range.start);
+        let skip = (first - placement.tensor_offset) as u32;
+        let take = (end.min(range.end) - first) as u32;
+        let mut piece = whole(placement);
+        piece.tensor_offset = first - range.start;
+        if checked {
+            piece = piece.expecting(*checksum);
+        }
+        if take < placement.length { piece.window(skip, take) } else { piece }
+    })
 }
 
 /// Consecutive pieces of a tensor, placed in memory that holds just them.

@@ -45,24 +45,29 @@ impl Pool {
         self.reclaim_turn().reclaim(reactor, Wanted::ANY)
     }
 
-    /// Reserves space for a put; reclaims where there is too little, until there is enough or nothing
-    /// more to be had.
+    /// Reserves space for a put and tells `place` where; reclaims where there is too little, until there is enough or
+    /// nothing more to be had.
     pub(super) fn begin_put(
         &self,
         reactor: &Reactor,
         request: &Request,
+        place: impl FnOnce(&[Run]),
     ) -> Result<Reservation, PutError> {
-        let begun = self.0.shared.contents().begin_apart(request.clone());
-        let begun = match begun {
-            Err(BeginError::Full(_)) => self.reclaim_turn().begin_put(reactor, request),
-            begun => begun,
-        };
-        let contents = self.0.shared.contents();
+        let mut contents = self.0.shared.contents();
+        let mut begun = contents.begin_apart(request.clone());
+        if matches!(begun, Err(BeginError::Full(_))) {
+            drop(contents);
+            // This takes its time; what was enqueued before need not wait for it.
+            reactor.rouse();
+            begun = self.reclaim_turn().begin_put(reactor, request);
+            contents = self.0.shared.contents();
+        }
         if contents.space_is_scarce() {
             self.0.shared.bell.ring(contents.spare_segments());
         }
-        drop(contents);
-        begun.map_err(|error| PutError::from_begin(request, error))
+        let reservation = begun.map_err(|error| PutError::from_begin(request, error))?;
+        place(contents.runs(&reservation));
+        Ok(reservation)
     }
 
     /// Waits until nobody else reclaims.

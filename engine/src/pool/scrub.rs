@@ -8,7 +8,7 @@ use super::held::Reading;
 use super::pieces::{self, Group};
 use crate::layout::TensorId;
 use crate::memory::Destination;
-use crate::schedule::{Reactor, Transfer, TransferError, Urgency};
+use crate::schedule::{Finish, Reactor, Transfer, TransferError, Urgency};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// Read at once: this much, or one stripe unit if that is more.
@@ -136,7 +136,7 @@ struct Scrubbing<'a> {
 impl Scrubbing<'_> {
     fn run(&self) -> Result<Scrubbed, ScrubError> {
         let entry = &self.reading.version().entry;
-        let whole = pieces::of_range(&self.pool.0.stripes, entry, &(0..entry.length), true);
+        let whole = pieces::of_range(&self.pool.0.stripes, entry, 0..entry.length, true);
         let mut bad = Vec::new();
         for group in pieces::groups(whole, READ_BYTES) {
             if self.read(&group)?.is_err() {
@@ -160,7 +160,7 @@ impl Scrubbing<'_> {
         let destination = Destination::buffer(group.bytes() as usize);
         let read = Transfer::Read { destination, pieces: group.pieces.clone() };
         let subject = self.reading.subject().from_byte(group.range.start);
-        let finish = Box::new(|_| ());
+        let finish = Finish::nothing();
         let ticket = self.reactor.submit_about(subject, read, Urgency::Ahead, None, finish)?;
         match ticket.wait() {
             Ok(_) => Ok(Ok(())),

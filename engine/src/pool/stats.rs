@@ -1,5 +1,6 @@
 //! What a pool counts.
 
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Pool;
@@ -7,6 +8,7 @@ use super::error::Unusable;
 use super::options::{PoolStats, WrittenBytes};
 use crate::layout::LifetimeClass;
 use crate::log::{Durability, Lane};
+use crate::path::Endurance;
 use crate::units::ByteCount;
 
 const CLASSES: usize = LifetimeClass::ALL.len();
@@ -61,17 +63,32 @@ impl Pool {
         let contents = self.0.shared.contents();
         let (space, tensors) = (contents.space_use(), contents.ids().count());
         drop(contents);
+        let written = self.0.shared.written.snapshot();
         Ok(PoolStats {
             description: self.0.description.clone(),
             share: self.0.share,
             reactor,
             space,
             tensors,
-            written: self.0.shared.written.snapshot(),
+            written,
+            lanes: self.0.handles.table(&written),
             commits: self.0.commits.stats(),
             scrubbed: self.0.shared.scrubbed().clone(),
             repaired_superblocks: self.0.repaired_superblocks.clone(),
         })
+    }
+
+    /// What each device says of its own wear, in the order of [`PoolDescription::devices`](super::PoolDescription); the
+    /// reason where it does not. It asks them, so it is not for every step.
+    ///
+    /// # Errors
+    /// The pool is closed, or this is a forked child.
+    pub fn endurance(&self) -> Result<Vec<Result<Endurance, String>>, Unusable> {
+        // Not while it is being closed: then its controllers are given back.
+        let reactor = self.reactor()?;
+        let _open = reactor.as_ref().ok_or(Unusable::Closed)?;
+        let members = self.0.members.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(members.as_ref().ok_or(Unusable::Closed)?.endurance())
     }
 }
 

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use super::completion::Notify;
+use super::finish::Finish;
 use super::parts::Parts;
 use super::subject::Subject;
 use super::ticket::{Memory, TicketShared};
-use super::transfer::{Done, Finish, Piece, TransferDone, TransferError, TransferResult, Urgency};
-use crate::memory::{Destination, DmaBuffer, Source, checksum, copy_with_checksum};
+use super::transfer::{Done, Piece, TransferDone, TransferError, TransferResult, Urgency};
+use crate::memory::{
+    Destination, DmaBuffer, GpuEvent, GpuRange, Source, checksum, copy_with_checksum,
+};
 use crate::path::OperationKind;
 use crate::units::ByteCount;
 
@@ -33,33 +36,53 @@ impl Job {
         }
     }
 
+    /// The memory, where a GPU has it, and the event that says when a read's bytes are there.
+    fn on_gpu(&self) -> (Option<GpuRange>, Option<GpuEvent>) {
+        match self {
+            Self::Write { source: Some(source), .. } | Self::Verify { source: Some(source) } => {
+                (source.on_gpu(), None)
+            }
+            Self::Read { destination: Some(destination) } => {
+                (destination.on_gpu(), destination.landed())
+            }
+            _ => (None, None),
+        }
+    }
+
     /// Cuts memory that devices read or write themselves into a part for each piece.
-    fn cut(&mut self, pieces: &[Piece]) -> Option<Parts> {
+    fn cut(&mut self, pieces: &[Piece], parts: &mut Parts) {
         match self {
             Self::Write { source, .. } => {
-                let Some(Source::Dma { buffer, length }) = source.take_if(Source::is_dma) else {
-                    return None;
-                };
-                let parts = Parts::cut(buffer, pieces);
-                parts.map_err(|buffer| *source = Some(Source::Dma { buffer, length })).ok()
+                if let Some(Source::Dma { buffer, length }) = source.take_if(Source::is_dma)
+                    && let Err(buffer) = parts.cut(buffer, pieces)
+                {
+                    *source = Some(Source::Dma { buffer, length });
+                }
             }
             Self::Read { destination } => {
-                let Some(Destination::Dma { buffer, length }) =
+                if let Some(Destination::Dma { buffer, length }) =
                     destination.take_if(Destination::is_dma)
-                else {
-                    return None;
-                };
-                let parts = Parts::cut(buffer, pieces);
-                parts
-                    .map_err(|buffer| *destination = Some(Destination::Dma { buffer, length }))
-                    .ok()
+                    && let Err(buffer) = parts.cut(buffer, pieces)
+                {
+                    *destination = Some(Destination::Dma { buffer, length });
+                }
             }
-            Self::Verify { .. } | Self::WriteZeroes | Self::Flush | Self::Deallocate => None,
+            Self::Verify { .. } | Self::WriteZeroes | Self::Flush | Self::Deallocate => {}
         }
     }
 }
 
-/// A transfer, from submission to its end. If it is dropped before its end it ends as stopped.
+/// What a transfer is made of, besides its pieces.
+pub(super) struct Order {
+    pub(super) job: Job,
+    pub(super) subject: Subject,
+    pub(super) urgency: Urgency,
+    pub(super) finish: Finish,
+    pub(super) notify: Option<Notify>,
+}
+
+/// A transfer, from submission to its end. If it is dropped before its end it ends as stopped. Afterwards it serves
+/// for another one: it keeps its ticket, if nobody else has that any more, and the memory of its lists.
 pub(super) struct Active {
     pub(super) job: Job,
     pub(super) pieces: Vec<Piece>,
@@ -70,8 +93,14 @@ pub(super) struct Active {
     pub(super) queued: bool,
     /// Pieces on a device.
     pub(super) flying: usize,
+    /// Pieces that are being copied from or to the GPU, or wait for their device afterwards.
+    pub(super) copying: usize,
+    /// The memory, where a GPU has it.
+    pub(super) gpu: Option<GpuRange>,
+    /// What happens when a read's bytes are there, if the read does not wait for that.
+    pub(super) landed: Option<GpuEvent>,
     /// The memory, where devices read or write it themselves.
-    parts: Option<Parts>,
+    parts: Parts,
     /// A DMA buffer that was copied from or to, for the ticket to give back.
     copied: Option<DmaBuffer>,
     checksums: Vec<u32>,
@@ -88,36 +117,59 @@ pub(super) struct Active {
 }
 
 impl Active {
-    pub(super) fn new(
-        mut job: Job,
-        subject: Subject,
-        pieces: Vec<Piece>,
-        urgency: Urgency,
-        shared: Arc<TicketShared>,
-        finish: Finish,
-        notify: Option<Notify>,
-    ) -> Self {
-        let parts = job.cut(&pieces);
-        let sums = if matches!(job, Job::Write { .. }) { pieces.len() } else { 0 };
+    /// One that has ended and was told of: for a first transfer to begin in.
+    pub(super) fn spare() -> Self {
         Self {
-            job,
-            pieces,
-            urgency,
+            job: Job::Flush,
+            pieces: Vec::new(),
+            urgency: Urgency::Ahead,
             next: 0,
             queued: false,
             flying: 0,
-            parts,
+            copying: 0,
+            gpu: None,
+            landed: None,
+            parts: Parts::default(),
             copied: None,
-            checksums: vec![0; sums],
+            checksums: Vec::new(),
             bytes: 0,
             matched: true,
             failure: None,
-            subject,
-            shared,
-            finish: Some(finish),
-            notify,
-            told: false,
+            subject: Subject::default(),
+            shared: Arc::new(TicketShared::new(0)),
+            finish: None,
+            notify: None,
+            told: true,
         }
+    }
+
+    /// Begins another transfer, after the last one has ended. Answers what its ticket follows.
+    pub(super) fn begin(&mut self, id: u64, order: Order, pieces: Vec<Piece>) -> Arc<TicketShared> {
+        debug_assert!(self.told && self.flying == 0, "a transfer in the place of another");
+        let Order { mut job, subject, urgency, finish, notify } = order;
+        let shared = TicketShared::new(id);
+        match Arc::get_mut(&mut self.shared) {
+            Some(place) => *place = shared,
+            // Somebody still follows the last one.
+            None => self.shared = Arc::new(shared),
+        }
+        (self.gpu, self.landed) = job.on_gpu();
+        job.cut(&pieces, &mut self.parts);
+        self.checksums.clear();
+        if matches!(job, Job::Write { .. }) {
+            self.checksums.resize(pieces.len(), 0);
+        }
+        (self.job, self.pieces, self.urgency, self.subject) = (job, pieces, urgency, subject);
+        (self.next, self.queued, self.bytes, self.matched) = (0, false, 0, true);
+        (self.finish, self.notify, self.told) = (Some(finish), notify, false);
+        Arc::clone(&self.shared)
+    }
+
+    /// The list of pieces, for another transfer, once this one has ended.
+    pub(super) fn take_list(&mut self) -> Vec<Piece> {
+        let mut list = std::mem::take(&mut self.pieces);
+        list.clear();
+        list
     }
 
     pub(super) fn id(&self) -> u64 {
@@ -133,7 +185,7 @@ impl Active {
     pub(super) fn wants_bytes(&self) -> bool {
         match &self.job {
             Job::Read { destination } => {
-                destination.is_some() || (self.parts.is_some() && self.failure.is_none())
+                destination.is_some() || (self.parts.are_there() && self.failure.is_none())
             }
             _ => false,
         }
@@ -141,12 +193,27 @@ impl Active {
 
     /// The transfer's own memory, where devices read or write that.
     pub(super) fn parts(&mut self) -> Option<&mut Parts> {
-        self.parts.as_mut()
+        Some(&mut self.parts).filter(|parts| parts.are_there())
     }
 
     /// Whether everything was begun and has come back.
     pub(super) fn is_over(&self) -> bool {
-        !self.has_more() && self.flying == 0
+        !self.has_more() && self.flying == 0 && self.copying == 0
+    }
+
+    /// Whether its pieces have to be copied from a GPU before anything else.
+    pub(super) fn reads_gpu(&self) -> bool {
+        self.gpu.is_some() && !matches!(self.job, Job::Read { .. })
+    }
+
+    /// Whether somebody still waits for its pieces on a GPU.
+    pub(super) fn fills_gpu(&self) -> bool {
+        self.gpu.is_some() && self.wants_bytes()
+    }
+
+    /// Whether it will not end well.
+    pub(super) fn is_failed(&self) -> bool {
+        self.failure.is_some()
     }
 
     /// Makes `chunk` what the next piece's device is to get: a copy in staging memory, or the transfer's own part
@@ -155,20 +222,58 @@ impl Active {
     pub(super) fn stage(&mut self, chunk: &mut DmaBuffer) {
         let piece = self.pieces[self.next];
         let (start, length) = (piece.tensor_offset as usize, piece.length as usize);
-        self.checksums[self.next] = match &self.job {
+        match &self.job {
             Job::Write { source: Some(source), .. } => {
-                copy_with_checksum(&source.bytes()[start..start + length], chunk)
+                let from = &source.bytes()[start..start + length];
+                self.checksums[self.next] = copy_with_checksum(from, chunk);
+                fill_up(chunk, piece);
             }
-            _ => checksum(&chunk[..length]),
-        };
-        chunk[length..piece.extent().length.0 as usize].fill(0);
+            _ => self.seal(self.next, chunk),
+        }
+    }
+
+    /// Takes the checksum of a piece whose bytes are in `chunk`, and fills up with zeroes.
+    pub(super) fn seal(&mut self, piece: usize, chunk: &mut DmaBuffer) {
+        self.checksums[piece] = checksum(&chunk[..self.pieces[piece].length as usize]);
+        fill_up(chunk, self.pieces[piece]);
     }
 
     /// The next piece was begun. After the last piece of a write its source is nobody's concern.
     pub(super) fn advance(&mut self) {
         self.next += 1;
-        if !self.has_more() && matches!(self.job, Job::Write { .. } | Job::Verify { .. }) {
+        self.release_source();
+    }
+
+    /// A piece is no longer being copied from or to the GPU.
+    pub(super) fn uncopied(&mut self) {
+        self.copying -= 1;
+        self.release_source();
+    }
+
+    fn release_source(&mut self) {
+        if !self.has_more()
+            && self.copying == 0
+            && matches!(self.job, Job::Write { .. } | Job::Verify { .. })
+        {
             self.release();
+        }
+    }
+
+    /// A piece of a read is on its way to the GPU.
+    pub(super) fn copied_in(&mut self, piece: Piece) {
+        self.bytes += u64::from(piece.wanted().take);
+        if self.landed.is_none() {
+            self.copying += 1;
+        }
+    }
+
+    /// Compares a piece that was copied from the GPU with its checksum. A mismatch ends the verification.
+    pub(super) fn compare(&mut self, piece: usize, chunk: &DmaBuffer) {
+        let Piece { length, checksum: expected, .. } = self.pieces[piece];
+        self.bytes += u64::from(length);
+        if Some(checksum(&chunk[..length as usize])) != expected {
+            self.matched = false;
+            self.next = self.pieces.len();
         }
     }
 
@@ -196,7 +301,7 @@ impl Active {
         let Piece { device, offset, tensor_offset, length, .. } = self.pieces[piece];
         let expected = self.pieces[piece].checksum?;
         let found = checksum(&chunk[..length as usize]);
-        (found != expected).then_some(TransferError::Checksum {
+        (found != expected).then(|| TransferError::Checksum {
             device,
             offset,
             length: ByteCount(u64::from(length)),
@@ -211,7 +316,7 @@ impl Active {
     pub(super) fn landed(&mut self, piece: usize, chunk: Option<&DmaBuffer>) {
         let piece = self.pieces[piece];
         let wanted = piece.wanted();
-        if self.parts.is_some() && self.wants_bytes() {
+        if self.parts.are_there() && self.wants_bytes() {
             self.bytes += u64::from(wanted.take);
             return;
         }
@@ -242,7 +347,7 @@ impl Active {
     }
 
     /// From here on nothing of ours touches the memory: devices only ever see staging buffers, and memory that is in
-    /// parts, which they may see until the end.
+    /// parts, which they may see until the end. Copies of a GPU are waited for, or followed by their event.
     fn release(&mut self) {
         let dma = match &mut self.job {
             Job::Write { source, .. } | Job::Verify { source } => {
@@ -252,31 +357,29 @@ impl Active {
             Job::WriteZeroes | Job::Flush | Job::Deallocate => None,
         };
         self.copied = self.copied.take().or(dma);
-        if self.parts.is_none() {
+        if !self.parts.are_there() && self.copying == 0 && self.landed.is_none() {
             self.shared.release();
         }
-    }
-
-    /// Tells everybody how it ended.
-    pub(super) fn conclude(mut self) {
-        self.tell();
     }
 
     /// Gives the memory back without telling anybody: the submission itself is being refused.
     pub(super) fn disown(mut self) {
         self.told = true;
-        self.parts = None;
+        drop(self.parts.join());
+        self.landed = None;
         self.release();
     }
 
-    fn tell(&mut self) {
+    /// Tells everybody how it ended.
+    pub(super) fn conclude(&mut self) {
         let bytes = match &mut self.job {
             Job::Read { destination: Some(Destination::Owned(bytes)) } => {
                 Some(Memory::Bytes(std::mem::take(bytes)))
             }
             _ => None,
         };
-        let whole = self.parts.take().and_then(Parts::join);
+        let whole = self.parts.join();
+        (self.copying, self.gpu, self.landed) = (0, None, None);
         self.release();
         let memory = bytes.or_else(|| whole.or_else(|| self.copied.take()).map(Memory::Dma));
         let (bytes, matched) = (self.bytes, self.matched);
@@ -284,16 +387,17 @@ impl Active {
             Some(failure) => Err(failure.clone()),
             None => Ok(Done { bytes, matched }),
         };
-        let checksums = std::mem::take(&mut self.checksums);
         let result = match self.failure.take() {
             Some(failure) => Err(failure),
-            None => Ok(TransferDone { checksums, matched }),
+            None => Ok(TransferDone { checksums: &self.checksums, matched }),
         };
+        // What it names goes first, so that the caller may be the last to hold that.
+        self.subject = Subject::default();
         // During a panic on the reactor thread a second one would end the process.
         if let Some(finish) = self.finish.take()
             && !std::thread::panicking()
         {
-            finish(TransferResult { outcome: result, bytes });
+            finish.call(TransferResult { outcome: result, bytes });
         }
         self.told = true;
         self.shared.finish(outcome.clone(), memory);
@@ -307,7 +411,12 @@ impl Drop for Active {
     fn drop(&mut self) {
         if !self.told {
             self.fail(TransferError::Stopped { reason: "its thread ended".into() });
-            self.tell();
+            self.conclude();
         }
     }
+}
+
+/// What lies behind a piece's bytes in its last block is zeroes.
+fn fill_up(chunk: &mut DmaBuffer, piece: Piece) {
+    chunk[piece.length as usize..piece.extent().length.0 as usize].fill(0);
 }

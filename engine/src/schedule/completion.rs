@@ -20,8 +20,15 @@ pub struct CompletionQueue(Arc<Inner>);
 struct Inner {
     /// How many entries there are; read without the lock.
     attention: AtomicU32,
-    entries: Mutex<VecDeque<(u64, Outcome)>>,
+    entries: Mutex<Entries>,
     arrived: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    queue: VecDeque<(u64, Outcome)>,
+    /// Threads that sleep until an entry comes. Where there is none, waking one would still cost a system call.
+    sleepers: u32,
 }
 
 impl CompletionQueue {
@@ -40,18 +47,21 @@ impl CompletionQueue {
 
     /// Takes the oldest entry, waiting up to `timeout` for one to come.
     pub fn wait_pop(&self, timeout: Duration) -> Option<(u64, Outcome)> {
-        let deadline = Instant::now() + timeout.min(FOREVER);
+        let mut deadline = None;
         let mut entries = self.entries();
         loop {
             if let Some(entry) = self.pop(&mut entries) {
                 return Some(entry);
             }
-            let left = deadline.duration_since(Instant::now());
+            let now = Instant::now();
+            let left = deadline.get_or_insert(now + timeout.min(FOREVER)).duration_since(now);
             if left.is_zero() {
                 return None;
             }
+            entries.sleepers += 1;
             let woken = self.0.arrived.wait_timeout(entries, left);
             entries = woken.unwrap_or_else(PoisonError::into_inner).0;
+            entries.sleepers -= 1;
         }
     }
 
@@ -74,19 +84,22 @@ impl CompletionQueue {
 
     pub(super) fn push(&self, tag: u64, outcome: Outcome) {
         let mut entries = self.entries();
-        entries.push_back((tag, outcome));
-        self.0.attention.store(entries.len() as u32, Ordering::Release);
+        entries.queue.push_back((tag, outcome));
+        self.0.attention.store(entries.queue.len() as u32, Ordering::Release);
+        let sleepers = entries.sleepers;
         drop(entries);
-        self.0.arrived.notify_one();
+        if sleepers > 0 {
+            self.0.arrived.notify_one();
+        }
     }
 
-    fn pop(&self, entries: &mut VecDeque<(u64, Outcome)>) -> Option<(u64, Outcome)> {
-        let entry = entries.pop_front()?;
-        self.0.attention.store(entries.len() as u32, Ordering::Release);
+    fn pop(&self, entries: &mut Entries) -> Option<(u64, Outcome)> {
+        let entry = entries.queue.pop_front()?;
+        self.0.attention.store(entries.queue.len() as u32, Ordering::Release);
         Some(entry)
     }
 
-    fn entries(&self) -> MutexGuard<'_, VecDeque<(u64, Outcome)>> {
+    fn entries(&self) -> MutexGuard<'_, Entries> {
         // The deque is whole between any two statements, so a panic elsewhere cannot spoil it.
         self.0.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -11,8 +11,9 @@ use loom::cell::UnsafeCell;
 use loom::sync::mpsc;
 use loom::thread::{self, JoinHandle};
 
-use super::active::{Active, Job};
+use super::active::{Active, Job, Order};
 use super::completion::{CompletionQueue, Notify};
+use super::finish::Finish;
 use super::mailbox::{Abandon, Command, Mailbox};
 use super::options::{ReactorOptions, SubmitError};
 use super::subject::Subject;
@@ -97,7 +98,7 @@ fn submit(mailbox: &Arc<Mailbox>) -> Submitted {
 fn submit_job(mailbox: &Arc<Mailbox>, job: Job, memory: Arc<[u8]>) -> Submitted {
     let (told, queue) = (Arc::new(AtomicUsize::new(0)), CompletionQueue::new());
     let count = Arc::clone(&told);
-    let finish = Box::new(move |_| {
+    let finish = Finish::new(move |_| {
         count.fetch_add(1, Ordering::Relaxed);
     });
     let notify: Option<Notify> = Some((queue.clone(), TAG));
@@ -105,11 +106,14 @@ fn submit_job(mailbox: &Arc<Mailbox>, job: Job, memory: Arc<[u8]>) -> Submitted 
         let (offset, length) = (ByteCount(index * 4096), BYTES as u32);
         Piece::new(DeviceIndex(0), offset, index * BYTES as u64, length)
     };
-    let shared = Arc::new(TicketShared::new(1));
-    let pieces = (0..2).map(piece).collect();
     let (subject, urgency) = (Subject::default(), Urgency::Ahead);
-    let active = Active::new(job, subject, pieces, urgency, Arc::clone(&shared), finish, notify);
-    let ticket = mailbox.begin(active).map(|()| Ticket::new(shared, Arc::clone(mailbox)));
+    let order = Order { job, subject, urgency, finish, notify };
+    let mut active = Box::new(Active::spare());
+    let shared = active.begin(1, order, (0..2).map(piece).collect());
+    let ticket = mailbox
+        .begin(active)
+        .inspect(|()| mailbox.rouse())
+        .map(|()| Ticket::new(shared, Arc::clone(mailbox)));
     Submitted { ticket, told, queue, memory }
 }
 

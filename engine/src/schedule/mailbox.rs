@@ -7,11 +7,19 @@ use std::sync::{Arc, PoisonError};
 use super::active::Active;
 use super::options::SubmitError;
 use super::pace::Baton;
+use super::transfer::Piece;
+use crate::memory::process;
 use crate::path::Waker;
 use crate::sync::{Mutex, MutexGuard};
 
 /// Why a mailbox is closed whose thread has ended without having been asked to.
 const ENDED: &str = "its thread ended";
+
+/// Transfers and lists that are kept for later ones: so many at first, and at most so many after a rush.
+const SPARES: usize = 64;
+const SPARES_MAX: usize = 1024;
+/// Pieces that a list has room for at first; it keeps what it grows to.
+const LIST: usize = 4;
 
 /// What the reactor thread is told.
 pub(super) enum Command {
@@ -29,25 +37,53 @@ pub(super) struct Mailbox {
     baton: Option<Baton>,
 }
 
-#[derive(Default)]
 struct Inbox {
     commands: VecDeque<Command>,
     closed: Option<String>,
     /// The reactor thread is gone: nobody will empty this any more.
     abandoned: bool,
+    /// Transfers that have ended, the oldest first: its ticket is the least likely to be still held.
+    spares: VecDeque<Box<Active>>,
+    lists: Vec<Vec<Piece>>,
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        // With loom a ticket is a thing of one run, and one that is used again hides what came of the first.
+        let spares = if cfg!(loom) { 0 } else { SPARES };
+        Self {
+            commands: VecDeque::with_capacity(spares),
+            closed: None,
+            abandoned: false,
+            spares: (0..spares).map(|_| Box::new(Active::spare())).collect(),
+            lists: (0..spares).map(|_| Vec::with_capacity(LIST)).collect(),
+        }
+    }
 }
 
 impl Mailbox {
     pub(super) fn new(waker: Waker, stepped: bool) -> Self {
         let baton = stepped.then(Baton::default);
-        Self { owner: std::process::id(), inbox: Mutex::default(), waker, baton }
+        Self { owner: process::id(), inbox: Mutex::new(Inbox::default()), waker, baton }
     }
 
     pub(super) fn baton(&self) -> Option<&Baton> {
         self.baton.as_ref()
     }
 
-    pub(super) fn begin(&self, active: Active) -> Result<(), SubmitError> {
+    /// A list for the pieces of a transfer.
+    pub(super) fn list(&self) -> Vec<Piece> {
+        self.inbox().lists.pop().unwrap_or_default()
+    }
+
+    /// A transfer that has ended, for another one.
+    pub(super) fn spare(&self) -> Box<Active> {
+        let spare = self.inbox().spares.pop_front();
+        spare.unwrap_or_else(|| Box::new(Active::spare()))
+    }
+
+    /// Takes in a transfer, for a reactor that is awake or will be roused.
+    pub(super) fn begin(&self, active: Box<Active>) -> Result<(), SubmitError> {
         let mut inbox = self.inbox();
         if let Some(reason) = inbox.closed.clone() {
             // The caller learns it from the error; nobody else may hear of a transfer that never was.
@@ -55,10 +91,13 @@ impl Mailbox {
             active.disown();
             return Err(SubmitError::Stopped(reason));
         }
-        inbox.commands.push_back(Command::Begin(Box::new(active)));
-        drop(inbox);
-        self.waker.wake();
+        inbox.commands.push_back(Command::Begin(active));
         Ok(())
+    }
+
+    /// Wakes the reactor thread if it sleeps.
+    pub(super) fn rouse(&self) {
+        self.waker.wake();
     }
 
     /// Why no transfer would be taken now, if that is so.
@@ -104,10 +143,20 @@ impl Mailbox {
         self.baton().inspect(|baton| baton.release());
     }
 
-    /// Moves the commands to `target` (empty); answers whether the mailbox is closed.
-    pub(super) fn empty_into(&self, target: &mut VecDeque<Command>) -> bool {
+    /// Moves the commands to `target` (empty), and takes in transfers that have ended; answers whether the mailbox is
+    /// closed.
+    pub(super) fn empty_into(
+        &self,
+        target: &mut VecDeque<Command>,
+        ended: &mut VecDeque<Box<Active>>,
+    ) -> bool {
         let mut inbox = self.inbox();
         std::mem::swap(&mut inbox.commands, target);
+        let room = SPARES_MAX.saturating_sub(inbox.spares.len());
+        for mut active in ended.drain(..).take(room) {
+            inbox.lists.push(active.take_list());
+            inbox.spares.push_back(active);
+        }
         inbox.closed.is_some()
     }
 
@@ -118,7 +167,7 @@ impl Mailbox {
     }
 
     pub(super) fn is_forked(&self) -> bool {
-        std::process::id() != self.owner
+        process::id() != self.owner
     }
 
     fn inbox(&self) -> MutexGuard<'_, Inbox> {

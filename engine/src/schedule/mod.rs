@@ -9,7 +9,7 @@
 //! ```
 //! use tidelog_engine::memory::Source;
 //! use tidelog_engine::path::sim::{SimDisk, SimDisks};
-//! use tidelog_engine::schedule::{Piece, Reactor, ReactorOptions, Transfer, Urgency};
+//! use tidelog_engine::schedule::{Finish, Piece, Reactor, ReactorOptions, Transfer, Urgency};
 //! use tidelog_engine::units::{ByteCount, DeviceIndex};
 //!
 //! let disks = SimDisks(vec![SimDisk::new(ByteCount::mib(1))]);
@@ -17,13 +17,14 @@
 //! let pieces = vec![Piece::new(DeviceIndex(0), ByteCount::kib(8), 0, 5)];
 //! let source = Source::from(b"tides".to_vec());
 //! let write = Transfer::Write { source, pieces };
-//! let ticket = reactor.submit(write, Urgency::Ahead, None, Box::new(|_| ()))?;
+//! let ticket = reactor.submit(write, Urgency::Ahead, None, Finish::nothing())?;
 //! assert_eq!(ticket.wait()?.bytes, 5);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod active;
 mod completion;
+mod finish;
 mod flights;
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -43,14 +44,14 @@ mod worker;
 mod tests;
 
 pub use completion::{CompletionQueue, Notify};
+pub use finish::Finish;
 pub use options::{ControlError, DrainError, ReactorOptions, StartError, SubmitError};
 pub use reactor::Reactor;
-pub use stats::{DeviceStats, ReactorStats};
+pub use stats::{DeviceStats, GpuStats, ReactorStats};
 pub use subject::{About, Subject};
 pub(crate) use submitter::Submitter;
 pub(crate) use ticket::Promise;
 pub use ticket::Ticket;
 pub use transfer::{
-    Done, Finish, Outcome, Piece, Transfer, TransferDone, TransferError, TransferResult, Urgency,
-    Window,
+    Done, Outcome, Piece, Transfer, TransferDone, TransferError, TransferResult, Urgency, Window,
 };

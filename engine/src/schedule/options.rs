@@ -1,9 +1,10 @@
 //! How a reactor is made, and how asking it can go wrong.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::transfer::TransferError;
-use crate::memory::{ALIGNMENT, MemoryError};
+use crate::memory::{ALIGNMENT, GpuError, GpuMemory, MemoryError};
 use crate::path::PathError;
 use crate::units::ByteCount;
 
@@ -13,7 +14,7 @@ const DEPTH_MAX: u32 = 1024;
 const CHUNK_MAX: ByteCount = ByteCount::gib(1);
 
 /// How a reactor is made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ReactorOptions {
     /// Staging memory, in bytes: what may be between memory and devices at once. Rounded down to
     /// whole chunks; at least one.
@@ -31,6 +32,8 @@ pub struct ReactorOptions {
     pub huge_pages: bool,
     /// How long stopping waits for what is in flight before it leaks the staging memory.
     pub drain_timeout: Duration,
+    /// The GPU whose memory transfers may name.
+    pub gpu: Option<Arc<dyn GpuMemory>>,
     /// Whether the reactor moves only while somebody waits for a ticket or calls [`Reactor::step`]:
     /// for simulations, which then depend on nothing but their calls.
     ///
@@ -47,6 +50,7 @@ impl Default for ReactorOptions {
             depth: 32,
             huge_pages: true,
             drain_timeout: Duration::from_secs(30),
+            gpu: None,
             stepped: false,
         }
     }
@@ -54,7 +58,7 @@ impl Default for ReactorOptions {
 
 impl ReactorOptions {
     pub(super) fn check(&self) -> Result<(), StartError> {
-        let Self { staging, chunk, depth, .. } = *self;
+        let &Self { staging, chunk, depth, .. } = self;
         if chunk.0 == 0 || !chunk.0.is_multiple_of(ALIGNMENT as u64) || chunk > CHUNK_MAX {
             return Err(StartError::Chunk(chunk));
         }
@@ -91,6 +95,9 @@ pub enum StartError {
     /// The data path could not be opened.
     #[error(transparent)]
     Path(#[from] PathError),
+    /// The GPU cannot be copied from and to.
+    #[error("the GPU cannot be used: {0}")]
+    Gpu(#[from] GpuError),
     /// The thread could not be started.
     #[error("cannot start the reactor's thread: {0}")]
     Thread(std::io::Error),
@@ -107,6 +114,11 @@ pub enum SubmitError {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// It names memory of a GPU, and there is none.
+    #[error(
+        "the pool was opened without a GPU, and the memory is one's: name the GPU when opening"
+    )]
+    NoGpu,
     /// The reactor has stopped.
     #[error("the engine has stopped: {0}")]
     Stopped(String),

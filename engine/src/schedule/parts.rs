@@ -3,7 +3,8 @@
 use super::transfer::Piece;
 use crate::memory::{ALIGNMENT, DmaBuffer};
 
-/// The parts of a buffer that are not on a device just now.
+/// The parts of a buffer that are not on a device just now; empty where there is none.
+#[derive(Default)]
 pub(super) struct Parts {
     by_piece: Vec<Option<DmaBuffer>>,
     /// What lies behind the last piece.
@@ -13,19 +14,24 @@ pub(super) struct Parts {
 impl Parts {
     /// Cuts a buffer for these pieces; gives it back where they do not lie in it one behind the other in whole blocks,
     /// and so have to be copied.
-    pub(super) fn cut(buffer: DmaBuffer, pieces: &[Piece]) -> Result<Self, DmaBuffer> {
+    pub(super) fn cut(&mut self, buffer: DmaBuffer, pieces: &[Piece]) -> Result<(), DmaBuffer> {
         if !lie_in_whole_blocks(pieces, buffer.len() as u64) {
             return Err(buffer);
         }
-        let mut rest = Some(buffer);
-        let cut = |piece: &Piece| {
-            let mut part = rest.take()?;
+        self.rest = Some(buffer);
+        for piece in pieces {
             let length = piece.extent().length.0 as usize;
-            rest = (length < part.len()).then(|| part.split_off(length));
-            Some(part)
-        };
-        let by_piece = pieces.iter().map(cut).collect();
-        Ok(Self { by_piece, rest })
+            let mut part = self.rest.take();
+            self.rest =
+                part.as_mut().filter(|part| length < part.len()).map(|part| part.split_off(length));
+            self.by_piece.push(part);
+        }
+        Ok(())
+    }
+
+    /// Whether there is a buffer that was cut.
+    pub(super) fn are_there(&self) -> bool {
+        !self.by_piece.is_empty()
     }
 
     /// The part of a piece, for its device.
@@ -38,9 +44,10 @@ impl Parts {
         self.by_piece[piece] = Some(part);
     }
 
-    /// The whole buffer again, unless a part never came back.
-    pub(super) fn join(self) -> Option<DmaBuffer> {
-        let mut parts = self.by_piece.into_iter().chain(self.rest.map(Some));
+    /// The whole buffer again, unless a part never came back. None is there afterwards.
+    pub(super) fn join(&mut self) -> Option<DmaBuffer> {
+        let rest = self.rest.take().map(Some);
+        let mut parts = self.by_piece.drain(..).chain(rest);
         let mut whole = parts.next()??;
         for part in parts {
             whole.join(part?);
@@ -78,7 +85,8 @@ mod tests {
         buffer.iter_mut().zip(0..).for_each(|(byte, index): (_, u32)| *byte = (index >> 5) as u8);
         let expected = buffer.to_vec();
         let pieces = [piece(0, 8192), piece(8192, 4096), piece(12_288, 100)];
-        let mut parts = Parts::cut(buffer, &pieces).unwrap();
+        let mut parts = Parts::default();
+        parts.cut(buffer, &pieces).unwrap();
         let mut taken: Vec<_> = (0..3).map(|piece| (piece, parts.take(piece).unwrap())).collect();
         assert_eq!(taken[2].1.len(), 4096, "the last block is the piece's to its end");
         assert_eq!(taken[1].1[..], expected[8192..12_288]);
@@ -93,8 +101,8 @@ mod tests {
     #[test]
     fn a_part_that_never_came_back_keeps_its_memory_and_the_rest_returns() {
         let pool = DmaPool::new(ByteCount::kib(8), false).unwrap();
-        let mut parts =
-            Parts::cut(pool.take(8192).unwrap(), &[piece(0, 4096), piece(4096, 4096)]).unwrap();
+        let mut parts = Parts::default();
+        parts.cut(pool.take(8192).unwrap(), &[piece(0, 4096), piece(4096, 4096)]).unwrap();
         let on_a_device = parts.take(0);
         assert!(parts.join().is_none());
         assert!(pool.take(4096).is_some() && pool.take(8192).is_none());
@@ -110,7 +118,9 @@ mod tests {
         let apart = [piece(0, 100), piece(100, 100)];
         for pieces in [&[][..], &[windowed], &[piece(4096, 1)], &beyond, &apart] {
             let buffer = pool.take(8192).unwrap();
-            assert_eq!(Parts::cut(buffer, pieces).err().expect("refused").len(), 8192);
+            let mut parts = Parts::default();
+            assert_eq!(parts.cut(buffer, pieces).expect_err("refused").len(), 8192);
+            assert!(!parts.are_there());
         }
     }
 }

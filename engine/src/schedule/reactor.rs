@@ -3,14 +3,15 @@
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use super::active::Job;
+use super::active::{Job, Order};
 use super::completion::Notify;
+use super::finish::Finish;
 use super::options::{ControlError, DrainError, ReactorOptions, StartError, SubmitError};
 use super::stats::{DeviceCounters, ReactorStats};
 use super::subject::Subject;
 use super::submitter::Submitter;
 use super::ticket::Ticket;
-use super::transfer::{Finish, Piece, Transfer, Urgency};
+use super::transfer::{Piece, Transfer, Urgency};
 use super::worker::{Started, Worker};
 use crate::memory::{Destination, DmaBuffer, DmaPool};
 use crate::path::{Capabilities, Extent, PathProvider};
@@ -32,6 +33,7 @@ impl Reactor {
         options: ReactorOptions,
     ) -> Result<Self, StartError> {
         options.check()?;
+        let chunk = options.chunk;
         let (answer, started) = mpsc::sync_channel::<Result<Started, StartError>>(1);
         let thread = std::thread::Builder::new()
             .name("tidelog-reactor".into())
@@ -50,7 +52,7 @@ impl Reactor {
         let gone = || StartError::Thread(std::io::Error::other("it ended before it had begun"));
         let Started { mailbox, stats, counters, memory } = started.recv().map_err(|_| gone())??;
         let capabilities = Arc::new(stats.capabilities.clone());
-        let submitter = Submitter::new(mailbox, capabilities, options.chunk);
+        let submitter = Submitter::new(mailbox, capabilities, chunk);
         Ok(Self { submitter, thread: Some(thread), base: stats, counters, memory })
     }
 
@@ -73,6 +75,11 @@ impl Reactor {
     /// where that can be; `None` while [`ReactorOptions::buffers`] has no run that long left. Dropped, it returns.
     pub fn buffer(&self, bytes: usize) -> Option<DmaBuffer> {
         self.memory.take(bytes)
+    }
+
+    /// An empty list for the pieces of a transfer, with the memory that another one's had.
+    pub fn pieces(&self) -> Vec<Piece> {
+        self.submitter.mailbox.list()
     }
 
     /// What the reactor is made of and what it has done.
@@ -102,6 +109,28 @@ impl Reactor {
         notify: Option<Notify>,
         finish: Finish,
     ) -> Result<Ticket, SubmitError> {
+        let ticket = self.enqueue(subject, transfer, urgency, notify, finish)?;
+        self.rouse();
+        Ok(ticket)
+    }
+
+    /// Wakes the reactor's thread if it sleeps.
+    pub(crate) fn rouse(&self) {
+        self.submitter.mailbox.rouse();
+    }
+
+    /// As [`Self::submit_about`], but a reactor that sleeps sees it only once it is roused.
+    pub(crate) fn enqueue(
+        &self,
+        subject: Subject,
+        transfer: Transfer,
+        urgency: Urgency,
+        notify: Option<Notify>,
+        finish: Finish,
+    ) -> Result<Ticket, SubmitError> {
+        if transfer.is_on_gpu() && self.base.gpu.is_none() {
+            return Err(SubmitError::NoGpu);
+        }
         let (job, pieces) = match transfer {
             Transfer::Write { source, pieces } => {
                 self.submitter.check(&pieces, source.len(), true, false)?;
@@ -116,7 +145,7 @@ impl Reactor {
                 (Job::Verify { source: Some(source) }, pieces)
             }
         };
-        self.submitter.send(job, subject, pieces, urgency, notify, finish)
+        self.submitter.enqueue(Order { job, subject, urgency, finish, notify }, pieces)
     }
 
     /// Writes metadata at `offset` of a device and waits; with `fua` until it is on the medium.
@@ -217,7 +246,7 @@ impl Reactor {
             let length = length.map_err(|_| invalid("the extent is 4 GiB or longer"))?;
             pieces.push(Piece::new(device, extent.offset, 0, length));
         }
-        let (subject, finish) = (Subject::default(), Box::new(|_| ()));
+        let (subject, finish) = (Subject::default(), Finish::nothing());
         self.submitter.send(job, subject, pieces, Urgency::Ahead, None, finish)
     }
 
@@ -230,7 +259,7 @@ impl Reactor {
         if self.thread.as_ref().is_some_and(|thread| thread.thread().id() == here) {
             return Err(SubmitError::WouldDeadlock.into());
         }
-        let ticket = submit(Box::new(|_| ()))?;
+        let ticket = submit(Finish::nothing())?;
         ticket.wait()?;
         Ok(ticket)
     }

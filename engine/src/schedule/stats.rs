@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::memory::Backing;
-use crate::path::{Capabilities, OperationKind};
+use crate::path::{Capabilities, Feature, OperationKind};
 use crate::units::ByteCount;
 
 /// What a reactor is made of, and what it has done so far.
@@ -19,8 +19,19 @@ pub struct ReactorStats {
     pub backing: Backing,
     /// Why not on better ones; empty when they are the best.
     pub backing_why: String,
+    /// The GPU whose memory transfers may name, if there is one.
+    pub gpu: Option<GpuStats>,
     /// The devices, by index.
     pub devices: Vec<DeviceStats>,
+}
+
+/// The GPU that a reactor copies from and to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuStats {
+    /// What it is called.
+    pub name: String,
+    /// Whether staging memory is page-locked for it; if not, copies bounce in its driver.
+    pub page_locked: Feature,
 }
 
 /// What went to and came from one device.

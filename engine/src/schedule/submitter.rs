@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::active::{Active, Job};
+use super::active::{Job, Order};
 use super::completion::Notify;
+use super::finish::Finish;
 use super::mailbox::Mailbox;
 use super::options::SubmitError;
 use super::subject::Subject;
 use super::ticket::{Promise, Ticket, TicketShared};
-use super::transfer::{Finish, Piece, Urgency};
+use super::transfer::{Piece, Urgency};
 use crate::memory::Source;
 use crate::path::Capabilities;
 use crate::units::{ByteCount, DeviceIndex};
@@ -93,12 +94,18 @@ impl Submitter {
         notify: Option<Notify>,
         finish: Finish,
     ) -> Result<Ticket, SubmitError> {
+        let ticket = self.enqueue(Order { job, subject, urgency, finish, notify }, pieces)?;
+        self.mailbox.rouse();
+        Ok(ticket)
+    }
+
+    /// As [`Self::send`], but a reactor that sleeps sees it only once it is roused.
+    pub(super) fn enqueue(&self, order: Order, pieces: Vec<Piece>) -> Result<Ticket, SubmitError> {
         if self.mailbox.is_forked() {
             return Err(SubmitError::Forked);
         }
-        let shared = Arc::new(TicketShared::new(self.next_id()));
-        let active =
-            Active::new(job, subject, pieces, urgency, Arc::clone(&shared), finish, notify);
+        let mut active = self.mailbox.spare();
+        let shared = active.begin(self.next_id(), order, pieces);
         self.mailbox.begin(active)?;
         Ok(Ticket::new(shared, Arc::clone(&self.mailbox)))
     }

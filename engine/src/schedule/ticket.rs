@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::mailbox::{Command, Mailbox};
 use super::transfer::{Done, Outcome, TransferError};
-use crate::memory::DmaBuffer;
+use crate::memory::{DmaBuffer, process};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
@@ -17,7 +17,6 @@ pub(super) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Follows one transfer. It may be polled, waited on, or dropped at any time: dropping it detaches,
 /// the transfer goes on, and its memory stays in use until the reactor is done with it. Clones follow
 /// the same transfer.
-#[derive(Clone)]
 pub struct Ticket {
     shared: Arc<TicketShared>,
     mailbox: Arc<Mailbox>,
@@ -34,10 +33,14 @@ pub(super) struct TicketShared {
     ended: Condvar,
 }
 
-#[derive(Default)]
 struct End {
     outcome: Option<Outcome>,
     memory: Option<Memory>,
+    /// Tickets that could still take the memory. The last one to go gives it up, and does not leave that to whoever
+    /// keeps this for another transfer.
+    tickets: u32,
+    /// Threads that sleep until the end. Where there is none, waking them would still cost a system call.
+    sleepers: u32,
 }
 
 /// Memory that a transfer owned and its ticket gives out.
@@ -48,6 +51,7 @@ pub(super) enum Memory {
 }
 
 impl Ticket {
+    /// The first ticket; others are clones of it.
     pub(super) fn new(shared: Arc<TicketShared>, mailbox: Arc<Mailbox>) -> Self {
         Self { shared, mailbox }
     }
@@ -89,8 +93,10 @@ impl Ticket {
             if left.is_zero() {
                 return None;
             }
+            end.sleepers += 1;
             let woken = self.shared.ended.wait_timeout(end, left);
             end = woken.unwrap_or_else(PoisonError::into_inner).0;
+            end.sleepers -= 1;
         }
         end.outcome.clone()
     }
@@ -153,6 +159,28 @@ impl Ticket {
     }
 }
 
+impl Clone for Ticket {
+    fn clone(&self) -> Self {
+        if !self.shared.is_forked() {
+            self.shared.end().tickets += 1;
+        }
+        Self { shared: Arc::clone(&self.shared), mailbox: Arc::clone(&self.mailbox) }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if self.shared.is_forked() {
+            return;
+        }
+        let mut end = self.shared.end();
+        end.tickets -= 1;
+        let unclaimed = if end.tickets == 0 { end.memory.take() } else { None };
+        drop(end);
+        drop(unclaimed);
+    }
+}
+
 /// Ends a ticket that follows no transfer. Dropped without being kept, it ends as stopped.
 pub(crate) struct Promise(Arc<TicketShared>);
 
@@ -188,10 +216,10 @@ impl TicketShared {
     pub(super) fn new(id: u64) -> Self {
         Self {
             id,
-            owner: std::process::id(),
+            owner: process::id(),
             ready: AtomicBool::new(false),
             released: AtomicBool::new(false),
-            end: Mutex::default(),
+            end: Mutex::new(End { outcome: None, memory: None, tickets: 1, sleepers: 0 }),
             ended: Condvar::new(),
         }
     }
@@ -209,18 +237,23 @@ impl TicketShared {
     /// The transfer is over; the memory must have been released.
     pub(super) fn finish(&self, outcome: Outcome, memory: Option<Memory>) {
         let mut end = self.end();
-        *end = End { outcome: Some(outcome), memory };
+        let (memory, unclaimed) = if end.tickets > 0 { (memory, None) } else { (None, memory) };
+        (end.outcome, end.memory) = (Some(outcome), memory);
         self.ready.store(true, Ordering::Release);
+        let sleepers = end.sleepers;
         drop(end);
-        self.ended.notify_all();
+        drop(unclaimed);
+        if sleepers > 0 {
+            self.ended.notify_all();
+        }
     }
 
     fn is_forked(&self) -> bool {
-        std::process::id() != self.owner
+        process::id() != self.owner
     }
 
     fn end(&self) -> MutexGuard<'_, End> {
-        // Assigned in one statement, so a panic elsewhere cannot leave it half done.
+        // Nothing in between its assignments panics, so none leaves it half done.
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

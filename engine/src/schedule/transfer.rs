@@ -1,8 +1,8 @@
 //! What is asked of the reactor, and what it answers.
 
 use super::subject::{About, Subject};
-use crate::memory::{Destination, Source};
-use crate::path::{DeviceCapabilities, DeviceError, Extent, Refusal};
+use crate::memory::{Destination, GpuError, Source};
+use crate::path::{DeviceCapabilities, DeviceError, Extent, PlacementHandle, Refusal};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// A run of a tensor's bytes on one device. On the device it takes its length rounded up to 4 KiB; a
@@ -23,6 +23,8 @@ pub struct Piece {
     pub checksum: Option<u32>,
     /// For a read that wants only some of the bytes. The checksum still covers all of them.
     pub window: Option<Window>,
+    /// Where a write had best lie, on a device that can tell.
+    pub placement: Option<PlacementHandle>,
 }
 
 /// The wanted part of a piece.
@@ -42,13 +44,20 @@ impl Piece {
         tensor_offset: u64,
         length: u32,
     ) -> Self {
-        Self { device, offset, tensor_offset, length, checksum: None, window: None }
+        let (checksum, window, placement) = (None, None, None);
+        Self { device, offset, tensor_offset, length, checksum, window, placement }
     }
 
     /// The same piece with the checksum that its bytes should have.
     #[must_use]
     pub const fn expecting(self, checksum: u32) -> Self {
         Self { checksum: Some(checksum), ..self }
+    }
+
+    /// The same piece, to be written by this placement handle.
+    #[must_use]
+    pub const fn placed(self, placement: Option<PlacementHandle>) -> Self {
+        Self { placement, ..self }
     }
 
     /// The same piece, of which a read wants `take` bytes from byte `skip` on.
@@ -95,6 +104,17 @@ pub enum Transfer {
     },
 }
 
+impl Transfer {
+    /// Whether its memory is a GPU's.
+    pub(super) fn is_on_gpu(&self) -> bool {
+        match self {
+            Self::Write { source, .. } | Self::Verify { source, .. } => source.on_gpu(),
+            Self::Read { destination, .. } => destination.on_gpu(),
+        }
+        .is_some()
+    }
+}
+
 /// How soon a transfer is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
@@ -104,24 +124,20 @@ pub enum Urgency {
     Ahead,
 }
 
-/// What became of a transfer, for whoever submitted it. Runs once, on the reactor thread, after the
-/// last device operation has ended and before the ticket turns ready. It must not wait for the reactor.
-pub type Finish = Box<dyn FnOnce(TransferResult) + Send>;
-
 /// The end of a transfer, in full.
 #[derive(Clone, Debug)]
-pub struct TransferResult {
+pub struct TransferResult<'a> {
     /// What was done, or the first failure.
-    pub outcome: Result<TransferDone, TransferError>,
+    pub outcome: Result<TransferDone<'a>, TransferError>,
     /// Bytes of memory that were moved or checked, on failure too.
     pub bytes: u64,
 }
 
 /// A transfer that ended well.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TransferDone {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TransferDone<'a> {
     /// For a write: the CRC32C of each piece's bytes, in the order of the pieces. Else empty.
-    pub checksums: Vec<u32>,
+    pub checksums: &'a [u32],
     /// For a verification: whether every checksum matched. Else true.
     pub matched: bool,
 }
@@ -210,6 +226,16 @@ pub enum TransferError {
         /// The tensor and the device in words.
         about: Box<About>,
     },
+    /// A copy from or to the GPU failed.
+    #[error("{} could not be copied between the GPU and staging memory: {reason}", about.byte(*tensor_offset))]
+    Gpu {
+        /// Where in the tensor.
+        tensor_offset: u64,
+        /// What the GPU's driver answered.
+        reason: String,
+        /// The tensor in words.
+        about: Box<About>,
+    },
     /// The ticket was cancelled in time.
     #[error("the transfer was cancelled")]
     Cancelled,
@@ -242,6 +268,17 @@ impl TransferError {
         }
     }
 
+    /// No staging memory is left.
+    pub(super) fn without_staging() -> Self {
+        let reason = "all staging memory was left to a device that does not answer".into();
+        Self::Stopped { reason }
+    }
+
+    /// The GPU's driver failed a copy of the piece that begins there.
+    pub(super) fn of_gpu(GpuError(reason): GpuError, tensor_offset: u64) -> Self {
+        Self::Gpu { tensor_offset, reason, about: Box::default() }
+    }
+
     /// The same, of a transfer of this to or from one of these devices: says which tensor and which path, and
     /// where in the tensor, not in the transfer's memory.
     pub(super) fn named(mut self, subject: &Subject, devices: &[DeviceCapabilities]) -> Self {
@@ -250,6 +287,11 @@ impl TransferError {
             | Self::Latched { device, tensor_offset, about, .. }
             | Self::Refused { device, tensor_offset, about, .. } => (*device, tensor_offset, about),
             Self::Device { error, tensor_offset, about } => (error.device, tensor_offset, about),
+            Self::Gpu { tensor_offset, about, .. } => {
+                *tensor_offset += subject.first_byte();
+                **about = About::new(subject, None);
+                return self;
+            }
             Self::Cancelled | Self::Stopped { .. } | Self::Forked => return self,
         };
         *tensor_offset += subject.first_byte();
@@ -265,7 +307,7 @@ impl TransferError {
             | Self::Latched { device, .. }
             | Self::Refused { device, .. } => Some(*device),
             Self::Device { error, .. } => Some(error.device),
-            Self::Cancelled | Self::Stopped { .. } | Self::Forked => None,
+            Self::Gpu { .. } | Self::Cancelled | Self::Stopped { .. } | Self::Forked => None,
         }
     }
 }

@@ -1,8 +1,12 @@
 //! The reactor thread: takes commands, begins pieces, lands completions, sleeps.
 
-use std::collections::{HashMap, VecDeque};
+mod gpu;
+
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
+
+use rustc_hash::FxHashMap;
 
 use super::active::{Active, Job};
 use super::flights::{Flight, Flights};
@@ -15,6 +19,7 @@ use super::transfer::{Piece, TransferError, Urgency};
 use crate::memory::{DmaBuffer, DmaPool};
 use crate::path::{Action, Completion, DataPath, Operation, PathProvider};
 use crate::units::ByteCount;
+use gpu::OnGpu;
 
 /// What the starter of a reactor gets from its thread.
 pub(super) struct Started {
@@ -29,7 +34,11 @@ pub(super) struct Started {
 /// then transfers end before the path, which leaks what devices may still touch.
 pub(super) struct Worker {
     _refuse: Refuse,
-    transfers: HashMap<u64, Active>,
+    /// Nobody hears of a transfer's end while the GPU still copies from or to its memory.
+    on_gpu: OnGpu,
+    transfers: FxHashMap<u64, Box<Active>>,
+    /// Transfers that have ended since the mailbox was emptied last.
+    ended: VecDeque<Box<Active>>,
     commands: VecDeque<Command>,
     /// Transfers that have pieces to begin, in the order they came.
     urgent: VecDeque<u64>,
@@ -74,6 +83,7 @@ impl Worker {
         path.register(&memory);
         let chunks: Vec<DmaBuffer> =
             std::iter::from_fn(|| memory.take(chunk as usize)).take(count).collect();
+        let (on_gpu, gpu) = OnGpu::open(&options, count, &memory)?;
         let capabilities = path.capabilities().clone();
         let devices = capabilities.devices.len();
         let depth = capabilities.depth;
@@ -86,11 +96,14 @@ impl Worker {
             staging: ByteCount(memory.size().0 - options.buffers.0),
             backing: memory.backing(),
             backing_why: memory.why().to_owned(),
+            gpu,
             devices: Vec::new(),
         };
         let worker = Self {
             _refuse: Refuse::new(&mailbox),
-            transfers: HashMap::new(),
+            on_gpu,
+            transfers: FxHashMap::default(),
+            ended: VecDeque::new(),
             commands: VecDeque::new(),
             urgent: VecDeque::new(),
             ahead: VecDeque::new(),
@@ -113,12 +126,14 @@ impl Worker {
         let mut last_moment = None;
         loop {
             let in_turns = self.mailbox.baton().is_some_and(Baton::await_turn);
-            if self.mailbox.empty_into(&mut self.commands) && last_moment.is_none() {
+            if self.mailbox.empty_into(&mut self.commands, &mut self.ended) && last_moment.is_none()
+            {
                 last_moment = Some(Instant::now() + self.options.drain_timeout.min(FOREVER));
             }
             let moved = !self.commands.is_empty();
             self.obey();
             let moved = self.land() || moved;
+            let moved = self.land_copies() || self.on_gpu.is_copying() || moved;
             let begun = self.begin_some();
             let moved = moved || begun != Begun::Nothing;
             self.mailbox.baton().inspect(|baton| baton.went_round(moved));
@@ -143,7 +158,7 @@ impl Worker {
             let slept = if self.mailbox.has_news(last_moment.is_some()) {
                 Ok(())
             } else {
-                self.path.wait(left)
+                self.path.wait(self.on_gpu.nap(left))
             };
             waker.disarm();
             if let Err(error) = slept {
@@ -155,7 +170,7 @@ impl Worker {
     fn obey(&mut self) {
         while let Some(command) = self.commands.pop_front() {
             match command {
-                Command::Begin(active) => self.admit(*active),
+                Command::Begin(active) => self.admit(active),
                 Command::Cancel(id) => {
                     if let Some(active) = self.transfers.get_mut(&id) {
                         active.cancel();
@@ -174,9 +189,10 @@ impl Worker {
         }
     }
 
-    fn admit(&mut self, mut active: Active) {
+    fn admit(&mut self, mut active: Box<Active>) {
         if !active.has_more() {
-            return active.conclude();
+            active.conclude();
+            return self.ended.push_back(active);
         }
         let id = active.id();
         active.queued = true;
@@ -211,6 +227,9 @@ impl Worker {
             remove(&mut self.ahead, id);
             return Begun::Light;
         };
+        if active.reads_gpu() {
+            return self.begin_copy_out(id, spare);
+        }
         let piece = active.pieces[active.next];
         let moves_bytes = match &active.job {
             Job::Verify { .. } => {
@@ -223,8 +242,7 @@ impl Worker {
         };
         let needs_chunk = moves_bytes && active.parts().is_none();
         if needs_chunk && self.living == 0 {
-            let reason = "all staging memory was left to a device that does not answer".into();
-            active.fail(TransferError::Stopped { reason });
+            active.fail(TransferError::without_staging());
             self.settle(id);
             return Begun::Light;
         }
@@ -274,12 +292,25 @@ impl Worker {
         piece: Piece,
         action: Action,
     ) -> Result<(), Option<TransferError>> {
+        self.offer(flight, piece, action).map_err(|(failure, buffer)| {
+            self.take_back(flight, buffer);
+            failure
+        })
+    }
+
+    /// As [`Self::launch`], but hands the buffer of what was not taken out.
+    fn offer(
+        &mut self,
+        flight: Flight,
+        piece: Piece,
+        action: Action,
+    ) -> Result<(), (Option<TransferError>, Option<DmaBuffer>)> {
         let device = piece.device;
         let Some(tag) = self.flights.begin(flight, device) else {
-            self.take_back(flight, action.into_buffer());
-            return Err(None);
+            return Err((None, action.into_buffer()));
         };
-        let operation = Operation { tag, device, extent: piece.extent(), action };
+        let Piece { placement, .. } = piece;
+        let operation = Operation { tag, device, extent: piece.extent(), action, placement };
         match self.path.submit(operation) {
             Ok(()) => {
                 if let Some(active) = self.transfers.get_mut(&flight.transfer) {
@@ -289,8 +320,8 @@ impl Worker {
             }
             Err(refused) => {
                 self.flights.land(tag);
-                self.take_back(flight, refused.operation.action.into_buffer());
-                Err(TransferError::refused(refused.reason, piece))
+                let buffer = refused.operation.action.into_buffer();
+                Err((TransferError::refused(refused.reason, piece), buffer))
             }
         }
     }
@@ -308,7 +339,7 @@ impl Worker {
     }
 
     fn land_one(&mut self, completion: Completion) {
-        let Completion { tag, buffer, result } = completion;
+        let Completion { tag, buffer, result, .. } = completion;
         let flight = self.flights.land(tag);
         let Some((flight, active)) =
             flight.and_then(|flight| Some((flight, self.transfers.get_mut(&flight.transfer)?)))
@@ -341,6 +372,7 @@ impl Worker {
                 }
                 self.read_again(flight, piece, chunk);
             }
+            (None, Some(chunk)) if active.fills_gpu() => self.begin_copy_in(flight, chunk),
             (failure, buffer) => {
                 match failure {
                     None => active.landed(flight.piece, buffer.as_ref()),
@@ -360,7 +392,7 @@ impl Worker {
     /// Takes in a buffer that no device has any more: a part of its transfer's memory, or a chunk.
     fn take_back(&mut self, flight: Flight, buffer: Option<DmaBuffer>) {
         let Some(buffer) = buffer else { return };
-        match self.transfers.get_mut(&flight.transfer).and_then(Active::parts) {
+        match self.transfers.get_mut(&flight.transfer).and_then(|active| active.parts()) {
             Some(parts) => parts.put_back(flight.piece, buffer),
             None => self.chunks.push(buffer),
         }
@@ -403,15 +435,18 @@ impl Worker {
             remove(queue, id);
         }
         if active.is_over()
-            && let Some(active) = self.transfers.remove(&id)
+            && let Some(mut active) = self.transfers.remove(&id)
         {
+            active.landed.take().into_iter().for_each(|landed| self.on_gpu.tell(landed));
             active.conclude();
+            self.ended.push_back(active);
         }
     }
 
     /// Ends the thread: what is left ends as stopped, and devices get the path's grace to let go.
     fn stop(mut self) -> usize {
         self.fail_all("it was closed, and time ran out");
+        self.stop_copies();
         let mut completions = std::mem::take(&mut self.completions);
         let left = self.path.drain(Instant::now(), &mut completions);
         for completion in completions.drain(..) {

@@ -69,7 +69,7 @@ impl GdsPath {
         let Some(device) = self.slots.get(slot).map(|operation| operation.device) else {
             return Ok(());
         };
-        let twin = Operation { tag: u64::from(slot), device, extent, action };
+        let twin = Operation { tag: u64::from(slot), device, extent, action, placement: None };
         self.kernel.submit(twin).map_err(|refused| refused.reason)
     }
 
@@ -139,6 +139,9 @@ unsafe impl DataPath for GdsPath {
         let plain = match &mut kept.action {
             Action::Read(buffer) => Ok((Direction::Read, buffer.address())),
             Action::Write { buffer, .. } => Ok((Direction::Write, buffer.address())),
+            Action::ReadToPeer(_) | Action::WriteFromPeer { .. } => {
+                unreachable!("the gate refuses another device's memory")
+            }
             Action::WriteZeroes => Err(Action::WriteZeroes),
             Action::Flush => Err(Action::Flush),
             Action::Deallocate => Err(Action::Deallocate),

@@ -1,4 +1,4 @@
-//! A framework as small as can be: storages on the heap, driven through the C ABI as Python drives
+//! A framework as small as can be: storages on the heap or on a GPU, driven through the C ABI as Python drives
 //! them. It knows what every byte must be, and checks it whenever it may look.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,7 +7,10 @@ use std::path::PathBuf;
 
 use tidelog::abi::*;
 
-use super::{Choices, Memory};
+use tidelog_gds::cuda::Event;
+
+use super::Choices;
+use super::place::{Place, Room, raw};
 
 /// Bytes of staging of every session here.
 pub const STAGING: u64 = 512 << 10;
@@ -53,7 +56,9 @@ impl Drop for Folder {
 struct Storage {
     size: usize,
     seed: u64,
-    memory: Option<Memory>,
+    memory: Option<Room>,
+    /// What must have happened before a transfer touches the memory.
+    after: Option<Event>,
     /// A transfer may touch the memory.
     in_flight: bool,
     pins: u32,
@@ -68,6 +73,8 @@ pub struct Manners {
     pub refused: u64,
     /// Of 100, how many are preceded by a report under another number.
     pub misreported: u64,
+    /// Whether its storages are on GPU 0, and not in host memory.
+    pub gpu: bool,
 }
 
 /// A session and the framework's side of it.
@@ -78,9 +85,10 @@ pub struct Framework {
     pub budget: u64,
     choices: Choices,
     manners: Manners,
+    place: Place,
     storages: BTreeMap<u32, Storage>,
     /// Memory of storages that died with a transfer in flight: kept until the session is closed.
-    parked: Vec<Memory>,
+    parked: Vec<(Option<Room>, Option<Event>)>,
     parked_numbers: BTreeSet<u32>,
     births: Vec<tide_birth>,
     deaths: Vec<u32>,
@@ -103,6 +111,7 @@ impl Framework {
             buffered: 1,
             reactive: 0,
             policy: 0,
+            gpu: u8::from(manners.gpu),
         };
         let mut session = 0;
         // SAFETY: the options' texts are NUL-terminated and alive; the result is ours.
@@ -113,6 +122,7 @@ impl Framework {
             budget,
             choices: Choices::of_seed(seed),
             manners,
+            place: Place::of(manners.gpu),
             storages: BTreeMap::new(),
             parked: Vec::new(),
             parked_numbers: BTreeSet::new(),
@@ -140,9 +150,10 @@ impl Framework {
     /// A storage comes into being with some bytes in it, told at the next call.
     pub fn make(&mut self, number: u32, size: usize, place: Option<(u32, u16)>) {
         let seed = self.choices.content();
-        let mut memory = Memory::new(size, 0);
-        memory.fill(seed);
-        let storage = Storage { size, seed, memory: Some(memory), in_flight: false, pins: 0 };
+        let mut memory = self.place.room(size, 0);
+        memory.fill(seed, size);
+        let (memory, after) = (Some(memory), None);
+        let storage = Storage { size, seed, memory, after, in_flight: false, pins: 0 };
         assert!(self.storages.insert(number, storage).is_none());
         let place = place
             .map_or(u64::from(u32::MAX) << 16, |(op, slot)| u64::from(op) << 16 | u64::from(slot));
@@ -153,7 +164,7 @@ impl Framework {
     pub fn kill(&mut self, number: u32) {
         let storage = self.storages.remove(&number).unwrap();
         if storage.in_flight {
-            self.parked.extend(storage.memory);
+            self.parked.push((storage.memory, storage.after));
             self.parked_numbers.insert(number);
         }
         self.deaths.push(number);
@@ -193,7 +204,7 @@ impl Framework {
     pub fn perform_one(&mut self) -> bool {
         let mut action = tide_action::default();
         let mut again = true;
-        let address = loop {
+        let (address, after) = loop {
             // SAFETY: one action of ours.
             match unsafe { tide_session_next_action(self.session, &raw mut action) } {
                 TIDE_ACTION => {}
@@ -202,7 +213,8 @@ impl Framework {
             }
             let address = self.perform(&action);
             if !again || !self.choices.percent(self.manners.redelivered) {
-                break address;
+                let storage = self.storages.get(&action.storage);
+                break (address, raw(storage.and_then(|storage| storage.after.as_ref())));
             }
             again = false;
         };
@@ -210,11 +222,13 @@ impl Framework {
             let earlier = self.choices.percent(50);
             let sequence = if earlier { action.sequence - 1 } else { action.sequence + 5 };
             // SAFETY: the number is not the next one's: nothing is done with the address.
-            let answer = unsafe { tide_session_action_done(self.session, sequence, address) };
+            let answer =
+                unsafe { tide_session_action_done(self.session, sequence, address, after) };
             assert_eq!(answer, if earlier { TIDE_READY } else { TIDE_INVALID_ARGUMENT });
         }
-        // SAFETY: 0, or the address of the storage's memory, which stays until release or settlement.
-        let answer = unsafe { tide_session_action_done(self.session, action.sequence, address) };
+        // SAFETY: 0, or the address of the storage's memory, which stays until release or settlement, as does the event.
+        let answer =
+            unsafe { tide_session_action_done(self.session, action.sequence, address, after) };
         assert_eq!(answer, TIDE_READY, "{}", last_error());
         true
     }
@@ -227,13 +241,15 @@ impl Framework {
             TIDE_EVICT => {
                 assert_eq!(action.size, storage.size as u64);
                 storage.in_flight = true;
-                storage.memory.as_ref().expect("what is evicted is in memory").address as u64
+                storage.after = self.place.now();
+                storage.memory.as_ref().expect("what is evicted is in memory").address()
             }
             TIDE_ALLOCATE => {
                 assert_eq!(action.size, storage.size as u64);
                 storage.in_flight = true;
-                let memory = storage.memory.get_or_insert_with(|| Memory::new(storage.size, 0xCD));
-                memory.address as u64
+                storage.after = self.place.now();
+                let size = storage.size;
+                storage.memory.get_or_insert_with(|| self.place.room(size, 0xCD)).address()
             }
             TIDE_RELEASE => {
                 storage.memory = None;
@@ -242,7 +258,7 @@ impl Framework {
             }
             TIDE_SETTLE => {
                 let memory = storage.memory.as_ref().expect("what is settled is in memory");
-                memory.check(storage.seed, action.storage);
+                memory.check(storage.seed, storage.size, action.storage);
                 storage.in_flight = false;
                 0
             }
@@ -275,11 +291,11 @@ impl Framework {
             let seed = self.choices.content();
             let storage = self.storages.get_mut(&number).unwrap();
             let memory = storage.memory.as_mut().expect("an op may run: its storages are there");
-            memory.check(storage.seed, number);
+            memory.check(storage.seed, storage.size, number);
             if modifies {
                 assert!(!storage.in_flight, "an op changes storage {number} while it moves");
                 storage.seed = seed;
-                memory.fill(seed);
+                memory.fill(seed, storage.size);
             }
         }
         for (slot, &(number, size)) in outputs.iter().enumerate() {
@@ -318,7 +334,7 @@ impl Framework {
     /// Bytes in memory, which the budget allows.
     fn check_budget(&self) {
         let held: usize =
-            self.storages.values().filter_map(|s| s.memory.as_ref()).map(|m| m.size).sum();
+            self.storages.values().filter(|s| s.memory.is_some()).map(|s| s.size).sum();
         let taken = held as u64 + STAGING;
         assert!(taken <= self.budget, "{taken} bytes are taken of a budget of {}", self.budget);
     }
@@ -361,7 +377,7 @@ impl Framework {
         let seed = self.choices.content();
         let storage = self.storages.get_mut(&number).unwrap();
         if let (Some(memory), false) = (&mut storage.memory, storage.in_flight) {
-            memory.fill(seed);
+            memory.fill(seed, storage.size);
             storage.seed = seed;
             assert_eq!(tide_session_modified(self.session, number), TIDE_READY, "{}", last_error());
         }

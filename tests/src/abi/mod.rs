@@ -10,6 +10,7 @@
 mod choices;
 mod framework;
 mod memory;
+mod place;
 mod pool;
 mod session;
 
@@ -32,6 +33,8 @@ pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
             tide_pool_close(handle),
             tide_put(handle, null(), null(), 1, 0, null_mut()),
             tide_get(handle, null(), 0, null_mut(), 1, 0, null_mut()),
+            tide_put_gpu(handle, null(), 1, 1, null_mut(), 0, null_mut()),
+            tide_get_gpu(handle, null(), 0, 1, 1, null_mut(), null_mut(), 0, null_mut()),
             tide_delete(handle, null()),
             tide_length(handle, null(), null_mut()),
             tide_ticket_wait(handle, 0),
@@ -58,7 +61,8 @@ pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
             tide_session_resume(handle),
             tide_session_wait(handle, 0),
             tide_session_next_action(handle, null_mut()),
-            tide_session_action_done(handle, 0, 0),
+            tide_session_action_done(handle, 0, 0, null_mut()),
+            tide_session_durations(handle, null(), 1),
             tide_session_leave_plan(handle),
             tide_session_plan(handle, null_mut(), null_mut()),
             tide_session_report(handle, null()),

@@ -98,6 +98,7 @@ pub fn open_pool(folder: &Folder, pool_size: u64) -> u64 {
         pool_size,
         share: 0,
         buffered: 1,
+        gpu: 0,
     };
     let mut pool = 0;
     // SAFETY: the options' texts are NUL-terminated; the result is ours.

@@ -1,10 +1,12 @@
 //! The engine's conformance suite on devices of one's own: `tidelog-conformance --overwrite DEVICE,DEVICE`.
 
 use std::process::ExitCode;
+#[cfg(feature = "spdk")]
+use std::time::Duration;
 
 use clap::Parser;
 use tidelog_engine::path::{DeviceSpec, PathKind};
-use tidelog_tests::conformance::{Failure, Fault, ROWS, Stage, find};
+use tidelog_tests::conformance::{Failure, Fault, Noticed, ROWS, Stage, find};
 
 /// Runs the same rows on whatever devices and data path are named, and prints one line for each. THE DEVICES LOSE
 /// WHAT THEY HOLD. With --begin, lets something happen to a device under load instead. Ends with 1 where a row
@@ -14,7 +16,7 @@ use tidelog_tests::conformance::{Failure, Fault, ROWS, Stage, find};
 struct Arguments {
     /// The devices, separated by commas: block devices, files that exist, or (for spdk) controllers.
     devices: String,
-    /// The data path: uring, posix or spdk.
+    /// The data path: uring, uring-cmd, posix or spdk.
     #[arg(long, default_value = "uring")]
     path: String,
     /// The same devices as the kernel names them, if it has them as well.
@@ -29,15 +31,18 @@ struct Arguments {
     /// The pages of SPDK's memory: huge, plain or auto.
     #[arg(long, default_value = "auto")]
     pages: String,
+    /// Seconds that a command of SPDK's may take.
+    #[arg(long)]
+    timeout: Option<u64>,
     /// A shell command that makes something happen to a device under load.
     #[arg(long, requires = "end", requires = "row")]
     begin: Option<String>,
     /// A shell command that undoes it.
     #[arg(long, default_value = "true")]
     end: String,
-    /// The pool must not notice.
-    #[arg(long)]
-    unnoticed: bool,
+    /// Whether operations fail of it.
+    #[arg(long, value_enum, default_value = "always")]
+    noticed: Noticed,
     /// The name of what happens.
     #[arg(long)]
     row: Option<String>,
@@ -62,12 +67,14 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
     }
     let path = match arguments.path.as_str() {
         "uring" => PathKind::Uring,
+        "uring-cmd" => PathKind::UringCmd,
         "posix" => PathKind::Posix,
         "spdk" => PathKind::Spdk,
         other => {
-            return Err(
-                format!("{other:?} is no data path; there are uring, posix and spdk").into()
-            );
+            return Err(format!(
+                "{other:?} is no data path; there are uring, uring-cmd, posix and spdk"
+            )
+            .into());
         }
     };
     let elsewhere = arguments.elsewhere.as_deref().map(DeviceSpec::parse_list).transpose()?;
@@ -77,16 +84,13 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
         backend: None,
         elsewhere,
     };
-    choose_pages(&arguments.pages)?;
+    configure_spdk(&arguments.pages, arguments.timeout)?;
     if let (true, Some(name)) = (arguments.find, &arguments.row) {
         return Ok(told(name, &find(&stage)));
     }
     if let (Some(begin), Some(name)) = (&arguments.begin, &arguments.row) {
-        let fault = Fault {
-            begin: begin.clone(),
-            end: arguments.end.clone(),
-            unnoticed: arguments.unnoticed,
-        };
+        let fault =
+            Fault { begin: begin.clone(), end: arguments.end.clone(), noticed: arguments.noticed };
         return Ok(told(name, &fault.happen(&stage)));
     }
     let mut good = true;
@@ -97,7 +101,7 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
 }
 
 #[cfg(feature = "spdk")]
-fn choose_pages(name: &str) -> Result<(), Failure> {
+fn configure_spdk(name: &str, timeout: Option<u64>) -> Result<(), Failure> {
     use tidelog_engine::path::spdk::{EnvironmentOptions, Pages, configure};
     let pages = match name {
         "auto" => Pages::Auto,
@@ -107,13 +111,15 @@ fn choose_pages(name: &str) -> Result<(), Failure> {
             return Err(format!("{other:?} are no pages; there are auto, huge and plain").into());
         }
     };
-    Ok(configure(EnvironmentOptions { pages, ..EnvironmentOptions::default() })?)
+    let default = EnvironmentOptions::default();
+    let timeout = timeout.map_or(default.timeout, Duration::from_secs);
+    Ok(configure(EnvironmentOptions { pages, timeout, ..default })?)
 }
 
 #[cfg(not(feature = "spdk"))]
-fn choose_pages(name: &str) -> Result<(), Failure> {
-    match name {
-        "auto" => Ok(()),
+fn configure_spdk(name: &str, timeout: Option<u64>) -> Result<(), Failure> {
+    match (name, timeout) {
+        ("auto", None) => Ok(()),
         _ => Err("this build has no data path spdk; build it with the feature spdk".into()),
     }
 }

@@ -3,7 +3,7 @@
 use arbitrary::{Result, Unstructured};
 use tidelog_engine::layout::{
     BLOCK_BYTES, Change, ChangeRecord, Checkpoint, LifetimeClass, LogImage, RECORD_HEADER_BYTES,
-    Run, TensorEntry, TensorId, blocks_for, encode_change,
+    Run, Runs, TensorEntry, TensorId, blocks_for, encode_change,
 };
 use tidelog_engine::log::StripeMap;
 
@@ -110,7 +110,7 @@ fn change(words: &mut Unstructured<'_>, stripes: Option<&StripeMap>) -> Result<C
             };
             Ok(Run { segment: word(12)?, block: word(8)?, blocks: word(4)?.max(1) })
         })
-        .collect::<Result<Box<[Run]>>>()?;
+        .collect::<Result<Runs>>()?;
     let blocks: u64 = runs.iter().map(|run| u64::from(run.blocks)).sum();
     let length = (blocks * BLOCK_BYTES).saturating_sub(words.int_in_range(0..=4095)?);
     let pieces = stripes.map_or(3, |stripes| stripes.count(&runs).min(1000));

@@ -1,8 +1,8 @@
 //! Inputs to begin with: one good example of everything, from which a fuzzer finds the bad ones.
 
 use tidelog_engine::layout::{
-    Change, ChangeRecord, Checkpoint, Geometry, GeometryRequest, Holder, LifetimeClass, Run,
-    Superblock, TensorEntry, TensorId,
+    Change, ChangeRecord, Checkpoint, Checksums, Geometry, GeometryRequest, Holder, LifetimeClass,
+    Run, Runs, Superblock, TensorEntry, TensorId,
 };
 use tidelog_engine::units::ByteCount;
 
@@ -78,11 +78,11 @@ fn entry(name: Option<&str>, number: u128) -> TensorEntry {
         name: name.map(Into::into),
         length: 9000,
         class: LifetimeClass::Step,
-        runs: Box::new([
+        runs: Runs::from_slice(&[
             Run { segment: 1, block: 2, blocks: 1 },
             Run { segment: 3, block: 0, blocks: 2 },
         ]),
-        checksums: Box::new([7, 8, 9]),
+        checksums: Checksums::from_slice(&[7, 8, 9]),
     }
 }
 

@@ -1,7 +1,8 @@
 //! What tests borrow from the machine they run on, and give back however they end: directories, loop devices,
-//! mounts, a limit on memory, other processes. Where the machine does not lend it, a test says so and skips.
+//! mounts, a limit on memory, other processes, a GPU that is none. Where the machine does not lend it, a test says so and skips.
 
 mod directory;
+mod fake_gpu;
 mod limit;
 mod loop_device;
 mod mount;
@@ -13,6 +14,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 pub use directory::Directory;
+pub use fake_gpu::FakeGpu;
 pub use limit::MemoryLimit;
 pub use loop_device::{LoopDevice, LoopOptions};
 pub use mount::Mount;

@@ -237,7 +237,7 @@ impl Trial {
 
     /// Answers whether it was taken; not while the path is full.
     fn submit(&mut self, tag: u64, extent: Extent, action: Action) -> Result<bool, TrialError> {
-        let operation = Operation { tag, device: DeviceIndex(0), extent, action };
+        let operation = Operation { tag, device: DeviceIndex(0), extent, action, placement: None };
         match self.path.submit(operation) {
             Ok(()) => Ok(true),
             Err(refused) if refused.reason == Refusal::Full => Ok(false),

@@ -7,6 +7,8 @@ So blocks stay in the heap, where they serve again, and the heap is trimmed when
 
 import ctypes
 
+import torch
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc takes (mallopt(3))
 _TRIM_THRESHOLD_BYTES = 16 << 20
@@ -42,6 +44,27 @@ class Heap:
             self._unseen = 0
             if anonymous_bytes() > self._most:
                 self._libc.malloc_trim(0)
+
+
+class Cache:
+    """Keeps what torch's caching allocator holds of a GPU near what the tensors take: free blocks serve again as long as
+    that fits, and go back to the driver where it does not."""
+
+    def __init__(self, device, tensors_max):
+        self._device = device
+        self._most = tensors_max + _ALLOWANCE_BYTES
+        self._unseen = 0
+
+    def take_over(self):
+        """The budget is reached: what is cached beyond it goes."""
+        torch.cuda.empty_cache()
+
+    def allocated(self, size):
+        self._unseen += size
+        if self._unseen >= _LOOK_EVERY_BYTES:
+            self._unseen = 0
+            if torch.cuda.memory_reserved(self._device) > self._most:
+                torch.cuda.empty_cache()
 
 
 def anonymous_bytes():

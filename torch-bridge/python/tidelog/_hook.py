@@ -86,6 +86,7 @@ class Hook(TorchDispatchMode):
             ):
                 return self._observed(func, info, args, kwargs)
         self.next_op = index + 1
+        tide.notice()
         result = func(*args, **kwargs)
         self._take_on(result, index, info)
         tide.heap.allocated(plan.needs[index])

@@ -79,7 +79,7 @@ class SwapMover:
 
     @staticmethod
     def give(storage, size, message):
-        fresh = torch.UntypedStorage(size)
+        fresh = torch.UntypedStorage(size, device=storage.device)
         address = _data_ptr(fresh)
         _in_one_go(
             partial(_clear_guard, storage._cdata),
@@ -104,15 +104,15 @@ def data_pointer(storage):
     return _data_ptr(storage)
 
 
-def choose(name):
-    """The mover for `name`: "resize", "swap", or "auto" (swap where this torch has it)."""
+def choose(name, default="swap"):
+    """The mover for `name`: "resize", "swap", or "auto" (the default where this torch has it)."""
     if _set_guard is None or _clear_guard is None:
         raise Error(
             f"torch {torch.__version__} has no data-pointer access guard, without which a stray touch "
             "of a tensor that is on NVMe would read other bytes. Use torch 2.15 or newer."
         )
     if name == "auto":
-        name = "swap" if _swap else "resize"
+        name = default if _swap else "resize"
     if name == "swap" and _swap is None:
         raise Error(f"torch {torch.__version__} cannot swap data pointers; use mover='resize'.")
     movers = {"resize": ResizeMover, "swap": SwapMover}

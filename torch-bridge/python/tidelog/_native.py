@@ -51,6 +51,7 @@ class SessionOptions(ctypes.Structure):
         ("buffered", ctypes.c_uint8),
         ("reactive", ctypes.c_uint8),
         ("policy", ctypes.c_uint8),
+        ("gpu", ctypes.c_uint8),
     ]
 
 
@@ -77,7 +78,8 @@ _SIGNATURES = {
     "tide_session_resume": (_int, [_u64]),
     "tide_session_wait": (_int, [_u64, _u32]),
     "tide_session_next_action": (_int, [_u64, ctypes.POINTER(Action)]),
-    "tide_session_action_done": (_int, [_u64, _u64, _u64]),
+    "tide_session_action_done": (_int, [_u64, _u64, _u64, _ptr]),
+    "tide_session_durations": (_int, [_u64, _ptr, ctypes.c_size_t]),
     "tide_session_leave_plan": (_int, [_u64]),
     "tide_session_plan": (_int, [_u64, ctypes.POINTER(_ptr), ctypes.POINTER(_u64)]),
     "tide_session_stats": (ctypes.c_size_t, [_u64, _text, ctypes.c_size_t]),

@@ -14,19 +14,19 @@ import warnings
 
 import torch
 
-from tidelog import _errors, _escape, _heap, _movers, _native, _record, _threads
+from tidelog import _device, _errors, _escape, _heap, _movers, _native, _record, _threads
 from tidelog._hook import MODIFIES, Hook
 from tidelog._plan import Plan
 
 _resizable = torch._C.StorageBase.resizable
 _nbytes = torch._C.StorageBase.nbytes
-_is_shared = torch._C.StorageBase.is_shared
 _untyped_storage = torch._C.TensorBase.untyped_storage
 
 # Births that the machine has not heard of, at most: most storages die before anybody needs to know.
 _BIRTHS_UNTOLD_MAX = 4096
 
-# Asking a storage for its device costs as much as all the rest of taking it on; below this size it cannot matter.
+# Asking a storage for its device costs as much as all the rest of taking it on; below this size it cannot matter where
+# tensors are either here or on meta.
 _DEVICE_CHECK_BYTES_MIN = 64 << 10
 
 _EVICTION_ATTEMPTS = 8
@@ -62,7 +62,7 @@ class Tide:
     """An open offload block. Made by `offload`."""
 
     def __init__(
-        self, model, optimizer, *, pool, memory, mode, policy, mover, pool_size, staging, data_path, buffered, report
+        self, model, optimizer, *, pool, memory, device, mode, policy, mover, pool_size, staging, data_path, buffered, report
     ):
         self.budget = parse_bytes(memory, "memory")
         self.staging = (
@@ -75,25 +75,29 @@ class Tide:
         if policy not in _POLICIES:
             raise _errors.Error(f"policy={policy!r}: expected one of {', '.join(map(repr, _POLICIES))}.")
         self.mode = mode
-        self._mover = _movers.choose(mover)
+        self.device = _device.choose(device, model)
+        self._device_check_min = 0 if torch.cuda.is_initialized() else _DEVICE_CHECK_BYTES_MIN
+        self._mover = _movers.choose(mover, self.device.default_mover)
         self._library = _native.load()
+        self._buffers = self.device.staging_in(self.staging)
         self._model, self._optimizer = model, optimizer
         self._report_path = report
         self._options = _native.SessionOptions(
             size=ctypes.sizeof(_native.SessionOptions),
             devices=os.fsencode(pool),
             data_path=data_path.encode(),
-            budget=self.budget,
+            budget=self.budget + self.staging - self._buffers,
             staging=self.staging,
             pool_size=parse_bytes(pool_size, "pool_size") if pool_size is not None else 0,
             share=0,
             buffered=bool(buffered),
             reactive=mode == "reactive",
             policy=_POLICIES[policy],
+            gpu=self.device.option,
         )
         self._handle = 0
         self._records = {}
-        self._in_flight = {}  # storage id -> storage: alive while a device or a copy may touch it
+        self._in_flight = {}  # storage id -> storage (and event): alive while a device or a copy may touch it
         self._births, self._deaths, self._pin_requests = [], [], []
         # Numbers of dead storages serve again, but not within a step: a profile tells storages apart by them.
         self._births_max = _BIRTHS_UNTOLD_MAX
@@ -106,16 +110,18 @@ class Tide:
         self._thread = threading.get_ident()
         self._pid = os.getpid()
         self.forked = False  # true in a child of a fork: its handles are dead
-        if self.budget <= self.staging:
+        if self.budget <= self._buffers:
             raise _errors.BudgetError(
                 f"memory={memory!r} leaves nothing beside the staging buffers of {self.staging} bytes; "
                 "give more, or pass a smaller staging=."
             )
-        self.limit = self.budget - self.staging  # of live storages
+        self.limit = self.budget - self._buffers  # of live storages
         self.chunk_limit = max(self.limit // 4, 1)  # foreach ops are done in pieces of this
         self._aliased = {}  # storage id -> its addresses, of pinned storages: others may lie in the same memory
         self.heap = None
+        self.notice = self._notice_stream if self.device.option else self.device.notice
         self._stop_watching = lambda: None
+        self._at_work = contextlib.ExitStack()
         self._marked = 0  # storages that are not plainly resident
         self._funcs, self._needs = [], []  # of the ops of a step that is being profiled
         self._plan = None
@@ -144,10 +150,11 @@ class Tide:
         try:
             _escape.install(self)
             self._stop_watching = _threads.watch(self)
+            self._at_work.enter_context(self.device.at_work())
             self._open = True
             before = _heap.anonymous_bytes()
             self._adopt_what_lives()
-            self.heap = _heap.Heap(before - sum(record.size for record in self._records.values()), self.budget)
+            self.heap = self.device.keeper(before - sum(record.size for record in self._records.values()), self.budget)
             self._drive(self._library.tide_session_settle(self._sync()))
             if self._marked:
                 self.heap.take_over()
@@ -180,6 +187,7 @@ class Tide:
             self._open = False
             self._model = self._optimizer = None  # what is left behind lives as long as its owner does
             self._stop_watching()
+            self._at_work.close()
             _escape.remove()
             _active = None
             if self.has_left_behind():
@@ -210,7 +218,7 @@ class Tide:
             storage = record()
             if storage is None or not record.state & _record.AWAY:
                 continue
-            if record.state & _record.COMING or self.live + record.size + self.staging <= self.budget:
+            if record.state & _record.COMING or self.live + record.size <= self.limit:
                 with contextlib.suppress(_errors.Error):  # damaged on the device: it is named with those that stay
                     self.bring_back(storage)
 
@@ -266,6 +274,9 @@ class Tide:
             self._name_states()
         self._rested = self._hook.quiet
         self._hook.quiet = False
+        durations = array.array("Q", self.device.durations() if completed and self._is_profiling() else ())
+        if durations:
+            self._check(self._library.tide_session_durations(self._handle, *durations.buffer_info()))
         status = self._library.tide_session_step(self._sync(), 0 if completed else 2)
         if not completed:
             return  # an exception is on its way: what else is wrong surfaces at the next touch
@@ -278,7 +289,9 @@ class Tide:
 
     def _is_quiet(self):
         """Nothing is out, on its way, or copied; and the last step left room."""
-        return self._marked == 0 and self.live <= self.limit and not self._pressed
+        quiet = self._marked == 0 and self.live <= self.limit and not self._pressed
+        self.device.blind |= quiet
+        return quiet
 
     # -- what users ask ---------------------------------------------------------------------------
 
@@ -329,13 +342,13 @@ class Tide:
 
     @property
     def live_bytes(self):
-        """Bytes of storages in memory, staging included."""
-        return self.live + self.staging
+        """Bytes of storages in memory, staging included where that is in the same memory."""
+        return self.live + self._buffers
 
     @property
     def peak_bytes(self):
         """The highest `live_bytes` at an op boundary so far."""
-        return self._peak + self.staging
+        return self._peak + self._buffers
 
     @property
     def phase(self):
@@ -373,7 +386,7 @@ class Tide:
             return record
         if record is not None:
             record.tide.hand_over(storage, record)
-        if storage.device.type != "cpu":
+        if not self.device.owns(storage):
             return None
         size = 0 if self._is_alias(storage) else _nbytes(storage)
         if size == 0:
@@ -411,8 +424,8 @@ class Tide:
     def take_on(self, storage, func):
         """Registers an op's new storage while all is quiet, and ends the quiet where the budget is reached."""
         size = _nbytes(storage)
-        if size >= _DEVICE_CHECK_BYTES_MIN and storage.device.type != "cpu":
-            return  # a meta tensor: it has a size, and no memory
+        if size >= self._device_check_min and not self.device.owns(storage):
+            return  # another device's, or a meta tensor: it has a size, and no memory
         record = storage._tide = self._record_type(storage, self._on_death)
         record.size = size
         record.birth = func
@@ -465,7 +478,7 @@ class Tide:
         record = storage._tide
         if record is not None and record.state & _record.AWAY:
             return True  # it moved; and torch aborts the process where a guarded storage is asked whether it is shared
-        return _resizable(storage) and not _is_shared(storage)
+        return self.device.movable(storage)
 
     def _adopt_what_lives(self):
         """Every tensor of this process counts against the budget from the start, ours or not."""
@@ -569,10 +582,13 @@ class Tide:
         while self._library.tide_session_next_action(self._handle, ctypes.byref(action)) == _native.ACTION:
             record = self._records.get(action.storage)
             storage = record() if record is not None else None
-            address = 0
+            address = after = 0
             if storage is not None:
                 address = self._ACTIONS[action.kind](self, record, storage, action.size)
-            self._library.tide_session_action_done(self._handle, action.sequence, address)
+            if address and (event := self.device.after()) is not None:
+                self._in_flight[record.id] = storage, event
+                after = event.cuda_event
+            self._library.tide_session_action_done(self._handle, action.sequence, address, after)
 
     def _begin_eviction(self, record, storage, size):
         before = record.state
@@ -599,6 +615,7 @@ class Tide:
         if record.id in self._in_flight:
             self._mark(record, _record.OUT)
             self._await_loans(record)
+            self.device.before_free(storage)
             self._mover.take(storage, self.guard_text(record))
             self.live -= record.size
             del self._in_flight[record.id]
@@ -617,6 +634,7 @@ class Tide:
     def _settle(self, record, storage, clean):
         if record.state & _record.AWAY:
             _movers.open_to_reads(storage)
+            self.device.settled(storage)
         self._mark(record, _record.CLEAN if clean else _record.SETTLED)
         self._in_flight.pop(record.id, None)
         return 0
@@ -671,6 +689,21 @@ class Tide:
         self._drive(
             self._library.tide_session_op_begin(self._sync(), index, fingerprint, name, uses, count, needs)
         )
+        self.notice()
+        if index >= 0 and self._is_profiling():
+            self.device.op_begins(index)
+
+    def _is_profiling(self):
+        return self._plan is None and self.mode == "auto"
+
+    def _notice_stream(self):
+        """An op is about to be launched, on whatever stream."""
+        known = len(self.device.streams)
+        self.device.notice()
+        if len(self.device.streams) > max(known, 1):
+            for record in list(self._records.values()):  # what moved before was another stream's alone
+                if (storage := record()) is not None and not record.state & _record.AWAY:
+                    self.device.settled(storage)
 
     def end_op(self):
         """Reports that the op has run and waits until the budget holds with its outputs."""
@@ -683,10 +716,11 @@ class Tide:
 
     def op_ran(self, index, func, born):
         """An op that was looked at in full has run."""
-        if index >= 0 and self._plan is None:
+        if index >= 0 and self._is_profiling():
             del self._funcs[index:], self._needs[index:]
             self._funcs.append(func)
             self._needs.append(born)
+            self.device.op_ran()
         self.end_op()
         self.heap.allocated(born)
 
@@ -791,6 +825,7 @@ def offload(
     *,
     pool,
     memory,
+    device="auto",
     mode="auto",
     policy="auto",
     mover="auto",
@@ -806,14 +841,16 @@ def offload(
                       counts against the budget and may move, named or not.
     pool              devices separated by commas: directories (Tidelog makes its file there), files or raw
                       block devices. Striped over all of them. No redundancy: one lost device loses the pool.
-    memory            the budget: bytes, or text such as "20GiB". Includes `staging`.
+    memory            the budget: bytes, or text such as "20GiB". Includes `staging`, unless it is a GPU's memory.
+    device            whose memory the budget is of: "cpu", "cuda", "cuda:1"; "auto": where the model's parameters are.
+                      Tensors elsewhere neither count nor move. Name it where a model is built inside the block.
     mode              "auto" learns a step, then plans its migrations; "reactive" only reacts.
     policy            who plans: "algorithm1" as published, "tidelog" the planner's own, "auto" the better one so far.
     mover             "auto", "resize" or "swap": how a storage loses its memory.
     pool_size         size of the pool where Tidelog makes its files; default: 8 times the tensors alive,
                       at least 1 GiB, at most half of the free space.
     staging           buffers that the devices read and write; default: an eighth of `memory`, 256 KiB to 16 MiB.
-    data_path         "auto", "uring" or "posix". Which one runs, and why, is in `stats()`.
+    data_path         "auto", "uring", "uring-cmd" or "posix". Which one runs, and why, is in `stats()`.
     buffered          allow a file system without O_DIRECT.
     report            path of an HTML report, written when the block ends.
 
@@ -824,6 +861,7 @@ def offload(
         optimizer,
         pool=pool,
         memory=memory,
+        device=device,
         mode=mode,
         policy=policy,
         mover=mover,

@@ -26,6 +26,7 @@ class Bystander(TorchDispatchMode):
         if tide.forked or not tide.is_open:
             return func(*args, **kwargs)
         written = info_of(func).modified(args, kwargs)
+        tide.notice()
         with lend(tide, storages_of(args, kwargs), written):
             return func(*args, **kwargs)
 

@@ -1,23 +1,46 @@
-//! Memory that the caller lends for one request.
+//! Memory that the caller lends: on the host, or on the GPU that the pool was opened for.
 
-use tidelog_engine::memory::{Destination, ForeignDestination, ForeignSource, Source};
+use std::ffi::c_void;
 
+use tidelog_engine::memory::{
+    Destination, ForeignDestination, ForeignSource, GpuDestination, GpuEvent, GpuSource, Source,
+};
+
+use super::Failure;
 use crate::session::Request;
+
+/// Where a session's storages are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In host memory.
+    Host,
+    /// On the GPU with this number of CUDA's.
+    Gpu(u8),
+}
+
+impl Place {
+    /// The place that an option says: CUDA's number of the GPU plus one, or 0.
+    pub(crate) fn numbered(gpu: u8) -> Self {
+        gpu.checked_sub(1).map_or(Self::Host, Self::Gpu)
+    }
+}
 
 /// The caller's answer to one request: where the bytes are, or that there are none.
 pub(crate) struct CallerMemory {
     sequence: u64,
-    address: usize,
+    address: u64,
+    after: Option<GpuEvent>,
 }
 
 impl CallerMemory {
-    /// The memory for request `sequence`.
+    /// The memory for request `sequence`, which may be touched once `after` has happened, if that is not null.
     ///
     /// # Safety
-    /// `address` is 0, or that of as many bytes as that request says. They stay alive, and for an
-    /// allocation untouched by anybody else, until the request's storage is released or settled.
-    pub(crate) unsafe fn new(sequence: u64, address: u64) -> Self {
-        Self { sequence, address: address as usize }
+    /// `address` is 0, or that of as many bytes as that request says, on the host or on the GPU, as the session was opened.
+    /// They stay alive, and for an allocation untouched by anybody else after `after`, until the request's storage is
+    /// released or settled. `after` is null or an event of CUDA that is open as long.
+    pub(crate) unsafe fn new(sequence: u64, address: u64, after: *mut c_void) -> Self {
+        Self { sequence, address, after: GpuEvent::from_raw(after) }
     }
 
     /// The request that this answers.
@@ -30,20 +53,42 @@ impl CallerMemory {
         self.address == 0
     }
 
+    /// Refuses an event where there is no GPU that it could be of.
+    pub(crate) fn check(&self, place: Place) -> Result<(), Failure> {
+        if self.after.is_some() && place == Place::Host {
+            return Err(Failure::invalid(
+                "after is an event, and the session was opened without a GPU: pass null",
+            ));
+        }
+        Ok(())
+    }
+
     /// The memory as what a write reads. The session asks for the storage's release or settlement only
     /// after the write's completion.
-    pub(crate) fn source(&self, request: &Request) -> Source {
+    pub(crate) fn source(&self, place: Place, request: &Request) -> Source {
         let size = self.size(request);
         // SAFETY: by the contract of `new` the request's bytes live and stay as they are until release
         // or settlement, and that comes after the transfer's end.
-        Source::Foreign(unsafe { ForeignSource::new(self.address as *const u8, size) })
+        unsafe {
+            match place {
+                Place::Host => ForeignSource::new(self.address as *const u8, size).into(),
+                Place::Gpu(_) => Source::Gpu(GpuSource::new(self.address, size, self.after)),
+            }
+        }
     }
 
-    /// The memory as what a read fills.
-    pub(crate) fn destination(&self, request: &Request) -> Destination {
+    /// The memory as what a read fills. The read ends when its bytes are there, also on a GPU.
+    pub(crate) fn destination(&self, place: Place, request: &Request) -> Destination {
         let size = self.size(request);
         // SAFETY: as for `source`; and nobody else touches the bytes of an allocation meanwhile.
-        Destination::Foreign(unsafe { ForeignDestination::new(self.address as *mut u8, size) })
+        unsafe {
+            match place {
+                Place::Host => ForeignDestination::new(self.address as *mut u8, size).into(),
+                Place::Gpu(_) => {
+                    Destination::Gpu(GpuDestination::new(self.address, size, self.after, None))
+                }
+            }
+        }
     }
 
     /// What the caller promised holds for this request's size only.

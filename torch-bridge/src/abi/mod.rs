@@ -6,12 +6,14 @@
 #![allow(unsafe_code)]
 
 mod error;
+mod gpu;
 mod memory;
 mod pool;
 mod session;
 
 pub use error::*;
-pub(crate) use memory::CallerMemory;
+pub use gpu::*;
+pub(crate) use memory::{CallerMemory, Place};
 pub use pool::*;
 pub use session::*;
 

@@ -10,13 +10,13 @@ use tidelog_engine::pool::{Batch, Pool, PutOptions};
 use tidelog_engine::schedule::{Ticket, TransferError, Urgency};
 
 use super::{
-    Failure, Options, Status, array_argument, boundary, check_length, check_result,
+    Failure, Options, Place, Status, array_argument, boundary, check_length, check_result,
     options_argument, text_argument, write_result,
 };
 use crate::handles::Table;
 use crate::session::{Policy, SessionConfig, open_pool};
 
-static POOLS: Table<Pool> = Table::new("pool");
+pub(super) static POOLS: Table<Pool> = Table::new("pool");
 static TICKETS: Table<Ticket> = Table::new("ticket");
 static BATCHES: Table<Mutex<Option<Batch>>> = Table::new("batch");
 
@@ -31,7 +31,7 @@ pub struct tide_pool_options {
     pub size: u64,
     /// Devices of the pool, separated by commas: directories, files or block devices.
     pub devices: *const c_char,
-    /// "auto", "uring" or "posix".
+    /// "auto", "uring", "uring-cmd" or "posix".
     pub data_path: *const c_char,
     /// Bytes of staging buffers.
     pub staging: u64,
@@ -41,6 +41,8 @@ pub struct tide_pool_options {
     pub share: u32,
     /// Non-zero allows a file system without `O_DIRECT`.
     pub buffered: u8,
+    /// CUDA's number of the GPU whose memory `tide_put_gpu` and `tide_get_gpu` name, plus one; 0: none.
+    pub gpu: u8,
 }
 
 // SAFETY: numbers and pointers, of which any bytes are a value; `size` comes first.
@@ -70,6 +72,7 @@ pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool:
             buffered: options.buffered != 0,
             reactive: true,
             policy: Policy::default(),
+            place: Place::numbered(options.gpu),
         };
         let handle = POOLS.insert(open_pool(&config)?);
         // SAFETY: by this function's contract null or one u64 of the caller's.
@@ -326,7 +329,7 @@ fn with_batch(handle: u64, body: impl FnOnce(&mut Batch) -> Result<i32, Failure>
     })
 }
 
-fn urgency(flags: u32) -> Urgency {
+pub(super) fn urgency(flags: u32) -> Urgency {
     if flags & TIDE_URGENT != 0 { Urgency::Urgent } else { Urgency::Ahead }
 }
 
@@ -347,7 +350,7 @@ unsafe fn source(address: *const c_void, length: u64) -> Result<Source, Failure>
 
 /// # Safety
 /// `place` is null or points to one u64 of the caller's.
-unsafe fn give_out(ticket: Ticket, place: *mut u64) -> Result<i32, Failure> {
+pub(super) unsafe fn give_out(ticket: Ticket, place: *mut u64) -> Result<i32, Failure> {
     let handle = TICKETS.insert(ticket);
     // SAFETY: by this function's contract.
     unsafe { write_result(place, handle, "ticket") }?;

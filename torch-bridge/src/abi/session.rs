@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
 use super::{
-    CallerMemory, Failure, Options, array_argument, boundary, options_argument, remember,
+    CallerMemory, Failure, Options, Place, array_argument, boundary, options_argument, remember,
     text_argument, write_result, write_text,
 };
 use crate::handles::Table;
@@ -20,7 +20,7 @@ pub struct tide_session_options {
     pub size: u64,
     /// Devices of the pool, separated by commas: directories, files or block devices.
     pub devices: *const c_char,
-    /// "auto", "uring" or "posix".
+    /// "auto", "uring", "uring-cmd" or "posix".
     pub data_path: *const c_char,
     /// Bytes of storages and staging that may be in memory at once.
     pub budget: u64,
@@ -36,6 +36,8 @@ pub struct tide_session_options {
     pub reactive: u8,
     /// Who plans: 1 the published algorithm, 2 Tidelog's own; 0 leaves the choice to Tidelog.
     pub policy: u8,
+    /// Where the storages are: CUDA's number of the GPU plus one; 0: in host memory.
+    pub gpu: u8,
 }
 
 // SAFETY: numbers and pointers, of which any bytes are a value; `size` comes first.
@@ -117,6 +119,7 @@ pub unsafe extern "C" fn tide_session_open(
             buffered: options.buffered != 0,
             reactive: options.reactive != 0,
             policy: Policy::numbered(options.policy)?,
+            place: Place::numbered(options.gpu),
         })?;
         let handle = SESSIONS.insert(opened);
         // SAFETY: by this function's contract null or one u64 of the caller's.
@@ -298,20 +301,23 @@ pub unsafe extern "C" fn tide_session_next_action(session: u64, action: *mut tid
     })
 }
 
-/// Reports a request as done, with the storage's address where one was asked for (0: it cannot be done).
+/// Reports a request as done, with the storage's address where one was asked for (0: it cannot be done). On a GPU its memory is
+/// touched only once `after`, a `CUevent`, has happened: the last kernel so far that writes an evicted storage, or uses what
+/// the memory of an allocated one was before. Null: at once. When a storage is settled its bytes are there, for any stream.
 ///
 /// # Safety
-/// `address` is 0 or that of the request's `size` bytes. They stay alive, and for `TIDE_ALLOCATE` nobody else touches
-/// them, until the storage is released or settled.
+/// `address` is 0 or that of the request's `size` bytes, on the session's GPU if it has one. They stay alive, and for
+/// `TIDE_ALLOCATE` nobody else touches them after `after`, until the storage is released or settled. So does the event.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_action_done(
     session: u64,
     sequence: u64,
     address: u64,
+    after: *mut c_void,
 ) -> i32 {
     with_session(session, |session| {
         // SAFETY: by this function's contract.
-        let memory = unsafe { CallerMemory::new(sequence, address) };
+        let memory = unsafe { CallerMemory::new(sequence, address, after) };
         session.request_done(&memory)
     })
 }
@@ -346,6 +352,24 @@ pub unsafe extern "C" fn tide_session_report(session: u64, path: *const c_char) 
         // SAFETY: by this function's contract.
         let path = unsafe { text_argument(path, "path") }?;
         session.write_report(path.as_ref())
+    })
+}
+
+/// What each op of the step that is about to end took, in nanoseconds: for ops that had not run when they were reported as
+/// ended, such as kernels. Without this call the time between the two reports counts.
+///
+/// # Safety
+/// `durations` has `count` items.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_durations(
+    session: u64,
+    durations: *const u64,
+    count: usize,
+) -> i32 {
+    with_session(session, |session| {
+        // SAFETY: by this function's contract.
+        let durations = unsafe { array_argument(durations, count, "durations") }?;
+        Ok(session.durations(durations))
     })
 }
 

@@ -4,12 +4,15 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
+use tidelog_engine::memory::GpuMemory;
 use tidelog_engine::path::{DeviceSpec, PathChoice, PathKind};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::schedule::CompletionQueue;
 use tidelog_engine::units::ByteCount;
+use tidelog_gds::cuda::CudaUnavailable;
+use tidelog_gds::{Gpu, StagedGpu};
 use tidelog_planner::residency::{Config, Residency};
 use tidelog_planner::units::Bytes;
 
@@ -20,7 +23,7 @@ use super::planned::Policy;
 use super::profile::Profile;
 use super::transfers::InFlight;
 use super::{CurrentOp, Session, State};
-use crate::abi::{Failure, Status};
+use crate::abi::{Failure, Place, Status};
 
 /// Of the free space of its file system, the most that a pool that Tidelog makes may take: one part in this many.
 const FREE_SPACE_PARTS: u64 = 2;
@@ -41,6 +44,7 @@ pub(crate) struct SessionConfig<'a> {
     pub(crate) buffered: bool,
     pub(crate) reactive: bool,
     pub(crate) policy: Policy,
+    pub(crate) place: Place,
 }
 
 impl Session {
@@ -62,6 +66,7 @@ impl Session {
         Ok(Self {
             pool,
             completions: CompletionQueue::new(),
+            place: config.place,
             state: Mutex::new(State::new(machine, config)),
         })
     }
@@ -94,11 +99,26 @@ pub(super) struct Lease {
 
 struct Shared {
     pool: Pool,
+    place: Place,
     process: u32,
     sessions: u32,
 }
 
 impl Shared {
+    /// One GPU, or none, is whose memory a pool moves.
+    fn check_place(&self, wanted: Place) -> Result<(), Failure> {
+        if wanted == self.place {
+            return Ok(());
+        }
+        let (wanted, serves) = (describe(wanted), describe(self.place));
+        Err(Failure::new(
+            Status::PoolFailed,
+            format!(
+                "this process has the pool open already, for {serves}: close that session before one for {wanted}"
+            ),
+        ))
+    }
+
     /// A path that was asked for by name is the one that serves, or an error.
     fn check_path(&self, wanted: &str) -> Result<(), Failure> {
         let wanted = wanted
@@ -110,6 +130,7 @@ impl Shared {
         match (wanted, serves) {
             (PathChoice::Auto, _)
             | (PathChoice::Uring, PathKind::Uring)
+            | (PathChoice::UringCmd, PathKind::UringCmd)
             | (PathChoice::Posix, PathKind::Posix)
             | (PathChoice::Spdk, PathKind::Spdk) => Ok(()),
             _ => Err(Failure::new(
@@ -132,11 +153,15 @@ impl Lease {
         let process = std::process::id();
         if let Some(open) = shared.get_mut(&key).filter(|open| open.process == process) {
             open.check_path(config.data_path)?;
+            open.check_place(config.place)?;
             open.sessions += 1;
             return Ok(Self { key, pool: open.pool.clone() });
         }
         let pool = open_pool(config)?;
-        shared.insert(key.clone(), Shared { pool: pool.clone(), process, sessions: 1 });
+        shared.insert(
+            key.clone(),
+            Shared { pool: pool.clone(), place: config.place, process, sessions: 1 },
+        );
         Ok(Self { key, pool })
     }
 
@@ -188,9 +213,23 @@ pub(crate) fn open_pool(config: &SessionConfig<'_>) -> Result<Pool, Failure> {
         buffered: config.buffered,
         share: config.share,
         staging: ByteCount(config.staging),
+        gpu: gpu_of(config.place).map_err(|error| failed(&error))?,
         ..OpenOptions::default()
     };
     Pool::open(&devices, &options).map_err(|error| failed(&error))
+}
+
+/// What moves the memory of that place, where it is a GPU's.
+fn gpu_of(place: Place) -> Result<Option<Arc<dyn GpuMemory>>, CudaUnavailable> {
+    let Place::Gpu(number) = place else { return Ok(None) };
+    Ok(Some(Arc::new(StagedGpu(Gpu::open(number.into())?))))
+}
+
+fn describe(place: Place) -> String {
+    match place {
+        Place::Host => "host memory".into(),
+        Place::Gpu(number) => format!("GPU {number}"),
+    }
 }
 
 /// Each device's part of the pool: as told, or a default that leaves room on the file system.

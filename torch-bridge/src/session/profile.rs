@@ -129,6 +129,15 @@ impl Profile {
         }
     }
 
+    /// What the step's ops really took. Those of another number are of another step.
+    pub(super) fn took(&mut self, nanoseconds: &[u64]) {
+        if nanoseconds.len() == self.ops.len() {
+            for (op, &took) in self.ops.iter_mut().zip(nanoseconds) {
+                op.duration = Nanos(took);
+            }
+        }
+    }
+
     /// Ends a step. A trace comes out once the step was complete and did the same as the one before.
     pub(super) fn step_ends(
         &mut self,

@@ -1,6 +1,9 @@
 //! What the session tells programs about itself, as JSON; what it tells people is in `report`.
 
 use serde_json::{Map, Value, json};
+use tidelog_engine::layout::LifetimeClass;
+use tidelog_engine::log::Durability;
+use tidelog_engine::path::{Endurance, Feature};
 use tidelog_engine::pool::PoolStats;
 use tidelog_planner::trace::Kind;
 
@@ -11,13 +14,17 @@ impl Session {
     /// Figures since the session was opened.
     pub(crate) fn stats_json(&self) -> String {
         let pool = self.pool.stats().ok();
+        let endurance = self.pool.endurance().ok();
         let state = self.lock();
         json!({
             "data_path": pool.as_ref().map(data_path),
             "why_not": pool.as_ref().map(|pool| &pool.reactor.why_not),
             "staging_backing": pool.as_ref().map(staging_backing),
+            "gpu": pool.as_ref().and_then(gpu),
             "pool": pool.as_ref().map(space),
             "devices": pool.as_ref().map(devices),
+            "lanes": pool.as_ref().map(lanes),
+            "endurance": endurance.as_deref().map(wear),
             "totals": state.figures.totals,
             "last_step": state.figures.last_step,
             "bytes_written": by_kind(&state.figures.written),
@@ -32,6 +39,7 @@ impl Session {
                 "ops": planned.trace.ops.len(),
                 "storages": planned.trace.storages.len(),
                 "migrations": planned.plan.rows.len(),
+                "compute_ns": planned.trace.ops.iter().map(|op| op.duration.0).sum::<u64>(),
             })),
             "notices": state.notices,
         })
@@ -48,6 +56,15 @@ pub(super) fn data_path(pool: &PoolStats) -> String {
 pub(super) fn staging_backing(pool: &PoolStats) -> String {
     let (backing, why) = (pool.reactor.backing, &pool.reactor.backing_why);
     if why.is_empty() { backing.to_string() } else { format!("{backing}: {why}") }
+}
+
+/// The GPU whose memory moves, and why its copies are not as fast as they could be.
+fn gpu(pool: &PoolStats) -> Option<String> {
+    let gpu = pool.reactor.gpu.as_ref()?;
+    Some(match &gpu.page_locked {
+        Feature::On => gpu.name.clone(),
+        Feature::Off(why) => format!("{}; staging memory is not page-locked: {why}", gpu.name),
+    })
 }
 
 /// The share's space, in bytes.
@@ -70,6 +87,45 @@ fn devices(pool: &PoolStats) -> Value {
             "bytes_written": device.bytes_written,
             "errors": device.errors,
         })
+    });
+    each.collect()
+}
+
+/// The lanes of the log, and the placement handle by which each writes (null where devices have none).
+fn lanes(pool: &PoolStats) -> Value {
+    let each = pool.lanes.iter().map(|row| {
+        json!({
+            "durability": match row.lane.durability {
+                Durability::Scratch => "scratch",
+                Durability::Durable => "durable",
+            },
+            "lifetime": match row.lane.class {
+                LifetimeClass::Transient => "transient",
+                LifetimeClass::Step => "step",
+                LifetimeClass::Persistent => "persistent",
+            },
+            "placement_handle": row.placement.map(|handle| handle.0),
+            "bytes_written": row.written.0,
+        })
+    });
+    each.collect()
+}
+
+/// What each device has counted over its life, by whomever it was used.
+fn wear(devices: &[Result<Endurance, String>]) -> Value {
+    let each = devices.iter().map(|device| match device {
+        Err(why) => json!({ "why_not": why }),
+        Ok(device) => json!({
+            "bytes_written": device.written.0,
+            "percent_used": device.used_percent,
+            "percent_spare": device.spare_percent,
+            "media_errors": device.media_errors,
+            "fdp": device.fdp.as_ref().map(|fdp| json!({
+                "host_bytes_written": fdp.host_written.0,
+                "media_bytes_written": fdp.media_written.0,
+                "media_bytes_erased": fdp.media_erased.0,
+            })),
+        }),
     });
     each.collect()
 }

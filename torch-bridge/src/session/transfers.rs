@@ -133,6 +133,7 @@ impl Session {
 
     /// The caller has done what a request asked for.
     pub(crate) fn request_done(&self, memory: &CallerMemory) -> Result<i32, Failure> {
+        memory.check(self.place)?;
         let sequence = memory.sequence();
         let mut state = self.lock();
         if sequence > state.next_sequence {
@@ -198,7 +199,7 @@ impl Session {
         let notify = Some((self.completions.clone(), transfer.0));
         let submitted = match direction {
             Direction::Out(copy) => {
-                let source = memory.source(request);
+                let source = memory.source(self.place, request);
                 if copy == CopyKind::Verify {
                     self.pool.verify(id, source, notify).map_err(|error| error.to_string())
                 } else {
@@ -208,7 +209,7 @@ impl Session {
                 }
             }
             Direction::In => {
-                let destination = memory.destination(request);
+                let destination = memory.destination(self.place, request);
                 self.pool
                     .get(id, 0..request.size, destination, urgency, notify)
                     .map_err(|error| error.to_string())

@@ -36,6 +36,7 @@ fn session_options(devices: *const c_char) -> tide_session_options {
         buffered: 1,
         reactive: 0,
         policy: 0,
+        gpu: 0,
     }
 }
 
@@ -193,7 +194,7 @@ fn senseless_arguments_of_a_session_are_refused_and_change_nothing() {
         assert_refused(tide_session_plan(session, null_mut(), null_mut()), "due");
         assert_refused(tide_session_report(session, null()), "path");
         assert_refused(tide_session_report(session, c"".as_ptr()), "report");
-        assert_refused(tide_session_action_done(session, 99, 16), "never handed out");
+        assert_refused(tide_session_action_done(session, 99, 16, null_mut()), "never handed out");
         // No storage of such a number: passed over.
         let unknown = u32::MAX >> 1;
         let begun = tide_session_op_begin(session, -1, 0, name, &raw const unknown, 1, 0);

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidelog_engine::memory::ALIGNMENT;
-use tidelog_engine::path::DEVICES_MAX;
+use tidelog_engine::path::{DEVICES_MAX, PathChoice};
 use tidelog_engine::units::ByteCount;
 
+use super::load::Load;
+use super::logs::Logs;
 use super::sizes::Sizes;
-use super::value::{Amount, KbBase};
+use super::value::{Amount, KbBase, Nodes};
 use crate::exit::BenchError;
-use crate::stats::Direction;
 use crate::workload::Workload;
 
 /// The data path of a job.
@@ -18,6 +19,8 @@ use crate::workload::Workload;
 pub enum Engine {
     /// `tidelog-uring`.
     Uring,
+    /// `tidelog-uring-cmd`.
+    UringCmd,
     /// `tidelog-posix`.
     Posix,
     /// `tidelog-sim`.
@@ -32,18 +35,20 @@ impl Engine {
     pub fn named(name: &str) -> Result<Self, BenchError> {
         let reason = match name.trim() {
             "tidelog-uring" => return Ok(Self::Uring),
+            "tidelog-uring-cmd" => return Ok(Self::UringCmd),
             "tidelog-posix" => return Ok(Self::Posix),
             "tidelog-sim" => return Ok(Self::Sim),
-            "tidelog-uring-cmd" | "tidelog-spdk" | "tidelog-gds" => {
+            "tidelog-spdk" | "tidelog-gds" => {
                 "Tidelog does not have this data path yet; tidelog-uring is its fastest"
             }
-            "io_uring" | "io_uring_cmd" => {
-                "this is fio's own engine; take tidelog-uring here, and fio for fio's"
+            "io_uring" => "this is fio's own engine; take tidelog-uring here, and fio for fio's",
+            "io_uring_cmd" => {
+                "this is fio's own engine; take tidelog-uring-cmd here, and fio for fio's"
             }
             "libaio" | "psync" | "sync" | "pvsync" | "pvsync2" | "posixaio" | "mmap" => {
                 "this is fio's own engine; take tidelog-posix here, and fio for fio's"
             }
-            _ => "there are tidelog-uring, tidelog-posix and tidelog-sim",
+            _ => "there are tidelog-uring, tidelog-uring-cmd, tidelog-posix and tidelog-sim",
         };
         Err(BenchError::Engine { name: name.trim().to_owned(), reason: reason.to_owned() })
     }
@@ -52,8 +57,19 @@ impl Engine {
     pub fn name(self) -> &'static str {
         match self {
             Self::Uring => "tidelog-uring",
+            Self::UringCmd => "tidelog-uring-cmd",
             Self::Posix => "tidelog-posix",
             Self::Sim => "tidelog-sim",
+        }
+    }
+
+    /// The data path as the engine's options name it; `None` for simulated disks.
+    pub fn choice(self) -> Option<PathChoice> {
+        match self {
+            Self::Uring => Some(PathChoice::Uring),
+            Self::UringCmd => Some(PathChoice::UringCmd),
+            Self::Posix => Some(PathChoice::Posix),
+            Self::Sim => None,
         }
     }
 }
@@ -65,75 +81,6 @@ pub enum Level {
     Raw,
     /// Tensors of a pool.
     Log,
-}
-
-/// What `rw=` says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "independent, as the table below shows")]
-pub struct Load {
-    /// Its name in fio.
-    pub name: &'static str,
-    /// Whether it reads.
-    pub reads: bool,
-    /// Whether it writes.
-    pub writes: bool,
-    /// Whether it tells devices that nobody needs their bytes.
-    pub trims: bool,
-    /// Whether offsets, or tensors, come in random order.
-    pub random: bool,
-}
-
-impl Load {
-    const ALL: [Self; 8] = [
-        Self { name: "read", reads: true, ..Self::NOTHING },
-        Self { name: "write", writes: true, ..Self::NOTHING },
-        Self { name: "rw", reads: true, writes: true, ..Self::NOTHING },
-        Self { name: "trim", trims: true, ..Self::NOTHING },
-        Self { name: "randread", reads: true, random: true, ..Self::NOTHING },
-        Self { name: "randwrite", writes: true, random: true, ..Self::NOTHING },
-        Self { name: "randrw", reads: true, writes: true, random: true, ..Self::NOTHING },
-        Self { name: "randtrim", trims: true, random: true, ..Self::NOTHING },
-    ];
-
-    const NOTHING: Self =
-        Self { name: "", reads: false, writes: false, trims: false, random: false };
-
-    /// The load of this name.
-    ///
-    /// # Errors
-    /// There is none.
-    pub fn named(name: &str) -> Result<Self, String> {
-        let wanted = match name.trim() {
-            "readwrite" => "rw",
-            other => other,
-        };
-        Self::ALL.into_iter().find(|load| load.name == wanted).ok_or_else(|| {
-            let names: Vec<&str> = Self::ALL.iter().map(|load| load.name).collect();
-            format!("{name:?} is none of {}", names.join(", "))
-        })
-    }
-
-    /// Whether it both reads and writes.
-    pub fn is_mix(self) -> bool {
-        self.reads && self.writes
-    }
-
-    /// Whether what a device holds is gone afterwards.
-    pub fn changes(self) -> bool {
-        self.writes || self.trims
-    }
-
-    /// Which way the next operation goes; of a mix, so many percent read.
-    pub fn draw(self, random: &mut fastrand::Rng, rwmixread: u8) -> Direction {
-        match self {
-            Self { trims: true, .. } => Direction::Trim,
-            Self { reads: true, writes: true, .. } if random.u8(0..100) < rwmixread => {
-                Direction::Read
-            }
-            Self { writes: true, .. } => Direction::Write,
-            _ => Direction::Read,
-        }
-    }
 }
 
 /// One job.
@@ -208,6 +155,8 @@ pub struct JobOptions {
     pub verify_fatal: bool,
     /// The processors that it may run on.
     pub cpus_allowed: Vec<usize>,
+    /// The NUMA nodes whose processors it may run on.
+    pub numa_cpu_nodes: Option<Nodes>,
     /// The percentiles to report.
     pub percentiles: Vec<f64>,
     /// Whether those of completion latencies are.
@@ -223,6 +172,8 @@ pub struct JobOptions {
     /// Whether memory is registered with the devices. At the log level the engine copies from and to memory that is
     /// not.
     pub fixedbufs: bool,
+    /// What is written down over time.
+    pub logs: Logs,
     /// What `k` means from here on.
     pub kb_base: KbBase,
     /// The options as they were given, in order.
@@ -242,7 +193,7 @@ impl Default for JobOptions {
             description: String::new(),
             engine: None,
             level: Level::Raw,
-            load: Load::ALL[0],
+            load: Load::default(),
             sizes: Sizes::One(4096),
             iodepth: 1,
             numjobs: 1,
@@ -272,6 +223,7 @@ impl Default for JobOptions {
             do_verify: true,
             verify_fatal: false,
             cpus_allowed: Vec::new(),
+            numa_cpu_nodes: None,
             percentiles: PERCENTILES.to_vec(),
             clat_percentiles: true,
             lat_percentiles: false,
@@ -279,6 +231,7 @@ impl Default for JobOptions {
             staging: ByteCount::mib(16),
             stripe_unit: ByteCount::kib(256),
             fixedbufs: true,
+            logs: Logs::default(),
             kb_base: KbBase::default(),
             given: Vec::new(),
         }
@@ -293,7 +246,7 @@ impl JobOptions {
     pub fn engine(&self) -> Result<Engine, BenchError> {
         self.engine.ok_or_else(|| {
             BenchError::usage(
-                "no ioengine: name the data path to measure, tidelog-uring, tidelog-posix or tidelog-sim",
+                "no ioengine: name the data path to measure, tidelog-uring, tidelog-uring-cmd, tidelog-posix or tidelog-sim",
             )
             .within(&self.name)
         })
@@ -334,6 +287,9 @@ impl JobOptions {
         }
         if self.load.trims && (self.level == Level::Log || self.verify) {
             return wrong("trims are for the raw level, and leave nothing that verify could read");
+        }
+        if !self.cpus_allowed.is_empty() && self.numa_cpu_nodes.is_some() {
+            return wrong("cpus_allowed and numa_cpu_nodes both say where it runs: give one");
         }
         if self.fsync.is_some() && self.level == Level::Raw {
             return wrong("fsync is a commit of tensors: give level=log");

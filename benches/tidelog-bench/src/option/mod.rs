@@ -1,10 +1,14 @@
 //! What can be asked for: one table of options, from which the command line, job files, help and completions come.
 
 mod job;
+mod load;
+mod logs;
 mod sizes;
 mod table;
 pub mod value;
 
-pub use job::{Engine, JobOptions, Level, Load};
+pub use job::{Engine, JobOptions, Level};
+pub use load::Load;
+pub use logs::{LogKind, Logs};
 pub use sizes::Sizes;
 pub use table::{Group, OPTIONS, OptionSpec, apply, find};

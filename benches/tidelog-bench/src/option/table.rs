@@ -1,10 +1,15 @@
 //! The options: names, help, and what each sets.
 
+use std::time::Duration;
+
 use tidelog_engine::units::ByteCount;
 
-use super::job::{Engine, JobOptions, Level, Load};
+use super::job::{Engine, JobOptions, Level};
+use super::load::Load;
 use super::sizes::Sizes;
-use super::value::{KbBase, amount, bytes, colon_list, number, percent, processors, switch, time};
+use super::value::{
+    KbBase, amount, bytes, colon_list, nodes, number, percent, processors, switch, time,
+};
 use crate::exit::BenchError;
 
 /// What options are about: a heading of the help.
@@ -86,14 +91,14 @@ fn named(
 /// Every option of a job.
 #[rustfmt::skip] // Two lines for each option, so that it reads as the table that it is.
 pub const OPTIONS: &[OptionSpec] = &[
-    option!(Load, "rw", ["readwrite"], "LOAD", "read, write, rw, trim, randread, randwrite, randrw or randtrim [read]. Only block devices are trimmed",
+    option!(Load, "rw", ["readwrite"], "LOAD", "read, write, rw, trim, trimwrite (each block trimmed, then written), or the same with rand before it [read]. Only block devices are trimmed",
         |job, text| job.load = Load::named(text)?),
     OptionSpec {
         name: "ioengine",
         aliases: &[],
         value: "PATH",
         group: Group::Load,
-        help: "The data path: tidelog-uring, tidelog-posix or tidelog-sim. Never another than this one",
+        help: "The data path: tidelog-uring, tidelog-uring-cmd (NVMe commands to whole namespaces), tidelog-posix or tidelog-sim. Never another than this one",
         apply: |job, text| {
             job.engine = Some(Engine::named(text)?);
             Ok(())
@@ -129,6 +134,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.norandommap = switch(text)?),
     option!(Load, "cpus_allowed", "SET", "Processors to run on: 0-3,8",
         |job, text| job.cpus_allowed = processors(text)?),
+    option!(Load, "numa_cpu_nodes", "SET", "Run on the processors of these NUMA nodes: 0,2-3, or all",
+        |job, text| job.numa_cpu_nodes = Some(nodes(text)?)),
     option!(Target, "filename", "NAME:NAME", "Devices or files, separated by colons (a colon in a name is \\:). Operations go to them in turn",
         |job, text| job.filename = colon_list(text)),
     option!(Target, "overwrite", "NAME:NAME", "Devices or files that may lose what they hold: names of filename, repeated letter for letter",
@@ -183,6 +190,16 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.clat_percentiles = switch(text)?),
     option!(Report, "lat_percentiles", "", "Report those of total latencies [0]",
         |job, text| job.lat_percentiles = switch(text)?),
+    option!(Report, "write_bw_log", "PREFIX", "Write PREFIX_bw.N.log for the Nth job: bandwidth over time, in fio's format. In a job file PREFIX may be left out: the job's name",
+        |job, text| job.logs.bandwidth = Some(text.to_owned())),
+    option!(Report, "write_lat_log", "PREFIX", "The same for latencies: PREFIX_slat, PREFIX_clat and PREFIX_lat",
+        |job, text| job.logs.latency = Some(text.to_owned())),
+    option!(Report, "write_iops_log", "PREFIX", "The same for operations per second: PREFIX_iops",
+        |job, text| job.logs.iops = Some(text.to_owned())),
+    option!(Report, "log_avg_msec", "MILLISECONDS", "One entry in these logs for so long [0: one for each operation, kept in memory until the end]",
+        |job, text| job.logs.window = Duration::from_millis(number(text, 0)?)),
+    option!(Report, "per_job_logs", "", "A log for each job, with its number in the name [1]",
+        |job, text| job.logs.per_job = switch(text)?),
     option!(Report, "description", "TEXT", "What the job is for",
         |job, text| text .clone_into(&mut job.description)),
     option!(Report, "kb_base", "BASE", "For what follows: 1024 (k is 1024, kib 1000, as fio has it) or 1000 (k is 1000, kib 1024) [1024]",

@@ -157,6 +157,28 @@ pub fn processors(text: &str) -> Result<Vec<usize>, String> {
     Ok(set)
 }
 
+/// NUMA nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Nodes {
+    /// Every one.
+    All,
+    /// These.
+    Some(Vec<usize>),
+}
+
+/// Reads a set of NUMA nodes: `0,2-3`, or `all`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn nodes(text: &str) -> Result<Nodes, String> {
+    if text.trim() == "all" {
+        return Ok(Nodes::All);
+    }
+    let set =
+        processors(text).map_err(|_| format!("{text:?} is no set of nodes; write 0,2-3, or all"));
+    set.map(Nodes::Some)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

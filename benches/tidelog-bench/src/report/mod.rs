@@ -2,12 +2,14 @@
 
 mod group;
 mod json;
+mod logs;
 mod normal;
 mod terse;
 mod units;
 
 pub use group::{Report, reports};
 pub use json::document;
+pub use logs::{log_files, log_lines};
 pub use normal::{introduction, text};
 pub use terse::lines;
 pub use units::{rate, short_count};

@@ -22,8 +22,17 @@ impl Budget {
 
     /// Whether nothing more may be begun.
     pub(super) fn is_spent(&self, recorder: &Recorder, now: Instant) -> bool {
+        self.is_used_up() || self.is_time_up(recorder, now)
+    }
+
+    /// Whether all bytes were begun.
+    pub(super) fn is_used_up(&self) -> bool {
         self.bytes == Some(0)
-            || self.runtime.is_some_and(|runtime| recorder.counted_for(now) >= runtime)
+    }
+
+    /// Whether the job ran for as long as it may.
+    pub(super) fn is_time_up(&self, recorder: &Recorder, now: Instant) -> bool {
+        self.runtime.is_some_and(|runtime| recorder.counted_for(now) >= runtime)
     }
 
     /// Takes one operation of `length` bytes out; the last may be larger than what was left.

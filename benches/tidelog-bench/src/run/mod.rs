@@ -3,6 +3,7 @@
 mod budget;
 mod interrupt;
 mod log;
+mod processors;
 mod raw;
 mod start;
 mod throttle;

@@ -6,7 +6,7 @@ use tidelog_engine::memory::{DmaBuffer, DmaPool};
 use tidelog_engine::path::sim::{SimDisk, SimDisks};
 use tidelog_engine::path::{
     Action, Capabilities, Completion, DataPath, Device, Extent, KernelDevices, Operation,
-    PathChoice, PathProvider, Refusal,
+    PathProvider, Refusal,
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
@@ -15,7 +15,7 @@ use super::start::Ended;
 use super::throttle::Throttle;
 use crate::exit::BenchError;
 use crate::load::{BadBlock, Origin, Place, Stream, check, stamp};
-use crate::option::{Engine, JobOptions};
+use crate::option::JobOptions;
 use crate::stats::{Direction, Recorder};
 use crate::target;
 
@@ -34,6 +34,8 @@ pub(super) struct RawJob {
     due: Option<Instant>,
     /// Buffers of operations that have no use for one, by tag.
     parked: Vec<Option<DmaBuffer>>,
+    /// Places that were trimmed, and are to be written next.
+    trimmed: Vec<Place>,
     /// Chooses the direction of each operation of a mix.
     random: fastrand::Rng,
     /// What is in flight, by tag.
@@ -100,6 +102,7 @@ impl RawJob {
             held: None,
             due: None,
             parked: std::iter::repeat_with(|| None).take(job.iodepth as usize).collect(),
+            trimmed: Vec::with_capacity(job.iodepth as usize),
             random: fastrand::Rng::with_seed(seed ^ 1),
             flights: vec![flight; job.iodepth as usize],
             idle: buffers.into_iter().enumerate().collect(),
@@ -197,11 +200,13 @@ impl RawJob {
                 Some((self.stream.advance()?, Direction::Read))
             }
             Phase::Load => {
-                if self.budget.is_spent(recorder, now) {
+                if self.budget.is_time_up(recorder, now) {
                     return None;
                 }
-                let (place, direction) = match self.held.take() {
-                    Some(held) => held,
+                let after_trim = || Some((self.trimmed.pop()?, Direction::Write));
+                let (place, direction) = match self.held.take().or_else(after_trim) {
+                    Some(next) => next,
+                    None if self.budget.is_used_up() => return None,
                     None => self.draw()?,
                 };
                 self.due = self.throttle.due(direction, now);
@@ -210,8 +215,12 @@ impl RawJob {
                     return None;
                 }
                 self.throttle.took(direction, place.length);
-                self.begun_in_pass += 1;
-                self.budget.take(place.length);
+                let is_drawn =
+                    direction == Direction::Trim || !self.job.load.writes_what_it_trims();
+                if is_drawn {
+                    self.begun_in_pass += 1;
+                    self.budget.take(place.length);
+                }
                 Some((place, direction))
             }
         }
@@ -266,6 +275,7 @@ impl RawJob {
             device: DeviceIndex(place.file as u8),
             extent: Extent::new(place.offset, place.length),
             action,
+            placement: None,
         };
         let Err(refused) = self.path.submit(operation) else { return true };
         let why = match refused.reason {
@@ -286,7 +296,7 @@ impl RawJob {
         if count > 0 && phase == Phase::Load {
             recorder.completed.count(count, 1);
         }
-        for Completion { tag, buffer, result } in completions.drain(..) {
+        for Completion { tag, buffer, result, .. } in completions.drain(..) {
             let tag = tag as usize;
             let Flight { place, direction, pass, begun, issued } = self.flights[tag];
             match (result, &buffer) {
@@ -296,6 +306,9 @@ impl RawJob {
                 (Ok(()), buffer) => {
                     if phase == Phase::Load {
                         recorder.completed(direction, place.length, [begun, issued, now]);
+                    }
+                    if direction == Direction::Trim && self.job.load.writes_what_it_trims() {
+                        self.trimmed.push(place);
                     }
                     if let (true, Direction::Read, Some(buffer)) =
                         (self.job.verify, direction, buffer)
@@ -328,18 +341,13 @@ fn open_path(
     devices: Vec<Device>,
 ) -> Result<(Box<dyn DataPath>, Vec<ByteCount>), BenchError> {
     let files = job.filename.len() as u32;
-    let engine = job.engine()?;
-    let provider: Box<dyn PathProvider> = match engine {
-        Engine::Sim => {
+    let provider: Box<dyn PathProvider> = match job.engine()?.choice() {
+        None => {
             let whole = job.size.map_or(0, |size| size.of(0)) / u64::from(files);
             let disk = |_: &String| SimDisk::new(ByteCount(whole + job.offset.of(0)));
             Box::new(SimDisks(job.filename.iter().map(disk).collect()))
         }
-        Engine::Uring | Engine::Posix => {
-            let choice =
-                if engine == Engine::Uring { PathChoice::Uring } else { PathChoice::Posix };
-            Box::new(KernelDevices { devices, choice })
-        }
+        Some(choice) => Box::new(KernelDevices { devices, choice }),
     };
     // The depth is a device's there, and the job's here.
     let path = provider.open(job.iodepth.div_ceil(files))?.path;

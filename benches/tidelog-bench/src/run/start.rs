@@ -5,12 +5,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
 use tidelog_engine::path::{Capabilities, Device, Feature};
 
 use super::interrupt::is_interrupted;
 use super::log::{LogJob, Pools, Replay};
+use super::processors::pin;
 use super::raw::RawJob;
 use super::usage::Usage;
 use crate::exit::BenchError;
@@ -235,6 +234,9 @@ fn start_thread(
         tell.send(Ok(job.path())).ok()?;
         begin.recv().ok()?;
         let mut recorder = Recorder::new(options.ramp_time, counters);
+        if options.logs.is_any() {
+            recorder = recorder.with_timeline(options.logs.window);
+        }
         let ended = match job {
             Job::Raw(job) => job.run(&mut recorder),
             Job::Log(job) => job.run(&mut recorder),
@@ -290,17 +292,4 @@ fn describe(capabilities: &Capabilities) -> Vec<String> {
     ];
     lines.extend(capabilities.notes.iter().cloned());
     lines
-}
-
-/// Binds the calling thread to the processors of its job. Threads that it starts inherit that.
-fn pin(job: &JobOptions) -> Result<(), BenchError> {
-    if job.cpus_allowed.is_empty() {
-        return Ok(());
-    }
-    let mut set = CpuSet::new();
-    let set = job.cpus_allowed.iter().try_for_each(|processor| set.set(*processor)).map(|()| set);
-    set.and_then(|set| sched_setaffinity(Pid::from_raw(0), &set)).map_err(|error| {
-        let what = format!("{}: cannot run on cpus_allowed alone", job.name);
-        BenchError::System { what, source: error.into() }
-    })
 }

@@ -3,7 +3,9 @@
 mod lateness;
 mod moments;
 mod recorder;
+mod timeline;
 
 pub use lateness::Lateness;
 pub use moments::Moments;
 pub use recorder::{Depths, Direction, DirectionStats, LiveCounters, Recorder};
+pub use timeline::{Entry, Timeline};

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 
 use super::moments::Moments;
+use super::timeline::Timeline;
 
 /// How often throughput is sampled, as in fio.
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
@@ -150,6 +151,8 @@ pub struct Recorder {
     pub completed: Depths,
     /// How long commits took.
     pub syncs: Moments,
+    /// What is written down over time, if anything is.
+    pub timeline: Option<Timeline>,
     live: Arc<LiveCounters>,
     /// When the job began.
     begun: Instant,
@@ -183,6 +186,7 @@ impl Recorder {
             submitted: Depths::default(),
             completed: Depths::default(),
             syncs: Moments::default(),
+            timeline: None,
             live,
             begun,
             counted_from: begun + ramp,
@@ -190,6 +194,13 @@ impl Recorder {
             ended: begun,
             sample: Sample { begun, bytes: [0; 3], ios: [0; 3] },
         }
+    }
+
+    /// The same, with an entry in its timeline for each `window`, or each operation.
+    #[must_use]
+    pub fn with_timeline(mut self, window: Duration) -> Self {
+        self.timeline = Some(Timeline::new(window, self.counted_from));
+        self
     }
 
     /// How long ago counting began, or will begin: runtime is counted from there.
@@ -205,12 +216,16 @@ impl Recorder {
             }
             let live = Arc::clone(&self.live);
             let (begun, ramp) = (self.begun, self.counted_from - self.begun);
-            *self = Self { counting: true, begun, ..Self::new(ramp, live) };
+            let timeline = self.timeline.as_ref().map(|it| it.begun_at(now));
+            *self = Self { counting: true, begun, timeline, ..Self::new(ramp, live) };
             self.counted_from = now;
             self.sample.begun = now;
         }
         if self.live.wanted.load(Ordering::Relaxed) {
             self.leave_copy();
+        }
+        if let Some(timeline) = &mut self.timeline {
+            timeline.tick(now);
         }
         let passed = now.saturating_duration_since(self.sample.begun);
         if passed >= SAMPLE_EVERY {
@@ -219,8 +234,11 @@ impl Recorder {
     }
 
     /// Leaves a copy for whoever tells results so far.
-    pub fn leave_copy(&self) {
+    pub fn leave_copy(&mut self) {
+        // A timeline is long, and nobody looks at it before the end.
+        let timeline = self.timeline.take();
         let copy = Some(Box::new(self.clone()));
+        self.timeline = timeline;
         *self.live.copy.lock().unwrap_or_else(PoisonError::into_inner) = copy;
         self.live.wanted.store(false, Ordering::Release);
     }
@@ -260,14 +278,17 @@ impl Recorder {
         let nanos =
             |from: Instant, to: Instant| to.saturating_duration_since(from).as_nanos() as u64;
         let stats = &mut self.stats[index];
-        let (clat, lat) = (nanos(issued, now), nanos(begun, now));
+        let (slat, clat, lat) = (nanos(begun, issued), nanos(issued, now), nanos(begun, now));
         stats.ios += 1;
         stats.bytes += bytes;
-        stats.slat.add(nanos(begun, issued));
+        stats.slat.add(slat);
         stats.clat.add(clat);
         stats.lat.add(lat);
         stats.clat_histogram.saturating_record(clat);
         stats.lat_histogram.saturating_record(lat);
+        if let Some(timeline) = &mut self.timeline {
+            timeline.completed(direction, bytes, slat, clat, now);
+        }
         self.ended = now;
     }
 

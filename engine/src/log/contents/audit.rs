@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Contents;
+use super::{Contents, Pending};
 use crate::layout::TensorId;
 use crate::log::space::{Durability, SpaceUse};
 
@@ -16,8 +16,8 @@ impl Contents {
         let live = self.current.iter().flat_map(|version| {
             version.entry.runs.iter().map(move |run| (run, version.durability))
         });
-        let pending = self.pending.values().flat_map(|pending| {
-            pending.runs.iter().map(move |run| (run, pending.request.lane.durability))
+        let pending = self.pending.values().flat_map(|Pending { version, .. }| {
+            version.entry.runs.iter().map(move |run| (run, version.durability))
         });
         let retired = self.retired.values().flatten();
         let retired =
@@ -31,9 +31,9 @@ impl Contents {
     /// Every write that is pending is counted at its tensor, and no other.
     fn audit_writers(&self) -> Result<(), String> {
         let mut counted: BTreeMap<TensorId, (u32, u32)> = BTreeMap::new();
-        for pending in self.pending.values() {
-            let (scratch, durable) = counted.entry(pending.request.id).or_default();
-            match pending.request.lane.durability {
+        for Pending { version, .. } in self.pending.values() {
+            let (scratch, durable) = counted.entry(version.entry.id).or_default();
+            match version.durability {
                 Durability::Scratch => *scratch += 1,
                 Durability::Durable => *durable += 1,
             }
@@ -58,8 +58,8 @@ impl Contents {
         let mut runs = 0;
         for version in self.current.iter() {
             for run in &version.entry.runs {
-                let stands = self.places.get(&(run.segment, run.block));
-                if stands != Some(&version.entry.id) {
+                let stands = self.places.get(run);
+                if stands != Some(version.entry.id) {
                     return Err(format!("{run:?} of {} belongs to {stands:?}", version.entry.id));
                 }
                 runs += 1;

@@ -11,25 +11,36 @@ impl Contents {
     /// Starts a read: the version's space stays until [`Self::unpin`], whatever happens to the tensor.
     pub fn pin(&mut self, id: TensorId) -> Option<Arc<Version>> {
         let version = Arc::clone(self.current(id)?);
-        *self.readers.entry((version.serial, version.moves)).or_default() += 1;
+        let readers = self.readers.entry(version.serial).or_default();
+        match readers.iter_mut().find(|(moves, _)| *moves == version.moves) {
+            Some((_, count)) => *count += 1,
+            None => readers.push((version.moves, 1)),
+        }
         Some(version)
     }
 
     /// Ends a read.
-    pub fn unpin(&mut self, version: &Version) {
-        let Some(readers) = self.readers.get_mut(&(version.serial, version.moves)) else { return };
-        *readers -= 1;
-        if *readers == 0 {
-            self.readers.remove(&(version.serial, version.moves));
-            self.release_retired(version.serial);
+    pub fn unpin(&mut self, version: Arc<Version>) {
+        let Version { serial, moves, .. } = *version;
+        let Entry::Occupied(mut entry) = self.readers.entry(serial) else { return };
+        let readers = entry.get_mut();
+        let Some(at) = readers.iter().position(|(moved, _)| *moved == moves) else { return };
+        readers[at].1 -= 1;
+        if readers[at].1 == 0 {
+            readers.swap_remove(at);
+            if readers.is_empty() {
+                entry.remove();
+            }
+            self.release_retired(serial);
         }
+        self.spares.keep(version);
     }
 
     /// Gives back the places that no reader of this version knows any more.
     fn release_retired(&mut self, serial: u64) {
         let Entry::Occupied(mut retired) = self.retired.entry(serial) else { return };
-        let oldest = self.readers.range((serial, 0)..=(serial, u32::MAX)).next();
-        let oldest = oldest.map(|(&(_, moves), _)| moves);
+        let readers = self.readers.get(&serial).into_iter().flatten();
+        let oldest = readers.map(|(moves, _)| *moves).min();
         retired.get_mut().retain(|place| {
             let read = oldest.is_some_and(|oldest| oldest <= place.moves);
             if !read {

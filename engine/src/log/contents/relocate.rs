@@ -10,8 +10,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Contents, Moving};
-use crate::layout::{BLOCK_BYTES, Run, TensorEntry, TensorId};
-use crate::log::space::{Lane, Victim, Wanted};
+use crate::layout::{BLOCK_BYTES, Checksums, Runs, TensorEntry, TensorId};
+use crate::log::space::{Lane, Reach, Victim, Wanted};
 use crate::log::stripe::StripeMap;
 use crate::log::version::Version;
 
@@ -33,6 +33,8 @@ pub struct Relocation {
     key: u64,
     /// The version that is moved.
     pub version: Arc<Version>,
+    /// The lane that it moves to.
+    pub lane: Lane,
     /// What moves, in the tensor's order.
     pub stretches: Vec<Stretch>,
 }
@@ -45,16 +47,16 @@ pub struct Stretch {
     /// Which of the tensor's bytes.
     pub bytes: Range<u64>,
     /// Where they go.
-    pub to: Vec<Run>,
+    pub to: Runs,
 }
 
 impl Relocation {
     /// The tensor as it is once it has moved. `checksums` are those of each stretch's new pieces.
     pub fn entry(&self, stripes: &StripeMap, checksums: &[Vec<u32>]) -> TensorEntry {
         let old = &self.version.entry;
-        let (mut runs, mut sums) = (Vec::new(), Vec::new());
+        let (mut runs, mut sums) = (Runs::new(), Checksums::new());
         let (mut run, mut piece) = (0, 0);
-        let mut keep = |until: usize, runs: &mut Vec<Run>, sums: &mut Vec<u32>| {
+        let mut keep = |until: usize, runs: &mut Runs, sums: &mut Checksums| {
             let pieces = stripes.count(&old.runs[run..until]);
             runs.extend_from_slice(&old.runs[run..until]);
             sums.extend_from_slice(&old.checksums[piece..piece + pieces]);
@@ -65,18 +67,13 @@ impl Relocation {
             runs.extend_from_slice(&stretch.to);
             sums.extend_from_slice(new);
             // What moved is passed over.
-            keep(stretch.runs.end, &mut Vec::new(), &mut Vec::new());
+            keep(stretch.runs.end, &mut Runs::new(), &mut Checksums::new());
         }
         keep(old.runs.len(), &mut runs, &mut sums);
-        TensorEntry {
-            runs: runs.into(),
-            checksums: sums.into(),
-            class: old.class.longer(),
-            ..old.clone()
-        }
+        TensorEntry { runs, checksums: sums, class: old.class.longer(), ..old.clone() }
     }
 
-    fn old_runs(&self) -> Box<[Run]> {
+    fn old_runs(&self) -> Runs {
         let runs = self.stretches.iter().flat_map(|stretch| stretch.runs.clone());
         runs.map(|run| self.version.entry.runs[run]).collect()
     }
@@ -118,8 +115,8 @@ impl Contents {
         let version = Version { entry, durability, serial: old.serial, moves: old.moves + 1 };
         self.occupy(version.entry.id, &runs);
         self.current.insert(Arc::new(version));
-        self.vacate(old, relocation.old_runs());
-        self.unpin(old);
+        self.vacate(old, &relocation.old_runs());
+        self.unpin(Arc::clone(old));
         true
     }
 
@@ -127,13 +124,13 @@ impl Contents {
     pub fn abandon_relocation(&mut self, relocation: &Relocation) {
         if let Some(moving) = self.moving.remove(&relocation.key) {
             self.space.abandon(&moving.runs);
-            self.unpin(&relocation.version);
+            self.unpin(Arc::clone(&relocation.version));
         }
     }
 
     /// The commit of a move failed half way: neither place may be used until the pool is opened again.
     pub fn leave_relocation_in_doubt(&mut self, relocation: &Relocation) {
-        self.unpin(&relocation.version);
+        self.unpin(Arc::clone(&relocation.version));
     }
 
     /// Whether the version that is being moved is still the one that can be found.
@@ -171,32 +168,29 @@ impl Contents {
 
     /// The tensors in a segment, in the order in which they lie there.
     fn residents(&self, segment: u32) -> Vec<TensorId> {
-        let places = self.places.range((segment, 0)..=(segment, u32::MAX));
         let mut seen = HashSet::new();
-        places.map(|(_, id)| *id).filter(|id| seen.insert(*id)).collect()
+        self.places.of_segment(segment).filter(|id| seen.insert(*id)).collect()
     }
 
     fn begin_relocation(&mut self, id: TensorId, segment: u32) -> Option<Relocation> {
         let version = self.pin(id)?;
         let lane = Lane { durability: version.durability, class: version.entry.class.longer() };
         let mut stretches = stretches_in(&version.entry, segment);
-        let mut runs = Vec::new();
+        let mut runs = Runs::new();
         for stretch in &mut stretches {
-            let allocated =
-                self.space.allocate_survivor(lane, stretch.bytes.end - stretch.bytes.start);
+            let (first, bytes) = (runs.len(), stretch.bytes.end - stretch.bytes.start);
             // The victim was chosen so that all of it fits.
-            let Ok(to) = allocated else {
+            if self.space.allocate(lane, bytes, Reach::Reserve, &mut runs).is_err() {
                 debug_assert!(false, "a victim that does not fit");
                 self.space.abandon(&runs);
-                self.unpin(&version);
+                self.unpin(version);
                 return None;
-            };
-            runs.extend_from_slice(&to);
-            stretch.to = to;
+            }
+            stretch.to = runs[first..].into();
         }
         let key = self.next_serial();
         self.moving.insert(key, Moving { runs, durability: version.durability });
-        Some(Relocation { key, version, stretches })
+        Some(Relocation { key, version, lane, stretches })
     }
 }
 
@@ -214,7 +208,7 @@ fn stretches_in(entry: &TensorEntry, segment: u32) -> Vec<Stretch> {
                 _ => stretches.push(Stretch {
                     runs: index..index + 1,
                     bytes: start..end,
-                    to: Vec::new(),
+                    to: Runs::new(),
                 }),
             }
         }

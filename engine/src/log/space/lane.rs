@@ -21,10 +21,12 @@ pub struct Lane {
 }
 
 pub(super) const CLASSES: usize = LifetimeClass::ALL.len();
-pub(super) const LANES: usize = 2 * CLASSES;
+/// How many lanes a share has, if they differ by lifetime.
+pub const LANES: usize = 2 * CLASSES;
 
 impl Lane {
-    pub(super) fn index(self) -> usize {
+    /// Its place among all lanes.
+    pub fn index(self) -> usize {
         let base = match self.durability {
             Durability::Scratch => 0,
             Durability::Durable => CLASSES,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::media::Media;
+use super::media::{Media, Page};
 use crate::memory::ALIGNMENT;
 use crate::path::operation::{Action, Extent, Operation, OperationKind};
 use crate::path::waker::Waker;
@@ -110,8 +110,8 @@ struct State {
     next_id: u64,
     /// Operations started and not completed.
     operations: usize,
-    /// Writes that were started and have not completed, with their bytes.
-    in_flight: Vec<(u64, u64, Vec<u8>)>,
+    /// Writes that were started and have not completed: their number, place and bytes.
+    in_flight: Vec<(u64, u64, Vec<Page>)>,
 }
 
 /// Cuts the power of several disks at once when they have begun so many operations.
@@ -244,10 +244,11 @@ impl SimDisk {
         let state = &mut *state;
         if let PowerCut::Torn(seed) = cut {
             let mut random = Random::new(seed);
-            for (_, offset, data) in std::mem::take(&mut state.in_flight) {
+            for (_, offset, pages) in std::mem::take(&mut state.in_flight) {
                 // The host gave it away; the disk may have taken it in before the power went.
                 if random.below(2) == 0 {
-                    state.media.write(offset, &data);
+                    let count = pages.len();
+                    state.media.write(offset, pages, count);
                 }
             }
             state.media.tear_cache(self.logical_block, &mut random);
@@ -299,7 +300,9 @@ impl SimDisk {
     /// Puts whole pages on the medium from outside, as another machine could have before.
     pub fn overwrite(&self, offset: u64, bytes: &[u8]) {
         let mut state = self.state();
-        state.media.write(offset, bytes);
+        let pages = state.media.take_in(bytes);
+        let count = pages.len();
+        state.media.write(offset, pages, count);
         state.media.settle(offset, bytes.len() as u64);
     }
 
@@ -319,7 +322,8 @@ impl SimDisk {
     ) -> Started {
         // A write is on its way when the power goes, and may be there in part; a flush has done nothing.
         if !matches!(kind, OperationKind::Read | OperationKind::Write) {
-            self.burn_fuse();
+            let fuse = self.state().fuse.clone();
+            burn(fuse);
         }
         let mut state = self.state();
         let id = state.next_id;
@@ -338,21 +342,20 @@ impl SimDisk {
             && !matches!(fault, Some(Fault::Errno(_)))
             && !state.vanished
         {
-            state.in_flight.push((id, extent.offset.0, data.to_vec()));
+            let pages = state.media.take_in(data);
+            state.in_flight.push((id, extent.offset.0, pages));
         }
         let started = Started { id, life: state.life, due, fault, aborted: false };
+        let fuse = state.fuse.clone().filter(|_| kind == OperationKind::Write);
         drop(state);
-        if kind == OperationKind::Write {
-            self.burn_fuse();
-        }
+        burn(fuse);
         started
     }
 
-    /// When a started operation may complete, or `None` while the disk is held.
-    pub(super) fn due(&self, started: &Started) -> Option<Ticks> {
-        let state = self.state();
-        let lets_go = !state.hung && (!state.held || started.aborted);
-        (lets_go || state.vanished).then_some(started.due)
+    /// Which operations may complete now.
+    pub(super) fn mood(&self) -> Mood {
+        let State { held, hung, vanished, .. } = *self.state();
+        Mood { held, hung, vanished }
     }
 
     /// Completes an operation; answers the bytes moved or an error number, as the kernel does.
@@ -360,7 +363,21 @@ impl SimDisk {
         let mut state = self.state();
         state.operations -= 1;
         let at = state.in_flight.iter().position(|(id, ..)| *id == started.id);
-        let write = at.map(|at| state.in_flight.swap_remove(at));
+        let mut write = at.map(|at| state.in_flight.swap_remove(at).2);
+        let answer = self.carry_out(&mut state, started, operation, &mut write);
+        if let Some(pages) = write {
+            state.media.lose(pages);
+        }
+        answer
+    }
+
+    fn carry_out(
+        &self,
+        state: &mut State,
+        started: &Started,
+        operation: &mut Operation,
+        write: &mut Option<Vec<Page>>,
+    ) -> Result<u32, i32> {
         if state.vanished || state.life != started.life {
             return Err(libc::ENODEV);
         }
@@ -391,8 +408,8 @@ impl SimDisk {
                 state.counters.reads += 1;
             }
             Action::Write { .. } => {
-                if let Some((_, _, data)) = write.filter(|_| started.fault != Some(Fault::Lost)) {
-                    state.media.write(place, &data[..moved as usize]);
+                if let Some(pages) = write.take_if(|_| started.fault != Some(Fault::Lost)) {
+                    state.media.write(place, pages, moved as usize / ALIGNMENT);
                     if forced || !self.volatile_cache {
                         state.media.settle(place, moved);
                     }
@@ -400,6 +417,9 @@ impl SimDisk {
                 state.counters.writes += 1;
                 state.counters.forced_writes += u64::from(forced);
                 state.counters.bytes_written += moved;
+            }
+            Action::ReadToPeer(_) | Action::WriteFromPeer { .. } => {
+                unreachable!("the gate refuses another device's memory")
             }
             Action::WriteZeroes | Action::Deallocate => {
                 state.media.zero(offset.0, length.0);
@@ -417,8 +437,9 @@ impl SimDisk {
         let mut state = self.state();
         state.operations -= 1;
         if let Some(at) = state.in_flight.iter().position(|(id, ..)| *id == started.id) {
-            let (_, offset, data) = state.in_flight.swap_remove(at);
-            state.media.write(offset, &data);
+            let (_, offset, pages) = state.in_flight.swap_remove(at);
+            let count = pages.len();
+            state.media.write(offset, pages, count);
         }
     }
 
@@ -428,21 +449,36 @@ impl SimDisk {
         offset.min(last) & !(ALIGNMENT as u64 - 1)
     }
 
-    /// Counts an operation that changes something.
-    fn burn_fuse(&self) {
-        let fuse = self.state().fuse.clone();
-        let Some(Fuse { left, disks, cut }) = fuse else { return };
-        if left.fetch_sub(1, Ordering::Relaxed) == 1 {
-            for disk in disks.iter() {
-                disk.state().fuse = None;
-                disk.cut_power(cut);
-            }
-        }
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         // A test that panicked while holding the lock fails anyway; the others may go on.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counts an operation that changes something; whoever calls this holds no disk's lock.
+fn burn(fuse: Option<Fuse>) {
+    let Some(Fuse { left, disks, cut }) = fuse else { return };
+    if left.fetch_sub(1, Ordering::Relaxed) == 1 {
+        for disk in disks.iter() {
+            disk.state().fuse = None;
+            disk.cut_power(cut);
+        }
+    }
+}
+
+/// What a disk does with operations that are due.
+#[derive(Clone, Copy)]
+pub(super) struct Mood {
+    held: bool,
+    hung: bool,
+    vanished: bool,
+}
+
+impl Mood {
+    /// When a started operation may complete, or `None` while the disk is held.
+    pub(super) fn due(self, started: &Started) -> Option<Ticks> {
+        let lets_go = !self.hung && (!self.held || started.aborted);
+        (lets_go || self.vanished).then_some(started.due)
     }
 }
 

@@ -1,31 +1,55 @@
 //! What a simulated disk holds: pages on the medium, pages in its volatile cache, and damage.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
 
 use super::disk::Random;
 use crate::memory::ALIGNMENT;
 
-type Page = Box<[u8; ALIGNMENT]>;
+pub(super) type Page = Box<[u8; ALIGNMENT]>;
 
 /// The bytes of one disk. The stable image is what power loss leaves; damage lies over it and is
 /// never mixed in, so that a test can compare with what was really written.
 #[derive(Default)]
 pub(super) struct Media {
-    stable: HashMap<u64, Page>,
+    stable: FxHashMap<u64, Page>,
     /// Written, acknowledged, not flushed.
-    cache: BTreeMap<u64, Page>,
+    cache: FxHashMap<u64, Page>,
     /// Flipped bits by byte address; a write of the byte heals it.
     damage: BTreeMap<u64, u8>,
+    /// Pages that were overwritten, and lists of pages that were written, for writes to come.
+    spares: Vec<Page>,
+    lists: Vec<Vec<Page>>,
 }
 
 impl Media {
-    /// Puts whole pages into the volatile cache.
-    pub(super) fn write(&mut self, offset: u64, data: &[u8]) {
-        for (index, chunk) in data.chunks_exact(ALIGNMENT).enumerate() {
-            let page: &[u8; ALIGNMENT] = chunk.try_into().expect("chunks of one page");
-            self.cache.insert(offset / ALIGNMENT as u64 + index as u64, Box::new(*page));
+    /// Whole pages on their way to the disk.
+    pub(super) fn take_in(&mut self, data: &[u8]) -> Vec<Page> {
+        let mut pages = self.lists.pop().unwrap_or_default();
+        for chunk in data.chunks_exact(ALIGNMENT) {
+            let mut page = self.spares.pop().unwrap_or_else(|| Box::new([0; ALIGNMENT]));
+            page.copy_from_slice(chunk);
+            pages.push(page);
         }
-        self.heal(offset, data.len() as u64);
+        pages
+    }
+
+    /// Puts the first `count` of these pages into the volatile cache.
+    pub(super) fn write(&mut self, offset: u64, mut pages: Vec<Page>, count: usize) {
+        let first = offset / ALIGNMENT as u64;
+        self.spares.extend(pages.drain(count..));
+        for (page, bytes) in (first..).zip(pages.drain(..)) {
+            self.spares.extend(self.cache.insert(page, bytes));
+        }
+        self.lists.push(pages);
+        self.heal(offset, (count * ALIGNMENT) as u64);
+    }
+
+    /// Forgets pages that were never written.
+    pub(super) fn lose(&mut self, mut pages: Vec<Page>) {
+        self.spares.append(&mut pages);
+        self.lists.push(pages);
     }
 
     /// Makes whole pages read as zeroes; goes through the cache as a write does.
@@ -40,7 +64,7 @@ impl Media {
     pub(super) fn settle(&mut self, offset: u64, length: u64) {
         for page in offset / ALIGNMENT as u64..(offset + length) / ALIGNMENT as u64 {
             if let Some(bytes) = self.cache.remove(&page) {
-                self.stable.insert(page, bytes);
+                self.spares.extend(self.stable.insert(page, bytes));
             }
         }
     }
@@ -58,7 +82,9 @@ impl Media {
     /// Loses the cache except for some of its blocks, as if power went in the middle of writing it
     /// back: each block of `block` bytes survives or not, on its own.
     pub(super) fn tear_cache(&mut self, block: u32, random: &mut Random) {
-        for (page, bytes) in std::mem::take(&mut self.cache) {
+        let mut torn: Vec<(u64, Page)> = self.cache.drain().collect();
+        torn.sort_unstable_by_key(|(page, _)| *page);
+        for (page, bytes) in torn {
             let target = self.stable.entry(page).or_insert_with(|| Box::new([0; ALIGNMENT]));
             let (old, new) = (target.chunks_mut(block as usize), bytes.chunks(block as usize));
             for (old, new) in old.zip(new).filter(|_| random.below(2) == 0) {
@@ -87,6 +113,8 @@ impl Media {
     }
 
     fn heal(&mut self, offset: u64, length: u64) {
-        self.damage.retain(|&at, _| !(offset..offset + length).contains(&at));
+        if !self.damage.is_empty() {
+            self.damage.retain(|&at, _| !(offset..offset + length).contains(&at));
+        }
     }
 }

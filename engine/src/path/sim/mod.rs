@@ -69,6 +69,7 @@ impl SimPath {
             direct: true,
             volatile_cache: disk.has_volatile_cache(),
             deallocate: true,
+            placement_handles: 0,
         };
         let capabilities = Capabilities {
             kind: PathKind::Sim,
@@ -84,12 +85,13 @@ impl SimPath {
 
     /// The pending operation that completes next, unless all are held.
     fn next(&self) -> Option<usize> {
-        let due = self.pending.iter().enumerate().filter_map(|(index, pending)| {
-            let disk = &self.disks[usize::from(pending.operation.device.0)];
-            let at = disk.due(&pending.started)?;
-            Some((at, index))
-        });
-        due.min().map(|(_, index)| index)
+        let of_disk = |(disk, device): (&SimDisk, u8)| {
+            let mood = disk.mood();
+            let pending = self.pending.iter().enumerate();
+            let pending = pending.filter(move |(_, it)| it.operation.device.0 == device);
+            pending.filter_map(move |(index, it)| Some((mood.due(&it.started)?, index))).min()
+        };
+        self.disks.iter().zip(0..).filter_map(of_disk).min().map(|(_, index)| index)
     }
 }
 

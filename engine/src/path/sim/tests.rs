@@ -24,7 +24,9 @@ impl Bench {
     }
 
     fn submit(&mut self, tag: u64, extent: Extent, action: Action) {
-        self.path.submit(Operation { tag, device: DeviceIndex(0), extent, action }).unwrap();
+        self.path
+            .submit(Operation { tag, device: DeviceIndex(0), extent, action, placement: None })
+            .unwrap();
     }
 
     fn finish(&mut self) -> Vec<Completion> {

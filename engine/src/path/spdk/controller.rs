@@ -9,15 +9,18 @@ use std::time::{Duration, Instant};
 
 use tidelog_spdk_sys as sys;
 
+use super::endurance::handles;
 use super::environment::{Environment, EnvironmentError, Keeper};
-use super::steps::Limits;
 use crate::memory::ALIGNMENT;
 use crate::path::device::ControllerName;
+use crate::path::nvme::steps::Limits;
 use crate::units::ByteCount;
 
 /// A vfio-user target serves one at a time, and takes a moment to let go of the last one.
 const LEAVE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(300);
+/// How long a target may take to answer a connection; SPDK would wait for half a second.
+const CONNECT: Duration = Duration::from_secs(10);
 
 /// A namespace of a controller that is this process's alone.
 pub struct Controller {
@@ -47,6 +50,10 @@ pub(super) struct Facts {
     pub(super) deallocate: bool,
     pub(super) write_zeroes: bool,
     pub(super) reach: Reach,
+    /// The placement identifiers of its placement handles (FDP), in the order of its list.
+    pub(super) placement: Vec<u16>,
+    /// The endurance group that it belongs to; 0 for none.
+    pub(super) endurance_group: u16,
     namespace: Namespace,
 }
 
@@ -100,7 +107,16 @@ impl Controller {
     pub fn attach(name: &ControllerName) -> Result<Arc<Self>, AttachError> {
         let name = name.clone();
         let (facts, shared) = Environment::get()?.ask(move |keeper| attach(keeper, &name))??;
-        Ok(Arc::new(Self { facts, shared }))
+        let mut controller = Self { facts, shared };
+        // Data placement belongs to an endurance group; one without it answers with an error.
+        if controller.facts.endurance_group != 0
+            && let Ok(bytes) = controller.reclaim_unit_handles()
+        {
+            let block = u64::from(controller.facts.limits.block);
+            let handles = handles(&bytes, block).into_iter();
+            controller.facts.placement = handles.map(|handle| handle.placement).collect();
+        }
+        Ok(Arc::new(controller))
     }
 
     /// Its capacity.
@@ -227,6 +243,7 @@ fn connect(
             sys::spdk_nvme_ctrlr_get_default_ctrlr_opts(&raw mut options, size);
             // Failures are reported by us, with the tensor that they concern.
             options.disable_error_logging = true;
+            options.fabrics_connect_timeout_us = CONNECT.as_micros() as u64;
             sys::spdk_nvme_connect(transport, &raw const options, size)
         };
         if let Some(handle) = NonNull::new(handle) {
@@ -285,7 +302,7 @@ fn describe(
     let namespace = NonNull::new(namespace).ok_or_else(|| refused("does not exist".into()))?;
     let it = namespace.as_ptr();
     // SAFETY: the namespace belongs to the attached controller; these calls only read what was identified.
-    let (blocks, block, metadata, command_set, flags, transfer) = unsafe {
+    let (blocks, block, metadata, command_set, flags, transfer, endurance_group) = unsafe {
         (
             sys::spdk_nvme_ns_get_num_sectors(it),
             sys::spdk_nvme_ns_get_sector_size(it),
@@ -293,6 +310,7 @@ fn describe(
             sys::spdk_nvme_ns_get_csi(it),
             sys::spdk_nvme_ns_get_flags(it),
             sys::spdk_nvme_ns_get_max_io_xfer_size(it),
+            (*sys::spdk_nvme_ns_get_data(it)).endgid,
         )
     };
     if blocks == 0 || block == 0 {
@@ -323,6 +341,8 @@ fn describe(
         deallocate: has(sys::SPDK_NVME_NS_DEALLOCATE_SUPPORTED),
         write_zeroes: has(sys::SPDK_NVME_NS_WRITE_ZEROES_SUPPORTED),
         reach: reach_of(transport),
+        placement: Vec::new(),
+        endurance_group,
         namespace: Namespace(namespace),
     })
 }

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use tidelog_spdk_sys as sys;
 
-use super::steps::Steps;
 use crate::path::Status;
+use crate::path::nvme::steps::Steps;
 
 /// How far the path has gone with an operation that takes too long, or was to be aborted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -139,7 +139,7 @@ pub(super) unsafe extern "C" fn completed(context: *mut c_void, answer: *const s
 }
 
 /// The status of a command that failed.
-fn status_of(answer: &sys::spdk_nvme_cpl) -> Option<Status> {
+pub(super) fn status_of(answer: &sys::spdk_nvme_cpl) -> Option<Status> {
     // SAFETY: both sides of the union are the same 16 bits.
     let bits = unsafe { answer.__bindgen_anon_1.status_raw };
     // Phase in bit 0, then the status code, its type, and at the end do-not-retry (NVMe base, 4.2.3).

@@ -9,11 +9,14 @@
 //! controller can reach; other pools must be registered.
 
 mod aside;
+mod command;
 mod controller;
+mod endurance;
 mod environment;
+mod exchange;
 mod flight;
+mod peer;
 mod queue;
-mod steps;
 
 pub use controller::{AttachError, Controller};
 pub use environment::{EnvironmentError, EnvironmentOptions, Pages, configure};
@@ -27,13 +30,17 @@ use tidelog_spdk_sys as sys;
 use self::controller::command_timeout;
 use self::environment::Environment;
 use self::flight::{Flights, Impatience};
+use self::peer::{BY_BUS_MAX, Peers, Way};
 use self::queue::{Queue, Sent};
-use self::steps::Steps;
 use super::choose::{Opened, PathError, PathKind, PathProvider};
 use super::gate::Gate;
+use super::nvme::steps::Steps;
 use super::operation::{Action, Completion, DeviceError, Operation, Refusal, Refused, Status};
 use super::slots::Slots;
-use super::{Capabilities, DataPath, DeviceCapabilities, Feature, Waker};
+use super::{
+    Capabilities, DataPath, DeviceCapabilities, Feature, PeerReach, PeerUnreachable, Waker,
+};
+use crate::memory::peer::PeerRegion;
 use crate::memory::{DmaPool, MemoryError};
 use crate::units::{ByteCount, DeviceIndex};
 
@@ -62,6 +69,8 @@ pub struct SpdkPath {
     /// Pools that are reachable by every controller: where they lie, and those that we must unregister.
     reachable: Vec<(usize, usize)>,
     registered: Vec<DmaPool>,
+    /// Memory of other devices.
+    peers: Peers,
     waker: Waker,
     timeout: Duration,
     /// When operations were last looked over for ones that take too long.
@@ -108,6 +117,7 @@ impl SpdkPath {
             waiting: Vec::with_capacity(depth as usize),
             reachable: Vec::new(),
             registered: Vec::new(),
+            peers: Peers::new(),
             waker,
             timeout: command_timeout(),
             looked: Instant::now(),
@@ -140,7 +150,7 @@ impl SpdkPath {
         while let Some(step) = flight.unsent.get().peek() {
             // Counted before: SPDK may answer from within the call.
             flight.outstanding.set(flight.outstanding.get() + 1);
-            let sent = queue.send(operation, step, flight);
+            let sent = queue.send(operation, step, flight, &self.peers);
             if matches!(sent, Sent::Yes) {
                 flight.unsent.set(flight.unsent.get().after(step));
                 continue;
@@ -256,7 +266,7 @@ impl SpdkPath {
     /// The completion of a slot whose commands are all back.
     fn complete(&mut self, slot: u32) -> Option<Completion> {
         let flight = self.flights.get(slot);
-        let Operation { tag, device, extent, action } = self.slots.take(slot)?;
+        let Operation { tag, device, extent, action, .. } = self.slots.take(slot)?;
         let kind = action.kind();
         let queue = &self.queues[usize::from(device.0)];
         let status = flight.failure.get().map(|status| match flight.impatience.get() {
@@ -271,18 +281,22 @@ impl SpdkPath {
             self.gate.judge(error);
             Err(error)
         });
-        let mut buffer = action.into_buffer();
+        let (mut buffer, mut peer) = action.into_buffers();
         if flight.was_abandoned() {
-            std::mem::forget(buffer.take());
+            std::mem::forget((buffer.take(), peer.take()));
         }
-        Some(Completion { tag, buffer, result })
+        Some(Completion { tag, buffer, peer, result })
     }
 
     /// Whether every controller can reach the operation's buffer.
     fn can_reach(&self, operation: &mut Operation) -> bool {
         let needed = self.queues[usize::from(operation.device.0)].needs_registered_memory();
-        let (Action::Read(buffer) | Action::Write { buffer, .. }) = &mut operation.action else {
-            return true;
+        let buffer = match &mut operation.action {
+            Action::Read(buffer) | Action::Write { buffer, .. } => buffer,
+            Action::ReadToPeer(buffer) | Action::WriteFromPeer { buffer, .. } => {
+                return self.peers.way_to(buffer).is_some();
+            }
+            Action::WriteZeroes | Action::Flush | Action::Deallocate => return true,
         };
         let (start, length) = (buffer.address() as usize, buffer.len());
         let holds = |&(base, size): &(usize, usize)| start >= base && start + length <= base + size;
@@ -294,6 +308,13 @@ impl SpdkPath {
         let (offset, length) = (operation.extent.offset.0, operation.extent.length.0);
         match operation.action {
             Action::Read(_) | Action::Write { .. } => limits.transfer(offset, length),
+            Action::ReadToPeer(ref buffer) | Action::WriteFromPeer { ref buffer, .. } => {
+                let limits = match self.peers.way_to(buffer) {
+                    Some(Way::Bus(_)) => limits.at_most(BY_BUS_MAX.0),
+                    _ => limits,
+                };
+                limits.transfer(offset, length)
+            }
             Action::WriteZeroes => limits.zeroes(offset, length),
             Action::Deallocate => limits.deallocate(offset, length),
             Action::Flush => Steps::flush(),
@@ -335,13 +356,17 @@ unsafe impl DataPath for SpdkPath {
         };
     }
 
+    fn register_peer(&mut self, region: &PeerRegion) -> Result<PeerReach, PeerUnreachable> {
+        self.peers.register(region, &self.queues)
+    }
+
     fn submit(&mut self, mut operation: Operation) -> Result<(), Refused> {
         if let Err(reason) = self.gate.admit(&self.capabilities, &operation) {
             return Err(Refused { reason, operation });
         }
         if !self.can_reach(&mut operation) {
             let reason = Refusal::Invalid(
-                "the controller cannot reach the buffer: its pool was not registered",
+                "the controller cannot reach the buffer: its memory was not registered",
             );
             return Err(Refused { reason, operation });
         }
@@ -375,7 +400,7 @@ unsafe impl DataPath for SpdkPath {
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         if self.slots.in_flight() == 0 {
-            return self.waker.sleep(timeout);
+            return self.waker.sleep(timeout).map(drop);
         }
         let begun = Instant::now();
         let mut spins = 0_u32;
@@ -428,6 +453,7 @@ impl Drop for SpdkPath {
             for pool in &self.registered {
                 queue::unregister(pool.span());
             }
+            self.peers.unregister();
             return;
         }
         // A controller may still write the buffers, and SPDK will still call back: all of it stays.
@@ -435,6 +461,7 @@ impl Drop for SpdkPath {
         std::mem::forget(std::mem::replace(&mut self.flights, Flights::new(0)));
         self.queues.drain(..).for_each(std::mem::forget);
         self.registered.drain(..).for_each(std::mem::forget);
+        std::mem::forget(std::mem::replace(&mut self.peers, Peers::new()));
     }
 }
 
@@ -448,6 +475,7 @@ impl DeviceCapabilities {
             direct: true,
             volatile_cache: facts.volatile_cache,
             deallocate: facts.deallocate,
+            placement_handles: facts.placement.len() as u16,
         }
     }
 }
@@ -463,7 +491,7 @@ impl Status {
             Self::Nvme { code_type: GENERIC, code: BY_REQUEST | QUEUE_GONE, .. } => true,
             Self::Nvme { code_type, .. } => code_type == PATH,
             Self::Errno(errno) => errno == libc::ECANCELED || self.is_removal(),
-            Self::Short { .. } => false,
+            Self::Short { .. } | Self::Library { .. } => false,
         }
     }
 }

@@ -8,11 +8,14 @@ use std::time::Duration;
 
 use tidelog_spdk_sys as sys;
 
+use super::command::Command;
 use super::controller::{Controller, Reach};
 use super::environment::errno;
 use super::flight::{Flight, completed};
-use super::steps::{Limits, Step};
-use crate::path::{Action, Operation, OperationKind, Status};
+use super::peer::{PageLists, Peers, Way};
+use crate::memory::peer::PeerBuffer;
+use crate::path::nvme::steps::{Limits, Step};
+use crate::path::{Action, Operation, OperationKind, PlacementHandle, Status};
 
 /// Commands that SPDK keeps ready for each operation in flight: its own cuts at boundaries of the medium, and what
 /// waits for room on the controller.
@@ -77,12 +80,27 @@ impl Queue {
         self.state == State::Dead
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.controller.facts().name
+    }
+
+    /// Whether the controller reads and writes memory itself.
+    pub(super) fn is_on_the_bus(&self) -> bool {
+        self.controller.facts().reach == Reach::Bus
+    }
+
     pub(super) fn needs_registered_memory(&self) -> bool {
         self.controller.facts().reach != Reach::Connection
     }
 
     /// Sends one command of an operation that lies in its slot.
-    pub(super) fn send(&self, operation: &mut Operation, step: Step, flight: &Flight) -> Sent {
+    pub(super) fn send(
+        &self,
+        operation: &mut Operation,
+        step: Step,
+        flight: &Flight,
+        peers: &Peers,
+    ) -> Sent {
         if self.is_lost() {
             return Sent::Refused(Status::Errno(libc::ENODEV));
         }
@@ -90,6 +108,7 @@ impl Queue {
         let (context, Step { lba, blocks, skipped }) = (flight.context(), step);
         let skipped = skipped as usize * self.limits().block as usize;
         let callback = Some(completed as unsafe extern "C" fn(_, _));
+        let placement = operation.placement;
         // SAFETY: the pair is this thread's and the namespace its controller's. The buffer is at least as long as
         // the extent that the step was cut from, and both it and the flight stay where they are until the command
         // has come back (see the path's impl). SPDK copies the range to deallocate.
@@ -103,11 +122,35 @@ impl Queue {
                 }
                 Action::Write { buffer, fua } => {
                     let bytes = buffer.address().add(skipped).cast::<c_void>();
-                    let flags = if *fua { sys::SPDK_NVME_IO_FLAGS_FORCE_UNIT_ACCESS } else { 0 };
-                    sys::spdk_nvme_ns_cmd_write(
-                        namespace, pair, bytes, lba, blocks, callback, context, flags,
-                    )
+                    self.write(bytes, step, *fua, placement, context)
                 }
+                Action::ReadToPeer(buffer) => match peers.way_to(buffer) {
+                    Some(Way::Translated) => {
+                        let bytes = buffer.address().add(skipped).cast::<c_void>();
+                        sys::spdk_nvme_ns_cmd_read(
+                            namespace, pair, bytes, lba, blocks, callback, context, 0,
+                        )
+                    }
+                    Some(Way::Bus(lists)) => {
+                        let command = self.command(sys::SPDK_NVME_OPC_READ, step, false);
+                        self.by_bus(command, lists, buffer, step, context)
+                    }
+                    None => -libc::EFAULT,
+                },
+                Action::WriteFromPeer { buffer, fua } => match peers.way_to(buffer) {
+                    Some(Way::Translated) => {
+                        let bytes = buffer.address().add(skipped).cast::<c_void>();
+                        self.write(bytes, step, *fua, placement, context)
+                    }
+                    Some(Way::Bus(lists)) => {
+                        let mut command = self.command(sys::SPDK_NVME_OPC_WRITE, step, *fua);
+                        if let Some(identifier) = self.placement_identifier(placement) {
+                            command = command.placed(identifier);
+                        }
+                        self.by_bus(command, lists, buffer, step, context)
+                    }
+                    None => -libc::EFAULT,
+                },
                 Action::WriteZeroes if self.controller.facts().write_zeroes => {
                     sys::spdk_nvme_ns_cmd_write_zeroes(
                         namespace, pair, lba, blocks, callback, context, 0,
@@ -138,6 +181,88 @@ impl Queue {
             libc::ENOMEM | libc::EAGAIN => Sent::Full,
             errno => Sent::Refused(Status::Errno(errno)),
         }
+    }
+
+    /// Writes, by a placement handle where one is named.
+    ///
+    /// # Safety
+    /// As for [`Self::send`]: the bytes stay, and are the command's alone, until it has come back.
+    unsafe fn write(
+        &self,
+        bytes: *mut c_void,
+        step: Step,
+        fua: bool,
+        placement: Option<PlacementHandle>,
+        context: *mut c_void,
+    ) -> i32 {
+        let (namespace, pair) = (self.controller.namespace(), self.pair.as_ptr());
+        let callback = Some(completed as unsafe extern "C" fn(_, _));
+        let Some(identifier) = self.placement_identifier(placement) else {
+            let Step { lba, blocks, .. } = step;
+            let flags = if fua { sys::SPDK_NVME_IO_FLAGS_FORCE_UNIT_ACCESS } else { 0 };
+            // SAFETY: by the contract.
+            return unsafe {
+                sys::spdk_nvme_ns_cmd_write(
+                    namespace, pair, bytes, lba, blocks, callback, context, flags,
+                )
+            };
+        };
+        let mut command = self.command(sys::SPDK_NVME_OPC_WRITE, step, fua).placed(identifier);
+        // SAFETY: by the contract. SPDK copies the command, and translates the bytes.
+        unsafe {
+            sys::spdk_nvme_ctrlr_cmd_io_raw(
+                self.controller.handle(),
+                pair,
+                command.as_mut_ptr(),
+                bytes,
+                step.blocks * self.limits().block,
+                callback,
+                context,
+            )
+        }
+    }
+
+    /// Reads or writes device memory for which SPDK has no translation.
+    ///
+    /// # Safety
+    /// As for [`Self::send`]: the buffer stays, and is the command's alone, until it has come back.
+    unsafe fn by_bus(
+        &self,
+        command: Command,
+        lists: &PageLists,
+        buffer: &PeerBuffer,
+        step: Step,
+        context: *mut c_void,
+    ) -> i32 {
+        let block = self.limits().block as usize;
+        let offset = buffer.offset() + step.skipped as usize * block;
+        let Some(fields) = lists.fields(offset, step.blocks as usize * block) else {
+            return -libc::EFAULT;
+        };
+        let mut command = command.pages(fields);
+        // SAFETY: the command names pages of the buffer only, which lies within its region; the rest is by the
+        // contract. SPDK copies the command.
+        unsafe {
+            sys::spdk_nvme_ctrlr_io_cmd_raw_no_payload_build(
+                self.controller.handle(),
+                self.pair.as_ptr(),
+                command.as_mut_ptr(),
+                Some(completed as unsafe extern "C" fn(_, _)),
+                context,
+            )
+        }
+    }
+
+    fn command(&self, opcode: u32, step: Step, fua: bool) -> Command {
+        // SAFETY: the namespace is the controller's.
+        let namespace = unsafe { sys::spdk_nvme_ns_get_id(self.controller.namespace()) };
+        Command::new(opcode, namespace, step, fua)
+    }
+
+    /// What a write carries to name a placement handle.
+    fn placement_identifier(&self, handle: Option<PlacementHandle>) -> Option<u16> {
+        let identifiers = &self.controller.facts().placement;
+        handle.and_then(|handle| identifiers.get(usize::from(handle.0)).copied())
     }
 
     /// Takes in what was answered. Answers whether the device was just lost.
@@ -266,10 +391,13 @@ pub(super) fn register(base: *mut u8, length: usize, queues: &[Queue]) -> Result
             errno(answer)
         ));
     }
-    let ends = [base, base.wrapping_add(length - crate::memory::ALIGNMENT)];
-    // SAFETY: the addresses are only looked up.
-    let found = ends.map(|at| unsafe { sys::spdk_vtophys(at.cast(), std::ptr::null_mut()) });
-    if found.contains(&i64::from(sys::SPDK_VTOPHYS_ERROR).cast_unsigned()) {
+    let untranslated = (0..length).step_by(crate::memory::ALIGNMENT).any(|page| {
+        let at = base.wrapping_add(page).cast();
+        // SAFETY: the address is only looked up.
+        let found = unsafe { sys::spdk_vtophys(at, std::ptr::null_mut()) };
+        found == i64::from(sys::SPDK_VTOPHYS_ERROR).cast_unsigned()
+    });
+    if untranslated {
         unregister((base, length));
         return Err("the controllers have no address for the memory; without an IOMMU it must lie on huge pages".into());
     }

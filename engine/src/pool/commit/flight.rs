@@ -61,7 +61,7 @@ impl Flight {
         submit: impl FnOnce(Finish) -> Result<Ticket, SubmitError>,
     ) -> Self {
         let (tell, told) = told(commits);
-        let finish: Finish = Box::new(|result| tell.tell(result.outcome.map(drop)));
+        let finish = Finish::new(move |result| tell.tell(result.outcome.map(drop)));
         match submit(finish) {
             Ok(_) => Self::Begun(told),
             Err(refused) => Self::Refused(refused),

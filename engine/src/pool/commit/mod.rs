@@ -29,6 +29,7 @@ use super::error::{CommitError, Unusable};
 use super::options::CommitStats;
 use crate::layout::TensorId;
 use crate::log::{ChangeLog, StripeMap};
+use crate::memory::process;
 use crate::schedule::{ControlError, Promise, Submitter, Ticket, TransferError};
 pub(super) use flight::told;
 use pipeline::Pipeline;
@@ -81,7 +82,7 @@ impl Commit {
 
     fn forked(&self) -> Option<CommitError> {
         let opener = self.opener;
-        let forked = std::process::id() != opener;
+        let forked = process::id() != opener;
         forked.then_some(CommitError::Unusable(Unusable::Forked { opener }))
     }
 }
@@ -131,7 +132,7 @@ impl Commits {
         log: ChangeLog,
     ) -> Arc<Self> {
         let pipeline = Mutex::new(Pipeline::new(log, submitter.capabilities()));
-        let (opener, news) = (std::process::id(), AtomicBool::new(false));
+        let (opener, news) = (process::id(), AtomicBool::new(false));
         Arc::new(Self { opener, submitter, shared, stripes, pipeline, news })
     }
 
@@ -179,8 +180,7 @@ impl Commits {
     }
 
     fn touched(&self, work: &Work) -> u64 {
-        let runs = work.runs().into_iter();
-        runs.fold(0, |devices, runs| devices | self.stripes.devices_of(runs))
+        work.devices(&self.stripes)
     }
 
     /// Something has ended: takes the pipeline on as far as it goes now. Never waits, so that it may be

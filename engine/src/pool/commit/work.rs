@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use super::flight::answer;
-use crate::layout::{Change, Run, TensorEntry, TensorId};
-use crate::log::{Contents, Durability};
+use crate::layout::{Change, TensorEntry, TensorId};
+use crate::log::{Contents, Durability, StripeMap};
 use crate::pool::Shared;
 use crate::pool::error::CommitError;
 use crate::pool::held::PendingWrite;
@@ -87,14 +87,18 @@ impl Work {
         Some(Ok(()))
     }
 
-    /// Where its bytes lie.
-    pub(super) fn runs(&self) -> Vec<&[Run]> {
+    /// The devices that its bytes lie on, as a set of bits.
+    pub(super) fn devices(&self, stripes: &StripeMap) -> u64 {
         match self {
             Self::Batch(batch) => {
-                let written = batch.written.iter();
-                written.filter_map(|it| Some(&*it.write.reservation()?.runs)).collect()
+                let contents = batch.shared.contents();
+                let written = batch.written.iter().filter_map(|it| it.write.reservation());
+                let runs = written.map(|reservation| contents.runs(reservation));
+                runs.fold(0, |devices, runs| devices | stripes.devices_of(runs))
             }
-            Self::Moves { moves, .. } => moves.runs().collect(),
+            Self::Moves { moves, .. } => {
+                moves.runs().fold(0, |devices, runs| devices | stripes.devices_of(runs))
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use crate::pool::devices::{Member, Members, find_twins};
 use crate::pool::media::MetadataIo;
 use crate::pool::open::{Damaged, arrange, refused};
 use crate::pool::pieces::{self, Group};
-use crate::schedule::{Reactor, ReactorOptions, Ticket, Transfer, Urgency};
+use crate::schedule::{Finish, Reactor, ReactorOptions, Ticket, Transfer, Urgency};
 use crate::units::ByteCount;
 
 /// Tensor bytes in one read, at least one stripe unit.
@@ -269,7 +269,7 @@ impl Reader<'_> {
         };
         let mut flying: VecDeque<Window> = VecDeque::new();
         for (index, (_, tensor)) in tensors.iter().enumerate() {
-            let whole = pieces::of_range(&self.stripes, tensor, &(0..tensor.length), true);
+            let whole = pieces::of_range(&self.stripes, tensor, 0..tensor.length, true);
             for group in pieces::groups(whole, WINDOW_BYTES) {
                 if flying.len() == WINDOWS_IN_FLIGHT {
                     flying.pop_front().into_iter().for_each(&mut land);
@@ -319,7 +319,7 @@ impl Reader<'_> {
     fn submit(&self, group: &Group) -> Result<Ticket, String> {
         let destination = Destination::buffer(group.bytes() as usize);
         let read = Transfer::Read { destination, pieces: group.pieces.clone() };
-        let ticket = self.reactor.submit(read, Urgency::Ahead, None, Box::new(|_| ()));
+        let ticket = self.reactor.submit(read, Urgency::Ahead, None, Finish::nothing());
         ticket.map_err(|error| error.to_string())
     }
 }

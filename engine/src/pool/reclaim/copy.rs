@@ -9,7 +9,7 @@ use crate::log::Relocation;
 use crate::memory::{Destination, Source};
 use crate::pool::error::ReclaimError;
 use crate::pool::{Pool, pieces};
-use crate::schedule::{Piece, Reactor, Subject, Ticket, Transfer, TransferResult, Urgency};
+use crate::schedule::{Finish, Piece, Reactor, Subject, Ticket, Transfer, TransferError, Urgency};
 
 /// Memory for what is being copied: this much, or one stripe unit if that is more.
 const COPY_BYTES: u64 = 4 << 20;
@@ -30,7 +30,9 @@ pub(super) fn copy_all(
         for stretch in &moving.stretches {
             let Range { start, end } = stretch.bytes;
             let placements = stripes.placements(&stretch.to, end - start);
-            let groups = pieces::groups(placements.iter().map(pieces::whole), COPY_BYTES);
+            let handle = pool.0.handles.of_lane(moving.lane);
+            let whole = |placement| pieces::whole(placement).placed(handle);
+            let groups = pieces::groups(placements.map(whole), COPY_BYTES);
             copies.extend(groups.into_iter().map(|group| Copy {
                 entry: &moving.version.entry,
                 bytes: start + group.range.start..start + group.range.end,
@@ -94,12 +96,12 @@ fn copy_window(
 
 fn begin_read(pool: &Pool, reactor: &Reactor, copy: &Copy<'_>) -> Result<Ticket, ReclaimError> {
     // What is copied gets new checksums, so it is verified by the old ones whatever the pool's reads are.
-    let pieces = pieces::of_range(&pool.0.stripes, copy.entry, &copy.bytes, true);
+    let pieces = pieces::of_range(&pool.0.stripes, copy.entry, copy.bytes.clone(), true).collect();
     let destination = Destination::buffer((copy.bytes.end - copy.bytes.start) as usize);
     let read = Transfer::Read { destination, pieces };
     // The tensor is named by what this answers.
     let subject = Subject::default().from_byte(copy.bytes.start);
-    Ok(reactor.submit_about(subject, read, Urgency::Ahead, None, Box::new(|_| ()))?)
+    Ok(reactor.submit_about(subject, read, Urgency::Ahead, None, Finish::nothing())?)
 }
 
 fn end_read(copy: &Copy<'_>, read: &Ticket) -> Result<Vec<u8>, ReclaimError> {
@@ -116,7 +118,8 @@ fn end_read(copy: &Copy<'_>, read: &Ticket) -> Result<Vec<u8>, ReclaimError> {
 /// A write under way, and where its end is told.
 struct Writing {
     ticket: Ticket,
-    ended: Receiver<TransferResult>,
+    /// Bytes written, and the checksums of the pieces.
+    ended: Receiver<(u64, Result<Vec<u32>, TransferError>)>,
 }
 
 fn begin_write(
@@ -126,8 +129,8 @@ fn begin_write(
 ) -> Result<Writing, ReclaimError> {
     let (send, ended) = sync_channel(1);
     let write = Transfer::Write { source: Source::Owned(bytes), pieces: copy.to.clone() };
-    let finish = Box::new(move |result| {
-        let _ = send.send(result);
+    let finish = Finish::new(move |result| {
+        let _ = send.send((result.bytes, result.outcome.map(|done| done.checksums.to_vec())));
     });
     let ticket = reactor.submit(write, Urgency::Ahead, None, finish)?;
     Ok(Writing { ticket, ended })
@@ -135,7 +138,7 @@ fn begin_write(
 
 fn end_write(pool: &Pool, copy: &Copy<'_>, write: &Writing) -> Result<Vec<u32>, ReclaimError> {
     let ended = write.ticket.wait_for(&write.ended);
-    pool.0.shared.written.moved(ended.as_ref().map_or(0, |result| result.bytes));
-    let outcome = ended.and_then(|result| result.outcome.map(|done| done.checksums));
+    pool.0.shared.written.moved(ended.as_ref().map_or(0, |(bytes, _)| *bytes));
+    let outcome = ended.and_then(|(_, outcome)| outcome);
     outcome.map_err(|source| ReclaimError::Write { id: copy.entry.id, source })
 }

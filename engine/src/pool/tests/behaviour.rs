@@ -206,7 +206,7 @@ fn a_read_that_fails_names_the_tensor_the_byte_in_it_and_the_devices_path() {
     let fails = |id: TensorId, range| start_get(&pool, id.0, range).wait().unwrap_err().to_string();
     for (id, words) in [(named, "\"layer.0.weight\""), (TensorId(2), &TensorId(2).to_string())] {
         let version = pool.current(id).unwrap();
-        let piece = pool.0.stripes.placements(&version.entry.runs, 100_000)[3];
+        let piece = pool.0.stripes.placements(&version.entry.runs, 100_000).nth(3).unwrap();
         disks[usize::from(piece.device)].rot(piece.device_offset + 10, 4);
         let device = format!("device {0} (sim{0})", piece.device);
         let place = format!("byte {} of {words}", piece.tensor_offset);
@@ -216,7 +216,12 @@ fn a_read_that_fails_names_the_tensor_the_byte_in_it_and_the_devices_path() {
         let damaged = report.damaged.iter().find(|damaged| damaged.id == id).unwrap();
         says(&damaged.bad[0].error.to_string(), &[&device, &place]);
     }
-    let piece = pool.0.stripes.placements(&pool.current(named).unwrap().entry.runs, 100_000)[2];
+    let piece = pool
+        .0
+        .stripes
+        .placements(&pool.current(named).unwrap().entry.runs, 100_000)
+        .nth(2)
+        .unwrap();
     let device = format!("device {0} (sim{0})", piece.device);
     disks[usize::from(piece.device)].plan_fault(OperationKind::Read, 0, Fault::Errno(libc::ENXIO));
     for how in ["failed on", "until the pool is opened again"] {

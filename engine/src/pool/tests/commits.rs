@@ -293,7 +293,7 @@ fn a_panic_of_the_reactor_ends_every_commit() {
     let (late, empty) = (batch(&pool, &[], &[9]), pool.batch());
     let reactor = pool.0.reactor.read().unwrap();
     let nothing = Transfer::Write { source: Source::from(vec![]), pieces: vec![] };
-    let panics = Box::new(|_| panic!("on purpose"));
+    let panics = Finish::new(|_| panic!("on purpose"));
     let ended = reactor.as_ref().unwrap().submit(nothing, Urgency::Urgent, None, panics);
     ended.unwrap().wait().unwrap_err();
     drop(reactor);

@@ -16,7 +16,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 
 fn places(pool: &Pool, id: u128) -> Vec<Placement> {
     let version = pool.current(TensorId(id)).unwrap();
-    pool.0.stripes.placements(&version.entry.runs, version.entry.length)
+    pool.0.stripes.placements(&version.entry.runs, version.entry.length).collect()
 }
 
 /// Fills the pool with tensors and deletes every other one, so that free segments are scarce and the

@@ -5,9 +5,12 @@ mod commits;
 mod durable;
 mod format;
 mod housekeeping;
+mod puts;
 mod reclamation;
 mod scrub;
 mod workload;
+
+use std::time::Duration;
 
 use super::*;
 use crate::layout::LifetimeClass;

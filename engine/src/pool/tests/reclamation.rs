@@ -187,7 +187,8 @@ fn a_tensor_that_cannot_be_read_stays_and_its_segment_is_left_alone() {
         let kept = mixed(&pool, durable);
         let bad = kept[1].0;
         let version = pool.current(TensorId(bad)).unwrap();
-        let placement = pool.0.stripes.placements(&version.entry.runs, version.entry.length)[0];
+        let placement =
+            pool.0.stripes.placements(&version.entry.runs, version.entry.length).next().unwrap();
         disks[usize::from(placement.device)].rot(placement.device_offset + 9, 1);
         let (mut errors, before) = (0, space(&pool));
         loop {

@@ -7,7 +7,7 @@ use crate::path::sim::Fault;
 
 fn placements(pool: &Pool, id: u128) -> Vec<Placement> {
     let version = pool.current(TensorId(id)).unwrap();
-    pool.0.stripes.placements(&version.entry.runs, version.entry.length)
+    pool.0.stripes.placements(&version.entry.runs, version.entry.length).collect()
 }
 
 #[test]

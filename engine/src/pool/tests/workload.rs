@@ -1,6 +1,7 @@
 //! Random programs against a reference model: what a pool must answer at any time, across faults, power
 //! cuts and reopenings. A failure prints its seed; `TIDELOG_SEED` replays it.
 
+use crate::log::{Durability, Lane, Request};
 use std::collections::BTreeMap;
 
 use super::*;

@@ -137,7 +137,7 @@ fn a_reactor_dropped_inside_a_finish_ends_without_deadlock() {
     let reactor = std::sync::Arc::new(start(&disks(1), 1));
     let (go, gate) = mpsc::channel::<()>();
     let held = std::sync::Arc::clone(&reactor);
-    let finish: Finish = Box::new(move |_| {
+    let finish = Finish::new(move |_| {
         gate.recv().unwrap();
         let blocked = held.flush(&[DeviceIndex(0)]);
         assert_eq!(blocked, Err(ControlError::Submit(SubmitError::WouldDeadlock)));
@@ -159,7 +159,7 @@ fn a_panic_in_a_finish_fails_every_ticket_instead_of_hanging_them() {
         let transfer = Transfer::Write { source: vec![1; 10].into(), pieces: striped(10, 1, 0) };
         reactor.submit(transfer, Urgency::Ahead, None, finish).unwrap()
     };
-    let first = submit(Box::new(|_| panic!("a finish that panics, on purpose")));
+    let first = submit(Finish::new(|_| panic!("a finish that panics, on purpose")));
     let second = submit(nothing());
     disks[0].release();
     for ticket in [&first, &second] {

@@ -57,7 +57,8 @@ fn devices_read_and_write_a_callers_buffer_themselves_and_it_comes_back() {
     let tensor = bytes(LENGTH, 1);
     disks.iter().for_each(SimDisk::hold);
     let (tell, told) = mpsc::channel();
-    let finish: Finish = Box::new(move |result| tell.send(result).unwrap());
+    let finish =
+        Finish::new(move |result| tell.send(result.outcome.unwrap().checksums.to_vec()).unwrap());
     let ticket = submit_write(&reactor, buffer, finish);
     // Four pieces at once, where the staging ring has room for one.
     until("all pieces on the disks", || disks.iter().map(SimDisk::in_flight).sum::<usize>() == 4);
@@ -67,7 +68,7 @@ fn devices_read_and_write_a_callers_buffer_themselves_and_it_comes_back() {
     assert_eq!(ticket.wait().unwrap().bytes, LENGTH as u64);
     assert!(ticket.released());
     let pieces = expecting(&tensor, striped(LENGTH, 2, 0));
-    let sums = told.recv().unwrap().outcome.unwrap().checksums;
+    let sums = told.recv().unwrap();
     assert!(sums.iter().map(|sum| Some(*sum)).eq(pieces.iter().map(|piece| piece.checksum)));
     let back = ticket.take_buffer().expect("the buffer comes back");
     assert_eq!((back.as_ptr(), &back[..LENGTH]), (address, &tensor[..]));
@@ -129,9 +130,16 @@ fn a_buffer_whose_write_failed_or_was_refused_comes_back() {
         assert_eq!(latched, expected == "refused", "{error}");
         assert_eq!(ticket.take_buffer().unwrap()[..LENGTH], bytes(LENGTH, 4));
     }
-    // Tickets that nobody asks give theirs back to the pool.
+    // Tickets that nobody asks give theirs back to the pool, whether they go before the end or after it.
     drop(submit_write(&reactor, filled(&reactor, 4), nothing()));
     until("all memory free", || reactor.buffer(256 << 10).is_some());
+    let ticket = submit_write(&reactor, filled(&reactor, 4), nothing());
+    let clone = ticket.clone();
+    ticket.wait().unwrap_err();
+    drop(ticket);
+    assert!(reactor.buffer(256 << 10).is_none(), "a ticket could still take it");
+    drop(clone);
+    assert!(reactor.buffer(256 << 10).is_some());
 }
 
 #[test]

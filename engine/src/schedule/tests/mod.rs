@@ -56,17 +56,18 @@ fn fail_reads(disk: &SimDisk, times: u32, fault: Fault) {
 }
 
 fn nothing() -> Finish {
-    Box::new(|_| ())
+    Finish::nothing()
 }
 
 fn write(reactor: &Reactor, bytes: &[u8], pieces: &[Piece]) -> Vec<Piece> {
     let (tell, told) = mpsc::channel();
-    let finish: Finish = Box::new(move |result| tell.send(result).unwrap());
+    let finish =
+        Finish::new(move |result| tell.send(result.outcome.unwrap().checksums.to_vec()).unwrap());
     let (source, pieces) = (Source::from(bytes.to_vec()), pieces.to_vec());
     let transfer = Transfer::Write { source, pieces: pieces.clone() };
     let ticket = reactor.submit(transfer, Urgency::Ahead, None, finish).unwrap();
     assert_eq!(ticket.wait().unwrap().bytes, bytes.len() as u64);
-    let sums = told.recv().unwrap().outcome.unwrap().checksums;
+    let sums = told.recv().unwrap();
     pieces.iter().zip(sums).map(|(piece, sum)| piece.expecting(sum)).collect()
 }
 

@@ -12,7 +12,7 @@ fn an_urgent_read_overtakes_writes_that_were_asked_for_ahead() {
     let (order, ended) = mpsc::channel();
     let note = |name: &'static str| -> Finish {
         let (order, disk) = (order.clone(), disks[0].clone());
-        Box::new(move |_| order.send((name, disk.counters().writes)).unwrap())
+        Finish::new(move |_| order.send((name, disk.counters().writes)).unwrap())
     };
     disks[0].hold();
     let source = Source::from(bytes(4 << 20, 1));
@@ -38,7 +38,7 @@ fn an_expedited_transfer_overtakes_the_ones_before_it() {
     disks[0].hold();
     let submit = |name: u8, offset| {
         let order = order.clone();
-        let finish: Finish = Box::new(move |_| order.send(name).unwrap());
+        let finish = Finish::new(move |_| order.send(name).unwrap());
         let source = Source::from(bytes(1 << 20, name));
         let transfer = Transfer::Write { source, pieces: striped(1 << 20, 1, offset) };
         reactor.submit(transfer, Urgency::Ahead, None, finish).unwrap()
@@ -127,7 +127,7 @@ fn the_finish_runs_before_the_ticket_turns_ready_and_before_the_queue_is_told() 
     let queue = CompletionQueue::new();
     let (go, gate) = mpsc::channel::<()>();
     let watched = queue.clone();
-    let finish: Finish = Box::new(move |_| {
+    let finish = Finish::new(move |_| {
         gate.recv().unwrap();
         assert!(watched.is_empty());
     });

@@ -1,0 +1,85 @@
+//! What a job does: `rw=`.
+
+use crate::stats::Direction;
+
+/// What `rw=` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent, as the table below shows")]
+pub struct Load {
+    /// Its name in fio.
+    pub name: &'static str,
+    /// Whether it reads.
+    pub reads: bool,
+    /// Whether it writes.
+    pub writes: bool,
+    /// Whether it tells devices that nobody needs their bytes.
+    pub trims: bool,
+    /// Whether offsets, or tensors, come in random order.
+    pub random: bool,
+}
+
+impl Load {
+    const ALL: [Self; 10] = [
+        Self { name: "read", reads: true, ..Self::NOTHING },
+        Self { name: "write", writes: true, ..Self::NOTHING },
+        Self { name: "rw", reads: true, writes: true, ..Self::NOTHING },
+        Self { name: "trim", trims: true, ..Self::NOTHING },
+        Self { name: "randread", reads: true, random: true, ..Self::NOTHING },
+        Self { name: "randwrite", writes: true, random: true, ..Self::NOTHING },
+        Self { name: "randrw", reads: true, writes: true, random: true, ..Self::NOTHING },
+        Self { name: "randtrim", trims: true, random: true, ..Self::NOTHING },
+        Self { name: "trimwrite", trims: true, writes: true, ..Self::NOTHING },
+        Self { name: "randtrimwrite", trims: true, writes: true, random: true, ..Self::NOTHING },
+    ];
+
+    const NOTHING: Self =
+        Self { name: "", reads: false, writes: false, trims: false, random: false };
+
+    /// The load of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn named(name: &str) -> Result<Self, String> {
+        let wanted = match name.trim() {
+            "readwrite" => "rw",
+            other => other,
+        };
+        Self::ALL.into_iter().find(|load| load.name == wanted).ok_or_else(|| {
+            let names: Vec<&str> = Self::ALL.iter().map(|load| load.name).collect();
+            format!("{name:?} is none of {}", names.join(", "))
+        })
+    }
+
+    /// Whether each block is trimmed and then written: twice the operations, as in fio.
+    pub fn writes_what_it_trims(self) -> bool {
+        self.trims && self.writes
+    }
+
+    /// Whether it both reads and writes.
+    pub fn is_mix(self) -> bool {
+        self.reads && self.writes
+    }
+
+    /// Whether what a device holds is gone afterwards.
+    pub fn changes(self) -> bool {
+        self.writes || self.trims
+    }
+
+    /// Which way the next operation on a new block goes; of a mix, so many percent read.
+    pub fn draw(self, random: &mut fastrand::Rng, rwmixread: u8) -> Direction {
+        match self {
+            Self { trims: true, .. } => Direction::Trim,
+            Self { reads: true, writes: true, .. } if random.u8(0..100) < rwmixread => {
+                Direction::Read
+            }
+            Self { writes: true, .. } => Direction::Write,
+            _ => Direction::Read,
+        }
+    }
+}
+
+impl Default for Load {
+    fn default() -> Self {
+        Self::ALL[0]
+    }
+}

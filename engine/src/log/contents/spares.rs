@@ -1,0 +1,56 @@
+//! Versions that nobody knows any more, for those to come: what is put again and again costs no allocation.
+
+use std::sync::Arc;
+
+use crate::layout::{Checksums, Runs, TensorEntry};
+use crate::log::space::{Durability, Full};
+use crate::log::version::{Request, Version};
+
+/// So many are kept at most. They keep the memory of their lists, too.
+const SPARES_MAX: usize = 1024;
+
+#[derive(Debug, Default)]
+pub(super) struct Spares(Vec<Arc<Version>>);
+
+impl Spares {
+    /// A version of what is requested, which nobody else holds, where `fill` says, and without checksums yet.
+    pub(super) fn version(
+        &mut self,
+        serial: u64,
+        request: &Request,
+        fill: impl FnOnce(&mut Runs) -> Result<(), Full>,
+    ) -> Result<Arc<Version>, Full> {
+        let mut version = self.0.pop().unwrap_or_else(|| Arc::new(empty(request)));
+        let place = Arc::get_mut(&mut version).expect("only what nobody else holds is kept");
+        if let Err(full) = fill(&mut place.entry.runs) {
+            self.keep(version);
+            return Err(full);
+        }
+        let Request { id, length, lane, .. } = *request;
+        (place.serial, place.moves, place.durability) = (serial, 0, lane.durability);
+        (place.entry.id, place.entry.length, place.entry.class) = (id, length, lane.class);
+        // Scratch tensors pay for nothing they do not need.
+        let named = lane.durability == Durability::Durable;
+        place.entry.name = request.name.clone().filter(|_| named);
+        Ok(version)
+    }
+
+    /// Keeps a version for later, unless somebody still holds it.
+    pub(super) fn keep(&mut self, mut version: Arc<Version>) {
+        if self.0.len() < SPARES_MAX
+            && let Some(Version { entry, .. }) = Arc::get_mut(&mut version)
+        {
+            entry.name = None;
+            entry.runs.clear();
+            entry.checksums.clear();
+            self.0.push(version);
+        }
+    }
+}
+
+fn empty(request: &Request) -> Version {
+    let Request { id, length, lane, .. } = *request;
+    let (runs, checksums) = (Runs::new(), Checksums::new());
+    let entry = TensorEntry { id, name: None, length, class: lane.class, runs, checksums };
+    Version { entry, durability: lane.durability, serial: 0, moves: 0 }
+}

@@ -1,0 +1,124 @@
+//! The copies of a GPU that are under way, each with the chunk of staging memory that it begins or ends in.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::dma::{DmaBuffer, DmaPool};
+use super::gpu::{GpuDirection, GpuError, GpuEvent, GpuMemory, GpuRange, OpenedCopies};
+
+/// Keeps a chunk, and what `T` says of it, until its copy is done. Dropped, it waits for those under way.
+pub(crate) struct Copies<T> {
+    opened: Option<OpenedCopies>,
+    free: Vec<u32>,
+    /// From the GPU and to it, each in the order in which they end.
+    out: VecDeque<Copying<T>>,
+    into: VecDeque<Copying<T>>,
+}
+
+struct Copying<T> {
+    slot: u32,
+    chunk: DmaBuffer,
+    about: T,
+}
+
+/// A copy that ended: its chunk, unless the GPU may still use it.
+pub(crate) type Ended<T> = (T, Result<DmaBuffer, GpuError>);
+
+impl<T> Copies<T> {
+    /// No GPU, no copies.
+    pub(crate) fn none() -> Self {
+        let (out, into) = (VecDeque::new(), VecDeque::new());
+        Self { opened: None, free: Vec::new(), out, into }
+    }
+
+    /// At most `chunks` copies at once between a GPU and `staging`. Answers also why that is not page-locked.
+    pub(crate) fn open(
+        gpu: &dyn GpuMemory,
+        chunks: u32,
+        staging: &DmaPool,
+    ) -> Result<(Self, Option<String>), GpuError> {
+        let opened = gpu.open(chunks, staging)?;
+        let why_unlocked = opened.why_unlocked.clone();
+        let under_way = || VecDeque::with_capacity(chunks as usize);
+        let (free, out, into) = ((0..chunks).rev().collect(), under_way(), under_way());
+        Ok((Self { opened: Some(opened), free, out, into }, why_unlocked))
+    }
+
+    /// Whether any is under way.
+    pub(crate) fn is_any(&self) -> bool {
+        !self.out.is_empty() || !self.into.is_empty()
+    }
+
+    /// Begins a copy between the bytes of a transfer's memory from `offset` on and `part` of a chunk; gives the chunk
+    /// back where that cannot be. The transfer must not be released before the copy has ended, or, for one to the GPU,
+    /// before `landed` was recorded.
+    pub(crate) fn begin(
+        &mut self,
+        direction: GpuDirection,
+        memory: GpuRange,
+        offset: u64,
+        mut chunk: DmaBuffer,
+        part: Range<usize>,
+        about: T,
+    ) -> Result<(), (GpuError, DmaBuffer)> {
+        let (Some(opened), Some(slot)) = (&mut self.opened, self.free.pop()) else {
+            return Err((GpuError("there is no GPU".into()), chunk));
+        };
+        let copy = memory.copy(direction, offset as usize, &mut chunk[part]);
+        // SAFETY: the GPU's end lies within memory that its owner vouched for until the release (`GpuSource::new`,
+        // `GpuDestination::new`), which comes later, as the caller sees to; the chunk is kept here meanwhile.
+        if let Err(error) = unsafe { opened.copies.begin(slot, &copy) } {
+            self.free.push(slot);
+            return Err((error, chunk));
+        }
+        let under_way = match direction {
+            GpuDirection::Out => &mut self.out,
+            GpuDirection::In => &mut self.into,
+        };
+        under_way.push_back(Copying { slot, chunk, about });
+        Ok(())
+    }
+
+    /// A copy that ended, if one has.
+    pub(crate) fn next_ended(&mut self) -> Option<Ended<T>> {
+        let opened = self.opened.as_mut()?;
+        for under_way in [&mut self.out, &mut self.into] {
+            let Some(first) = under_way.front() else { continue };
+            let done = opened.copies.is_done(first.slot);
+            if done == Ok(false) {
+                continue;
+            }
+            let Some(Copying { slot, chunk, about }) = under_way.pop_front() else { continue };
+            let Err(error) = done else {
+                self.free.push(slot);
+                return Some((about, Ok(chunk)));
+            };
+            // The GPU answers no more: whether it still uses the chunk nobody knows, so it is nobody's.
+            std::mem::forget(chunk);
+            return Some((about, Err(error)));
+        }
+        None
+    }
+
+    /// Has a caller's event happen behind every copy to the GPU so far.
+    pub(crate) fn record(&mut self, landed: GpuEvent) {
+        let recorded = self.opened.as_mut().map(|opened| opened.copies.record(landed));
+        if matches!(recorded, Some(Err(_))) {
+            // An event that is not recorded is one that has happened: so be it now.
+            self.wait();
+        }
+    }
+
+    /// Waits for all that are under way; `next_ended` hands them out afterwards.
+    pub(crate) fn wait(&mut self) {
+        if let Some(opened) = &mut self.opened {
+            opened.copies.wait();
+        }
+    }
+}
+
+impl<T> Drop for Copies<T> {
+    fn drop(&mut self) {
+        self.wait();
+    }
+}

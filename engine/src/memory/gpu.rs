@@ -1,0 +1,171 @@
+//! Memory of a GPU as an end of transfers. The engine has no address for it and no CUDA: whoever opens a pool brings
+//! what copies, and the reactor only looks whether a copy is done.
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::NonNull;
+
+use super::dma::DmaPool;
+
+/// A GPU whose memory transfers may name.
+pub trait GpuMemory: fmt::Debug + Send + Sync {
+    /// What it is called.
+    fn name(&self) -> String;
+
+    /// Makes what copies between the GPU and `staging`, `slots` at once, on the thread that will use it.
+    fn open(&self, slots: u32, staging: &DmaPool) -> Result<OpenedCopies, GpuError>;
+}
+
+/// What copies, and how well.
+pub struct OpenedCopies {
+    /// The copies.
+    pub copies: Box<dyn GpuCopies>,
+    /// Why staging memory is not page-locked, and copies therefore bounce in the driver.
+    pub why_unlocked: Option<String>,
+    /// Kept as long as the copies: what page-locks the staging memory.
+    pub lock: Option<Box<dyn Any>>,
+}
+
+/// Copies between a GPU and staging memory, each in a slot of its own. Those to the GPU happen one after the other, so
+/// do those from it.
+///
+/// # Safety
+/// A copy that [`begin`](GpuCopies::begin) refused touches neither end. One that [`is_done`](GpuCopies::is_done) has told
+/// to be done touches them no more. After [`wait`](GpuCopies::wait) none does, also where it failed: then the GPU runs
+/// nothing of this process any more.
+pub unsafe trait GpuCopies {
+    /// Begins a copy in a slot in which none is under way.
+    ///
+    /// # Safety
+    /// Both ends are as long as it says, and stay so until it is done: nobody writes where it reads from, nor touches
+    /// where it writes to. An event that it names stays open as long.
+    unsafe fn begin(&mut self, slot: u32, copy: &GpuCopy) -> Result<(), GpuError>;
+
+    /// Whether the copy in a slot is done. An error is that of the GPU as a whole; nobody knows of this copy then.
+    fn is_done(&mut self, slot: u32) -> Result<bool, GpuError>;
+
+    /// Has `event` happen when all copies to the GPU that were begun are done.
+    fn record(&mut self, event: GpuEvent) -> Result<(), GpuError>;
+
+    /// Waits for all copies.
+    fn wait(&mut self);
+}
+
+/// One copy.
+#[derive(Clone, Copy, Debug)]
+pub struct GpuCopy {
+    /// Which way.
+    pub direction: GpuDirection,
+    /// The GPU's end.
+    pub gpu: u64,
+    /// The staging memory's end.
+    pub staging: NonNull<u8>,
+    /// How many bytes.
+    pub length: usize,
+    /// What must have happened on the GPU before.
+    pub after: Option<GpuEvent>,
+}
+
+/// Which way a copy goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuDirection {
+    /// From the GPU to staging memory.
+    Out,
+    /// From staging memory to the GPU.
+    In,
+}
+
+/// The driver's handle of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuEvent(NonNull<c_void>);
+
+// SAFETY: a handle, which the engine only hands on; who made it keeps the event open, whatever thread uses it.
+unsafe impl Send for GpuEvent {}
+// SAFETY: as above.
+unsafe impl Sync for GpuEvent {}
+
+impl GpuEvent {
+    /// The event behind a handle; `None` for a null one.
+    pub fn from_raw(handle: *mut c_void) -> Option<Self> {
+        NonNull::new(handle).map(Self)
+    }
+
+    /// The handle.
+    pub fn as_raw(self) -> *mut c_void {
+        self.0.as_ptr()
+    }
+}
+
+/// A GPU could not do what was asked of it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct GpuError(pub String);
+
+/// Memory of a GPU that a transfer reads.
+#[derive(Debug)]
+pub struct GpuSource {
+    pub(crate) range: GpuRange,
+}
+
+/// Memory of a GPU that a transfer writes.
+#[derive(Debug)]
+pub struct GpuDestination {
+    pub(crate) range: GpuRange,
+    pub(crate) landed: Option<GpuEvent>,
+}
+
+/// Where in the GPU's memory, and from when on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GpuRange {
+    address: u64,
+    pub(crate) length: usize,
+    after: Option<GpuEvent>,
+}
+
+impl GpuSource {
+    /// `length` bytes at `address` of the memory of the GPU that the pool was opened with, which are there once `after`
+    /// has happened; now if there is no event.
+    ///
+    /// # Safety
+    /// Until the transfer's ticket reports `released` the memory stays allocated and the event open, and nobody writes the
+    /// bytes after `after`.
+    pub unsafe fn new(address: u64, length: usize, after: Option<GpuEvent>) -> Self {
+        Self { range: GpuRange { address, length, after } }
+    }
+}
+
+impl GpuDestination {
+    /// `length` bytes at `address` of the memory of the GPU that the pool was opened with, which nobody uses any more
+    /// once `after` has happened. With `landed` the transfer ends as soon as its copies to the GPU are under way, and
+    /// whoever uses the bytes, or frees them, waits for that event, which is recorded before the ticket turns ready;
+    /// without, it ends when they are done.
+    ///
+    /// # Safety
+    /// Until the transfer's ticket reports `released`, and `landed` has happened, the memory stays allocated and nobody
+    /// else touches it after `after`. Both events stay open until `released`.
+    pub unsafe fn new(
+        address: u64,
+        length: usize,
+        after: Option<GpuEvent>,
+        landed: Option<GpuEvent>,
+    ) -> Self {
+        Self { range: GpuRange { address, length, after }, landed }
+    }
+}
+
+impl GpuRange {
+    /// The copy between `length` bytes from `offset` on and staging memory; the caller has checked that they are within.
+    pub(crate) fn copy(
+        &self,
+        direction: GpuDirection,
+        offset: usize,
+        staging: &mut [u8],
+    ) -> GpuCopy {
+        let (length, after) = (staging.len(), self.after);
+        let end = offset.checked_add(length);
+        assert!(end.is_some_and(|end| end <= self.length), "a piece beyond its memory on the GPU");
+        let staging = NonNull::from(staging).cast();
+        GpuCopy { direction, gpu: self.address + offset as u64, staging, length, after }
+    }
+}

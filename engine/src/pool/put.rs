@@ -1,0 +1,123 @@
+//! Puts: from the caller to the reactor's queue.
+
+use std::sync::Arc;
+
+use super::error::{PutError, Unusable};
+use super::held::PendingWrite;
+use super::options::PutOptions;
+use super::{Pool, pieces};
+use crate::layout::TensorId;
+use crate::log::{Durability, Lane, Request};
+use crate::memory::Source;
+use crate::schedule::{Finish, Reactor, Subject, Ticket, Transfer, TransferError};
+
+/// One of the puts of [`Pool::put_all`].
+#[derive(Debug)]
+pub struct Put {
+    /// What is put.
+    pub id: TensorId,
+    /// Its bytes.
+    pub source: Source,
+    /// How it is put.
+    pub options: PutOptions,
+}
+
+/// Wakes a reactor at the end, whatever that is.
+struct Rouse<'a>(&'a Reactor);
+
+impl Drop for Rouse<'_> {
+    fn drop(&mut self) {
+        self.0.rouse();
+    }
+}
+
+impl Pool {
+    /// Writes a scratch tensor of `source.len()` bytes. It takes the place of an older version when it
+    /// is complete, in the order in which puts were called.
+    pub fn put(
+        &self,
+        id: TensorId,
+        source: Source,
+        options: PutOptions,
+    ) -> Result<Ticket, PutError> {
+        let reactor = self.reactor()?;
+        let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
+        let ticket = self.enqueue_scratch(reactor, Put { id, source, options })?;
+        reactor.rouse();
+        Ok(ticket)
+    }
+
+    /// As [`Self::put`] for each, in their order, with one wake-up of the reactor, which costs more than a small put.
+    /// The iterator must not wait for what it has yielded: that may not have begun.
+    ///
+    /// # Errors
+    /// Those of the first that is refused. The ones before it go on: their tickets are behind what `tickets` held.
+    pub fn put_all(
+        &self,
+        puts: impl IntoIterator<Item = Put>,
+        tickets: &mut Vec<Ticket>,
+    ) -> Result<(), PutError> {
+        let reactor = self.reactor()?;
+        let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
+        // Also where the iterator panics.
+        let _rouse = Rouse(reactor);
+        for put in puts {
+            tickets.push(self.enqueue_scratch(reactor, put)?);
+        }
+        Ok(())
+    }
+
+    fn enqueue_scratch(&self, reactor: &Reactor, put: Put) -> Result<Ticket, PutError> {
+        let Put { id, source, options } = put;
+        let lane = Lane { durability: Durability::Scratch, class: options.lifetime };
+        let request = Request { id, name: None, length: source.len() as u64, lane };
+        self.enqueue_put(reactor, &request, source, options, |write, outcome| {
+            if let Ok(checksums) = outcome {
+                write.install(checksums);
+            }
+        })
+    }
+
+    /// As [`Self::enqueue_put`], and wakes the reactor.
+    pub(super) fn start_put(
+        &self,
+        request: &Request,
+        source: Source,
+        options: PutOptions,
+        finish: impl FnOnce(PendingWrite, Result<&[u32], TransferError>) + Send + 'static,
+    ) -> Result<Ticket, PutError> {
+        let reactor = self.reactor()?;
+        let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
+        let ticket = self.enqueue_put(reactor, request, source, options, finish)?;
+        reactor.rouse();
+        Ok(ticket)
+    }
+
+    /// Reserves space and enqueues the write; `finish` gets the complete write, or drops it and thereby
+    /// gives its space back.
+    fn enqueue_put(
+        &self,
+        reactor: &Reactor,
+        request: &Request,
+        source: Source,
+        options: PutOptions,
+        finish: impl FnOnce(PendingWrite, Result<&[u32], TransferError>) + Send + 'static,
+    ) -> Result<Ticket, PutError> {
+        let (length, lane) = (request.length, request.lane);
+        let (mut pieces, handle) = (reactor.pieces(), self.0.handles.of_lane(lane));
+        let reservation = self.begin_put(reactor, request, |runs| {
+            let placements = self.0.stripes.placements(runs, length);
+            pieces.extend(placements.map(|placement| pieces::whole(placement).placed(handle)));
+        })?;
+        let write = PendingWrite::new(Arc::clone(&self.0.shared), reservation);
+        let shared = Arc::clone(&self.0.shared);
+        let ended = Finish::new(move |result| {
+            shared.written.put(lane, result.bytes);
+            finish(write, result.outcome.map(|done| done.checksums));
+        });
+        let transfer = Transfer::Write { source, pieces };
+        // Where the engine takes nothing, it drops `ended` and with it the reservation.
+        let (subject, PutOptions { urgency, notify, .. }) = (Subject::of(request.id), options);
+        Ok(reactor.enqueue(subject, transfer, urgency, notify, ended)?)
+    }
+}

@@ -1,0 +1,119 @@
+//! GPU memory by way of the engine's staging memory: what works on every machine with a GPU, on every data path.
+//!
+//! The engine's chunks are page-locked once, so that the GPU's copy engines reach them without the driver's help. Copies
+//! from the GPU have a stream and copies to it another, beside each other and beside everything that computes.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use tidelog_engine::memory::{
+    DmaPool, GpuCopies, GpuCopy, GpuDirection, GpuError, GpuEvent, GpuMemory, OpenedCopies,
+};
+
+use crate::cuda::{CudaError, DevicePointer, Event, Gpu, HostLock, Stream};
+
+/// The memory of a GPU as an end of puts and gets: for `OpenOptions::gpu`.
+#[derive(Clone, Debug)]
+pub struct StagedGpu(
+    /// The GPU.
+    pub Arc<Gpu>,
+);
+
+impl GpuMemory for StagedGpu {
+    fn name(&self) -> String {
+        let gpu = &self.0;
+        format!("GPU {} ({}) at {}", gpu.ordinal(), gpu.name(), gpu.pci_address())
+    }
+
+    fn open(&self, slots: u32, staging: &DmaPool) -> Result<OpenedCopies, GpuError> {
+        let gpu = &self.0;
+        let copies = Copies {
+            gpu: Arc::clone(gpu),
+            out: Stream::new(gpu).map_err(told)?,
+            into: Stream::new(gpu).map_err(told)?,
+            done: (0..slots).map(|_| Event::new(gpu)).collect::<Result<_, _>>().map_err(told)?,
+        };
+        let (base, length) = staging.span();
+        // SAFETY: the mapping is kept beside the lock, and goes after it.
+        let locked = unsafe { HostLock::new(gpu, base, length) };
+        let (lock, why_unlocked) = match locked {
+            Ok(lock) => (Some(Locked { _lock: lock, _memory: staging.clone() }), None),
+            Err(error) => (None, Some(format!("{error}; ulimit -l bounds what may be locked"))),
+        };
+        let lock = lock.map(|lock| Box::new(lock) as Box<_>);
+        Ok(OpenedCopies { copies: Box::new(copies), why_unlocked, lock })
+    }
+}
+
+/// Fields drop in this order.
+struct Locked {
+    _lock: HostLock,
+    _memory: DmaPool,
+}
+
+struct Copies {
+    gpu: Arc<Gpu>,
+    out: Stream,
+    into: Stream,
+    /// For each slot, what happens behind its copy.
+    done: Vec<Event>,
+}
+
+impl Copies {
+    /// # Safety
+    /// As for [`GpuCopies::begin`].
+    unsafe fn enqueue(&self, slot: u32, copy: &GpuCopy) -> Result<(), CudaError> {
+        self.gpu.enter()?;
+        let (pointer, length) = (DevicePointer(copy.gpu), copy.length);
+        let stream = self.stream(copy.direction);
+        // SAFETY: the caller keeps the event open and both ends as they are until the copy is done.
+        unsafe {
+            copy.after.map_or(Ok(()), |after| stream.wait_for_raw(after.as_raw()))?;
+            match copy.direction {
+                GpuDirection::Out => stream.copy_out(pointer, copy.staging.as_ptr(), length)?,
+                GpuDirection::In => stream.copy_in(copy.staging.as_ptr(), pointer, length)?,
+            }
+        }
+        self.done[slot as usize].record(stream).inspect_err(|_| {
+            // The copy is under way, and nothing would tell when it is done. Where this fails too, the context is lost and
+            // nothing runs in it.
+            let _ = stream.synchronize();
+        })
+    }
+
+    fn stream(&self, direction: GpuDirection) -> &Stream {
+        match direction {
+            GpuDirection::Out => &self.out,
+            GpuDirection::In => &self.into,
+        }
+    }
+}
+
+// SAFETY: a copy that was put into its stream and could not be followed has been waited for; one is told to be done when
+// the event behind it has happened, and `wait` waits for both streams.
+unsafe impl GpuCopies for Copies {
+    unsafe fn begin(&mut self, slot: u32, copy: &GpuCopy) -> Result<(), GpuError> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.enqueue(slot, copy) }.map_err(told)
+    }
+
+    fn is_done(&mut self, slot: u32) -> Result<bool, GpuError> {
+        self.done[slot as usize].has_happened().map_err(told)
+    }
+
+    fn record(&mut self, event: GpuEvent) -> Result<(), GpuError> {
+        // SAFETY: who gave the event keeps it open until the transfer's release, which comes after this.
+        unsafe { self.into.record_raw(event.as_raw()) }.map_err(told)
+    }
+
+    fn wait(&mut self) {
+        // A failure is that of the whole context, in which then nothing runs.
+        for stream in [&self.out, &self.into] {
+            let _ = self.gpu.enter().and_then(|()| stream.synchronize());
+        }
+    }
+}
+
+fn told(error: CudaError) -> GpuError {
+    GpuError(error.to_string())
+}

@@ -1,0 +1,291 @@
+//! GPU tensors through the log by way of page-locked staging memory, on a GPU whose copies are late.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use tidelog_engine::layout::TensorId;
+use tidelog_engine::memory::{Destination, GpuDestination, GpuEvent, GpuSource, Source};
+use tidelog_engine::path::{DeviceSpec, Feature, PathChoice};
+use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
+use tidelog_engine::schedule::{Ticket, TransferError, Urgency};
+use tidelog_engine::units::ByteCount;
+use tidelog_gds::StagedGpu;
+use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
+use tidelog_tests::machine::{Directory, FakeGpu};
+
+const UNIT: ByteCount = ByteCount::kib(16);
+const NAME: &str = "layer.0.weight";
+
+/// A pool on two files, and the folder that they are in. Its staging memory is `chunks` chunks.
+fn pool(fake: &FakeGpu, chunks: u64, path: PathChoice) -> (Directory, Pool) {
+    let directory = Directory::new("gpu-log").unwrap();
+    let files = ["a", "b"].map(|name| DeviceSpec::new(directory.path().join(name)));
+    let format = FormatOptions {
+        device_size: Some(ByteCount::mib(16)),
+        stripe_unit: UNIT,
+        ..FormatOptions::default()
+    };
+    Pool::format(&files, &format).unwrap();
+    let options = OpenOptions {
+        path,
+        staging: ByteCount(chunks * UNIT.0),
+        depth: 4,
+        gpu: Some(Arc::new(StagedGpu(fake.gpu()))),
+        ..OpenOptions::default()
+    };
+    (directory, Pool::open(&files, &options).unwrap())
+}
+
+fn id() -> TensorId {
+    TensorId::from_name(NAME)
+}
+
+fn pattern(length: usize, seed: usize) -> Vec<u8> {
+    (0..length).map(|at| (at * 31 / 7 + at / 4093 + seed) as u8).collect()
+}
+
+fn on_gpu(fake: &FakeGpu, bytes: &[u8]) -> DeviceMemory {
+    let mut memory = DeviceMemory::new(&fake.gpu(), bytes.len()).unwrap();
+    memory.write(0, bytes).unwrap();
+    memory
+}
+
+fn bytes_of(memory: &DeviceMemory) -> Vec<u8> {
+    let mut bytes = vec![0; memory.len()];
+    memory.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+fn raw(event: Option<&Event>) -> Option<GpuEvent> {
+    event.and_then(|event| GpuEvent::from_raw(event.as_raw()))
+}
+
+fn source(memory: &DeviceMemory, after: Option<&Event>) -> Source {
+    // SAFETY: the tests keep the memory, unwritten, until the ticket ends.
+    Source::Gpu(unsafe { GpuSource::new(memory.base().0, memory.len(), raw(after)) })
+}
+
+fn put(pool: &Pool, memory: &DeviceMemory, after: Option<&Event>) -> Ticket {
+    pool.put(id(), source(memory, after), PutOptions::default()).unwrap()
+}
+
+fn get(
+    pool: &Pool,
+    start: u64,
+    memory: &DeviceMemory,
+    after: Option<&Event>,
+    landed: Option<&Event>,
+) -> Ticket {
+    let length = memory.len();
+    // SAFETY: the tests keep the memory, untouched, until the ticket ends and `landed` has happened.
+    let destination =
+        unsafe { GpuDestination::new(memory.base().0, length, raw(after), raw(landed)) };
+    let range = start..start + length as u64;
+    pool.get(id(), range, Destination::Gpu(destination), Urgency::Urgent, None).unwrap()
+}
+
+fn from_host(pool: &Pool, length: usize) -> Vec<u8> {
+    let destination = Destination::buffer(length);
+    let ticket = pool.get(id(), 0..length as u64, destination, Urgency::Urgent, None).unwrap();
+    ticket.wait().unwrap();
+    ticket.take_bytes().unwrap()
+}
+
+#[test]
+fn what_is_put_from_the_gpu_is_what_the_host_reads_and_what_comes_back() {
+    for seed in 0..6 {
+        let fake = FakeGpu::start(seed, 3);
+        let path = [PathChoice::Uring, PathChoice::Posix][seed as usize % 2];
+        let (_directory, pool) = pool(&fake, 1 + seed, path);
+        for length in [1, 4096, 16 << 10, (16 << 10) + 1, 300_001] {
+            let bytes = pattern(length, seed as usize);
+            let tensor = on_gpu(&fake, &bytes);
+            let written = put(&pool, &tensor, None);
+            assert_eq!(written.wait().unwrap().bytes, length as u64);
+            assert!(written.released());
+            assert!(from_host(&pool, length) == bytes, "{length} bytes for the host");
+            let back = on_gpu(&fake, &vec![0xEE; length]);
+            assert_eq!(get(&pool, 0, &back, None, None).wait().unwrap().bytes, length as u64);
+            assert!(bytes_of(&back) == bytes, "{length} bytes for the GPU");
+            let part = on_gpu(&fake, &vec![0xEE; length / 3 + 1]);
+            let start = length / 2;
+            get(&pool, start as u64, &part, None, None).wait().unwrap();
+            assert!(bytes_of(&part) == bytes[start..start + part.len()], "a part of {length}");
+            let host = pattern(length, 1 + seed as usize);
+            pool.put(id(), host.clone().into(), PutOptions::default()).unwrap().wait().unwrap();
+            get(&pool, 0, &back, None, None).wait().unwrap();
+            assert!(bytes_of(&back) == host, "{length} bytes that came from the host");
+        }
+        pool.close().unwrap();
+        fake.assert_lawful();
+    }
+}
+
+#[test]
+fn a_tensor_on_the_gpu_is_compared_with_what_was_put() {
+    let fake = FakeGpu::start(5, 2);
+    let (_directory, pool) = pool(&fake, 3, PathChoice::Auto);
+    let mut bytes = pattern(200_000, 0);
+    put(&pool, &on_gpu(&fake, &bytes), None).wait().unwrap();
+    let verify = |memory: &DeviceMemory| {
+        let ended = pool.verify(id(), source(memory, None), None).unwrap().wait().unwrap();
+        (ended.matched, ended.bytes)
+    };
+    assert_eq!(verify(&on_gpu(&fake, &bytes)), (true, 200_000));
+    for at in [0, 100_000, 199_999] {
+        bytes[at] ^= 1;
+        assert!(!verify(&on_gpu(&fake, &bytes)).0, "byte {at} differs");
+        bytes[at] ^= 1;
+    }
+}
+
+#[test]
+fn a_put_waits_for_the_event_after_which_its_bytes_are_there() {
+    for seed in 0..10 {
+        let fake = FakeGpu::start(seed, 20);
+        let (_directory, pool) = pool(&fake, 4, PathChoice::Auto);
+        let bytes = pattern(100_000, 3);
+        let (made, tensor) = (on_gpu(&fake, &bytes), on_gpu(&fake, &vec![0; bytes.len()]));
+        let (kernel, ready) = (Stream::new(&fake.gpu()).unwrap(), Event::new(&fake.gpu()).unwrap());
+        // SAFETY: both stay until the ticket ends.
+        unsafe { kernel.copy(made.base(), tensor.base(), bytes.len()) }.unwrap();
+        ready.record(&kernel).unwrap();
+        put(&pool, &tensor, Some(&ready)).wait().unwrap();
+        assert!(from_host(&pool, bytes.len()) == bytes, "seed {seed}: older bytes were put");
+    }
+}
+
+#[test]
+fn a_get_waits_for_whoever_used_the_memory_and_whoever_uses_it_next_for_the_get() {
+    for seed in 0..10 {
+        let fake = FakeGpu::start(seed, 20);
+        let (_directory, pool) = pool(&fake, 4, PathChoice::Auto);
+        let (bytes, older) = (pattern(100_000, 3), pattern(100_000, 8));
+        put(&pool, &on_gpu(&fake, &bytes), None).wait().unwrap();
+        let gpu = fake.gpu();
+        let memory = on_gpu(&fake, &older);
+        let (before, behind) =
+            (on_gpu(&fake, &vec![0; bytes.len()]), on_gpu(&fake, &vec![0; bytes.len()]));
+        let kernel = Stream::new(&gpu).unwrap();
+        let (free, landed) = (Event::new(&gpu).unwrap(), Event::new(&gpu).unwrap());
+        // SAFETY: all memory stays until the synchronisation below.
+        unsafe { kernel.copy(memory.base(), before.base(), bytes.len()) }.unwrap();
+        free.record(&kernel).unwrap();
+        let ticket = get(&pool, 0, &memory, Some(&free), Some(&landed));
+        ticket.wait().unwrap();
+        assert!(ticket.released());
+        kernel.wait_for(&landed).unwrap();
+        // SAFETY: as above.
+        unsafe { kernel.copy(memory.base(), behind.base(), bytes.len()) }.unwrap();
+        kernel.synchronize().unwrap();
+        assert!(bytes_of(&before) == older, "seed {seed}: overwritten while it was in use");
+        assert!(bytes_of(&behind) == bytes, "seed {seed}: used before it was there");
+    }
+}
+
+#[test]
+fn a_copy_that_the_driver_refuses_fails_its_transfer_by_name_and_no_other() {
+    let fake = FakeGpu::start(2, 1);
+    let (_directory, pool) = pool(&fake, 2, PathChoice::Auto);
+    let tensor = on_gpu(&fake, &pattern(100_000, 0));
+    put(&pool, &tensor, None).wait().unwrap();
+    for (call, error) in [("copy_out", "copy from the GPU"), ("record", "record an event")] {
+        for after in 0..3 {
+            fake.plan(call, after, 719, 1);
+            let ticket = put(&pool, &tensor, None);
+            let told = ticket.wait().unwrap_err().to_string();
+            assert!(told.contains(error) && told.contains("CUDA_ERROR_LAUNCH_FAILED"), "{told}");
+            assert!(told.contains(&id().to_string()), "{told}");
+            assert!(ticket.released());
+        }
+    }
+    fake.plan("copy_in", 1, 719, 1);
+    let back = on_gpu(&fake, &vec![0; 100_000]);
+    assert!(matches!(get(&pool, 0, &back, None, None).wait(), Err(TransferError::Gpu { .. })));
+    // Every chunk is there again: with one less, these would wait for ever.
+    put(&pool, &tensor, None).wait().unwrap();
+    get(&pool, 0, &back, None, None).wait().unwrap();
+    assert!(bytes_of(&back) == pattern(100_000, 0));
+}
+
+#[test]
+fn a_chunk_of_which_the_gpu_tells_nothing_more_is_never_used_again() {
+    let fake = FakeGpu::start(2, 1);
+    let (_directory, pool) = pool(&fake, 2, PathChoice::Auto);
+    let tensor = on_gpu(&fake, &pattern(16 << 10, 0));
+    for _ in 0..2 {
+        fake.plan("query", 0, 700, 1);
+        let told = put(&pool, &tensor, None).wait().unwrap_err().to_string();
+        assert!(told.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{told}");
+    }
+    let told = put(&pool, &tensor, None).wait().unwrap_err().to_string();
+    assert!(told.contains("all staging memory was left"), "{told}");
+}
+
+#[test]
+fn a_transfer_that_is_cancelled_is_released_when_no_copy_touches_its_memory() {
+    for seed in 0..10 {
+        let fake = FakeGpu::start(seed, 3);
+        let (_directory, pool) = pool(&fake, 2, PathChoice::Auto);
+        let tensor = on_gpu(&fake, &pattern(1 << 20, 0));
+        put(&pool, &tensor, None).wait().unwrap();
+        for ticket in [put(&pool, &tensor, None), get(&pool, 0, &tensor, None, None)] {
+            ticket.cancel();
+            let ended = ticket.wait();
+            assert!(matches!(ended, Ok(_) | Err(TransferError::Cancelled)), "{ended:?}");
+            assert!(ticket.released());
+        }
+        // The fake counts a copy that touches freed memory.
+        drop(tensor);
+        pool.close().unwrap();
+        fake.assert_lawful();
+    }
+}
+
+#[test]
+fn a_pool_that_is_closed_waits_for_copies_that_nobody_else_waits_for() {
+    for seed in 0..10 {
+        let fake = FakeGpu::start(seed, 30);
+        let (_directory, pool) = pool(&fake, 4, PathChoice::Auto);
+        let tensor = on_gpu(&fake, &pattern(60_000, 0));
+        put(&pool, &tensor, None).wait().unwrap();
+        let landed = Event::new(&fake.gpu()).unwrap();
+        get(&pool, 0, &tensor, None, Some(&landed)).wait().unwrap();
+        pool.close().unwrap();
+        assert!(landed.has_happened().unwrap());
+        drop(tensor);
+        fake.assert_lawful();
+    }
+}
+
+#[test]
+fn the_statistics_say_which_gpu_it_is_and_why_staging_memory_is_not_page_locked() {
+    let fake = FakeGpu::start(1, 0);
+    let (directory, one) = pool(&fake, 2, PathChoice::Auto);
+    let gpu = one.stats().unwrap().reactor.gpu.unwrap();
+    assert_eq!(gpu.name, "GPU 0 (Fake GPU) at 0000:3b:00.0");
+    assert_eq!(gpu.page_locked, Feature::On);
+    drop((directory, one));
+    fake.plan("lock", 0, 2, 1);
+    let (_directory, two) = pool(&fake, 2, PathChoice::Auto);
+    let Feature::Off(why) = two.stats().unwrap().reactor.gpu.unwrap().page_locked else {
+        panic!("it was refused")
+    };
+    assert!(why.contains("error 2 (CUDA_ERROR_OUT_OF_MEMORY)") && why.contains("ulimit"), "{why}");
+    let tensor = on_gpu(&fake, &pattern(60_000, 0));
+    put(&two, &tensor, None).wait().unwrap();
+}
+
+#[test]
+fn memory_of_a_gpu_is_refused_by_a_pool_without_one() {
+    let fake = FakeGpu::start(1, 0);
+    let directory = Directory::new("gpu-none").unwrap();
+    let file = [DeviceSpec::new(directory.path().join("a"))];
+    let format =
+        FormatOptions { device_size: Some(ByteCount::mib(16)), ..FormatOptions::default() };
+    Pool::format(&file, &format).unwrap();
+    let pool = Pool::open(&file, &OpenOptions::default()).unwrap();
+    let tensor = on_gpu(&fake, &[1; 100]);
+    let told = pool.put(id(), source(&tensor, None), PutOptions::default()).unwrap_err();
+    assert!(told.to_string().contains("opened without a GPU"), "{told}");
+}

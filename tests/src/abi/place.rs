@@ -1,0 +1,116 @@
+//! Where a framework's storages are: on the heap, or on a GPU whose stream writes them some time later.
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex};
+
+use tidelog_gds::Gpu;
+use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
+
+use super::Memory;
+use super::memory::content;
+
+/// The place of a framework's storages.
+pub(super) enum Place {
+    Host,
+    Gpu(Arc<Compute>),
+}
+
+/// A GPU's stream that "kernels" run in, and what they still read.
+pub(super) struct Compute {
+    gpu: Arc<Gpu>,
+    stream: Stream,
+    inputs: Mutex<Vec<Vec<u8>>>,
+}
+
+/// The memory of a storage.
+pub(super) enum Room {
+    Host(Memory),
+    Gpu { memory: DeviceMemory, compute: Arc<Compute> },
+}
+
+impl Place {
+    pub(super) fn of(gpu: bool) -> Self {
+        if !gpu {
+            return Self::Host;
+        }
+        let gpu = Gpu::open(0).expect("a GPU was asked for");
+        let stream = Stream::new(&gpu).unwrap();
+        Self::Gpu(Arc::new(Compute { gpu, stream, inputs: Mutex::default() }))
+    }
+
+    pub(super) fn room(&self, size: usize, byte: u8) -> Room {
+        match self {
+            Self::Host => Room::Host(Memory::new(size, byte)),
+            Self::Gpu(compute) => {
+                // No allocation is empty; the storage may be.
+                let memory = DeviceMemory::new(&compute.gpu, size.max(1)).unwrap();
+                Room::Gpu { memory, compute: Arc::clone(compute) }
+            }
+        }
+    }
+
+    /// What happens when everything is done that was asked of the GPU so far.
+    pub(super) fn now(&self) -> Option<Event> {
+        let Self::Gpu(compute) = self else { return None };
+        let event = Event::new(&compute.gpu).unwrap();
+        event.record(&compute.stream).unwrap();
+        Some(event)
+    }
+}
+
+/// An event as the C ABI takes it.
+pub(super) fn raw(event: Option<&Event>) -> *mut c_void {
+    event.map_or(std::ptr::null_mut(), Event::as_raw)
+}
+
+impl Compute {
+    fn synchronize(&self) {
+        self.stream.synchronize().unwrap();
+        self.inputs.lock().unwrap().clear();
+    }
+}
+
+impl Room {
+    pub(super) fn address(&self) -> u64 {
+        match self {
+            Self::Host(memory) => memory.address as u64,
+            Self::Gpu { memory, .. } => memory.base().0,
+        }
+    }
+
+    /// Fills it with the bytes of `seed`, on a GPU some time before what is asked of its stream next. No transfer
+    /// may be using it.
+    pub(super) fn fill(&mut self, seed: u64, size: usize) {
+        match self {
+            Self::Host(memory) => memory.fill(seed),
+            Self::Gpu { memory, compute } => {
+                let bytes = content(seed, size);
+                // SAFETY: the memory stays until the stream was waited for (`drop`), as do the bytes.
+                unsafe { compute.stream.copy_in(bytes.as_ptr(), memory.base(), size) }.unwrap();
+                compute.inputs.lock().unwrap().push(bytes);
+            }
+        }
+    }
+
+    /// Panics unless it has the bytes of `seed`. No transfer may be writing it.
+    pub(super) fn check(&self, seed: u64, size: usize, whose: u32) {
+        match self {
+            Self::Host(memory) => memory.check(seed, whose),
+            Self::Gpu { memory, compute } => {
+                compute.synchronize();
+                let mut bytes = vec![0; size];
+                memory.read(0, &mut bytes).unwrap();
+                let right = bytes == content(seed, size);
+                assert!(right, "storage {whose} ({size} bytes) came back with other bytes");
+            }
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Self::Gpu { compute, .. } = self {
+            compute.synchronize();
+        }
+    }
+}

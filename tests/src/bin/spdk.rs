@@ -1,0 +1,150 @@
+//! What must be so on the data path spdk alone, on controllers of one's own: `tidelog-spdk`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::path::spdk::{Controller, EnvironmentOptions, Pages, configure};
+use tidelog_tests::conformance::Failure;
+use tidelog_tests::machine::Watchdog;
+use tidelog_tests::spdk::{
+    COMMAND_TIMEOUT, ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK, peer, placement,
+};
+
+/// Peer DMA, placement handles, errors and time-outs, with a line for each. THE CONTROLLERS LOSE WHAT THEY HOLD. Ends
+/// with 1 where a row fails.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The pages of SPDK's memory: huge or plain.
+    #[arg(long, default_value = "huge")]
+    pages: String,
+    #[command(subcommand)]
+    part: Part,
+}
+
+#[derive(Subcommand)]
+enum Part {
+    /// Errors, aborts and time-outs of single commands, by SPDK's own error injection.
+    Commands {
+        /// Controllers, separated by commas, such as spdk:0000:01:00.0.
+        devices: String,
+    },
+    /// Controllers write out of another device's memory, striped, and read back into it.
+    Peer {
+        /// Controllers, separated by commas.
+        devices: String,
+        /// The PCI address of the other device.
+        #[arg(long)]
+        address: String,
+        /// Which of its BARs.
+        #[arg(long)]
+        bar: u8,
+    },
+    /// On the other side of that memory, before: fills it.
+    PeerFill {
+        /// The file behind it.
+        file: PathBuf,
+        /// Decides the bytes.
+        #[arg(long)]
+        seed: u64,
+    },
+    /// On the other side of that memory, afterwards: compares every byte.
+    PeerVerify {
+        /// The file behind it.
+        file: PathBuf,
+        /// The seed that it was filled by.
+        #[arg(long)]
+        seed: u64,
+    },
+    /// Lanes and placement handles (FDP), SMART.
+    Placement {
+        /// Controllers, separated by commas.
+        devices: String,
+    },
+    /// Ends the process with the controllers still attached, as a program that closes nothing does.
+    Leave {
+        /// Controllers, separated by commas.
+        devices: String,
+    },
+    /// What the devices count themselves (SMART).
+    Endurance {
+        /// Controllers of a pool, separated by commas.
+        devices: String,
+    },
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("tidelog-spdk: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Whether all rows are as they must be.
+fn run(arguments: &Arguments) -> Result<bool, Failure> {
+    let _watchdog = Watchdog::watch("the rows of spdk", COMMAND_TIMEOUT * 120);
+    let pages = match arguments.pages.as_str() {
+        "huge" => Pages::Huge,
+        "plain" => Pages::Plain,
+        other => return Err(format!("{other:?} are no pages; there are huge and plain").into()),
+    };
+    configure(EnvironmentOptions {
+        pages,
+        timeout: COMMAND_TIMEOUT,
+        ..EnvironmentOptions::default()
+    })?;
+    match &arguments.part {
+        Part::Commands { devices } => {
+            let specs = DeviceSpec::parse_list(devices)?;
+            let rows = ON_EVERY_CONTROLLER.iter().chain(WHERE_COMMANDS_COME_BACK);
+            Ok(rows.fold(true, |good, (name, row)| told(name, &row(&specs)) && good))
+        }
+        Part::Peer { devices, address, bar } => {
+            let specs = DeviceSpec::parse_list(devices)?;
+            let moved = peer::move_through(&specs, address, *bar);
+            Ok(told("another device's memory is written from and read into", &moved))
+        }
+        Part::PeerFill { file, seed } => {
+            Ok(told("the other side of a BAR is filled", &peer::fill(file, *seed)))
+        }
+        Part::PeerVerify { file, seed } => {
+            Ok(told("every byte is right from the other side of a BAR", &peer::verify(file, *seed)))
+        }
+        Part::Placement { devices } => {
+            let specs = DeviceSpec::parse_list(devices)?;
+            let apart = placement::lanes_keep_apart(&specs);
+            let apart = told("each lane writes by its own placement handle on each device", &apart);
+            Ok(count(&specs) && apart)
+        }
+        Part::Leave { devices } => leave(&DeviceSpec::parse_list(devices)?).map(|()| true),
+        Part::Endurance { devices } => Ok(count(&DeviceSpec::parse_list(devices)?)),
+    }
+}
+
+fn count(specs: &[DeviceSpec]) -> bool {
+    let counted = placement::devices_count_what_is_written(specs);
+    told("devices count what is written to them", &counted)
+}
+
+fn leave(specs: &[DeviceSpec]) -> Result<(), Failure> {
+    for spec in specs {
+        let name = spec.controller().ok_or("it names no controller")?;
+        std::mem::forget(Controller::attach(&name)?);
+    }
+    Ok(())
+}
+
+fn told(name: &str, result: &Result<String, Failure>) -> bool {
+    match result {
+        Ok(fact) => println!("ok      {name}: {fact}"),
+        Err(why) => println!("FAILED  {name}: {why}"),
+    }
+    result.is_ok()
+}

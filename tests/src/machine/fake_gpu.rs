@@ -1,0 +1,139 @@
+//! The fake CUDA and cuFile of `gds/fake`, built with the C compiler that linking needs anyway, and what tests do with it.
+#![allow(unsafe_code)]
+// Only who holds the fake may use it; types of its functions stand where they are called.
+#![allow(clippy::unused_self, clippy::items_after_statements, clippy::missing_panics_doc)]
+
+use std::ffi::{CString, c_char, c_int, c_uint};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use libloading::os::unix::{Library as Opened, RTLD_GLOBAL, RTLD_NOW, Symbol};
+use tidelog_engine::path::Device;
+use tidelog_gds::Gpu;
+use tidelog_gds::cufile::{Compat, Driver, Library};
+use tidelog_gds::queue::{Queue, QueueOptions};
+
+/// The fake, held by one test at a time: what it plays is a property of the process.
+pub struct FakeGpu {
+    _turn: MutexGuard<'static, ()>,
+}
+
+struct Loaded {
+    path: PathBuf,
+    library: Opened,
+}
+
+/// Builds it beside the program that runs: test programs that run at once may each put theirs in the place of another's.
+fn build() -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gds/fake/fake.c");
+    let program = std::env::current_exe().expect("the program has a path");
+    let fresh = program.with_file_name(format!("libfake-{}.so", std::process::id()));
+    // cudarc asks the loader for libcuda.so; a library of that name that is loaded already is what it gets.
+    let output = Command::new("cc")
+        .args(["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so", "-o"])
+        .args([&fresh, &source])
+        .output()
+        .expect("a C compiler is there, as for linking");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let place = program.with_file_name("libfake-gpu.so");
+    std::fs::rename(&fresh, &place).expect("both lie in one folder");
+    place
+}
+
+fn loaded() -> &'static Loaded {
+    static LOADED: OnceLock<Loaded> = OnceLock::new();
+    LOADED.get_or_init(|| {
+        let path = build();
+        // SAFETY: our own library, whose initialisers do nothing.
+        let library = unsafe { Opened::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }.unwrap();
+        Loaded { path, library }
+    })
+}
+
+impl FakeGpu {
+    /// Takes the fake, as if it had just been started: everything that is late is so at most by about `laziness`.
+    pub fn start(seed: u64, laziness: u32) -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let fake = Self { _turn: turn };
+        // SAFETY: declared so in fake.c.
+        unsafe { fake.get::<unsafe extern "C" fn(u64, c_uint)>("fake_reset")(seed, laziness) };
+        fake
+    }
+
+    /// One of its functions.
+    ///
+    /// # Panics
+    /// It has none of that name.
+    pub fn get<T: Copy>(&self, name: &str) -> T {
+        // SAFETY: callers name the type that fake.c declares.
+        let symbol: Symbol<T> = unsafe { loaded().library.get(name) }.unwrap();
+        *symbol
+    }
+
+    /// Has a call fail with `code` (one of cuFile's, or of CUDA's below 5000; an errno for transfers, -1 for half of
+    /// one) after `after` more of it, `times` times or for ever (-1).
+    pub fn plan(&self, what: &str, after: i32, code: i32, times: i32) {
+        let name = CString::new(what).unwrap();
+        type Plan = unsafe extern "C" fn(*const c_char, c_int, c_int, c_int);
+        // SAFETY: declared so in fake.c, which copies the name.
+        unsafe { self.get::<Plan>("fake_plan")(name.as_ptr(), after, code, times) };
+    }
+
+    /// What the driver says of itself: bits of status and features, nvidia-fs's version, a batch's limit, GPUs.
+    pub fn driver(&self, status: u32, features: u32, major: u32, batch_max: u32, gpus: i32) {
+        type Set = unsafe extern "C" fn(c_uint, c_uint, c_uint, c_uint, c_int);
+        // SAFETY: declared so in fake.c.
+        unsafe { self.get::<Set>("fake_driver")(status, features, major, batch_max, gpus) };
+    }
+
+    /// Everything that nobody may do and somebody did: how often, and the first of it.
+    pub fn violations(&self) -> (u32, String) {
+        let mut first = [0_u8; 256];
+        type Get = unsafe extern "C" fn(*mut u8, usize) -> c_uint;
+        // SAFETY: declared so in fake.c, which writes at most as much as it is told.
+        let count = unsafe { self.get::<Get>("fake_violations")(first.as_mut_ptr(), first.len()) };
+        let text = first.split(|byte| *byte == 0).next().unwrap();
+        (count, String::from_utf8_lossy(text).into_owned())
+    }
+
+    /// Nobody did any of that.
+    pub fn assert_lawful(&self) {
+        assert_eq!(self.violations(), (0, String::new()));
+    }
+
+    /// How many there are of something.
+    pub fn count(&self, what: &str) -> u64 {
+        let name = CString::new(what).unwrap();
+        // SAFETY: declared so in fake.c.
+        unsafe {
+            self.get::<unsafe extern "C" fn(*const c_char) -> u64>("fake_count")(name.as_ptr())
+        }
+    }
+
+    /// cuFile, as the fake has it.
+    pub fn library(&self) -> Arc<Library> {
+        Library::open(Some(self.library_path())).unwrap()
+    }
+
+    /// Where the fake is.
+    pub fn library_path(&self) -> &'static Path {
+        &loaded().path
+    }
+
+    /// Its GPU.
+    pub fn gpu(&self) -> Arc<Gpu> {
+        Gpu::open(0).unwrap()
+    }
+
+    /// cuFile's driver, as the fake has it.
+    pub fn open_driver(&self) -> Arc<Driver> {
+        Driver::open(self.library(), Compat::Forbidden).unwrap()
+    }
+
+    /// A queue to these devices.
+    pub fn queue(&self, devices: Vec<Device>, options: QueueOptions) -> Queue {
+        Queue::open(&self.gpu(), &self.open_driver(), devices, options).unwrap()
+    }
+}

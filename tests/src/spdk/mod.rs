@@ -1,0 +1,50 @@
+//! What must be so on the data path spdk by itself, whichever controllers it has: errors and time-outs, peer DMA,
+//! placement handles.
+
+mod path;
+pub mod peer;
+pub mod placement;
+
+use std::time::{Duration, Instant};
+
+use tidelog_engine::path::spdk::{Controller, SpdkPath};
+use tidelog_engine::path::{Action, Completion, DataPath, DeviceSpec, Extent, Operation};
+use tidelog_engine::units::DeviceIndex;
+
+pub use path::{ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK};
+
+use crate::conformance::Failure;
+
+/// How long a command may take in tests: soon enough for a test, late enough for a machine that others use too.
+pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// One thing that must be so: its name, and what shows it.
+pub type Row = (&'static str, fn(&[DeviceSpec]) -> Result<String, Failure>);
+
+/// A path to these controllers.
+fn path_to(specs: &[DeviceSpec], depth: u32) -> Result<SpdkPath, Failure> {
+    let attach = |spec: &DeviceSpec| -> Result<_, Failure> {
+        Ok(Controller::attach(&spec.controller().ok_or("it names no controller")?)?)
+    };
+    let controllers = specs.iter().map(attach).collect::<Result<Vec<_>, _>>()?;
+    Ok(SpdkPath::new(controllers, depth)?)
+}
+
+fn operation(tag: u64, device: u8, extent: Extent, action: Action) -> Operation {
+    Operation { tag, device: DeviceIndex(device), extent, action, placement: None }
+}
+
+/// Waits until so many operations have come back.
+fn collect(path: &mut dyn DataPath, count: usize) -> Result<Vec<Completion>, Failure> {
+    let deadline = Instant::now() + 20 * COMMAND_TIMEOUT;
+    let mut completions = Vec::new();
+    while completions.len() < count {
+        if path.poll(&mut completions) == 0 {
+            path.wait(Some(Duration::from_millis(100)))?;
+        }
+        if Instant::now() > deadline {
+            return Err(format!("{} of {count} came back", completions.len()).into());
+        }
+    }
+    Ok(completions)
+}

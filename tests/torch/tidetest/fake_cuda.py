@@ -1,0 +1,151 @@
+"""A GPU for the tests, and one where there is none: gds/fake, whose device memory is the host's here, so that torch's CPU kernels
+compute on it, while Tidelog's copies are late, in streams, and ordered by events alone."""
+
+import contextlib
+import ctypes
+import subprocess
+from pathlib import Path
+
+import torch
+
+from tidelog import _device, _movers
+
+_SOURCE = Path(__file__).resolve().parents[3] / "gds" / "fake" / "fake.c"
+_library = None
+_SLEEP_CYCLES = 50_000_000  # some 30 ms
+
+def library(folder):
+    """The fake, built with the C compiler; a process has one."""
+    global _library
+    if _library is None:
+        built = Path(folder) / "libcuda.so"
+        # Tidelog asks the loader for libcuda.so; a library of that name that is loaded already is what it gets.
+        name = "-Wl,-soname,libcuda.so"
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-pthread", name, "-o", built, _SOURCE], check=True)
+        _library = ctypes.CDLL(str(built))
+        _library.fake_count.restype = ctypes.c_uint64
+    return _library
+
+
+class Event:
+    """What torch.cuda.Event is to the code that is tested. Every op takes the same time by its clock."""
+
+    OP_MILLISECONDS = 3.0
+
+    def __init__(self, enable_timing=False):
+        handle = ctypes.c_void_p()
+        assert _library.cuEventCreate(ctypes.byref(handle), 0) == 0
+        self.cuda_event = handle.value
+
+    def record(self, stream):
+        assert _library.cuEventRecord(ctypes.c_void_p(self.cuda_event), stream.handle) == 0
+
+    def elapsed_time(self, end):
+        return self.OP_MILLISECONDS
+
+
+class Stream:
+    """What torch.cuda.Stream is to it."""
+
+    def __init__(self, device=None):
+        self.handle = ctypes.c_void_p()
+        assert _library.cuStreamCreate(ctypes.byref(self.handle), 0) == 0
+
+    def wait_event(self, event):
+        assert _library.cuStreamWaitEvent(self.handle, ctypes.c_void_p(event.cuda_event), 0) == 0
+
+    def record_event(self):
+        event = Event()
+        event.record(self)
+        return event
+
+
+class Gpu(_device.Gpu):
+    """The class that is tested, for tensors that torch knows to be in host memory."""
+
+    def __init__(self):
+        super().__init__(torch.device("cuda", 0))
+        self.shared = 0
+
+    owns = _device.Host.owns
+    movable = _device.Host.movable
+
+    def _share(self, storage):
+        self.shared += 1  # a word to torch's caching allocator, which is not here
+
+
+class FakeCuda:
+    """The fake in the place of torch.cuda, with the current stream and what was asked of the caching allocator."""
+
+    device = "cpu"  # where torch has the tensors
+    name = "GPU 0 (Fake GPU) at 0000:3b:00.0"
+    Stream = Stream
+
+    def __init__(self, monkeypatch, folder, seed, laziness):
+        self.library = library(folder)
+        self.library.fake_reset(ctypes.c_uint64(seed), ctypes.c_uint(laziness))
+        self.library.fake_unify(True)
+        self.stream = Stream()
+        self.cached, self.emptied = 0, 0
+        for name, value in {
+            "Event": Event,
+            "Stream": Stream,
+            "current_stream": lambda device=None: self.stream,
+            "synchronize": lambda device=None: self.library.cuCtxSynchronize(),
+            "memory_reserved": lambda device=None: self.cached,
+            "empty_cache": self._empty_cache,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: self.stream.handle.value)
+        monkeypatch.setattr(_device, "choose", lambda device, model: Gpu())
+
+    def _empty_cache(self):
+        self.emptied += 1
+        self.cached = 0
+
+    @contextlib.contextmanager
+    def on(self, stream):
+        """Ops are launched on another stream."""
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    def write_late(self, stream, tensor, source):
+        """A kernel writes the tensor some time after it was launched."""
+        with self.on(stream):
+            tensor.add_(0)  # an op, by which the stream is noticed
+        destination, source = (_movers.data_pointer(each.untyped_storage()) for each in (tensor, source))
+        words = ctypes.c_uint64(destination), ctypes.c_uint64(source), ctypes.c_size_t(tensor.nbytes)
+        assert _library.cuMemcpyDtoDAsync_v2(*words, stream.handle) == 0
+
+    def copies(self):
+        return self.library.fake_count(b"copies")
+
+    def assert_lawful(self):
+        first = ctypes.create_string_buffer(256)
+        count = self.library.fake_violations(first, ctypes.c_size_t(256))
+        assert count == 0, f"{count} violations, the first: {first.value.decode()}"
+
+
+class RealCuda:
+    """The same questions to a GPU."""
+
+    device = "cuda"
+    name = "GPU 0 ("
+    Stream = torch.cuda.Stream
+
+    @property
+    def stream(self):
+        return torch.cuda.current_stream()
+
+    on = staticmethod(torch.cuda.stream)
+
+    def write_late(self, stream, tensor, source):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(_SLEEP_CYCLES)
+            tensor.copy_(source)
+
+    def assert_lawful(self):
+        torch.cuda.synchronize()

@@ -1,0 +1,173 @@
+"""Whose memory a block moves: the host's or a GPU's, and what orders transfers with the kernels of its streams.
+
+A kernel runs long after the op that launched it has returned. So a transfer gets an event behind everything that was
+launched before: an eviction must not read what is still being written, and what is fetched must not overwrite what is still
+being read (the allocator hands out memory whose last kernel has not run yet). When a storage is settled its bytes are there,
+for whatever is launched next, on any stream.
+"""
+
+import contextlib
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tidelog import _heap
+from tidelog._errors import Error
+
+_is_shared = torch._C.StorageBase.is_shared
+_resizable = torch._C.StorageBase.resizable
+
+
+class Host:
+    """The host's memory: an op that has returned is done."""
+
+    option = 0  # in the C ABI
+    streams = ()
+    blind = False
+    default_mover = "swap"
+
+    def owns(self, storage):
+        return storage.device.type == "cpu"
+
+    def movable(self, storage):
+        return _resizable(storage) and not _is_shared(storage)
+
+    def staging_in(self, staging):
+        """How much of the budget staging buffers take."""
+        return staging
+
+    def keeper(self, before, tensors_max):
+        """What sees to it that freed memory leaves the process."""
+        return _heap.Heap(before, tensors_max)
+
+    def at_work(self):
+        """While a block is open."""
+        return contextlib.nullcontext()
+
+    def notice(self):
+        """An op is about to be launched on the current stream."""
+
+    def after(self):
+        """An event behind everything that was launched; None: it is all done."""
+
+    def settled(self, storage):
+        """A storage has its bytes again."""
+
+    def before_free(self, storage):
+        """A storage is about to lose its memory."""
+
+    def op_begins(self, index):
+        """An op of a step that is being profiled is about to run."""
+
+    def op_ran(self):
+        """It was launched."""
+
+    def durations(self):
+        """The nanoseconds that each op took; empty where the session's own clock is right."""
+        return ()
+
+
+class Gpu(Host):
+    """A GPU of CUDA's, through torch."""
+
+    default_mover = "resize"  # blocks go back to the caching allocator, and through it to the driver
+
+    def __init__(self, device):
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        self.device = torch.device("cuda", index)
+        self.option = index + 1
+        self.streams = {}  # every stream that an op was launched on, by its handle
+        self.blind = True  # ops were launched that nobody looked at: on which streams is not known
+        self._current = torch._C._cuda_getCurrentRawStream
+        self._timed = []
+
+    def owns(self, storage):
+        return storage.device == self.device
+
+    def movable(self, storage):
+        return _resizable(storage)  # torch calls every storage of a GPU shared
+
+    def staging_in(self, staging):
+        return 0  # it is host memory
+
+    def keeper(self, before, tensors_max):
+        return _heap.Cache(self.device, tensors_max)
+
+    def at_work(self):
+        # Backward runs on the thread that called it: others have no hook, and could not be asked to wait.
+        return torch.autograd.set_multithreading_enabled(False)
+
+    def notice(self):
+        handle = self._current(self.device.index)
+        if handle not in self.streams:
+            self.streams[handle] = torch.cuda.current_stream(self.device)
+
+    def after(self):
+        self.notice()
+        if self.blind:
+            torch.cuda.synchronize(self.device)
+            self.blind = False
+        streams = list(self.streams.values())
+        current = torch.cuda.current_stream(self.device)
+        if len(streams) == 1:
+            return current.record_event()
+        # One event behind all of them, made where no kernel is held up by it.
+        join = self._join()
+        for stream in streams:
+            join.wait_event(stream.record_event())
+        return join.record_event()
+
+    def _join(self):
+        if not hasattr(self, "_joining"):
+            self._joining = torch.cuda.Stream(self.device)
+        return self._joining
+
+    def settled(self, storage):
+        if len(self.streams) > 1:
+            self._share(storage)
+
+    def before_free(self, storage):
+        if len(self.streams) > 1:
+            self._share(storage)
+
+    def _share(self, storage):
+        """The allocator gives this memory to nobody before the kernels that were launched on every stream have run."""
+        with _disable_current_modes():
+            whole = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
+            for stream in list(self.streams.values()):
+                whole.record_stream(stream)
+
+    def op_begins(self, index):
+        del self._timed[index:]
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(torch.cuda.current_stream(self.device))
+        self._timed.append([begin, end, False])
+
+    def op_ran(self):
+        self._timed[-1][1].record(torch.cuda.current_stream(self.device))
+        self._timed[-1][2] = True
+
+    def durations(self):
+        timed, self._timed = self._timed, []
+        torch.cuda.synchronize(self.device)
+        return [int(begin.elapsed_time(end) * 1e6) if ran else 0 for begin, end, ran in timed]
+
+
+def choose(device, model):
+    """The device for `device`: "cpu", "cuda", "cuda:1"; "auto" is where the model's first parameter is."""
+    if device == "auto":
+        first = next(model.parameters(), None) if model is not None else None
+        device = first.device if first is not None and first.device.type == "cuda" else "cpu"
+    try:
+        device = torch.device(device)
+    except RuntimeError as error:
+        raise Error(f"device={device!r}: {error}") from None
+    if device.type == "cpu":
+        return Host()
+    if device.type != "cuda":
+        raise Error(f"device={str(device)!r}: memory of a CPU or of a CUDA GPU can move, not of this.")
+    if not torch.cuda.is_available():
+        raise Error(f"device={str(device)!r}: torch finds no CUDA GPU here.")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise Error(f"device={str(device)!r}: there is no such GPU; torch finds {torch.cuda.device_count()}.")
+    return Gpu(device)

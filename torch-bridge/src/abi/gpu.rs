@@ -1,0 +1,103 @@
+//! Puts and gets of GPU memory, with the events that order them with the caller's kernels.
+
+use std::ffi::{c_char, c_void};
+
+use tidelog_engine::layout::{LifetimeClass, TensorId};
+use tidelog_engine::memory::{Destination, GpuDestination, GpuEvent, GpuSource, Source};
+use tidelog_engine::pool::PutOptions;
+
+use super::pool::{POOLS, give_out, urgency};
+use super::{Failure, Status, boundary, check_length, check_result, text_argument};
+
+/// As `tide_put`, from the memory of the GPU that the pool was opened for. The bytes are read once `after`, a `CUevent` recorded
+/// behind the kernels that make them, has happened; null: at once.
+///
+/// # Safety
+/// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and which nobody writes after `after`,
+/// until the ticket is released; `after` is null or an event that stays open as long. `ticket` points to one `uint64_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_put_gpu(
+    pool: u64,
+    name: *const c_char,
+    address: u64,
+    length: u64,
+    after: *mut c_void,
+    flags: u32,
+    ticket: *mut u64,
+) -> i32 {
+    boundary(|| {
+        let pool = POOLS.get(pool)?;
+        // SAFETY: by this function's contract.
+        let name = unsafe { text_argument(name, "name") }?;
+        let length = check_memory(address, length)?;
+        check_result(ticket, "ticket")?;
+        // SAFETY: by this function's contract.
+        let source = unsafe { GpuSource::new(address, length, GpuEvent::from_raw(after)) };
+        let (lifetime, urgency) = (LifetimeClass::Step, urgency(flags));
+        let options = PutOptions { lifetime, urgency, notify: None };
+        let submitted = pool
+            .put(TensorId::from_name(name), Source::Gpu(source), options)
+            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        // SAFETY: by this function's contract.
+        unsafe { give_out(submitted, ticket) }
+    })
+}
+
+/// As `tide_get`, into the memory of the GPU that the pool was opened for, written once `after` has happened: the last kernel that
+/// uses what was there before; null: at once. With `landed` the ticket is ready, and released, as soon as the copies are on their way:
+/// that event was then recorded behind them, and every stream that uses the bytes waits for it. Null: ready when they are there.
+///
+/// # Safety
+/// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and which nobody else touches after `after`,
+/// until the ticket is released and `landed` has happened; both are null or events that stay open until the release. `ticket` points to
+/// one `uint64_t`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_get_gpu(
+    pool: u64,
+    name: *const c_char,
+    offset: u64,
+    address: u64,
+    length: u64,
+    after: *mut c_void,
+    landed: *mut c_void,
+    flags: u32,
+    ticket: *mut u64,
+) -> i32 {
+    boundary(|| {
+        let pool = POOLS.get(pool)?;
+        // SAFETY: by this function's contract.
+        let name = unsafe { text_argument(name, "name") }?;
+        let end = offset
+            .checked_add(length)
+            .ok_or_else(|| Failure::invalid(format!("{length} bytes from {offset} overflow")))?;
+        let length = check_memory(address, length)?;
+        check_result(ticket, "ticket")?;
+        let (after, landed) = (GpuEvent::from_raw(after), GpuEvent::from_raw(landed));
+        // SAFETY: by this function's contract.
+        let destination = unsafe { GpuDestination::new(address, length, after, landed) };
+        let submitted = pool
+            .get(
+                TensorId::from_name(name),
+                offset..end,
+                Destination::Gpu(destination),
+                urgency(flags),
+                None,
+            )
+            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        // SAFETY: by this function's contract.
+        unsafe { give_out(submitted, ticket) }
+    })
+}
+
+/// Refuses memory that cannot be.
+fn check_memory(address: u64, length: u64) -> Result<usize, Failure> {
+    if address == 0 && length > 0 {
+        return Err(Failure::invalid("address is 0: no memory of a GPU begins there"));
+    }
+    if address.checked_add(length).is_none() {
+        return Err(Failure::invalid(format!(
+            "{length} bytes at {address:#x} end beyond all memory"
+        )));
+    }
+    check_length(length)
+}

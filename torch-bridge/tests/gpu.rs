@@ -1,0 +1,136 @@
+//! Storages and tensors on a GPU through the C ABI, on a GPU whose copies are late, and which the other tests must not
+//! find in their process.
+#![allow(unsafe_code, missing_docs)]
+#![allow(clippy::wildcard_imports)]
+
+use std::ptr::null_mut;
+
+use tidelog::abi::*;
+use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
+use tidelog_tests::abi::{Choices, Folder, Manners, STAGING, last_error, walk_session};
+use tidelog_tests::machine::FakeGpu;
+
+const NAME: &std::ffi::CStr = c"layer.0.weight";
+const BYTES: usize = 1 << 20;
+
+fn walk(seed: u64, manners: Manners) {
+    let fake = FakeGpu::start(seed, (seed % 8) as u32);
+    let name = format!("gpu-walk-{seed}");
+    let manners = Manners { gpu: true, ..manners };
+    let stats = walk_session(&name, Choices::of_seed(seed), 300, manners);
+    assert_eq!(stats["gpu"], "GPU 0 (Fake GPU) at 0000:3b:00.0");
+    for counter in ["evictions", "fetches"] {
+        assert!(stats[counter].as_u64() > Some(0), "the walk tried nothing: no {counter}");
+    }
+    fake.assert_lawful();
+    assert!(fake.count("copies") > 0, "the bytes went another way");
+}
+
+#[test]
+fn no_byte_of_a_storage_on_a_gpu_is_lost_whatever_is_called() {
+    for seed in 0..8 {
+        walk(seed, Manners::default());
+    }
+}
+
+#[test]
+fn no_byte_is_lost_when_requests_come_twice_are_refused_or_misreported() {
+    for seed in 100..108 {
+        let manners = Manners { redelivered: 20, refused: 15, misreported: 20, gpu: true };
+        walk(seed, manners);
+    }
+}
+
+fn open(folder: &Folder, gpu: u8) -> Result<u64, i32> {
+    let devices = folder.text();
+    let options = tide_pool_options {
+        size: size_of::<tide_pool_options>() as u64,
+        devices: devices.as_ptr(),
+        data_path: c"auto".as_ptr(),
+        staging: STAGING,
+        pool_size: 64 << 20,
+        share: 0,
+        buffered: 1,
+        gpu,
+    };
+    let mut pool = 0;
+    // SAFETY: the options' texts are NUL-terminated; the result is ours.
+    let status = unsafe { tide_pool_open(&raw const options, &raw mut pool) };
+    if status == TIDE_READY { Ok(pool) } else { Err(status) }
+}
+
+fn wait(ticket: u64) {
+    assert_eq!(tide_ticket_wait(ticket, 20_000), TIDE_READY, "{}", last_error());
+    assert_eq!(tide_ticket_released(ticket), 1);
+}
+
+#[test]
+fn puts_and_gets_are_ordered_with_kernels_by_events_alone() {
+    for seed in 0..6 {
+        let fake = FakeGpu::start(seed, 10);
+        let (gpu, folder) = (fake.gpu(), Folder::new("gpu-events"));
+        let pool = open(&folder, 1).unwrap();
+        let bytes: Vec<u8> = (0..BYTES).map(|at| (at * 31 / 7 + at / 4093) as u8).collect();
+        let (mut made, tensor, seen) = (
+            DeviceMemory::new(&gpu, BYTES).unwrap(),
+            DeviceMemory::new(&gpu, BYTES).unwrap(),
+            DeviceMemory::new(&gpu, BYTES).unwrap(),
+        );
+        made.write(0, &bytes).unwrap();
+        let kernels = Stream::new(&gpu).unwrap();
+        let [after, free, landed] = [(); 3].map(|()| Event::new(&gpu).unwrap());
+        let mut ticket = 0;
+        // SAFETY: all memory and events stay until the stream has been waited for; copies of a stream are in order.
+        unsafe {
+            kernels.copy(made.base(), tensor.base(), BYTES).unwrap();
+            after.record(&kernels).unwrap();
+            let (name, address, length) = (NAME.as_ptr(), tensor.base().0, BYTES as u64);
+            let put = tide_put_gpu(pool, name, address, length, after.as_raw(), 0, &raw mut ticket);
+            assert_eq!(put, TIDE_READY, "{}", last_error());
+            wait(ticket);
+            // What is there now is still looked at when the bytes are asked for again.
+            kernels.copy(tensor.base(), seen.base(), BYTES).unwrap();
+            free.record(&kernels).unwrap();
+            let (free, landed) = (free.as_raw(), landed.as_raw());
+            let get =
+                tide_get_gpu(pool, name, 0, address, length, free, landed, 1, &raw mut ticket);
+            assert_eq!(get, TIDE_READY, "{}", last_error());
+            wait(ticket);
+            kernels.wait_for_raw(landed).unwrap();
+            kernels.copy(tensor.base(), made.base(), BYTES).unwrap();
+        }
+        kernels.synchronize().unwrap();
+        for (what, memory) in [("seen", &seen), ("come back", &made)] {
+            let mut found = vec![0; BYTES];
+            memory.read(0, &mut found).unwrap();
+            assert!(found == bytes, "seed {seed}: other bytes were {what}");
+        }
+        assert_eq!(tide_pool_close(pool), TIDE_READY);
+        fake.assert_lawful();
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_its_reason() {
+    let fake = FakeGpu::start(1, 0);
+    let folder = Folder::new("gpu-refused");
+    assert_eq!(open(&folder, 3), Err(TIDE_POOL_FAILED));
+    assert!(last_error().contains("there is no GPU 2; CUDA shows 1"), "{}", last_error());
+    let memory = DeviceMemory::new(&fake.gpu(), 4096).unwrap();
+    let (mut ticket, address) = (0, memory.base().0);
+    let mut put = |pool, address, length| {
+        // SAFETY: every one of these is refused before its memory is touched.
+        unsafe {
+            tide_put_gpu(pool, NAME.as_ptr(), address, length, null_mut(), 0, &raw mut ticket)
+        }
+    };
+    let without = open(&folder, 0).unwrap();
+    assert_eq!(put(without, address, 4096), TIDE_POOL_FAILED);
+    assert!(last_error().contains("opened without a GPU"), "{}", last_error());
+    assert_eq!(tide_pool_close(without), TIDE_READY);
+    let pool = open(&folder, 1).unwrap();
+    for (address, length) in [(0, 1), (address, u64::MAX), (1, u64::MAX - 1)] {
+        assert_eq!(put(pool, address, length), TIDE_INVALID_ARGUMENT, "{length} at {address}");
+    }
+    assert_eq!(tide_pool_close(pool), TIDE_READY);
+}
