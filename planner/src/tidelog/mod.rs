@@ -4,6 +4,7 @@
 //! the next plan is made for those. Each leaning takes a few rounds, and the best plan is kept.
 
 mod candidates;
+mod rounding;
 mod sweep;
 mod tree;
 mod trials;
@@ -11,10 +12,11 @@ mod trials;
 use crate::algorithm1::{self, Score, algorithm1};
 use crate::cost::Machine;
 use crate::lifetime::Lifetimes;
-use crate::plan::{Expectation, Plan};
+use crate::plan::{Expectation, Plan, Row};
 use crate::simulate::{SimulateError, Simulation, with_expectations};
 use crate::trace::Trace;
 use candidates::Candidates;
+use rounding::Rounding;
 use sweep::Sweep;
 
 /// What may be set; the defaults are those of every published figure.
@@ -139,42 +141,70 @@ pub fn tidelog(
     machine: &Machine,
     options: Options,
 ) -> Result<(Plan, Simulation), SimulateError> {
-    let mut found = Candidates::default();
+    let mut search = Search { trace, machine, options, found: Candidates::default() };
     if options.published {
-        for score in Score::ALL {
-            let mut plan =
-                algorithm1(trace, machine, algorithm1::Options { score, ..Default::default() });
-            "tidelog".clone_into(&mut plan.policy);
-            let (plan, simulation) = with_expectations(plan, trace, machine)?;
-            found.offer_published(plan, simulation);
-        }
+        search.try_published()?;
     }
     let lifetimes = Lifetimes::of(trace);
-    let durations: Vec<u64> = trace.ops.iter().map(|op| op.duration.0).collect();
-    let rounds = if options.without == Some(Idea::Replanning) { 1 } else { options.rounds.max(1) };
     for leaning in LEANINGS {
+        search.replan(|guess| {
+            Sweep::new(trace, machine, &lifetimes, guess, leaning, options.without).run()
+        })?;
+    }
+    // Prices of host memory's links are not looked at: with it the sweep's plans write little anyway.
+    if options.goal == Goal::Wear && machine.host.is_none() {
+        let rounding = Rounding::new(trace, machine, &lifetimes);
+        search.replan(|guess| rounding.rows(guess))?;
+    }
+    let best = search.found.best(options.goal);
+    match options.goal {
+        Goal::Time => trials::improve(trace, machine, best, options.trials),
+        Goal::Wear => Ok(best),
+    }
+}
+
+/// Plans tried one after the other.
+struct Search<'a> {
+    trace: &'a Trace,
+    machine: &'a Machine,
+    options: Options,
+    found: Candidates,
+}
+
+impl Search<'_> {
+    fn try_published(&mut self) -> Result<(), SimulateError> {
+        for score in Score::ALL {
+            let options = algorithm1::Options { score, ..Default::default() };
+            let mut plan = algorithm1(self.trace, self.machine, options);
+            "tidelog".clone_into(&mut plan.policy);
+            let (plan, simulation) = with_expectations(plan, self.trace, self.machine)?;
+            self.found.offer_published(plan, simulation);
+        }
+        Ok(())
+    }
+
+    /// A plan for ops that never wait, then for those that begin when the stalls of the last one let them.
+    fn replan(&mut self, make: impl Fn(&Guess) -> Vec<Row>) -> Result<(), SimulateError> {
+        let durations: Vec<u64> = self.trace.ops.iter().map(|op| op.duration.0).collect();
+        let replans = self.options.without != Some(Idea::Replanning);
+        let rounds = if replans { self.options.rounds.max(1) } else { 1 };
         let mut guess = Guess { durations: durations.clone() };
         for round in 0..rounds {
-            let rows =
-                Sweep::new(trace, machine, &lifetimes, &guess, leaning, options.without).run();
-            let plan = Plan::new("tidelog", trace, machine, rows, Expectation::default());
-            let (plan, simulation) = with_expectations(plan, trace, machine)?;
+            let rows = make(&guess);
+            let plan = Plan::new("tidelog", self.trace, self.machine, rows, Expectation::default());
+            let (plan, simulation) = with_expectations(plan, self.trace, self.machine)?;
             guess.durations.clone_from(&durations);
             for stall in &simulation.stalls {
                 guess.durations[stall.op.0 as usize] += stall.length.0;
             }
             let ended = simulation.stalls.is_empty()
-                || (round > 0 && found.is_hopeless(&simulation, HOPELESS_PERCENT));
-            found.offer(plan, simulation);
+                || (round > 0 && self.found.is_hopeless(&simulation, HOPELESS_PERCENT));
+            self.found.offer(plan, simulation);
             if ended {
                 break;
             }
         }
-    }
-    let best = found.best(options.goal);
-    match options.goal {
-        Goal::Time => trials::improve(trace, machine, best, options.trials),
-        Goal::Wear => Ok(best),
+        Ok(())
     }
 }
 

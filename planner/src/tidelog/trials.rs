@@ -6,17 +6,17 @@ use crate::lifetime::{Lifetimes, Period, PeriodEnd};
 use crate::plan::{Action, Expectation, Plan, Row, Target};
 use crate::simulate::{SimulateError, Simulation, with_expectations};
 use crate::trace::Trace;
-use crate::units::OpIndex;
+use crate::units::{Bytes, Nanos, OpIndex};
 
 /// Iterations that one simulation runs.
 const ITERATIONS: u64 = 3;
 
-/// The best plan that `best` becomes by changing one period after the other, simulating at most
-/// `ops_max` ops. A trace too long to look at each period once is left as it is.
+/// The best plan that `best`, or one that moves nothing, becomes by changing one period after the other,
+/// simulating at most `ops_max` ops. A trace too long to look at each period once is left as it is.
 pub(super) fn improve(
     trace: &Trace,
     machine: &Machine,
-    mut best: (Plan, Simulation),
+    best: (Plan, Simulation),
     ops_max: u64,
 ) -> Result<(Plan, Simulation), SimulateError> {
     let ops = trace.ops.len() as u64;
@@ -26,19 +26,34 @@ pub(super) fn improve(
     }
     let mut periods = Lifetimes::of(trace).periods;
     periods.retain(|period| period.end == PeriodEnd::Use);
-    let merit = |one: &Simulation| (one.time, one.bytes.ssd_written);
+    let best = climb(trace, machine, &periods, best, &mut left)?;
+    if best.1.stalls.is_empty() {
+        return Ok(best);
+    }
+    let nothing = with_rows(trace, machine, Vec::new())?;
+    let other = climb(trace, machine, &periods, nothing, &mut left)?;
+    Ok(if merit(&other.1) < merit(&best.1) { other } else { best })
+}
+
+/// Changes one period after the other for the better, until no change of one helps.
+fn climb(
+    trace: &Trace,
+    machine: &Machine,
+    periods: &[Period],
+    mut best: (Plan, Simulation),
+    left: &mut u64,
+) -> Result<(Plan, Simulation), SimulateError> {
     loop {
         let before = merit(&best.1);
-        for period in &periods {
+        for period in periods {
             let others = without(&best.0, trace, period);
             for choice in choices(trace, period) {
-                if left == 0 || best.1.stalls.is_empty() {
+                if *left == 0 || best.1.stalls.is_empty() {
                     return Ok(best);
                 }
-                left -= 1;
+                *left -= 1;
                 let rows = others.iter().cloned().chain(choice).collect();
-                let plan = Plan::new("tidelog", trace, machine, rows, Expectation::default());
-                let tried = with_expectations(plan, trace, machine)?;
+                let tried = with_rows(trace, machine, rows)?;
                 if merit(&tried.1) < merit(&best.1) {
                     best = tried;
                 }
@@ -48,6 +63,19 @@ pub(super) fn improve(
             return Ok(best);
         }
     }
+}
+
+fn merit(one: &Simulation) -> (Nanos, Bytes) {
+    (one.time, one.bytes.ssd_written)
+}
+
+fn with_rows(
+    trace: &Trace,
+    machine: &Machine,
+    rows: Vec<Row>,
+) -> Result<(Plan, Simulation), SimulateError> {
+    let plan = Plan::new("tidelog", trace, machine, rows, Expectation::default());
+    with_expectations(plan, trace, machine)
 }
 
 /// The plan's rows without those of one period.

@@ -1,0 +1,48 @@
+use super::*;
+use crate::lifetime::PeriodEnd;
+use crate::plan::{Expectation, Plan};
+use crate::simulate::{Policy, simulate};
+use crate::testing::{Builder, machine, training};
+use crate::trace::Access;
+
+fn guess(trace: &Trace) -> Guess {
+    Guess { durations: trace.ops.iter().map(|op| op.duration.0).collect() }
+}
+
+/// Two storages wait as long; one of them is modified in each iteration, the other never.
+#[test]
+fn what_needs_no_write_goes_first() {
+    let mut b = Builder::default();
+    let modified = b.global("modified", 1_000);
+    let constant = b.global("constant", 1_000);
+    b.ops(40, 1_000);
+    b.uses(0, modified, Access::Update);
+    b.uses(0, constant, Access::Read);
+    let large = b.birth(20, 2_000);
+    b.death(20, large, false);
+    let trace = b.finish();
+    let (machine, lifetimes) = (machine(3_500), Lifetimes::of(&trace));
+    let rows = Rounding::new(&trace, &machine, &lifetimes).rows(&guess(&trace));
+    let names: Vec<_> = rows.iter().map(|row| row.storage.clone()).collect();
+    assert_eq!(names, vec![trace.storage(constant).identity.clone(); 2], "{rows:?}");
+}
+
+#[test]
+fn the_chosen_periods_make_everything_fit() {
+    let trace = training(12, 40_000, 100_000, 100_000);
+    let lifetimes = Lifetimes::of(&trace);
+    let machine = machine(lifetimes.peak().0 / 2);
+    let rounding = Rounding::new(&trace, &machine, &lifetimes);
+    assert!(rounding.choices.iter().all(|choice| choice.period.end == PeriodEnd::Use));
+    let rows = rounding.rows(&guess(&trace));
+    let plan = Plan::new("rounded", &trace, &machine, rows, Expectation::default());
+    let found = simulate(&trace, &machine, Policy::Planned(&plan)).unwrap();
+    let lru = simulate(&trace, &machine, Policy::Lru).unwrap();
+    assert!(found.time < lru.time, "{:?}, lru {:?}", found.time, lru.time);
+    assert!(
+        found.bytes.ssd_written < lru.bytes.ssd_written,
+        "{:?}, lru {:?}",
+        found.bytes,
+        lru.bytes
+    );
+}
