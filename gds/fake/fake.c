@@ -19,7 +19,7 @@
 
 typedef int CUresult;
 typedef uint64_t CUdeviceptr;
-enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_READY = 600 };
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_READY = 600, ALREADY_LOCKED = 712, NOT_LOCKED = 713 };
 
 /* Device addresses are host addresses with this added: no canonical address, so nobody follows one by mistake. */
 #define FAR 0x4000000000000000ull
@@ -135,6 +135,7 @@ struct Step {
     size_t length;
     struct Event *event;
     uint64_t ticket;
+    void *owned;
     struct Step *next;
 };
 struct Stream { struct Step *head, *tail; bool destroyed; };
@@ -204,10 +205,11 @@ static bool step(struct Stream *stream) {
         char *from = s->kind == COPY_IN ? (char *)(uintptr_t)s->from : near(s->from);
         char *to = s->kind == COPY_OUT ? (char *)(uintptr_t)s->to : near(s->to);
         if (from_there && to_there) memcpy(to, from, s->length);
-        state.copies++;
+        if (!s->owned) state.copies++;
     }
     stream->head = s->next;
     if (!stream->head) stream->tail = NULL;
+    free(s->owned);
     free(s);
     return true;
 }
@@ -294,12 +296,38 @@ CUresult cuMemFree_v2(CUdeviceptr at) {
     return OK;
 }
 
-CUresult cuMemHostRegister_v2(void *at, size_t length, unsigned flags) { (void)at; (void)length; (void)flags; return LOCKED(planned("lock")); }
-CUresult cuMemHostUnregister(void *at) { (void)at; return OK; }
+static struct { char *base; size_t length; } locks[MAX];
 
+CUresult cuMemHostRegister_v2(void *at, size_t length, unsigned flags) {
+    (void)flags;
+    char *base = at;
+    pthread_mutex_lock(&lock);
+    int code = planned("lock"), place = -1;
+    for (int i = 0; i < MAX; i++) {
+        if (!locks[i].base) place = i;
+        else if (base < locks[i].base + locks[i].length && locks[i].base < base + length && !code) code = ALREADY_LOCKED;
+    }
+    if (!code && place >= 0) { locks[place].base = base; locks[place].length = length; }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+CUresult cuMemHostUnregister(void *at) {
+    int code = NOT_LOCKED;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MAX; i++)
+        if (locks[i].base == at) { locks[i].base = NULL; code = OK; }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+/* As the driver does it from memory that is not page-locked: it takes the bytes, and they are there some time later. */
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t length) {
     if (!LOCKED(allocated(to, length))) return INVALID;
-    memcpy(near(to), from, length);
+    void *taken = malloc(length);
+    memcpy(taken, from, length);
+    pthread_mutex_lock(&lock);
+    append(&default_stream, (struct Step){ .kind = COPY_IN, .from = (uintptr_t)taken, .to = to, .length = length, .owned = taken });
+    pthread_mutex_unlock(&lock);
     return OK;
 }
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t length) {
@@ -338,7 +366,7 @@ CUresult cuStreamDestroy_v2(struct Stream *stream) {
 CUresult cuStreamSynchronize(struct Stream *stream) {
     pthread_mutex_lock(&lock);
     int code = planned("synchronize");
-    if (!code) drain(stream);
+    if (!code) drain(stream ? stream : &default_stream);
     pthread_mutex_unlock(&lock);
     return code;
 }

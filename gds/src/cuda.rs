@@ -242,9 +242,13 @@ impl DeviceMemory {
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
         assert!(offset + bytes.len() <= self.length, "a copy beyond the GPU memory it goes to");
         self.gpu.enter()?;
-        // SAFETY: the range lies within the allocation; the call returns when the copy is done.
-        unsafe { result::memcpy_htod_sync(self.base.0 + offset as u64, bytes) }
-            .map_err(CudaError::of("copy to the GPU"))
+        // SAFETY: the range lies within the allocation. From memory that is not page-locked the call returns when the driver
+        // has taken the bytes; they are there when its stream, the default one, is done.
+        unsafe {
+            result::memcpy_htod_sync(self.base.0 + offset as u64, bytes)
+                .and_then(|()| result::stream::synchronize(std::ptr::null_mut()))
+        }
+        .map_err(CudaError::of("copy to the GPU"))
     }
 
     /// Copies to host memory and waits for it.

@@ -9,13 +9,17 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
+use tidelog_engine::layout::TensorId;
+use tidelog_engine::memory::{Destination, GpuDestination, GpuSource, Source};
 use tidelog_engine::path::{Device, DeviceSpec, OpenMode};
+use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
+use tidelog_engine::schedule::{Ticket, Urgency};
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 use tidelog_gds::checksum::Crc32c;
 use tidelog_gds::cuda::{DeviceMemory, Event, Stream, gpu_count};
 use tidelog_gds::cufile::{Compat, Driver, Library};
 use tidelog_gds::queue::{Direction, End, Queue, QueueOptions, Request};
-use tidelog_gds::{GdsBackend, GdsOptions, Gpu};
+use tidelog_gds::{GdsBackend, GdsOptions, Gpu, StagedGpu};
 use tidelog_tests::conformance::{ROWS, Stage};
 use tidelog_tests::machine::{Directory, skip};
 
@@ -165,6 +169,98 @@ fn tensors_on_the_gpu_go_to_a_file_and_come_back() {
         "FACT cuFile {}: 1 GiB from the GPU at {write:.2} GB/s, to it at {read:.2} GB/s",
         driver.facts().mode
     );
+}
+
+#[test]
+fn tensors_on_the_gpu_go_through_the_log_and_come_back() {
+    let test = "tensors_on_the_gpu_go_through_the_log_and_come_back";
+    const TENSORS: usize = 16;
+    const BYTES: usize = 64 << 20;
+    let Some(gpu) = gpu(test) else { return };
+    let directory = Directory::new("gpu-log").unwrap();
+    let file = [DeviceSpec::new(directory.path().join("a"))];
+    let size = Some(ByteCount((3 * TENSORS * BYTES) as u64));
+    Pool::format(&file, &FormatOptions { device_size: size, ..FormatOptions::default() }).unwrap();
+    let options = OpenOptions {
+        staging: ByteCount::mib(64),
+        gpu: Some(Arc::new(StagedGpu(Arc::clone(&gpu)))),
+        // Where a file system has no O_DIRECT the bytes are still right; which path it was is told.
+        buffered: true,
+        ..OpenOptions::default()
+    };
+    let pool = Pool::open(&file, &options).unwrap();
+    let bytes = pattern(BYTES);
+    let mut memories: Vec<DeviceMemory> =
+        (0..TENSORS).map(|_| DeviceMemory::new(&gpu, BYTES).unwrap()).collect();
+    let id = |number: usize| TensorId::from_name(&format!("tensor {number}"));
+    let copied = timed(|| {
+        for memory in &mut memories {
+            memory.write(0, &bytes).unwrap();
+        }
+    });
+    let written = timed(|| {
+        let tickets: Vec<Ticket> = (0..TENSORS)
+            .map(|number| {
+                let base = memories[number].base().0;
+                // SAFETY: the memory outlives the tickets, and nobody writes it meanwhile.
+                let source = Source::Gpu(unsafe { GpuSource::new(base, BYTES, None) });
+                pool.put(id(number), source, PutOptions::default()).unwrap()
+            })
+            .collect();
+        for ticket in tickets {
+            ticket.wait().unwrap();
+        }
+    });
+    let blank = vec![0; BYTES];
+    for memory in &mut memories {
+        memory.write(0, &blank).unwrap();
+    }
+    let read = timed(|| {
+        let tickets: Vec<Ticket> = (0..TENSORS)
+            .map(|number| {
+                let base = memories[number].base().0;
+                // SAFETY: as above, and nobody reads it either.
+                let destination = unsafe { GpuDestination::new(base, BYTES, None, None) };
+                let destination = Destination::Gpu(destination);
+                pool.get(id(number), 0..BYTES as u64, destination, Urgency::Urgent, None).unwrap()
+            })
+            .collect();
+        for ticket in tickets {
+            ticket.wait().unwrap();
+        }
+    });
+    let mut found = vec![0; BYTES];
+    for memory in &memories {
+        memory.read(0, &mut found).unwrap();
+        assert!(found == bytes, "other bytes came back to the GPU");
+    }
+    let stats = pool.stats().unwrap().reactor;
+    let page_locked = stats.gpu.unwrap().page_locked;
+    let told = |(seconds, cpu): (f64, f64)| {
+        let rate = (TENSORS * BYTES) as f64 / seconds / 1e9;
+        format!("{rate:.2} GB/s with {:.0} % of a processor", 100.0 * cpu / seconds)
+    };
+    println!(
+        "FACT the log by {:?}, staging page-locked: {page_locked:?}: 1 GiB from the GPU at {}, to it at {}, a plain copy from pageable memory at {}",
+        stats.capabilities.kind,
+        told(written),
+        told(read),
+        told(copied)
+    );
+}
+
+/// What it takes: seconds, and seconds of processors.
+fn timed(body: impl FnOnce()) -> (f64, f64) {
+    let processors = || {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: it writes the one value that it is given.
+        let answer = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
+        assert_eq!(answer, 0);
+        time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+    };
+    let (begun, used) = (Instant::now(), processors());
+    body();
+    (begun.elapsed().as_secs_f64(), processors() - used)
 }
 
 /// Moves `bytes` in pieces to or from the same memory; answers GB/s.

@@ -9,8 +9,8 @@ use tidelog_engine::path::{DeviceSpec, Feature, PathChoice};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
 use tidelog_engine::schedule::{Ticket, TransferError, Urgency};
 use tidelog_engine::units::ByteCount;
-use tidelog_gds::StagedGpu;
 use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
+use tidelog_gds::{GdsBackend, GdsOptions, StagedGpu};
 use tidelog_tests::machine::{Directory, FakeGpu};
 
 const UNIT: ByteCount = ByteCount::kib(16);
@@ -274,6 +274,38 @@ fn the_statistics_say_which_gpu_it_is_and_why_staging_memory_is_not_page_locked(
     assert!(why.contains("error 2 (CUDA_ERROR_OUT_OF_MEMORY)") && why.contains("ulimit"), "{why}");
     let tensor = on_gpu(&fake, &pattern(60_000, 0));
     put(&two, &tensor, None).wait().unwrap();
+}
+
+#[test]
+fn gpu_tensors_go_over_the_gds_path_too_which_has_locked_the_staging_memory_itself() {
+    let fake = FakeGpu::start(3, 3);
+    let directory = Directory::new("gpu-gds").unwrap();
+    let file = [DeviceSpec::new(directory.path().join("a"))];
+    let format = FormatOptions {
+        device_size: Some(ByteCount::mib(16)),
+        stripe_unit: UNIT,
+        ..FormatOptions::default()
+    };
+    Pool::format(&file, &format).unwrap();
+    let gds = GdsOptions { library: Some(fake.library_path().into()), ..GdsOptions::default() };
+    let options = OpenOptions {
+        backend: Some(Arc::new(GdsBackend(gds))),
+        staging: ByteCount(4 * UNIT.0),
+        depth: 4,
+        gpu: Some(Arc::new(StagedGpu(fake.gpu()))),
+        ..OpenOptions::default()
+    };
+    let pool = Pool::open(&file, &options).unwrap();
+    let stats = pool.stats().unwrap().reactor;
+    assert_eq!(stats.capabilities.registered_buffers, Feature::On);
+    assert_eq!(stats.gpu.unwrap().page_locked, Feature::On);
+    let bytes = pattern(100_001, 0);
+    put(&pool, &on_gpu(&fake, &bytes), None).wait().unwrap();
+    let back = on_gpu(&fake, &vec![0xEE; bytes.len()]);
+    get(&pool, 0, &back, None, None).wait().unwrap();
+    assert!(bytes_of(&back) == bytes);
+    pool.close().unwrap();
+    fake.assert_lawful();
 }
 
 #[test]

@@ -191,7 +191,7 @@ if [ "$(grep -ac '^DONE' "$log" || true)" != "$booted" ]; then
     tail -5 "$log" >&2
     exit 1
 fi
-skipped=$(tr -d '\r' <"$log" | grep -a '^SKIPPED' | sed 's/^SKIPPED *//; s/$/; /' | tr -d '\n')
+skipped=$(tr -d '\r' <"$log" | sed -n 's/^SKIPPED *\(.*\)/\1; /p' | tr -d '\n')
 [ -z "${PLANS:-}" ] || skipped="${skipped}all but $PLANS; "
 [ -z "$spdk_missing" ] || skipped="${skipped}rows over spdk: $spdk_missing; "
 skipped=${skipped:-nothing}

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::device::Device;
-use super::{DataPath, posix, uring};
+use super::{DataPath, numa, posix, uring};
 
 /// The backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -137,21 +137,26 @@ impl PathProvider for KernelDevices {
         }
         let depth = depth.saturating_mul(devices.len() as u32);
         let mut why_not = Vec::new();
+        // The thread that opens a path drives it.
+        let near = numa::stay_near(&devices);
         if choice == PathChoice::UringCmd {
-            let path = Box::new(uring::passthrough::PassthroughPath::new(&devices, depth)?);
+            let mut path = Box::new(uring::passthrough::PassthroughPath::new(&devices, depth)?);
+            path.note(near);
             return Ok(Opened { path, why_not });
         }
         if choice != PathChoice::Posix {
             match uring::Ring::probe(depth) {
                 Ok(ring) => {
-                    let path = Box::new(uring::UringPath::new(ring, devices)?);
+                    let mut path = Box::new(uring::UringPath::new(ring, devices)?);
+                    path.note(near);
                     return Ok(Opened { path, why_not });
                 }
                 Err(error) if choice == PathChoice::Uring => return Err(error),
                 Err(error) => why_not.push(error.to_string()),
             }
         }
-        let path = Box::new(posix::PosixPath::new(devices, depth)?);
+        let mut path = Box::new(posix::PosixPath::new(devices, depth)?);
+        path.note(near);
         Ok(Opened { path, why_not })
     }
 }

@@ -25,6 +25,7 @@ pub mod choose;
 pub mod device;
 mod endurance;
 mod gate;
+mod numa;
 pub mod nvme;
 mod operation;
 pub mod posix;

@@ -41,6 +41,11 @@ struct Job {
 }
 
 impl PosixPath {
+    /// Something more to be told of the path, if there is anything.
+    pub(super) fn note(&mut self, note: Option<String>) {
+        self.capabilities.notes.extend(note);
+    }
+
     /// Opens `devices` with room for `depth` operations and starts the threads. Threads end when the
     /// path is dropped; one that is stuck in a device keeps its buffer.
     pub fn new(devices: Vec<Device>, depth: u32) -> Result<Self, PathError> {

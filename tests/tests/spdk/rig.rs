@@ -188,7 +188,7 @@ fn configure(
     let kind = if transport == Transport::Tcp { "TCP" } else { "VFIOUSER" };
     let (mut disks, mut served) = (Vec::new(), Vec::new());
     served.push(call("nvmf_create_transport", json!({ "trtype": kind })));
-    for number in 0..DEVICES {
+    for (number, port) in ports.into_iter().enumerate() {
         let (disk, nqn) = (format!("disk{number}"), subsystem(number));
         let filename = file(directory, number);
         disks.push(call(
@@ -197,7 +197,7 @@ fn configure(
         ));
         let address = match transport {
             Transport::Tcp => json!({
-                "trtype": kind, "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": ports[number].to_string(),
+                "trtype": kind, "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string(),
             }),
             Transport::VfioUser => {
                 let socket = socket(directory, number);

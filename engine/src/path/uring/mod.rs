@@ -55,6 +55,11 @@ impl UringPath {
         let (gate, slots) = (Gate::new(devices.len()), Slots::new(depth));
         Ok(Self { queue, devices, capabilities, gate, slots })
     }
+
+    /// Something more to be told of the path, if there is anything.
+    pub(in crate::path) fn note(&mut self, note: Option<String>) {
+        self.capabilities.notes.extend(note);
+    }
 }
 
 // SAFETY: an accepted operation stays in its slot, with its buffer, until its completion entry was

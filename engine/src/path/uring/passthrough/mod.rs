@@ -110,6 +110,11 @@ impl PassthroughPath {
         Ok(path)
     }
 
+    /// Something more to be told of the path, if there is anything.
+    pub(in crate::path) fn note(&mut self, note: Option<String>) {
+        self.capabilities.notes.extend(note);
+    }
+
     /// Finds out whether the kernel takes a part of a registered buffer: reads a page into the first of two. Kernels
     /// older than 6.1 know none in these commands, and some newer ones insist on whole buffers.
     fn try_registered_memory(&mut self) -> Result<(), String> {
