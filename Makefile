@@ -96,11 +96,12 @@ compare: setup ## Tidelog against fio, DeepSpeed, safetensors, torch.save: PAIRS
 test-compare: ## What compare concludes from runs, without running any
 	python3 benches/compare/test_compare.py
 
-gpu-build: setup ## What a machine with a GPU needs, into target/gpu
+gpu-build: ## What a machine with a GPU needs, into target/gpu
 	@mkdir -p target/gpu
-	cargo build --release -q -p tidelog-doctor
-	cp target/release/tidelog-doctor target/gpu/
-	cp "$$(cargo test --release -p tidelog-gds --test gpu --no-run --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)" target/gpu/gpu-tests
+	cargo build --release -q -p tidelog-doctor -p tidelog-torch
+	strip -o target/gpu/tidelog-doctor target/release/tidelog-doctor
+	strip -o target/gpu/libtidelog.so target/release/libtidelog.so
+	strip -o target/gpu/gpu-tests "$$(cargo test --release -p tidelog-gds --test gpu --no-run --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)"
 
 gpu: gpu-build ## Everything that needs a GPU; ends with 77 where there is none
 	tests/hardware/gpu.sh target/gpu

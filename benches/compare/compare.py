@@ -20,6 +20,7 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import signal
 import sys
 
 import alone
@@ -46,6 +47,11 @@ def alone_here(folder):
         raise SystemExit(f"error: another comparison writes to {folder}; wait for its end") from None
     finally:
         os.close(descriptor)
+
+
+def end_on_sigterm():
+    """Ends as Ctrl-C does, so that devices and their memory are given back."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def rows(chosen, kinds):
@@ -77,7 +83,7 @@ def parsed():
     parser.add_argument("--pairs-shown", type=int, default=5, help="pairs of each other case (default 5)")
     parser.add_argument("--seconds", type=float, default=1, help="length of each run (default 1)")
     parser.add_argument("--budget", type=float, default=75, help="seconds for a case that has a limit; then no more pairs (default 75)")
-    parser.add_argument("--budget-shown", type=float, default=20, help="seconds for each other case (default 20)")
+    parser.add_argument("--budget-shown", type=float, default=12, help="seconds for each other case (default 12)")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--devices", choices=[*KINDS, "all"], default="all", help="loop devices over memory, files, or both")
     parser.add_argument("--files", help="a directory on a disk, for the cases on files (default: target)")
@@ -98,6 +104,7 @@ def parsed():
 
 def main():
     arguments = parsed()
+    end_on_sigterm()
     with alone_here(arguments.output.parent), Environment(arguments.environment, ROOT / ".venv") as environment:
         if arguments.against:
             known = cases.against_build(arguments.program, arguments.against)

@@ -127,9 +127,13 @@ class Fio(Peer):
 class Tidelog(Peer):
     """Tidelog, on bytes of devices (raw) or as a log of tensors (log)."""
 
-    def __init__(self, program, level, checksums=True):
+    def __init__(self, program, level, checksums=True, tensors=None):
         self.program, self.level, self.checksums = str(program), level, checksums
-        self.name = f"tidelog {level}{', checksums not compared' if level == 'log' and not checksums else ''}"
+        # Of what size tensors are; they are operations of the load if nothing is said.
+        self.tensors = tensors
+        self.name = f"tidelog {level}"
+        if level == "log":
+            self.name += f"{f', tensors of {tensors}' if tensors else ''}{'' if checksums else ', checksums not compared'}"
 
     def run(self, load, devices, seconds):
         return sample_of(run(self.command(load, devices, seconds)))
@@ -139,6 +143,10 @@ class Tidelog(Peer):
         if self.level == "log":
             # What a tensor's piece on one device is, an operation is to the peer.
             words += [f"--checksums={int(self.checksums)}", f"--stripe_unit={load.bs}"]
+            if self.tensors:
+                # As many bytes in flight.
+                depth = load.iodepth * size_in_bytes(load.bs) // size_in_bytes(self.tensors)
+                words += [f"--bs={self.tensors}", f"--iodepth={depth}"]
         if load.durable:
             # A commit for as many tensors as the peer puts into one file.
             words.append(f"--fsync={size_in_bytes(load.size) // size_in_bytes(load.bs)}")

@@ -53,6 +53,11 @@ class Environment:
             answer = self.worker.stdout.readline()
         except BrokenPipeError:
             answer = ""
+        except BaseException:
+            # In the middle of a run it holds files, and so the devices, that go now.
+            self.worker.kill()
+            self.end_worker()
+            raise
         if not answer:
             # The next run gets a new one.
             raise Failed(f"{words['way']} ended in the middle of a run: {reason(self.end_worker())}")

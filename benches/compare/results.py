@@ -32,11 +32,15 @@ def is_cut_short(result):
     return result.get("pairs_wanted", 0) > result.get("pairs", 0) and figures.Limits(**result["limits"]).is_any()
 
 
+def pairs_in_time(result):
+    return f"{result['pairs']} of {result['pairs_wanted']} pairs in time"
+
+
 def verdict_of(result):
     if found := misses(result):
         return f"MISSED: {'; '.join(found)}"
     if is_cut_short(result):
-        return f"{result['pairs']} of {result['pairs_wanted']} pairs in time"
+        return pairs_in_time(result)
     return "met" if any(limit is not None for limit in result["limits"].values()) else "no limit"
 
 
@@ -92,7 +96,7 @@ class Results:
 
     def not_measured(self):
         short = [result for result in self.measured.values() if is_cut_short(result)]
-        return [*self.missing.values(), *(f"{place(*key(result))}: {verdict_of(result)}" for result in short)]
+        return [*self.missing.values(), *(f"{place(*key(result))}: {pairs_in_time(result)}" for result in short)]
 
     def status(self):
         return MISSED if self.complaints() else NOT_MEASURED if self.not_measured() else 0

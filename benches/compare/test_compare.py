@@ -3,8 +3,10 @@
 import contextlib
 import io
 import json
+import os
 import pathlib
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -219,6 +221,22 @@ class Runs(unittest.TestCase):
         self.assertEqual((status, [it["case"] for it in written["results"]]), (0, ["a:one", "b:two"]))
         self.assertEqual((first.runs, second.runs), (runs, 16), "what was there is not measured again")
 
+    def test_devices_go_when_it_is_terminated(self):
+        gone = []
+
+        class Terminated(Steady):
+            def run(self, load, devices, seconds):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        class Kept(Nowhere):
+            def __exit__(self, *_):
+                gone.append(self.names)
+
+        self.addCleanup(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        with self.assertRaisesRegex(SystemExit, "143"):
+            self.compare([case(Limits(1.0), Terminated("ours"))], kinds=Kept)
+        self.assertEqual(gone, [["none"] * 2] * 2)
+
     def test_a_case_that_takes_too_long_has_fewer_pairs_and_no_verdict_from_them(self):
         times = iter(range(0, 10_000, 10))
         with mock.patch.object(measure.time, "monotonic", lambda: next(times)):
@@ -294,6 +312,31 @@ class Cases(unittest.TestCase):
         report = json.dumps({"jobs": [{"read": {"io_bytes": 0}, "write": way, "usr_cpu": 30.0, "sys_cpu": 70.0}]})
         self.assertEqual(peers.sample_of(f"fio: a note\n{report}"), Sample(2**31, 0.5, 7.0))
 
+    def test_limits_are_those_that_are_asked_for(self):
+        asked = {it.name: it.limits for it in cases.cases("program", Environment(pathlib.Path("a"), pathlib.Path("b"))) if it.limits.is_any()}
+        as_fast = Limits(1.0, 0.97, 1.05)
+        self.assertEqual(
+            asked,
+            {
+                **{f"fio-io_uring:raw-{load}": as_fast for load in ("read", "write", "randread-4k")},
+                "fio-io_uring:log-read": Limits(0.75),
+                "fio-io_uring:log-write": Limits(0.85),
+                "deepspeed:raw-write-2-devices": Limits(1.05, cpu_max=0.7),
+                "deepspeed:raw-read-2-devices": Limits(1.2, cpu_max=0.7),
+                "deepspeed:log-read-2-devices": Limits(1.2, cpu_max=0.7),
+                "deepspeed:raw-write-1-devices": Limits(1.05),
+                **{f"deepspeed:{level}-read-1-devices": Limits(1.3) for level in ("raw", "log")},
+            },
+        )
+        (idle,) = alone.cases("program")
+        self.assertEqual(idle.cpu_percent_max, 0.1)
+
+    def test_tensors_that_are_larger_than_operations_are_as_many_bytes_in_flight(self):
+        load, on = peers.Load("read", "1m", 32), mock.Mock(names=["one"], size="64m")
+        words = peers.Tidelog("program", "log", tensors="8m").command(load, on, 1)
+        last = dict(word.split("=", 1) for word in words[1:])
+        self.assertEqual([last[word] for word in ("--bs", "--iodepth", "--stripe_unit")], ["8m", "4", "1m"])
+
     def test_one_worker_serves_all_and_a_new_one_comes_after_it_died(self):
         answers = "import os,sys,json\nfor line in sys.stdin:\n if json.loads(line)['way'] == 'die': sys.exit('error: it is dead')\n print(os.getpid(), flush=True)"
         with Environment(pathlib.Path("a"), pathlib.Path("b")) as environment:
@@ -303,6 +346,17 @@ class Cases(unittest.TestCase):
             with self.assertRaisesRegex(Failed, "die ended in the middle of a run: error: it is dead"):
                 environment.ask({"way": "die"})
             self.assertNotEqual(environment.ask({"way": "answer"}), first)
+
+    def test_a_worker_that_is_not_waited_for_is_gone(self):
+        with Environment(pathlib.Path("a"), pathlib.Path("b")) as environment:
+            environment.command = lambda *_: {"args": [sys.executable, "-c", "import time\ntime.sleep(60)"], "text": True}
+            previous = signal.signal(signal.SIGALRM, lambda *_: sys.exit("enough"))
+            self.addCleanup(signal.signal, signal.SIGALRM, previous)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with self.assertRaisesRegex(SystemExit, "enough"), mock.patch.object(environment, "end_worker", wraps=environment.end_worker) as ended:
+                environment.ask({"way": "answer"})
+            ended.assert_called_once()
+            self.assertIsNone(environment.worker)
 
     def test_deepspeed_gets_its_best_number_of_threads_once_for_both_of_our_levels(self):
         asked = []

@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
 # What can be shown on a machine with a GPU, in less than 8 minutes, from what was built elsewhere (`make gpu-build` puts it
-# into target/gpu): no Rust and no network are needed there.
+# into target/gpu), from this checkout, and from the PyTorch of that machine: no Rust and no network are needed there.
 #
 #     tests/hardware/gpu.sh [FOLDER]
 #
 # Ends with 0 where every row ran and passed, 1 where one failed, 2 where one could not run, 77 where there is no GPU.
-# TIDELOG_CUFILE names cuFile's library where it is not found.
+# TIDELOG_CUFILE names cuFile's library where it is not found, PYTHON the interpreter that has PyTorch.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 BUILT=${1:-target/gpu}
+PYTHON=${PYTHON:-python3}
 # All rows together; what is left of it when a row begins is that row's limit.
 LIMIT=460
 readonly NO_GPU=77
 
-for program in gpu-tests tidelog-doctor; do
-    if [ ! -x "$BUILT/$program" ]; then
-        echo "gpu.sh: $BUILT/$program is missing; make gpu-build" >&2
+for built in gpu-tests tidelog-doctor libtidelog.so; do
+    if [ ! -x "$BUILT/$built" ]; then
+        echo "gpu.sh: $BUILT/$built is missing; make gpu-build" >&2
         exit 64
     fi
 done
@@ -79,10 +80,48 @@ else
     rows=$((rows + 1))
     table+="not run compute-sanitizer on the checksum kernel: it is not installed"$'\n'
 fi
-# The offload block moves host memory only so far: said here, so that nobody takes its absence for a pass.
-rows=$((rows + 2))
-table+="not run touch suite on CUDA: tidelog.offload does not move GPU memory yet"$'\n'
-table+="not run training comparison: tidelog.offload does not move GPU memory yet"$'\n'
+
+# Fails where this machine's Python lacks something for offload blocks on its GPU; the last line says what.
+try_torch() {
+    PYTHONPATH="torch-bridge/python" "$PYTHON" - 2>&1 <<'PYTHON'
+import importlib.util
+import sys
+lacking = [name for name in ("torch", "numpy", "pytest") if importlib.util.find_spec(name) is None]
+if lacking:
+    sys.exit(f"{sys.executable} has no {' and no '.join(lacking)}")
+import torch
+if not torch.cuda.is_available():
+    sys.exit(f"torch {torch.__version__} finds no GPU")
+from tidelog import Error, _movers
+try:
+    _movers.choose("auto", "resize")
+except Error as error:
+    sys.exit(str(error))
+PYTHON
+}
+
+# with_torch NAME COMMAND…: a row that needs PyTorch.
+lacks="" tried=""
+tried=$(try_torch) || lacks=$(tail -n 1 <<<"$tried")
+with_torch() {
+    if [ -n "$lacks" ]; then
+        rows=$((rows + 1))
+        table+="not run $1: $lacks"$'\n'
+    else
+        row "$@"
+    fi
+}
+TIDELOG_LIBRARY=$(realpath "$BUILT/libtidelog.so")
+export TIDELOG_LIBRARY
+# Deterministic matrix products need it.
+export CUBLAS_WORKSPACE_CONFIG=:4096:8
+for test in training_gives_the_same_bits an_eviction_waits cuda_itself_has_back; do
+    with_torch "torch: $test" "$PYTHON" -m pytest -q -rs -k "$test and cuda" --basetemp "$scratch/pytest" tests/torch/test_gpu.py
+done
+with_torch "training under half its peak" "$PYTHON" tests/hardware/train.py --fraction 0.5 --batch 8 --pool /dev/shm "$scratch"
+# Said here, so that nobody takes its absence for a pass.
+rows=$((rows + 1))
+table+="not run touch suite on CUDA: its tests make their tensors in host memory"$'\n'
 
 printf '%s' "$table"
 echo "$ran of $rows rows ran, $failed failed, $((SECONDS - begun)) s"

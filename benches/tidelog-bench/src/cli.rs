@@ -1,5 +1,6 @@
 //! The command line: fio's `--name=value`, in the order in which it was given.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -172,8 +173,13 @@ pub fn request(matches: &ArgMatches) -> Result<Request, BenchError> {
     let (global, mut jobs) = from_options(matches)?;
     for path in matches.get_many::<PathBuf>("jobfile").into_iter().flatten() {
         let place = path.display().to_string();
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| BenchError::System { what: place.clone(), source })?;
+        let text = std::fs::read_to_string(path).map_err(|source| match source.kind() {
+            ErrorKind::InvalidData => {
+                let what = "this is no text; a job file has [sections] and lines of option=value";
+                BenchError::usage(what).within(&place)
+            }
+            _ => BenchError::System { what: place.clone(), source },
+        })?;
         jobs.extend(jobfile::parse(&text, &global).map_err(|error| error.within(&place))?);
     }
     let word = |name: &str| matches.get_one::<String>(name).map(String::as_str);

@@ -52,11 +52,8 @@ impl Output {
             return Err(never(path, "is a block device"));
         }
         let opened = File::options().write(true).create(true).truncate(false).open(path);
-        let opened = opened.and_then(|file| Ok((file.metadata()?, file)));
-        let (metadata, file) = opened.map_err(|source| system(path, source))?;
-        let ours = DeviceIdentity::of(&metadata);
-        let is_it =
-            |other: &Path| fs::metadata(other).is_ok_and(|it| DeviceIdentity::of(&it) == ours);
+        let file = opened.map_err(|source| system(path, source))?;
+        let is_it = |other: &Path| is_same_file(other, path);
         let names = request.jobs.iter().flat_map(|job| job.filename.iter().chain(&job.overwrite));
         if names.into_iter().any(|name| is_it(&DeviceSpec::new(name).target())) {
             return Err(never(path, "is also a filename"));
@@ -102,8 +99,12 @@ impl Logs {
     pub fn open(jobs: &[JobOptions], request: &Request) -> Result<Self, BenchError> {
         let (mut files, of_jobs) = (BTreeMap::new(), log_files(jobs));
         for (_, path) in of_jobs.iter().flatten() {
-            if !files.contains_key(path) {
-                files.insert(path.clone(), Output::at(path, request)?);
+            if files.contains_key(path) {
+                continue;
+            }
+            files.insert(path.clone(), Output::at(path, request)?);
+            if request.output.as_deref().is_some_and(|output| is_same_file(output, path)) {
+                return Err(never(path, "is also the output"));
             }
         }
         Ok(Self { files, of_jobs })
@@ -138,6 +139,11 @@ pub fn say(text: &str) -> Result<(), BenchError> {
         }
         _ => Ok(()),
     }
+}
+
+fn is_same_file(left: &Path, right: &Path) -> bool {
+    let identity = |path| fs::metadata(path).map(|found| DeviceIdentity::of(&found));
+    matches!((identity(left), identity(right)), (Ok(left), Ok(right)) if left == right)
 }
 
 fn never(path: &Path, what: &str) -> BenchError {

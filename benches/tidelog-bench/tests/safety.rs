@@ -209,6 +209,19 @@ fn results_go_to_nothing_that_the_run_is_about() {
     to(&results).expect(0);
     assert!(fs::metadata(&results).unwrap().len() < 1 << 20, "old results are replaced");
     to("/dev/full").expect(5).says("/dev/full");
+    let logged = directory.at("log_bw.1.log");
+    fs::write(&logged, vec![7; 1 << 20]).unwrap();
+    let log = |more: &[&str]| {
+        let (prefix, name) = (directory.at("log"), format!("--filename={data}"));
+        let job = ["--name=job", "--ioengine=tidelog-posix", "--rw=read", "--size=64k", &name];
+        bench(&[&job[..], &[&format!("--write_bw_log={prefix}")], more].concat())
+    };
+    log(&[&format!("--filename={logged}")]).expect(64).says("is also a filename");
+    assert_eq!(fs::read(&logged).unwrap(), vec![7; 1 << 20]);
+    log(&[&format!("--output={logged}")]).expect(64).says("is also the output");
+    let garbage = directory.at("garbage.fio");
+    fs::write(&garbage, [0xff; 99]).unwrap();
+    bench(&[&garbage]).expect(64).says("this is no text");
     let test = "results_go_to_nothing_that_the_run_is_about";
     let Some(device) = over(test, &data, 0) else { return };
     to(device.node()).expect(64).says("is a block device");

@@ -6,6 +6,7 @@ use super::change::RecordOnMedia;
 use super::checkpoint::CheckpointOnMedia;
 use super::entry::{EntryOnMedia, RunOnMedia};
 use super::holder::HolderOnMedia;
+use super::owner::OwnerOnMedia;
 use super::superblock::{ShareOnMedia, SuperblockOnMedia};
 use super::*;
 use crate::units::ByteCount;
@@ -30,6 +31,8 @@ fn the_document_shows_every_structure_as_it_is() {
             shares, formatted_at, reserved, share_table, tail),
         fields!(ShareOnMedia: metadata_offset, metadata_bytes, first_segment, segments, reserved),
         fields!(HolderOnMedia: magic, checksum, share, pool, process, command_bytes, since, command,
+            reserved),
+        fields!(OwnerOnMedia: magic, checksum, state, pool, claim, generation, since, host_bytes, host,
             reserved),
         fields!(EntryOnMedia: id, length, entry_bytes, runs, checksums, name_bytes, kind, class,
             reserved),
@@ -113,6 +116,11 @@ fn version_1_is_written_and_read_as_it_was_when_it_was_fixed() {
     let holder = Holder { process: 4711, command: "python train.py".into(), since: 1_700_000_000 };
     let fixture = check_fixture("holder", &holder.encode(superblock.pool, 2));
     assert_eq!(Holder::decode(&fixture, 2), Some(holder));
+
+    let owner =
+        Owner { host: "node-3".into(), owns: true, generation: 7, claim: 42, since: 1_700_000_000 };
+    let fixture = check_fixture("owner", &owner.encode(superblock.pool));
+    assert_eq!(Owner::decode(&fixture), Some(owner));
 
     let (pool, share, epoch) = (superblock.pool, 2, 9);
     let checkpoint = Checkpoint { pool, share, epoch, tensors: fixture_tensors() };

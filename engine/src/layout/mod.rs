@@ -4,8 +4,8 @@
 //! does I/O. `docs/format.md` draws the same structures; a test keeps their sizes in step.
 //!
 //! ```text
-//! device  | block 0 | block 1      | blocks 2..34 | ... | share areas | data: segments ... | last block   |
-//!         | MBR     | superblock A | share holders|     | (metadata)  |                    | superblock B |
+//! device  | block 0 | block 1      | blocks 2..34 | 34    | ... | share areas | data: segments ... | last block   |
+//!         | MBR     | superblock A | share holders| owner |     | (metadata)  |                    | superblock B |
 //! ```
 
 mod change;
@@ -17,6 +17,7 @@ mod entry;
 mod geometry;
 mod holder;
 mod log_image;
+mod owner;
 mod superblock;
 mod tensor;
 
@@ -28,6 +29,7 @@ pub use entry::{
 pub use geometry::{Geometry, GeometryError, GeometryRequest, ShareArea, SlotArea};
 pub use holder::{Holder, utc};
 pub use log_image::LogImage;
+pub use owner::Owner;
 pub use superblock::{FORMAT_VERSION, MAGIC, Superblock, SuperblockError, protective_mbr};
 pub use tensor::{LifetimeClass, NAME_BYTES_MAX, Run, TensorId};
 
@@ -46,10 +48,13 @@ pub const SUPERBLOCK_OFFSET: u64 = BLOCK_BYTES;
 /// Where the holder block of share 0 stands; the others follow.
 pub const HOLDERS_OFFSET: u64 = 2 * BLOCK_BYTES;
 
+/// Where the owner block stands, behind those of the holders.
+pub const OWNER_OFFSET: u64 = HOLDERS_OFFSET + SHARES_MAX as u64 * BLOCK_BYTES;
+
 /// Where the first share's metadata stands.
 pub const METADATA_OFFSET: u64 = 256 << 10;
 
-const _: () = assert!(HOLDERS_OFFSET + SHARES_MAX as u64 * BLOCK_BYTES <= METADATA_OFFSET);
+const _: () = assert!(OWNER_OFFSET + BLOCK_BYTES <= METADATA_OFFSET);
 
 /// How many blocks hold `bytes`.
 pub const fn blocks_for(bytes: u64) -> u64 {

@@ -17,8 +17,7 @@ pub const FORMAT_VERSION: u32 = 1;
 const FEATURES: &[(u64, &str)] = &[];
 
 /// Names for features that later versions may set, so that a refusal says more than a number.
-const FEATURES_FORESEEN: &[(u64, &str)] =
-    &[(1 << 0, "copy-forward"), (1 << 1, "data-placement"), (1 << 2, "owner-record")];
+const FEATURES_FORESEEN: &[(u64, &str)] = &[(1 << 0, "copy-forward"), (1 << 1, "data-placement")];
 
 /// One share as the superblock's table records it.
 #[derive(Clone, Copy, Pod, Zeroable)]

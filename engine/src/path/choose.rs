@@ -11,6 +11,8 @@ use super::{DataPath, numa, posix, uring};
 pub enum PathKind {
     /// `io_uring`.
     Uring,
+    /// NVMe commands through `io_uring`.
+    UringCmd,
     /// Threads of `pread` and `pwrite`.
     Posix,
     /// cuFile, by way of GPU memory.
@@ -25,6 +27,7 @@ impl fmt::Display for PathKind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Uring => "uring",
+            Self::UringCmd => "uring-cmd",
             Self::Posix => "posix",
             Self::Gds => "gds",
             Self::Spdk => "spdk",
@@ -41,6 +44,8 @@ pub enum PathChoice {
     Auto,
     /// `io_uring` or nothing.
     Uring,
+    /// NVMe commands through `io_uring`, to whole namespaces; never by [`Auto`](Self::Auto).
+    UringCmd,
     /// Threads of `pread` and `pwrite`.
     Posix,
     /// SPDK's NVMe driver; the devices must be named as its controllers, which go by no other path.
@@ -49,7 +54,7 @@ pub enum PathChoice {
 
 /// A data path's name is none of ours.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no data path; there are auto, uring, posix and spdk")]
+#[error("{0:?} is no data path; there are auto, uring, uring-cmd, posix and spdk")]
 pub struct UnknownPath(String);
 
 impl FromStr for PathChoice {
@@ -59,6 +64,7 @@ impl FromStr for PathChoice {
         match name {
             "auto" => Ok(Self::Auto),
             "uring" => Ok(Self::Uring),
+            "uring-cmd" => Ok(Self::UringCmd),
             "posix" => Ok(Self::Posix),
             "spdk" => Ok(Self::Spdk),
             _ => Err(UnknownPath(name.into())),
@@ -131,13 +137,17 @@ impl PathProvider for KernelDevices {
         }
         let depth = depth.saturating_mul(devices.len() as u32);
         let mut why_not = Vec::new();
+        if choice == PathChoice::UringCmd {
+            let path = Box::new(uring::passthrough::PassthroughPath::new(&devices, depth)?);
+            return Ok(Opened { path, why_not });
+        }
         // The thread that opens a path drives it.
         let near = numa::stay_near(&devices);
         if choice != PathChoice::Posix {
             match uring::Ring::probe(depth) {
-                Ok(mut ring) => {
-                    ring.note(near);
-                    let path = Box::new(uring::UringPath::new(ring, devices)?);
+                Ok(ring) => {
+                    let mut path = Box::new(uring::UringPath::new(ring, devices)?);
+                    path.note(near);
                     return Ok(Opened { path, why_not });
                 }
                 Err(error) if choice == PathChoice::Uring => return Err(error),

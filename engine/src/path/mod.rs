@@ -11,7 +11,8 @@
 //!   it is opened again. A device that is gone refuses reads too.
 //! - Neither locks, allocations nor system calls per operation beyond what the path itself needs.
 //!
-//! [`uring`] is the path of choice, [`posix`] serves where a container forbids `io_uring`, `spdk` (with the
+//! [`uring`] is the path of choice (NVMe commands of its own, when asked for by name, see
+//! [`uring::passthrough`]), [`posix`] serves where a container forbids `io_uring`, `spdk` (with the
 //! feature of that name) drives whole controllers without the kernel, [`sim`] is a disk in memory with faults on
 //! demand. [`choose`] opens devices and picks. [`checked`] wraps any
 //! of them and panics when it breaks a rule.
@@ -25,6 +26,7 @@ pub mod device;
 mod endurance;
 mod gate;
 mod numa;
+pub mod nvme;
 mod operation;
 pub mod posix;
 pub mod sim;

@@ -38,7 +38,6 @@ impl Slots {
     }
 
     /// The operation in a slot.
-    #[cfg(feature = "spdk")]
     pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut Operation> {
         self.held.get_mut(slot as usize)?.as_mut()
     }

@@ -53,7 +53,6 @@ impl Waker {
     }
 
     /// Whether somebody has woken it since it was armed.
-    #[cfg(all(feature = "spdk", not(loom)))]
     pub(super) fn was_woken(&self) -> bool {
         !self.0.armed.stands()
     }

@@ -1,14 +1,17 @@
 //! The devices of a pool before and besides the data path: locks, and looking for superblocks.
 
+use std::fs::File;
 use std::io;
 #[cfg(feature = "spdk")]
 use std::sync::Arc;
 
+use super::owner::other_owner;
 #[cfg(feature = "spdk")]
 use super::share_lock;
 use super::share_lock::{LockError, LockedFile, Shares};
 use crate::layout::{
-    BLOCK_BYTES, Geometry, Holder, SHARES_MAX, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
+    BLOCK_BYTES, Geometry, Holder, Owner, SHARES_MAX, SUPERBLOCK_OFFSET, Superblock,
+    SuperblockError,
 };
 use crate::path::sim::{SimDisk, SimDisks};
 #[cfg(feature = "spdk")]
@@ -43,12 +46,34 @@ pub(super) enum Member {
 pub(super) enum MemberError {
     Lock(LockError),
     Device(DeviceOpenError),
+    /// Another host writes it.
+    Owned {
+        device: String,
+        owner: Owner,
+    },
 }
 
 impl Member {
-    /// Locks a device that exists, and opens it. The lock comes first: an opener that is refused has
-    /// touched nothing.
+    /// Locks a device that exists, and opens it, unless another host owns it. The lock comes first: an opener that is
+    /// refused has touched nothing.
     pub(super) fn open(
+        spec: &DeviceSpec,
+        shares: Shares,
+        mode: OpenMode,
+    ) -> Result<Self, MemberError> {
+        let member = Self::open_whoever_owns_it(spec, shares, mode)?;
+        let device = member.name();
+        match other_owner(&member) {
+            Ok(None) => Ok(member),
+            Ok(Some(owner)) => Err(MemberError::Owned { device, owner }),
+            Err(source) => {
+                Err(MemberError::Device(DeviceOpenError::Open { path: device.into(), source }))
+            }
+        }
+    }
+
+    /// The same whichever host owns it.
+    pub(super) fn open_whoever_owns_it(
         spec: &DeviceSpec,
         shares: Shares,
         mode: OpenMode,
@@ -152,6 +177,16 @@ impl Member {
         }
     }
 
+    /// Its open file, if it is the kernel's.
+    pub(super) fn file(&self) -> Option<&File> {
+        match self {
+            Self::File { device, .. } => Some(device.file()),
+            #[cfg(feature = "spdk")]
+            Self::Controller { .. } => None,
+            Self::Sim { .. } => None,
+        }
+    }
+
     /// Makes a regular file at least this long, and reserves it unless it is to be sparse.
     pub(super) fn grow(&mut self, size: ByteCount, sparse: bool) -> Result<(), DeviceOpenError> {
         match self {
@@ -168,6 +203,28 @@ impl Member {
             #[cfg(feature = "spdk")]
             Self::Controller { .. } => true,
             Self::Sim { .. } => false,
+        }
+    }
+
+    /// Whether other hosts can reach it, too.
+    pub(super) fn is_remote(&self) -> bool {
+        match self {
+            Self::File { device, .. } => device.is_remote(),
+            #[cfg(feature = "spdk")]
+            Self::Controller { name, .. } => {
+                DeviceSpec::new(name).controller().is_some_and(|name| name.is_remote())
+            }
+            Self::Sim { .. } => false,
+        }
+    }
+
+    /// Gives back the locks on its shares; whether nobody else on this host has one.
+    pub(super) fn is_last_user(&self) -> bool {
+        match self {
+            Self::File { lock, .. } => lock.is_last_user(),
+            #[cfg(feature = "spdk")]
+            Self::Controller { .. } => true,
+            Self::Sim { .. } => true,
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use crate::layout::{
-    DEVICES_MAX, GeometryError, Holder, NAME_BYTES_MAX, SuperblockError, TensorId,
+    DEVICES_MAX, GeometryError, Holder, NAME_BYTES_MAX, Owner, SuperblockError, TensorId,
 };
 use crate::log::{BeginError, Full, Request, SpaceUse};
 use crate::path::DeviceOpenError;
@@ -30,6 +30,14 @@ pub enum Unusable {
 /// Why devices could not be formatted. Unless the error says otherwise nothing on them has changed.
 #[derive(Debug, Error)]
 pub enum FormatError {
+    /// Another host writes it.
+    #[error("{device} is owned by {owner}")]
+    OwnedElsewhere {
+        /// The device.
+        device: String,
+        /// The host.
+        owner: Owner,
+    },
     /// Too few or too many devices.
     #[error("a pool has 1 to {DEVICES_MAX} devices, not {0}")]
     Devices(usize),
@@ -102,6 +110,14 @@ pub enum OpenError {
         path: PathBuf,
         /// The process that holds it, if it said its name: process id, command, since when.
         holder: Option<Holder>,
+    },
+    /// Another host writes it.
+    #[error("{device} is owned by {}", .owner.as_ref().map_or_else(|| "another host".into(), ToString::to_string))]
+    OwnedElsewhere {
+        /// The device.
+        device: String,
+        /// The host, if it said its name.
+        owner: Option<Owner>,
     },
     /// There is no such share.
     #[error("the pool has {shares} share(s), numbered from 0; there is no share {share}")]

@@ -171,7 +171,8 @@ fn usable_size(
     }
 }
 
-fn existing(
+/// Locks and opens a device that may be written.
+pub(super) fn existing(
     spec: &DeviceSpec,
     mode: OpenMode,
     options: &FormatOptions,
@@ -207,6 +208,7 @@ fn discard(
 fn refused(error: MemberError) -> FormatError {
     match error {
         MemberError::Device(error) => FormatError::Device(error),
+        MemberError::Owned { device, owner } => FormatError::OwnedElsewhere { device, owner },
         MemberError::Lock(LockError::Held { path, holder }) => FormatError::InUse { path, holder },
         MemberError::Lock(LockError::System { path, source }) => {
             FormatError::System { what: format!("cannot lock {}", path.display()), source }
@@ -314,7 +316,8 @@ fn write_through(
     Ok(())
 }
 
-fn random_id() -> Result<u128, FormatError> {
+/// A number that nobody else has.
+pub(super) fn random_id() -> Result<u128, FormatError> {
     let mut bytes = [0; 16];
     std::fs::File::open("/dev/urandom")
         .and_then(|mut source| source.read_exact(&mut bytes))

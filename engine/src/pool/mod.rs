@@ -33,9 +33,11 @@ mod held;
 mod housekeeper;
 pub mod inspect;
 mod lanes;
+mod lba;
 mod media;
 mod open;
 mod options;
+mod owner;
 mod pieces;
 mod put;
 mod reclaim;
@@ -57,10 +59,12 @@ pub use error::{
     ReclaimError, ScrubError, Unusable,
 };
 pub use format::FormatProgress;
+pub use lba::{LbaError, set_lba_format};
 pub use options::{
     CommitStats, FormatOptions, Housekeeping, LaneStats, Lanes, OpenOptions, PoolDescription,
     PoolStats, PutOptions, WrittenBytes,
 };
+pub use owner::take_over;
 pub use put::Put;
 pub use reclaim::Reclaimed;
 pub use scrub::{BadUnit, Scrub, ScrubReport, Scrubbed};
@@ -343,6 +347,8 @@ impl Inner {
         if closed.is_err() {
             // What never came back may still reach the devices: nobody else may have them meanwhile.
             std::mem::forget(members);
+        } else if let Some(members) = members {
+            owner::release(&members, self.description.pool);
         }
         closed?;
         self.commits.doubt().map_or(Ok(()), |reason| Err(CloseError::InDoubt(reason)))

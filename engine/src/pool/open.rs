@@ -7,6 +7,7 @@ use super::error::OpenError;
 use super::lanes::Handles;
 use super::media::MetadataIo;
 use super::options::{OpenOptions, PoolDescription};
+use super::owner;
 use super::share_lock::{LockError, Shares};
 use crate::layout::{BLOCK_BYTES, DEVICES_MAX, SUPERBLOCK_OFFSET, Superblock};
 use crate::log::{ChangeLog, Contents, Media, Place, Recovered, Space, StripeMap, recover};
@@ -60,6 +61,9 @@ fn check_count(count: usize) -> Result<(), OpenError> {
 pub(super) fn refused(error: MemberError, share: u32) -> OpenError {
     match error {
         MemberError::Device(error) => OpenError::Device(error),
+        MemberError::Owned { device, owner } => {
+            OpenError::OwnedElsewhere { device, owner: Some(owner) }
+        }
         MemberError::Lock(LockError::Held { path, holder }) => {
             OpenError::ShareHeld { share, path, holder }
         }
@@ -75,6 +79,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
     let share = options.share;
     let no_share = OpenError::NoShare { share, shares: geometry.shares };
     let area = geometry.share(share).ok_or(no_share)?;
+    owner::claim(&members, pool)?;
     for member in &members.0 {
         member.sign(pool, share).map_err(|source| OpenError::System {
             what: format!("cannot write the share's holder to {}", member.name()),

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, FcntlArg, fallocate, fcntl};
+use nix::fcntl::{FallocateFlags, FcntlArg, PosixFadviseAdvice, fallocate, fcntl, posix_fadvise};
 
 use crate::layout::{BLOCK_BYTES, HOLDERS_OFFSET, Holder, SHARES_MAX};
 use crate::path::DeviceIdentity;
@@ -91,6 +91,15 @@ impl LockedFile {
         (held, read.ok().and_then(|()| Holder::decode(&block, share)))
     }
 
+    /// Gives the locks back, then tries for all of them: whether nobody else has one. Of several that leave at once the
+    /// last one finds itself alone.
+    pub(super) fn is_last_user(&self) -> bool {
+        let all = range(Shares::All, Sharing::Alone);
+        let unlocked = nix::libc::flock { l_type: nix::libc::F_UNLCK as i16, ..all };
+        fcntl(&self.file, FcntlArg::F_OFD_SETLK(&unlocked)).is_ok()
+            && fcntl(&self.file, FcntlArg::F_OFD_SETLK(&all)).is_ok()
+    }
+
     /// What is locked.
     pub(super) fn identity(&self) -> io::Result<DeviceIdentity> {
         Ok(DeviceIdentity::of(&self.file.metadata()?))
@@ -99,9 +108,20 @@ impl LockedFile {
     /// Reads through the page cache; the lock's file is also how superblocks are probed before a data
     /// path is open.
     pub(super) fn read(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        self.forget(offset, length)?;
         let mut bytes = vec![0; length];
         self.file.read_exact_at(&mut bytes, offset)?;
         Ok(bytes)
+    }
+
+    /// Drops what the page cache has of these bytes: what NVMe commands wrote past the kernel's block layer (the data
+    /// path uring-cmd) did not go by it.
+    fn forget(&self, offset: u64, length: usize) -> io::Result<()> {
+        let cannot = |_| io::Error::from(io::ErrorKind::InvalidInput);
+        let (offset, length) =
+            (i64::try_from(offset).map_err(cannot)?, i64::try_from(length).map_err(cannot)?);
+        let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+        Ok(posix_fadvise(&self.file, offset, length, advice)?)
     }
 
     /// Writes through the page cache, and puts it on the medium.
@@ -237,6 +257,15 @@ mod tests {
         }
         drop((held, other));
         LockedFile::acquire(&device.0, Shares::All).unwrap();
+    }
+
+    #[test]
+    fn of_two_users_that_leave_the_last_one_is_alone() {
+        let device = Scratch::new("last");
+        let [first, last] =
+            [0, 1].map(|it| LockedFile::acquire(&device.0, Shares::One(it)).unwrap());
+        assert!(!first.is_last_user());
+        assert!(last.is_last_user());
     }
 
     #[test]

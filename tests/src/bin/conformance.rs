@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use tidelog_engine::path::{DeviceSpec, PathKind};
-use tidelog_tests::conformance::{Failure, Fault, ROWS, Stage, find};
+use tidelog_tests::conformance::{Failure, Fault, Noticed, ROWS, Stage, find};
 
 /// Runs the same rows on whatever devices and data path are named, and prints one line for each. THE DEVICES LOSE
 /// WHAT THEY HOLD. With --begin, lets something happen to a device under load instead. Ends with 1 where a row
@@ -16,7 +16,7 @@ use tidelog_tests::conformance::{Failure, Fault, ROWS, Stage, find};
 struct Arguments {
     /// The devices, separated by commas: block devices, files that exist, or (for spdk) controllers.
     devices: String,
-    /// The data path: uring, posix or spdk.
+    /// The data path: uring, uring-cmd, posix or spdk.
     #[arg(long, default_value = "uring")]
     path: String,
     /// The same devices as the kernel names them, if it has them as well.
@@ -40,9 +40,9 @@ struct Arguments {
     /// A shell command that undoes it.
     #[arg(long, default_value = "true")]
     end: String,
-    /// The pool must not notice.
-    #[arg(long)]
-    unnoticed: bool,
+    /// Whether operations fail of it.
+    #[arg(long, value_enum, default_value = "always")]
+    noticed: Noticed,
     /// The name of what happens.
     #[arg(long)]
     row: Option<String>,
@@ -67,12 +67,14 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
     }
     let path = match arguments.path.as_str() {
         "uring" => PathKind::Uring,
+        "uring-cmd" => PathKind::UringCmd,
         "posix" => PathKind::Posix,
         "spdk" => PathKind::Spdk,
         other => {
-            return Err(
-                format!("{other:?} is no data path; there are uring, posix and spdk").into()
-            );
+            return Err(format!(
+                "{other:?} is no data path; there are uring, uring-cmd, posix and spdk"
+            )
+            .into());
         }
     };
     let elsewhere = arguments.elsewhere.as_deref().map(DeviceSpec::parse_list).transpose()?;
@@ -87,11 +89,8 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
         return Ok(told(name, &find(&stage)));
     }
     if let (Some(begin), Some(name)) = (&arguments.begin, &arguments.row) {
-        let fault = Fault {
-            begin: begin.clone(),
-            end: arguments.end.clone(),
-            unnoticed: arguments.unnoticed,
-        };
+        let fault =
+            Fault { begin: begin.clone(), end: arguments.end.clone(), noticed: arguments.noticed };
         return Ok(told(name, &fault.happen(&stage)));
     }
     let mut good = true;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::path::spdk::{EnvironmentOptions, Pages, configure};
+use tidelog_engine::path::spdk::{Controller, EnvironmentOptions, Pages, configure};
 use tidelog_tests::conformance::Failure;
 use tidelog_tests::machine::Watchdog;
 use tidelog_tests::spdk::{
@@ -60,6 +60,11 @@ enum Part {
     },
     /// Lanes and placement handles (FDP), SMART.
     Placement {
+        /// Controllers, separated by commas.
+        devices: String,
+    },
+    /// Ends the process with the controllers still attached, as a program that closes nothing does.
+    Leave {
         /// Controllers, separated by commas.
         devices: String,
     },
@@ -118,6 +123,7 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
             let apart = told("each lane writes by its own placement handle on each device", &apart);
             Ok(count(&specs) && apart)
         }
+        Part::Leave { devices } => leave(&DeviceSpec::parse_list(devices)?).map(|()| true),
         Part::Endurance { devices } => Ok(count(&DeviceSpec::parse_list(devices)?)),
     }
 }
@@ -125,6 +131,14 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
 fn count(specs: &[DeviceSpec]) -> bool {
     let counted = placement::devices_count_what_is_written(specs);
     told("devices count what is written to them", &counted)
+}
+
+fn leave(specs: &[DeviceSpec]) -> Result<(), Failure> {
+    for spec in specs {
+        let name = spec.controller().ok_or("it names no controller")?;
+        std::mem::forget(Controller::attach(&name)?);
+    }
+    Ok(())
 }
 
 fn told(name: &str, result: &Result<String, Failure>) -> bool {

@@ -17,8 +17,19 @@ pub struct Fault {
     pub begin: String,
     /// Undoes it, after the pool was closed.
     pub end: String,
-    /// Whether the pool must not notice: the kernel tries again by itself.
-    pub unnoticed: bool,
+    /// Whether the pool notices.
+    pub noticed: Noticed,
+}
+
+/// Whether operations fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Noticed {
+    /// They must.
+    Always,
+    /// Only what happens to be in flight just then.
+    Perhaps,
+    /// They must not: the kernel tries again by itself.
+    Never,
 }
 
 const WRITES: u64 = 60;
@@ -57,9 +68,9 @@ impl Fault {
         ledger.verify_durable(&pool, |_, _| false)?;
         pool.audit()?;
         pool.close()?;
-        match (failures.first(), self.unnoticed) {
-            (Some(failure), true) => Err(format!("it was noticed: {failure}").into()),
-            (None, false) => Err("nothing failed: the fault did not happen".into()),
+        match (failures.first(), self.noticed) {
+            (Some(failure), Noticed::Never) => Err(format!("it was noticed: {failure}").into()),
+            (None, Noticed::Always) => Err("nothing failed: the fault did not happen".into()),
             (first, _) => {
                 let first = first.map_or_else(String::new, |it| format!("; the first: {it}"));
                 Ok(format!(

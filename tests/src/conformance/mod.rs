@@ -10,7 +10,7 @@ use tidelog_engine::path::{Backend, DeviceSpec, PathChoice, PathKind};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
 
-pub use fault::Fault;
+pub use fault::{Fault, Noticed};
 pub use rows::{ROWS, find};
 
 pub use crate::victim::Failure;
@@ -72,6 +72,7 @@ impl Stage {
     fn open_by(&self, specs: &[DeviceSpec], path: PathKind) -> Result<Pool, Failure> {
         let choice = match path {
             PathKind::Uring => PathChoice::Uring,
+            PathKind::UringCmd => PathChoice::UringCmd,
             PathKind::Posix => PathChoice::Posix,
             PathKind::Spdk => PathChoice::Spdk,
             PathKind::Gds if self.backend.is_some() => PathChoice::Auto,

@@ -31,7 +31,8 @@ pub(crate) struct Target {
     process: Child,
     directory: PathBuf,
     transport: Transport,
-    port: u16,
+    /// A port for each device. They are opened in their order, so the last one says that all are served.
+    ports: [u16; DEVICES],
 }
 
 /// The target program of the installed SPDK: `$TIDELOG_NVMF_TGT`, in the path, or beside SPDK's libraries.
@@ -58,10 +59,9 @@ impl Target {
         for number in 0..DEVICES {
             File::create_new(file(&directory, number))?.set_len(DEVICE_BYTES)?;
         }
-        // The port is free now, which is as much as can be known.
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let ports = free_ports()?;
         let configuration = directory.join("target.json");
-        let content = configure(&directory, transport, port, block)?;
+        let content = configure(&directory, transport, ports, block)?;
         fs::write(&configuration, serde_json::to_vec_pretty(&content)?)?;
         let log = File::create(directory.join("log"))?;
         let process = Command::new(program)
@@ -74,17 +74,17 @@ impl Target {
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()?;
-        let mut target = Self { process, directory, transport, port };
+        let mut target = Self { process, directory, transport, ports };
         target.wait_until_it_listens()?;
         Ok(target)
     }
 
     /// The devices by the names that go to SPDK.
     pub(crate) fn controllers(&self) -> Vec<DeviceSpec> {
-        let name = |number| match self.transport {
+        let name = |number: usize| match self.transport {
             Transport::Tcp => format!(
                 "spdk:trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{} subnqn:{}",
-                self.port,
+                self.ports[number],
                 subsystem(number)
             ),
             Transport::VfioUser => {
@@ -124,7 +124,9 @@ impl Target {
         let last = socket(&self.directory, DEVICES - 1).join("cntrl");
         loop {
             let listens = match self.transport {
-                Transport::Tcp => TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_ok(),
+                Transport::Tcp => {
+                    TcpStream::connect((Ipv4Addr::LOCALHOST, self.ports[DEVICES - 1])).is_ok()
+                }
                 Transport::VfioUser => last.exists(),
             };
             if listens {
@@ -150,6 +152,19 @@ impl Drop for Target {
     }
 }
 
+/// Ports that are free now, which is as much as can be known.
+fn free_ports() -> Result<[u16; DEVICES], Failure> {
+    let mut held = Vec::new();
+    for _ in 0..DEVICES {
+        held.push(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?);
+    }
+    let mut ports = [0; DEVICES];
+    for (port, listener) in ports.iter_mut().zip(&held) {
+        *port = listener.local_addr()?.port();
+    }
+    Ok(ports)
+}
+
 fn file(directory: &Path, number: usize) -> PathBuf {
     directory.join(format!("disk{number}"))
 }
@@ -166,7 +181,7 @@ fn subsystem(number: usize) -> String {
 fn configure(
     directory: &Path,
     transport: Transport,
-    port: u16,
+    ports: [u16; DEVICES],
     block: u32,
 ) -> Result<Value, Failure> {
     let call = |method: &str, params: Value| json!({ "method": method, "params": params });
@@ -182,7 +197,7 @@ fn configure(
         ));
         let address = match transport {
             Transport::Tcp => json!({
-                "trtype": kind, "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string(),
+                "trtype": kind, "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": ports[number].to_string(),
             }),
             Transport::VfioUser => {
                 let socket = socket(directory, number);

@@ -70,6 +70,7 @@ pub(crate) fn run() -> ExitCode {
         tell("a controller that goes under load fails what it had", a_controller_goes(target));
     }
     println!();
+    tell("a process may end with controllers attached", processes_end(&program));
     match python() {
         Ok(()) => {
             tell("a Python program stays on the cores that it chose", affinity_in_python(&program));
@@ -124,6 +125,29 @@ fn a_controller_goes(mut target: Target) -> Result<String, Failure> {
     }
 }
 
+fn processes_end(program: &Path) -> Result<String, Failure> {
+    const TIMES: usize = 12;
+    let target = Target::start(program, Transport::Tcp, 512)?;
+    for _ in 0..TIMES {
+        let ended = Command::new(env!("CARGO_BIN_EXE_tidelog-spdk"))
+            .args(["--pages", "plain", "leave", &names(&target)])
+            .output()?;
+        if !ended.status.success() {
+            return Err(format!("{}: {}", ended.status, text(&ended.stderr)).into());
+        }
+    }
+    Ok(format!("{TIMES} of them"))
+}
+
+fn names(target: &Target) -> String {
+    let names: Vec<_> = target.controllers().iter().map(ToString::to_string).collect();
+    names.join(",")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim().to_owned()
+}
+
 /// Whether there is a Python.
 fn python() -> Result<(), String> {
     let asked = Command::new("python3").arg("--version").output();
@@ -132,18 +156,15 @@ fn python() -> Result<(), String> {
 
 fn affinity_in_python(program: &Path) -> Result<String, Failure> {
     let target = Target::start(program, Transport::Tcp, 512)?;
-    let specs = target.controllers();
     let format = FormatOptions { overwrite: true, ..FormatOptions::default() };
-    Pool::format(&specs, &format)?;
+    Pool::format(&target.controllers(), &format)?;
     // Cargo has built it for this very program.
     let library = std::env::current_exe()?.with_file_name("libtidelog.so");
-    let names: Vec<_> = specs.iter().map(ToString::to_string).collect();
     let said = Command::new("python3")
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/spdk/affinity.py"))
         .arg(library)
-        .arg(names.join(","))
+        .arg(names(&target))
         .output()?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if said.status.success() { Ok(text(&said.stdout)) } else { Err(text(&said.stderr).into()) }
 }
 

@@ -13,7 +13,7 @@ def bits(tensor):
     with torch.no_grad():
         # The clone is a storage of its own, so that numpy's alias is of the clone and not of the tensor.
         flat = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).reshape(-1)
-        data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        data = flat.view(torch.uint8).cpu().numpy().tobytes() if flat.numel() else b""
     return ("tensor", str(tensor.dtype), tuple(tensor.shape), data)
 
 

@@ -10,7 +10,7 @@ from tidetest.bits import difference
 from tidetest.world import Saved, World
 
 
-def compare(scenario, pool, mover, mode, *, seed=0, warm=True, optimizer=None, finish=True, **options):
+def compare(scenario, pool, mover, mode, *, seed=0, warm=True, optimizer=None, finish=True, device="cpu", **options):
     """`scenario(world)` is called in a warm block, and once more without a block. Returns the offloaded notes.
 
     In "auto" mode a warm block executes a plan. With `finish`, both runs train two steps more afterwards and
@@ -24,7 +24,7 @@ def compare(scenario, pool, mover, mode, *, seed=0, warm=True, optimizer=None, f
             for name, value in world.result():
                 world.note(f"at the end, {name}", value)
 
-    off = World(seed, optimizer)
+    off = World(seed, optimizer, device=device)
     with off.block(pool, mover, mode, **options):
         warm_up_steps = off.warm_up(mode) if warm else 0
         act(off)
@@ -33,7 +33,7 @@ def compare(scenario, pool, mover, mode, *, seed=0, warm=True, optimizer=None, f
     gc.collect()
     got = [(label, note.loaded() if isinstance(note, Saved) else note) for label, note in got]
 
-    plain = World(seed, optimizer)
+    plain = World(seed, optimizer, device=device)
     plain.steps(warm_up_steps)
     act(plain)
     expected = [(label, note.loaded() if isinstance(note, Saved) else note) for label, note in plain.notes]

@@ -1,4 +1,4 @@
-"""A GPU for the tests where there is none: gds/fake, whose device memory is the host's here, so that torch's CPU kernels
+"""A GPU for the tests, and one where there is none: gds/fake, whose device memory is the host's here, so that torch's CPU kernels
 compute on it, while Tidelog's copies are late, in streams, and ordered by events alone."""
 
 import contextlib
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from tidelog import _device
+from tidelog import _device, _movers
 
 _SOURCE = Path(__file__).resolve().parents[3] / "gds" / "fake" / "fake.c"
 _library = None
-
+_SLEEP_CYCLES = 50_000_000  # some 30 ms
 
 def library(folder):
     """The fake, built with the C compiler; a process has one."""
@@ -59,11 +59,6 @@ class Stream:
         event.record(self)
         return event
 
-    def copy(self, source, destination, size):
-        """A kernel that writes `destination` some time later: addresses."""
-        words = ctypes.c_uint64(destination), ctypes.c_uint64(source), ctypes.c_size_t(size)
-        assert _library.cuMemcpyDtoDAsync_v2(*words, self.handle) == 0
-
 
 class Gpu(_device.Gpu):
     """The class that is tested, for tensors that torch knows to be in host memory."""
@@ -81,6 +76,10 @@ class Gpu(_device.Gpu):
 
 class FakeCuda:
     """The fake in the place of torch.cuda, with the current stream and what was asked of the caching allocator."""
+
+    device = "cpu"  # where torch has the tensors
+    name = "GPU 0 (Fake GPU) at 0000:3b:00.0"
+    Stream = Stream
 
     def __init__(self, monkeypatch, folder, seed, laziness):
         self.library = library(folder)
@@ -113,6 +112,14 @@ class FakeCuda:
         finally:
             self.stream = before
 
+    def write_late(self, stream, tensor, source):
+        """A kernel writes the tensor some time after it was launched."""
+        with self.on(stream):
+            tensor.add_(0)  # an op, by which the stream is noticed
+        destination, source = (_movers.data_pointer(each.untyped_storage()) for each in (tensor, source))
+        words = ctypes.c_uint64(destination), ctypes.c_uint64(source), ctypes.c_size_t(tensor.nbytes)
+        assert _library.cuMemcpyDtoDAsync_v2(*words, stream.handle) == 0
+
     def copies(self):
         return self.library.fake_count(b"copies")
 
@@ -120,3 +127,25 @@ class FakeCuda:
         first = ctypes.create_string_buffer(256)
         count = self.library.fake_violations(first, ctypes.c_size_t(256))
         assert count == 0, f"{count} violations, the first: {first.value.decode()}"
+
+
+class RealCuda:
+    """The same questions to a GPU."""
+
+    device = "cuda"
+    name = "GPU 0 ("
+    Stream = torch.cuda.Stream
+
+    @property
+    def stream(self):
+        return torch.cuda.current_stream()
+
+    on = staticmethod(torch.cuda.stream)
+
+    def write_late(self, stream, tensor, source):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(_SLEEP_CYCLES)
+            tensor.copy_(source)
+
+    def assert_lawful(self):
+        torch.cuda.synchronize()

@@ -46,14 +46,15 @@ class Block(nn.Module):
 class World:
     """A model, its optimizer and its data; `block()` opens the offload block, `step()` trains once."""
 
-    def __init__(self, seed=0, optimizer=None, layers=LAYERS):
+    def __init__(self, seed=0, optimizer=None, layers=LAYERS, device="cpu"):
         torch.manual_seed(seed)
-        self.model = nn.Sequential(*(Block() for _ in range(layers)))
+        with torch.device(device):
+            self.model = nn.Sequential(*(Block() for _ in range(layers)))
+            self.x = torch.randn(32, WIDTH)
+            self.y = torch.randn(32, WIDTH)
+            self.loose = torch.randn(WIDTH, WIDTH)
         make = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, foreach=False))
         self.optimizer = make(self.model.parameters())
-        self.x = torch.randn(32, WIDTH)
-        self.y = torch.randn(32, WIDTH)
-        self.loose = torch.randn(WIDTH, WIDTH)
         self.views = {"view": self.loose[8:40], "transposed": self.loose.t()}
         self.activation = None
         self.losses = []

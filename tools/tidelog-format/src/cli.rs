@@ -38,6 +38,23 @@ else that is not blank is written only if it is named twice:
 
 A pool has no redundancy: losing one device loses the tensors of the whole pool.";
 
+const LBA_HELP: &str = "\
+A format is how a namespace is divided into blocks. Most drives are delivered with blocks of 512 bytes, and many are
+faster with 4096, in which Tidelog reads and writes anyway. Only formats without metadata are chosen; of several with
+blocks of that size the one that performs best, as the drive says.
+
+  tidelog-format lba /dev/nvme1n1                  lists them; reads only
+  tidelog-format lba /dev/nvme1n1 --lba 4096       says what would be done; add --yes to do it
+
+The drive erases the whole namespace, which may take minutes. The same devices are refused as by format.";
+
+const TAKE_OVER_HELP: &str = "\
+A namespace that is reached over a fabric (NVMe over TCP, RDMA, Fibre Channel) has an owner: the host that has a pool on
+it open. Other hosts are refused until the owner closes the pool. A host that died gives nothing back; this does it
+in its place. MAKE SURE THAT THE HOST IS GONE: nothing keeps it from writing, and two writers destroy a pool.
+
+A host is called by TIDELOG_HOST_ID in its environment, or by /etc/nvme/hostid, or by /etc/machine-id.";
+
 /// Makes, inspects, checks, repairs and wipes Tidelog pools.
 #[derive(Debug, Parser)]
 #[command(name = "tidelog-format", version, after_help = AFTER_HELP)]
@@ -64,6 +81,12 @@ pub enum Command {
     Repair(RepairArgs),
     /// Remove Tidelog's own signatures, and nothing else
     Wipe(WipeArgs),
+    /// Show the LBA formats of an `NVMe` namespace; give it another one
+    #[command(after_help = LBA_HELP)]
+    Lba(LbaArgs),
+    /// Take remote namespaces away from a host that owned them and is gone
+    #[command(after_help = TAKE_OVER_HELP)]
+    TakeOver(WipeArgs),
     /// Find pools among the block devices and the given paths
     List(ListArgs),
     /// Say what to do instead: a pool's devices are fixed when it is formatted
@@ -158,7 +181,7 @@ pub struct RepairArgs {
     pub drop_damaged: Vec<String>,
 }
 
-/// Arguments of `wipe`.
+/// Arguments of `wipe` and `take-over`.
 #[derive(Args, Clone, Debug)]
 pub struct WipeArgs {
     /// The pool.
@@ -167,6 +190,23 @@ pub struct WipeArgs {
     /// Whether to write.
     #[command(flatten)]
     pub intent: Intent,
+}
+
+/// Arguments of `lba`.
+#[derive(Args, Clone, Debug)]
+pub struct LbaArgs {
+    /// A whole NVMe namespace that the kernel drives
+    #[arg(value_name = "DEVICE")]
+    pub device: String,
+    /// Bytes in a block, of the format that it shall have
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub lba: Option<ByteCount>,
+    /// Whether to write.
+    #[command(flatten)]
+    pub intent: Intent,
+    /// The device may lose what it holds; repeat its name exactly as it is given in DEVICE
+    #[arg(long, value_name = "DEVICE")]
+    pub overwrite: Vec<String>,
 }
 
 /// Arguments of `list`.

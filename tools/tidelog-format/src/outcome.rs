@@ -154,6 +154,9 @@ fn failure_json(failure: &Failure) -> Value {
     })
 }
 
+const OWNED_ELSEWHERE: &str =
+    "close the pool there; only if that host is gone for good: tidelog-format take-over";
+
 impl From<OpenError> for Failure {
     fn from(error: OpenError) -> Self {
         let (exit, help) = match &error {
@@ -161,6 +164,7 @@ impl From<OpenError> for Failure {
                 Exit::Refused,
                 "end that process, or use `inspect`, which only looks and needs no lock",
             ),
+            OpenError::OwnedElsewhere { .. } => (Exit::Refused, OWNED_ELSEWHERE),
             OpenError::Superblock { source: SuperblockError::Absent, .. }
             | OpenError::Device(DeviceOpenError::Missing { .. }) => {
                 (Exit::NotAPool, "`list` shows which devices carry pools")
@@ -202,6 +206,7 @@ impl From<FormatError> for Failure {
         let (exit, help) = match &error {
             FormatError::SizeNeeded(_) => (Exit::Usage, "add --size, for example --size 100GiB"),
             FormatError::Devices(_) | FormatError::Geometry(_) => (Exit::Usage, ""),
+            FormatError::OwnedElsewhere { .. } => (Exit::Refused, OWNED_ELSEWHERE),
             FormatError::InUse { .. }
             | FormatError::SameDevice(..)
             | FormatError::HoldsPool { .. }

@@ -168,4 +168,6 @@ def choose(device, model):
         raise Error(f"device={str(device)!r}: memory of a CPU or of a CUDA GPU can move, not of this.")
     if not torch.cuda.is_available():
         raise Error(f"device={str(device)!r}: torch finds no CUDA GPU here.")
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise Error(f"device={str(device)!r}: there is no such GPU; torch finds {torch.cuda.device_count()}.")
     return Gpu(device)

@@ -850,7 +850,7 @@ def offload(
     pool_size         size of the pool where Tidelog makes its files; default: 8 times the tensors alive,
                       at least 1 GiB, at most half of the free space.
     staging           buffers that the devices read and write; default: an eighth of `memory`, 256 KiB to 16 MiB.
-    data_path         "auto", "uring" or "posix". Which one runs, and why, is in `stats()`.
+    data_path         "auto", "uring", "uring-cmd" or "posix". Which one runs, and why, is in `stats()`.
     buffered          allow a file system without O_DIRECT.
     report            path of an HTML report, written when the block ends.
 

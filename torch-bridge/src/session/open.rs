@@ -130,6 +130,7 @@ impl Shared {
         match (wanted, serves) {
             (PathChoice::Auto, _)
             | (PathChoice::Uring, PathKind::Uring)
+            | (PathChoice::UringCmd, PathKind::UringCmd)
             | (PathChoice::Posix, PathKind::Posix)
             | (PathChoice::Spdk, PathKind::Spdk) => Ok(()),
             _ => Err(Failure::new(

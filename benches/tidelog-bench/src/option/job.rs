@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidelog_engine::memory::ALIGNMENT;
-use tidelog_engine::path::DEVICES_MAX;
+use tidelog_engine::path::{DEVICES_MAX, PathChoice};
 use tidelog_engine::units::ByteCount;
 
 use super::load::Load;
@@ -19,6 +19,8 @@ use crate::workload::Workload;
 pub enum Engine {
     /// `tidelog-uring`.
     Uring,
+    /// `tidelog-uring-cmd`.
+    UringCmd,
     /// `tidelog-posix`.
     Posix,
     /// `tidelog-sim`.
@@ -33,18 +35,20 @@ impl Engine {
     pub fn named(name: &str) -> Result<Self, BenchError> {
         let reason = match name.trim() {
             "tidelog-uring" => return Ok(Self::Uring),
+            "tidelog-uring-cmd" => return Ok(Self::UringCmd),
             "tidelog-posix" => return Ok(Self::Posix),
             "tidelog-sim" => return Ok(Self::Sim),
-            "tidelog-uring-cmd" | "tidelog-spdk" | "tidelog-gds" => {
+            "tidelog-spdk" | "tidelog-gds" => {
                 "Tidelog does not have this data path yet; tidelog-uring is its fastest"
             }
-            "io_uring" | "io_uring_cmd" => {
-                "this is fio's own engine; take tidelog-uring here, and fio for fio's"
+            "io_uring" => "this is fio's own engine; take tidelog-uring here, and fio for fio's",
+            "io_uring_cmd" => {
+                "this is fio's own engine; take tidelog-uring-cmd here, and fio for fio's"
             }
             "libaio" | "psync" | "sync" | "pvsync" | "pvsync2" | "posixaio" | "mmap" => {
                 "this is fio's own engine; take tidelog-posix here, and fio for fio's"
             }
-            _ => "there are tidelog-uring, tidelog-posix and tidelog-sim",
+            _ => "there are tidelog-uring, tidelog-uring-cmd, tidelog-posix and tidelog-sim",
         };
         Err(BenchError::Engine { name: name.trim().to_owned(), reason: reason.to_owned() })
     }
@@ -53,8 +57,19 @@ impl Engine {
     pub fn name(self) -> &'static str {
         match self {
             Self::Uring => "tidelog-uring",
+            Self::UringCmd => "tidelog-uring-cmd",
             Self::Posix => "tidelog-posix",
             Self::Sim => "tidelog-sim",
+        }
+    }
+
+    /// The data path as the engine's options name it; `None` for simulated disks.
+    pub fn choice(self) -> Option<PathChoice> {
+        match self {
+            Self::Uring => Some(PathChoice::Uring),
+            Self::UringCmd => Some(PathChoice::UringCmd),
+            Self::Posix => Some(PathChoice::Posix),
+            Self::Sim => None,
         }
     }
 }
@@ -231,7 +246,7 @@ impl JobOptions {
     pub fn engine(&self) -> Result<Engine, BenchError> {
         self.engine.ok_or_else(|| {
             BenchError::usage(
-                "no ioengine: name the data path to measure, tidelog-uring, tidelog-posix or tidelog-sim",
+                "no ioengine: name the data path to measure, tidelog-uring, tidelog-uring-cmd, tidelog-posix or tidelog-sim",
             )
             .within(&self.name)
         })

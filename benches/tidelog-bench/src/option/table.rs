@@ -98,7 +98,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         aliases: &[],
         value: "PATH",
         group: Group::Load,
-        help: "The data path: tidelog-uring, tidelog-posix or tidelog-sim. Never another than this one",
+        help: "The data path: tidelog-uring, tidelog-uring-cmd (NVMe commands to whole namespaces), tidelog-posix or tidelog-sim. Never another than this one",
         apply: |job, text| {
             job.engine = Some(Engine::named(text)?);
             Ok(())

@@ -6,7 +6,7 @@ use tidelog_engine::memory::{DmaBuffer, DmaPool};
 use tidelog_engine::path::sim::{SimDisk, SimDisks};
 use tidelog_engine::path::{
     Action, Capabilities, Completion, DataPath, Device, Extent, KernelDevices, Operation,
-    PathChoice, PathProvider, Refusal,
+    PathProvider, Refusal,
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
@@ -15,7 +15,7 @@ use super::start::Ended;
 use super::throttle::Throttle;
 use crate::exit::BenchError;
 use crate::load::{BadBlock, Origin, Place, Stream, check, stamp};
-use crate::option::{Engine, JobOptions};
+use crate::option::JobOptions;
 use crate::stats::{Direction, Recorder};
 use crate::target;
 
@@ -341,18 +341,13 @@ fn open_path(
     devices: Vec<Device>,
 ) -> Result<(Box<dyn DataPath>, Vec<ByteCount>), BenchError> {
     let files = job.filename.len() as u32;
-    let engine = job.engine()?;
-    let provider: Box<dyn PathProvider> = match engine {
-        Engine::Sim => {
+    let provider: Box<dyn PathProvider> = match job.engine()?.choice() {
+        None => {
             let whole = job.size.map_or(0, |size| size.of(0)) / u64::from(files);
             let disk = |_: &String| SimDisk::new(ByteCount(whole + job.offset.of(0)));
             Box::new(SimDisks(job.filename.iter().map(disk).collect()))
         }
-        Engine::Uring | Engine::Posix => {
-            let choice =
-                if engine == Engine::Uring { PathChoice::Uring } else { PathChoice::Posix };
-            Box::new(KernelDevices { devices, choice })
-        }
+        Some(choice) => Box::new(KernelDevices { devices, choice }),
     };
     // The depth is a device's there, and the job's here.
     let path = provider.open(job.iodepth.div_ceil(files))?.path;

@@ -257,6 +257,12 @@ impl Device {
             DeviceKind::Block | DeviceKind::File => true,
         }
     }
+
+    /// Whether it is a namespace that other machines can reach, too: the kernel has it over a fabric.
+    pub fn is_remote(&self) -> bool {
+        self.kind == DeviceKind::Block
+            && shown(&self.file).is_ok_and(|shown| is_over_a_fabric(&shown))
+    }
 }
 
 impl DeviceCapabilities {
@@ -327,12 +333,31 @@ fn reserve(file: &File, path: &Path, size: ByteCount, sparse: bool) -> Result<()
     }
 }
 
+/// Whether a block device that the kernel shows here has a controller that is reached over a fabric.
+fn is_over_a_fabric(shown: &Path) -> bool {
+    let transport = |controller: &Path| std::fs::read_to_string(controller.join("transport")).ok();
+    let is_remote = |kind: String| kind.trim() != "pcie";
+    // Namespaces of several controllers are shown beneath their subsystem, which links to these.
+    let several = |above: &Path| {
+        let entries = std::fs::read_dir(above).into_iter().flatten().flatten();
+        entries.filter_map(|entry| transport(&entry.path())).any(is_remote)
+    };
+    shown.ancestors().skip(1).take(3).any(|above| {
+        transport(above).is_some_and(is_remote)
+            || (above.join("subsysnqn").exists() && several(above))
+    })
+}
+
+/// Where the kernel shows an open block device.
+pub(super) fn shown(file: &File) -> io::Result<PathBuf> {
+    let number = file.metadata()?.rdev();
+    let link = format!("/sys/dev/block/{}:{}", libc::major(number), libc::minor(number));
+    std::fs::canonicalize(link)
+}
+
 /// Whether the block device says that it has a volatile write cache. So it counts where it does not say.
 fn has_write_cache(file: &File) -> bool {
-    let Ok(metadata) = file.metadata() else { return true };
-    let number = metadata.rdev();
-    let device = format!("/sys/dev/block/{}:{}", libc::major(number), libc::minor(number));
-    !says_write_through(Path::new(&device))
+    !shown(file).is_ok_and(|shown| says_write_through(&shown))
 }
 
 /// Whether what the kernel shows of a block device in this directory says that it has no volatile cache.

@@ -3,7 +3,7 @@
 
 use tidelog_spdk_sys as sys;
 
-use super::steps::Step;
+use crate::path::nvme::steps::Step;
 
 /// The directive type of a write that names a placement handle.
 const DATA_PLACEMENT: u32 = 2;

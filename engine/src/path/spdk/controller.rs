@@ -11,14 +11,16 @@ use tidelog_spdk_sys as sys;
 
 use super::endurance::handles;
 use super::environment::{Environment, EnvironmentError, Keeper};
-use super::steps::Limits;
 use crate::memory::ALIGNMENT;
 use crate::path::device::ControllerName;
+use crate::path::nvme::steps::Limits;
 use crate::units::ByteCount;
 
 /// A vfio-user target serves one at a time, and takes a moment to let go of the last one.
 const LEAVE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(300);
+/// How long a target may take to answer a connection; SPDK would wait for half a second.
+const CONNECT: Duration = Duration::from_secs(10);
 
 /// A namespace of a controller that is this process's alone.
 pub struct Controller {
@@ -241,6 +243,7 @@ fn connect(
             sys::spdk_nvme_ctrlr_get_default_ctrlr_opts(&raw mut options, size);
             // Failures are reported by us, with the tensor that they concern.
             options.disable_error_logging = true;
+            options.fabrics_connect_timeout_us = CONNECT.as_micros() as u64;
             sys::spdk_nvme_connect(transport, &raw const options, size)
         };
         if let Some(handle) = NonNull::new(handle) {

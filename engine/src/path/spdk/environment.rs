@@ -73,6 +73,7 @@ pub(super) struct Environment {
     tasks: Mutex<Sender<Task>>,
     options: EnvironmentOptions,
     huge: bool,
+    process: u32,
 }
 
 static WISHES: OnceLock<EnvironmentOptions> = OnceLock::new();
@@ -117,7 +118,9 @@ impl Environment {
                 EnvironmentError(format!("its thread could not be started: {error}"))
             })?;
         started.recv().map_err(|_| EnvironmentError("its thread ended".into()))??;
-        Ok(Self { tasks: Mutex::new(tasks), options, huge })
+        // SAFETY: the function asks for nothing and does not unwind.
+        unsafe { libc::atexit(rest) };
+        Ok(Self { tasks: Mutex::new(tasks), options, huge, process: std::process::id() })
     }
 
     pub(super) fn options(&self) -> &EnvironmentOptions {
@@ -175,6 +178,17 @@ impl Environment {
                 sys::spdk_free(base.as_ptr().cast());
             })
         })
+    }
+}
+
+/// When the process ends, DPDK's destructor unmaps what the keeper polls, if controllers are still attached. So it forgets
+/// them before. A forked child has no keeper, and nothing to forget.
+extern "C" fn rest() {
+    if let Some(Ok(environment)) = STARTED.get()
+        && environment.process == std::process::id()
+    {
+        // It cannot have ended; if it has, it polls nothing.
+        let _ = environment.ask(|keeper| keeper.attached.clear());
     }
 }
 

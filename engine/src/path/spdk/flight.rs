@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use tidelog_spdk_sys as sys;
 
-use super::steps::Steps;
 use crate::path::Status;
+use crate::path::nvme::steps::Steps;
 
 /// How far the path has gone with an operation that takes too long, or was to be aborted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

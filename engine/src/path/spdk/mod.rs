@@ -17,7 +17,6 @@ mod exchange;
 mod flight;
 mod peer;
 mod queue;
-mod steps;
 
 pub use controller::{AttachError, Controller};
 pub use environment::{EnvironmentError, EnvironmentOptions, Pages, configure};
@@ -33,9 +32,9 @@ use self::environment::Environment;
 use self::flight::{Flights, Impatience};
 use self::peer::{BY_BUS_MAX, Peers, Way};
 use self::queue::{Queue, Sent};
-use self::steps::Steps;
 use super::choose::{Opened, PathError, PathKind, PathProvider};
 use super::gate::Gate;
+use super::nvme::steps::Steps;
 use super::operation::{Action, Completion, DeviceError, Operation, Refusal, Refused, Status};
 use super::slots::Slots;
 use super::{

@@ -13,8 +13,8 @@ use super::controller::{Controller, Reach};
 use super::environment::errno;
 use super::flight::{Flight, completed};
 use super::peer::{PageLists, Peers, Way};
-use super::steps::{Limits, Step};
 use crate::memory::peer::PeerBuffer;
+use crate::path::nvme::steps::{Limits, Step};
 use crate::path::{Action, Operation, OperationKind, PlacementHandle, Status};
 
 /// Commands that SPDK keeps ready for each operation in flight: its own cuts at boundaries of the medium, and what

@@ -4,9 +4,7 @@ use io_uring::{opcode, squeue, types};
 
 use super::super::device::{DeviceKind, fallocate_mode};
 use super::super::operation::{Action, Operation};
-
-/// The kernel registers at most this much memory as one buffer.
-pub(super) const REGISTERED_RUN: usize = 1 << 30;
+use super::queue::Registered;
 
 /// The file of an operation's device.
 #[derive(Clone, Copy)]
@@ -18,11 +16,7 @@ pub(super) struct File {
 }
 
 /// The submission queue entry of an operation that lies in its slot.
-pub(super) fn of(
-    operation: &mut Operation,
-    target: File,
-    registered: Option<(usize, usize)>,
-) -> squeue::Entry {
+pub(super) fn of(operation: &mut Operation, target: File, registered: Registered) -> squeue::Entry {
     let index = u32::from(operation.device.0);
     let (offset, length) = (operation.extent.offset.0, operation.extent.length.0);
     /// Builds with a registered file where there is one, as the type of an entry differs.
@@ -37,7 +31,7 @@ pub(super) fn of(
             }
         };
     }
-    let run = |address: *mut u8| fixed_run(registered, address as usize, length as usize);
+    let run = |address: *mut u8| registered.holding(address, length as usize);
     match &mut operation.action {
         Action::Read(buffer) => {
             let (address, length) = (buffer.address(), length as u32);
@@ -76,31 +70,5 @@ pub(super) fn of(
                 opcode::Fallocate::new(file, length).offset(offset).mode(mode).build()
             })
         }
-    }
-}
-
-/// The registered buffer that holds all of `length` bytes at `address`.
-fn fixed_run(registered: Option<(usize, usize)>, address: usize, length: usize) -> Option<u16> {
-    let (base, registered) = registered?;
-    let start = address.checked_sub(base)?;
-    let end = start.checked_add(length)?;
-    let run = start / REGISTERED_RUN;
-    let whole = end <= registered && end.saturating_sub(1) / REGISTERED_RUN == run;
-    if whole { u16::try_from(run).ok() } else { None }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_buffer_across_two_registered_runs_goes_unregistered() {
-        let region = Some((4096, 2 * REGISTERED_RUN));
-        assert_eq!(fixed_run(region, 4096, 4096), Some(0));
-        assert_eq!(fixed_run(region, 4096 + REGISTERED_RUN, 4096), Some(1));
-        assert_eq!(fixed_run(region, 4096 + REGISTERED_RUN - 4096, 8192), None);
-        assert_eq!(fixed_run(region, 4096 + 2 * REGISTERED_RUN - 4096, 8192), None);
-        assert_eq!(fixed_run(region, 0, 4096), None);
-        assert_eq!(fixed_run(None, 4096, 4096), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use io_uring::{IoUring, Probe, opcode};
+use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 
 use super::super::choose::{PathError, PathKind};
 
@@ -11,22 +11,30 @@ const SPARE_ENTRIES: u32 = 8;
 /// The most entries a kernel ring may have.
 const ENTRIES_MAX: u32 = 32_768;
 
-/// A ring that has everything the path needs.
-pub struct Ring {
-    pub(super) uring: IoUring,
+/// A ring that has everything a path needs; what its entries and completions are depends on the path.
+pub struct Ring<S: squeue::EntryMarker = squeue::Entry, C: cqueue::EntryMarker = cqueue::Entry> {
+    pub(super) uring: IoUring<S, C>,
     pub(super) depth: u32,
-    pub(super) notes: Vec<String>,
+    /// Whether completions are handled when they are asked for. Kernels that can do this are 6.1 and newer.
+    pub(super) deferred: bool,
+}
+
+/// What a path needs of the kernel.
+pub(super) struct Needs {
+    pub(super) kind: PathKind,
+    /// Names and codes of operations.
+    pub(super) operations: &'static [(&'static str, u8)],
+    /// The first kernel that has all of it.
+    pub(super) since: &'static str,
+    /// Completions are looked for, and interrupt nobody.
+    pub(super) polled: bool,
 }
 
 impl Ring {
-    /// Makes a ring with room for `depth` operations, if the kernel (and the container) allows one
-    /// that is good enough. It belongs to the calling thread.
+    /// Makes a ring for files and block devices with room for `depth` operations, if the kernel (and the container)
+    /// allows one that is good enough. It belongs to the calling thread.
     pub fn probe(depth: u32) -> Result<Self, PathError> {
-        let depth = depth.clamp(1, ENTRIES_MAX - SPARE_ENTRIES);
-        let (ring, note) = build(depth + SPARE_ENTRIES).map_err(|error| unavailable(&error))?;
-        let mut probe = Probe::new();
-        ring.submitter().register_probe(&mut probe).map_err(|error| unavailable(&error))?;
-        let needed = [
+        let operations = &[
             ("read", opcode::Read::CODE),
             ("write", opcode::Write::CODE),
             ("read_fixed", opcode::ReadFixed::CODE),
@@ -36,44 +44,86 @@ impl Ring {
             ("poll_add", opcode::PollAdd::CODE),
             ("async_cancel", opcode::AsyncCancel::CODE),
         ];
-        let features = ring.params();
-        let missing = needed.into_iter().find(|&(_, code)| !probe.is_supported(code));
-        let missing = missing.map(|(name, _)| name).or_else(|| {
-            let enough = features.is_feature_ext_arg() && features.is_feature_nodrop();
-            (!enough).then_some("waiting with a time-out")
-        });
-        if let Some(name) = missing {
-            let reason = format!("this kernel's io_uring lacks {name}; Linux 5.15 or newer has it");
-            return Err(PathError::Unavailable { kind: PathKind::Uring, reason });
-        }
-        Ok(Self { uring: ring, depth, notes: vec![note.into()] })
-    }
-
-    /// Something more to be told of the path, if there is anything.
-    pub(in crate::path) fn note(&mut self, note: Option<String>) {
-        self.notes.extend(note);
+        Self::with(
+            depth,
+            &Needs { kind: PathKind::Uring, operations, since: "5.15", polled: false },
+        )
     }
 }
 
-/// The ring with the cheapest completion handling that this kernel knows.
-fn build(entries: u32) -> io::Result<(IoUring, &'static str)> {
-    let deferred = IoUring::builder()
-        .dontfork()
-        .setup_single_issuer()
-        .setup_defer_taskrun()
-        .setup_taskrun_flag()
-        .build(entries);
-    match deferred {
-        Ok(ring) => return Ok((ring, "completions are handled when asked for (DEFER_TASKRUN)")),
+impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
+    /// Makes a ring that has what is needed.
+    pub(super) fn with(depth: u32, needs: &Needs) -> Result<Self, PathError> {
+        let Needs { kind, operations, since, polled } = *needs;
+        let lacks = |what: &str| PathError::Unavailable {
+            kind,
+            reason: format!("this kernel's io_uring lacks {what}; Linux {since} or newer has it"),
+        };
+        let failed = |error: io::Error| match error.raw_os_error() {
+            // Nothing else about the request can be invalid.
+            Some(libc::EINVAL) => lacks("entries of this size"),
+            _ => unavailable(kind, &error),
+        };
+        let depth = depth.clamp(1, ENTRIES_MAX - SPARE_ENTRIES);
+        let (ring, deferred) = build(depth + SPARE_ENTRIES, polled).map_err(failed)?;
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe).map_err(failed)?;
+        if let Some((name, _)) = operations.iter().find(|&&(_, code)| !probe.is_supported(code)) {
+            return Err(lacks(name));
+        }
+        if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
+            return Err(lacks("waiting with a time-out"));
+        }
+        Ok(Self { uring: ring, depth, deferred })
+    }
+
+    /// What was found, for people.
+    pub(super) fn note(&self) -> String {
+        let handled = if self.deferred {
+            "completions are handled when asked for (DEFER_TASKRUN)"
+        } else {
+            "completions interrupt the reactor: this kernel has no DEFER_TASKRUN"
+        };
+        handled.into()
+    }
+}
+
+/// The ring with the cheapest completion handling that this kernel knows, and whether that is when asked for.
+fn build<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
+    entries: u32,
+    polled: bool,
+) -> io::Result<(IoUring<S, C>, bool)> {
+    let builder = || {
+        let mut builder = IoUring::<S, C>::builder();
+        builder.dontfork();
+        if polled {
+            builder.setup_iopoll();
+        }
+        builder
+    };
+    let mut deferred = builder();
+    deferred.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
+    match deferred.build(entries) {
+        Ok(ring) => return Ok((ring, true)),
         // Flags that the kernel does not know are invalid; anything else is no matter of flags.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
         Err(error) => return Err(error),
     }
-    let ring = IoUring::builder().dontfork().build(entries)?;
-    Ok((ring, "completions interrupt the reactor: this kernel has no DEFER_TASKRUN"))
+    Ok((builder().build(entries)?, false))
 }
 
-fn unavailable(error: &io::Error) -> PathError {
+/// Whether the running kernel is this one or newer; what it is called otherwise does not count.
+pub(super) fn kernel_is_at_least(version: (u32, u32)) -> bool {
+    std::fs::read_to_string("/proc/sys/kernel/osrelease")
+        .is_ok_and(|release| version_of(&release).is_some_and(|running| running >= version))
+}
+
+fn version_of(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|it: char| !it.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+fn unavailable(kind: PathKind, error: &io::Error) -> PathError {
     let reason = match error.raw_os_error() {
         Some(libc::ENOSYS) => "this kernel has no io_uring".into(),
         Some(libc::EPERM | libc::EACCES) => {
@@ -83,7 +133,7 @@ fn unavailable(error: &io::Error) -> PathError {
         Some(libc::ENOMEM) => format!("{error}; raise the memlock limit (ulimit -l)"),
         _ => error.to_string(),
     };
-    PathError::Unavailable { kind: PathKind::Uring, reason }
+    PathError::Unavailable { kind, reason }
 }
 
 #[cfg(test)]
@@ -91,8 +141,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn kernels_are_told_apart_by_their_first_two_numbers() {
+        assert_eq!(version_of("6.1.0-56-cloud-amd64\n"), Some((6, 1)));
+        assert_eq!(version_of("6.12-rc1"), Some((6, 12)));
+        assert_eq!(version_of("unknown"), None);
+        assert!(kernel_is_at_least((2, 6)) && !kernel_is_at_least((1000, 0)));
+    }
+
+    #[test]
     fn a_forbidden_ring_is_explained() {
-        let text = unavailable(&io::Error::from_raw_os_error(libc::EPERM)).to_string();
+        let text =
+            unavailable(PathKind::Uring, &io::Error::from_raw_os_error(libc::EPERM)).to_string();
         assert!(text.contains("the uring data path does not work here"), "{text}");
         assert!(text.contains("seccomp"), "{text}");
     }

@@ -24,7 +24,6 @@ impl Announcement {
     }
 
     /// Whether it stands, without taking it.
-    #[cfg(feature = "spdk")]
     pub(super) fn stands(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }

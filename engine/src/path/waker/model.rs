@@ -22,6 +22,10 @@ impl Announcement {
         std::mem::take(&mut *self.0.lock().expect("not poisoned"))
     }
 
+    pub(super) fn stands(&self) -> bool {
+        *self.0.lock().expect("not poisoned")
+    }
+
     pub(super) fn withdraw(&self) {
         self.take();
     }

@@ -2,12 +2,14 @@
 
 use super::index::{IndexView, MemberMedia, read_index};
 use crate::layout::{
-    Geometry, Holder, SUPERBLOCK_OFFSET, ShareArea, Superblock, SuperblockError, protective_mbr,
+    Geometry, Holder, Owner, SUPERBLOCK_OFFSET, ShareArea, Superblock, SuperblockError,
+    protective_mbr,
 };
 use crate::path::DeviceSpec;
 use crate::pool::OpenError;
 use crate::pool::devices::{Member, find_twins};
 use crate::pool::open::refused;
+use crate::pool::owner;
 use crate::units::ByteCount;
 
 /// One copy of a superblock.
@@ -36,6 +38,8 @@ pub struct DeviceView {
     pub newest: Result<Superblock, SuperblockError>,
     /// Whether Tidelog's own protective MBR stands in block 0; only block devices have one.
     pub protective_mbr: bool,
+    /// The host that owns it, if other hosts can reach it.
+    pub owner: Option<Owner>,
 }
 
 /// One share of a pool.
@@ -161,6 +165,7 @@ fn view_device(member: &Member, pool: Option<&Geometry>) -> DeviceView {
             view('B', copies.second_offset, copies.second),
         ],
         protective_mbr: has_protective_mbr(member),
+        owner: owner::owner(member).ok().flatten(),
     }
 }
 

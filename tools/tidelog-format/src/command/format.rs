@@ -10,11 +10,9 @@ use tidelog_engine::units::ByteCount;
 
 use super::regions::regions;
 use super::table::Table;
-use super::{advance, progress_bar, resolve, shall_write};
+use super::{advance, check_overwrite_names, progress_bar, refuse, resolve, shall_write};
 use crate::cli::FormatArgs;
-use crate::device::{
-    System, Target, TargetKind, program_directories, refusals, same_or_overlapping,
-};
+use crate::device::{System, Target, TargetKind};
 use crate::outcome::{Exit, Failure, Report};
 
 const NO_REDUNDANCY: &str =
@@ -22,9 +20,9 @@ const NO_REDUNDANCY: &str =
 
 pub(super) fn run(args: &FormatArgs, system: &System) -> Result<Report, Failure> {
     let write = shall_write(args.intent)?;
-    check_overwrite_names(args)?;
+    check_overwrite_names(&args.overwrite, &args.devices)?;
     let targets = resolve(&args.devices, system)?;
-    refuse(args, &targets, system)?;
+    refuse(&targets, &args.overwrite, system, |_| true)?;
     let options = options(args, &targets);
     let specs: Vec<DeviceSpec> = targets.iter().map(Target::spec).collect();
     let sizes: Vec<ByteCount> = targets.iter().map(|target| target.size).collect();
@@ -50,36 +48,6 @@ pub(super) fn run(args: &FormatArgs, system: &System) -> Result<Report, Failure>
         );
     }
     Ok(Report { text, json: plan.json(Some(made.pool)), exit: Exit::Clean })
-}
-
-/// `--overwrite` repeats a name of DEVICE; anything else is a slip, and slips are what it is there for.
-fn check_overwrite_names(args: &FormatArgs) -> Result<(), Failure> {
-    match args.overwrite.iter().find(|name| !args.devices.contains(name)) {
-        None => Ok(()),
-        Some(name) => Err(Failure::new(
-            Exit::Usage,
-            format!("--overwrite {name}: no DEVICE is called exactly that"),
-            "--overwrite must repeat a name of the device list, letter for letter",
-        )),
-    }
-}
-
-fn refuse(args: &FormatArgs, targets: &[Target], system: &System) -> Result<(), Failure> {
-    let mut found = same_or_overlapping(targets);
-    for target in targets {
-        let reasons = refusals(target, system, &program_directories()).map_err(|error| {
-            Failure::new(
-                Exit::Failed,
-                format!("{}: cannot find out what it holds: {error}", target.given),
-                "block devices can usually be read by root alone",
-            )
-        })?;
-        let named_twice = args.overwrite.contains(&target.given);
-        found.extend(
-            reasons.into_iter().filter(|it| !(named_twice && it.reason.may_be_overridden())),
-        );
-    }
-    if found.is_empty() { Ok(()) } else { Err(Failure::refused(found)) }
 }
 
 fn options(args: &FormatArgs, targets: &[Target]) -> FormatOptions {

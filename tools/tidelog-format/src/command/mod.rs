@@ -3,10 +3,12 @@
 mod check;
 mod format;
 mod inspect;
+mod lba;
 mod list;
 mod regions;
 mod repair;
 mod table;
+mod take_over;
 mod wipe;
 
 use std::io::IsTerminal;
@@ -18,7 +20,9 @@ use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::units::ByteCount;
 
 use crate::cli::{Cli, Command, Intent};
-use crate::device::{System, Target};
+use crate::device::{
+    Reason, Refusal, System, Target, program_directories, refusals, same_or_overlapping,
+};
 use crate::outcome::{Exit, Failure, Outcome, Report};
 
 /// Carries a command out.
@@ -30,6 +34,8 @@ pub fn run(command: &Command) -> Outcome {
         Command::Check(args) => check::run(args),
         Command::Repair(args) => repair::run(args, &system),
         Command::Wipe(args) => wipe::run(args, &system),
+        Command::Lba(args) => lba::run(args, &system),
+        Command::TakeOver(args) => take_over::run(args),
         Command::List(args) => Ok(list::run(args, &system)),
         Command::Add(_) => Err(add()),
         Command::Completions { shell } => {
@@ -97,6 +103,42 @@ fn resolve(names: &[String], system: &System) -> Result<Vec<Target>, Failure> {
         })
     };
     names.iter().map(resolve).collect()
+}
+
+/// `--overwrite` repeats a name of DEVICE; anything else is a slip, and slips are what it is there for.
+fn check_overwrite_names(overwrite: &[String], devices: &[String]) -> Result<(), Failure> {
+    match overwrite.iter().find(|name| !devices.contains(name)) {
+        None => Ok(()),
+        Some(name) => Err(Failure::new(
+            Exit::Usage,
+            format!("--overwrite {name}: no DEVICE is called exactly that"),
+            "--overwrite must repeat a name of the device list, letter for letter",
+        )),
+    }
+}
+
+/// Refuses devices against which something speaks that `counts` and that naming them twice does not set aside.
+fn refuse(
+    targets: &[Target],
+    overwrite: &[String],
+    system: &System,
+    counts: impl Fn(&Reason) -> bool,
+) -> Result<(), Failure> {
+    let mut found = same_or_overlapping(targets);
+    for target in targets {
+        let reasons = refusals(target, system, &program_directories()).map_err(|error| {
+            Failure::new(
+                Exit::Failed,
+                format!("{}: cannot find out what it holds: {error}", target.given),
+                "block devices can usually be read by root alone",
+            )
+        })?;
+        let named_twice = overwrite.contains(&target.given);
+        let stands =
+            |it: &Refusal| counts(&it.reason) && !(named_twice && it.reason.may_be_overridden());
+        found.extend(reasons.into_iter().filter(stands));
+    }
+    if found.is_empty() { Ok(()) } else { Err(Failure::refused(found)) }
 }
 
 fn specs(names: &[String]) -> Vec<DeviceSpec> {

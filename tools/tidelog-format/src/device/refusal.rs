@@ -49,6 +49,11 @@ pub enum Reason {
         /// What it is.
         found: &'static str,
     },
+    /// It is a kind of drive that Tidelog does not use.
+    Unsuitable {
+        /// Why not.
+        why: String,
+    },
     /// Another name on the command line is the same device, or a part of it.
     SameAs {
         /// The other name.
@@ -99,6 +104,7 @@ impl Reason {
             Self::PoolInUse { .. } => "pool-in-use",
             Self::ReadOnly => "read-only",
             Self::NoDevice { .. } => "no-device",
+            Self::Unsuitable { .. } => "unsuitable",
             Self::SameAs { .. } => "same-device",
             Self::Partitioned { .. } => "partitioned",
             Self::Pool { .. } => "tidelog-pool",
@@ -131,6 +137,9 @@ impl Reason {
             Self::NoDevice { .. } => {
                 "name a directory, a file, a block device or a partition".to_owned()
             }
+            Self::Unsuitable { .. } => {
+                format!("name another device; if it is its format: tidelog-format lba {device}")
+            }
             Self::SameAs { .. } => "a pool needs different devices; name each once".to_owned(),
             Self::Partitioned { .. }
             | Self::Pool { .. }
@@ -151,6 +160,7 @@ impl fmt::Display for Reason {
             Self::PoolInUse { holder } => write!(out, "its Tidelog pool is open{holder}"),
             Self::ReadOnly => write!(out, "it is read-only"),
             Self::NoDevice { found } => write!(out, "it is {found}"),
+            Self::Unsuitable { why } => write!(out, "Tidelog does not use it: {why}"),
             Self::SameAs { other } => {
                 write!(out, "it is the same device as {other}, or overlaps it")
             }

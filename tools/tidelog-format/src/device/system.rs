@@ -105,6 +105,24 @@ impl BlockDevice {
         self.name.starts_with("nvme") && !self.is_partition()
     }
 
+    /// Whether its blocks are written in order, zone by zone, whoever its maker is.
+    pub fn is_zoned(&self) -> bool {
+        self.read("queue/zoned").is_some_and(|zoned| zoned != "none")
+    }
+
+    /// The other namespaces of an `NVMe` namespace's controller.
+    pub fn neighbours(&self) -> Vec<String> {
+        let beside = self.directory.parent().and_then(Self::beneath).unwrap_or_default();
+        let others = beside.into_iter().filter(|it| it.number != self.number);
+        others.filter(Self::is_nvme_namespace).map(|it| it.name).collect()
+    }
+
+    /// The block devices of this directory of sysfs.
+    fn beneath(directory: &Path) -> Option<Vec<Self>> {
+        let entries = fs::read_dir(directory).ok()?.flatten();
+        Some(entries.filter_map(|entry| Self::at(&entry.path())).collect())
+    }
+
     fn linked(&self, directory: &str) -> Vec<String> {
         let entries = fs::read_dir(self.directory.join(directory)).into_iter().flatten().flatten();
         let mut names: Vec<_> =

@@ -1,13 +1,14 @@
 //! From a name on the command line to a device, and everything that speaks against writing it.
 
 use std::fmt;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
 use tidelog_engine::layout::SuperblockError;
+use tidelog_engine::path::nvme::{Namespace, Unusable};
 use tidelog_engine::path::{DeviceIdentity, DeviceSpec};
 use tidelog_engine::pool::OpenError;
 use tidelog_engine::pool::inspect::inspect;
@@ -230,6 +231,7 @@ fn users_of_block_device(
     if device.is_read_only() {
         reasons.push(Reason::ReadOnly);
     }
+    reasons.extend(unsuitable(target, device));
     // The kernel's own word comes last and covers what no table shows: other mount namespaces, programs
     // that opened it exclusively. The claim ends at once; formatting claims it again.
     let known = reasons.iter().any(|reason| !reason.may_be_overridden());
@@ -242,6 +244,19 @@ fn users_of_block_device(
         reasons.push(Reason::Partitioned { partitions });
     }
     Ok(reasons)
+}
+
+/// What a drive is that no pool is made of. Whether an `NVMe` drive answers is not for everybody to ask.
+fn unsuitable(target: &Target, device: &BlockDevice) -> Option<Reason> {
+    let said = || {
+        let file = File::open(&target.path).ok()?;
+        Namespace::of(&file).ok()?.unusable().ok()?
+    };
+    let why = match device.is_nvme_namespace().then(said).flatten() {
+        None if device.is_zoned() => Unusable::Zoned,
+        known => known?,
+    };
+    Some(Reason::Unsuitable { why: why.to_string() })
 }
 
 /// Pools on a device's partitions, or on the disk that it is a partition of. An open pool claims nothing from

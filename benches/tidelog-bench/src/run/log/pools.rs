@@ -2,7 +2,7 @@
 
 use tidelog_engine::memory::ALIGNMENT;
 use tidelog_engine::path::sim::SimDisk;
-use tidelog_engine::path::{DeviceIdentity, DeviceSpec, PathChoice};
+use tidelog_engine::path::{DeviceIdentity, DeviceSpec};
 use tidelog_engine::pool::{FormatOptions, OpenError, OpenOptions, Pool};
 use tidelog_engine::schedule::StartError;
 use tidelog_engine::units::ByteCount;
@@ -115,7 +115,7 @@ pub fn device_size(job: &JobOptions) -> Option<ByteCount> {
 
 fn open_pool(job: &JobOptions, engine: Engine, buffers: ByteCount) -> Result<Pool, BenchError> {
     let options = OpenOptions {
-        path: if engine == Engine::Posix { PathChoice::Posix } else { PathChoice::Uring },
+        path: engine.choice().unwrap_or_default(),
         buffered: !job.direct,
         staging: job.staging,
         buffers,

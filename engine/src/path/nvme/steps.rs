@@ -5,37 +5,43 @@ const ZEROES_BLOCKS_MAX: u64 = 1 << 16;
 
 /// What one command of each kind may cover, in the namespace's blocks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(in crate::path) struct Limits {
     /// Bytes in a block.
-    pub(super) block: u32,
+    pub(in crate::path) block: u32,
     /// Blocks in a read or write: the controller's maximum data transfer size.
-    pub(super) transfer: u64,
+    pub(in crate::path) transfer: u64,
 }
 
 impl Limits {
     /// Of a namespace with blocks of `block` bytes, which moves at most `transfer` bytes at once.
-    pub(super) fn new(block: u32, transfer: u32) -> Self {
+    pub(in crate::path) fn new(block: u32, transfer: u32) -> Self {
         Self { block, transfer: u64::from(transfer / block).max(1) }
     }
 
+    /// The most bytes that a read or write moves.
+    pub(in crate::path) fn bytes(self) -> u64 {
+        self.transfer * u64::from(self.block)
+    }
+
     /// The commands that move the bytes from `offset` on.
-    pub(super) fn transfer(self, offset: u64, length: u64) -> Steps {
+    pub(in crate::path) fn transfer(self, offset: u64, length: u64) -> Steps {
         self.steps(offset, length, self.transfer)
     }
 
     /// The same, moving `bytes` at once at most.
-    pub(super) fn at_most(self, bytes: u64) -> Self {
+    #[cfg(feature = "spdk")]
+    pub(in crate::path) fn at_most(self, bytes: u64) -> Self {
         let transfer = self.transfer.min(bytes / u64::from(self.block)).max(1);
         Self { transfer, ..self }
     }
 
     /// The commands that zero them.
-    pub(super) fn zeroes(self, offset: u64, length: u64) -> Steps {
+    pub(in crate::path) fn zeroes(self, offset: u64, length: u64) -> Steps {
         self.steps(offset, length, ZEROES_BLOCKS_MAX)
     }
 
     /// The commands that deallocate them, one range each.
-    pub(super) fn deallocate(self, offset: u64, length: u64) -> Steps {
+    pub(in crate::path) fn deallocate(self, offset: u64, length: u64) -> Steps {
         self.steps(offset, length, u64::from(u32::MAX))
     }
 
@@ -48,7 +54,7 @@ impl Limits {
 
 /// The commands of an operation that were not sent yet.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Steps {
+pub(in crate::path) struct Steps {
     first: u64,
     next: u64,
     end: u64,
@@ -59,29 +65,29 @@ pub(super) struct Steps {
 
 /// One command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Step {
+pub(in crate::path) struct Step {
     /// The first block.
-    pub(super) lba: u64,
-    pub(super) blocks: u32,
+    pub(in crate::path) lba: u64,
+    pub(in crate::path) blocks: u32,
     /// Where its bytes begin in the operation's buffer, in blocks.
-    pub(super) skipped: u64,
+    pub(in crate::path) skipped: u64,
 }
 
 impl Steps {
     /// A command without an extent: a flush.
-    pub(super) const fn flush() -> Self {
+    pub(in crate::path) const fn flush() -> Self {
         Self { first: 0, next: 0, end: 0, longest: 0, once: true }
     }
 
     /// The next command, if any is left.
-    pub(super) fn peek(&self) -> Option<Step> {
+    pub(in crate::path) fn peek(&self) -> Option<Step> {
         let blocks = (self.end - self.next).min(self.longest);
         let step = Step { lba: self.next, blocks: blocks as u32, skipped: self.next - self.first };
         (self.once || blocks > 0).then_some(step)
     }
 
     /// The same once `step` was sent.
-    pub(super) fn after(self, step: Step) -> Self {
+    pub(in crate::path) fn after(self, step: Step) -> Self {
         Self { next: step.lba + u64::from(step.blocks), once: false, ..self }
     }
 }

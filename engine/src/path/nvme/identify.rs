@@ -1,0 +1,169 @@
+//! What controllers and namespaces say of themselves (NVMe base 2.0, Identify; NVM command set 1.0).
+
+/// Bytes of the data that Identify answers.
+pub(super) const IDENTIFY_BYTES: usize = 4096;
+/// A page of a controller's memory is at least this large; the largest transfer is given in pages.
+const PAGE: u64 = 4096;
+
+/// What matters of a controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControllerFacts {
+    /// The most bytes that a command may move, if there is a limit.
+    pub transfer: Option<u64>,
+    /// Whether a write that completed may still be lost when the power goes.
+    pub volatile_cache: bool,
+    /// Whether it knows how to deallocate.
+    pub deallocate: bool,
+    /// What it formats when it is told to.
+    pub formats: Formats,
+}
+
+/// What a controller formats when it is told to format a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Formats {
+    /// It cannot.
+    Nothing,
+    /// That one.
+    One,
+    /// All that it has.
+    All,
+}
+
+/// What matters of a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceFacts {
+    /// Its capacity in blocks.
+    pub blocks: u64,
+    /// The formats that it can have.
+    pub formats: Vec<LbaFormat>,
+    /// The one that it has.
+    pub current: usize,
+}
+
+/// One way to divide a namespace into blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LbaFormat {
+    /// Its number.
+    pub index: u8,
+    /// Bytes of data in a block.
+    pub block: u32,
+    /// Bytes of metadata with each block.
+    pub metadata: u16,
+    /// How it performs beside the others: 0 is the best, 3 the worst.
+    pub performance: u8,
+}
+
+impl NamespaceFacts {
+    /// The format that it has.
+    pub fn format(&self) -> LbaFormat {
+        self.formats[self.current]
+    }
+}
+
+impl ControllerFacts {
+    pub(super) fn read(data: &[u8; IDENTIFY_BYTES]) -> Self {
+        let mdts = u32::from(data[77]);
+        let admin = u16::from_le_bytes([data[256], data[257]]);
+        let commands = u16::from_le_bytes([data[520], data[521]]);
+        Self {
+            transfer: (mdts > 0).then(|| PAGE.checked_shl(mdts).unwrap_or(u64::MAX)),
+            volatile_cache: data[525] & 1 != 0,
+            deallocate: commands & 1 << 2 != 0,
+            formats: match (admin & 1 << 1 != 0, data[524] & 1 != 0) {
+                (false, _) => Formats::Nothing,
+                (true, false) => Formats::One,
+                (true, true) => Formats::All,
+            },
+        }
+    }
+}
+
+impl NamespaceFacts {
+    /// `None` where the format that it has is none of those that it lists.
+    pub(super) fn read(data: &[u8; IDENTIFY_BYTES]) -> Option<Self> {
+        const FORMATS: usize = 128;
+        let count = usize::from(data[25]) + 1;
+        let read = |index: usize| {
+            let at = FORMATS + 4 * index;
+            let exponent = u32::from(data[at + 2]);
+            // 0 stands for a format that there is not.
+            let block = (9..32).contains(&exponent).then(|| 1 << exponent)?;
+            let metadata = u16::from_le_bytes([data[at], data[at + 1]]);
+            Some(LbaFormat { index: index as u8, block, metadata, performance: data[at + 3] & 3 })
+        };
+        let formats: Vec<LbaFormat> = (0..count.min(64)).filter_map(read).collect();
+        let chosen = (data[26] & 0xF) | (data[26] >> 1 & 0x30);
+        let current = formats.iter().position(|format| format.index == chosen)?;
+        let blocks = u64::from_le_bytes(data[..8].try_into().ok()?);
+        Some(Self { blocks, formats, current })
+    }
+}
+
+/// The command set of a namespace, in its list of descriptors; 0, blocks that are read and written at will, where it
+/// does not say.
+pub(super) fn command_set(data: &[u8; IDENTIFY_BYTES]) -> u8 {
+    const COMMAND_SET: u8 = 4;
+    let mut rest = &data[..];
+    while let [kind, length, _, _, after @ ..] = rest {
+        let length = usize::from(*length);
+        if length == 0 || length > after.len() {
+            break;
+        }
+        if *kind == COMMAND_SET {
+            return after[0];
+        }
+        rest = &after[length..];
+    }
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_controllers_limits_and_abilities_are_read() {
+        let mut data = [0; IDENTIFY_BYTES];
+        assert_eq!(ControllerFacts::read(&data).transfer, None);
+        (data[77], data[256], data[520], data[525]) = (5, 0b10, 0b100, 1);
+        let found = ControllerFacts::read(&data);
+        assert_eq!(found.transfer, Some(128 << 10));
+        assert!(found.volatile_cache && found.deallocate);
+        assert_eq!(found.formats, Formats::One);
+        data[524] = 1;
+        assert_eq!(ControllerFacts::read(&data).formats, Formats::All);
+        data[77] = 200;
+        assert_eq!(ControllerFacts::read(&data).transfer, Some(u64::MAX));
+    }
+
+    #[test]
+    fn a_namespaces_formats_are_read_and_what_is_no_format_is_left_out() {
+        let mut data = [0; IDENTIFY_BYTES];
+        data[..8].copy_from_slice(&1000_u64.to_le_bytes());
+        data[25] = 3;
+        data[26] = 2;
+        data[128..132].copy_from_slice(&[0, 0, 9, 2]);
+        data[136..140].copy_from_slice(&[8, 0, 12, 0]);
+        data[140..144].copy_from_slice(&[0, 0, 12, 1]);
+        let found = NamespaceFacts::read(&data).unwrap();
+        assert_eq!((found.blocks, found.formats.len()), (1000, 3));
+        let current = LbaFormat { index: 2, block: 4096, metadata: 8, performance: 0 };
+        assert_eq!(found.format(), current);
+        data[26] = 1;
+        assert_eq!(NamespaceFacts::read(&data), None, "it cannot have a format that there is not");
+    }
+
+    #[test]
+    fn the_command_set_is_found_behind_other_descriptors() {
+        let mut data = [0; IDENTIFY_BYTES];
+        assert_eq!(command_set(&data), 0);
+        data[..2].copy_from_slice(&[1, 8]);
+        data[12..14].copy_from_slice(&[4, 1]);
+        data[16] = 2;
+        assert_eq!(command_set(&data), 2);
+        // A descriptor that ends beyond the data says nothing.
+        data[1] = 255;
+        data[259..261].copy_from_slice(&[4, 255]);
+        assert_eq!(command_set(&data), 0);
+    }
+}

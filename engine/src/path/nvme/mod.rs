@@ -1,0 +1,11 @@
+//! What the paths that speak NVMe themselves have in common: commands, what devices say of themselves, and how
+//! operations are cut.
+
+mod command;
+mod identify;
+mod namespace;
+pub(super) mod steps;
+
+pub(super) use command::{Command, Opcode, Range, outcome};
+pub use identify::{ControllerFacts, Formats, LbaFormat, NamespaceFacts};
+pub use namespace::{AdminError, Namespace, Unusable};

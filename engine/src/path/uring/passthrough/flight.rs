@@ -1,0 +1,67 @@
+//! What is known of an operation while its commands are out.
+
+use crate::path::Status;
+use crate::path::nvme::steps::{Step, Steps};
+
+/// One slot's operation.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Flight {
+    unsent: Steps,
+    outstanding: u32,
+    failure: Option<Status>,
+}
+
+impl Flight {
+    /// Of these commands, none of which was sent.
+    pub(super) fn of(steps: Steps) -> Self {
+        Self { unsent: steps, ..Self::default() }
+    }
+
+    /// The next command to send.
+    pub(super) fn unsent(&self) -> Option<Step> {
+        self.unsent.peek()
+    }
+
+    pub(super) fn sent(&mut self, step: Step) {
+        self.unsent = self.unsent.after(step);
+        self.outstanding += 1;
+    }
+
+    /// One command came back. The first failure is the one that counts, and nothing more is sent.
+    pub(super) fn landed(&mut self, answer: Result<(), Status>) {
+        self.outstanding -= 1;
+        if let Err(status) = answer {
+            self.unsent = Steps::default();
+            self.failure.get_or_insert(status);
+        }
+    }
+
+    /// Whether a command has not come back yet.
+    pub(super) fn is_out(&self) -> bool {
+        self.outstanding > 0
+    }
+
+    pub(super) fn failure(&self) -> Option<Status> {
+        self.failure
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::path::nvme::steps::Limits;
+
+    #[test]
+    fn the_first_failure_ends_an_operation_when_everything_is_back() {
+        let mut flight = Flight::of(Limits::new(512, 4096).transfer(0, 3 * 4096));
+        for _ in 0..2 {
+            flight.sent(flight.unsent().unwrap());
+        }
+        let [first, second] = [1, 2].map(Status::Errno);
+        flight.landed(Err(first));
+        assert!(flight.is_out() && flight.unsent().is_none());
+        flight.landed(Err(second));
+        assert!(!flight.is_out());
+        assert_eq!(flight.failure(), Some(first));
+    }
+}

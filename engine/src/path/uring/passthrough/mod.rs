@@ -1,0 +1,337 @@
+//! NVMe passthrough: commands of our own through `io_uring` to whole namespaces that the kernel drives, past its block
+//! layer (`IORING_OP_URING_CMD` on the generic character device).
+//!
+//! Operations are cut at what the device and the kernel take at once. A status that is not success comes back as the
+//! device gave it; nothing is tried again below us: a reset of the controller, which the block layer hides, fails what
+//! was in flight. The kernel's own time-outs end commands that take too long; before that no command can be had back.
+//! Where every device has poll queues, and the kernel is new enough, completions are looked for (IOPOLL) instead of
+//! interrupting.
+
+mod flight;
+mod target;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use io_uring::{cqueue, opcode, squeue, types};
+
+use self::flight::Flight;
+use self::target::Target;
+use super::probe::{Needs, Ring, kernel_is_at_least};
+use super::queue::Queue;
+use crate::memory::{ALIGNMENT, DmaPool};
+use crate::path::choose::{PathError, PathKind};
+use crate::path::device::Device;
+use crate::path::gate::Gate;
+use crate::path::nvme::steps::{Step, Steps};
+use crate::path::nvme::{Command, Opcode, Range, outcome};
+use crate::path::operation::{Action, Completion, Extent, Operation, Refusal, Refused};
+use crate::path::slots::{Slots, conclude};
+use crate::path::{Capabilities, DataPath, Feature, Waker};
+use crate::units::{ByteCount, DeviceIndex};
+
+/// `NVME_URING_CMD_IO` of `<linux/nvme_ioctl.h>`: `_IOWR('N', 0x80, struct nvme_uring_cmd)`.
+const NVME_URING_CMD_IO: u32 = 0xC048_4E80;
+
+const KIND: PathKind = PathKind::UringCmd;
+
+/// The first kernel that polls for commands of every kind. Linux 6.1 was seen to crash under a load of them.
+const POLLS_SINCE: (u32, u32) = (6, 5);
+
+/// One ring to whole namespaces.
+pub struct PassthroughPath {
+    queue: Queue<squeue::Entry128, cqueue::Entry32>,
+    targets: Vec<Target>,
+    capabilities: Capabilities,
+    gate: Gate,
+    slots: Slots,
+    /// By slot.
+    flights: Box<[Flight]>,
+    /// Ranges that a slot's operation deallocates, which the kernel reads.
+    ranges: Box<[Range]>,
+    /// Slots whose operation has commands that were not sent yet.
+    waiting: VecDeque<u32>,
+    /// Commands that the kernel has, and may have at most.
+    commands: u32,
+    commands_max: u32,
+    /// Bytes of a registered buffer.
+    run: usize,
+    /// Whether completions are looked for.
+    polled: bool,
+}
+
+impl PassthroughPath {
+    /// Opens the namespaces that `devices` are, with room for `depth` operations over all of them.
+    pub fn new(devices: &[Device], depth: u32) -> Result<Self, PathError> {
+        let unavailable = |reason| PathError::Unavailable { kind: KIND, reason };
+        let targets: Vec<Target> =
+            devices.iter().map(Target::find).collect::<Result<_, _>>().map_err(unavailable)?;
+        let queues = targets.iter().all(Target::has_poll_queues);
+        let polled = queues && kernel_is_at_least(POLLS_SINCE);
+        let operations = &[("uring_cmd", opcode::UringCmd80::CODE)];
+        let ring = Ring::with(depth, &Needs { kind: KIND, operations, since: "5.19", polled })?;
+        let (depth, note) = (ring.depth, ring.note());
+        let queue = Queue::new(ring.uring, KIND)?;
+        let descriptors: Vec<_> = targets.iter().map(|target| target.file.as_raw_fd()).collect();
+        let polling = if polled {
+            "completions are looked for (IOPOLL)"
+        } else if queues {
+            "completions interrupt: this kernel may crash when NVMe commands are polled for; Linux 6.5 or newer does not"
+        } else {
+            "completions interrupt: a device has no poll queues (nvme.poll_queues=N gives it some)"
+        };
+        let capabilities = Capabilities {
+            kind: KIND,
+            devices: targets.iter().zip(devices).map(|(it, of)| it.capabilities(of)).collect(),
+            depth,
+            registered_buffers: Feature::Off("no memory was registered yet".into()),
+            registered_files: queue.register_files(&descriptors),
+            notes: vec![note, polling.into()],
+        };
+        let shortest = targets.iter().map(|target| target.limits.bytes()).min().unwrap_or_default();
+        let mut path = Self {
+            // The waker's completion and others need room, too; the ring has twice its entries of it.
+            commands_max: queue.room() / 2,
+            queue,
+            gate: Gate::new(targets.len()),
+            targets,
+            capabilities,
+            slots: Slots::new(depth),
+            flights: (0..depth).map(|_| Flight::default()).collect(),
+            ranges: vec![Range::default(); depth as usize].into(),
+            waiting: VecDeque::with_capacity(depth as usize),
+            commands: 0,
+            run: 1 << shortest.max(ALIGNMENT as u64).ilog2(),
+            polled,
+        };
+        path.try_registered_memory().map_err(unavailable)?;
+        Ok(path)
+    }
+
+    /// Finds out whether the kernel takes a part of a registered buffer: reads a page into the first of two. Kernels
+    /// older than 6.1 know none in these commands, and some newer ones insist on whole buffers.
+    fn try_registered_memory(&mut self) -> Result<(), String> {
+        let pool =
+            DmaPool::new(ByteCount(2 * ALIGNMENT as u64), false).map_err(|it| it.to_string())?;
+        if let off @ Feature::Off(_) = self.queue.register(&pool, 2 * ALIGNMENT) {
+            self.capabilities.registered_buffers = off;
+            return Ok(());
+        }
+        let buffer = pool.take(ALIGNMENT).ok_or("its memory is in use")?;
+        let (device, extent) = (DeviceIndex(0), Extent::new(0, ALIGNMENT as u64));
+        let read =
+            Operation { tag: 0, device, extent, action: Action::Read(buffer), placement: None };
+        self.submit(read).map_err(|refused| refused.reason.to_string())?;
+        let mut completions = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        if self.drain(deadline, &mut completions) > 0 {
+            return Err("a first read was not answered".into());
+        }
+        self.queue.unregister();
+        let failed = completions.pop().and_then(|it| it.result.err()).map(|error| error.status);
+        if let Some(status) = failed {
+            self.run = 0;
+            let why = format!("the kernel takes no part of registered memory ({status})");
+            self.capabilities.registered_buffers = Feature::Off(why);
+        }
+        Ok(())
+    }
+
+    /// Sends what can be sent of a slot's operation; keeps in mind what is left.
+    fn send(&mut self, slot: u32) {
+        while let Some(step) = self.next(slot) {
+            if self.commands >= self.commands_max || self.send_one(slot, step).is_err() {
+                self.waiting.push_back(slot);
+                return;
+            }
+            self.flights[slot as usize].sent(step);
+            self.commands += 1;
+        }
+    }
+
+    /// The next command of a slot's operation, if it can be sent now.
+    fn next(&self, slot: u32) -> Option<Step> {
+        let flight = &self.flights[slot as usize];
+        // There is memory for one range.
+        let one_by_one = matches!(self.slots.get(slot)?.action, Action::Deallocate);
+        if one_by_one && flight.is_out() { None } else { flight.unsent() }
+    }
+
+    fn send_one(&mut self, slot: u32, step: Step) -> io::Result<()> {
+        let Some(operation) = self.slots.get_mut(slot) else { return Ok(()) };
+        let device = operation.device;
+        let target = &self.targets[usize::from(device.0)];
+        let (namespace, block) = (target.number, target.limits.block);
+        let (skipped, bytes) = (step.skipped as usize * block as usize, step.blocks * block);
+        let mut fixed = None;
+        let mut with_part = |opcode, start: *mut u8| {
+            let part = start.wrapping_add(skipped);
+            fixed = self.queue.registered().holding(part, bytes as usize);
+            Command::of_blocks(opcode, namespace, step).with_data(part as u64, bytes)
+        };
+        let command = match &mut operation.action {
+            Action::Read(buffer) => with_part(Opcode::Read, buffer.address()),
+            Action::Write { buffer, fua } => {
+                with_part(Opcode::Write, buffer.address()).forced(*fua)
+            }
+            Action::WriteZeroes => Command::of_blocks(Opcode::WriteZeroes, namespace, step),
+            Action::Flush => Command::plain(Opcode::Flush, namespace),
+            Action::Deallocate => {
+                let range = &mut self.ranges[slot as usize];
+                *range = step.into();
+                Command::deallocate(namespace, &raw const *range)
+            }
+            Action::ReadToPeer(_) | Action::WriteFromPeer { .. } => {
+                unreachable!("the gate refuses another device's memory")
+            }
+        };
+        let mut bytes = [0; 80];
+        bytes[..size_of::<Command>()].copy_from_slice(bytemuck::bytes_of(&command));
+        let entry = if self.capabilities.registered_files == Feature::On {
+            opcode::UringCmd80::new(types::Fixed(device.0.into()), NVME_URING_CMD_IO)
+        } else {
+            opcode::UringCmd80::new(types::Fd(target.file.as_raw_fd()), NVME_URING_CMD_IO)
+        };
+        let entry = entry.cmd(bytes).buf_index(fixed).build().user_data(slot.into());
+        // SAFETY: the part lies within the operation's buffer, which is in its slot until all of its commands have
+        // completed (see the impl's comment). So is the slot's range, which nothing else writes meanwhile: an operation
+        // that deallocates has one command out at a time.
+        unsafe { self.queue.push(&entry) }
+    }
+
+    /// What a completion says of its command; the operation comes back with its last one.
+    fn take_in(&mut self, completions: &mut Vec<Completion>) {
+        let Self { queue, flights, slots, gate, commands, waiting, .. } = self;
+        queue.reap(|slot, answer| {
+            let slot = slot as u32;
+            let flight = &mut flights[slot as usize];
+            *commands -= 1;
+            flight.landed(outcome(answer));
+            if flight.is_out() {
+                return;
+            }
+            if flight.unsent().is_some() {
+                waiting.push_back(slot);
+                return;
+            }
+            let Some(operation) = slots.take(slot) else { return };
+            let moved = operation.extent.length.0 as u32;
+            let completion = conclude(operation, flight.failure().map_or(Ok(moved), Err));
+            if let Err(error) = completion.result {
+                gate.judge(error);
+            }
+            completions.push(completion);
+        });
+    }
+}
+
+// SAFETY: an accepted operation stays in its slot, with its buffer, until the completion of each of its commands was
+// seen, which is the kernel's word that it is done with the memory; `drop` leaks what is left. A command moves all of
+// its bytes or fails, and success is claimed only when every one of them succeeded.
+unsafe impl DataPath for PassthroughPath {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn register(&mut self, region: &DmaPool) {
+        if self.run > 0 {
+            self.capabilities.registered_buffers = self.queue.register(region, self.run);
+        }
+    }
+
+    fn submit(&mut self, operation: Operation) -> Result<(), Refused> {
+        if let Err(reason) = self.gate.admit(&self.capabilities, &operation) {
+            return Err(Refused { reason, operation });
+        }
+        if self.slots.is_full() {
+            return Err(Refused { reason: Refusal::Full, operation });
+        }
+        let limits = self.targets[usize::from(operation.device.0)].limits;
+        let (offset, length) = (operation.extent.offset.0, operation.extent.length.0);
+        let steps = match operation.action {
+            Action::Read(_)
+            | Action::Write { .. }
+            | Action::ReadToPeer(_)
+            | Action::WriteFromPeer { .. } => limits.transfer(offset, length),
+            Action::WriteZeroes => limits.zeroes(offset, length),
+            Action::Deallocate => limits.deallocate(offset, length),
+            Action::Flush => Steps::flush(),
+        };
+        let (slot, _) = self.slots.keep(operation);
+        self.flights[slot as usize] = Flight::of(steps);
+        self.send(slot);
+        Ok(())
+    }
+
+    fn ring(&mut self) -> io::Result<()> {
+        self.queue.ring()
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) -> usize {
+        let before = completions.len();
+        if self.polled && self.commands > 0 {
+            // A path that is dead says so when it is rung.
+            let _ = self.queue.look();
+        }
+        self.take_in(completions);
+        for _ in 0..self.waiting.len() {
+            if let Some(slot) = self.waiting.pop_front() {
+                self.send(slot);
+            }
+        }
+        completions.len() - before
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        if self.polled {
+            self.queue.spin(timeout, self.commands > 0)
+        } else {
+            self.queue.wait(timeout)
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        self.queue.waker()
+    }
+
+    fn abort(&mut self, _tag: u64) {
+        // The kernel gives no such command back; it ends by itself.
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.in_flight()
+    }
+
+    fn abort_all(&mut self) {}
+}
+
+impl Drop for PassthroughPath {
+    fn drop(&mut self) {
+        // Closing the ring does not wait for what is on a device; it may still read ranges, too.
+        if self.commands > 0 {
+            std::mem::forget(std::mem::take(&mut self.ranges));
+        }
+        self.slots.leak();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::path::tests::Directory;
+    use crate::path::{KernelDevices, OpenMode, PathChoice, PathProvider};
+
+    #[test]
+    fn what_is_no_namespace_is_refused_by_name() {
+        let directory = Directory::new();
+        let spec = directory.spec("file");
+        let device = Device::create(&spec, ByteCount::mib(1), false, OpenMode::default()).unwrap();
+        let provider = KernelDevices { devices: vec![device], choice: PathChoice::UringCmd };
+        let Err(error) = Box::new(provider).open(4) else { panic!("a file was opened as one") };
+        let text = error.to_string();
+        assert!(text.contains("the uring-cmd data path does not work here"), "{text}");
+        assert!(text.contains(&format!("{spec} is a regular file")), "{text}");
+    }
+}

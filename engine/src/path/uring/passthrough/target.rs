@@ -1,0 +1,110 @@
+//! From a block device to its namespace's generic character device, and what both take.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::memory::ALIGNMENT;
+use crate::path::device::{Device, DeviceKind, shown};
+use crate::path::nvme::Namespace;
+use crate::path::nvme::steps::Limits;
+use crate::path::{DeviceCapabilities, DeviceSpec};
+
+/// A namespace that commands can be sent to.
+#[derive(Debug)]
+pub(super) struct Target {
+    /// The generic character device.
+    pub(super) file: File,
+    pub(super) number: u32,
+    pub(super) limits: Limits,
+    volatile_cache: bool,
+    deallocate: bool,
+    poll_queues: bool,
+}
+
+impl Target {
+    /// The namespace that `device` is; the error says why commands cannot be sent to it.
+    pub(super) fn find(device: &Device) -> Result<Self, String> {
+        Self::of(device).map_err(|why| {
+            let name = DeviceSpec::new(device.path());
+            format!("{name} {why}; NVMe commands go to whole namespaces of the kernel's driver")
+        })
+    }
+
+    fn of(device: &Device) -> Result<Self, String> {
+        if device.kind() == DeviceKind::File {
+            return Err("is a regular file".into());
+        }
+        let shown =
+            shown(device.file()).map_err(|error| format!("is not shown in /sys ({error})"))?;
+        if shown.join("partition").exists() {
+            return Err("is a partition".into());
+        }
+        let of_block = Namespace::of(device.file()).map_err(|error| format!("is none: {error}"))?;
+        let file = open_generic(&shown)?;
+        let cannot = |error| format!("cannot be asked what it is: {error}");
+        let namespace = Namespace::of(&file).map_err(cannot)?;
+        if namespace.number() != of_block.number() {
+            return Err("has another namespace's generic device".into());
+        }
+        if let Some(why) = namespace.unusable().map_err(cannot)? {
+            return Err(format!("is none that Tidelog uses: {why}"));
+        }
+        let controller = namespace.controller().map_err(cannot)?;
+        let facts = namespace.facts().map_err(cannot)?;
+        let block = facts.format().block;
+        if facts.blocks.checked_mul(block.into()) != Some(device.size().0) {
+            return Err("has changed its size".into());
+        }
+        // The kernel wants a segment for each page of a command's data, and has so many.
+        let segments = limit(&shown, "max_segments")? * ALIGNMENT as u64;
+        let kernel = limit(&shown, "max_hw_sectors_kb")? * 1024;
+        let transfer = controller.transfer.unwrap_or(u64::MAX).min(kernel).min(segments);
+        Ok(Self {
+            number: namespace.number(),
+            limits: Limits::new(block, u32::try_from(transfer).unwrap_or(u32::MAX)),
+            volatile_cache: controller.volatile_cache,
+            deallocate: controller.deallocate,
+            poll_queues: limit(&shown, "io_poll").is_ok_and(|polled| polled == 1),
+            file,
+        })
+    }
+
+    pub(super) fn has_poll_queues(&self) -> bool {
+        self.poll_queues
+    }
+
+    /// What `device`, which this is, can do on this path.
+    pub(super) fn capabilities(&self, device: &Device) -> DeviceCapabilities {
+        let Self { volatile_cache, deallocate, .. } = *self;
+        DeviceCapabilities { volatile_cache, deallocate, ..DeviceCapabilities::of(device) }
+    }
+}
+
+/// Opens the character device that stands beside a namespace's block device: `ng0n1` beside `nvme0n1`.
+fn open_generic(shown: &Path) -> Result<File, String> {
+    let name = shown.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let generic = name.replacen("nvme", "ng", 1);
+    let number = fs::read_to_string(shown.with_file_name(&generic).join("dev"))
+        .map_err(|_| format!("has no generic device {generic}; Linux 5.13 or newer makes one"))?;
+    let node = Path::new("/dev").join(&generic);
+    let file = File::options().read(true).write(true).open(&node);
+    let file = file.map_err(|error| {
+        format!("has a generic device, and {} cannot be opened: {error}", node.display())
+    })?;
+    let found = file.metadata().map_err(|error| error.to_string())?.rdev();
+    let found = format!("{}:{}", libc::major(found), libc::minor(found));
+    if found == number.trim() {
+        Ok(file)
+    } else {
+        Err(format!("is not what {} is", node.display()))
+    }
+}
+
+/// A number that the kernel shows of a device's queue.
+fn limit(shown: &Path, name: &str) -> Result<u64, String> {
+    let path = shown.join("queue").join(name);
+    let text =
+        fs::read_to_string(&path).map_err(|error| format!("lacks {}: {error}", path.display()))?;
+    text.trim().parse().map_err(|_| format!("has a {} that is no number", path.display()))
+}

@@ -1,0 +1,70 @@
+//! Giving a whole NVMe namespace another LBA format.
+
+use std::time::{Duration, Instant};
+
+use super::error::FormatError;
+use super::format::existing;
+use super::options::FormatOptions;
+use crate::path::nvme::{AdminError, LbaFormat, Namespace};
+use crate::path::{Device, DeviceIdentity, DeviceSpec, OpenMode};
+
+/// How long the kernel may take to see what has changed.
+const NOTICE: Duration = Duration::from_secs(30);
+
+/// A namespace does not have the format that it was to have.
+#[derive(Debug, thiserror::Error)]
+pub enum LbaError {
+    /// It must not be written; nothing was done.
+    #[error(transparent)]
+    Refused(#[from] FormatError),
+    /// It cannot be had, or the drive failed.
+    #[error("{device}: {source}")]
+    Admin {
+        /// The device.
+        device: String,
+        /// What went wrong.
+        source: AdminError,
+    },
+    /// The drive did as it was told.
+    #[error(
+        "{device} has its new format, and the kernel does not see it: {why}; restart the machine"
+    )]
+    Unnoticed {
+        /// The device.
+        device: String,
+        /// What the kernel says.
+        why: String,
+    },
+}
+
+/// Gives the namespace that `spec` names another format, through the kernel. EVERYTHING THAT IT HOLDS IS LOST, which is
+/// refused unless it is blank or among `overwrite`.
+///
+/// # Errors
+/// Why not.
+pub fn set_lba_format(
+    spec: &DeviceSpec,
+    format: LbaFormat,
+    overwrite: &[DeviceIdentity],
+) -> Result<(), LbaError> {
+    let device = spec.to_string();
+    let failed = |source| LbaError::Admin { device: device.clone(), source };
+    let mode = OpenMode { exclusive: true, ..OpenMode::default() };
+    let options =
+        FormatOptions { overwrite_devices: overwrite.to_vec(), ..FormatOptions::default() };
+    let member = existing(spec, mode, &options)?;
+    let file = member.file().ok_or_else(|| failed(AdminError::Nonsense))?;
+    let namespace = Namespace::of(file).map_err(failed)?;
+    namespace.format(format.index).map_err(failed)?;
+    let unnoticed = |why: String| LbaError::Unnoticed { device: device.clone(), why };
+    namespace.rescan().map_err(|error| unnoticed(error.to_string()))?;
+    let until = Instant::now() + NOTICE;
+    loop {
+        let seen = Device::open(spec, OpenMode { read_only: true, ..OpenMode::default() });
+        match seen.map(|device| device.logical_block()) {
+            Ok(block) if block == format.block => return Ok(()),
+            seen if Instant::now() > until => return Err(unnoticed(format!("{seen:?}"))),
+            _ => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}

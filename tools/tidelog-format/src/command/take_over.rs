@@ -1,0 +1,40 @@
+//! `take-over`: a host that owned remote namespaces is gone.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+use tidelog_engine::layout::Owner;
+use tidelog_engine::pool::inspect::probe;
+use tidelog_engine::pool::take_over;
+
+use super::{shall_write, specs};
+use crate::cli::WipeArgs;
+use crate::outcome::{Exit, Failure, Report, printable};
+
+pub(super) fn run(args: &WipeArgs) -> Result<Report, Failure> {
+    let write = shall_write(args.intent)?;
+    let specs = specs(&args.pool.devices);
+    let owned: Vec<(String, Owner)> = if write {
+        take_over(&specs)?
+    } else {
+        let views = specs.iter().map(probe).collect::<Result<Vec<_>, _>>()?;
+        views.into_iter().filter_map(|view| Some((view.name, view.owner?))).collect()
+    };
+    let mut text = String::new();
+    for (device, owner) in &owned {
+        let verb = if write { "was taken from" } else { "is owned by" };
+        let _ = writeln!(text, "{} {verb} {}", printable(device), printable(&owner.to_string()));
+    }
+    if owned.is_empty() {
+        text.push_str("no host owns any of these devices\n");
+    } else if !write {
+        text.push_str("\nNothing was written. Add --yes if that host is gone for good.\n");
+    }
+    let owners: Vec<Value> = owned
+        .iter()
+        .map(
+            |(device, owner)| json!({ "device": device, "host": owner.host, "since": owner.since }),
+        )
+        .collect();
+    Ok(Report { text, json: json!({ "written": write, "owners": owners }), exit: Exit::Clean })
+}
