@@ -184,7 +184,7 @@ impl Load {
 
     /// Lets it run until so many commits and scratch puts have gone well since now, or the time is over.
     pub fn run(&self, writes: u64, longest: Duration) {
-        let target = self.ledger.record.writes() + writes;
+        let target = self.ledger.record.writes().saturating_add(writes);
         let end = std::time::Instant::now() + longest;
         while self.ledger.record.writes() < target && std::time::Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
