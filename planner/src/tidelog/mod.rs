@@ -14,7 +14,7 @@ use crate::cost::Machine;
 use crate::lifetime::Lifetimes;
 use crate::plan::{Expectation, Plan, Row};
 use crate::simulate::{SimulateError, Simulation, with_expectations};
-use crate::trace::Trace;
+use crate::trace::{Op, Trace};
 use candidates::Candidates;
 use rounding::Rounding;
 use sweep::Sweep;
@@ -128,6 +128,9 @@ const FIRST: [usize; 6] = [0, 1, 0, 1, 2, 3];
 const STALLED: [usize; 2] = [2, 3];
 const STALLED_LIKE: usize = 1;
 
+/// How much longer than those of a first plan stalls are taken to be where bytes count.
+const LONGER_PERCENT: [u64; 4] = [110, 130, 160, 200];
+
 const fn leaning(parts: [u64; 3], write_percent: u32, pays_percent: u32) -> Leaning {
     let [out_parts, in_parts, queue_parts] = parts;
     let (shares_writes, expects_drops) = (true, false);
@@ -154,6 +157,16 @@ impl Guess {
         Self { durations: trace.ops.iter().map(|op| op.duration.0).collect() }
     }
 
+    /// The same with waits of so many percent.
+    fn with_waits(&self, trace: &Trace, percent: u64) -> Self {
+        let scaled = |(op, taken): (&Op, &u64)| {
+            let (runs, taken) = (u128::from(op.duration.0), u128::from(*taken));
+            let waits = (taken - runs) * u128::from(percent) / 100;
+            u64::try_from(runs + waits).unwrap_or(u64::MAX / 4)
+        };
+        Self { durations: trace.ops.iter().zip(&self.durations).map(scaled).collect() }
+    }
+
     fn never_waits(&self, trace: &Trace) -> bool {
         trace.ops.iter().zip(&self.durations).all(|(op, taken)| op.duration.0 == *taken)
     }
@@ -173,8 +186,10 @@ pub fn tidelog(
     search.sweep(&lifetimes)?;
     // Prices of host memory's links are not looked at: with it the sweep's plans write little anyway.
     if options.goal == Goal::Wear && machine.host.is_none() {
-        let rounding = Rounding::new(trace, machine, &lifetimes);
-        search.replan(|guess| rounding.rows(guess))?;
+        for toll in rounding::TOLLS {
+            let rounding = Rounding::new(trace, machine, &lifetimes, toll);
+            search.replan(|guess| rounding.rows(guess))?;
+        }
     }
     let best = search.found.best(options.goal);
     match options.goal {
@@ -235,14 +250,19 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// A plan for ops that never wait, then for those that begin when the stalls of the last one let them.
+    /// A plan for ops that never wait, then for those that begin when the stalls of the last one let them,
+    /// and at last for longer ones than the first plan's: where there is time, fewer bytes leave.
     fn replan(&mut self, make: impl Fn(&Guess) -> Vec<Row>) -> Result<(), SimulateError> {
-        let mut guess = Guess::without_waits(self.trace);
-        for _ in 0..self.rounds() {
-            guess = self.try_rows(make(&guess))?;
+        let first = self.try_rows(make(&Guess::without_waits(self.trace)))?;
+        let mut guess = first.clone();
+        for _ in 1..self.rounds() {
             if guess.never_waits(self.trace) {
-                break;
+                return Ok(());
             }
+            guess = self.try_rows(make(&guess))?;
+        }
+        for percent in LONGER_PERCENT {
+            self.try_rows(make(&first.with_waits(self.trace, percent)))?;
         }
         Ok(())
     }
