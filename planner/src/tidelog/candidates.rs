@@ -42,12 +42,6 @@ impl Candidates {
         self.offer(plan, simulation);
     }
 
-    /// Whether a plan takes this many percent of the shortest known time, or more.
-    pub(super) fn is_hopeless(&self, simulation: &Simulation, percent: u64) -> bool {
-        let shortest = self.kept.iter().map(time).min();
-        shortest.is_some_and(|known| simulation.time.0 / percent >= known / 100)
-    }
-
     pub(super) fn best(self, goal: Goal) -> (Plan, Simulation) {
         let shortest = self.kept.iter().map(time).min().unwrap_or(0);
         let as_fast = shortest + shortest / AS_FAST_PARTS;

@@ -14,7 +14,7 @@ use crate::cost::Machine;
 use crate::lifetime::Lifetimes;
 use crate::plan::{Expectation, Plan, Row};
 use crate::simulate::{SimulateError, Simulation, with_expectations};
-use crate::trace::Trace;
+use crate::trace::{Op, Trace};
 use candidates::Candidates;
 use rounding::Rounding;
 use sweep::Sweep;
@@ -24,6 +24,9 @@ use sweep::Sweep;
 pub struct Options {
     /// How many plans each leaning makes, each for the stalls of the one before.
     pub rounds: u32,
+    /// How many ops the leanings' plans may have together; the first few are made whatever they have. With
+    /// [`Goal::Wear`] all are.
+    pub planned: u64,
     /// Whether the published algorithm's plans are tried too. Where kernels hide everything its slower,
     /// exact ledgers may fit a transfer in that a pass begins one op too late.
     pub published: bool,
@@ -38,7 +41,14 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { rounds: 3, published: true, goal: Goal::Time, trials: 100_000, without: None }
+        Self {
+            rounds: 3,
+            planned: 128_000,
+            published: true,
+            goal: Goal::Time,
+            trials: 100_000,
+            without: None,
+        }
     }
 }
 
@@ -103,13 +113,23 @@ struct Leaning {
 /// Where kernels hide most transfers, short queues keep memory for what comes next; where the links
 /// are the limit, they must never run dry, and bytes must be few. The last two write least.
 const LEANINGS: [Leaning; 6] = [
-    leaning([16, 64, 1024], 100, 100),
-    leaning([64, 16, 256], 0, 100),
-    leaning([64, 256, 1024], 0, 400),
     Leaning { shares_writes: false, ..leaning([16, 16, 128], 900, 100) },
+    leaning([64, 256, 1024], 0, 400),
+    leaning([64, 16, 256], 0, 100),
+    leaning([16, 64, 1024], 100, 100),
     Leaning { expects_drops: true, ..leaning([64, 64, 128], 900, 100) },
     Leaning { expects_drops: true, ..leaning([1024, 64, 512], 400, 100) },
 ];
+
+/// Whose plans are made whatever they cost: they are the best ones most of the time.
+const FIRST: [usize; 6] = [0, 1, 0, 1, 2, 3];
+
+/// Begin with the stalls of the first plan of [`STALLED_LIKE`] instead of none at all.
+const STALLED: [usize; 2] = [2, 3];
+const STALLED_LIKE: usize = 1;
+
+/// How much longer than those of a first plan stalls are taken to be where bytes count.
+const LONGER_PERCENT: [u64; 4] = [110, 130, 160, 200];
 
 const fn leaning(parts: [u64; 3], write_percent: u32, pays_percent: u32) -> Leaning {
     let [out_parts, in_parts, queue_parts] = parts;
@@ -125,14 +145,31 @@ const fn leaning(parts: [u64; 3], write_percent: u32, pays_percent: u32) -> Lean
     }
 }
 
-/// A leaning whose second plan takes this much longer than the best known, in percent, gets no third.
-const HOPELESS_PERCENT: u64 = 110;
-
 /// When the ops of an iteration are taken to run.
 #[derive(Clone, Debug)]
 struct Guess {
     /// Each op with the wait before it.
     durations: Vec<u64>,
+}
+
+impl Guess {
+    fn without_waits(trace: &Trace) -> Self {
+        Self { durations: trace.ops.iter().map(|op| op.duration.0).collect() }
+    }
+
+    /// The same with waits of so many percent.
+    fn with_waits(&self, trace: &Trace, percent: u64) -> Self {
+        let scaled = |(op, taken): (&Op, &u64)| {
+            let (runs, taken) = (u128::from(op.duration.0), u128::from(*taken));
+            let waits = (taken - runs) * u128::from(percent) / 100;
+            u64::try_from(runs + waits).unwrap_or(u64::MAX / 4)
+        };
+        Self { durations: trace.ops.iter().zip(&self.durations).map(scaled).collect() }
+    }
+
+    fn never_waits(&self, trace: &Trace) -> bool {
+        trace.ops.iter().zip(&self.durations).all(|(op, taken)| op.duration.0 == *taken)
+    }
 }
 
 /// Plans one iteration, simulates it, and answers the best plan found with its expectations.
@@ -146,15 +183,13 @@ pub fn tidelog(
         search.try_published()?;
     }
     let lifetimes = Lifetimes::of(trace);
-    for leaning in LEANINGS {
-        search.replan(|guess| {
-            Sweep::new(trace, machine, &lifetimes, guess, leaning, options.without).run()
-        })?;
-    }
+    search.sweep(&lifetimes)?;
     // Prices of host memory's links are not looked at: with it the sweep's plans write little anyway.
     if options.goal == Goal::Wear && machine.host.is_none() {
-        let rounding = Rounding::new(trace, machine, &lifetimes);
-        search.replan(|guess| rounding.rows(guess))?;
+        for toll in rounding::TOLLS {
+            let rounding = Rounding::new(trace, machine, &lifetimes, toll);
+            search.replan(|guess| rounding.rows(guess))?;
+        }
     }
     let best = search.found.best(options.goal);
     match options.goal {
@@ -183,28 +218,70 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// A plan for ops that never wait, then for those that begin when the stalls of the last one let them.
-    fn replan(&mut self, make: impl Fn(&Guess) -> Vec<Row>) -> Result<(), SimulateError> {
-        let durations: Vec<u64> = self.trace.ops.iter().map(|op| op.duration.0).collect();
-        let replans = self.options.without != Some(Idea::Replanning);
-        let rounds = if replans { self.options.rounds.max(1) } else { 1 };
-        let mut guess = Guess { durations: durations.clone() };
-        for round in 0..rounds {
-            let rows = make(&guess);
-            let plan = Plan::new("tidelog", self.trace, self.machine, rows, Expectation::default());
-            let (plan, simulation) = with_expectations(plan, self.trace, self.machine)?;
-            guess.durations.clone_from(&durations);
-            for stall in &simulation.stalls {
-                guess.durations[stall.op.0 as usize] += stall.length.0;
-            }
-            let ended = simulation.stalls.is_empty()
-                || (round > 0 && self.found.is_hopeless(&simulation, HOPELESS_PERCENT));
-            self.found.offer(plan, simulation);
-            if ended {
+    /// The leanings' plans: the most promising first, then as many rounds of all as may be made.
+    fn sweep(&mut self, lifetimes: &Lifetimes) -> Result<(), SimulateError> {
+        let rounds = self.rounds() as usize;
+        let ops = self.trace.ops.len() as u64;
+        let planned = match self.options.goal {
+            Goal::Time => self.options.planned,
+            Goal::Wear => u64::MAX,
+        };
+        // Of each leaning the stalls that its plans led to, in the order made.
+        let mut guesses: [Vec<Guess>; LEANINGS.len()] = Default::default();
+        let rest = (1..=rounds).flat_map(|round| (0..LEANINGS.len()).map(move |one| (one, round)));
+        let turns = FIRST.map(|one| (one, rounds)).into_iter().chain(rest);
+        for (number, (one, most)) in turns.enumerate() {
+            let made = guesses.iter().map(Vec::len).sum::<usize>() as u64;
+            if number >= FIRST.len() && (made + 1) * ops > planned {
                 break;
             }
+            let guess = match guesses[one].last() {
+                _ if guesses[one].len() >= most => continue,
+                Some(last) if last.never_waits(self.trace) => continue,
+                Some(last) => last.clone(),
+                None if STALLED.contains(&one) && rounds > 1 => guesses[STALLED_LIKE][0].clone(),
+                None => Guess::without_waits(self.trace),
+            };
+            let without = self.options.without;
+            let pass =
+                Sweep::new(self.trace, self.machine, lifetimes, &guess, LEANINGS[one], without);
+            guesses[one].push(self.try_rows(pass.run())?);
         }
         Ok(())
+    }
+
+    /// A plan for ops that never wait, then for those that begin when the stalls of the last one let them,
+    /// and at last for longer ones than the first plan's: where there is time, fewer bytes leave.
+    fn replan(&mut self, make: impl Fn(&Guess) -> Vec<Row>) -> Result<(), SimulateError> {
+        let first = self.try_rows(make(&Guess::without_waits(self.trace)))?;
+        let mut guess = first.clone();
+        for _ in 1..self.rounds() {
+            if guess.never_waits(self.trace) {
+                return Ok(());
+            }
+            guess = self.try_rows(make(&guess))?;
+        }
+        for percent in LONGER_PERCENT {
+            self.try_rows(make(&first.with_waits(self.trace, percent)))?;
+        }
+        Ok(())
+    }
+
+    fn rounds(&self) -> u32 {
+        let replans = self.options.without != Some(Idea::Replanning);
+        if replans { self.options.rounds.max(1) } else { 1 }
+    }
+
+    /// Offers the plan of these rows, and answers when its ops run.
+    fn try_rows(&mut self, rows: Vec<Row>) -> Result<Guess, SimulateError> {
+        let plan = Plan::new("tidelog", self.trace, self.machine, rows, Expectation::default());
+        let (plan, simulation) = with_expectations(plan, self.trace, self.machine)?;
+        let mut guess = Guess::without_waits(self.trace);
+        for stall in &simulation.stalls {
+            guess.durations[stall.op.0 as usize] += stall.length.0;
+        }
+        self.found.offer(plan, simulation);
+        Ok(guess)
     }
 }
 

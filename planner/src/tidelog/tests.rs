@@ -1,9 +1,10 @@
 use super::*;
+use crate::cost::SsdLink;
 use crate::lifetime::Lifetimes;
 use crate::simulate::{Policy, run_time, simulate};
-use crate::testing::{Builder, Random, machine, random_trace, training};
+use crate::testing::{Builder, Random, every_plan, machine, random_trace, training};
 use crate::trace::Access;
-use crate::units::{Bandwidth, Bytes};
+use crate::units::{Bandwidth, Bytes, Nanos};
 
 fn time(trace: &Trace, machine: &Machine) -> u64 {
     tidelog(trace, machine, Options::default()).expect("it can be simulated").1.time.0
@@ -71,6 +72,39 @@ fn any_trace_that_fits_at_all_gets_a_plan_that_runs() {
         reactive += run_time(&trace, &machine, Policy::Lru, 10).unwrap().0;
     }
     assert!(ours < reactive, "{ours} with plans, {reactive} without");
+}
+
+/// The small one of two that could leave is the better one, but not from a plan that moves the other.
+#[test]
+fn trials_find_what_changing_one_period_of_the_best_plan_does_not() {
+    let mut b = Builder::default();
+    let weight = b.global("weight", 38);
+    let state = b.global("state", 16);
+    b.ops(7, 1);
+    let activation = b.birth(0, 14);
+    let scratch = b.birth(3, 16);
+    b.uses(1, state, Access::Update);
+    b.uses(3, state, Access::Write);
+    b.death(3, scratch, false);
+    b.uses(4, activation, Access::Update);
+    b.uses(5, activation, Access::Write);
+    b.uses(6, weight, Access::Read);
+    b.uses(6, state, Access::Write);
+    b.death(6, activation, false);
+    let mut trace = b.finish();
+    for (op, duration) in trace.ops.iter_mut().zip([28, 25, 1, 15, 5, 4, 3]) {
+        op.duration = Nanos(duration);
+    }
+    let mut machine = machine(72);
+    machine.ssd = SsdLink {
+        read: Bandwidth(1_000_000_000),
+        write: Bandwidth(4_000_000_000),
+        latency: Nanos(0),
+    };
+    let plans = every_plan(&trace, &machine).expect("it is small");
+    let time_of = |plan| simulate(&trace, &machine, Policy::Planned(plan)).unwrap().time.0;
+    let best = plans.iter().map(time_of).min().unwrap();
+    assert_eq!(time(&trace, &machine), best, "of {} plans", plans.len());
 }
 
 #[test]

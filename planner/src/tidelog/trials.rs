@@ -11,8 +11,9 @@ use crate::units::{Bytes, Nanos, OpIndex};
 /// Iterations that one simulation runs.
 const ITERATIONS: u64 = 3;
 
-/// The best plan that `best`, or one that moves nothing, becomes by changing one period after the other,
-/// simulating at most `ops_max` ops. A trace too long to look at each period once is left as it is.
+/// The best plan that `best`, or one that moves nothing or a single period, becomes by changing one period
+/// after the other, simulating at most `ops_max` ops: where two storages have to move, moving either alone
+/// may be worse than neither. A trace too long to look at each period once is left as it is.
 pub(super) fn improve(
     trace: &Trace,
     machine: &Machine,
@@ -26,13 +27,20 @@ pub(super) fn improve(
     }
     let mut periods = Lifetimes::of(trace).periods;
     periods.retain(|period| period.end == PeriodEnd::Use);
-    let best = climb(trace, machine, &periods, best, &mut left)?;
-    if best.1.stalls.is_empty() {
-        return Ok(best);
+    let mut best = climb(trace, machine, &periods, best, &mut left)?;
+    let single = periods.iter().flat_map(|period| choices(trace, period).into_iter().skip(1));
+    for rows in [Vec::new()].into_iter().chain(single) {
+        if left == 0 || best.1.stalls.is_empty() {
+            break;
+        }
+        left -= 1;
+        let start = with_rows(trace, machine, rows)?;
+        let other = climb(trace, machine, &periods, start, &mut left)?;
+        if merit(&other.1) < merit(&best.1) {
+            best = other;
+        }
     }
-    let nothing = with_rows(trace, machine, Vec::new())?;
-    let other = climb(trace, machine, &periods, nothing, &mut left)?;
-    Ok(if merit(&other.1) < merit(&best.1) { other } else { best })
+    Ok(best)
 }
 
 /// Changes one period after the other for the better, until no change of one helps.

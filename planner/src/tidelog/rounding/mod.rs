@@ -21,8 +21,9 @@ use worth::{Choice, Worth};
 /// Enough to tell who should leave: prices need not prove anything here.
 const EFFORT: Effort = Effort { instants: 75, steps: 150 };
 
-/// What a byte written costs on top, in the time that writing it takes: bytes are what this is for.
-const TOLL: f64 = 8.0;
+/// What a byte written may cost on top, in the time that writing it takes: bytes are what this is for. Which
+/// of them leads to fewer differs from model to model.
+pub(super) const TOLLS: [f64; 2] = [8.0, 32.0];
 
 /// How often periods are chosen anew for the links' delays.
 const TURNS: u32 = 3;
@@ -49,9 +50,14 @@ pub(super) struct Rounding<'a> {
 }
 
 impl<'a> Rounding<'a> {
-    pub(super) fn new(trace: &'a Trace, machine: &'a Machine, lifetimes: &'a Lifetimes) -> Self {
+    pub(super) fn new(
+        trace: &'a Trace,
+        machine: &'a Machine,
+        lifetimes: &'a Lifetimes,
+        toll: f64,
+    ) -> Self {
         #[allow(clippy::cast_precision_loss, reason = "prices are searched in floating point")]
-        let toll = TOLL * 1e9 / machine.ssd.write.0.max(1) as f64;
+        let toll = toll * 1e9 / machine.ssd.write.0.max(1) as f64;
         let bound = with_toll(trace, machine, EFFORT, toll);
         let worth = Worth::new(trace, bound.relaxation.instants(), &bound.prices);
         Self { trace, machine, lifetimes, choices: worth.choices(trace, machine, lifetimes) }

@@ -22,7 +22,7 @@ fn what_needs_no_write_goes_first() {
     b.death(20, large, false);
     let trace = b.finish();
     let (machine, lifetimes) = (machine(3_500), Lifetimes::of(&trace));
-    let rows = Rounding::new(&trace, &machine, &lifetimes).rows(&guess(&trace));
+    let rows = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]).rows(&guess(&trace));
     let names: Vec<_> = rows.iter().map(|row| row.storage.clone()).collect();
     assert_eq!(names, vec![trace.storage(constant).identity.clone(); 2], "{rows:?}");
 }
@@ -32,7 +32,7 @@ fn the_chosen_periods_make_everything_fit() {
     let trace = training(12, 40_000, 100_000, 100_000);
     let lifetimes = Lifetimes::of(&trace);
     let machine = machine(lifetimes.peak().0 / 2);
-    let rounding = Rounding::new(&trace, &machine, &lifetimes);
+    let rounding = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]);
     assert!(rounding.choices.iter().all(|choice| choice.period.end == PeriodEnd::Use));
     let rows = rounding.rows(&guess(&trace));
     let plan = Plan::new("rounded", &trace, &machine, rows, Expectation::default());
