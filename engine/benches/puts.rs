@@ -54,7 +54,7 @@ impl Caller {
         let options = OpenOptions {
             verify_reads: false,
             buffers: ByteCount((BYTES * DEPTH) as u64),
-            depth: DEPTH as u32,
+            depth: Some(DEPTH as u32),
             ..OpenOptions::default()
         };
         let pool = Pool::open_sim(&disks, &options).expect("a fresh pool opens");

@@ -28,7 +28,7 @@ fn the_document_shows_every_structure_as_it_is() {
     let structures = [
         fields!(SuperblockOnMedia: magic, version, checksum, generation, features, pool, device,
             devices, device_bytes, stripe_unit, segment_bytes, data_offset, slot_bytes, segments,
-            shares, formatted_at, reserved, share_table, tail),
+            shares, formatted_at, depth, reserved, share_table, tail),
         fields!(ShareOnMedia: metadata_offset, metadata_bytes, first_segment, segments, reserved),
         fields!(HolderOnMedia: magic, checksum, share, pool, process, command_bytes, since, command,
             reserved),
@@ -69,6 +69,7 @@ fn fixture_superblock() -> Superblock {
         device: 1,
         geometry,
         formatted_at: 1_700_000_000,
+        depth: None,
     }
 }
 

@@ -13,6 +13,9 @@ pub const MAGIC: [u8; 8] = *b"TIDELOG\0";
 /// The version of the format this code writes, and the only one it reads.
 pub const FORMAT_VERSION: u32 = 1;
 
+/// Calibration stores no larger depth. What is beyond is taken for none: a hint is no reason to refuse a pool.
+const DEPTH_MAX: u32 = 1024;
+
 /// Feature bits that a reader must know, by bit and name. None is in use in version 1.
 const FEATURES: &[(u64, &str)] = &[];
 
@@ -51,7 +54,8 @@ pub(super) struct SuperblockOnMedia {
     pub(super) segments: U32,
     pub(super) shares: U32,
     pub(super) formatted_at: U64,
-    pub(super) reserved: [u8; 144],
+    pub(super) depth: U32,
+    pub(super) reserved: [u8; 140],
     pub(super) share_table: [ShareOnMedia; SHARES_MAX as usize],
     pub(super) tail: [u8; 1792],
 }
@@ -72,6 +76,8 @@ pub struct Superblock {
     pub geometry: Geometry,
     /// When the pool was formatted, in seconds since 1970.
     pub formatted_at: u64,
+    /// Operations in flight on each device at which calibration found them fast, if the pool was calibrated.
+    pub depth: Option<u32>,
 }
 
 /// Why a block is not a superblock that this version can use.
@@ -126,6 +132,7 @@ impl Superblock {
         block.segments = geometry.segments.into();
         block.shares = geometry.shares.into();
         block.formatted_at = self.formatted_at.into();
+        block.depth = self.depth.unwrap_or(0).into();
         for (place, share) in block.share_table.iter_mut().zip(share_table(geometry)) {
             *place = share;
         }
@@ -182,6 +189,7 @@ impl Superblock {
             device,
             geometry,
             formatted_at: block.formatted_at.get(),
+            depth: Some(block.depth.get()).filter(|depth| (1..=DEPTH_MAX).contains(depth)),
         })
     }
 }
@@ -245,7 +253,14 @@ mod tests {
             shares: 3,
         })
         .unwrap();
-        Superblock { generation: 5, pool: 0xABCD, device: 1, geometry, formatted_at: 1_700_000_000 }
+        Superblock {
+            generation: 5,
+            pool: 0xABCD,
+            device: 1,
+            geometry,
+            formatted_at: 1_700_000_000,
+            depth: None,
+        }
     }
 
     /// Changes the bytes and makes the checksum right again.
@@ -260,6 +275,16 @@ mod tests {
     #[test]
     fn what_is_written_is_read_back() {
         assert_eq!(Superblock::decode(&superblock().encode()), Ok(superblock()));
+    }
+
+    #[test]
+    fn a_depth_stands_where_older_software_sees_reserved_bytes() {
+        let calibrated = Superblock { depth: Some(16), ..superblock() };
+        let block = calibrated.encode();
+        assert_eq!(block[112..116], 16_u32.to_le_bytes());
+        assert_eq!(Superblock::decode(&block), Ok(calibrated));
+        let absurd = resealed(|block| block.depth = (DEPTH_MAX + 1).into());
+        assert_eq!(Superblock::decode(&absurd), Ok(superblock()), "no calibration, no refusal");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use super::calibrate::CalibrateError;
 use crate::layout::{
     DEVICES_MAX, GeometryError, Holder, NAME_BYTES_MAX, Owner, SuperblockError, TensorId,
 };
@@ -90,6 +91,9 @@ pub enum FormatError {
     /// The data path could not be started.
     #[error(transparent)]
     Start(#[from] StartError),
+    /// The devices could not be measured.
+    #[error("the devices are no pool, as they could not be calibrated: {0}")]
+    Calibrate(#[from] Box<CalibrateError>),
     /// Writing failed half way: the devices are not a pool and may have lost what they held.
     #[error("formatting failed half way, the devices are no pool: {0}")]
     HalfWay(String),

@@ -5,9 +5,10 @@ use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Pool;
+use super::calibrate::{self, CalibrateProgress, Calibration};
 use super::devices::{Member, MemberError, Members, find_twins};
 use super::error::FormatError;
-use super::media::MetadataIo;
+use super::media::{MetadataIo, metadata_only};
 use super::options::{FormatOptions, PoolDescription};
 use super::share_lock::{LockError, Shares};
 use crate::layout::{
@@ -17,7 +18,7 @@ use crate::layout::{
 use crate::log::{ChangeLog, Media, Place};
 use crate::path::sim::SimDisk;
 use crate::path::{Device, DeviceSpec, OpenMode, PathChoice};
-use crate::schedule::{Reactor, ReactorOptions};
+use crate::schedule::Reactor;
 use crate::units::ByteCount;
 
 /// A device counts as blank if this much at both its ends is zero.
@@ -26,16 +27,26 @@ const BLANK_BYTES: u64 = 1 << 20;
 /// A device deallocates this much in one request, between two reports of progress.
 const DISCARD_BYTES: u64 = 1 << 30;
 
-/// How far the whole-device deallocation before formatting is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FormatProgress {
-    /// The device.
-    pub device: String,
-    /// Bytes of it that are done.
-    pub done: ByteCount,
-    /// Its size.
-    pub total: ByteCount,
+/// How far formatting is with what takes its time.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FormatProgress {
+    /// The deallocation of a whole device.
+    Deallocating {
+        /// The device.
+        device: String,
+        /// Bytes of it that are done.
+        done: ByteCount,
+        /// Its size.
+        total: ByteCount,
+    },
+    /// The calibration.
+    Measuring(CalibrateProgress),
+    /// The calibration is done.
+    Calibrated(Calibration),
 }
+
+/// What is told of it.
+type Progress<'a> = &'a mut (dyn FnMut(FormatProgress) + Send);
 
 impl Pool {
     /// Makes a pool of these devices, in stripe order. What they hold is lost, which is refused unless
@@ -47,11 +58,11 @@ impl Pool {
         format(specs, options, &mut |_| ())
     }
 
-    /// Makes a pool as [`Pool::format`] does, and reports how far a whole-device deallocation is.
+    /// Makes a pool as [`Pool::format`] does, and reports how far it is.
     pub fn format_with(
         specs: &[DeviceSpec],
         options: &FormatOptions,
-        progress: &mut dyn FnMut(FormatProgress),
+        progress: &mut (dyn FnMut(FormatProgress) + Send),
     ) -> Result<PoolDescription, FormatError> {
         format(specs, options, progress)
     }
@@ -81,7 +92,7 @@ impl Pool {
 fn format(
     specs: &[DeviceSpec],
     options: &FormatOptions,
-    progress: &mut dyn FnMut(FormatProgress),
+    progress: Progress<'_>,
 ) -> Result<PoolDescription, FormatError> {
     check_count(specs.len())?;
     if let Some((one, other)) = find_twins(specs) {
@@ -101,7 +112,7 @@ fn format(
 
     let mut created = MadeFiles(Vec::new());
     let mut complete = Vec::new();
-    for ((spec, member), size) in specs.iter().zip(members).zip(sizes) {
+    for ((spec, member), size) in specs.iter().zip(members).zip(sizes.iter().copied()) {
         complete.push(if let Some(mut member) = member {
             member.grow(size, options.sparse)?;
             member
@@ -114,7 +125,7 @@ fn format(
     if options.discard {
         discard(&complete, progress)?;
     }
-    let description = write(&Members(complete), geometry, options)?;
+    let description = write(&Members(complete), &sizes, geometry, options, progress)?;
     created.0.clear();
     Ok(description)
 }
@@ -127,7 +138,7 @@ fn format_sim(disks: &[SimDisk], options: &FormatOptions) -> Result<PoolDescript
     members.iter().try_for_each(|member| refuse_content(member, options.overwrite))?;
     let limit = options.device_size.unwrap_or(ByteCount(u64::MAX));
     let sizes: Vec<ByteCount> = members.iter().map(|member| member.size().min(limit)).collect();
-    write(&Members(members), plan(&sizes, options)?, options)
+    write(&Members(members), &sizes, plan(&sizes, options)?, options, &mut |_| ())
 }
 
 /// Files that this call made and that disappear again if it fails.
@@ -184,10 +195,7 @@ pub(super) fn existing(
 }
 
 /// Gives all bytes of the block devices back to them. The bytes of a file stay reserved.
-fn discard(
-    members: &[Member],
-    progress: &mut dyn FnMut(FormatProgress),
-) -> Result<(), FormatError> {
+fn discard(members: &[Member], progress: Progress<'_>) -> Result<(), FormatError> {
     for member in members.iter().filter(|member| member.is_block_device()) {
         let size = member.size().0 / BLOCK_BYTES * BLOCK_BYTES;
         let mut done = 0;
@@ -199,7 +207,7 @@ fn discard(
             })?;
             done += length;
             let [done, total] = [done, size].map(ByteCount);
-            progress(FormatProgress { device: member.name(), done, total });
+            progress(FormatProgress::Deallocating { device: member.name(), done, total });
         }
     }
     Ok(())
@@ -249,8 +257,10 @@ fn refuse_content(member: &Member, overwrite: bool) -> Result<(), FormatError> {
 /// Writes everything a pool is made of; the superblocks last, because they are what counts.
 fn write(
     members: &Members,
+    sizes: &[ByteCount],
     geometry: Geometry,
     options: &FormatOptions,
+    progress: Progress<'_>,
 ) -> Result<PoolDescription, FormatError> {
     let pool = match options.pool_id {
         Some(pool) => pool,
@@ -258,18 +268,23 @@ fn write(
     };
     // The members hold block devices exclusively; the path opens them once more beside that.
     let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
-    let reactor = Reactor::start(
-        members.provider(PathChoice::Auto, None, mode)?,
-        ReactorOptions {
-            chunk: ByteCount::kib(256),
-            staging: ByteCount::mib(16),
-            huge_pages: false,
-            ..ReactorOptions::default()
-        },
-    )?;
-    write_through(&reactor, members, geometry, pool)
-        .map_err(|error| FormatError::HalfWay(error.to_string()))?;
-    reactor.close().map_err(|error| FormatError::HalfWay(error.to_string()))?;
+    let through_reactor = |write: &dyn Fn(&MetadataIo<'_>) -> Written| {
+        let provider = members.provider(PathChoice::Auto, None, mode)?;
+        let reactor = Reactor::start(provider, metadata_only())?;
+        let half_way = |error: &dyn std::error::Error| FormatError::HalfWay(error.to_string());
+        write(&MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) })
+            .map_err(|error| half_way(&*error))?;
+        reactor.close().map_err(|error| half_way(&error))
+    };
+    through_reactor(&|media| clear_ends(media, members))?;
+    let (geometry, depth) = if options.calibrate {
+        calibrated(members, sizes, &geometry, options, progress)?
+    } else {
+        (geometry, None)
+    };
+    let formatted_at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let superblock = Superblock { generation: 1, pool, device: 0, geometry, formatted_at, depth };
+    through_reactor(&|media| write_structures(media, members, &superblock))?;
     let segments = u64::from(geometry.segments) * geometry.segment_blocks();
     Ok(PoolDescription {
         pool,
@@ -279,17 +294,34 @@ fn write(
     })
 }
 
-fn write_through(
-    reactor: &Reactor,
+/// The geometry with the stripe unit that the devices need, and the depth.
+fn calibrated(
     members: &Members,
-    geometry: Geometry,
-    pool: u128,
-) -> Result<(), Box<dyn std::error::Error>> {
-    let media = MetadataIo { reactor, written: &AtomicU64::new(0) };
-    let devices = 0..members.0.len() as u8;
-    // Until the end no device may look like part of any pool, and never again like anything else: RAID
-    // and partition tables also stand at the end, and a forgotten one would be assembled again.
-    for (device, member) in devices.clone().zip(&members.0) {
+    sizes: &[ByteCount],
+    geometry: &Geometry,
+    options: &FormatOptions,
+    progress: Progress<'_>,
+) -> Result<(Geometry, Option<u32>), FormatError> {
+    let with = |stripe_unit| plan(sizes, &FormatOptions { stripe_unit, ..options.clone() });
+    let found = calibrate::blank(
+        members,
+        geometry,
+        options.buffered,
+        |unit| with(unit).is_ok(),
+        &mut |step| progress(FormatProgress::Measuring(step)),
+    );
+    let found = found.map_err(Box::new)?;
+    let chosen = (with(found.stripe_unit)?, Some(found.depth));
+    progress(FormatProgress::Calibrated(found));
+    Ok(chosen)
+}
+
+type Written = Result<(), Box<dyn std::error::Error>>;
+
+/// Until the end no device may look like part of any pool, and never again like anything else: RAID and partition tables
+/// also stand at the end, and a forgotten one would be assembled again.
+fn clear_ends(media: &MetadataIo<'_>, members: &Members) -> Written {
+    for (device, member) in (0..).zip(&members.0) {
         let size = member.size().0 / BLOCK_BYTES * BLOCK_BYTES;
         let blank = BLANK_BYTES.min(size);
         for start in [0, size - blank] {
@@ -297,15 +329,20 @@ fn write_through(
         }
         media.flush(device)?;
     }
+    Ok(())
+}
+
+/// Writes the shares' empty indices, and a superblock like this one on every device.
+fn write_structures(media: &MetadataIo<'_>, members: &Members, superblock: &Superblock) -> Written {
+    let Superblock { pool, geometry, .. } = *superblock;
+    let devices = 0..members.0.len() as u8;
     for share in 0..geometry.shares {
         let area = geometry.share(share).ok_or("the geometry lacks a share")?;
         let place = Place { pool, share, area, devices: geometry.metadata_devices() };
-        ChangeLog::format(place, &media)?;
+        ChangeLog::format(place, media)?;
     }
-    let formatted_at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     for (device, member) in devices.clone().zip(&members.0) {
-        let superblock =
-            Superblock { generation: 1, pool, device: device.into(), geometry, formatted_at };
+        let superblock = Superblock { device: device.into(), ..*superblock };
         if member.is_block_device() {
             media.write(device, 0, protective_mbr(member.size().0))?;
         }

@@ -3,8 +3,18 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::log::Media;
-use crate::schedule::{ControlError, Reactor};
+use crate::schedule::{ControlError, Reactor, ReactorOptions};
 use crate::units::{ByteCount, DeviceIndex};
+
+/// What a reactor needs that moves nothing else.
+pub(super) fn metadata_only() -> ReactorOptions {
+    ReactorOptions {
+        chunk: ByteCount::kib(256),
+        staging: ByteCount::mib(16),
+        huge_pages: false,
+        ..ReactorOptions::default()
+    }
+}
 
 /// Metadata I/O through a reactor.
 pub(super) struct MetadataIo<'a> {

@@ -24,6 +24,7 @@
 //! ```
 
 mod batch;
+mod calibrate;
 mod commit;
 mod devices;
 mod discard;
@@ -53,6 +54,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 pub use batch::{Batch, TensorKey};
+pub use calibrate::{CalibrateError, CalibrateProgress, Calibration, Measurement};
 pub use commit::Commit;
 pub use error::{
     CloseError, CommitError, DeleteError, DiscardError, FormatError, GetError, OpenError, PutError,

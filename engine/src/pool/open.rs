@@ -76,6 +76,7 @@ pub(super) fn refused(error: MemberError, share: u32) -> OpenError {
 fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, OpenError> {
     let (members, superblocks, damaged) = arrange(members)?;
     let Superblock { pool, geometry, .. } = superblocks[0];
+    let calibrated = superblocks.iter().max_by_key(|it| it.generation).and_then(|it| it.depth);
     let share = options.share;
     let no_share = OpenError::NoShare { share, shares: geometry.shares };
     let area = geometry.share(share).ok_or(no_share)?;
@@ -94,7 +95,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
             buffers: options.buffers,
             gpu: options.gpu.clone(),
             chunk: ByteCount(geometry.stripe_unit),
-            depth: options.depth,
+            depth: options.depth.or(calibrated).unwrap_or(ReactorOptions::default().depth),
             huge_pages: options.huge_pages,
             stepped: options.stepped,
             ..ReactorOptions::default()

@@ -19,6 +19,9 @@ pub struct FormatOptions {
     pub device_size: Option<ByteCount>,
     /// Contiguous bytes on one device before the next takes over: a power of two from 4 KiB to 16 MiB.
     pub stripe_unit: ByteCount,
+    /// Measure for some seconds which stripe unit the devices need, and take that one instead; and at which depth they are
+    /// fast, which the pool remembers.
+    pub calibrate: bool,
     /// One segment's slice of each device; by default 4 MiB, less in small pools.
     pub segment_size: Option<ByteCount>,
     /// Parts of the pool that one process each may own.
@@ -46,6 +49,7 @@ impl Default for FormatOptions {
         Self {
             device_size: None,
             stripe_unit: ByteCount::kib(256),
+            calibrate: false,
             segment_size: None,
             share_count: 1,
             overwrite: false,
@@ -103,8 +107,8 @@ pub struct OpenOptions {
     pub buffers: ByteCount,
     /// The GPU whose memory puts and gets may name.
     pub gpu: Option<Arc<dyn GpuMemory>>,
-    /// Operations in flight per device, at most.
-    pub depth: u32,
+    /// Operations in flight per device, at most; by default as many as calibration found, or 32.
+    pub depth: Option<u32>,
     /// Whether checksums are compared on every read.
     pub verify_reads: bool,
     /// Whether to try for huge pages.
@@ -130,7 +134,7 @@ impl Default for OpenOptions {
             staging: ByteCount::mib(16),
             buffers: ByteCount::ZERO,
             gpu: None,
-            depth: 32,
+            depth: None,
             verify_reads: true,
             huge_pages: true,
             stepped: false,

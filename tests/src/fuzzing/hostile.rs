@@ -82,7 +82,8 @@ impl Hostile {
 
     fn superblock(&self, device: u32) -> Vec<u8> {
         let geometry = self.geometry;
-        Superblock { generation: 1, pool: POOL, device, geometry, formatted_at: 1 }.encode()
+        Superblock { generation: 1, pool: POOL, device, geometry, formatted_at: 1, depth: None }
+            .encode()
     }
 
     fn damage(&mut self, words: &mut Unstructured<'_>) -> Result<()> {

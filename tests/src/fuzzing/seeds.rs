@@ -68,8 +68,15 @@ fn superblock() -> Vec<u8> {
         shares: 3,
     });
     let geometry = geometry.expect("64 MiB are enough for three shares");
-    Superblock { generation: 5, pool: 0xABCD, device: 1, geometry, formatted_at: 1_700_000_000 }
-        .encode()
+    Superblock {
+        generation: 5,
+        pool: 0xABCD,
+        device: 1,
+        geometry,
+        formatted_at: 1_700_000_000,
+        depth: None,
+    }
+    .encode()
 }
 
 fn entry(name: Option<&str>, number: u128) -> TensorEntry {

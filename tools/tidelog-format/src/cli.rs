@@ -24,6 +24,7 @@ Examples:
       shows where everything would lie; add --yes to do it
   tidelog-format format --discard --over-provision 7 /dev/nvme1n1 /dev/nvme2n1 --yes
   tidelog-format inspect /dev/nvme1n1 /dev/nvme2n1 --output json
+  tidelog-format format --calibrate /dev/nvme1n1 /dev/nvme2n1 --yes
   tidelog-format check /dev/nvme1n1 /dev/nvme2n1
   tidelog-format list";
 
@@ -47,6 +48,16 @@ blocks of that size the one that performs best, as the drive says.
   tidelog-format lba /dev/nvme1n1 --lba 4096       says what would be done; add --yes to do it
 
 The drive erases the whole namespace, which may take minutes. The same devices are refused as by format.";
+
+const CALIBRATE_HELP: &str = "\
+Reads and writes one after the other with 1 to 64 operations in flight on each device, all devices at once, and takes the
+smallest depth that reaches 97 % of the best in both. Whoever opens the pool and names no depth gets this one. It takes some
+seconds; nobody may have the pool open.
+
+No tensor is written over: only segments that the log says are free are written, 256 MiB of each device at most, and a pool
+without any is refused. If it is interrupted, all tensors are there, and the depth is the old one.
+
+A stripe unit cannot be changed any more; `format --calibrate` measures both before the pool is made.";
 
 const TAKE_OVER_HELP: &str = "\
 A namespace that is reached over a fabric (NVMe over TCP, RDMA, Fibre Channel) has an owner: the host that has a pool on
@@ -84,6 +95,9 @@ pub enum Command {
     /// Show the LBA formats of an `NVMe` namespace; give it another one
     #[command(after_help = LBA_HELP)]
     Lba(LbaArgs),
+    /// Measure at which depth a pool's devices are fast, and store it
+    #[command(after_help = CALIBRATE_HELP)]
+    Calibrate(WipeArgs),
     /// Take remote namespaces away from a host that owned them and is gone
     #[command(after_help = TAKE_OVER_HELP)]
     TakeOver(WipeArgs),
@@ -120,6 +134,7 @@ pub struct Intent {
 
 /// Arguments of `format`.
 #[derive(Args, Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 pub struct FormatArgs {
     /// Directories (Tidelog makes its file there), files, block devices or partitions, in stripe order
     #[arg(required = true, value_name = "DEVICE")]
@@ -136,6 +151,9 @@ pub struct FormatArgs {
     /// Bytes on one device before the next takes over: a power of two from 4KiB to 16MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256KiB")]
     pub stripe_unit: ByteCount,
+    /// Measure for some seconds which stripe unit and how many operations in flight these devices need
+    #[arg(long, conflicts_with = "stripe_unit")]
+    pub calibrate: bool,
     /// One segment's slice of each device; by default 4MiB, less in small pools
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub segment_size: Option<ByteCount>,
@@ -181,7 +199,7 @@ pub struct RepairArgs {
     pub drop_damaged: Vec<String>,
 }
 
-/// Arguments of `wipe` and `take-over`.
+/// Arguments of `wipe`, `calibrate` and `take-over`.
 #[derive(Args, Clone, Debug)]
 pub struct WipeArgs {
     /// The pool.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tidelog_engine::layout::SuperblockError;
 use tidelog_engine::path::DeviceOpenError;
 use tidelog_engine::pool::inspect::RepairError;
-use tidelog_engine::pool::{FormatError, OpenError};
+use tidelog_engine::pool::{CalibrateError, FormatError, OpenError};
 
 use crate::device::Refusal;
 
@@ -220,6 +220,20 @@ impl From<FormatError> for Failure {
             _ => (Exit::Failed, ""),
         };
         Self::new(exit, error.to_string(), help)
+    }
+}
+
+impl From<CalibrateError> for Failure {
+    fn from(error: CalibrateError) -> Self {
+        match error {
+            CalibrateError::Open(error) => error.into(),
+            CalibrateError::NoRoom => Self::new(
+                Exit::Refused,
+                error.to_string(),
+                "delete tensors, or format a pool anew with --calibrate",
+            ),
+            _ => Self::new(Exit::Failed, error.to_string(), "the pool is as it was"),
+        }
     }
 }
 

@@ -4,8 +4,10 @@ mod common;
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use common::{pool, program, put, sparse, temporary, tool};
+use common::{Loop, open, pool, program, put, sparse, temporary, tool};
 use serde_json::Value;
 use tidelog_tests::machine::Directory;
 
@@ -361,5 +363,85 @@ fn a_truncated_device_is_damaged_and_not_read_past_its_end() {
         File::options().write(true).open(&device).unwrap().set_len(bytes).unwrap();
         let ran = tool(&["check", &device]);
         assert!([2, 3].contains(&ran.code), "{bytes} bytes: {ran}");
+    }
+}
+
+#[test]
+fn formatting_measures_the_devices_and_the_pool_remembers() {
+    let directory = temporary("calibrated");
+    let [a, b] = two(&directory);
+    let format = ["format", &a, &b, "--size", "64MiB", "--calibrate", "--output", "json"];
+    let planned = tool(&[&format[..], &["--dry-run"]].concat()).expect(0).json();
+    assert_eq!(planned["written"], false);
+    assert!(fs::read_dir(directory.path()).unwrap().next().is_none());
+    let made = tool(&[&format[..], &["--yes"]].concat()).expect(0).json();
+    let found = &made["calibration"];
+    assert_eq!(found["stripe_unit"], made["geometry"]["stripe_unit"]);
+    for measured in found["measurements"].as_array().unwrap() {
+        let rate = |what: &str| measured[what].as_f64().unwrap();
+        assert!(rate("write_bytes_per_second") > 0.0 && rate("read_bytes_per_second") > 0.0);
+    }
+    let seen = tool(&["inspect", &b, &a, "--output", "json"]).expect(0).json();
+    assert_eq!((&seen["depth"], &seen["geometry"]), (&found["depth"], &made["geometry"]));
+    tool(&["check", &a, &b]).expect(0);
+    tool(&["format", &a, "--calibrate", "--stripe-unit", "64KiB", "--yes"]).expect(64);
+}
+
+#[test]
+fn a_pool_with_tensors_is_calibrated_and_one_in_use_is_refused() {
+    let directory = temporary("calibrate");
+    let [a, b] = two(&directory);
+    tool(&["format", &a, &b, "--size", "64MiB", "--yes"]).expect(0);
+    put(&[&a, &b], &["layer.0.weight"]);
+    let before = fs::read(&a).unwrap();
+    tool(&["calibrate", &a, &b]).expect(64);
+    let shown = tool(&["calibrate", &a, &b, "--dry-run"]).expect(0);
+    assert!(shown.out.contains("Nothing was written"), "{shown}");
+    assert!(fs::read(&a).unwrap() == before);
+    tool(&["calibrate", &a, "--yes"]).expect(3);
+    tool(&["calibrate", &directory.at("missing"), "--yes"]).expect(3);
+    {
+        let _held = open(&[&a, &b]);
+        tool(&["calibrate", &a, &b, "--yes"]).expect(4);
+    }
+    let table = tool(&["calibrate", &b, &a, "--yes"]).expect(0);
+    assert!(table.out.contains("read GB/s") && table.out.contains("stored"), "{table}");
+    let seen = tool(&["inspect", &a, &b, "--output", "json"]).expect(0).json();
+    assert!(seen["depth"].as_u64().is_some_and(|depth| depth >= 1), "{seen}");
+    tool(&["check", &a, &b]).expect(0);
+}
+
+#[test]
+fn block_devices_are_measured_before_and_after_they_are_a_pool() {
+    let loops = ["calibrate-a", "calibrate-b"].map(|name| Loop::new(name, 64 * MIB));
+    let [Some(a), Some(b)] = &loops else { return };
+    let (a, b) = (a.node(), b.node());
+    tool(&["format", a, b, "--calibrate", "--yes"]).expect(0);
+    put(&[a, b], &["layer.0.weight"]);
+    tool(&["calibrate", a, b, "--yes"]).expect(0);
+    tool(&["check", a, b]).expect(0);
+}
+
+#[test]
+fn a_calibration_that_is_killed_leaves_the_pool_whole() {
+    let directory = temporary("killed");
+    let [a, b] = two(&directory);
+    tool(&["format", &a, &b, "--size", "64MiB", "--yes"]).expect(0);
+    put(&[&a, &b], &["layer.0.weight", "layer.1.weight"]);
+    for wait in [100, 400, 1500] {
+        let mut running = Command::new(env!("CARGO_BIN_EXE_tidelog-format"))
+            .args(["calibrate", &a, &b, "--yes"])
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(wait));
+        assert_eq!(running.try_wait().unwrap(), None, "it was to be killed while it measures");
+        running.kill().unwrap();
+        running.wait().unwrap();
+        // As after any crash: who opens the pool makes a copy of the index whole that was being written.
+        drop(open(&[&a, &b]));
+        tool(&["check", &a, &b]).expect(0);
+        let seen = tool(&["inspect", &a, &b, "--output", "json"]).expect(0).json();
+        assert_eq!(seen["depth"], Value::Null, "what was not measured whole is not stored");
     }
 }

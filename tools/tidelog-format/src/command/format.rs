@@ -5,12 +5,14 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 use tidelog_engine::layout::{BLOCK_BYTES, Geometry};
 use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::pool::{FormatOptions, Pool};
+use tidelog_engine::pool::{FormatOptions, FormatProgress, Pool};
 use tidelog_engine::units::ByteCount;
 
 use super::regions::regions;
 use super::table::Table;
-use super::{advance, check_overwrite_names, progress_bar, refuse, resolve, shall_write};
+use super::{
+    advance, calibrate, check_overwrite_names, progress_bar, refuse, resolve, shall_write,
+};
 use crate::cli::FormatArgs;
 use crate::device::{System, Target, TargetKind};
 use crate::outcome::{Exit, Failure, Report};
@@ -30,15 +32,30 @@ pub(super) fn run(args: &FormatArgs, system: &System) -> Result<Report, Failure>
     let plan = Plan { args, targets: &targets, geometry };
     if !write {
         let mut text = plan.text();
+        if args.calibrate {
+            text.push_str(
+                "\nThe stripe unit shown is the default: it is measured once this is written.\n",
+            );
+        }
         text.push_str("\nNothing was written. Add --yes to write this.\n");
         return Ok(Report { text, json: plan.json(None), exit: Exit::Clean });
     }
     let bar = progress_bar("deallocating");
-    let made = Pool::format_with(&specs, &options, &mut |progress| {
-        advance(&bar, progress.done, progress.total);
-    })?;
+    let measuring = calibrate::progress_bar();
+    let mut calibration = None;
+    let made = Pool::format_with(&specs, &options, &mut |progress| match progress {
+        FormatProgress::Deallocating { done, total, .. } => advance(&bar, done, total),
+        FormatProgress::Measuring(step) => calibrate::advance(&measuring, step),
+        FormatProgress::Calibrated(found) => calibration = Some(found),
+    });
     bar.finish_and_clear();
+    measuring.finish_and_clear();
+    let made = made?;
+    let plan = Plan { geometry: made.geometry, ..plan };
     let mut text = plan.text();
+    if let Some(found) = &calibration {
+        let _ = write!(text, "\n{}", calibrate::text(found));
+    }
     let _ = writeln!(text, "\nPool {:032x} was written.", made.pool);
     for target in targets.iter().filter(|target| target.has_partitions()) {
         let _ = writeln!(
@@ -47,7 +64,9 @@ pub(super) fn run(args: &FormatArgs, system: &System) -> Result<Report, Failure>
             target.given
         );
     }
-    Ok(Report { text, json: plan.json(Some(made.pool)), exit: Exit::Clean })
+    let mut json = plan.json(Some(made.pool));
+    json["calibration"] = calibration.as_ref().map_or(Value::Null, calibrate::json);
+    Ok(Report { text, json, exit: Exit::Clean })
 }
 
 fn options(args: &FormatArgs, targets: &[Target]) -> FormatOptions {
@@ -56,6 +75,7 @@ fn options(args: &FormatArgs, targets: &[Target]) -> FormatOptions {
     FormatOptions {
         device_size: args.size,
         stripe_unit: args.stripe_unit,
+        calibrate: args.calibrate,
         segment_size: args.segment_size,
         share_count: args.shares,
         // Never for all: the engine looks again under its own claim, and permits only what was named.

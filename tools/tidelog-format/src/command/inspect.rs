@@ -33,6 +33,9 @@ pub(super) fn text(view: &PoolView) -> String {
         ByteCount(geometry.segment_bytes),
         geometry.shares,
     );
+    if let Some(depth) = view.superblock.depth {
+        let _ = writeln!(text, "calibrated: {depth} operations in flight on each device\n");
+    }
     let mut devices =
         Table::new(&[">place", "device", ">size", "superblock A", "superblock B", "MBR"]);
     for (place, device) in &view.devices {
@@ -145,6 +148,7 @@ pub(super) fn json(view: &PoolView) -> Value {
         "pool": format!("{:032x}", view.superblock.pool),
         "formatted_at": view.superblock.formatted_at,
         "generation": view.superblock.generation,
+        "depth": view.superblock.depth,
         "geometry": geometry_json(&view.superblock.geometry),
         "devices": devices,
         "missing": view.missing,

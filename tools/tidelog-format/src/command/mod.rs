@@ -1,5 +1,6 @@
 //! The commands: parse, call the engine, say what happened.
 
+mod calibrate;
 mod check;
 mod format;
 mod inspect;
@@ -35,6 +36,7 @@ pub fn run(command: &Command) -> Outcome {
         Command::Repair(args) => repair::run(args, &system),
         Command::Wipe(args) => wipe::run(args, &system),
         Command::Lba(args) => lba::run(args, &system),
+        Command::Calibrate(args) => calibrate::run(args, &system),
         Command::TakeOver(args) => take_over::run(args),
         Command::List(args) => Ok(list::run(args, &system)),
         Command::Add(_) => Err(add()),
@@ -147,8 +149,11 @@ fn specs(names: &[String]) -> Vec<DeviceSpec> {
 
 /// A bar on standard error, where that is a terminal.
 fn progress_bar(what: &'static str) -> ProgressBar {
+    bar_of(what, "{prefix:12} [{bar:40}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+}
+
+fn bar_of(what: &'static str, template: &str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    let template = "{prefix:12} [{bar:40}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }

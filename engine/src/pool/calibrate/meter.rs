@@ -1,0 +1,140 @@
+//! How fast the devices of a pool take and give bytes together, past log and reactor.
+
+use std::fs::File;
+use std::io::Read;
+use std::time::{Duration, Instant};
+
+use super::CalibrateError;
+use crate::memory::{DmaBuffer, DmaPool};
+use crate::path::{Action, Completion, DataPath, Extent, Operation, OperationKind};
+use crate::units::{ByteCount, DeviceIndex};
+
+/// How long one figure is measured, at least.
+const SLICE: Duration = Duration::from_millis(50);
+/// A device that answers nothing for so long is given up.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The time since some moment. A device that is a model brings its own.
+pub(super) type Clock<'a> = dyn Fn() -> Duration + Sync + 'a;
+
+/// Reads and writes one after the other within `area`, over and over, on all devices at once.
+pub(super) struct Meter<'a> {
+    path: Box<dyn DataPath>,
+    memory: DmaPool,
+    area: &'a [Extent],
+    clock: &'a Clock<'a>,
+}
+
+impl<'a> Meter<'a> {
+    /// `memory` is how much may be in flight.
+    pub(super) fn new(
+        mut path: Box<dyn DataPath>,
+        memory: ByteCount,
+        area: &'a [Extent],
+        clock: &'a Clock<'a>,
+    ) -> Result<Self, CalibrateError> {
+        let memory = path.allocate(memory, true)?;
+        if let Some(mut all) = memory.take(memory.size().0 as usize) {
+            // Bytes that no device can compress.
+            let random = File::open("/dev/urandom").and_then(|mut it| it.read_exact(&mut all));
+            random.map_err(CalibrateError::Path)?;
+        }
+        path.register(&memory);
+        Ok(Self { path, memory, area, clock })
+    }
+
+    /// Bytes per second in operations of `chunk` bytes, `depth` of them in flight on each device.
+    pub(super) fn rate(
+        &mut self,
+        kind: OperationKind,
+        chunk: ByteCount,
+        depth: u32,
+    ) -> Result<f64, CalibrateError> {
+        let rate = self.run(kind, chunk, depth);
+        if rate.is_err() {
+            // The space may belong to tensors again once the locks are given back.
+            self.path.drain(Instant::now() + PATIENCE, &mut Vec::new());
+        }
+        rate
+    }
+
+    fn run(
+        &mut self,
+        kind: OperationKind,
+        chunk: ByteCount,
+        depth: u32,
+    ) -> Result<f64, CalibrateError> {
+        let devices = self.path.capabilities().devices.len() as u64;
+        let mut walk = Walk {
+            kind,
+            chunk,
+            depth,
+            places: places(self.area, chunk),
+            turns: vec![0; devices as usize],
+        };
+        let clock = self.clock;
+        let begun = clock();
+        let elapsed = || clock().saturating_sub(begun);
+        for tag in 0..devices * u64::from(depth) {
+            let buffer = self.memory.take(chunk.0 as usize).ok_or(CalibrateError::Memory)?;
+            self.path.submit(walk.operation(tag, buffer))?;
+        }
+        let (mut done, mut heard) = (0, Instant::now());
+        let mut completions: Vec<Completion> = Vec::new();
+        while self.path.in_flight() > 0 {
+            self.path.ring().map_err(CalibrateError::Path)?;
+            if self.path.poll(&mut completions) == 0 {
+                if heard.elapsed() > PATIENCE {
+                    return Err(CalibrateError::Silent(PATIENCE));
+                }
+                self.path.wait(Some(PATIENCE)).map_err(CalibrateError::Path)?;
+                continue;
+            }
+            heard = Instant::now();
+            let goes_on = elapsed() < SLICE;
+            for Completion { tag, buffer, result, .. } in completions.drain(..) {
+                result?;
+                done += chunk.0;
+                if let Some(buffer) = buffer.filter(|_| goes_on) {
+                    self.path.submit(walk.operation(tag, buffer))?;
+                }
+            }
+        }
+        #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^53 bytes")]
+        Ok(done as f64 / elapsed().as_secs_f64().max(f64::EPSILON))
+    }
+}
+
+/// The operations of one measurement, in order.
+struct Walk {
+    kind: OperationKind,
+    chunk: ByteCount,
+    depth: u32,
+    places: Vec<u64>,
+    /// How many operations each device was given.
+    turns: Vec<usize>,
+}
+
+impl Walk {
+    fn operation(&mut self, tag: u64, buffer: DmaBuffer) -> Operation {
+        let device = tag / u64::from(self.depth);
+        let turn = &mut self.turns[device as usize];
+        let offset = self.places[*turn % self.places.len()];
+        *turn += 1;
+        let action = match self.kind {
+            OperationKind::Write => Action::Write { buffer, fua: false },
+            _ => Action::Read(buffer),
+        };
+        let extent = Extent::new(offset, self.chunk.0);
+        Operation { tag, device: DeviceIndex(device as u8), extent, action, placement: None }
+    }
+}
+
+/// Where chunks of this size start.
+fn places(area: &[Extent], chunk: ByteCount) -> Vec<u64> {
+    let of = |extent: &Extent| {
+        let (start, count) = (extent.offset.0, extent.length.0 / chunk.0);
+        (0..count).map(move |index| start + index * chunk.0)
+    };
+    area.iter().flat_map(of).collect()
+}

@@ -1,0 +1,139 @@
+//! Calibration: a few seconds of sequential reads and writes tell how large a stripe unit has to be, and how many
+//! operations must be in flight, for the devices to be as fast as they can. The pool keeps the depth in its superblocks.
+
+mod existing;
+mod meter;
+mod sweep;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use super::OpenError;
+use super::devices::Members;
+use crate::layout::Geometry;
+use crate::memory::MemoryError;
+use crate::path::{DeviceError, DeviceOpenError, Extent, OpenMode, PathChoice, PathError, Refused};
+use crate::schedule::{ControlError, DrainError, StartError};
+use crate::units::ByteCount;
+use sweep::Sweep;
+
+/// So much of each device is written at most.
+const AREA: u64 = 256 << 20;
+
+/// How fast the devices were together, for one size of operations and one depth.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measurement {
+    /// Bytes in each operation.
+    pub chunk: ByteCount,
+    /// Operations in flight on each device.
+    pub depth: u32,
+    /// Bytes written in a second.
+    pub write: f64,
+    /// Bytes read in a second.
+    pub read: f64,
+}
+
+/// What was measured, and what follows from it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Calibration {
+    /// Stripe units at one depth, if there was a choice; then depths with the stripe unit that was chosen.
+    pub measurements: Vec<Measurement>,
+    /// The smallest that reaches 97 % of the best.
+    pub stripe_unit: ByteCount,
+    /// The smallest that does with that stripe unit.
+    pub depth: u32,
+}
+
+/// How far a calibration is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CalibrateProgress {
+    /// Measurements that are done.
+    pub done: usize,
+    /// How many there will be, at most.
+    pub total: usize,
+}
+
+/// Why devices could not be calibrated. What a pool holds is as it was.
+#[derive(Debug, Error)]
+pub enum CalibrateError {
+    /// The pool cannot be had.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Too little is free.
+    #[error(
+        "there is no room to measure in: at least 8 stripe units of each device must be free, in whole segments"
+    )]
+    NoRoom,
+    /// Buffers cannot be had.
+    #[error("the buffers do not fit into memory that was set aside for them")]
+    Memory,
+    /// Memory cannot be had.
+    #[error(transparent)]
+    Map(#[from] MemoryError),
+    /// A device cannot be opened for the data path.
+    #[error(transparent)]
+    Device(#[from] DeviceOpenError),
+    /// No data path.
+    #[error(transparent)]
+    NoPath(#[from] PathError),
+    /// The data path failed.
+    #[error("the data path failed: {0}")]
+    Path(io::Error),
+    /// It takes no operations.
+    #[error("the data path refused an operation: {0}")]
+    Refused(String),
+    /// A device failed.
+    #[error(transparent)]
+    Failed(#[from] DeviceError),
+    /// A device does not answer.
+    #[error("a device has not answered for {0:?}")]
+    Silent(Duration),
+    /// The data path for metadata could not be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The superblocks could not be read or written.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The data path did not end.
+    #[error(transparent)]
+    Drain(#[from] DrainError),
+}
+
+impl From<Refused> for CalibrateError {
+    fn from(refused: Refused) -> Self {
+        Self::Refused(refused.reason.to_string())
+    }
+}
+
+/// Chooses the stripe unit, among those of which a pool can be made, and the depth for devices that hold nothing.
+pub(super) fn blank(
+    members: &Members,
+    geometry: &Geometry,
+    buffered: bool,
+    can_be_made: impl Fn(ByteCount) -> bool,
+    progress: &mut (dyn FnMut(CalibrateProgress) + Send),
+) -> Result<Calibration, CalibrateError> {
+    let data = u64::from(geometry.segments) * geometry.segment_bytes;
+    let area = [Extent::new(geometry.data_offset, data.min(AREA))];
+    let units: Vec<ByteCount> =
+        sweep::STRIPE_UNITS.into_iter().filter(|unit| can_be_made(*unit)).collect();
+    measure(members, &area, &units, buffered, progress)
+}
+
+fn measure(
+    members: &Members,
+    area: &[Extent],
+    units: &[ByteCount],
+    buffered: bool,
+    progress: &mut (dyn FnMut(CalibrateProgress) + Send),
+) -> Result<Calibration, CalibrateError> {
+    let mode = OpenMode { buffered, ..OpenMode::default() };
+    let provider = members.provider(PathChoice::Auto, None, mode)?;
+    let begun = Instant::now();
+    let sweep = Sweep { devices: members.0.len(), area, units, clock: &|| begun.elapsed() };
+    sweep.run(provider, progress)
+}
