@@ -9,7 +9,7 @@ PAIRS ?= 15
 ONLY ?=
 RESUME ?=
 
-.PHONY: help setup build demo test lint test-rust sim storm planted faults fixture crash test-spdk nvme-vm recovery test-torch test-slow bench compare test-compare fuzz loom sanitize \
+.PHONY: help setup build demo test lint test-rust sim storm planted faults fixture crash test-spdk nvme-vm recovery test-torch test-slow bench compare compare-spdk test-compare fuzz loom sanitize \
 	miri paper gpu gpu-build clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,7 @@ crash: setup ## Processes that commit are killed RUNS times, on files and on loo
 test-spdk: setup ## The data path spdk over NVMe/TCP and vfio-user, where an SPDK is installed
 	cargo test -p tidelog-engine --features spdk --lib path
 	cargo test -p tidelog-tests --features spdk --test spdk
+	cargo test -p tidelog-bench --features spdk --test spdk
 
 nvme-vm: setup ## The conformance suite and faults in a machine with emulated NVMe controllers
 	tests/nvme-vm/run.sh
@@ -92,6 +93,10 @@ paper: setup ## Every policy on TERAIO's models, recorded without their hardware
 compare: setup ## Tidelog against fio, DeepSpeed, safetensors, torch.save: PAIRS interleaved pairs, a table, a picture; ONLY=a part, RESUME=1; under 20 minutes
 	cargo build --release -q -p tidelog-bench
 	python3 benches/compare/compare.py --pairs $(PAIRS) --only "$(ONLY)" $(if $(RESUME),--resume)
+
+compare-spdk: setup ## The path spdk against SPDK's own spdk_nvme_perf, over NVMe/TCP on the loopback, where an SPDK is installed
+	cargo build --release -q -p tidelog-bench --features spdk
+	python3 benches/compare/compare.py --pairs $(PAIRS) --devices spdk --output target/compare-spdk.json
 
 test-compare: ## What compare concludes from runs, without running any
 	python3 benches/compare/test_compare.py

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 import measure
-from devices import LoopDevices
+import spdk
+from devices import Files, LoopDevices
 from figures import Limits
 from peers import Fio, Load, Tidelog
 from python_peers import DeepSpeed, SavedFile
@@ -28,13 +29,17 @@ class Case:
     share_devices: bool = False
     # Whether it is shown on files of a disk, too.
     on_disk: bool = True
+    # Whether both sides drive controllers without the kernel.
+    on_controllers: bool = False
 
     def is_for(self, kind):
+        if self.on_controllers or kind is spdk.Controllers:
+            return self.on_controllers and kind is spdk.Controllers
         return self.on_disk or kind is LoopDevices
 
     def limits_on(self, kind):
         """Limits are for software. What a disk allows is shown."""
-        return self.limits if kind == LoopDevices.kind else Limits()
+        return Limits() if kind == Files.kind else self.limits
 
     def turns(self, effort, kind):
         """Pairs with the one that warms up."""
@@ -50,7 +55,7 @@ class Case:
 
 def cases(program, environment):
     """Every case. Names begin with the peer, so that `--only` can choose one."""
-    return [*against_fio(program), *against_deepspeed(program, environment), *against_savers(program, environment)]
+    return [*against_fio(program), *against_deepspeed(program, environment), *against_savers(program, environment), *against_spdk(program)]
 
 
 def against_build(program, other):
@@ -104,3 +109,14 @@ def against_savers(program, environment):
         for rw in ("write", "read"):
             load = Load(rw, "1m", 32, size=PART, durable=rw == "write")
             yield Case(f"{way}:log-{rw}", SavedFile(environment, way), log, load, devices=1)
+
+
+def against_spdk(program):
+    ours = Tidelog(program, "raw", engine="tidelog-spdk")
+    for name, load in (
+        ("randread-4k", Load("randread", "4k", 64, cpus=str(spdk.CPU))),
+        ("read-128k", Load("read", "128k", 32, cpus=str(spdk.CPU))),
+        ("write-128k", Load("write", "128k", 32, cpus=str(spdk.CPU))),
+    ):
+        limits = Limits(median_min=0.95)
+        yield Case(f"spdk:{name}", spdk.Perf(), ours, load, limits, share_devices=True, on_controllers=True)

@@ -13,6 +13,11 @@ that is missed makes the exit status 1; one that could not be measured here, or 
 Loop devices lie over files in memory, so that software is measured and not a disk; they need root. Files on a disk
 are shown beside them, without a verdict: there the disk decides. DeepSpeed, safetensors and torch.save take files,
 so they have one on an ext4 of their own on each device; Tidelog has the devices.
+
+    python3 benches/compare/compare.py --devices spdk                   # against SPDK's own spdk_nvme_perf
+
+needs an installed SPDK and a tidelog-bench that was built with its feature spdk; `make compare-spdk` builds that. Both sides
+drive the same controllers of SPDK's target program, over TCP on the loopback, from the same core.
 """
 
 import argparse
@@ -28,6 +33,7 @@ import cases
 import figures
 import measure
 import results
+import spdk
 from devices import KINDS, NoDevices
 from peers import Failed, NoPeer
 from progress import Progress
@@ -85,7 +91,7 @@ def parsed():
     parser.add_argument("--budget", type=float, default=75, help="seconds for a case that has a limit; then no more pairs (default 75)")
     parser.add_argument("--budget-shown", type=float, default=12, help="seconds for each other case (default 12)")
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--devices", choices=[*KINDS, "all"], default="all", help="loop devices over memory, files, or both")
+    parser.add_argument("--devices", choices=[*KINDS, "spdk", "all"], default="all", help="loop devices over memory, files, both (all), or controllers of SPDK's target")
     parser.add_argument("--files", help="a directory on a disk, for the cases on files (default: target)")
     parser.add_argument("--list", action="store_true", help="show the cases, and do nothing")
     parser.add_argument("--add", action="store_true", help="keep what the output holds of other cases; the verdict is of all")
@@ -110,7 +116,7 @@ def main():
             known = cases.against_build(arguments.program, arguments.against)
         else:
             known = [*cases.cases(arguments.program, environment), *alone.cases(arguments.program)]
-        kinds = list(KINDS.values()) if arguments.devices == "all" else [KINDS[arguments.devices]]
+        kinds = list(KINDS.values()) if arguments.devices == "all" else [{**KINDS, "spdk": spdk.Controllers}[arguments.devices]]
         chosen = rows([case for case in known if arguments.only in case.name], kinds)
         if not chosen:
             raise SystemExit(f"error: no case here has {arguments.only!r} in its name; --list shows them")

@@ -127,8 +127,8 @@ class Fio(Peer):
 class Tidelog(Peer):
     """Tidelog, on bytes of devices (raw) or as a log of tensors (log)."""
 
-    def __init__(self, program, level, checksums=True, tensors=None):
-        self.program, self.level, self.checksums = str(program), level, checksums
+    def __init__(self, program, level, checksums=True, tensors=None, engine="tidelog-uring"):
+        self.program, self.level, self.checksums, self.engine = str(program), level, checksums, engine
         # Of what size tensors are; they are operations of the load if nothing is said.
         self.tensors = tensors
         self.name = f"tidelog {level}"
@@ -139,7 +139,7 @@ class Tidelog(Peer):
         return sample_of(run(self.command(load, devices, seconds)))
 
     def command(self, load, devices, seconds):
-        words = ["--ioengine=tidelog-uring", f"--level={self.level}", "--eta=never"]
+        words = [f"--ioengine={self.engine}", f"--level={self.level}", "--eta=never"]
         if self.level == "log":
             # What a tensor's piece on one device is, an operation is to the peer.
             words += [f"--checksums={int(self.checksums)}", f"--stripe_unit={load.bs}"]

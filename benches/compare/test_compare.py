@@ -26,7 +26,8 @@ import peers
 import picture
 import progress
 import results
-from devices import NoDevices
+import spdk
+from devices import LoopDevices, NoDevices
 from figures import Limits
 from peers import Failed, NoPeer, Sample
 from python_peers import DeepSpeed, Environment
@@ -305,12 +306,24 @@ class Cases(unittest.TestCase):
     def test_every_case_has_a_name_of_its_own(self):
         names = [it.name for it in [*cases.cases("program", Environment(pathlib.Path("a"), pathlib.Path("b"))), *alone.cases("program")]]
         self.assertEqual(len(names), len(set(names)))
-        self.assertEqual({name.partition(":")[0] for name in names}, {"fio-io_uring", "fio-libaio", "deepspeed", "safetensors", "torch-save", "alone"})
+        self.assertEqual({name.partition(":")[0] for name in names}, {"fio-io_uring", "fio-libaio", "deepspeed", "safetensors", "torch-save", "spdk", "alone"})
 
     def test_a_report_becomes_a_sample(self):
         way = {"io_bytes": 5, "bw_bytes": 2**31, "clat_ns": {"percentile": {"99.000000": 7000}}}
         report = json.dumps({"jobs": [{"read": {"io_bytes": 0}, "write": way, "usr_cpu": 30.0, "sys_cpu": 70.0}]})
         self.assertEqual(peers.sample_of(f"fio: a note\n{report}"), Sample(2**31, 0.5, 7.0))
+
+    def test_perfs_table_becomes_a_sample(self):
+        table = "Device  :  IOPS  MiB/s\nTCP (addr:a) NSID 1 from core  1:  4.0  16.1  7.6\nTotal   :  8010.71  31.29  7990.78  93.81\n"
+        self.assertEqual(spdk.total_mib(table), 31.29)
+        with self.assertRaisesRegex(Failed, "no total"):
+            spdk.total_mib("nothing")
+
+    def test_controllers_are_for_both_sides_without_the_kernel_alone(self):
+        known = list(cases.cases("program", Environment(pathlib.Path("a"), pathlib.Path("b"))))
+        for it in known:
+            self.assertEqual(it.is_for(spdk.Controllers), it.name.startswith("spdk:"))
+            self.assertFalse(it.name.startswith("spdk:") and it.is_for(LoopDevices))
 
     def test_limits_are_those_that_are_asked_for(self):
         asked = {it.name: it.limits for it in cases.cases("program", Environment(pathlib.Path("a"), pathlib.Path("b"))) if it.limits.is_any()}
@@ -326,6 +339,7 @@ class Cases(unittest.TestCase):
                 "deepspeed:log-read-2-devices": Limits(1.2, cpu_max=0.7),
                 "deepspeed:raw-write-1-devices": Limits(1.05),
                 **{f"deepspeed:{level}-read-1-devices": Limits(1.3) for level in ("raw", "log")},
+                **{f"spdk:{load}": Limits(0.95) for load in ("randread-4k", "read-128k", "write-128k")},
             },
         )
         (idle,) = alone.cases("program")

@@ -23,6 +23,10 @@ Nothing is written to a device or file that is in use or holds anything, unless 
 filename and in overwrite. Reading needs no such permission. A file that does not exist is made. No other
 data path is ever taken than the one that ioengine names: one that does not work here ends the run.
 
+ioengine=tidelog-spdk, in builds with the feature spdk, takes controllers that the kernel does not drive, by PCI
+address or transport id: filename=spdk\\:0000\\:01\\:00.0. Such a controller is one process's, and at the raw level one
+job's at a time.
+
 At the log level filename names the devices of a pool; of blank devices a pool is made. Puts and gets are
 of scratch tensors under names of their own, which are deleted in the end: what the pool holds stays.
 

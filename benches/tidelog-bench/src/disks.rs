@@ -38,7 +38,9 @@ pub struct Disks {
 impl Disks {
     /// The disks under these jobs. Files that are made later have that of their directory.
     pub fn under(jobs: &[JobOptions]) -> Self {
-        let real = jobs.iter().filter(|job| job.engine != Some(Engine::Sim));
+        let is_kernels =
+            |job: &&JobOptions| !matches!(job.engine, Some(Engine::Sim | Engine::Spdk));
+        let real = jobs.iter().filter(is_kernels);
         let numbers: BTreeSet<(u64, u64)> =
             real.flat_map(|job| &job.filename).filter_map(|name| number(Path::new(name))).collect();
         let before = counters(&table(), &numbers);

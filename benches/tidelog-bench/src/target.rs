@@ -1,19 +1,24 @@
 //! From names to devices: what may be written is decided here, before anything runs.
 
 mod claim;
+mod controllers;
 mod space;
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
 use tidelog_engine::memory::ALIGNMENT;
-use tidelog_engine::path::{Device, DeviceIdentity, DeviceOpenError, DeviceSpec, OpenMode};
+use tidelog_engine::path::sim::{SimDisk, SimDisks};
+use tidelog_engine::path::{
+    Device, DeviceIdentity, DeviceOpenError, DeviceSpec, KernelDevices, OpenMode, PathProvider,
+};
 use tidelog_engine::units::ByteCount;
 use tidelog_format::device::{
     Reason, Refusal, System, Target, TargetKind, program_directories, refusals, same_or_overlapping,
 };
 
 use claim::Claim;
+use controllers::Controllers;
 use space::Space;
 
 use crate::exit::BenchError;
@@ -30,6 +35,8 @@ pub struct Targets {
     system: System,
     /// What may be written: it was looked at, or made, by this run.
     admitted: Vec<Admitted>,
+    /// What raw jobs use without the kernel.
+    controllers: Controllers,
     /// What was made a pool by this run.
     pooled: Vec<PathBuf>,
 }
@@ -98,8 +105,10 @@ impl Targets {
     /// # Errors
     /// Why not. Nothing was written then.
     pub fn admit_raw(&mut self, job: &JobOptions) -> Result<(), BenchError> {
-        if job.engine()? == Engine::Sim {
-            return Ok(());
+        match job.engine()? {
+            Engine::Sim => return Ok(()),
+            Engine::Spdk => return self.admit_controllers(job),
+            _ => {}
         }
         for target in &self.may_be_raw(job)? {
             self.prepare(job, target)?;
@@ -107,15 +116,27 @@ impl Targets {
         Ok(())
     }
 
-    /// Opens a raw job's devices, in the order of their names. A name that has come to stand for something
-    /// else since it was looked at is refused: that was never asked for.
+    /// What opens the data path of a raw job, whose devices are open; nothing at the log level.
     ///
     /// # Errors
-    /// One cannot be opened.
-    pub fn open(&self, job: &JobOptions) -> Result<Vec<Device>, BenchError> {
-        if job.level == Level::Log || job.engine()? == Engine::Sim {
-            return Ok(Vec::new());
-        }
+    /// A device cannot be opened.
+    pub fn provider(&self, job: &JobOptions) -> Result<Option<Box<dyn PathProvider>>, BenchError> {
+        let engine = job.engine()?;
+        Ok(match (job.level, engine.choice()) {
+            (Level::Log, _) => None,
+            (Level::Raw, None) => Some(Box::new(simulated(job))),
+            (Level::Raw, Some(_)) if engine == Engine::Spdk => {
+                Some(self.controllers.provider(job)?)
+            }
+            (Level::Raw, Some(choice)) => {
+                Some(Box::new(KernelDevices { devices: self.open(job)?, choice }))
+            }
+        })
+    }
+
+    /// Opens a raw job's devices, in the order of their names. A name that has come to stand for something
+    /// else since it was looked at is refused: that was never asked for.
+    fn open(&self, job: &JobOptions) -> Result<Vec<Device>, BenchError> {
         let mode =
             OpenMode { buffered: !job.direct, exclusive: false, read_only: !job.load.changes() };
         let open = |name: &String| {
@@ -183,7 +204,8 @@ impl Targets {
 
     fn resolve(&self, job: &JobOptions) -> Result<Vec<Target>, BenchError> {
         let resolve = |name: &String| {
-            Target::resolve(name, &self.system)
+            let held = self.controllers.target(name).map(Ok);
+            held.unwrap_or_else(|| Target::resolve(name, &self.system))
                 .map_err(|source| BenchError::System { what: name.clone(), source })
         };
         let targets: Vec<Target> = job.filename.iter().map(resolve).collect::<Result<_, _>>()?;
@@ -197,7 +219,10 @@ impl Targets {
         targets: &[Target],
     ) -> Result<Vec<Refusal>, BenchError> {
         let mut found = Vec::new();
-        let admitted = |target: &Target| target.identity.is_some_and(|it| self.is_admitted(it));
+        let admitted = |target: &Target| {
+            target.identity.is_some_and(|it| self.is_admitted(it))
+                || self.controllers.is_admitted(&target.given)
+        };
         for target in targets.iter().filter(|target| !admitted(target)) {
             let against = self.one_speaks_against(job, target)?;
             let is_claimed = against.iter().any(|it| it.reason == Reason::Claimed);
@@ -214,8 +239,12 @@ impl Targets {
         job: &JobOptions,
         target: &Target,
     ) -> Result<Vec<Refusal>, BenchError> {
-        let reasons = refusals(target, &self.system, &program_directories());
-        let mut reasons = reasons.map_err(|source| {
+        let refusal = |reason| Refusal { device: target.given.clone(), reason };
+        let reasons = match self.controllers.holds(&target.given) {
+            Some(held) => held.map(|reason| reason.into_iter().map(refusal).collect()),
+            None => refusals(target, &self.system, &program_directories()),
+        };
+        let mut reasons: Vec<Refusal> = reasons.map_err(|source| {
             let what = format!("{}: cannot find out what it holds", target.given);
             BenchError::System { what, source }
         })?;
@@ -253,6 +282,26 @@ impl Targets {
         if found.is_empty() { Ok((device, claim)) } else { Err(BenchError::Refused(found)) }
     }
 
+    /// Attaches a job's controllers for the rest of the run, and looks at what will be written then: until it was
+    /// attached, another process could have it.
+    fn admit_controllers(&mut self, job: &JobOptions) -> Result<(), BenchError> {
+        let targets = self.resolve(job)?;
+        for target in &targets {
+            let held = self.controllers.hold(target);
+            held.map_err(|source| BenchError::System { what: target.given.clone(), source })?;
+        }
+        if job.load.changes() {
+            let found = self.speaks_against(job, &targets)?;
+            if !found.is_empty() {
+                return Err(BenchError::Refused(found));
+            }
+            for target in &targets {
+                self.controllers.admit(&target.given);
+            }
+        }
+        Ok(())
+    }
+
     /// Claims a device that will be written; makes, grows or fills a file.
     fn prepare(&mut self, job: &JobOptions, target: &Target) -> Result<(), BenchError> {
         if target.identity.is_some_and(|identity| self.is_admitted(identity)) {
@@ -282,6 +331,8 @@ impl Targets {
                 );
                 return Err(BenchError::usage(what).within(&job.name));
             }
+            // These have no files.
+            TargetKind::Controller(_) => {}
             TargetKind::Other(found) => {
                 let path = target.path.clone();
                 return Err(DeviceOpenError::Kind { path, found }.into());
@@ -289,6 +340,13 @@ impl Targets {
         }
         Ok(())
     }
+}
+
+/// Disks in memory, as large as the job.
+fn simulated(job: &JobOptions) -> SimDisks {
+    let files = job.filename.len() as u64;
+    let size = ByteCount(job.size.map_or(0, |size| size.of(0)) / files + job.offset.of(0));
+    SimDisks(job.filename.iter().map(|_| SimDisk::new(size)).collect())
 }
 
 /// What an open device is, whatever its name stands for by now.

@@ -189,7 +189,8 @@ pub(super) fn existing(
     options: &FormatOptions,
 ) -> Result<Member, FormatError> {
     let member = Member::open(spec, Shares::All, mode).map_err(refused)?;
-    let named = member.identity().is_some_and(|it| options.overwrite_devices.contains(&it));
+    let named = member.identity().is_some_and(|it| options.overwrite_devices.contains(&it))
+        || spec.controller().is_some_and(|it| options.overwrite_controllers.contains(&it));
     refuse_content(&member, options.overwrite || named)?;
     Ok(member)
 }

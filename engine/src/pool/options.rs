@@ -6,7 +6,7 @@ use super::scrub::ScrubReport;
 use crate::layout::{Geometry, LifetimeClass};
 use crate::log::{Lane, SpaceUse};
 use crate::memory::GpuMemory;
-use crate::path::{Backend, DeviceIdentity, Feature, PathChoice, PlacementHandle};
+use crate::path::{Backend, ControllerName, DeviceIdentity, Feature, PathChoice, PlacementHandle};
 use crate::schedule::{Notify, ReactorStats, Urgency};
 use crate::units::ByteCount;
 
@@ -31,6 +31,8 @@ pub struct FormatOptions {
     /// These devices may lose what they hold, whatever `overwrite` says of the others. Devices, not names:
     /// a name may stand for another device by the time that it is written.
     pub overwrite_devices: Vec<DeviceIdentity>,
+    /// The same of controllers that the kernel does not drive, whose name says where they are.
+    pub overwrite_controllers: Vec<ControllerName>,
     /// Part of every device's capacity that is never written, in percent.
     pub over_provision_percent: u8,
     /// Whether block devices are deallocated as a whole first.
@@ -54,6 +56,7 @@ impl Default for FormatOptions {
             share_count: 1,
             overwrite: false,
             overwrite_devices: Vec::new(),
+            overwrite_controllers: Vec::new(),
             over_provision_percent: 0,
             discard: false,
             buffered: false,

@@ -2,8 +2,6 @@
 //! the loopback, and over vfio-user. Where that cannot be, one line says why.
 
 #[cfg(feature = "spdk")]
-mod rig;
-#[cfg(feature = "spdk")]
 mod rows;
 
 #[cfg(not(feature = "spdk"))]

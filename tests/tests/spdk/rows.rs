@@ -13,15 +13,14 @@ use tidelog_engine::schedule::Ticket;
 use tidelog_engine::units::ByteCount;
 use tidelog_tests::conformance::{Failure, ROWS, Stage};
 use tidelog_tests::machine::Watchdog;
+use tidelog_tests::spdk::target::{self, Target, Transport};
 use tidelog_tests::spdk::{COMMAND_TIMEOUT, ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK};
-
-use crate::rig::{self, Target, Transport};
 
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// All rows; a line for each.
 pub(crate) fn run() -> ExitCode {
-    let Some(program) = rig::program() else {
+    let Some(program) = target::program() else {
         println!(
             "SKIPPED spdk: SPDK's target program nvmf_tgt is not installed ($TIDELOG_NVMF_TGT names it)"
         );

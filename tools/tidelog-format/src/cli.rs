@@ -136,7 +136,8 @@ pub struct Intent {
 #[derive(Args, Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 pub struct FormatArgs {
-    /// Directories (Tidelog makes its file there), files, block devices or partitions, in stripe order
+    /// Directories (Tidelog makes its file there), files, block devices or partitions, in stripe order; in builds with
+    /// the feature spdk, controllers too: spdk:0000:01:00.0
     #[arg(required = true, value_name = "DEVICE")]
     pub devices: Vec<String>,
     /// Whether to write.

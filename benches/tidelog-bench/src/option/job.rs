@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidelog_engine::memory::ALIGNMENT;
-use tidelog_engine::path::{DEVICES_MAX, PathChoice};
+use tidelog_engine::path::{DEVICES_MAX, DeviceSpec, PathChoice};
 use tidelog_engine::units::ByteCount;
 
 use super::load::Load;
@@ -23,6 +23,8 @@ pub enum Engine {
     UringCmd,
     /// `tidelog-posix`.
     Posix,
+    /// `tidelog-spdk`, in builds with the feature of that name.
+    Spdk,
     /// `tidelog-sim`.
     Sim,
 }
@@ -38,8 +40,12 @@ impl Engine {
             "tidelog-uring-cmd" => return Ok(Self::UringCmd),
             "tidelog-posix" => return Ok(Self::Posix),
             "tidelog-sim" => return Ok(Self::Sim),
-            "tidelog-spdk" | "tidelog-gds" => {
-                "Tidelog does not have this data path yet; tidelog-uring is its fastest"
+            "tidelog-spdk" if cfg!(feature = "spdk") => return Ok(Self::Spdk),
+            "tidelog-spdk" => {
+                "this build has no SPDK; where one is installed: cargo build --release -p tidelog-bench --features spdk"
+            }
+            "tidelog-gds" => {
+                "this data path moves memory of a GPU, which is not measured here; tidelog-uring moves the host's"
             }
             "io_uring" => "this is fio's own engine; take tidelog-uring here, and fio for fio's",
             "io_uring_cmd" => {
@@ -48,7 +54,9 @@ impl Engine {
             "libaio" | "psync" | "sync" | "pvsync" | "pvsync2" | "posixaio" | "mmap" => {
                 "this is fio's own engine; take tidelog-posix here, and fio for fio's"
             }
-            _ => "there are tidelog-uring, tidelog-uring-cmd, tidelog-posix and tidelog-sim",
+            _ => {
+                "there are tidelog-uring, tidelog-uring-cmd, tidelog-posix, tidelog-spdk and tidelog-sim"
+            }
         };
         Err(BenchError::Engine { name: name.trim().to_owned(), reason: reason.to_owned() })
     }
@@ -59,6 +67,7 @@ impl Engine {
             Self::Uring => "tidelog-uring",
             Self::UringCmd => "tidelog-uring-cmd",
             Self::Posix => "tidelog-posix",
+            Self::Spdk => "tidelog-spdk",
             Self::Sim => "tidelog-sim",
         }
     }
@@ -69,6 +78,7 @@ impl Engine {
             Self::Uring => Some(PathChoice::Uring),
             Self::UringCmd => Some(PathChoice::UringCmd),
             Self::Posix => Some(PathChoice::Posix),
+            Self::Spdk => Some(PathChoice::Spdk),
             Self::Sim => None,
         }
     }
@@ -246,7 +256,7 @@ impl JobOptions {
     pub fn engine(&self) -> Result<Engine, BenchError> {
         self.engine.ok_or_else(|| {
             BenchError::usage(
-                "no ioengine: name the data path to measure, tidelog-uring, tidelog-uring-cmd, tidelog-posix or tidelog-sim",
+                "no ioengine: name the data path to measure, tidelog-uring, tidelog-uring-cmd, tidelog-posix, tidelog-spdk or tidelog-sim",
             )
             .within(&self.name)
         })
@@ -264,6 +274,18 @@ impl JobOptions {
         }
         if self.filename.len() > DEVICES_MAX {
             return wrong(&format!("a job has at most {DEVICES_MAX} files; make it two jobs"));
+        }
+        let is_controller = |name: &String| DeviceSpec::new(name).controller().is_some();
+        if engine == Engine::Spdk && !self.filename.iter().all(is_controller) {
+            return wrong(
+                "tidelog-spdk takes controllers, and a colon in a name is \\: as in filename=spdk\\:0000\\:01\\:00.0",
+            );
+        }
+        if engine != Engine::Spdk && self.filename.iter().any(is_controller) {
+            return wrong("a controller goes by no path but its own: give ioengine=tidelog-spdk");
+        }
+        if engine == Engine::Spdk && self.level == Level::Raw && self.numjobs > 1 {
+            return wrong("a controller serves one job: give numjobs=1");
         }
         if self.time_based && self.runtime.is_none() {
             return wrong("time_based runs for all of runtime, which is not given");

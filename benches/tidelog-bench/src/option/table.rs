@@ -98,7 +98,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         aliases: &[],
         value: "PATH",
         group: Group::Load,
-        help: "The data path: tidelog-uring, tidelog-uring-cmd (NVMe commands to whole namespaces), tidelog-posix or tidelog-sim. Never another than this one",
+        help: "The data path: tidelog-uring, tidelog-uring-cmd (NVMe commands to whole namespaces), tidelog-posix, tidelog-spdk (controllers without the kernel) or tidelog-sim. Never another than this one",
         apply: |job, text| {
             job.engine = Some(Engine::named(text)?);
             Ok(())
@@ -136,7 +136,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.cpus_allowed = processors(text)?),
     option!(Load, "numa_cpu_nodes", "SET", "Run on the processors of these NUMA nodes: 0,2-3, or all",
         |job, text| job.numa_cpu_nodes = Some(nodes(text)?)),
-    option!(Target, "filename", "NAME:NAME", "Devices or files, separated by colons (a colon in a name is \\:). Operations go to them in turn",
+    option!(Target, "filename", "NAME:NAME", "Devices or files, separated by colons (a colon in a name is \\:, as in spdk\\:0000\\:01\\:00.0). Operations go to them in turn",
         |job, text| job.filename = colon_list(text)),
     option!(Target, "overwrite", "NAME:NAME", "Devices or files that may lose what they hold: names of filename, repeated letter for letter",
         |job, text| job.overwrite = colon_list(text)),
@@ -331,8 +331,13 @@ mod tests {
             let error = apply(&mut JobOptions::default(), "ioengine", name).unwrap_err();
             assert!(error.to_string().contains(advice), "{error}");
         }
+    }
+
+    #[cfg(not(feature = "spdk"))]
+    #[test]
+    fn a_build_without_spdk_says_how_to_get_one() {
         let error = apply(&mut JobOptions::default(), "ioengine", "tidelog-spdk").unwrap_err();
-        assert!(error.to_string().contains("not have this data path yet"), "{error}");
+        assert!(error.to_string().contains("--features spdk"), "{error}");
     }
 
     #[test]

@@ -2,11 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use tidelog_engine::memory::{DmaBuffer, DmaPool};
-use tidelog_engine::path::sim::{SimDisk, SimDisks};
+use tidelog_engine::memory::DmaBuffer;
 use tidelog_engine::path::{
-    Action, Capabilities, Completion, DataPath, Device, Extent, KernelDevices, Operation,
-    PathProvider, Refusal,
+    Action, Capabilities, Completion, DataPath, Extent, Operation, PathProvider, Refusal,
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
@@ -73,15 +71,18 @@ enum Phase {
 }
 
 impl RawJob {
-    /// Opens the data path to open devices on the calling thread, which must be the one that runs the job.
+    /// Opens the data path on the calling thread, which must be the one that runs the job.
     pub(super) fn prepare(
         job: &JobOptions,
         clone: u32,
         origin: Origin,
-        devices: Vec<Device>,
+        provider: Box<dyn PathProvider>,
     ) -> Result<Self, BenchError> {
         let seed = job.randseed.wrapping_add(u64::from(clone) << 32);
-        let (path, sizes) = open_path(job, devices)?;
+        // The depth is a device's there, and the job's here.
+        let path = provider.open(job.iodepth.div_ceil(job.filename.len() as u32))?.path;
+        let devices = &path.capabilities().devices;
+        let sizes: Vec<ByteCount> = devices.iter().map(|device| device.size).collect();
         let windows = target::windows(job, &sizes, clone)?;
         let pass = windows.iter().map(|window| window.length).sum();
         let (buffers, path) = buffers(job, path, seed)?;
@@ -335,26 +336,6 @@ impl RawJob {
     }
 }
 
-/// The data path that was asked for, or nothing; and the sizes of its devices.
-fn open_path(
-    job: &JobOptions,
-    devices: Vec<Device>,
-) -> Result<(Box<dyn DataPath>, Vec<ByteCount>), BenchError> {
-    let files = job.filename.len() as u32;
-    let provider: Box<dyn PathProvider> = match job.engine()?.choice() {
-        None => {
-            let whole = job.size.map_or(0, |size| size.of(0)) / u64::from(files);
-            let disk = |_: &String| SimDisk::new(ByteCount(whole + job.offset.of(0)));
-            Box::new(SimDisks(job.filename.iter().map(disk).collect()))
-        }
-        Some(choice) => Box::new(KernelDevices { devices, choice }),
-    };
-    // The depth is a device's there, and the job's here.
-    let path = provider.open(job.iodepth.div_ceil(files))?.path;
-    let sizes = path.capabilities().devices.iter().map(|device| device.size).collect();
-    Ok((path, sizes))
-}
-
 /// A buffer for each operation in flight, registered where possible, full of bytes that do not compress.
 fn buffers(
     job: &JobOptions,
@@ -362,11 +343,11 @@ fn buffers(
     seed: u64,
 ) -> Result<(Vec<DmaBuffer>, Box<dyn DataPath>), BenchError> {
     let each = job.sizes.most() as usize;
-    let pool =
-        DmaPool::new(ByteCount((each * job.iodepth as usize) as u64), true).map_err(|error| {
-            let source = std::io::Error::other(error);
-            BenchError::System { what: format!("{}: no memory for buffers", job.name), source }
-        })?;
+    let bytes = ByteCount((each * job.iodepth as usize) as u64);
+    let pool = path.allocate(bytes, true).map_err(|error| {
+        let source = std::io::Error::other(error);
+        BenchError::System { what: format!("{}: no memory for buffers", job.name), source }
+    })?;
     let mut random = fastrand::Rng::with_seed(seed);
     let mut buffers: Vec<DmaBuffer> =
         std::iter::from_fn(|| pool.take(each)).take(job.iodepth as usize).collect();

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tidelog_engine::path::{Capabilities, Device, Feature};
+use tidelog_engine::path::{Capabilities, Feature, PathProvider};
 
 use super::interrupt::is_interrupted;
 use super::log::{LogJob, Pools, Replay};
@@ -15,7 +15,7 @@ use super::usage::Usage;
 use crate::exit::BenchError;
 use crate::live::Live;
 use crate::load::{BadBlock, Origin};
-use crate::option::{JobOptions, Level};
+use crate::option::JobOptions;
 use crate::stats::{Lateness, LiveCounters, Recorder};
 use crate::target::Targets;
 
@@ -134,11 +134,11 @@ fn run_group(
     let mut threads = Vec::new();
     for job in jobs {
         for clone in 0..job.numjobs {
-            let devices = targets.open(job)?;
+            let provider = targets.provider(job)?;
             let counters = live.watch(group);
             let origin =
                 Origin { run, writer: (group as u64) << 32 | threads.len() as u64, pass: 0 };
-            threads.push(start_thread(job, clone, origin, devices, pools, counters)?);
+            threads.push(start_thread(job, clone, origin, provider, pools, counters)?);
         }
     }
     let mut paths = Vec::new();
@@ -205,7 +205,7 @@ fn start_thread(
     job: &JobOptions,
     clone: u32,
     origin: Origin,
-    devices: Vec<Device>,
+    provider: Option<Box<dyn PathProvider>>,
     pools: &Pools,
     counters: Arc<LiveCounters>,
 ) -> Result<Thread, BenchError> {
@@ -214,16 +214,16 @@ fn start_thread(
     let (options, seen) = (job.clone(), Arc::clone(&counters));
     let pool = pools.of(job);
     let body = move || {
-        let made =
-            pin(&options).and_then(|()| match (options.level, options.plan.clone()) {
-                (Level::Log, Some(plan)) => {
-                    Replay::prepare(&options, plan, pool).map(|job| Job::Replay(Box::new(job)))
-                }
-                (Level::Raw, _) => RawJob::prepare(&options, clone, origin, devices)
-                    .map(|job| Job::Raw(Box::new(job))),
-                (Level::Log, None) => LogJob::prepare(&options, clone, origin, pool)
-                    .map(|job| Job::Log(Box::new(job))),
-            });
+        let made = pin(&options).and_then(|()| match (provider, options.plan.clone()) {
+            (Some(provider), _) => RawJob::prepare(&options, clone, origin, provider)
+                .map(|job| Job::Raw(Box::new(job))),
+            (None, Some(plan)) => {
+                Replay::prepare(&options, plan, pool).map(|job| Job::Replay(Box::new(job)))
+            }
+            (None, None) => {
+                LogJob::prepare(&options, clone, origin, pool).map(|job| Job::Log(Box::new(job)))
+            }
+        });
         let job = match made {
             Ok(job) => job,
             Err(error) => {

@@ -18,20 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 impl Controller {
     /// Reads on this thread, with a queue pair of its own.
     pub(crate) fn read(self: &Arc<Self>, offset: u64, length: usize) -> io::Result<Vec<u8>> {
-        let unit = ALIGNMENT as u64;
-        let first = offset / unit * unit;
-        let end = (offset + length as u64).next_multiple_of(unit);
-        let mut aside = Aside::new(self)?;
-        let mut bytes = Vec::with_capacity((end - first) as usize);
-        for at in (first..end).step_by(CHUNK as usize) {
-            let part = CHUNK.min(end - at);
-            let buffer = aside.memory.take(part as usize).ok_or(io::ErrorKind::OutOfMemory)?;
-            let done = aside.run(Extent::new(at, part), Action::Read(buffer))?;
-            bytes.extend_from_slice(&done.buffer.as_deref().unwrap_or_default()[..part as usize]);
-        }
-        bytes.drain(..(offset - first) as usize);
-        bytes.truncate(length);
-        Ok(bytes)
+        Aside::new(self)?.read(offset, length)
     }
 
     /// Writes whole blocks of 4 KiB, and what is shorter into such a block, and puts them on the medium.
@@ -63,16 +50,35 @@ impl Controller {
     }
 }
 
-struct Aside {
+/// A queue pair of this thread for one command after the other. There must be no other on the controller.
+pub struct Aside {
     path: SpdkPath,
     memory: DmaPool,
 }
 
 impl Aside {
-    fn new(controller: &Arc<Controller>) -> io::Result<Self> {
+    /// Opens the queue pair.
+    pub fn new(controller: &Arc<Controller>) -> io::Result<Self> {
         let mut path = SpdkPath::new(vec![Arc::clone(controller)], 1).map_err(io::Error::other)?;
         let memory = path.allocate(ByteCount(CHUNK), false).map_err(io::Error::other)?;
         Ok(Self { path, memory })
+    }
+
+    /// Reads bytes, wherever they begin and end.
+    pub fn read(&mut self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        let unit = ALIGNMENT as u64;
+        let first = offset / unit * unit;
+        let end = (offset + length as u64).next_multiple_of(unit);
+        let mut bytes = Vec::with_capacity((end - first) as usize);
+        for at in (first..end).step_by(CHUNK as usize) {
+            let part = CHUNK.min(end - at);
+            let buffer = self.memory.take(part as usize).ok_or(io::ErrorKind::OutOfMemory)?;
+            let done = self.run(Extent::new(at, part), Action::Read(buffer))?;
+            bytes.extend_from_slice(&done.buffer.as_deref().unwrap_or_default()[..part as usize]);
+        }
+        bytes.drain(..(offset - first) as usize);
+        bytes.truncate(length);
+        Ok(bytes)
     }
 
     fn run(&mut self, extent: Extent, action: Action) -> io::Result<Completion> {

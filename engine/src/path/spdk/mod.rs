@@ -18,6 +18,7 @@ mod flight;
 mod peer;
 mod queue;
 
+pub use aside::Aside;
 pub use controller::{AttachError, Controller};
 pub use environment::{EnvironmentError, EnvironmentOptions, Pages, configure};
 

@@ -70,8 +70,7 @@ pub(super) fn run(args: &FormatArgs, system: &System) -> Result<Report, Failure>
 }
 
 fn options(args: &FormatArgs, targets: &[Target]) -> FormatOptions {
-    let twice = targets.iter().filter(|target| args.overwrite.contains(&target.given));
-    let overwrite_devices = twice.filter_map(|target| target.identity).collect();
+    let twice = || targets.iter().filter(|target| args.overwrite.contains(&target.given));
     FormatOptions {
         device_size: args.size,
         stripe_unit: args.stripe_unit,
@@ -80,7 +79,8 @@ fn options(args: &FormatArgs, targets: &[Target]) -> FormatOptions {
         share_count: args.shares,
         // Never for all: the engine looks again under its own claim, and permits only what was named.
         overwrite: false,
-        overwrite_devices,
+        overwrite_devices: twice().filter_map(|target| target.identity).collect(),
+        overwrite_controllers: twice().filter_map(|target| target.spec().controller()).collect(),
         over_provision_percent: args.over_provision,
         discard: args.discard,
         buffered: args.buffered,

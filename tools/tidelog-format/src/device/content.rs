@@ -81,23 +81,33 @@ pub fn contents(path: &Path, size: u64, programs: &[PathBuf]) -> io::Result<Cont
 
 /// The first byte that is not zero: of both ends, and of samples between them or all that a file has stored.
 fn first_byte_set(file: &File, size: u64) -> io::Result<Option<u64>> {
+    let mut read = |start, length| read_bytes(file, start, length);
+    if !file.metadata()?.is_file() {
+        return first_byte_set_by(read, size);
+    }
+    match byte_set_in_any(&mut read, ends(size))? {
+        None => first_byte_stored(file, size),
+        found => Ok(found),
+    }
+}
+
+/// The first byte that is not zero, of both ends and of samples between them, by whatever reads `length` bytes from
+/// `start` on.
+pub(super) fn first_byte_set_by(
+    read: impl FnMut(u64, u64) -> io::Result<Vec<u8>>,
+    size: u64,
+) -> io::Result<Option<u64>> {
     let last = size.saturating_sub(BLANK_BYTES);
-    for start in [0, last] {
-        if let Some(at) = byte_set_in(file, start, BLANK_BYTES.min(size - start))? {
-            return Ok(Some(at));
-        }
-    }
-    if file.metadata()?.is_file() {
-        return first_byte_stored(file, size);
-    }
     // Of a small device, this is every block.
     let step = (size / SAMPLES).next_multiple_of(SAMPLE_BYTES).max(SAMPLE_BYTES);
-    for start in (0..last).step_by(step as usize) {
-        if let Some(at) = byte_set_in(file, start, SAMPLE_BYTES.min(size - start))? {
-            return Ok(Some(at));
-        }
-    }
-    Ok(None)
+    let samples = (0..last).step_by(step as usize);
+    let samples = samples.map(|start| (start, SAMPLE_BYTES.min(size - start)));
+    byte_set_in_any(read, ends(size).into_iter().chain(samples))
+}
+
+/// Where both ends begin, and how long they are.
+fn ends(size: u64) -> [(u64, u64); 2] {
+    [0, size.saturating_sub(BLANK_BYTES)].map(|start| (start, BLANK_BYTES.min(size - start)))
 }
 
 /// The same of a regular file. The file system knows where something was written; that is not much of a file
@@ -112,18 +122,31 @@ fn first_byte_stored(file: &File, size: u64) -> io::Result<Option<u64>> {
             Err(error) => return Err(error.into()),
         };
         let length = BLANK_BYTES.min(size.saturating_sub(start));
-        if let Some(at) = byte_set_in(file, start, length)? {
-            return Ok(Some(at));
+        let read = |start, length| read_bytes(file, start, length);
+        if let found @ Some(_) = byte_set_in_any(read, [(start, length)])? {
+            return Ok(found);
         }
         start += length;
     }
     Ok(None)
 }
 
-fn byte_set_in(file: &File, start: u64, length: u64) -> io::Result<Option<u64>> {
+fn read_bytes(file: &File, start: u64, length: u64) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; length as usize];
-    file.read_exact_at(&mut bytes, start)?;
-    Ok(bytes.iter().position(|byte| *byte != 0).map(|at| start + at as u64))
+    file.read_exact_at(&mut bytes, start).map(|()| bytes)
+}
+
+fn byte_set_in_any(
+    mut read: impl FnMut(u64, u64) -> io::Result<Vec<u8>>,
+    parts: impl IntoIterator<Item = (u64, u64)>,
+) -> io::Result<Option<u64>> {
+    for (start, length) in parts {
+        let bytes = read(start, length)?;
+        if let Some(at) = bytes.iter().position(|byte| *byte != 0) {
+            return Ok(Some(start + at as u64));
+        }
+    }
+    Ok(None)
 }
 
 /// `None` if the program could not tell.

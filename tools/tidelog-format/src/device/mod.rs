@@ -6,11 +6,14 @@
 //! ([`contents`]). Only what it *holds* may be overridden, by naming the very device twice.
 
 mod content;
+#[cfg_attr(not(feature = "spdk"), path = "no_controller.rs")]
+mod controller;
 mod refusal;
 mod system;
 mod target;
 
 pub use content::{Content, Signature, contents, program_directories};
+pub use controller::Attached;
 pub use refusal::{Reason, Refusal};
 pub use system::{BlockDevice, DeviceNumber, System};
 pub use target::{Scope, Target, TargetKind, refusals, same_or_overlapping};

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 use tidelog_engine::layout::SuperblockError;
 use tidelog_engine::path::nvme::{Namespace, Unusable};
-use tidelog_engine::path::{DeviceIdentity, DeviceSpec};
+use tidelog_engine::path::{ControllerName, DeviceIdentity, DeviceSpec};
 use tidelog_engine::pool::OpenError;
 use tidelog_engine::pool::inspect::inspect;
 use tidelog_engine::units::ByteCount;
 
 use super::content::contents;
+use super::controller::Attached;
 use super::refusal::{Reason, Refusal};
 use super::system::{BlockDevice, DeviceNumber, System};
 
@@ -27,6 +28,8 @@ pub enum TargetKind {
     File,
     /// A regular file that will be made.
     NewFile,
+    /// A namespace of a controller that the kernel does not drive.
+    Controller(ControllerName),
     /// Something that is no device.
     Other(&'static str),
 }
@@ -38,6 +41,8 @@ pub enum Scope {
     WholeNamespace,
     /// Another whole block device.
     WholeDevice,
+    /// A namespace of a controller that the kernel does not drive.
+    Controller,
     /// A part of the named device.
     Partition(String),
     /// A file on a file system.
@@ -49,6 +54,7 @@ impl fmt::Display for Scope {
         match self {
             Self::WholeNamespace => write!(out, "whole NVMe namespace"),
             Self::WholeDevice => write!(out, "whole block device"),
+            Self::Controller => write!(out, "NVMe namespace without the kernel"),
             Self::Partition(of) => write!(out, "partition of {of}"),
             Self::File => write!(out, "file"),
         }
@@ -78,7 +84,11 @@ impl Target {
     /// # Errors
     /// It could not be looked at.
     pub fn resolve(given: &str, system: &System) -> io::Result<Self> {
-        let named = DeviceSpec::new(given).target();
+        let spec = DeviceSpec::new(given);
+        if let Some(name) = spec.controller() {
+            return Self::of_controller(given, name);
+        }
+        let named = spec.target();
         let (path, metadata) = match fs::canonicalize(&named) {
             Ok(path) => {
                 let metadata = fs::metadata(&path)?;
@@ -118,6 +128,17 @@ impl Target {
         Ok(Self { given: given.to_owned(), path, kind, identity, size: ByteCount(size), scope })
     }
 
+    fn of_controller(given: &str, name: ControllerName) -> io::Result<Self> {
+        Ok(Self {
+            given: given.to_owned(),
+            path: PathBuf::from(name.to_string()),
+            size: Attached::to(&name)?.size(),
+            kind: TargetKind::Controller(name),
+            identity: None,
+            scope: Scope::Controller,
+        })
+    }
+
     fn new_file(given: &str, named: &Path) -> io::Result<Self> {
         // A link that leads nowhere would be followed to who knows where by the one who makes the file.
         if fs::symlink_metadata(named).is_ok() {
@@ -151,9 +172,9 @@ impl Target {
         DeviceSpec::new(&self.path)
     }
 
-    /// Whether it is a block device.
+    /// Whether it is made of blocks that can be given back, as those of a file cannot.
     pub fn is_block_device(&self) -> bool {
-        matches!(self.kind, TargetKind::Block(_))
+        matches!(self.kind, TargetKind::Block(_) | TargetKind::Controller(_))
     }
 
     /// Whether the kernel knows partitions on it.
@@ -184,6 +205,7 @@ pub fn same_or_overlapping(targets: &[Target]) -> Vec<Refusal> {
 fn overlap(one: &Target, other: &Target) -> bool {
     match (&one.kind, &other.kind) {
         (TargetKind::NewFile, TargetKind::NewFile) => one.path == other.path,
+        (TargetKind::Controller(one), TargetKind::Controller(other)) => one == other,
         (TargetKind::Block(disk), TargetKind::Block(part)) => {
             let is_parent = |disk: &BlockDevice, part: &BlockDevice| {
                 part.parent().is_some_and(|parent| parent.number == disk.number)
@@ -207,6 +229,8 @@ pub fn refusals(
         TargetKind::NewFile => return Ok(Vec::new()),
         TargetKind::Other(found) => vec![Reason::NoDevice { found }],
         TargetKind::File => system.users_of_file(&target.path),
+        // Whoever attaches it is its only user, and that was possible.
+        TargetKind::Controller(_) => Vec::new(),
         TargetKind::Block(device) => users_of_block_device(target, device, system)?,
     };
     // A device that somebody uses is not even read.
@@ -292,6 +316,12 @@ fn is_claimed(path: &Path) -> io::Result<bool> {
 
 fn reasons_in_content(target: &Target, programs: &[PathBuf]) -> io::Result<Vec<Reason>> {
     let mut reasons = pool_reasons(&target.spec());
+    if let TargetKind::Controller(name) = &target.kind {
+        if reasons.is_empty() {
+            reasons.extend(Attached::to(name)?.holds()?);
+        }
+        return Ok(reasons);
+    }
     let content = contents(&target.path, target.size.0, programs)?;
     if !content.signatures.is_empty() {
         let signatures = content.signatures.iter().map(ToString::to_string).collect();

@@ -2,7 +2,7 @@
 
 use tidelog_engine::memory::ALIGNMENT;
 use tidelog_engine::path::sim::SimDisk;
-use tidelog_engine::path::{DeviceIdentity, DeviceSpec};
+use tidelog_engine::path::{ControllerName, DeviceIdentity, DeviceSpec};
 use tidelog_engine::pool::{FormatOptions, OpenError, OpenOptions, Pool};
 use tidelog_engine::schedule::StartError;
 use tidelog_engine::units::ByteCount;
@@ -95,12 +95,17 @@ pub fn make_pool(job: &JobOptions, named_twice: &[DeviceIdentity]) -> Result<(),
         // Never for all: the engine looks again under its own claim. And never by name: a name may have come
         // to stand for something else.
         overwrite_devices: named_twice.to_vec(),
+        overwrite_controllers: controllers(&job.overwrite),
         buffered: !job.direct,
         stripe_unit: job.stripe_unit,
         ..FormatOptions::default()
     };
     let made = Pool::format(&specs, &options);
     made.map(drop).map_err(|error| failed("cannot make a pool of", &job.filename, &error))
+}
+
+fn controllers(names: &[String]) -> Vec<ControllerName> {
+    names.iter().filter_map(|name| DeviceSpec::new(name).controller()).collect()
 }
 
 /// What a file must have for a job's tensors, each twice: one that is put again exists twice meanwhile.

@@ -4,15 +4,17 @@ use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tidelog_engine::path::DeviceSpec;
-use tidelog_tests::conformance::Failure;
+
+use crate::conformance::Failure;
 
 /// How many files are served.
-pub(crate) const DEVICES: usize = 2;
+pub const DEVICES: usize = 2;
 const DEVICE_BYTES: u64 = 256 << 20;
 /// The target starts slowly on a machine that others use too.
 const START: Duration = Duration::from_secs(60);
@@ -21,13 +23,15 @@ const END: Duration = Duration::from_secs(10);
 
 /// How the target is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Transport {
+pub enum Transport {
+    /// NVMe over TCP, on the loopback.
     Tcp,
+    /// The registers and queues of a controller, between two processes.
     VfioUser,
 }
 
 /// A running target. It ends, and its files go, when this is dropped.
-pub(crate) struct Target {
+pub struct Target {
     process: Child,
     directory: PathBuf,
     transport: Transport,
@@ -36,7 +40,7 @@ pub(crate) struct Target {
 }
 
 /// The target program of the installed SPDK: `$TIDELOG_NVMF_TGT`, in the path, or beside SPDK's libraries.
-pub(crate) fn program() -> Option<PathBuf> {
+pub fn program() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("TIDELOG_NVMF_TGT") {
         return Some(named.into());
     }
@@ -52,8 +56,13 @@ pub(crate) fn program() -> Option<PathBuf> {
 
 impl Target {
     /// Serves files with blocks of `block` bytes.
-    pub(crate) fn start(program: &Path, transport: Transport, block: u32) -> Result<Self, Failure> {
-        let name = format!("tidelog-spdk-{}-{transport:?}-{block}", std::process::id());
+    ///
+    /// # Errors
+    /// It does not serve them.
+    pub fn start(program: &Path, transport: Transport, block: u32) -> Result<Self, Failure> {
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tidelog-spdk-{}-{number}", std::process::id());
         let directory = PathBuf::from("/var/tmp").join(name);
         fs::create_dir(&directory)?;
         for number in 0..DEVICES {
@@ -80,7 +89,7 @@ impl Target {
     }
 
     /// The devices by the names that go to SPDK.
-    pub(crate) fn controllers(&self) -> Vec<DeviceSpec> {
+    pub fn controllers(&self) -> Vec<DeviceSpec> {
         let name = |number: usize| match self.transport {
             Transport::Tcp => format!(
                 "spdk:trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{} subnqn:{}",
@@ -95,12 +104,15 @@ impl Target {
     }
 
     /// The files behind them.
-    pub(crate) fn files(&self) -> Vec<DeviceSpec> {
+    pub fn files(&self) -> Vec<DeviceSpec> {
         (0..DEVICES).map(|number| DeviceSpec::new(file(&self.directory, number))).collect()
     }
 
     /// Ends the program without a warning, as a crash would.
-    pub(crate) fn kill(&mut self) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// The system does not end it.
+    pub fn kill(&mut self) -> Result<(), Failure> {
         self.process.kill()?;
         self.process.wait()?;
         Ok(())

@@ -1,0 +1,72 @@
+//! Controllers that the kernel does not drive, for the raw level. Each is attached once, and stays this process's until
+//! the run's end: what is known of it cannot change meanwhile.
+
+use std::io;
+
+use tidelog_engine::path::PathProvider;
+use tidelog_format::device::{Attached, Reason, Target, TargetKind};
+
+use crate::exit::BenchError;
+use crate::option::JobOptions;
+
+#[derive(Debug, Default)]
+pub(super) struct Controllers(Vec<Held>);
+
+#[derive(Debug)]
+struct Held {
+    target: Target,
+    attached: Attached,
+    /// Whether it may be written: it was looked at since it was attached.
+    may_be_written: bool,
+}
+
+impl Controllers {
+    /// What was found when the controller of this name was attached.
+    pub(super) fn target(&self, name: &str) -> Option<Target> {
+        self.held(name).map(|held| held.target.clone())
+    }
+
+    /// Whether the controller may be written.
+    pub(super) fn is_admitted(&self, name: &str) -> bool {
+        self.held(name).is_some_and(|held| held.may_be_written)
+    }
+
+    /// What it holds, if it is attached.
+    pub(super) fn holds(&self, name: &str) -> Option<io::Result<Option<Reason>>> {
+        self.held(name).map(|held| held.attached.holds())
+    }
+
+    /// Attaches the controller, if it is not yet.
+    pub(super) fn hold(&mut self, target: &Target) -> io::Result<()> {
+        let TargetKind::Controller(name) = &target.kind else { return Ok(()) };
+        if self.held(&target.given).is_none() {
+            let attached = Attached::to(name)?;
+            let target = target.clone();
+            self.0.push(Held { target, attached, may_be_written: false });
+        }
+        Ok(())
+    }
+
+    /// Nothing speaks against writing it.
+    pub(super) fn admit(&mut self, name: &str) {
+        let held = self.0.iter_mut().filter(|held| held.target.given == name);
+        held.for_each(|held| held.may_be_written = true);
+    }
+
+    /// What opens the data path of a job, which has its controllers alone meanwhile.
+    pub(super) fn provider(&self, job: &JobOptions) -> Result<Box<dyn PathProvider>, BenchError> {
+        let held: Vec<&Held> = job.filename.iter().filter_map(|name| self.held(name)).collect();
+        if let Some(held) = held.iter().find(|held| held.attached.is_in_use()) {
+            let what = format!(
+                "{}: a controller serves one job at a time; give this one stonewall",
+                held.target.given
+            );
+            return Err(BenchError::usage(what).within(&job.name));
+        }
+        Ok(Attached::provider(held.into_iter().map(|held| &held.attached)))
+    }
+
+    fn held(&self, name: &str) -> Option<&Held> {
+        self.0.iter().find(|held| held.target.given == name)
+    }
+}

@@ -1,0 +1,57 @@
+//! Namespaces of NVMe controllers that the kernel does not drive. They have no node to look at: whoever wants to know
+//! what one is attaches it, and nobody else can have it meanwhile.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use tidelog_engine::path::spdk::{Aside, Controller, SpdkControllers};
+use tidelog_engine::path::{ControllerName, PathProvider};
+use tidelog_engine::units::ByteCount;
+
+use super::content::first_byte_set_by;
+use super::refusal::Reason;
+
+/// A controller that is this process's for as long as this lives.
+pub struct Attached(Arc<Controller>);
+
+impl fmt::Debug for Attached {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Attached({})", self.size())
+    }
+}
+
+impl Attached {
+    /// Attaches it.
+    ///
+    /// # Errors
+    /// It is not there, or somebody else has it.
+    pub fn to(name: &ControllerName) -> io::Result<Self> {
+        Controller::attach(name).map(Self).map_err(io::Error::other)
+    }
+
+    /// The capacity of its namespace.
+    pub fn size(&self) -> ByteCount {
+        self.0.size()
+    }
+
+    /// What it holds that speaks against writing it.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn holds(&self) -> io::Result<Option<Reason>> {
+        let mut aside = Aside::new(&self.0)?;
+        let read = |start, length: u64| aside.read(start, length as usize);
+        Ok(first_byte_set_by(read, self.size().0)?.map(|at| Reason::NotBlank { at }))
+    }
+
+    /// Whether a data path to it is open.
+    pub fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    /// What opens the data path to these, in stripe order.
+    pub fn provider<'a>(attached: impl Iterator<Item = &'a Self>) -> Box<dyn PathProvider> {
+        Box::new(SpdkControllers(attached.map(|it| Arc::clone(&it.0)).collect()))
+    }
+}

@@ -1,0 +1,46 @@
+//! A build without SPDK attaches no controllers, and says so.
+
+use std::io;
+
+use tidelog_engine::path::{ControllerName, KernelDevices, PathChoice, PathProvider};
+use tidelog_engine::units::ByteCount;
+
+use super::refusal::Reason;
+
+/// A controller that is this process's: in this build there is none.
+#[derive(Debug)]
+pub enum Attached {}
+
+impl Attached {
+    /// Refuses.
+    ///
+    /// # Errors
+    /// Always: how to build one that can.
+    pub fn to(_: &ControllerName) -> io::Result<Self> {
+        Err(io::Error::other("this build has no SPDK; build it with --features spdk"))
+    }
+
+    /// The capacity of its namespace.
+    pub fn size(&self) -> ByteCount {
+        match *self {}
+    }
+
+    /// What it holds that speaks against writing it.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn holds(&self) -> io::Result<Option<Reason>> {
+        match *self {}
+    }
+
+    /// Whether a data path to it is open.
+    pub fn is_in_use(&self) -> bool {
+        match *self {}
+    }
+
+    /// What opens the data path to these, in stripe order.
+    pub fn provider<'a>(_: impl Iterator<Item = &'a Self>) -> Box<dyn PathProvider> {
+        // Of no controllers, which it refuses.
+        Box::new(KernelDevices { devices: Vec::new(), choice: PathChoice::Spdk })
+    }
+}
