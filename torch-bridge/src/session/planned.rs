@@ -7,7 +7,7 @@ use tidelog_planner::algorithm1::{self, algorithm1};
 use tidelog_planner::cost::{Machine, SsdLink};
 use tidelog_planner::plan::{Plan, compile};
 use tidelog_planner::residency::{Progress, Schedule};
-use tidelog_planner::simulate::SimulateError;
+use tidelog_planner::simulate::{SimulateError, with_expectations};
 use tidelog_planner::tidelog::{self, tidelog};
 use tidelog_planner::trace::{Kind, Trace};
 use tidelog_planner::units::{Bandwidth, Nanos, OpIndex};
@@ -46,11 +46,13 @@ impl Policy {
 
     fn plan(self, trace: &Trace, machine: &Machine) -> Result<Plan, SimulateError> {
         match self {
-            Self::Algorithm1 => Ok(algorithm1(
-                trace,
-                machine,
-                algorithm1::Options { clean_drop: true, unused: true, ..Default::default() },
-            )),
+            Self::Algorithm1 => {
+                let options =
+                    algorithm1::Options { clean_drop: true, unused: true, ..Default::default() };
+                let plan = algorithm1(trace, machine, options);
+                // One that cannot be simulated serves all the same; it only promises less.
+                Ok(with_expectations(plan.clone(), trace, machine).map_or(plan, |(plan, _)| plan))
+            }
             Self::Tidelog => Ok(tidelog(trace, machine, tidelog::Options::default())?.0),
         }
     }

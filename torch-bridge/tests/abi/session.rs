@@ -64,6 +64,8 @@ fn a_repeated_step_is_planned_and_its_report_tells_what_moved() {
     let device = &stats["devices"][0];
     assert!(device["bytes_written"].as_u64() >= stats["totals"]["bytes_written"].as_u64());
     assert_eq!(device["errors"], 0);
+    let plan = &stats["plan"];
+    assert!(plan["simulated_ns"].as_u64() >= plan["compute_ns"].as_u64(), "{plan}");
     assert!(stats["last_step"]["bytes_read"].as_u64() > Some(0), "{stats}");
 
     let folder = Folder::new("reports");
