@@ -186,6 +186,7 @@ def report(arguments, plain, tide, budget):
         ("peak of live tensors and staging", f"{plain['peak_bytes'] / MIB:.1f} MiB", f"{tide['peak_bytes'] / MIB:.1f} MiB"),
         ("peak of the process above its start", f"{plain['process_bytes'] / MIB:.1f} MiB", f"{tide['process_bytes'] / MIB:.1f} MiB"),
         ("step time, median", f"{plain_time:.3f} s", f"{tide_time:.3f} s ({tide_time / plain_time:.2f} x)"),
+        *simulated_row(tide["stats"]["plan"], tide_time),
         ("moved out per step", "", f"{per_step('bytes_written') / MIB:.1f} MiB"),
         ("moved in per step", "", f"{per_step('bytes_read') / MIB:.1f} MiB"),
         ("stalls per step", "", f"{per_step('stalls'):.0f}, {per_step('stall_seconds'):.3f} s"),
@@ -202,6 +203,14 @@ def report(arguments, plain, tide, budget):
     if not within:
         print("demo: the budget was exceeded: please report this as a bug", file=sys.stderr)
     return 0 if same and within else 1
+
+
+def simulated_row(plan, measured):
+    """What the plan's simulation said a step would take, beside what it took."""
+    if not plan or not plan["simulated_ns"]:
+        return []
+    simulated = plan["simulated_ns"] / 1e9
+    return [("step time, simulated by its plan", "", f"{simulated:.3f} s ({simulated / measured - 1:+.0%} of the measured)")]
 
 
 if __name__ == "__main__":

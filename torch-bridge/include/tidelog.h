@@ -391,7 +391,7 @@ int32_t tide_session_durations(uint64_t session,
 int32_t tide_session_leave_plan(uint64_t session);
 
 // The plan's triggers: in `due` one byte per op, non-zero where a migration begins, and in `count` how many; 0 while
-// there is no plan. They stay where they are until the session is closed.
+// there is no plan. They stay where they are until the next step begins, which may bring another plan for the same ops.
 //
 // # Safety
 // `due` points to one pointer and `count` to one `uint64_t`.

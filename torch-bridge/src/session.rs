@@ -4,12 +4,14 @@
 //! that move bytes become puts, gets and verifications of the engine, those that free or allocate
 //! become requests to the caller, who owns the memory. Completions are taken in at the next boundary.
 
+mod drift;
 mod events;
 mod figures;
 mod history;
 mod open;
 mod planned;
 mod profile;
+mod replan;
 mod report;
 mod stats;
 mod transfers;
@@ -28,6 +30,7 @@ use history::{History, Label};
 use open::Lease;
 use planned::Planned;
 use profile::Profile;
+use replan::Replanning;
 use transfers::InFlight;
 
 use crate::abi::Place;
@@ -65,6 +68,7 @@ struct State {
     moving: u64,
     profile: Profile,
     planned: Option<Planned>,
+    replanning: Replanning,
     policy: Policy,
     op: CurrentOp,
     waiting: Option<Waiting>,

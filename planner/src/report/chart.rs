@@ -21,6 +21,9 @@ const LANES_HEIGHT_MAX: u64 = 120;
 /// At most this many lanes of transfers are drawn side by side.
 const LANES_MAX: usize = 24;
 
+/// Of more transfers than this many are narrower than the gap that keeps neighbours apart: they are drawn without.
+const SEPARATE_MAX: usize = 1000;
+
 /// Ends what [`open`] began.
 const CLOSE: &str = "</svg></div>";
 
@@ -90,16 +93,32 @@ fn open(
     stall_marks(report, height, "tint", out);
 }
 
-/// Stalls as a tint behind what the panel shows, or as the panel's own bars.
+/// Stalls as a tint behind what the panel shows, or as the panel's own bars: one path, since a step may stall
+/// thousands of times and every element costs the browser time.
 fn stall_marks(report: &Report, height: u64, class: &str, out: &mut String) {
-    for stall in &report.stalls {
-        let (from, to) = (x(stall.begin, report.duration), x(stall.end, report.duration));
-        let width = to - from.min(to);
-        let _ = write!(
-            out,
-            "<rect class=\"{class}\" x=\"{from}\" y=\"0\" width=\"{width}\" height=\"{height}\"/>"
-        );
+    if report.stalls.is_empty() {
+        return;
     }
+    let _ = write!(out, "<path class=\"{class}\" d=\"");
+    for (from, to) in stalled(report) {
+        let _ = write!(out, "M{from},0H{to}V{height}H{from}Z");
+    }
+    out.push_str("\"/>");
+}
+
+/// Where the step stalls, from x to x; stalls that touch there are one.
+fn stalled(report: &Report) -> Vec<(u64, u64)> {
+    let at = |time| x(time, report.duration);
+    let mut spans: Vec<_> = report.stalls.iter().map(|it| (at(it.begin), at(it.end))).collect();
+    spans.sort_unstable();
+    let mut merged: Vec<(u64, u64)> = Vec::new();
+    for (from, to) in spans {
+        match merged.last_mut() {
+            Some((_, end)) if from <= *end => *end = to.max(*end),
+            _ => merged.push((from, to.max(from))),
+        }
+    }
+    merged
 }
 
 /// The stalls on their own, where nothing hides a short one.
@@ -164,7 +183,8 @@ fn lanes_panel(report: &Report, direction: Direction, label: &str, out: &mut Str
     let count = (count as u64).max(1);
     let lane_height = (LANES_HEIGHT_MAX / count).clamp(4, LANE_HEIGHT_MAX);
     let height = lane_height * count + 4;
-    open(report, out, "lanes", label, height, &[]);
+    let class = if transfers.len() > SEPARATE_MAX { "lanes dense" } else { "lanes" };
+    open(report, out, class, label, height, &[]);
     for ((index, transfer), lane) in indices.iter().zip(&transfers).zip(&lane_of) {
         transfer_mark(
             report,

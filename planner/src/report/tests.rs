@@ -139,10 +139,27 @@ fn every_transfer_and_stall_is_drawn() {
         assert!(html.contains(&format!(" data-t=\"{index}\" x=")), "transfer {index}");
     }
     // One stall: a bar of its own, and a tint in each of the five panels.
-    assert_eq!(html.matches("<rect class=\"stall\"").count(), 1);
-    assert_eq!(html.matches("<rect class=\"tint\"").count(), 5);
+    assert_eq!(html.matches("<path class=\"stall\"").count(), 1);
+    assert_eq!(html.matches("<path class=\"tint\"").count(), 5);
     for ending in ["clean", "failed", "cancelled"] {
         assert!(html.contains(&format!(" {ending}\"")), "{ending}");
+    }
+}
+
+#[test]
+fn thousands_of_stalls_are_one_element_of_each_panel() {
+    let mut report = report();
+    report.duration = Nanos(100_000);
+    let stall = report.stalls[0].clone();
+    // In pairs that touch, and a gap after each pair.
+    let spans = (0..9000_u64).map(|i| (i * 10, i * 10 + if i % 2 == 0 { 10 } else { 5 }));
+    let spans = spans.map(|(begin, end)| (Nanos(begin), Nanos(end)));
+    report.stalls = spans.map(|(begin, end)| Stall { begin, end, ..stall.clone() }).collect();
+    let html = report.to_html();
+    assert_eq!(html.matches("<path class=\"stall\"").count(), 1);
+    assert_eq!(html.matches("<path class=\"tint\"").count(), 5);
+    for drawn in ["M0,0H15V", "M89980,0H89995V"] {
+        assert_eq!(html.matches(drawn).count(), 6, "{drawn}");
     }
 }
 

@@ -55,6 +55,16 @@ impl Follow {
         }
     }
 
+    /// Other moves for the same ops and storages, from the next step on.
+    pub(super) fn exchange(&mut self, schedule: Arc<Schedule>) -> bool {
+        let alike = self.schedule.same_steps(&schedule);
+        if alike {
+            self.schedule = schedule;
+            self.next_move = 0;
+        }
+        alike
+    }
+
     pub(super) fn in_sync(&self) -> bool {
         self.in_sync
     }

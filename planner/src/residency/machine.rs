@@ -200,6 +200,16 @@ impl Residency {
         self.requeue();
     }
 
+    /// Follows another schedule of the same steps from the next one on: who is who stays. `false` if there is
+    /// none to exchange, or its steps are others.
+    pub fn exchange_schedule(&mut self, schedule: Arc<Schedule>) -> bool {
+        let exchanged = self.follow.as_mut().is_some_and(|follow| follow.exchange(schedule));
+        if exchanged {
+            self.requeue();
+        }
+        exchanged
+    }
+
     /// Follows no schedule any more.
     pub fn clear_schedule(&mut self, reason: &str) {
         if self.follow.take().is_some() {

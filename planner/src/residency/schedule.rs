@@ -230,6 +230,16 @@ impl Schedule {
         self.cyclic.len() as u32
     }
 
+    /// Whether the other one plans the same ops and storages, whatever it moves.
+    pub fn same_steps(&self, other: &Self) -> bool {
+        // Who uses what, op by op, follows from these.
+        self.fingerprints == other.fingerprints
+            && self.needs == other.needs
+            && self.births == other.births
+            && (&self.use_ops, &self.use_starts, &self.cyclic)
+                == (&other.use_ops, &other.use_starts, &other.cyclic)
+    }
+
     /// What the op at `index` looks like, if the iteration has it.
     pub fn fingerprint(&self, index: OpIndex) -> Option<u64> {
         self.fingerprints.get(index.0 as usize).copied()

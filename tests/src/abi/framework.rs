@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use tidelog::abi::*;
 
+use tidelog_engine::pool::Pool;
 use tidelog_gds::cuda::Event;
 
 use super::Choices;
@@ -92,7 +93,8 @@ pub struct Framework {
     parked_numbers: BTreeSet<u32>,
     births: Vec<tide_birth>,
     deaths: Vec<u32>,
-    _folder: Folder,
+    /// That of the pool, if it has one.
+    _folder: Option<Folder>,
 }
 
 impl Framework {
@@ -117,6 +119,22 @@ impl Framework {
         // SAFETY: the options' texts are NUL-terminated and alive; the result is ours.
         let opened = unsafe { tide_session_open(&raw const options, &raw mut session) };
         assert_eq!(opened, TIDE_READY, "{}", last_error());
+        Self::with(session, budget, seed, manners, Some(folder))
+    }
+
+    /// Opens a session on a pool that is open already.
+    pub fn on(pool: Pool, budget: u64, seed: u64) -> Self {
+        let session = session_on(pool, budget, STAGING);
+        Self::with(session, budget, seed, Manners::default(), None)
+    }
+
+    fn with(
+        session: u64,
+        budget: u64,
+        seed: u64,
+        manners: Manners,
+        folder: Option<Folder>,
+    ) -> Self {
         Self {
             session,
             budget,

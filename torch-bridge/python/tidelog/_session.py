@@ -267,6 +267,8 @@ class Tide:
         self._funcs, self._needs = [], []
         if not hook.quiet:
             hook.next_op = 0
+            if self._plan is not None:
+                self._plan.read(self._library, self._handle)
             hook.plan = self._plan
 
     def _end_step(self, completed, started):

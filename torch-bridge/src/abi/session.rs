@@ -3,6 +3,8 @@
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
+use tidelog_engine::pool::Pool;
+
 use super::{
     CallerMemory, Failure, Options, Place, array_argument, boundary, options_argument, remember,
     text_argument, write_result, write_text,
@@ -129,6 +131,26 @@ pub unsafe extern "C" fn tide_session_open(
         })?;
         Ok(0)
     })
+}
+
+/// Opens a session in host memory on a pool that is open already, whatever its data path, and answers its handle. For
+/// programs in Rust; the pool is closed with the session.
+pub fn session_on(pool: Pool, budget: u64, staging: u64) -> u64 {
+    SESSIONS.insert(Session::on_pool(
+        pool,
+        &SessionConfig {
+            devices: "",
+            data_path: "",
+            budget,
+            staging,
+            pool_size: 0,
+            share: 0,
+            buffered: false,
+            reactive: false,
+            policy: Policy::default(),
+            place: Place::Host,
+        },
+    ))
 }
 
 /// Closes a session: cancels what is in flight, waits until no device or copy touches the caller's memory, releases the share.
@@ -380,7 +402,7 @@ pub extern "C" fn tide_session_leave_plan(session: u64) -> i32 {
 }
 
 /// The plan's triggers: in `due` one byte per op, non-zero where a migration begins, and in `count` how many; 0 while
-/// there is no plan. They stay where they are until the session is closed.
+/// there is no plan. They stay where they are until the next step begins, which may bring another plan for the same ops.
 ///
 /// # Safety
 /// `due` points to one pointer and `count` to one `uint64_t`.

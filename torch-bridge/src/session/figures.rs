@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tidelog_planner::residency::CopyKind;
 use tidelog_planner::trace::Kind;
-use tidelog_planner::units::Bandwidth;
+use tidelog_planner::units::{Bandwidth, Nanos};
 
+use super::drift::Pace;
 use super::transfers::Direction;
 
 /// Bytes by what their storage is for, in the order of [`Kind::ALL`].
@@ -47,6 +48,7 @@ pub(super) struct Figures {
     pub(super) read: BytesByKind,
     pub(super) last_step: Totals,
     step_began_at: Totals,
+    step_began: Option<Moment>,
     writes: Busy,
     reads: Busy,
 }
@@ -58,6 +60,14 @@ struct Busy {
     since: Option<Instant>,
     time: Duration,
     bytes: u64,
+}
+
+/// When a step began, and what the directions had moved by then.
+#[derive(Clone, Copy)]
+struct Moment {
+    at: Instant,
+    reads: (u64, Duration),
+    writes: (u64, Duration),
 }
 
 impl Busy {
@@ -74,12 +84,19 @@ impl Busy {
         }
     }
 
-    /// Bytes per second while busy, once enough has moved to tell.
-    fn bandwidth(&self) -> Option<Bandwidth> {
+    /// Bytes moved, and the time that took, until now.
+    fn so_far(&self) -> (u64, Duration) {
+        let running = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+        (self.bytes, self.time + running)
+    }
+
+    /// Bytes per second while busy since (0, 0) or an earlier moment, once enough has moved to tell.
+    fn bandwidth(&self, since: (u64, Duration)) -> Option<Bandwidth> {
         const ENOUGH_BYTES: u64 = 16 << 20;
-        let nanos = self.time.as_nanos();
-        (self.bytes >= ENOUGH_BYTES && nanos > 0).then(|| {
-            let per_second = u128::from(self.bytes) * 1_000_000_000 / nanos;
+        let (bytes, time) = self.so_far();
+        let (bytes, nanos) = (bytes - since.0, time.saturating_sub(since.1).as_nanos());
+        (bytes >= ENOUGH_BYTES && nanos > 0).then(|| {
+            let per_second = u128::from(bytes) * 1_000_000_000 / nanos;
             Bandwidth(u64::try_from(per_second).unwrap_or(u64::MAX))
         })
     }
@@ -124,6 +141,8 @@ impl Figures {
 
     pub(super) fn step_begins(&mut self) {
         self.step_began_at = self.totals;
+        let (reads, writes) = (self.reads.so_far(), self.writes.so_far());
+        self.step_began = Some(Moment { at: Instant::now(), reads, writes });
     }
 
     pub(super) fn step_ends(&mut self) {
@@ -132,6 +151,18 @@ impl Figures {
 
     /// Measured bandwidths of the pool, reading and writing, as far as transfers have shown them.
     pub(super) fn bandwidths(&self) -> (Option<Bandwidth>, Option<Bandwidth>) {
-        (self.reads.bandwidth(), self.writes.bandwidth())
+        let opened = (0, Duration::ZERO);
+        (self.reads.bandwidth(opened), self.writes.bandwidth(opened))
+    }
+
+    /// How fast the step that just ended went.
+    pub(super) fn pace(&self) -> Pace {
+        let Some(Moment { at, reads, writes }) = self.step_began else { return Pace::default() };
+        let took = at.elapsed().as_nanos() as u64;
+        Pace {
+            compute: Some(Nanos(took.saturating_sub(self.last_step.stall_ns))),
+            read: self.reads.bandwidth(reads),
+            write: self.writes.bandwidth(writes),
+        }
     }
 }

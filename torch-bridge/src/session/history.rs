@@ -118,6 +118,11 @@ impl History {
         }
     }
 
+    /// The number of the step that runs, or ran last.
+    pub(super) fn number(&self) -> u64 {
+        self.begun
+    }
+
     /// The last complete step or, before there is one, the step that runs.
     pub(super) fn shown(&self) -> Option<&Step> {
         self.last.as_ref().or(self.current.as_ref())

@@ -21,6 +21,7 @@ use super::figures::Figures;
 use super::history::History;
 use super::planned::Policy;
 use super::profile::Profile;
+use super::replan::Replanning;
 use super::transfers::InFlight;
 use super::{CurrentOp, Session, State};
 use crate::abi::{Failure, Place, Status};
@@ -59,16 +60,24 @@ impl Session {
                 ),
             ));
         }
-        let pool = Lease::take(config)?;
+        Ok(Self::on(Lease::take(config)?, config))
+    }
+
+    /// A session on a pool that is open already, and closed with the session.
+    pub(crate) fn on_pool(pool: Pool, config: &SessionConfig<'_>) -> Self {
+        Self::on(Lease { key: None, pool }, config)
+    }
+
+    fn on(pool: Lease, config: &SessionConfig<'_>) -> Self {
         let (budget, staging) = (Bytes(config.budget.min(BYTES_MAX)), Bytes(config.staging));
         let machine =
             Residency::new(Config { lookahead: LOOKAHEAD_OPS, ..Config::new(budget, staging) });
-        Ok(Self {
+        Self {
             pool,
             completions: CompletionQueue::new(),
             place: config.place,
             state: Mutex::new(State::new(machine, config)),
-        })
+        }
     }
 
     pub(crate) fn attention_address(&self) -> *const u32 {
@@ -93,7 +102,8 @@ impl Session {
 /// A pool that the sessions of a process share: a block that follows another on the same devices finds
 /// what the first left there, and the share is given back when the last session ends.
 pub(super) struct Lease {
-    key: (String, u32),
+    /// By what other sessions find it; `None`: no other does.
+    key: Option<(String, u32)>,
     pool: Pool,
 }
 
@@ -155,24 +165,26 @@ impl Lease {
             open.check_path(config.data_path)?;
             open.check_place(config.place)?;
             open.sessions += 1;
-            return Ok(Self { key, pool: open.pool.clone() });
+            return Ok(Self { key: Some(key), pool: open.pool.clone() });
         }
         let pool = open_pool(config)?;
         shared.insert(
             key.clone(),
             Shared { pool: pool.clone(), place: config.place, process, sessions: 1 },
         );
-        Ok(Self { key, pool })
+        Ok(Self { key: Some(key), pool })
     }
 
     fn give_back(&self) -> Result<(), Failure> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(open) = shared.get_mut(&self.key) else { return Ok(()) };
-        open.sessions -= 1;
-        if open.sessions > 0 {
-            return Ok(());
+        if let Some(key) = &self.key {
+            let Some(open) = shared.get_mut(key) else { return Ok(()) };
+            open.sessions -= 1;
+            if open.sessions > 0 {
+                return Ok(());
+            }
+            shared.remove(key);
         }
-        shared.remove(&self.key);
         self.pool.close().map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
     }
 }
@@ -265,6 +277,7 @@ impl State {
             moving: 0,
             profile: Profile::new(!config.reactive),
             planned: None,
+            replanning: Replanning::default(),
             policy: config.policy,
             op: CurrentOp::default(),
             waiting: None,

@@ -1,4 +1,4 @@
-//! Steps, and the plan that is made once two of them were alike.
+//! Steps, and the plan that is made once two of them were alike; `replan` makes the later ones.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -6,8 +6,8 @@ use std::time::Instant;
 use tidelog_planner::algorithm1::{self, algorithm1};
 use tidelog_planner::cost::{Machine, SsdLink};
 use tidelog_planner::plan::{Plan, compile};
-use tidelog_planner::residency::Progress;
-use tidelog_planner::simulate::SimulateError;
+use tidelog_planner::residency::{Progress, Schedule};
+use tidelog_planner::simulate::{SimulateError, with_expectations};
 use tidelog_planner::tidelog::{self, tidelog};
 use tidelog_planner::trace::{Kind, Trace};
 use tidelog_planner::units::{Bandwidth, Nanos, OpIndex};
@@ -46,11 +46,13 @@ impl Policy {
 
     fn plan(self, trace: &Trace, machine: &Machine) -> Result<Plan, SimulateError> {
         match self {
-            Self::Algorithm1 => Ok(algorithm1(
-                trace,
-                machine,
-                algorithm1::Options { clean_drop: true, unused: true, ..Default::default() },
-            )),
+            Self::Algorithm1 => {
+                let options =
+                    algorithm1::Options { clean_drop: true, unused: true, ..Default::default() };
+                let plan = algorithm1(trace, machine, options);
+                // One that cannot be simulated serves all the same; it only promises less.
+                Ok(with_expectations(plan.clone(), trace, machine).map_or(plan, |(plan, _)| plan))
+            }
             Self::Tidelog => Ok(tidelog(trace, machine, tidelog::Options::default())?.0),
         }
     }
@@ -58,7 +60,8 @@ impl Policy {
 
 /// The plan that the session follows.
 pub(super) struct Planned {
-    pub(super) trace: Trace,
+    pub(super) trace: Arc<Trace>,
+    pub(super) machine: Machine,
     pub(super) plan: Plan,
     /// Per op, 1 where a migration begins: the caller must come by there.
     pub(super) due: Vec<u8>,
@@ -75,6 +78,7 @@ impl Session {
                 state.history.step_begins(Instant::now());
                 state.sample();
                 state.profile.step_begins();
+                state.take_new_plan();
                 state.machine.step_begin();
                 state.machine.settle()
             }),
@@ -90,7 +94,7 @@ impl Session {
     }
 
     /// Which ops have a migration beginning, one byte each; empty without a plan. Stays where it is
-    /// until the session is closed.
+    /// until the next step begins.
     pub(crate) fn due(&self) -> (*const u8, u64) {
         let state = self.lock();
         state.planned.as_ref().map_or((std::ptr::null(), 0), |planned| {
@@ -112,6 +116,9 @@ impl State {
             self.plan(profiled);
         }
         self.figures.step_ends();
+        if complete && self.machine.in_sync() {
+            self.watch_drift();
+        }
         self.end_history(complete);
         self.machine.settle()
     }
@@ -148,18 +155,32 @@ impl State {
             host: None,
             verify: VERIFY_BANDWIDTH,
         };
-        let made = self.policy.plan(&trace, &machine).and_then(|plan| {
-            let schedule = compile(&plan, &trace)?;
-            Ok((plan, schedule))
-        });
-        let (plan, schedule) = match made {
+        self.profile.recording = false;
+        let (planned, schedule) = match Planned::make(self.policy, trace, machine) {
             Ok(made) => made,
             Err(error) => {
                 self.notices.push(format!("no plan: {error}; going on reactively"));
-                self.profile.recording = false;
                 return;
             }
         };
+        self.machine.load_schedule(Arc::new(schedule));
+        for (planned, storage) in bindings {
+            self.machine.bind(planned, storage);
+        }
+        self.replanning.planned(&planned);
+        self.planned = Some(planned);
+    }
+}
+
+impl Planned {
+    /// Plans the trace's step on this machine: the plan, and what the residency machine follows of it.
+    pub(super) fn make(
+        policy: Policy,
+        trace: Trace,
+        machine: Machine,
+    ) -> Result<(Self, Schedule), SimulateError> {
+        let plan = policy.plan(&trace, &machine)?;
+        let schedule = compile(&plan, &trace)?;
         let mut due = vec![0; trace.ops.len()];
         for row in &plan.rows {
             due[row.start.0 as usize] = 1;
@@ -168,11 +189,6 @@ impl State {
         if let Some(last) = due.last_mut() {
             *last = 1;
         }
-        self.machine.load_schedule(Arc::new(schedule));
-        for (planned, storage) in bindings {
-            self.machine.bind(planned, storage);
-        }
-        self.profile.recording = false;
-        self.planned = Some(Planned { trace, plan, due });
+        Ok((Self { trace: Arc::new(trace), machine, plan, due }, schedule))
     }
 }

@@ -78,7 +78,7 @@ impl State {
         report.subtitle = format!("measured, step {}{so_far}", step.number);
         report.duration = step.duration;
         report.memory.clone_from(&step.memory);
-        let words = Words::new(self.planned.as_ref().map(|planned| &planned.trace), step);
+        let words = Words::new(self.planned.as_ref().map(|planned| &*planned.trace), step);
         report.ops = step.ops.iter().map(op_span).collect();
         report.transfers = step.transfers.iter().map(|moved| words.span(moved)).collect();
         report.stalls = step.stalls.iter().map(|waited| words.stall(waited)).collect();
@@ -108,6 +108,7 @@ impl State {
         let bytes = &expects.bytes;
         vec![
             ("plan".to_owned(), format!("{}, {} migrations", plan.policy, plan.rows.len())),
+            ("planned again".to_owned(), format!("{} times", self.replanning.taken_over)),
             ("the plan expects".to_owned(), stalls),
             (
                 "the plan moves".to_owned(),
@@ -204,7 +205,7 @@ fn written(step: &Step) -> Vec<(Kind, Bytes)> {
     written
 }
 
-fn seconds(nanos: u64) -> String {
+pub(super) fn seconds(nanos: u64) -> String {
     format!("{}.{:03} s", nanos / 1_000_000_000, nanos / 1_000_000 % 1000)
 }
 

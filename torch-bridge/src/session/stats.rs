@@ -40,6 +40,10 @@ impl Session {
                 "storages": planned.trace.storages.len(),
                 "migrations": planned.plan.rows.len(),
                 "compute_ns": planned.trace.ops.iter().map(|op| op.duration.0).sum::<u64>(),
+                "simulated_ns": planned.plan.expects.simulated.then_some(planned.plan.expects.time.0),
+                "read_bytes_per_second": planned.machine.ssd.read.0,
+                "write_bytes_per_second": planned.machine.ssd.write.0,
+                "replans": state.replanning.taken_over,
             })),
             "notices": state.notices,
         })

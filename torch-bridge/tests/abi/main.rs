@@ -2,5 +2,7 @@
 #![allow(unsafe_code)]
 
 mod arguments;
+mod drift;
 mod errors;
 mod session;
+mod training;

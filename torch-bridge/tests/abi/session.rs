@@ -4,6 +4,7 @@ use std::ffi::CString;
 
 use tidelog::abi::*;
 
+use super::training::Training;
 use tidelog_tests::abi::{
     Choices, Folder, Framework, Manners, STAGING, last_error, walk_pool, walk_session,
 };
@@ -41,45 +42,13 @@ fn a_pool_answers_with_the_right_bytes_whatever_is_called() {
     assert!(moved > 100, "the walks read {moved} tensors");
 }
 
-/// Parameters that every step updates, activations made forward and used backward, more than fit.
-fn train(framework: &mut Framework, steps: u32) {
-    const LAYERS: u32 = 8;
-    let activations = LAYERS;
-    for layer in 0..LAYERS {
-        framework.make(layer, 64 * KIB, None);
-        framework.sync();
-        let name = CString::new(format!("layer.{layer}.weight")).unwrap();
-        // SAFETY: the name is NUL-terminated.
-        let named = unsafe { tide_session_name(framework.session, layer, 1, name.as_ptr()) };
-        assert_eq!(named, TIDE_READY);
-    }
-    for step in 0..steps {
-        // Numbers within a step are its own, as Python keeps it.
-        let base = activations + (step % 2) * LAYERS;
-        framework.step(1);
-        let mut index = 0;
-        for layer in 0..LAYERS {
-            let made = [(base + layer, 64 * KIB)];
-            let below = (layer > 0).then(|| (base + layer - 1, false));
-            let uses: Vec<_> = [(layer, false)].into_iter().chain(below).collect();
-            assert!(framework.op((index, "aten.mm", 7), &uses, &made), "{}", last_error());
-            index += 1;
-        }
-        for layer in (0..LAYERS).rev() {
-            let uses = [(layer, true), (base + layer, false)];
-            assert!(framework.op((index, "aten.mm_backward", 8), &uses, &[]), "{}", last_error());
-            framework.kill(base + layer);
-            index += 1;
-        }
-        framework.step(0);
-    }
-}
-
 #[test]
 fn a_repeated_step_is_planned_and_its_report_tells_what_moved() {
     let budget = STAGING + (448 << 10);
-    let mut framework = Framework::open("trained", budget, 5, Manners::default());
-    train(&mut framework, 6);
+    let framework = Framework::open("trained", budget, 5, Manners::default());
+    let mut training = Training::new(framework, 64 * KIB);
+    training.steps(6);
+    let framework = training.framework;
     let (mut due, mut ops) = (std::ptr::null(), 0);
     // SAFETY: both places are ours.
     let asked = unsafe { tide_session_plan(framework.session, &raw mut due, &raw mut ops) };
@@ -95,6 +64,8 @@ fn a_repeated_step_is_planned_and_its_report_tells_what_moved() {
     let device = &stats["devices"][0];
     assert!(device["bytes_written"].as_u64() >= stats["totals"]["bytes_written"].as_u64());
     assert_eq!(device["errors"], 0);
+    let plan = &stats["plan"];
+    assert!(plan["simulated_ns"].as_u64() >= plan["compute_ns"].as_u64(), "{plan}");
     assert!(stats["last_step"]["bytes_read"].as_u64() > Some(0), "{stats}");
 
     let folder = Folder::new("reports");

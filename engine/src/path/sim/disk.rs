@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::media::{Media, Page};
 use crate::memory::ALIGNMENT;
@@ -105,6 +106,8 @@ struct State {
     held: bool,
     hung: bool,
     vanished: bool,
+    /// Bytes per second of real time, if it is to take any.
+    rate: Option<ByteCount>,
     /// Counts power cuts; what was started in an earlier life fails.
     life: u64,
     next_id: u64,
@@ -168,6 +171,7 @@ impl SimDisk {
             held: false,
             hung: false,
             vanished: false,
+            rate: None,
             life: 0,
             next_id: 0,
             operations: 0,
@@ -216,6 +220,11 @@ impl SimDisk {
     /// Completes nothing from now on, so that a test can look at what is in flight.
     pub fn hold(&self) {
         self.state().held = true;
+    }
+
+    /// Moves so many bytes per second of real time from now on; without a limit it takes no time.
+    pub fn set_rate(&self, rate: Option<ByteCount>) {
+        self.state().rate = rate;
     }
 
     /// Ends a [`hold`](SimDisk::hold).
@@ -350,6 +359,15 @@ impl SimDisk {
         drop(state);
         burn(fuse);
         started
+    }
+
+    /// How long the operation takes, of real time.
+    pub(super) fn takes(&self, operation: &Operation) -> Duration {
+        let moves = matches!(operation.action.kind(), OperationKind::Read | OperationKind::Write);
+        let rate = self.state().rate.filter(|_| moves);
+        rate.map_or(Duration::ZERO, |rate| {
+            Duration::from_nanos(operation.extent.length.0 * 1_000_000_000 / rate.0.max(1))
+        })
     }
 
     /// Which operations may complete now.

@@ -3,7 +3,8 @@
 //! A [`SimDisk`] is the medium and outlives the path, as a disk outlives a process: a test cuts its
 //! power, opens it again, and finds what a real disk with a volatile cache could have kept. Time is
 //! virtual: an operation takes a random number of ticks and the clock jumps to the next completion,
-//! so a run takes no time but operations overlap and complete out of order.
+//! so a run takes no time but operations overlap and complete out of order. Only a disk that was
+//! given a rate takes real time: for what measures bandwidth.
 
 mod disk;
 mod media;
@@ -129,6 +130,7 @@ unsafe impl DataPath for SimPath {
         let Some(index) = self.next() else { return 0 };
         let Pending { mut operation, started } = self.pending.remove(index);
         let disk = &self.disks[usize::from(operation.device.0)];
+        std::thread::sleep(disk.takes(&operation));
         self.clock = self.clock.max(started.due());
         let moved = disk.finish(&started, &mut operation);
         let completion = super::slots::complete(operation, moved);

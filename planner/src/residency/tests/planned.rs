@@ -374,3 +374,26 @@ fn malformed_schedules_are_refused_with_the_place() {
     let twice = refused(&|parts| parts.names = vec![name(), name()]);
     assert_eq!(twice, ScheduleError::AmbiguousName("w".to_owned()));
 }
+
+#[test]
+fn another_plan_of_the_same_steps_takes_over_between_two_of_them() {
+    let once = || vec![uses(&[0], true), uses(&[1], true)];
+    let early = vec![row(0, Move::Evict, 1, 0), row(0, Move::Prefetch, 1, 0)];
+    let mut machine = planned(20, &[10, 10], parts(2, once(), early));
+    out(&mut machine, 0);
+    assert_eq!(op(&mut machine, 1, &[reads(1)], 0), Progress::Ready);
+    machine.step_end();
+
+    let other = Schedule::new(parts(2, vec![uses(&[0], true), uses(&[0, 1], true)], vec![]));
+    assert!(!machine.exchange_schedule(Arc::new(other.unwrap())), "other steps");
+    let later = vec![row(1, Move::Evict, 0, 1)];
+    let later = Schedule::new(parts(2, once(), later)).unwrap();
+    assert!(machine.exchange_schedule(Arc::new(later)));
+    machine.step_begin();
+    assert!(machine.in_sync());
+    assert_eq!(op(&mut machine, 0, &[reads(0)], 0), Progress::Waiting, "it was out");
+    perform(&mut machine);
+    assert_eq!(machine.resume(), Progress::Ready);
+    let left = machine.state(id(1));
+    assert_eq!(left, Some(State::Evicted), "storages are known by the numbers of the plan before");
+}

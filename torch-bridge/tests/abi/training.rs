@@ -1,0 +1,69 @@
+//! Training steps as a framework without tensors runs them.
+use std::ffi::CString;
+
+use tidelog::abi::*;
+
+use tidelog_tests::abi::{Framework, last_error};
+
+pub(crate) const LAYERS: u32 = 8;
+
+/// Parameters that every step updates, activations made forward and used backward, more than fit.
+pub(crate) struct Training {
+    pub(crate) framework: Framework,
+    size: usize,
+    step: u32,
+}
+
+impl Training {
+    pub(crate) fn new(mut framework: Framework, size: usize) -> Self {
+        for layer in 0..LAYERS {
+            framework.make(layer, size, None);
+            framework.sync();
+            let name = CString::new(format!("layer.{layer}.weight")).unwrap();
+            // SAFETY: the name is NUL-terminated.
+            let named = unsafe { tide_session_name(framework.session, layer, 1, name.as_ptr()) };
+            assert_eq!(named, TIDE_READY);
+        }
+        Self { framework, size, step: 0 }
+    }
+
+    pub(crate) fn steps(&mut self, steps: u32) {
+        for _ in 0..steps {
+            self.step();
+        }
+    }
+
+    /// Runs steps until the session's figures are as wanted, and answers how many.
+    pub(crate) fn until(&mut self, most: u32, wanted: impl Fn(&serde_json::Value) -> bool) -> u32 {
+        for steps in 1..=most {
+            self.step();
+            if wanted(&self.framework.stats()) {
+                return steps;
+            }
+        }
+        panic!("not within {most} steps: {}", self.framework.stats());
+    }
+
+    fn step(&mut self) {
+        let (framework, size) = (&mut self.framework, self.size);
+        // Numbers within a step are its own, as Python keeps it.
+        let base = LAYERS + (self.step % 2) * LAYERS;
+        self.step += 1;
+        framework.step(1);
+        let mut index = 0;
+        for layer in 0..LAYERS {
+            let made = [(base + layer, size)];
+            let below = (layer > 0).then(|| (base + layer - 1, false));
+            let uses: Vec<_> = [(layer, false)].into_iter().chain(below).collect();
+            assert!(framework.op((index, "aten.mm", 7), &uses, &made), "{}", last_error());
+            index += 1;
+        }
+        for layer in (0..LAYERS).rev() {
+            let uses = [(layer, true), (base + layer, false)];
+            assert!(framework.op((index, "aten.mm_backward", 8), &uses, &[]), "{}", last_error());
+            framework.kill(base + layer);
+            index += 1;
+        }
+        framework.step(0);
+    }
+}
