@@ -29,7 +29,7 @@ fn pool(fake: &FakeGpu, chunks: u64, path: PathChoice) -> (Directory, Pool) {
     let options = OpenOptions {
         path,
         staging: ByteCount(chunks * UNIT.0),
-        depth: 4,
+        depth: Some(4),
         gpu: Some(Arc::new(StagedGpu(fake.gpu()))),
         ..OpenOptions::default()
     };
@@ -291,7 +291,7 @@ fn gpu_tensors_go_over_the_gds_path_too_which_has_locked_the_staging_memory_itse
     let options = OpenOptions {
         backend: Some(Arc::new(GdsBackend(gds))),
         staging: ByteCount(4 * UNIT.0),
-        depth: 4,
+        depth: Some(4),
         gpu: Some(Arc::new(StagedGpu(fake.gpu()))),
         ..OpenOptions::default()
     };
