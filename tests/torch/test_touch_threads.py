@@ -105,7 +105,8 @@ def test_another_thread_cannot_write_what_is_being_copied_out(pool, mover, write
         # Once it is here and at rest, the same write is free.
         world.tide._drive(world.tide._library.tide_session_settle(world.tide._sync()))
         while halfway.is_moving(tensor):
-            world.steps(1)
+            world.steps(1)  # which may have moved it out by its end
+            world.tide.restore(tensor)
         if write != "resize_":
             assert not isinstance(in_a_thread(lambda: WRITES[write](tensor)), Exception)
         world.steps(1)
