@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 
 use tidelog::abi::*;
 use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
-use tidelog_tests::abi::{Choices, Folder, Manners, STAGING, last_error, walk_session};
+use tidelog_tests::abi::{Choices, Folder, Manners, last_error, try_open_pool, walk_session};
 use tidelog_tests::machine::FakeGpu;
 
 const NAME: &std::ffi::CStr = c"layer.0.weight";
@@ -42,21 +42,7 @@ fn no_byte_is_lost_when_requests_come_twice_are_refused_or_misreported() {
 }
 
 fn open(folder: &Folder, gpu: u8) -> Result<u64, i32> {
-    let devices = folder.text();
-    let options = tide_pool_options {
-        size: size_of::<tide_pool_options>() as u64,
-        devices: devices.as_ptr(),
-        data_path: c"auto".as_ptr(),
-        staging: STAGING,
-        pool_size: 64 << 20,
-        share: 0,
-        buffered: 1,
-        gpu,
-    };
-    let mut pool = 0;
-    // SAFETY: the options' texts are NUL-terminated; the result is ours.
-    let status = unsafe { tide_pool_open(&raw const options, &raw mut pool) };
-    if status == TIDE_READY { Ok(pool) } else { Err(status) }
+    try_open_pool(folder, 64 << 20, gpu)
 }
 
 fn wait(ticket: u64) {

@@ -89,6 +89,12 @@ const POOL_SIZE: u64 = 32 << 20;
 
 /// Opens a pool in this folder, of files of `pool_size` bytes in all.
 pub fn open_pool(folder: &Folder, pool_size: u64) -> u64 {
+    let opened = try_open_pool(folder, pool_size, 0);
+    opened.unwrap_or_else(|status| panic!("status {status}: {}", last_error()))
+}
+
+/// As [`open_pool`], for a GPU too where `gpu` numbers one; the status where that is refused.
+pub fn try_open_pool(folder: &Folder, pool_size: u64, gpu: u8) -> Result<u64, i32> {
     let devices = folder.text();
     let options = tide_pool_options {
         size: size_of::<tide_pool_options>() as u64,
@@ -98,13 +104,12 @@ pub fn open_pool(folder: &Folder, pool_size: u64) -> u64 {
         pool_size,
         share: 0,
         buffered: 1,
-        gpu: 0,
+        gpu,
     };
     let mut pool = 0;
     // SAFETY: the options' texts are NUL-terminated; the result is ours.
     let opened = unsafe { tide_pool_open(&raw const options, &raw mut pool) };
-    assert_eq!(opened, TIDE_READY, "{}", last_error());
-    pool
+    if opened == TIDE_READY { Ok(pool) } else { Err(opened) }
 }
 
 fn name_of(kind: char, name: u64) -> CString {

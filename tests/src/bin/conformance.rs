@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use tidelog_engine::path::{DeviceSpec, PathKind};
-use tidelog_tests::conformance::{Failure, Fault, Noticed, ROWS, Stage, find};
+use tidelog_tests::conformance::{Failure, Fault, Noticed, ROWS, Stage, exit_code, find};
 
 /// Runs the same rows on whatever devices and data path are named, and prints one line for each. THE DEVICES LOSE
 /// WHAT THEY HOLD. With --begin, lets something happen to a device under load instead. Ends with 1 where a row
@@ -50,14 +50,7 @@ struct Arguments {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    match run(&arguments) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("tidelog-conformance: {error}");
-            ExitCode::from(2)
-        }
-    }
+    exit_code("tidelog-conformance", run(&arguments))
 }
 
 /// Whether all rows are as they must be.

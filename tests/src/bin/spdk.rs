@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::path::spdk::{Controller, EnvironmentOptions, Pages, configure};
-use tidelog_tests::conformance::Failure;
+use tidelog_tests::conformance::{Failure, exit_code};
 use tidelog_tests::machine::Watchdog;
 use tidelog_tests::spdk::{
     COMMAND_TIMEOUT, ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK, peer, placement,
@@ -77,14 +77,7 @@ enum Part {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    match run(&arguments) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("tidelog-spdk: {error}");
-            ExitCode::from(2)
-        }
-    }
+    exit_code("tidelog-spdk", run(&arguments))
 }
 
 /// Whether all rows are as they must be.

@@ -4,6 +4,7 @@
 mod fault;
 mod rows;
 
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use tidelog_engine::path::{Backend, DeviceSpec, PathChoice, PathKind};
@@ -17,6 +18,18 @@ pub use crate::victim::Failure;
 
 /// One thing that must be so: its name, and what shows it. Answers a fact worth printing.
 pub type Row = (&'static str, fn(&Stage) -> Result<String, Failure>);
+
+/// How a program ends whose rows were all as they must be, or not, or could not be run.
+pub fn exit_code(program: &str, all_well: Result<bool, Failure>) -> ExitCode {
+    match all_well {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{program}: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
 
 /// The devices, and the data path to reach them by.
 #[derive(Clone, Debug)]

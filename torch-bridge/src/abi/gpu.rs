@@ -2,12 +2,10 @@
 
 use std::ffi::{c_char, c_void};
 
-use tidelog_engine::layout::{LifetimeClass, TensorId};
 use tidelog_engine::memory::{Destination, GpuDestination, GpuEvent, GpuSource, Source};
-use tidelog_engine::pool::PutOptions;
 
-use super::pool::{POOLS, give_out, urgency};
-use super::{Failure, Status, boundary, check_length, check_result, text_argument};
+use super::pool::{POOLS, give_out, range_of, submit_get, submit_put};
+use super::{Failure, boundary, check_length, check_result, text_argument};
 
 /// As `tide_put`, from the memory of the GPU that the pool was opened for. The bytes are read once `after`, a `CUevent` recorded
 /// behind the kernels that make them, has happened; null: at once.
@@ -33,11 +31,7 @@ pub unsafe extern "C" fn tide_put_gpu(
         check_result(ticket, "ticket")?;
         // SAFETY: by this function's contract.
         let source = unsafe { GpuSource::new(address, length, GpuEvent::from_raw(after)) };
-        let (lifetime, urgency) = (LifetimeClass::Step, urgency(flags));
-        let options = PutOptions { lifetime, urgency, notify: None };
-        let submitted = pool
-            .put(TensorId::from_name(name), Source::Gpu(source), options)
-            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        let submitted = submit_put(&pool, name, Source::Gpu(source), flags)?;
         // SAFETY: by this function's contract.
         unsafe { give_out(submitted, ticket) }
     })
@@ -67,23 +61,13 @@ pub unsafe extern "C" fn tide_get_gpu(
         let pool = POOLS.get(pool)?;
         // SAFETY: by this function's contract.
         let name = unsafe { text_argument(name, "name") }?;
-        let end = offset
-            .checked_add(length)
-            .ok_or_else(|| Failure::invalid(format!("{length} bytes from {offset} overflow")))?;
+        let range = range_of(offset, length)?;
         let length = check_memory(address, length)?;
         check_result(ticket, "ticket")?;
         let (after, landed) = (GpuEvent::from_raw(after), GpuEvent::from_raw(landed));
         // SAFETY: by this function's contract.
         let destination = unsafe { GpuDestination::new(address, length, after, landed) };
-        let submitted = pool
-            .get(
-                TensorId::from_name(name),
-                offset..end,
-                Destination::Gpu(destination),
-                urgency(flags),
-                None,
-            )
-            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        let submitted = submit_get(&pool, name, range, Destination::Gpu(destination), flags)?;
         // SAFETY: by this function's contract.
         unsafe { give_out(submitted, ticket) }
     })

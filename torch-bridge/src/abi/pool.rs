@@ -1,6 +1,7 @@
 //! The tensor log itself, for frameworks that do their own residency: put, get, delete, commit.
 
 use std::ffi::{c_char, c_void};
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -116,11 +117,7 @@ pub unsafe extern "C" fn tide_put(
         // SAFETY: by this function's contract.
         let source = unsafe { source(address, length) }?;
         check_result(ticket, "ticket")?;
-        let options =
-            PutOptions { lifetime: LifetimeClass::Step, urgency: urgency(flags), notify: None };
-        let submitted = pool
-            .put(TensorId::from_name(name), source, options)
-            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        let submitted = submit_put(&pool, name, source, flags)?;
         // SAFETY: by this function's contract.
         unsafe { give_out(submitted, ticket) }
     })
@@ -147,22 +144,12 @@ pub unsafe extern "C" fn tide_get(
         if address.is_null() && length > 0 {
             return Err(Failure::invalid("address is a null pointer"));
         }
-        let end = offset
-            .checked_add(length)
-            .ok_or_else(|| Failure::invalid(format!("{length} bytes from {offset} overflow")))?;
+        let range = range_of(offset, length)?;
         let length = check_length(length)?;
         check_result(ticket, "ticket")?;
         // SAFETY: by this function's contract.
         let destination = unsafe { ForeignDestination::new(address.cast(), length) };
-        let submitted = pool
-            .get(
-                TensorId::from_name(name),
-                offset..end,
-                Destination::Foreign(destination),
-                urgency(flags),
-                None,
-            )
-            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        let submitted = submit_get(&pool, name, range, Destination::Foreign(destination), flags)?;
         // SAFETY: by this function's contract.
         unsafe { give_out(submitted, ticket) }
     })
@@ -329,7 +316,40 @@ fn with_batch(handle: u64, body: impl FnOnce(&mut Batch) -> Result<i32, Failure>
     })
 }
 
-pub(super) fn urgency(flags: u32) -> Urgency {
+/// Starts a put.
+pub(super) fn submit_put(
+    pool: &Pool,
+    name: &str,
+    source: Source,
+    flags: u32,
+) -> Result<Ticket, Failure> {
+    let options =
+        PutOptions { lifetime: LifetimeClass::Step, urgency: urgency(flags), notify: None };
+    pool.put(TensorId::from_name(name), source, options)
+        .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
+}
+
+/// Starts a get of the bytes `range`.
+pub(super) fn submit_get(
+    pool: &Pool,
+    name: &str,
+    range: Range<u64>,
+    destination: Destination,
+    flags: u32,
+) -> Result<Ticket, Failure> {
+    pool.get(TensorId::from_name(name), range, destination, urgency(flags), None)
+        .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
+}
+
+/// The `length` bytes from `offset`.
+pub(super) fn range_of(offset: u64, length: u64) -> Result<Range<u64>, Failure> {
+    let end = offset
+        .checked_add(length)
+        .ok_or_else(|| Failure::invalid(format!("{length} bytes from {offset} overflow")))?;
+    Ok(offset..end)
+}
+
+fn urgency(flags: u32) -> Urgency {
     if flags & TIDE_URGENT != 0 { Urgency::Urgent } else { Urgency::Ahead }
 }
 
