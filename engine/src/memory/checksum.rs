@@ -46,8 +46,8 @@ pub fn copy_with_checksum(from: &[u8], to: &mut [u8]) -> u32 {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod vector {
     use std::arch::x86_64::{
-        __m128i, __m512i, _mm_clmulepi64_si128, _mm_crc32_u64, _mm_cvtsi128_si64,
-        _mm_extract_epi64, _mm_set_epi64x, _mm_xor_si128, _mm512_broadcast_i32x4,
+        __m128i, __m512i, _MM_HINT_T0, _mm_clmulepi64_si128, _mm_crc32_u64, _mm_cvtsi128_si64,
+        _mm_extract_epi64, _mm_prefetch, _mm_set_epi64x, _mm_xor_si128, _mm512_broadcast_i32x4,
         _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32, _mm512_loadu_si512,
         _mm512_storeu_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
     };
@@ -55,6 +55,9 @@ mod vector {
     /// Bytes that are folded at a time: four vectors, so that a multiplication need not wait for the one before.
     pub(super) const STRIDE: usize = 4 * LINE;
     const LINE: usize = size_of::<__m512i>();
+    /// How far ahead of the folding memory is asked for: what a device has written lies beyond this core's caches, and
+    /// the processor's own prefetching ends at every page.
+    const PREFETCH: usize = 16 << 10;
 
     /// The polynomial of CRC32C, without its highest term.
     const POLYNOMIAL: u32 = 0x1EDC_6F41;
@@ -115,6 +118,11 @@ mod vector {
         let begin = _mm512_zextsi128_si512(_mm_set_epi64x(0, 0xFFFF_FFFF));
         sums[0] = _mm512_xor_si512(sums[0], begin);
         for at in (STRIDE..length).step_by(STRIDE) {
+            if at + PREFETCH < length {
+                for line in (at + PREFETCH..).step_by(LINE).take(STRIDE / LINE) {
+                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast());
+                }
+            }
             for (index, sum) in sums.iter_mut().enumerate() {
                 *sum = moved_onto(*sum, by_stride, line(at + index * LINE));
             }

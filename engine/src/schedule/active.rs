@@ -93,6 +93,8 @@ pub(super) struct Active {
     pub(super) queued: bool,
     /// Pieces on a device.
     pub(super) flying: usize,
+    /// Pieces that were read and not yet compared with their checksums.
+    pub(super) unchecked: usize,
     /// Pieces that are being copied from or to the GPU, or wait for their device afterwards.
     pub(super) copying: usize,
     /// The memory, where a GPU has it.
@@ -126,6 +128,7 @@ impl Active {
             next: 0,
             queued: false,
             flying: 0,
+            unchecked: 0,
             copying: 0,
             gpu: None,
             landed: None,
@@ -198,7 +201,7 @@ impl Active {
 
     /// Whether everything was begun and has come back.
     pub(super) fn is_over(&self) -> bool {
-        !self.has_more() && self.flying == 0 && self.copying == 0
+        !self.has_more() && self.flying == 0 && self.unchecked == 0 && self.copying == 0
     }
 
     /// Whether its pieces have to be copied from a GPU before anything else.
@@ -379,7 +382,7 @@ impl Active {
             _ => None,
         };
         let whole = self.parts.join();
-        (self.copying, self.gpu, self.landed) = (0, None, None);
+        (self.unchecked, self.copying, self.gpu, self.landed) = (0, 0, None, None);
         self.release();
         let memory = bytes.or_else(|| whole.or_else(|| self.copied.take()).map(Memory::Dma));
         let (bytes, matched) = (self.bytes, self.matched);

@@ -44,6 +44,8 @@ pub(super) struct Worker {
     urgent: VecDeque<u64>,
     ahead: VecDeque<u64>,
     flights: Flights,
+    /// Read, and not yet compared with their checksums.
+    unchecked: VecDeque<(Flight, DmaBuffer)>,
     chunks: Vec<DmaBuffer>,
     /// Chunks that are here or in flight. A path leaks those that a device which does not answer may still write.
     living: usize,
@@ -108,6 +110,7 @@ impl Worker {
             urgent: VecDeque::new(),
             ahead: VecDeque::new(),
             flights: Flights::new(depth, devices, options.depth),
+            unchecked: VecDeque::with_capacity(depth as usize),
             living: count,
             reserve: reserve_of(count),
             chunks,
@@ -134,17 +137,13 @@ impl Worker {
             self.obey();
             let moved = self.land() || moved;
             let moved = self.land_copies() || self.on_gpu.is_copying() || moved;
-            let begun = self.begin_some();
-            let moved = moved || begun != Begun::Nothing;
-            self.mailbox.baton().inspect(|baton| baton.went_round(moved));
-            match begun {
-                Begun::Heavy | Begun::Light => match self.path.ring() {
-                    Ok(()) => continue,
-                    Err(error) => return self.die(&error),
-                },
-                Begun::Nothing => {}
+            let begun = self.begin_some() != Begun::Nothing;
+            if begun && let Err(error) = self.path.ring() {
+                return self.die(&error);
             }
-            if in_turns {
+            let busy = self.check_some() || begun;
+            self.mailbox.baton().inspect(|baton| baton.went_round(moved || busy));
+            if busy || in_turns {
                 continue;
             }
             let left = last_moment.map(|end| end.saturating_duration_since(Instant::now()));
@@ -355,13 +354,57 @@ impl Worker {
         let piece = active.pieces[flight.piece];
         let counters = &self.counters[usize::from(piece.device.0)];
         counters.ended(active.job.kind(), piece.extent().length.0, result.is_err());
-        let failure = match result {
-            Ok(()) => buffer.as_ref().and_then(|chunk| active.mismatch(flight.piece, chunk)),
-            Err(error) => {
-                let (tensor_offset, about) = (piece.tensor_offset, Box::default());
-                Some(TransferError::Device { tensor_offset, error, about })
+        match (result, buffer) {
+            (Ok(()), Some(chunk)) if piece.checksum.is_some() && active.wants_bytes() => {
+                active.unchecked += 1;
+                self.unchecked.push_back((flight, chunk));
             }
+            (Ok(()), buffer) => self.take_in(flight, None, buffer),
+            (Err(error), buffer) => {
+                let (tensor_offset, about) = (piece.tensor_offset, Box::default());
+                let failure = TransferError::Device { tensor_offset, error, about };
+                self.take_in(flight, Some(failure), buffer);
+            }
+        }
+    }
+
+    /// Compares what was read with its checksums, some of it, so that devices are given new work in between; answers
+    /// whether there was any.
+    fn check_some(&mut self) -> bool {
+        /// A piece that is longer than all of this is checked whole.
+        const BYTES: usize = 256 << 10;
+        let mut left = BYTES;
+        let some = !self.unchecked.is_empty();
+        while left > 0
+            && let Some((flight, chunk)) = self.unchecked.pop_front()
+        {
+            left = left.saturating_sub(chunk.len());
+            self.check(flight, chunk);
+        }
+        some
+    }
+
+    fn check(&mut self, flight: Flight, chunk: DmaBuffer) {
+        let Some(active) = self.transfers.get_mut(&flight.transfer) else {
+            return self.chunks.push(chunk);
         };
+        active.unchecked -= 1;
+        let failure = active.mismatch(flight.piece, &chunk);
+        self.take_in(flight, failure, Some(chunk));
+    }
+
+    /// A piece has come back, checked where that is to be, or has failed.
+    fn take_in(
+        &mut self,
+        flight: Flight,
+        failure: Option<TransferError>,
+        buffer: Option<DmaBuffer>,
+    ) {
+        let Some(active) = self.transfers.get_mut(&flight.transfer) else {
+            return self.chunks.extend(buffer);
+        };
+        let piece = active.pieces[flight.piece];
+        let counters = &self.counters[usize::from(piece.device.0)];
         match (failure, buffer) {
             // A flip on the way to us does not repeat, nor does every error; rot on the medium does.
             (Some(failure), Some(chunk))
@@ -472,6 +515,8 @@ impl Worker {
                 self.settle(id);
             }
         }
+        // Nobody wants their bytes any more.
+        while self.check_some() {}
     }
 }
 

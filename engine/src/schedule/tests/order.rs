@@ -139,3 +139,49 @@ fn the_finish_runs_before_the_ticket_turns_ready_and_before_the_queue_is_told() 
     ticket.wait().unwrap();
     assert_eq!(queue.wait_pop(SOON).unwrap().0, 1);
 }
+
+/// Round by round, so that it is cancelled in each state that it goes through: on its device, read and not yet checked,
+/// checked in part.
+#[test]
+fn a_read_cancelled_in_whatever_state_ends_once_and_leaves_nothing_behind() {
+    const LENGTH: usize = 24 * CHUNK as usize;
+    let disks = disks(2);
+    let chunk = ByteCount(u64::from(CHUNK));
+    let options = ReactorOptions {
+        staging: ByteCount(chunk.0 * 24),
+        chunk,
+        stepped: true,
+        ..ReactorOptions::default()
+    };
+    let reactor = Reactor::start(Box::new(SimDisks(disks)), options).unwrap();
+    let tensor = bytes(LENGTH, 3);
+    let pieces = write(&reactor, &tensor, &striped(LENGTH, 2, 0));
+    let mut ended_as = (0, 0);
+    for rounds in 0.. {
+        let ticket = read_ticket(&reactor, LENGTH, &pieces);
+        for _ in 0..rounds {
+            reactor.step(1);
+        }
+        let was_over = ticket.poll().is_some();
+        ticket.cancel();
+        match ticket.wait() {
+            Err(TransferError::Cancelled) => ended_as.0 += 1,
+            Ok(done) => {
+                assert_eq!(done.bytes, LENGTH as u64);
+                ended_as.1 += 1;
+            }
+            Err(other) => panic!("after {rounds} rounds: {other}"),
+        }
+        assert!(ticket.released());
+        assert_eq!(read(&reactor, LENGTH, &pieces).unwrap(), tensor, "after {rounds} rounds");
+        if was_over {
+            break;
+        }
+    }
+    assert!(ended_as.0 > 3 && ended_as.1 > 0, "cancelled and too late: {ended_as:?}");
+    // Closed with pieces unchecked: it ends all the same.
+    let left = read_ticket(&reactor, LENGTH, &pieces);
+    reactor.step(2);
+    assert_eq!(reactor.close(), Ok(()));
+    assert_eq!(left.wait().unwrap().bytes, LENGTH as u64);
+}
