@@ -378,6 +378,11 @@ pub(super) fn find_twins(specs: &[DeviceSpec]) -> Option<(String, String)> {
 pub(super) struct Members(pub(super) Vec<Member>);
 
 impl Members {
+    /// Whether the kernel drives them all.
+    pub(super) fn are_of_the_kernel(&self) -> bool {
+        self.0.iter().all(|member| matches!(member, Member::File { .. }))
+    }
+
     /// What opens the data path to all of them.
     pub(super) fn provider(
         &self,

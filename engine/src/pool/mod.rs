@@ -76,7 +76,7 @@ use crate::log::{Contents, RemoveError, SpaceUse, StripeMap, Version};
 use crate::memory::{Destination, DmaBuffer, Source, process};
 use crate::path::DeviceSpec;
 use crate::path::sim::SimDisk;
-use crate::schedule::{Finish, Notify, Reactor, Ticket, Transfer, Urgency};
+use crate::schedule::{Finish, Notify, Piece, Reactor, Ticket, Transfer, Urgency};
 use commit::Commits;
 use devices::Members;
 use held::Reading;
@@ -215,9 +215,9 @@ impl Pool {
         if found != needed {
             return Err(GetError::Memory { id, found, needed });
         }
-        let mut pieces = reactor.pieces();
         let subject = reading.subject().from_byte(range.start);
-        pieces.extend(pieces::of_range(&self.0.stripes, entry, range, self.0.verify_reads));
+        let of_range = pieces::of_range(&self.0.stripes, entry, range, self.0.verify_reads);
+        let (reactor, pieces) = reader_and_list(reactor, of_range);
         let transfer = Transfer::Read { destination, pieces };
         let finish = Finish::new(move |_| drop(reading));
         Ok(reactor.submit_about(subject, transfer, urgency, notify, finish)?)
@@ -239,8 +239,8 @@ impl Pool {
             let (found, needed) = (source.len() as u64, entry.length);
             return Err(GetError::Memory { id, found, needed });
         }
-        let mut pieces = reactor.pieces();
-        pieces.extend(pieces::of_range(&self.0.stripes, entry, 0..entry.length, true));
+        let of_range = pieces::of_range(&self.0.stripes, entry, 0..entry.length, true);
+        let (reactor, pieces) = reader_and_list(reactor, of_range);
         let transfer = Transfer::Verify { source, pieces };
         Ok(reactor.submit(transfer, Urgency::Ahead, notify, Finish::nothing())?)
     }
@@ -333,6 +333,18 @@ impl Pool {
         self.check_fork()?;
         Ok(self.0.reactor.read().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+/// Who is to read these pieces, and their list, which is one of its own.
+fn reader_and_list(
+    reactor: &Reactor,
+    pieces: impl Iterator<Item = Piece>,
+) -> (&Reactor, Vec<Piece>) {
+    let mut pieces = pieces.peekable();
+    let reader = pieces.peek().map_or(reactor, |first| reactor.reader(first.device));
+    let mut list = reader.pieces();
+    list.extend(pieces);
+    (reader, list)
 }
 
 impl Inner {

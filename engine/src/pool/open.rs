@@ -1,5 +1,6 @@
 //! Opening a share of a pool: locks, superblocks, data path, recovery, in this order.
 
+use std::num::NonZero;
 use std::sync::atomic::AtomicU64;
 
 use super::devices::{Member, MemberError, Members, find_twins};
@@ -88,13 +89,17 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         })?;
     }
     let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
-    let reactor = Reactor::start(
-        members.provider(options.path, options.backend.as_deref(), mode)?,
+    let provider = || members.provider(options.path, options.backend.as_deref(), mode);
+    let chunk = ByteCount(geometry.stripe_unit);
+    let readers = readers(&members, chunk, options);
+    let reactor = Reactor::start_with_readers(
+        provider()?,
+        (0..readers).map(|_| provider()).collect::<Result<_, _>>()?,
         ReactorOptions {
             staging: options.staging,
             buffers: options.buffers,
             gpu: options.gpu.clone(),
-            chunk: ByteCount(geometry.stripe_unit),
+            chunk,
             depth: options.depth.or(calibrated).unwrap_or(ReactorOptions::default().depth),
             huge_pages: options.huge_pages,
             stepped: options.stepped,
@@ -149,6 +154,23 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         repaired_superblocks,
         metadata_written,
     })
+}
+
+/// How many threads are to read besides the reactor's: one for each device at most, which is worth it on devices of
+/// the kernel, whose data path may be opened several times.
+fn readers(members: &Members, chunk: ByteCount, options: &OpenOptions) -> usize {
+    /// Threads in all. Four cores compare more with checksums than a machine's SSDs read.
+    const THREADS_MAX: usize = 4;
+    /// Chunks of staging memory for each, so that its devices do not wait for them.
+    const CHUNKS: u64 = 8;
+    let alone = options.stepped || options.backend.is_some() || options.gpu.is_some();
+    if alone || !members.are_of_the_kernel() {
+        return 0;
+    }
+    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let by_staging = (options.staging.0 / chunk.0 / CHUNKS) as usize;
+    let threads = members.0.len().min(processors).min(by_staging).min(THREADS_MAX);
+    threads.saturating_sub(1)
 }
 
 /// A damaged copy of a superblock: the device's place and which copy.

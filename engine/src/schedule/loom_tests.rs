@@ -19,7 +19,7 @@ use super::options::{ReactorOptions, SubmitError};
 use super::subject::Subject;
 use super::ticket::{Memory, Ticket, TicketShared};
 use super::transfer::{Done, Outcome, Piece, TransferError, Urgency};
-use super::worker::Worker;
+use super::worker::{Staging, Worker};
 use crate::memory::{Destination, Source};
 use crate::path::Waker;
 use crate::path::sim::{SimDisk, SimDisks};
@@ -67,7 +67,9 @@ impl Running {
         let (sender, receiver) = mpsc::channel();
         let thread = thread::spawn(move || {
             let disks = SimDisks(vec![SimDisk::new(ByteCount::mib(1))]);
-            let (worker, started) = Worker::open(Box::new(disks), options).unwrap();
+            let (worker, started) =
+                Worker::open(Box::new(disks), options, Staging { threads: 1, memory: None })
+                    .unwrap();
             sender.send(started.mailbox).unwrap();
             worker.run()
         });

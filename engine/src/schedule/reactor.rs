@@ -12,18 +12,20 @@ use super::subject::Subject;
 use super::submitter::Submitter;
 use super::ticket::Ticket;
 use super::transfer::{Piece, Transfer, Urgency};
-use super::worker::{Started, Worker};
+use super::worker::{Staging, Started, Worker};
 use crate::memory::{Destination, DmaBuffer, DmaPool};
 use crate::path::{Capabilities, Extent, PathProvider};
 use crate::units::{ByteCount, DeviceIndex};
 
-/// One thread that moves transfers between memory and a group of devices.
+/// One thread that moves transfers between memory and a group of devices; and others, if it was given any, to which
+/// reads may be given, too.
 pub struct Reactor {
     submitter: Submitter,
     thread: Option<JoinHandle<usize>>,
     base: ReactorStats,
     counters: Arc<[DeviceCounters]>,
     memory: DmaPool,
+    readers: Vec<Reactor>,
 }
 
 impl Reactor {
@@ -32,12 +34,40 @@ impl Reactor {
         provider: Box<dyn PathProvider>,
         options: ReactorOptions,
     ) -> Result<Self, StartError> {
+        Self::start_one(provider, options, Staging { threads: 1, memory: None })
+    }
+
+    /// As [`Self::start`], with one more thread for each of `readers`, which open data paths to the same devices. The
+    /// staging memory is shared alike.
+    ///
+    /// What a device has read lies in the caches of the core that moved it, or that the device's interrupt went to, and
+    /// comparing it with its checksum there costs a fraction; and one core compares no more than it can read.
+    pub fn start_with_readers(
+        provider: Box<dyn PathProvider>,
+        readers: Vec<Box<dyn PathProvider>>,
+        options: ReactorOptions,
+    ) -> Result<Self, StartError> {
+        let threads = readers.len() + 1;
+        let staging = |memory| Staging { threads, memory };
+        let mut first = Self::start_one(provider, options.clone(), staging(None))?;
+        for provider in readers {
+            let memory = staging(Some(first.memory.clone()));
+            first.readers.push(Self::start_one(provider, options.clone(), memory)?);
+        }
+        Ok(first)
+    }
+
+    fn start_one(
+        provider: Box<dyn PathProvider>,
+        options: ReactorOptions,
+        staging: Staging,
+    ) -> Result<Self, StartError> {
         options.check()?;
         let chunk = options.chunk;
         let (answer, started) = mpsc::sync_channel::<Result<Started, StartError>>(1);
         let thread = std::thread::Builder::new()
             .name("tidelog-reactor".into())
-            .spawn(move || match Worker::open(provider, options) {
+            .spawn(move || match Worker::open(provider, options, staging) {
                 Ok((worker, facts)) => {
                     let heard = answer.send(Ok(facts)).is_ok();
                     if heard { worker.run() } else { 0 }
@@ -53,7 +83,14 @@ impl Reactor {
         let Started { mailbox, stats, counters, memory } = started.recv().map_err(|_| gone())??;
         let capabilities = Arc::new(stats.capabilities.clone());
         let submitter = Submitter::new(mailbox, capabilities, chunk);
-        Ok(Self { submitter, thread: Some(thread), base: stats, counters, memory })
+        let (thread, readers) = (Some(thread), Vec::new());
+        Ok(Self { submitter, thread, base: stats, counters, memory, readers })
+    }
+
+    /// Who had best read, or verify, what begins on this device: always the same one.
+    pub fn reader(&self, device: DeviceIndex) -> &Self {
+        let threads = self.readers.len() + 1;
+        (usize::from(device.0) % threads).checked_sub(1).map_or(self, |other| &self.readers[other])
     }
 
     /// What the data path can do.
@@ -84,8 +121,14 @@ impl Reactor {
 
     /// What the reactor is made of and what it has done.
     pub fn stats(&self) -> ReactorStats {
-        let devices = self.counters.iter().map(DeviceCounters::snapshot).collect();
-        ReactorStats { devices, ..self.base.clone() }
+        let mut devices: Vec<_> = self.counters.iter().map(DeviceCounters::snapshot).collect();
+        for reader in &self.readers {
+            devices
+                .iter_mut()
+                .zip(reader.counters.iter())
+                .for_each(|(all, some)| *all += some.snapshot());
+        }
+        ReactorStats { devices, readers: self.readers.len(), ..self.base.clone() }
     }
 
     /// Takes a transfer. `finish` runs on the reactor thread at its end, then the ticket turns ready,
@@ -207,19 +250,20 @@ impl Reactor {
     }
 
     fn stop(&mut self) -> usize {
-        let Some(thread) = self.thread.take() else { return 0 };
+        let reading: usize = self.readers.iter_mut().map(Self::stop).sum();
+        let Some(thread) = self.thread.take() else { return reading };
         if self.submitter.mailbox.is_forked() {
             // The thread is the parent's; here there is nothing to join.
             std::mem::forget(thread);
-            return 0;
+            return reading;
         }
         self.submitter.mailbox.close("it was closed");
         if thread.thread().id() == std::thread::current().id() {
             // Dropped inside a `Finish`: the thread ends once that returns.
-            return 0;
+            return reading;
         }
         // A reactor that panicked has failed every ticket on its way out.
-        thread.join().unwrap_or(0)
+        reading + thread.join().unwrap_or(0)
     }
 
     /// The pieces of `length` bytes at `offset` of one device.

@@ -1,5 +1,6 @@
 //! What a reactor counts.
 
+use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::memory::Backing;
@@ -21,6 +22,8 @@ pub struct ReactorStats {
     pub backing_why: String,
     /// The GPU whose memory transfers may name, if there is one.
     pub gpu: Option<GpuStats>,
+    /// Threads that read besides the reactor's own.
+    pub readers: usize,
     /// The devices, by index.
     pub devices: Vec<DeviceStats>,
 }
@@ -53,6 +56,30 @@ pub struct DeviceStats {
     pub checksum_retries: u64,
     /// Reads whose checksum did not match the second time either.
     pub checksum_failures: u64,
+}
+
+impl AddAssign for DeviceStats {
+    fn add_assign(&mut self, other: Self) {
+        // Taken apart, so that a counter that is new is not forgotten.
+        let Self {
+            reads,
+            writes,
+            flushes,
+            bytes_read,
+            bytes_written,
+            errors,
+            checksum_retries,
+            checksum_failures,
+        } = other;
+        self.reads += reads;
+        self.writes += writes;
+        self.flushes += flushes;
+        self.bytes_read += bytes_read;
+        self.bytes_written += bytes_written;
+        self.errors += errors;
+        self.checksum_retries += checksum_retries;
+        self.checksum_failures += checksum_failures;
+    }
 }
 
 /// One device's counters; the reactor thread adds, anybody reads.

@@ -30,6 +30,14 @@ pub(super) struct Started {
     pub(super) memory: DmaPool,
 }
 
+/// Where a worker's staging memory comes from.
+pub(super) struct Staging {
+    /// So many threads share it alike.
+    pub(super) threads: usize,
+    /// Where it has been mapped already.
+    pub(super) memory: Option<DmaPool>,
+}
+
 /// Everything the reactor thread owns. Fields drop in this order: when the thread panics, nothing more is taken,
 /// then transfers end before the path, which leaks what devices may still touch.
 pub(super) struct Worker {
@@ -74,15 +82,22 @@ impl Worker {
     pub(super) fn open(
         provider: Box<dyn PathProvider>,
         options: ReactorOptions,
+        staging: Staging,
     ) -> Result<(Self, Started), StartError> {
         let opened = provider.open(options.depth)?;
         let mut path = opened.path;
         let chunk = options.chunk.0;
-        let count = (options.staging.0 / chunk) as usize;
-        // In one mapping with what callers get, as a ring registers its memory once.
-        let memory = ByteCount(count as u64 * chunk + options.buffers.0);
-        let memory = path.allocate(memory, options.huge_pages)?;
+        let all = (options.staging.0 / chunk) as usize;
+        let memory = match staging.memory {
+            Some(memory) => memory,
+            None => {
+                // In one mapping with what callers get, as a ring registers its memory once.
+                let bytes = ByteCount(all as u64 * chunk + options.buffers.0);
+                path.allocate(bytes, options.huge_pages)?
+            }
+        };
         path.register(&memory);
+        let count = all / staging.threads;
         let chunks: Vec<DmaBuffer> =
             std::iter::from_fn(|| memory.take(chunk as usize)).take(count).collect();
         let (on_gpu, gpu) = OnGpu::open(&options, count, &memory)?;
@@ -99,6 +114,7 @@ impl Worker {
             backing: memory.backing(),
             backing_why: memory.why().to_owned(),
             gpu,
+            readers: 0,
             devices: Vec::new(),
         };
         let worker = Self {
