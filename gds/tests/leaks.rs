@@ -6,7 +6,7 @@ mod common;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use common::{device, finish, small};
+use common::{device, finish, on_gpu, small};
 use tidelog_engine::memory::DmaPool;
 use tidelog_engine::path::{Action, Backend, Extent, Operation, Status};
 use tidelog_engine::units::{ByteCount, DeviceIndex};
@@ -27,10 +27,6 @@ fn read(queue: &mut Queue, length: usize, end: End) {
 
 fn host(memory: &mut [u8]) -> End {
     End::Host(NonNull::new(memory.as_mut_ptr()).unwrap())
-}
-
-fn on_gpu(memory: &DeviceMemory) -> End {
-    End::Device { pointer: memory.base(), after: None, landed: None }
 }
 
 #[test]
@@ -63,7 +59,7 @@ fn memory_in_place_that_an_ssd_may_still_write_is_never_answered_for() {
     // SAFETY: dropped after the queue.
     unsafe { queue.register(region.base(), region.len()) }.unwrap();
     fake.plan("read", 0, libc::ETIMEDOUT, 1);
-    read(&mut queue, BLOCK, on_gpu(&region));
+    read(&mut queue, BLOCK, on_gpu(region.base(), BLOCK, None));
     for _ in 0..10_000 {
         queue.advance().unwrap();
         assert_eq!(queue.answers().count(), 0);
