@@ -658,6 +658,7 @@ Answer cuFileBatchIOGetStatus(struct Batch *batch, unsigned min, unsigned *count
         it->cookie = t->cookie;
         if (batch->cancelled && chance() % 2) { it->status = 8; it->moved = 0; }
         else if (failure == -1) { it->status = 0x10; it->moved = t->length / 2 / 4096 * 4096; }
+        else if (failure == -2) { it->moved = move(t); it->status = 0x10; near(t->memory)[0] ^= 1; } /* a flip on the way */
         else if (failure == ETIMEDOUT) { it->status = 0x20; it->moved = 0; }
         else if (failure) { it->status = 0x40; it->moved = -failure; }
         else { it->moved = move(t); it->status = it->moved < 0 ? 0x40 : 0x10; }

@@ -6,7 +6,6 @@
 
 mod common;
 
-use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,12 +30,8 @@ fn gpu(test: &str) -> Option<Arc<Gpu>> {
     found.map_err(|why| skip(test, &why.to_string())).ok()
 }
 
-fn named_library() -> Option<PathBuf> {
-    std::env::var_os("TIDELOG_CUFILE").map(PathBuf::from)
-}
-
 fn cufile(test: &str) -> Option<Arc<Driver>> {
-    let library = Library::open(named_library().as_deref()).map_err(|why| why.to_string());
+    let library = Library::open(None).map_err(|why| why.to_string());
     let driver = library.and_then(|library| {
         // Compat by name: that it works at all is shown everywhere; which mode it is, is told.
         Driver::open(library, Compat::Named).map_err(|why| why.to_string())
@@ -50,7 +45,7 @@ fn pattern(length: usize) -> Vec<u8> {
 
 #[test]
 fn the_cufile_that_is_installed_has_every_function() {
-    match Library::open(named_library().as_deref()) {
+    match Library::open(None) {
         Ok(library) => {
             assert_eq!(library.missing(), [""; 0], "{}", library.path().display());
             println!("FACT cuFile {:?} at {}", library.version(), library.path().display());
@@ -287,8 +282,7 @@ fn the_engine_conforms_by_way_of_the_gpu() {
     let (Some(_), Some(_)) = (gpu(test), cufile(test)) else { return };
     let directory = Directory::new("gpu-conformance").unwrap();
     let files = ["a", "b"].map(|name| directory.sparse_file(name, 64 << 20).unwrap());
-    let options =
-        GdsOptions { library: named_library(), compat: Compat::Named, ..GdsOptions::default() };
+    let options = GdsOptions { compat: Compat::Named, ..GdsOptions::default() };
     let backend = Arc::new(GdsBackend(options));
     let specs = files.iter().map(DeviceSpec::new).collect();
     let stage = Stage {

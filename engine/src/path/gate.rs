@@ -87,11 +87,12 @@ fn check_extent(device: &DeviceCapabilities, operation: &Operation) -> Result<()
         Action::ReadToPeer(buffer) | Action::WriteFromPeer { buffer, .. } => {
             check_length(buffer.len(), extent)
         }
-        Action::ReadToGpu(memory) => check_slice(memory, extent),
         Action::WriteFromGpu { memory, .. } if memory.held() != (0..memory.checked()) => {
             Err(Refusal::Invalid("what is written is not what is checked"))
         }
-        Action::WriteFromGpu { memory, .. } => check_slice(memory, extent),
+        Action::ReadToGpu(memory) | Action::WriteFromGpu { memory, .. } => {
+            check_slice(memory, extent)
+        }
         Action::Deallocate if !device.deallocate => {
             Err(Refusal::Invalid("only block devices are deallocated, never files"))
         }

@@ -97,10 +97,10 @@ pub(super) struct Active {
     pub(super) unchecked: usize,
     /// Pieces that are being copied from or to the GPU, or wait for their device afterwards.
     pub(super) copying: usize,
-    /// The memory, where a GPU has it.
+    /// The memory, where a GPU has it and copies from or to it.
     pub(super) gpu: Option<GpuRange>,
-    /// Whether the data path reads or writes that memory itself.
-    pub(super) reached: bool,
+    /// The memory, where a GPU has it and the data path reads or writes it itself.
+    reached: Option<GpuRange>,
     /// What happens when a read's bytes are there, if the read does not wait for that.
     pub(super) landed: Option<GpuEvent>,
     /// The memory, where devices read or write it themselves.
@@ -133,7 +133,7 @@ impl Active {
             unchecked: 0,
             copying: 0,
             gpu: None,
-            reached: false,
+            reached: None,
             landed: None,
             parts: Parts::default(),
             copied: None,
@@ -160,7 +160,7 @@ impl Active {
             None => self.shared = Arc::new(shared),
         }
         (self.gpu, self.landed) = job.on_gpu();
-        self.reached = false;
+        self.reached = None;
         job.cut(&pieces, &mut self.parts);
         self.checksums.clear();
         if matches!(job, Job::Write { .. }) {
@@ -218,11 +218,23 @@ impl Active {
         self.gpu.is_some() && self.wants_bytes()
     }
 
+    /// Has the data path read or write the memory itself, if a GPU has it and any device is to.
+    pub(super) fn reach_gpu(&mut self) {
+        if !matches!(self.job, Job::Verify { .. }) {
+            self.reached = self.gpu.take();
+        }
+    }
+
+    /// Whether the data path reads or writes a GPU's memory itself.
+    pub(super) fn is_reached(&self) -> bool {
+        self.reached.is_some()
+    }
+
     /// What its device is to do with a piece of the GPU's memory.
     pub(super) fn reach(&self, piece: Piece) -> Option<Action> {
         let Window { skip, take } = piece.wanted();
         let start = piece.tensor_offset as usize;
-        let memory = self.gpu?.slice(start, skip..skip + take, piece.length);
+        let memory = self.reached?.slice(start, skip..skip + take, piece.length);
         match self.job {
             Job::Write { fua, .. } => Some(Action::WriteFromGpu { memory, fua }),
             Job::Read { .. } => Some(Action::ReadToGpu(memory)),
@@ -356,7 +368,7 @@ impl Active {
     pub(super) fn landed(&mut self, piece: usize, chunk: Option<&DmaBuffer>) {
         let piece = self.pieces[piece];
         let wanted = piece.wanted();
-        if (self.parts.are_there() || self.reached) && self.wants_bytes() {
+        if (self.parts.are_there() || self.is_reached()) && self.wants_bytes() {
             self.bytes += u64::from(wanted.take);
             return;
         }
@@ -398,7 +410,7 @@ impl Active {
             Job::WriteZeroes | Job::Flush | Job::Deallocate => None,
         };
         self.copied = self.copied.take().or(dma);
-        let with_devices = self.parts.are_there() || (self.reached && self.flying > 0);
+        let with_devices = self.parts.are_there() || (self.is_reached() && self.flying > 0);
         if !with_devices && self.copying == 0 && self.landed.is_none() {
             self.shared.release();
         }

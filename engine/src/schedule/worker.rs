@@ -195,7 +195,9 @@ impl Worker {
         }
         let id = active.id();
         active.queued = true;
-        active.reached = self.on_gpu.is_reached(&active);
+        if self.on_gpu.is_reached() {
+            active.reach_gpu();
+        }
         match active.urgency {
             Urgency::Urgent => self.urgent.push_back(id),
             Urgency::Ahead => self.ahead.push_back(id),
@@ -227,7 +229,7 @@ impl Worker {
             remove(&mut self.ahead, id);
             return Begun::Light;
         };
-        if active.reached {
+        if active.is_reached() {
             return self.begin_reached(id);
         }
         if active.reads_gpu() {
@@ -353,7 +355,7 @@ impl Worker {
         let piece = active.pieces[flight.piece];
         let counters = &self.counters[usize::from(piece.device.0)];
         counters.ended(active.job.kind(), piece.extent().length.0, result.is_err());
-        if active.reached {
+        if active.is_reached() {
             return self.land_reached(flight, piece, checksum, result);
         }
         let moves_bytes = matches!(active.job, Job::Write { .. } | Job::Read { .. });

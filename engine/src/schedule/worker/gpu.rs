@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::{Begun, Flight, Worker, may_read_again, reserve_of};
 use crate::memory::{Copies, DmaBuffer, DmaPool, Ended, GpuDirection, GpuError, GpuEvent};
 use crate::path::{Action, DataPath, DeviceError, Feature};
-use crate::schedule::active::{Active, Job};
+use crate::schedule::active::Job;
 use crate::schedule::options::ReactorOptions;
 use crate::schedule::stats::GpuStats;
 use crate::schedule::transfer::{Piece, TransferError};
@@ -62,9 +62,9 @@ impl OnGpu {
         Ok((Self { copies, reached, ready: VecDeque::with_capacity(chunks) }, Some(stats)))
     }
 
-    /// Whether the data path reads or writes a transfer's memory on the GPU itself.
-    pub(super) fn is_reached(&self, active: &Active) -> bool {
-        self.reached && active.gpu.is_some() && !matches!(active.job, Job::Verify { .. })
+    /// Whether the data path reads and writes the GPU's memory itself.
+    pub(super) fn is_reached(&self) -> bool {
+        self.reached
     }
 
     /// Whether copies are under way.
