@@ -13,7 +13,7 @@ use std::time::Instant;
 use common::on_gpu;
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::{Destination, GpuDestination, GpuSource, Source};
-use tidelog_engine::path::{Device, DeviceSpec, OpenMode};
+use tidelog_engine::path::{Backend, Device, DeviceSpec, OpenMode};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
 use tidelog_engine::schedule::{Ticket, Urgency};
 use tidelog_engine::units::{ByteCount, DeviceIndex};
@@ -169,24 +169,38 @@ fn tensors_on_the_gpu_go_to_a_file_and_come_back() {
 #[test]
 fn tensors_on_the_gpu_go_through_the_log_and_come_back() {
     let test = "tensors_on_the_gpu_go_through_the_log_and_come_back";
+    let Some(gpu) = gpu(test) else { return };
+    // Where a file system has no O_DIRECT the bytes are still right; which path it was is told.
+    through_the_log(&gpu, &OpenOptions { buffered: true, ..OpenOptions::default() });
+}
+
+#[test]
+fn tensors_on_the_gpu_go_through_the_log_by_cufile_and_come_back() {
+    let test = "tensors_on_the_gpu_go_through_the_log_by_cufile_and_come_back";
+    let (Some(gpu), Some(_)) = (gpu(test), cufile(test)) else { return };
+    let queue = QueueOptions { staging: ByteCount::mib(64), ..QueueOptions::default() };
+    let gds = GdsOptions { compat: Compat::Named, queue, ..GdsOptions::default() };
+    let backend: Option<Arc<dyn Backend>> = Some(Arc::new(GdsBackend(gds)));
+    through_the_log(&gpu, &OpenOptions { backend, ..OpenOptions::default() });
+}
+
+/// Tensors to a pool and back, with the GPU's own word on their checksums.
+fn through_the_log(gpu: &Arc<Gpu>, options: &OpenOptions) {
     const TENSORS: usize = 16;
     const BYTES: usize = 64 << 20;
-    let Some(gpu) = gpu(test) else { return };
     let directory = Directory::new("gpu-log").unwrap();
     let file = [DeviceSpec::new(directory.path().join("a"))];
     let size = Some(ByteCount((3 * TENSORS * BYTES) as u64));
     Pool::format(&file, &FormatOptions { device_size: size, ..FormatOptions::default() }).unwrap();
     let options = OpenOptions {
         staging: ByteCount::mib(64),
-        gpu: Some(Arc::new(StagedGpu(Arc::clone(&gpu)))),
-        // Where a file system has no O_DIRECT the bytes are still right; which path it was is told.
-        buffered: true,
-        ..OpenOptions::default()
+        gpu: Some(Arc::new(StagedGpu(Arc::clone(gpu)))),
+        ..options.clone()
     };
     let pool = Pool::open(&file, &options).unwrap();
     let bytes = pattern(BYTES);
     let mut memories: Vec<DeviceMemory> =
-        (0..TENSORS).map(|_| DeviceMemory::new(&gpu, BYTES).unwrap()).collect();
+        (0..TENSORS).map(|_| DeviceMemory::new(gpu, BYTES).unwrap()).collect();
     let id = |number: usize| TensorId::from_name(&format!("tensor {number}"));
     let copied = timed(|| {
         for memory in &mut memories {
@@ -229,17 +243,28 @@ fn tensors_on_the_gpu_go_through_the_log_and_come_back() {
         memory.read(0, &mut found).unwrap();
         assert!(found == bytes, "other bytes came back to the GPU");
     }
+    let verified = timed(|| {
+        for (number, memory) in memories.iter().enumerate() {
+            // SAFETY: as above.
+            let source = Source::Gpu(unsafe { GpuSource::new(memory.base().0, BYTES, None) });
+            assert!(pool.verify(id(number), source, None).unwrap().wait().unwrap().matched);
+        }
+    });
     let stats = pool.stats().unwrap().reactor;
-    let page_locked = stats.gpu.unwrap().page_locked;
+    let gpu = stats.gpu.unwrap();
     let told = |(seconds, cpu): (f64, f64)| {
         let rate = (TENSORS * BYTES) as f64 / seconds / 1e9;
         format!("{rate:.2} GB/s with {:.0} % of a processor", 100.0 * cpu / seconds)
     };
     println!(
-        "FACT the log by {:?}, staging page-locked: {page_locked:?}: 1 GiB from the GPU at {}, to it at {}, a plain copy from pageable memory at {}",
+        "FACT the log by {}, reached {:?}, page-locked {:?}, checksums {:?}: 1 GiB from the GPU at {}, to it at {}, compared with its checksums at {}, a plain copy from pageable memory at {}",
         stats.capabilities.kind,
+        gpu.reached,
+        gpu.page_locked,
+        gpu.checksums,
         told(written),
         told(read),
+        told(verified),
         told(copied)
     );
 }

@@ -66,7 +66,12 @@ def test_training_by_cufile_gives_the_same_bits_and_none_passes_through_the_host
             assert world.tide.peak_bytes <= BUDGET
             assert gpu.host_bytes() == 0
 
-    compare(train, pool, mover, mode, device=gpu.device, memory=BUDGET, staging=STAGING, data_path=gpu.gds)
+    try:
+        compare(train, pool, mover, mode, device=gpu.device, memory=BUDGET, staging=STAGING, data_path=gpu.gds)
+    except tidelog.Error as error:
+        if gpu.device == "cuda" and "gds data path does not work here" in str(error):
+            pytest.skip(str(error))
+        raise
 
 
 def test_an_eviction_waits_for_every_stream(gpu, pool):
