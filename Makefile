@@ -101,12 +101,15 @@ compare-spdk: setup ## The path spdk against SPDK's own spdk_nvme_perf, over NVM
 test-compare: ## What compare concludes from runs, without running any
 	python3 benches/compare/test_compare.py
 
-gpu-build: ## What a machine with a GPU needs, into target/gpu
+GPU_TESTS = cargo test --release -q -p tidelog-gds --test gpu --no-run
+gpu-build: ## What a machine with a GPU needs, into target/gpu: less than 64 MiB
 	@mkdir -p target/gpu
 	cargo build --release -q -p tidelog-doctor -p tidelog-torch
+	$(GPU_TESTS)
 	strip -o target/gpu/tidelog-doctor target/release/tidelog-doctor
 	strip -o target/gpu/libtidelog.so target/release/libtidelog.so
-	strip -o target/gpu/gpu-tests "$$(cargo test --release -p tidelog-gds --test gpu --no-run --message-format=json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)"
+	strip -o target/gpu/gpu-tests "$$($(GPU_TESTS) --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)"
+	@[ "$$(du -sm target/gpu | cut -f 1)" -lt 64 ] || { du -sh target/gpu/*; exit 1; }
 
 gpu: gpu-build ## Everything that needs a GPU; ends with 77 where there is none
 	tests/hardware/gpu.sh target/gpu

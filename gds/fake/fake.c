@@ -39,7 +39,8 @@ static struct {
     bool allow_compat, force_compat, p2pdma, driver_open;
     int gpus;
     bool unified; /* host addresses are device addresses too: for frameworks whose tensors are really in host memory */
-    unsigned handles, buffers, batches, submitted, batch_longest, copies, allocated;
+    unsigned handles, buffers, batches, submitted, batch_longest, copies, allocated, modules, kernels;
+    uint64_t host_bytes; /* that streams copied between the GPU and the host */
 } state = { .status = 1u << 4, .features = 1u << 1, .major = 2, .minor = 17, .batch_max = 128, .gpus = 1, .p2pdma = true };
 
 static uint64_t chance(void) {
@@ -71,7 +72,7 @@ void fake_reset(uint64_t new_seed, unsigned new_laziness) {
     memset(plans, 0, sizeof plans);
     state.status = 1u << 4; state.features = 1u << 1; state.major = 2; state.minor = 17; state.batch_max = 128;
     state.force_compat = false; state.p2pdma = true; state.gpus = 1;
-    state.submitted = state.batch_longest = state.copies = 0; state.driver_opens = state.driver_closes = 0;
+    state.submitted = state.batch_longest = state.copies = state.kernels = 0; state.host_bytes = 0; state.driver_opens = state.driver_closes = 0;
     pthread_mutex_unlock(&lock);
 }
 
@@ -107,6 +108,9 @@ uint64_t fake_count(const char *what) {
     if (!strcmp(what, "batch_longest")) return state.batch_longest;
     if (!strcmp(what, "copies")) return state.copies;
     if (!strcmp(what, "allocated")) return state.allocated;
+    if (!strcmp(what, "modules")) return state.modules;
+    if (!strcmp(what, "kernels")) return state.kernels;
+    if (!strcmp(what, "host_bytes")) return state.host_bytes;
     if (!strcmp(what, "driver_opens")) return state.driver_opens;
     if (!strcmp(what, "driver_closes")) return state.driver_closes;
     return ~0ull;
@@ -116,7 +120,16 @@ uint64_t fake_count(const char *what) {
 
 static struct { CUdeviceptr base; size_t length; } memory[MAX];
 
+static struct { char *base; size_t length; } words[MAX]; /* host memory that kernels may write */
+
+static bool is_word(uint64_t at, size_t length) {
+    for (unsigned i = 0; i < MAX; i++)
+        if (words[i].base && at >= (uintptr_t)words[i].base && at + length <= (uintptr_t)words[i].base + words[i].length) return true;
+    return false;
+}
+
 static bool allocated(CUdeviceptr at, size_t length) {
+    if (is_word(at, length)) return true;
     if (state.unified && at < FAR) return true;
     for (unsigned i = 0; i < MAX; i++)
         if (memory[i].base && at >= memory[i].base && at + length <= memory[i].base + memory[i].length) return true;
@@ -127,7 +140,10 @@ static char *near(CUdeviceptr at) { return (char *)(uintptr_t)(at < FAR ? at : a
 
 /* ---- streams and events ---- */
 
-enum Kind { COPY_IN, COPY_OUT, COPY, RECORD, WAIT };
+enum Kind { COPY_IN, COPY_OUT, COPY, ZERO, SUM, RECORD, WAIT };
+/* Whether such a step reads memory of the GPU, and whether it writes such memory. */
+static bool reads(enum Kind kind) { return kind == COPY_OUT || kind == COPY || kind == SUM; }
+static bool writes(enum Kind kind) { return kind == COPY_IN || kind == COPY || kind == ZERO; }
 struct Event { uint64_t recorded, happened; bool destroyed; };
 struct Step {
     enum Kind kind;
@@ -163,9 +179,9 @@ static void check_copy(const struct Step *s) {
         for (unsigned k = 0; k < 128; k++) {
             const struct Transfer *t = &batches[i]->transfers[k];
             if (!t->used) continue;
-            if (s->kind != COPY_OUT && overlap(s->to, s->length, t->memory, t->length))
+            if (writes(s->kind) && overlap(s->to, s->length, t->memory, t->length))
                 violated("a copy writes what an SSD uses", s->to, s->length);
-            if (s->kind != COPY_IN && !t->write && overlap(s->from, s->length, t->memory, t->length))
+            if (reads(s->kind) && !t->write && overlap(s->from, s->length, t->memory, t->length))
                 violated("a copy reads what an SSD writes", s->from, s->length);
         }
     }
@@ -175,9 +191,9 @@ static void check_copy(const struct Step *s) {
 static void check_transfer(uint64_t at, size_t length, bool write) {
     for (unsigned i = 0; i < stream_count; i++)
         for (const struct Step *s = streams[i]->head; s; s = s->next) {
-            if ((s->kind == COPY_IN || s->kind == COPY) && overlap(s->to, s->length, at, length))
+            if (writes(s->kind) && overlap(s->to, s->length, at, length))
                 violated("an SSD is given memory that a copy still writes", at, length);
-            if ((s->kind == COPY_OUT || s->kind == COPY) && !write && overlap(s->from, s->length, at, length))
+            if (reads(s->kind) && !write && overlap(s->from, s->length, at, length))
                 violated("an SSD writes memory that a copy still reads", at, length);
         }
     for (unsigned i = 0; i < batch_count; i++) {
@@ -190,22 +206,41 @@ static void check_transfer(uint64_t at, size_t length, bool write) {
     }
 }
 
+/* What the checksum kernel computes. */
+static uint32_t crc32c(const unsigned char *data, size_t length) {
+    static uint32_t table[256];
+    if (!table[1])
+        for (uint32_t i = 0; i < 256; i++) {
+            uint32_t entry = i;
+            for (int bit = 0; bit < 8; bit++) entry = (entry >> 1) ^ (entry & 1 ? 0x82F63B78u : 0);
+            table[i] = entry;
+        }
+    uint32_t crc = ~0u;
+    while (length--) crc = (crc >> 8) ^ table[(crc ^ *data++) & 0xff];
+    return ~crc;
+}
+
 /* The first step of a stream happens, if it can; answers whether it did. */
 static bool step(struct Stream *stream) {
     struct Step *s = stream->head;
     if (!s) return false;
     if (s->kind == WAIT && s->event->happened < s->ticket) return false;
     if (s->kind == RECORD) s->event->happened = s->ticket;
-    if (s->kind == COPY_IN || s->kind == COPY || s->kind == COPY_OUT) {
-        bool from_there = s->kind == COPY_IN || allocated(s->from, s->length);
-        bool to_there = s->kind == COPY_OUT || allocated(s->to, s->length);
+    if (reads(s->kind) || writes(s->kind)) {
+        bool from_there = !reads(s->kind) || allocated(s->from, s->length);
+        bool to_there = s->kind == SUM ? allocated(s->to, 4) : !writes(s->kind) || allocated(s->to, s->length);
         if (!from_there) violated("a copy reads freed memory", s->from, s->length);
         if (!to_there) violated("a copy writes freed memory", s->to, s->length);
         check_copy(s);
         char *from = s->kind == COPY_IN ? (char *)(uintptr_t)s->from : near(s->from);
         char *to = s->kind == COPY_OUT ? (char *)(uintptr_t)s->to : near(s->to);
-        if (from_there && to_there) memcpy(to, from, s->length);
-        if (!s->owned) state.copies++;
+        if (!from_there || !to_there) ;
+        else if (s->kind == ZERO) memset(to, 0, s->length);
+        else if (s->kind == SUM) { uint32_t sum = crc32c((unsigned char *)from, s->length); memcpy(to, &sum, sizeof sum); }
+        else memcpy(to, from, s->length);
+        if (s->kind == SUM) state.kernels++;
+        else if (s->kind != ZERO && !s->owned) state.copies++;
+        if (!s->owned && (s->kind == COPY_IN || s->kind == COPY_OUT)) state.host_bytes += s->length;
     }
     stream->head = s->next;
     if (!stream->head) stream->tail = NULL;
@@ -338,7 +373,7 @@ CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t length) {
 
 static CUresult put(struct Stream *stream, enum Kind kind, uint64_t from, uint64_t to, size_t length) {
     pthread_mutex_lock(&lock);
-    int code = planned(kind == COPY_IN ? "copy_in" : kind == COPY_OUT ? "copy_out" : "copy");
+    int code = planned(kind == COPY_IN ? "copy_in" : kind == COPY_OUT ? "copy_out" : kind == COPY ? "copy" : "");
     if (!code) append(stream ? stream : &default_stream, (struct Step){ .kind = kind, .from = from, .to = to, .length = length });
     pthread_mutex_unlock(&lock);
     return code;
@@ -346,6 +381,56 @@ static CUresult put(struct Stream *stream, enum Kind kind, uint64_t from, uint64
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t length, struct Stream *stream) { return put(stream, COPY_IN, (uintptr_t)from, to, length); }
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t length, struct Stream *stream) { return put(stream, COPY_OUT, from, (uintptr_t)to, length); }
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t length, struct Stream *stream) { return put(stream, COPY, from, to, length); }
+
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t length, struct Stream *stream) {
+    return value ? INVALID : put(stream, ZERO, 0, to, length);
+}
+
+CUresult cuMemHostAlloc(void **at, size_t length, unsigned flags) {
+    (void)flags;
+    pthread_mutex_lock(&lock);
+    int code = planned("host_alloc");
+    if (!code) {
+        *at = calloc(1, length);
+        for (unsigned i = 0; i < MAX; i++)
+            if (!words[i].base) { words[i].base = *at; words[i].length = length; break; }
+        state.allocated++;
+    }
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+CUresult cuMemFreeHost(void *at) {
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < MAX; i++)
+        if (words[i].base == at) { words[i].base = NULL; state.allocated--; free(at); }
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+
+/* The one kernel there is, whatever the module says. */
+CUresult cuModuleLoadData(void **module, const void *image) {
+    int code = LOCKED(planned("module"));
+    if (!code && !strstr(image, ".entry crc32c_units")) code = 500;
+    if (!code) { *module = &state.modules; LOCKED(state.modules++); }
+    return code;
+}
+CUresult cuModuleGetFunction(void **function, void *module, const char *name) {
+    *function = module;
+    return strcmp(name, "crc32c_units") ? 500 : OK;
+}
+CUresult cuModuleUnload(void *module) { (void)module; LOCKED(state.modules--); return OK; }
+CUresult cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                        struct Stream *stream, void **arguments, void **extra) {
+    (void)function; (void)shared; (void)extra;
+    uint64_t data = *(uint64_t *)arguments[0], length = *(uint64_t *)arguments[1], sums = *(uint64_t *)arguments[3];
+    unsigned unit = *(unsigned *)arguments[2];
+    int code = LOCKED(planned("launch"));
+    if (code) return code;
+    if (!unit || x != (length + unit - 1) / unit || y != 1 || z != 1 || bx != 256 || by != 1 || bz != 1) return INVALID;
+    for (uint64_t at = 0; at < length && !code; at += unit, sums += 4)
+        code = put(stream, SUM, data + at, sums, length - at < unit ? length - at : unit);
+    return code;
+}
 
 CUresult cuStreamCreate(struct Stream **stream, unsigned flags) {
     (void)flags;
@@ -573,6 +658,7 @@ Answer cuFileBatchIOGetStatus(struct Batch *batch, unsigned min, unsigned *count
         it->cookie = t->cookie;
         if (batch->cancelled && chance() % 2) { it->status = 8; it->moved = 0; }
         else if (failure == -1) { it->status = 0x10; it->moved = t->length / 2 / 4096 * 4096; }
+        else if (failure == -2) { it->moved = move(t); it->status = 0x10; near(t->memory)[0] ^= 1; } /* a flip on the way */
         else if (failure == ETIMEDOUT) { it->status = 0x20; it->moved = 0; }
         else if (failure) { it->status = 0x40; it->moved = -failure; }
         else { it->moved = move(t); it->status = it->moved < 0 ? 0x40 : 0x10; }

@@ -7,6 +7,7 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError};
@@ -179,6 +180,12 @@ impl Drop for Gpu {
     fn drop(&mut self) {
         // SAFETY: balances `retain`. A failure leaves the context open, which harms nobody.
         let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "GPU {} ({}) at {}", self.ordinal, self.name, self.pci_address)
     }
 }
 
@@ -425,6 +432,20 @@ impl Stream {
         .map_err(CudaError::of("copy from the GPU"))
     }
 
+    /// Has zeroes put into GPU memory.
+    ///
+    /// # Safety
+    /// As for [`Stream::copy`], of the memory that is written.
+    pub(crate) unsafe fn fill_with_zeroes(
+        &self,
+        to: DevicePointer,
+        length: usize,
+    ) -> Result<(), CudaError> {
+        // SAFETY: passed on to the caller.
+        unsafe { result::memset_d8_async(to.0, 0, length, self.stream) }
+            .map_err(CudaError::of("fill GPU memory with zeroes"))
+    }
+
     /// Waits until everything in it is done.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the handle is open.
@@ -484,6 +505,52 @@ impl Drop for HostLock {
         if self.gpu.enter().is_ok() {
             // SAFETY: registered in `new`, unregistered once.
             let _ = unsafe { sys::cuMemHostUnregister(self.base) };
+        }
+    }
+}
+
+/// Words of the host's memory that kernels write, at the same addresses as the host has them.
+#[derive(Debug)]
+pub(crate) struct HostWords {
+    gpu: Arc<Gpu>,
+    base: NonNull<u32>,
+    count: u32,
+}
+
+// SAFETY: memory of the process, freed once by whoever has it.
+unsafe impl Send for HostWords {}
+
+impl HostWords {
+    pub(crate) fn new(gpu: &Arc<Gpu>, count: u32) -> Result<Self, CudaError> {
+        gpu.enter()?;
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the memory is owned by what is made here, and read only word by word, as memory that others write.
+        let base = unsafe { result::malloc_host(count.max(1) as usize * 4, flags) }
+            .map_err(CudaError::of("allocate page-locked memory"))?;
+        let base = NonNull::new(base.cast()).unwrap_or_else(|| unreachable!("it was allocated"));
+        Ok(Self { gpu: Arc::clone(gpu), base, count: count.max(1) })
+    }
+
+    /// Where kernels find a word.
+    pub(crate) fn address(&self, word: u32) -> DevicePointer {
+        assert!(word < self.count, "word {word} of {}", self.count);
+        // Addresses are unified on every 64-bit system.
+        DevicePointer(self.base.as_ptr() as u64 + 4 * u64::from(word))
+    }
+
+    /// What a word holds. What a kernel put there is seen once an event behind the kernel has happened.
+    pub(crate) fn read(&self, word: u32) -> u32 {
+        assert!(word < self.count, "word {word} of {}", self.count);
+        // SAFETY: within the allocation (asserted above), and aligned as that is.
+        unsafe { self.base.as_ptr().add(word as usize).read_volatile() }
+    }
+}
+
+impl Drop for HostWords {
+    fn drop(&mut self) {
+        if self.gpu.enter().is_ok() {
+            // SAFETY: allocated in `new`, freed once; whoever launched kernels that write here has waited for them.
+            let _ = unsafe { result::free_host(self.base.as_ptr().cast()) };
         }
     }
 }

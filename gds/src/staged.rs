@@ -4,12 +4,14 @@
 //! from the GPU have a stream and copies to it another, beside each other and beside everything that computes.
 #![allow(unsafe_code)]
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use tidelog_engine::memory::{
     DmaPool, GpuCopies, GpuCopy, GpuDirection, GpuError, GpuEvent, GpuMemory, OpenedCopies,
 };
 
+use crate::checksum::Checksums;
 use crate::cuda::{CudaError, DevicePointer, Event, Gpu, HostLock, Stream};
 
 /// CUDA's answer (`CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`) where memory is page-locked already.
@@ -24,17 +26,20 @@ pub struct StagedGpu(
 
 impl GpuMemory for StagedGpu {
     fn name(&self) -> String {
-        let gpu = &self.0;
-        format!("GPU {} ({}) at {}", gpu.ordinal(), gpu.name(), gpu.pci_address())
+        self.0.to_string()
     }
 
     fn open(&self, slots: u32, staging: &DmaPool) -> Result<OpenedCopies, GpuError> {
         let gpu = &self.0;
+        let checksums = Checksums::new(gpu, slots);
+        let why_no_checksums = checksums.as_ref().err().map(ToString::to_string);
         let copies = Copies {
             gpu: Arc::clone(gpu),
             out: Stream::new(gpu).map_err(told)?,
             into: Stream::new(gpu).map_err(told)?,
             done: (0..slots).map(|_| Event::new(gpu)).collect::<Result<_, _>>().map_err(told)?,
+            checksums: checksums.ok(),
+            places: vec![None; slots as usize],
         };
         let (base, length) = staging.span();
         // SAFETY: the mapping is kept beside the lock, and goes after it.
@@ -46,7 +51,7 @@ impl GpuMemory for StagedGpu {
             Err(error) => (None, Some(format!("{error}; ulimit -l bounds what may be locked"))),
         };
         let lock = lock.map(|lock| Box::new(lock) as Box<_>);
-        Ok(OpenedCopies { copies: Box::new(copies), why_unlocked, lock })
+        Ok(OpenedCopies { copies: Box::new(copies), why_no_checksums, why_unlocked, lock })
     }
 }
 
@@ -62,7 +67,13 @@ struct Copies {
     into: Stream,
     /// For each slot, what happens behind its copy.
     done: Vec<Event>,
+    checksums: Option<Checksums>,
+    /// For each slot, where a checksum that is being taken goes in the end.
+    places: Vec<Option<NonNull<u32>>>,
 }
+
+// SAFETY: the places are the engine's memory, which whoever began the copy keeps for it, whatever thread drives it.
+unsafe impl Send for Copies {}
 
 impl Copies {
     /// # Safety
@@ -77,6 +88,14 @@ impl Copies {
             match copy.direction {
                 GpuDirection::Out => stream.copy_out(pointer, copy.staging.as_ptr(), length)?,
                 GpuDirection::In => stream.copy_in(copy.staging.as_ptr(), pointer, length)?,
+                GpuDirection::Checksum => {
+                    let checksums = self.checksums.as_ref();
+                    let taken =
+                        checksums.map(|sums| sums.take(stream, pointer, length as u32, slot));
+                    taken.unwrap_or_else(|| {
+                        unreachable!("the engine was told that there is none")
+                    })?;
+                }
             }
         }
         self.done[slot as usize].record(stream).inspect_err(|_| {
@@ -88,7 +107,7 @@ impl Copies {
 
     fn stream(&self, direction: GpuDirection) -> &Stream {
         match direction {
-            GpuDirection::Out => &self.out,
+            GpuDirection::Out | GpuDirection::Checksum => &self.out,
             GpuDirection::In => &self.into,
         }
     }
@@ -99,11 +118,22 @@ impl Copies {
 unsafe impl GpuCopies for Copies {
     unsafe fn begin(&mut self, slot: u32, copy: &GpuCopy) -> Result<(), GpuError> {
         // SAFETY: passed on to the caller.
-        unsafe { self.enqueue(slot, copy) }.map_err(told)
+        unsafe { self.enqueue(slot, copy) }.map_err(told)?;
+        let checksum = copy.direction == GpuDirection::Checksum;
+        self.places[slot as usize] = checksum.then_some(copy.staging.cast());
+        Ok(())
     }
 
     fn is_done(&mut self, slot: u32) -> Result<bool, GpuError> {
-        self.done[slot as usize].has_happened().map_err(told)
+        let done = self.done[slot as usize].has_happened().map_err(told)?;
+        if done
+            && let Some(place) = self.places[slot as usize].take()
+            && let Some(checksums) = &self.checksums
+        {
+            // SAFETY: four bytes of staging memory that are this copy's until it is told to be done.
+            unsafe { place.write_unaligned(checksums.taken(slot)) };
+        }
+        Ok(done)
     }
 
     fn record(&mut self, event: GpuEvent) -> Result<(), GpuError> {

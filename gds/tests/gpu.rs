@@ -4,14 +4,16 @@
 #![allow(clippy::cast_precision_loss, reason = "rates for people")]
 #![allow(clippy::items_after_statements, reason = "sizes stand in the test that they are of")]
 
-use std::path::PathBuf;
+mod common;
+
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
+use common::on_gpu;
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::{Destination, GpuDestination, GpuSource, Source};
-use tidelog_engine::path::{Device, DeviceSpec, OpenMode};
+use tidelog_engine::path::{Backend, Device, DeviceSpec, OpenMode};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
 use tidelog_engine::schedule::{Ticket, Urgency};
 use tidelog_engine::units::{ByteCount, DeviceIndex};
@@ -28,12 +30,8 @@ fn gpu(test: &str) -> Option<Arc<Gpu>> {
     found.map_err(|why| skip(test, &why.to_string())).ok()
 }
 
-fn named_library() -> Option<PathBuf> {
-    std::env::var_os("TIDELOG_CUFILE").map(PathBuf::from)
-}
-
 fn cufile(test: &str) -> Option<Arc<Driver>> {
-    let library = Library::open(named_library().as_deref()).map_err(|why| why.to_string());
+    let library = Library::open(None).map_err(|why| why.to_string());
     let driver = library.and_then(|library| {
         // Compat by name: that it works at all is shown everywhere; which mode it is, is told.
         Driver::open(library, Compat::Named).map_err(|why| why.to_string())
@@ -47,7 +45,7 @@ fn pattern(length: usize) -> Vec<u8> {
 
 #[test]
 fn the_cufile_that_is_installed_has_every_function() {
-    match Library::open(named_library().as_deref()) {
+    match Library::open(None) {
         Ok(library) => {
             assert_eq!(library.missing(), [""; 0], "{}", library.path().display());
             println!("FACT cuFile {:?} at {}", library.version(), library.path().display());
@@ -60,10 +58,7 @@ fn the_cufile_that_is_installed_has_every_function() {
 fn the_checksum_kernel_agrees_with_the_host_bit_for_bit() {
     let test = "the_checksum_kernel_agrees_with_the_host_bit_for_bit";
     let Some(gpu) = gpu(test) else { return };
-    let kernel = match Crc32c::new(&gpu) {
-        Ok(kernel) => kernel,
-        Err(why) => return skip(test, &why.to_string()),
-    };
+    let kernel = Crc32c::new(&gpu).unwrap();
     let stream = Stream::new(&gpu).unwrap();
     let bytes = pattern(64 << 20);
     let mut data = DeviceMemory::new(&gpu, bytes.len()).unwrap();
@@ -76,9 +71,9 @@ fn the_checksum_kernel_agrees_with_the_host_bit_for_bit() {
         ((64 << 20) - 13, 262_144),
     ] {
         let units = usize::div_ceil(length, unit);
-        let mut sums = DeviceMemory::new(&gpu, units * 4).unwrap();
-        // SAFETY: the data outlives the synchronisation below, and nobody writes it.
-        unsafe { kernel.launch(&stream, data.base(), length as u64, unit as u32, &mut sums) }
+        let sums = DeviceMemory::new(&gpu, units * 4).unwrap();
+        // SAFETY: both outlive the synchronisation below, and nobody else touches them.
+        unsafe { kernel.launch(&stream, data.base(), length as u64, unit as u32, sums.base()) }
             .unwrap();
         stream.synchronize().unwrap();
         let mut found = vec![0; units * 4];
@@ -92,11 +87,11 @@ fn the_checksum_kernel_agrees_with_the_host_bit_for_bit() {
             );
         }
     }
-    let mut sums = DeviceMemory::new(&gpu, 1024).unwrap();
+    let sums = DeviceMemory::new(&gpu, 1024).unwrap();
     let begun = Instant::now();
     for _ in 0..10 {
         // SAFETY: as above.
-        unsafe { kernel.launch(&stream, data.base(), 64 << 20, 262_144, &mut sums) }.unwrap();
+        unsafe { kernel.launch(&stream, data.base(), 64 << 20, 262_144, sums.base()) }.unwrap();
     }
     stream.synchronize().unwrap();
     println!("FACT checksums on the GPU: {:.1} GB/s", 0.671_088_64 / begun.elapsed().as_secs_f64());
@@ -148,10 +143,10 @@ fn tensors_on_the_gpu_go_to_a_file_and_come_back() {
     let bytes = pattern(PIECE);
     let mut tensor = DeviceMemory::new(&gpu, PIECE).unwrap();
     tensor.write(0, &bytes).unwrap();
-    let end = End::Device { pointer: tensor.base(), after: None, landed: None };
+    let end = on_gpu(tensor.base(), PIECE, None);
     let write = run(&mut queue, Direction::Write, BYTES, PIECE, &end);
     let back: Vec<DeviceMemory> = (0..2).map(|_| DeviceMemory::new(&gpu, PIECE).unwrap()).collect();
-    let end = End::Device { pointer: back[0].base(), after: None, landed: None };
+    let end = on_gpu(back[0].base(), PIECE, None);
     let read = run(&mut queue, Direction::Read, BYTES, PIECE, &end);
     let mut found = vec![0; PIECE];
     back[0].read(0, &mut found).unwrap();
@@ -174,24 +169,38 @@ fn tensors_on_the_gpu_go_to_a_file_and_come_back() {
 #[test]
 fn tensors_on_the_gpu_go_through_the_log_and_come_back() {
     let test = "tensors_on_the_gpu_go_through_the_log_and_come_back";
+    let Some(gpu) = gpu(test) else { return };
+    // Where a file system has no O_DIRECT the bytes are still right; which path it was is told.
+    through_the_log(&gpu, &OpenOptions { buffered: true, ..OpenOptions::default() });
+}
+
+#[test]
+fn tensors_on_the_gpu_go_through_the_log_by_cufile_and_come_back() {
+    let test = "tensors_on_the_gpu_go_through_the_log_by_cufile_and_come_back";
+    let (Some(gpu), Some(_)) = (gpu(test), cufile(test)) else { return };
+    let queue = QueueOptions { staging: ByteCount::mib(64), ..QueueOptions::default() };
+    let gds = GdsOptions { compat: Compat::Named, queue, ..GdsOptions::default() };
+    let backend: Option<Arc<dyn Backend>> = Some(Arc::new(GdsBackend(gds)));
+    through_the_log(&gpu, &OpenOptions { backend, ..OpenOptions::default() });
+}
+
+/// Tensors to a pool and back, with the GPU's own word on their checksums.
+fn through_the_log(gpu: &Arc<Gpu>, options: &OpenOptions) {
     const TENSORS: usize = 16;
     const BYTES: usize = 64 << 20;
-    let Some(gpu) = gpu(test) else { return };
     let directory = Directory::new("gpu-log").unwrap();
     let file = [DeviceSpec::new(directory.path().join("a"))];
     let size = Some(ByteCount((3 * TENSORS * BYTES) as u64));
     Pool::format(&file, &FormatOptions { device_size: size, ..FormatOptions::default() }).unwrap();
     let options = OpenOptions {
         staging: ByteCount::mib(64),
-        gpu: Some(Arc::new(StagedGpu(Arc::clone(&gpu)))),
-        // Where a file system has no O_DIRECT the bytes are still right; which path it was is told.
-        buffered: true,
-        ..OpenOptions::default()
+        gpu: Some(Arc::new(StagedGpu(Arc::clone(gpu)))),
+        ..options.clone()
     };
     let pool = Pool::open(&file, &options).unwrap();
     let bytes = pattern(BYTES);
     let mut memories: Vec<DeviceMemory> =
-        (0..TENSORS).map(|_| DeviceMemory::new(&gpu, BYTES).unwrap()).collect();
+        (0..TENSORS).map(|_| DeviceMemory::new(gpu, BYTES).unwrap()).collect();
     let id = |number: usize| TensorId::from_name(&format!("tensor {number}"));
     let copied = timed(|| {
         for memory in &mut memories {
@@ -234,17 +243,28 @@ fn tensors_on_the_gpu_go_through_the_log_and_come_back() {
         memory.read(0, &mut found).unwrap();
         assert!(found == bytes, "other bytes came back to the GPU");
     }
+    let verified = timed(|| {
+        for (number, memory) in memories.iter().enumerate() {
+            // SAFETY: as above.
+            let source = Source::Gpu(unsafe { GpuSource::new(memory.base().0, BYTES, None) });
+            assert!(pool.verify(id(number), source, None).unwrap().wait().unwrap().matched);
+        }
+    });
     let stats = pool.stats().unwrap().reactor;
-    let page_locked = stats.gpu.unwrap().page_locked;
+    let gpu = stats.gpu.unwrap();
     let told = |(seconds, cpu): (f64, f64)| {
         let rate = (TENSORS * BYTES) as f64 / seconds / 1e9;
         format!("{rate:.2} GB/s with {:.0} % of a processor", 100.0 * cpu / seconds)
     };
     println!(
-        "FACT the log by {:?}, staging page-locked: {page_locked:?}: 1 GiB from the GPU at {}, to it at {}, a plain copy from pageable memory at {}",
+        "FACT the log by {}, reached {:?}, page-locked {:?}, checksums {:?}: 1 GiB from the GPU at {}, to it at {}, compared with its checksums at {}, a plain copy from pageable memory at {}",
         stats.capabilities.kind,
+        gpu.reached,
+        gpu.page_locked,
+        gpu.checksums,
         told(written),
         told(read),
+        told(verified),
         told(copied)
     );
 }
@@ -267,7 +287,7 @@ fn timed(body: impl FnOnce()) -> (f64, f64) {
 fn run(queue: &mut Queue, direction: Direction, bytes: usize, piece: usize, end: &End) -> f64 {
     let begun = Instant::now();
     for (tag, offset) in (0..bytes).step_by(piece).enumerate() {
-        let (tag, offset, length, end) = (tag as u64, offset as u64, piece as u32, end.clone());
+        let (tag, offset, length, end) = (tag as u64, offset as u64, piece as u32, *end);
         let request = Request { tag, device: DeviceIndex(0), offset, length, direction, end };
         // SAFETY: the memory outlives the loop below. Reads write the same bytes to the same place.
         unsafe { queue.submit(request) }.unwrap();
@@ -287,8 +307,7 @@ fn the_engine_conforms_by_way_of_the_gpu() {
     let (Some(_), Some(_)) = (gpu(test), cufile(test)) else { return };
     let directory = Directory::new("gpu-conformance").unwrap();
     let files = ["a", "b"].map(|name| directory.sparse_file(name, 64 << 20).unwrap());
-    let options =
-        GdsOptions { library: named_library(), compat: Compat::Named, ..GdsOptions::default() };
+    let options = GdsOptions { compat: Compat::Named, ..GdsOptions::default() };
     let backend = Arc::new(GdsBackend(options));
     let specs = files.iter().map(DeviceSpec::new).collect();
     let stage = Stage {

@@ -4,15 +4,18 @@
 mod common;
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{device, finish, small};
-use tidelog_engine::memory::DmaPool;
-use tidelog_engine::path::{Action, Backend, Extent, Operation, Status};
+use common::{device, finish, on_gpu, small};
+use tidelog_engine::layout::TensorId;
+use tidelog_engine::memory::{DmaPool, GpuSource, Source};
+use tidelog_engine::path::{Action, Backend, DeviceSpec, Extent, Operation, Status};
+use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 use tidelog_gds::cuda::{DeviceMemory, Stream};
 use tidelog_gds::queue::{Direction, End, Queue, QueueOptions, Request};
-use tidelog_gds::{GdsBackend, GdsOptions};
+use tidelog_gds::{GdsBackend, GdsOptions, StagedGpu};
 use tidelog_tests::machine::{Directory, FakeGpu};
 
 const BLOCK: usize = 4096;
@@ -27,10 +30,6 @@ fn read(queue: &mut Queue, length: usize, end: End) {
 
 fn host(memory: &mut [u8]) -> End {
     End::Host(NonNull::new(memory.as_mut_ptr()).unwrap())
-}
-
-fn on_gpu(memory: &DeviceMemory) -> End {
-    End::Device { pointer: memory.base(), after: None, landed: None }
 }
 
 #[test]
@@ -63,7 +62,7 @@ fn memory_in_place_that_an_ssd_may_still_write_is_never_answered_for() {
     // SAFETY: dropped after the queue.
     unsafe { queue.register(region.base(), region.len()) }.unwrap();
     fake.plan("read", 0, libc::ETIMEDOUT, 1);
-    read(&mut queue, BLOCK, on_gpu(&region));
+    read(&mut queue, BLOCK, on_gpu(region.base(), BLOCK, None));
     for _ in 0..10_000 {
         queue.advance().unwrap();
         assert_eq!(queue.answers().count(), 0);
@@ -127,4 +126,30 @@ fn a_library_that_answers_no_more_ends_the_path_and_not_the_process() {
     assert!(error.to_string().contains("error 5041"), "{error}");
     let mut completions = Vec::new();
     assert_eq!(path.drain(Instant::now(), &mut completions), 1, "its buffer stays leaked");
+}
+
+#[test]
+fn a_tensor_that_a_device_may_still_use_is_never_released() {
+    let fake = FakeGpu::start(4, 2);
+    let directory = Directory::new("gds-unreleased").unwrap();
+    let file = [DeviceSpec::new(directory.path().join("a"))];
+    let device_size = Some(ByteCount::mib(16));
+    Pool::format(&file, &FormatOptions { device_size, ..FormatOptions::default() }).unwrap();
+    let library = Some(fake.library_path().into());
+    let options = OpenOptions {
+        backend: Some(Arc::new(GdsBackend(GdsOptions { library, ..GdsOptions::default() }))),
+        gpu: Some(Arc::new(StagedGpu(fake.gpu()))),
+        ..OpenOptions::default()
+    };
+    let pool = Pool::open(&file, &options).unwrap();
+    let tensor = DeviceMemory::new(&fake.gpu(), 100_000).unwrap();
+    fake.plan("batch_status", 0, 5041, -1);
+    // SAFETY: the memory is leaked.
+    let source = unsafe { GpuSource::new(tensor.base().0, tensor.len(), None) };
+    let id = TensorId::from_name("weight");
+    let ticket = pool.put(id, Source::Gpu(source), PutOptions::default()).unwrap();
+    let told = ticket.wait().unwrap_err().to_string();
+    assert!(told.contains("its data path died") && told.contains("5041"), "{told}");
+    assert!(!ticket.released());
+    std::mem::forget(tensor);
 }

@@ -1,23 +1,36 @@
-//! GPU tensors through the log by way of page-locked staging memory, on a GPU whose copies are late.
+//! GPU tensors through the log, by way of page-locked staging memory and by cuFile, on a GPU whose copies are late.
 #![allow(unsafe_code)]
 
+use std::fs;
 use std::sync::Arc;
 
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::{Destination, GpuDestination, GpuEvent, GpuSource, Source};
 use tidelog_engine::path::{DeviceSpec, Feature, PathChoice};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
-use tidelog_engine::schedule::{Ticket, TransferError, Urgency};
+use tidelog_engine::schedule::{DeviceStats, Ticket, TransferError, Urgency};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
-use tidelog_gds::{GdsBackend, GdsOptions, StagedGpu};
+use tidelog_gds::queue::QueueOptions;
+use tidelog_gds::{GdsBackend, GdsOptions, Gpu, StagedGpu};
 use tidelog_tests::machine::{Directory, FakeGpu};
 
 const UNIT: ByteCount = ByteCount::kib(16);
 const NAME: &str = "layer.0.weight";
 
-/// A pool on two files, and the folder that they are in. Its staging memory is `chunks` chunks.
-fn pool(fake: &FakeGpu, chunks: u64, path: PathChoice) -> (Directory, Pool) {
+/// How GPU memory gets to the devices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    /// Through page-locked staging memory, over a data path of the kernel's.
+    Staged(PathChoice),
+    /// By cuFile, past the host.
+    Gds,
+}
+
+const WAYS: [Way; 2] = [Way::Staged(PathChoice::Auto), Way::Gds];
+
+/// A pool on two files, and the folder that they are in. Its staging memory is `chunks` chunks, on the GPU as well.
+fn pool(fake: &FakeGpu, chunks: u64, way: Way) -> (Directory, Pool) {
     let directory = Directory::new("gpu-log").unwrap();
     let files = ["a", "b"].map(|name| DeviceSpec::new(directory.path().join(name)));
     let format = FormatOptions {
@@ -26,14 +39,27 @@ fn pool(fake: &FakeGpu, chunks: u64, path: PathChoice) -> (Directory, Pool) {
         ..FormatOptions::default()
     };
     Pool::format(&files, &format).unwrap();
+    let staging = ByteCount(chunks * UNIT.0);
+    // No stripe unit fits into a chunk of the ring: its checksum is made of two.
+    let queue = QueueOptions { staging, chunk: ByteCount::kib(12), ..QueueOptions::default() };
+    let library = Some(fake.library_path().into());
+    let gds = GdsBackend(GdsOptions { library, queue, ..GdsOptions::default() });
     let options = OpenOptions {
-        path,
-        staging: ByteCount(chunks * UNIT.0),
+        path: if let Way::Staged(path) = way { path } else { PathChoice::Auto },
+        backend: if way == Way::Gds { Some(Arc::new(gds)) } else { None },
+        staging,
         depth: Some(4),
         gpu: Some(Arc::new(StagedGpu(fake.gpu()))),
         ..OpenOptions::default()
     };
     (directory, Pool::open(&files, &options).unwrap())
+}
+
+/// How many bytes went between the GPU and the host while this ran.
+fn host_bytes(fake: &FakeGpu, body: impl FnOnce()) -> u64 {
+    let before = fake.count("host_bytes");
+    body();
+    fake.count("host_bytes") - before
 }
 
 fn id() -> TensorId {
@@ -95,8 +121,9 @@ fn from_host(pool: &Pool, length: usize) -> Vec<u8> {
 fn what_is_put_from_the_gpu_is_what_the_host_reads_and_what_comes_back() {
     for seed in 0..6 {
         let fake = FakeGpu::start(seed, 3);
-        let path = [PathChoice::Uring, PathChoice::Posix][seed as usize % 2];
-        let (_directory, pool) = pool(&fake, 1 + seed, path);
+        let (uring, posix) = (PathChoice::Uring, PathChoice::Posix);
+        let way = [Way::Staged(uring), Way::Gds, Way::Staged(posix)][seed as usize % 3];
+        let (_directory, pool) = pool(&fake, 1 + seed, way);
         for length in [1, 4096, 16 << 10, (16 << 10) + 1, 300_001] {
             let bytes = pattern(length, seed as usize);
             let tensor = on_gpu(&fake, &bytes);
@@ -122,19 +149,97 @@ fn what_is_put_from_the_gpu_is_what_the_host_reads_and_what_comes_back() {
 }
 
 #[test]
-fn a_tensor_on_the_gpu_is_compared_with_what_was_put() {
-    let fake = FakeGpu::start(5, 2);
-    let (_directory, pool) = pool(&fake, 3, PathChoice::Auto);
-    let mut bytes = pattern(200_000, 0);
+fn by_cufile_no_byte_of_a_tensor_passes_through_the_host_and_its_checksums_are_the_host_s() {
+    for seed in 0..10 {
+        let fake = FakeGpu::start(seed, (seed % 5) as u32);
+        let (_directory, pool) = pool(&fake, 3, Way::Gds);
+        let bytes = pattern(100_001, seed as usize);
+        let (tensor, back) = (on_gpu(&fake, &bytes), on_gpu(&fake, &vec![0xEE; bytes.len()]));
+        let moved = host_bytes(&fake, || {
+            put(&pool, &tensor, None).wait().unwrap();
+            get(&pool, 0, &back, None, None).wait().unwrap();
+            let part = on_gpu(&fake, &[0; 5000]);
+            get(&pool, 30_000, &part, None, None).wait().unwrap();
+            assert!(bytes_of(&part) == bytes[30_000..35_000]);
+            let verified = pool.verify(id(), source(&back, None), None).unwrap();
+            assert!(verified.wait().unwrap().matched);
+        });
+        assert_eq!(moved, 0, "seed {seed}");
+        assert!(bytes_of(&back) == bytes);
+        // The host takes its own checksums of what it reads, and compares them with the kernel's.
+        assert!(from_host(&pool, bytes.len()) == bytes);
+        let gpu = pool.stats().unwrap().reactor.gpu.unwrap();
+        assert_eq!((gpu.reached, gpu.checksums), (Feature::On, Feature::On));
+        pool.close().unwrap();
+        fake.assert_lawful();
+    }
+}
+
+#[test]
+fn a_tensor_that_comes_back_as_other_bytes_is_read_again_and_then_fails_by_name() {
+    let fake = FakeGpu::start(1, 2);
+    let (directory, pool) = pool(&fake, 4, Way::Gds);
+    let bytes = pattern(100_000, 1);
     put(&pool, &on_gpu(&fake, &bytes), None).wait().unwrap();
+    let back = on_gpu(&fake, &vec![0; bytes.len()]);
+    let counted = || {
+        let devices = pool.stats().unwrap().reactor.devices;
+        let sum = |count: fn(&DeviceStats) -> u64| devices.iter().map(count).sum::<u64>();
+        (sum(|device| device.checksum_retries), sum(|device| device.checksum_failures))
+    };
+    // On the way, once.
+    fake.plan("read", 2, -2, 1);
+    get(&pool, 0, &back, None, None).wait().unwrap();
+    assert!(bytes_of(&back) == bytes);
+    assert_eq!(counted(), (1, 0));
+    // On the medium.
+    for name in ["a", "b"] {
+        let path = directory.path().join(name);
+        let mut file = fs::read(&path).unwrap();
+        if let Some(block) = file.chunks(4096).position(|block| block == &bytes[..4096]) {
+            file[block * 4096 + 9] ^= 4;
+        }
+        fs::write(&path, file).unwrap();
+    }
+    let told = get(&pool, 0, &back, None, None).wait().unwrap_err();
+    assert!(matches!(told, TransferError::Checksum { tensor_offset: 0, .. }), "{told}");
+    assert!(told.to_string().contains("the medium is damaged there"), "{told}");
+    assert_eq!(counted(), (2, 1));
+    pool.close().unwrap();
+    fake.assert_lawful();
+}
+
+#[test]
+fn a_tensor_on_the_gpu_is_compared_with_what_was_put_by_the_gpu_itself() {
+    let fake = FakeGpu::start(5, 2);
+    let (_directory, pool) = pool(&fake, 3, Way::Staged(PathChoice::Auto));
+    let moved = host_bytes(&fake, || compare(&fake, &pool));
+    assert_eq!(moved, 200_000, "only what was put");
+}
+
+#[test]
+fn where_the_gpu_takes_no_checksums_the_host_does_and_the_statistics_say_why() {
+    let fake = FakeGpu::start(5, 2);
+    fake.plan("module", 0, 222, 1);
+    let (_directory, pool) = pool(&fake, 3, Way::Staged(PathChoice::Auto));
+    compare(&fake, &pool);
+    let Feature::Off(why) = pool.stats().unwrap().reactor.gpu.unwrap().checksums else {
+        panic!("it was refused")
+    };
+    assert!(why.contains("load the checksum kernel") && why.contains("222"), "{why}");
+}
+
+fn compare(fake: &FakeGpu, pool: &Pool) {
+    let mut bytes = pattern(200_000, 0);
+    put(pool, &on_gpu(fake, &bytes), None).wait().unwrap();
     let verify = |memory: &DeviceMemory| {
         let ended = pool.verify(id(), source(memory, None), None).unwrap().wait().unwrap();
         (ended.matched, ended.bytes)
     };
-    assert_eq!(verify(&on_gpu(&fake, &bytes)), (true, 200_000));
+    assert_eq!(verify(&on_gpu(fake, &bytes)), (true, 200_000));
     for at in [0, 100_000, 199_999] {
         bytes[at] ^= 1;
-        assert!(!verify(&on_gpu(&fake, &bytes)).0, "byte {at} differs");
+        assert!(!verify(&on_gpu(fake, &bytes)).0, "byte {at} differs");
         bytes[at] ^= 1;
     }
 }
@@ -143,7 +248,7 @@ fn a_tensor_on_the_gpu_is_compared_with_what_was_put() {
 fn a_put_waits_for_the_event_after_which_its_bytes_are_there() {
     for seed in 0..10 {
         let fake = FakeGpu::start(seed, 20);
-        let (_directory, pool) = pool(&fake, 4, PathChoice::Auto);
+        let (_directory, pool) = pool(&fake, 4, WAYS[seed as usize % 2]);
         let bytes = pattern(100_000, 3);
         let (made, tensor) = (on_gpu(&fake, &bytes), on_gpu(&fake, &vec![0; bytes.len()]));
         let (kernel, ready) = (Stream::new(&fake.gpu()).unwrap(), Event::new(&fake.gpu()).unwrap());
@@ -159,7 +264,7 @@ fn a_put_waits_for_the_event_after_which_its_bytes_are_there() {
 fn a_get_waits_for_whoever_used_the_memory_and_whoever_uses_it_next_for_the_get() {
     for seed in 0..10 {
         let fake = FakeGpu::start(seed, 20);
-        let (_directory, pool) = pool(&fake, 4, PathChoice::Auto);
+        let (_directory, pool) = pool(&fake, 4, WAYS[seed as usize % 2]);
         let (bytes, older) = (pattern(100_000, 3), pattern(100_000, 8));
         put(&pool, &on_gpu(&fake, &bytes), None).wait().unwrap();
         let gpu = fake.gpu();
@@ -186,7 +291,7 @@ fn a_get_waits_for_whoever_used_the_memory_and_whoever_uses_it_next_for_the_get(
 #[test]
 fn a_copy_that_the_driver_refuses_fails_its_transfer_by_name_and_no_other() {
     let fake = FakeGpu::start(2, 1);
-    let (_directory, pool) = pool(&fake, 2, PathChoice::Auto);
+    let (_directory, pool) = pool(&fake, 2, Way::Staged(PathChoice::Auto));
     let tensor = on_gpu(&fake, &pattern(100_000, 0));
     put(&pool, &tensor, None).wait().unwrap();
     for (call, error) in [("copy_out", "copy from the GPU"), ("record", "record an event")] {
@@ -211,7 +316,7 @@ fn a_copy_that_the_driver_refuses_fails_its_transfer_by_name_and_no_other() {
 #[test]
 fn a_chunk_of_which_the_gpu_tells_nothing_more_is_never_used_again() {
     let fake = FakeGpu::start(2, 1);
-    let (_directory, pool) = pool(&fake, 2, PathChoice::Auto);
+    let (_directory, pool) = pool(&fake, 2, Way::Staged(PathChoice::Auto));
     let tensor = on_gpu(&fake, &pattern(16 << 10, 0));
     for _ in 0..2 {
         fake.plan("query", 0, 700, 1);
@@ -226,7 +331,7 @@ fn a_chunk_of_which_the_gpu_tells_nothing_more_is_never_used_again() {
 fn a_transfer_that_is_cancelled_is_released_when_no_copy_touches_its_memory() {
     for seed in 0..10 {
         let fake = FakeGpu::start(seed, 3);
-        let (_directory, pool) = pool(&fake, 2, PathChoice::Auto);
+        let (_directory, pool) = pool(&fake, 2, WAYS[seed as usize % 2]);
         let tensor = on_gpu(&fake, &pattern(1 << 20, 0));
         put(&pool, &tensor, None).wait().unwrap();
         for ticket in [put(&pool, &tensor, None), get(&pool, 0, &tensor, None, None)] {
@@ -246,7 +351,7 @@ fn a_transfer_that_is_cancelled_is_released_when_no_copy_touches_its_memory() {
 fn a_pool_that_is_closed_waits_for_copies_that_nobody_else_waits_for() {
     for seed in 0..10 {
         let fake = FakeGpu::start(seed, 30);
-        let (_directory, pool) = pool(&fake, 4, PathChoice::Auto);
+        let (_directory, pool) = pool(&fake, 4, WAYS[seed as usize % 2]);
         let tensor = on_gpu(&fake, &pattern(60_000, 0));
         put(&pool, &tensor, None).wait().unwrap();
         let landed = Event::new(&fake.gpu()).unwrap();
@@ -261,13 +366,15 @@ fn a_pool_that_is_closed_waits_for_copies_that_nobody_else_waits_for() {
 #[test]
 fn the_statistics_say_which_gpu_it_is_and_why_staging_memory_is_not_page_locked() {
     let fake = FakeGpu::start(1, 0);
-    let (directory, one) = pool(&fake, 2, PathChoice::Auto);
+    let (directory, one) = pool(&fake, 2, Way::Staged(PathChoice::Auto));
     let gpu = one.stats().unwrap().reactor.gpu.unwrap();
     assert_eq!(gpu.name, "GPU 0 (Fake GPU) at 0000:3b:00.0");
     assert_eq!(gpu.page_locked, Feature::On);
+    let Feature::Off(why) = gpu.reached else { panic!("the kernel reaches no GPU") };
+    assert!(why.contains("by way of the host's memory"), "{why}");
     drop((directory, one));
     fake.plan("lock", 0, 2, 1);
-    let (_directory, two) = pool(&fake, 2, PathChoice::Auto);
+    let (_directory, two) = pool(&fake, 2, Way::Staged(PathChoice::Auto));
     let Feature::Off(why) = two.stats().unwrap().reactor.gpu.unwrap().page_locked else {
         panic!("it was refused")
     };
@@ -277,31 +384,60 @@ fn the_statistics_say_which_gpu_it_is_and_why_staging_memory_is_not_page_locked(
 }
 
 #[test]
-fn gpu_tensors_go_over_the_gds_path_too_which_has_locked_the_staging_memory_itself() {
+fn a_gpu_that_fails_a_piece_on_its_way_to_cufile_fails_its_transfer_and_no_device() {
+    for (seed, call) in ["copy", "launch", "record", "query"].into_iter().enumerate() {
+        let fake = FakeGpu::start(seed as u64, 1);
+        let (_directory, pool) = pool(&fake, 4, Way::Gds);
+        let bytes = pattern(100_000, 0);
+        let (tensor, back) = (on_gpu(&fake, &bytes), on_gpu(&fake, &vec![0; bytes.len()]));
+        put(&pool, &tensor, None).wait().unwrap();
+        for after in 0..4 {
+            fake.plan(call, after, 719, 1);
+            let ticket = put(&pool, &tensor, None);
+            let told = ticket.wait().unwrap_err().to_string();
+            assert!(told.contains("CUDA_ERROR_LAUNCH_FAILED"), "{told}");
+            assert!(told.contains(&id().to_string()) && ticket.released(), "{told}");
+            fake.plan(call, after, 719, 1);
+            let ticket = get(&pool, 0, &back, None, None);
+            let told = ticket.wait().unwrap_err().to_string();
+            assert!(told.contains("CUDA_ERROR_LAUNCH_FAILED") && ticket.released(), "{told}");
+        }
+        // Every chunk is there again, and no device is latched.
+        put(&pool, &tensor, None).wait().unwrap();
+        get(&pool, 0, &back, None, None).wait().unwrap();
+        assert!(bytes_of(&back) == bytes);
+        pool.close().unwrap();
+        fake.assert_lawful();
+    }
+}
+
+#[test]
+fn tensors_of_another_gpu_than_cufile_s_go_through_the_host_and_the_statistics_say_so() {
     let fake = FakeGpu::start(3, 3);
-    let directory = Directory::new("gpu-gds").unwrap();
+    fake.driver(1 << 4, 1 << 1, 2, 128, 2);
+    let directory = Directory::new("gpu-other").unwrap();
     let file = [DeviceSpec::new(directory.path().join("a"))];
-    let format = FormatOptions {
-        device_size: Some(ByteCount::mib(16)),
-        stripe_unit: UNIT,
-        ..FormatOptions::default()
-    };
-    Pool::format(&file, &format).unwrap();
-    let gds = GdsOptions { library: Some(fake.library_path().into()), ..GdsOptions::default() };
+    let device_size = Some(ByteCount::mib(16));
+    Pool::format(&file, &FormatOptions { device_size, ..FormatOptions::default() }).unwrap();
+    let library = Some(fake.library_path().into());
     let options = OpenOptions {
-        backend: Some(Arc::new(GdsBackend(gds))),
-        staging: ByteCount(4 * UNIT.0),
-        depth: Some(4),
-        gpu: Some(Arc::new(StagedGpu(fake.gpu()))),
+        backend: Some(Arc::new(GdsBackend(GdsOptions { library, ..GdsOptions::default() }))),
+        gpu: Some(Arc::new(StagedGpu(Gpu::open(1).unwrap()))),
         ..OpenOptions::default()
     };
     let pool = Pool::open(&file, &options).unwrap();
     let stats = pool.stats().unwrap().reactor;
-    assert_eq!(stats.capabilities.registered_buffers, Feature::On);
-    assert_eq!(stats.gpu.unwrap().page_locked, Feature::On);
+    let gpu = stats.gpu.unwrap();
+    // The path has locked the staging memory itself.
+    assert_eq!(
+        (stats.capabilities.registered_buffers, gpu.page_locked),
+        (Feature::On, Feature::On)
+    );
+    let Feature::Off(why) = gpu.reached else { panic!("it is another GPU") };
+    assert!(why.contains("goes by way of GPU 0 (Fake GPU) at 0000:3b:00.0"), "{why}");
     let bytes = pattern(100_001, 0);
-    put(&pool, &on_gpu(&fake, &bytes), None).wait().unwrap();
     let back = on_gpu(&fake, &vec![0xEE; bytes.len()]);
+    put(&pool, &on_gpu(&fake, &bytes), None).wait().unwrap();
     get(&pool, 0, &back, None, None).wait().unwrap();
     assert!(bytes_of(&back) == bytes);
     pool.close().unwrap();

@@ -25,6 +25,35 @@ if ! ldconfig -p 2>/dev/null | grep -q 'libcuda\.so' && ! ls /dev/nvidia[0-9]* >
     exit $NO_GPU
 fi
 
+# Fails where this machine's Python lacks something for offload blocks on its GPU; the last line says what.
+try_torch() {
+    PYTHONPATH="torch-bridge/python" "$PYTHON" - 2>&1 <<'PYTHON'
+import importlib.util
+import sys
+lacking = [name for name in ("torch", "numpy", "pytest") if importlib.util.find_spec(name) is None]
+if lacking:
+    sys.exit(f"{sys.executable} has no {' and no '.join(lacking)}")
+import torch
+if not torch.cuda.is_available():
+    sys.exit(f"torch {torch.__version__} finds no GPU")
+from tidelog import Error, _movers
+try:
+    mover = _movers.choose("auto", "resize")
+except Error as error:
+    sys.exit(str(error))
+print(f"torch {torch.__version__} on {torch.cuda.get_device_name()}, mover {mover.name}")
+PYTHON
+}
+
+# Said before anything runs: who lent the machine may still change it.
+if tried=$(try_torch); then
+    lacks=""
+    echo "gpu.sh: $(tail -n 1 <<<"$tried")"
+else
+    lacks=$(tail -n 1 <<<"$tried")
+    echo "gpu.sh: no row with PyTorch will run: $lacks"
+fi
+
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 begun=$SECONDS
@@ -83,28 +112,7 @@ else
     table+="not run compute-sanitizer on the checksum kernel: it is not installed"$'\n'
 fi
 
-# Fails where this machine's Python lacks something for offload blocks on its GPU; the last line says what.
-try_torch() {
-    PYTHONPATH="torch-bridge/python" "$PYTHON" - 2>&1 <<'PYTHON'
-import importlib.util
-import sys
-lacking = [name for name in ("torch", "numpy", "pytest") if importlib.util.find_spec(name) is None]
-if lacking:
-    sys.exit(f"{sys.executable} has no {' and no '.join(lacking)}")
-import torch
-if not torch.cuda.is_available():
-    sys.exit(f"torch {torch.__version__} finds no GPU")
-from tidelog import Error, _movers
-try:
-    _movers.choose("auto", "resize")
-except Error as error:
-    sys.exit(str(error))
-PYTHON
-}
-
 # with_torch NAME COMMAND…: a row that needs PyTorch.
-lacks="" tried=""
-tried=$(try_torch) || lacks=$(tail -n 1 <<<"$tried")
 with_torch() {
     if [ -n "$lacks" ]; then
         rows=$((rows + 1))
@@ -117,7 +125,7 @@ TIDELOG_LIBRARY=$(realpath "$BUILT/libtidelog.so")
 export TIDELOG_LIBRARY
 # Deterministic matrix products need it.
 export CUBLAS_WORKSPACE_CONFIG=:4096:8
-for test in training_gives_the_same_bits an_eviction_waits cuda_itself_has_back; do
+for test in training_gives_the_same_bits training_by_cufile an_eviction_waits cuda_itself_has_back; do
     with_torch "torch: $test" "$PYTHON" -m pytest -q -rs -k "$test and cuda" --basetemp "$scratch/pytest" tests/torch/test_gpu.py
 done
 with_torch "training under half its peak" "$PYTHON" tests/hardware/train.py --fraction 0.5 --batch 8 --pool /dev/shm "$scratch"

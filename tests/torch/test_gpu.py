@@ -54,6 +54,27 @@ def test_training_gives_the_same_bits(gpu, pool, mover, mode):
     compare(train, pool, mover, mode, device=gpu.device, memory=TENSORS, staging=STAGING)
 
 
+def test_training_by_cufile_gives_the_same_bits_and_none_passes_through_the_host(gpu, pool, mover, mode):
+    gpu = gpu(seed=9)
+
+    def train(world):
+        before = gpu.host_bytes()  # opening the pool reads what it says of itself
+        world.steps(2)
+        if world.tide is not None:
+            stats = world.tide.stats()
+            assert stats["data_path"] == "gds" and "no byte of it passes through the host" in stats["gpu"]
+            assert stats["totals"]["evictions"] and stats["totals"]["fetches"], "everything fitted"
+            assert world.tide.peak_bytes <= BUDGET
+            assert gpu.host_bytes() == before
+
+    try:
+        compare(train, pool, mover, mode, device=gpu.device, memory=BUDGET, staging=STAGING, data_path=gpu.gds)
+    except tidelog.Error as error:
+        if gpu.device == "cuda" and "gds data path does not work here" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
 def test_an_eviction_waits_for_every_stream(gpu, pool):
     """Kernels that have not run yet write the tensor, on a stream or on two: the bytes that leave are those after them."""
     for seed in range(6):

@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import tidelog
+from tidelog import _guard
 from tidetest import KIB, MIB, halfway, process
 from tidetest.bits import assert_same, bits
 from tidetest.world import POOL_SIZE, World
@@ -142,7 +143,7 @@ def test_leaving_while_bytes_come_in(pool, mover, mode):
         world.push_out(world.loose)
         halfway.begin_fetch(world.tide, world.loose)
         address = torch._C.StorageBase.data_ptr  # the unwrapped one neither waits nor pins
-        torch._C._clear_storage_data_ptr_access_error_msg(world.loose.untyped_storage()._cdata)
+        _guard.lifting(world.loose.untyped_storage())()
         before = address(world.loose.untyped_storage())
     assert not any(halfway.is_moving(tensor) for tensor in [world.loose, *world.tensors().values()])
     assert address(world.loose.untyped_storage()) == before

@@ -76,7 +76,7 @@ typedef struct tide_pool_options {
   uint64_t size;
   // Devices of the pool, separated by commas: directories, files or block devices.
   const char *devices;
-  // "auto", "uring", "uring-cmd" or "posix".
+  // "auto", "uring", "uring-cmd" or "posix"; where a GPU is named also "gds" and "gds-compat".
   const char *data_path;
   // Bytes of staging buffers.
   uint64_t staging;
@@ -96,7 +96,7 @@ typedef struct tide_session_options {
   uint64_t size;
   // Devices of the pool, separated by commas: directories, files or block devices.
   const char *devices;
-  // "auto", "uring", "uring-cmd" or "posix".
+  // "auto", "uring", "uring-cmd" or "posix"; where a GPU is named also "gds" and "gds-compat".
   const char *data_path;
   // Bytes of storages and staging that may be in memory at once.
   uint64_t budget;

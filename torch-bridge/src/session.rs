@@ -4,6 +4,7 @@
 //! that move bytes become puts, gets and verifications of the engine, those that free or allocate
 //! become requests to the caller, who owns the memory. Completions are taken in at the next boundary.
 
+mod data_path;
 mod drift;
 mod events;
 mod figures;

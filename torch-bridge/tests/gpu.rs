@@ -18,7 +18,9 @@ fn walk(seed: u64, manners: Manners) {
     let name = format!("gpu-walk-{seed}");
     let manners = Manners { gpu: true, ..manners };
     let stats = walk_session(&name, Choices::of_seed(seed), 300, manners);
-    assert_eq!(stats["gpu"], "GPU 0 (Fake GPU) at 0000:3b:00.0");
+    let gpu = stats["gpu"].as_str().unwrap();
+    assert!(gpu.starts_with("GPU 0 (Fake GPU) at 0000:3b:00.0"), "{gpu}");
+    assert_eq!(gpu.contains("no byte of it passes through the host"), manners.gds, "{gpu}");
     for counter in ["evictions", "fetches"] {
         assert!(stats[counter].as_u64() > Some(0), "the walk tried nothing: no {counter}");
     }
@@ -29,20 +31,21 @@ fn walk(seed: u64, manners: Manners) {
 #[test]
 fn no_byte_of_a_storage_on_a_gpu_is_lost_whatever_is_called() {
     for seed in 0..8 {
-        walk(seed, Manners::default());
+        walk(seed, Manners { gds: seed % 2 == 1, ..Manners::default() });
     }
 }
 
 #[test]
 fn no_byte_is_lost_when_requests_come_twice_are_refused_or_misreported() {
     for seed in 100..108 {
-        let manners = Manners { redelivered: 20, refused: 15, misreported: 20, gpu: true };
+        let gds = seed % 2 == 1;
+        let manners = Manners { redelivered: 20, refused: 15, misreported: 20, gds, gpu: true };
         walk(seed, manners);
     }
 }
 
 fn open(folder: &Folder, gpu: u8) -> Result<u64, i32> {
-    try_open_pool(folder, 64 << 20, gpu)
+    try_open_pool(folder, 64 << 20, gpu, c"auto")
 }
 
 fn wait(ticket: u64) {
@@ -55,7 +58,8 @@ fn puts_and_gets_are_ordered_with_kernels_by_events_alone() {
     for seed in 0..6 {
         let fake = FakeGpu::start(seed, 10);
         let (gpu, folder) = (fake.gpu(), Folder::new("gpu-events"));
-        let pool = open(&folder, 1).unwrap();
+        let data_path = [c"auto", c"gds"][seed as usize % 2];
+        let pool = try_open_pool(&folder, 64 << 20, 1, data_path).unwrap();
         let bytes: Vec<u8> = (0..BYTES).map(|at| (at * 31 / 7 + at / 4093) as u8).collect();
         let (mut made, tensor, seen) = (
             DeviceMemory::new(&gpu, BYTES).unwrap(),
@@ -102,6 +106,8 @@ fn what_makes_no_sense_is_refused_with_its_reason() {
     let folder = Folder::new("gpu-refused");
     assert_eq!(open(&folder, 3), Err(TIDE_POOL_FAILED));
     assert!(last_error().contains("there is no GPU 2; CUDA shows 1"), "{}", last_error());
+    assert_eq!(try_open_pool(&folder, 64 << 20, 0, c"gds"), Err(TIDE_POOL_FAILED));
+    assert!(last_error().contains("name the GPU"), "{}", last_error());
     let memory = DeviceMemory::new(&fake.gpu(), 4096).unwrap();
     let (mut ticket, address) = (0, memory.base().0);
     let mut put = |pool, address, length| {

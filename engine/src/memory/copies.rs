@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::dma::{DmaBuffer, DmaPool};
-use super::gpu::{GpuDirection, GpuError, GpuEvent, GpuMemory, GpuRange, OpenedCopies};
+use super::dma::DmaBuffer;
+use super::gpu::{GpuDirection, GpuError, GpuEvent, GpuRange, OpenedCopies};
 
 /// Keeps a chunk, and what `T` says of it, until its copy is done. Dropped, it waits for those under way.
 pub(crate) struct Copies<T> {
@@ -31,17 +31,16 @@ impl<T> Copies<T> {
         Self { opened: None, free: Vec::new(), out, into }
     }
 
-    /// At most `chunks` copies at once between a GPU and `staging`. Answers also why that is not page-locked.
-    pub(crate) fn open(
-        gpu: &dyn GpuMemory,
-        chunks: u32,
-        staging: &DmaPool,
-    ) -> Result<(Self, Option<String>), GpuError> {
-        let opened = gpu.open(chunks, staging)?;
-        let why_unlocked = opened.why_unlocked.clone();
+    /// At most as many at once as `opened` has slots: `chunks`.
+    pub(crate) fn of(opened: OpenedCopies, chunks: u32) -> Self {
         let under_way = || VecDeque::with_capacity(chunks as usize);
         let (free, out, into) = ((0..chunks).rev().collect(), under_way(), under_way());
-        Ok((Self { opened: Some(opened), free, out, into }, why_unlocked))
+        Self { opened: Some(opened), free, out, into }
+    }
+
+    /// Whether the GPU takes checksums itself.
+    pub(crate) fn take_checksums(&self) -> bool {
+        self.opened.as_ref().is_some_and(|opened| opened.why_no_checksums.is_none())
     }
 
     /// Whether any is under way.
@@ -49,7 +48,8 @@ impl<T> Copies<T> {
         !self.out.is_empty() || !self.into.is_empty()
     }
 
-    /// Begins a copy between the bytes of a transfer's memory from `offset` on and `part` of a chunk; gives the chunk
+    /// Begins a copy between the bytes of a transfer's memory from `offset` on, as many as `part` is long, and `part` of a
+    /// chunk (of their checksum to its beginning); gives the chunk
     /// back where that cannot be. The transfer must not be released before the copy has ended, or, for one to the GPU,
     /// before `landed` was recorded.
     pub(crate) fn begin(
@@ -64,7 +64,7 @@ impl<T> Copies<T> {
         let (Some(opened), Some(slot)) = (&mut self.opened, self.free.pop()) else {
             return Err((GpuError("there is no GPU".into()), chunk));
         };
-        let copy = memory.copy(direction, offset as usize, &mut chunk[part]);
+        let copy = memory.copy(direction, offset as usize, &mut chunk, part);
         // SAFETY: the GPU's end lies within memory that its owner vouched for until the release (`GpuSource::new`,
         // `GpuDestination::new`), which comes later, as the caller sees to; the chunk is kept here meanwhile.
         if let Err(error) = unsafe { opened.copies.begin(slot, &copy) } {
@@ -72,7 +72,7 @@ impl<T> Copies<T> {
             return Err((error, chunk));
         }
         let under_way = match direction {
-            GpuDirection::Out => &mut self.out,
+            GpuDirection::Out | GpuDirection::Checksum => &mut self.out,
             GpuDirection::In => &mut self.into,
         };
         under_way.push_back(Copying { slot, chunk, about });

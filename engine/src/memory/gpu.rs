@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::dma::DmaPool;
@@ -21,6 +22,8 @@ pub trait GpuMemory: fmt::Debug + Send + Sync {
 pub struct OpenedCopies {
     /// The copies.
     pub copies: Box<dyn GpuCopies>,
+    /// Why the GPU takes no checksums ([`GpuDirection::Checksum`]), and the host has to.
+    pub why_no_checksums: Option<String>,
     /// Why staging memory is not page-locked, and copies therefore bounce in the driver.
     pub why_unlocked: Option<String>,
     /// Kept as long as the copies: what page-locks the staging memory.
@@ -61,7 +64,7 @@ pub struct GpuCopy {
     pub gpu: u64,
     /// The staging memory's end.
     pub staging: NonNull<u8>,
-    /// How many bytes.
+    /// How many bytes of the GPU's.
     pub length: usize,
     /// What must have happened on the GPU before.
     pub after: Option<GpuEvent>,
@@ -74,6 +77,8 @@ pub enum GpuDirection {
     Out,
     /// From staging memory to the GPU.
     In,
+    /// From the GPU to staging memory, of which there are four bytes: the CRC32C of the GPU's, in the processor's order.
+    Checksum,
 }
 
 /// The driver's handle of an event.
@@ -155,17 +160,88 @@ impl GpuDestination {
 }
 
 impl GpuRange {
-    /// The copy between `length` bytes from `offset` on and staging memory; the caller has checked that they are within.
+    /// The copy between as many bytes from `offset` on as `part` of the chunk is long and that part; of a checksum, to the
+    /// chunk's beginning.
     pub(crate) fn copy(
         &self,
         direction: GpuDirection,
         offset: usize,
-        staging: &mut [u8],
+        chunk: &mut [u8],
+        part: Range<usize>,
     ) -> GpuCopy {
-        let (length, after) = (staging.len(), self.after);
+        let (length, after) = (part.len(), self.after);
+        let gpu = self.address_of(offset, length);
+        let staging = match direction {
+            GpuDirection::Checksum => &mut chunk[..size_of::<u32>()],
+            GpuDirection::Out | GpuDirection::In => &mut chunk[part],
+        };
+        let staging = NonNull::from(staging).cast();
+        GpuCopy { direction, gpu, staging, length, after }
+    }
+
+    /// What an operation of a data path gets: the bytes from `offset` on, which are those of its extent that `held` says.
+    /// Its checksum is that of the extent's first `checked` bytes.
+    pub(crate) fn slice(&self, offset: usize, held: Range<u32>, checked: u32) -> GpuSlice {
+        let address = self.address_of(offset, held.len());
+        GpuSlice {
+            address,
+            first: held.start,
+            length: held.len() as u32,
+            checked,
+            after: self.after,
+        }
+    }
+
+    fn address_of(&self, offset: usize, length: usize) -> u64 {
         let end = offset.checked_add(length);
         assert!(end.is_some_and(|end| end <= self.length), "a piece beyond its memory on the GPU");
-        let staging = NonNull::from(staging).cast();
-        GpuCopy { direction, gpu: self.address + offset as u64, staging, length, after }
+        self.address + offset as u64
+    }
+}
+
+/// Memory of a GPU that an operation of a data path reads or writes. It has an address, and no bytes to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuSlice {
+    address: u64,
+    first: u32,
+    length: u32,
+    checked: u32,
+    after: Option<GpuEvent>,
+}
+
+impl GpuSlice {
+    /// The bytes at `address`, once `after` has happened: those of the operation's extent that `held` says. The operation's
+    /// checksum is that of the extent's first `checked` bytes. A write has these in memory, and zeroes follow them.
+    ///
+    /// # Safety
+    /// Until the operation's completion the memory stays allocated and the event open, and after the event nobody writes
+    /// the memory, nor reads it where the operation writes it.
+    pub unsafe fn new(
+        address: u64,
+        held: Range<u32>,
+        checked: u32,
+        after: Option<GpuEvent>,
+    ) -> Self {
+        Self { address, first: held.start, length: held.len() as u32, checked, after }
+    }
+
+    /// Where the memory begins.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Which bytes of the operation's extent it holds.
+    pub fn held(&self) -> Range<u32> {
+        self.first..self.first + self.length
+    }
+
+    /// How many bytes of the extent the checksum is of, from its first on.
+    pub fn checked(&self) -> u32 {
+        self.checked
+    }
+
+    /// What must have happened on the GPU before.
+    pub fn after(&self) -> Option<GpuEvent> {
+        self.after
     }
 }

@@ -11,7 +11,7 @@ use super::{
     Capabilities, DataPath, Opened, PathError, PathProvider, PeerReach, PeerUnreachable, Waker,
 };
 use crate::memory::peer::PeerRegion;
-use crate::memory::{DmaPool, MemoryError};
+use crate::memory::{DmaPool, GpuError, GpuMemory, GpuSlice, MemoryError};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// Watches over the path inside.
@@ -40,10 +40,16 @@ struct Watched {
     kind: OperationKind,
     /// Address and length of the buffer.
     buffer: Option<(usize, usize)>,
+    /// Memory of a GPU, whose checksum the path tells.
+    gpu: Option<GpuSlice>,
 }
 
 impl Watched {
     fn of(operation: &Operation) -> Self {
+        let gpu = match operation.action {
+            Action::ReadToGpu(memory) | Action::WriteFromGpu { memory, .. } => Some(memory),
+            _ => None,
+        };
         let buffer = match &operation.action {
             Action::Read(buffer) | Action::Write { buffer, .. } => {
                 Some((buffer.as_ptr() as usize, buffer.len()))
@@ -51,9 +57,13 @@ impl Watched {
             Action::ReadToPeer(buffer) | Action::WriteFromPeer { buffer, .. } => {
                 Some((buffer.address() as usize, buffer.len()))
             }
-            Action::WriteZeroes | Action::Flush | Action::Deallocate => None,
+            Action::ReadToGpu(_)
+            | Action::WriteFromGpu { .. }
+            | Action::WriteZeroes
+            | Action::Flush
+            | Action::Deallocate => None,
         };
-        Self { device: operation.device, kind: operation.action.kind(), buffer }
+        Self { device: operation.device, kind: operation.action.kind(), buffer, gpu }
     }
 }
 
@@ -74,6 +84,8 @@ impl<P: DataPath + ?Sized> Checked<P> {
         let peer = completion.peer.as_ref();
         let buffer = buffer.or(peer.map(|peer| (peer.address() as usize, peer.len())));
         assert_eq!(buffer, watched.buffer, "tag {tag} came back with another buffer");
+        let summed = watched.gpu.is_some() && completion.result.is_ok();
+        assert_eq!(completion.checksum.is_some(), summed, "tag {tag}: a checksum of what?");
         if let Err(error) = completion.result {
             let named = (error.device, error.kind);
             assert_eq!(named, (watched.device, watched.kind), "tag {tag} failed as something else");
@@ -97,6 +109,10 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Checked<P> {
 
     fn register_peer(&mut self, region: &PeerRegion) -> Result<PeerReach, PeerUnreachable> {
         self.path.register_peer(region)
+    }
+
+    fn reach_gpu(&mut self, gpu: &dyn GpuMemory) -> Result<(), GpuError> {
+        self.path.reach_gpu(gpu)
     }
 
     fn submit(&mut self, operation: Operation) -> Result<(), Refused> {

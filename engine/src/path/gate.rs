@@ -2,6 +2,7 @@
 
 use super::operation::{Action, DeviceError, Extent, Operation, OperationKind, Refusal};
 use super::{Capabilities, DeviceCapabilities, PathKind};
+use crate::memory::{ALIGNMENT, GpuSlice};
 use crate::units::DeviceIndex;
 
 /// The rules of admission, and the latch of each device.
@@ -30,6 +31,10 @@ impl Gate {
             return Err(Refusal::Invalid(
                 "only the data path spdk reaches another device's memory",
             ));
+        }
+        let gpu = matches!(operation.action, Action::ReadToGpu(_) | Action::WriteFromGpu { .. });
+        if gpu && capabilities.kind != PathKind::Gds {
+            return Err(Refusal::Invalid("only the data path gds reaches a GPU's memory"));
         }
         check_extent(device, operation)?;
         self.unlatched(operation.device, operation.action.kind())
@@ -82,11 +87,29 @@ fn check_extent(device: &DeviceCapabilities, operation: &Operation) -> Result<()
         Action::ReadToPeer(buffer) | Action::WriteFromPeer { buffer, .. } => {
             check_length(buffer.len(), extent)
         }
+        Action::WriteFromGpu { memory, .. } if memory.held() != (0..memory.checked()) => {
+            Err(Refusal::Invalid("what is written is not what is checked"))
+        }
+        Action::ReadToGpu(memory) | Action::WriteFromGpu { memory, .. } => {
+            check_slice(memory, extent)
+        }
         Action::Deallocate if !device.deallocate => {
             Err(Refusal::Invalid("only block devices are deallocated, never files"))
         }
         Action::WriteZeroes | Action::Deallocate | Action::Flush => Ok(()),
     }
+}
+
+fn check_slice(memory: &GpuSlice, extent: Extent) -> Result<(), Refusal> {
+    if memory.held().end > memory.checked() {
+        return Err(Refusal::Invalid("more is wanted than is checked"));
+    }
+    let length = extent.length.0;
+    let last_block = length.saturating_sub(ALIGNMENT as u64)..=length;
+    if !last_block.contains(&u64::from(memory.checked())) {
+        return Err(Refusal::Invalid("the memory is not as long as the extent"));
+    }
+    check_length(length as usize, extent)
 }
 
 fn check_length(buffer: usize, extent: Extent) -> Result<(), Refusal> {

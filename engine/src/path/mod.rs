@@ -54,7 +54,7 @@ pub use operation::{
 pub use waker::Waker;
 
 use crate::memory::peer::PeerRegion;
-use crate::memory::{DmaPool, MemoryError};
+use crate::memory::{DmaPool, GpuError, GpuMemory, MemoryError};
 use crate::units::ByteCount;
 
 /// What data paths outside of the engine are made with.
@@ -138,7 +138,8 @@ pub enum Feature {
 /// From an accepted [`submit`](DataPath::submit) until the buffer comes back in a completion, the
 /// implementation owns the buffer and must neither free nor hand it out, not even when it is itself
 /// dropped: memory that a device may still touch is leaked instead. A completion that claims success
-/// means that every byte of the extent was moved.
+/// means that every byte of the extent was moved. Memory of a GPU that an operation names is the implementation's to read
+/// or write until the completion; where no device can be told to have let go of it there is none.
 pub unsafe trait DataPath {
     /// What this path can do; changes only when something is registered.
     fn capabilities(&self) -> &Capabilities;
@@ -162,6 +163,16 @@ pub unsafe trait DataPath {
         Err(PeerUnreachable(format!(
             "the {kind} data path moves bytes by way of the host's memory"
         )))
+    }
+
+    /// Lets operations name memory of this GPU, until the path is dropped. Their completions tell the CRC32C of the bytes,
+    /// which the GPU takes: the host sees none of them.
+    ///
+    /// # Errors
+    /// Why not. Bytes then pass through staging memory.
+    fn reach_gpu(&mut self, _gpu: &dyn GpuMemory) -> Result<(), GpuError> {
+        let kind = self.capabilities().kind;
+        Err(GpuError(format!("the {kind} data path moves bytes by way of the host's memory")))
     }
 
     /// Takes an operation, or gives it back untouched. Accepted operations may wait for

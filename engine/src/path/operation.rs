@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::memory::peer::PeerBuffer;
-use crate::memory::{ALIGNMENT, DmaBuffer};
+use crate::memory::{ALIGNMENT, DmaBuffer, GpuSlice};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// A run of bytes on one device.
@@ -80,6 +80,15 @@ pub enum Action {
         /// As for a write.
         fua: bool,
     },
+    /// As a read, into memory of the GPU that the path reaches.
+    ReadToGpu(GpuSlice),
+    /// As a write, out of memory of the GPU that the path reaches.
+    WriteFromGpu {
+        /// The bytes.
+        memory: GpuSlice,
+        /// As for a write.
+        fua: bool,
+    },
     /// Makes the extent read as zeroes.
     WriteZeroes,
     /// Puts every write that completed before this was submitted on the medium.
@@ -92,8 +101,10 @@ impl Action {
     /// The kind, without the buffer.
     pub fn kind(&self) -> OperationKind {
         match self {
-            Self::Read(_) | Self::ReadToPeer(_) => OperationKind::Read,
-            Self::Write { .. } | Self::WriteFromPeer { .. } => OperationKind::Write,
+            Self::Read(_) | Self::ReadToPeer(_) | Self::ReadToGpu(_) => OperationKind::Read,
+            Self::Write { .. } | Self::WriteFromPeer { .. } | Self::WriteFromGpu { .. } => {
+                OperationKind::Write
+            }
             Self::WriteZeroes => OperationKind::WriteZeroes,
             Self::Flush => OperationKind::Flush,
             Self::Deallocate => OperationKind::Deallocate,
@@ -110,7 +121,11 @@ impl Action {
         match self {
             Self::Read(buffer) | Self::Write { buffer, .. } => (Some(buffer), None),
             Self::ReadToPeer(buffer) | Self::WriteFromPeer { buffer, .. } => (None, Some(buffer)),
-            Self::WriteZeroes | Self::Flush | Self::Deallocate => (None, None),
+            Self::ReadToGpu(_)
+            | Self::WriteFromGpu { .. }
+            | Self::WriteZeroes
+            | Self::Flush
+            | Self::Deallocate => (None, None),
         }
     }
 }
@@ -151,6 +166,8 @@ pub struct Completion {
     pub buffer: Option<DmaBuffer>,
     /// The operation's buffer, if it is in another device's.
     pub peer: Option<PeerBuffer>,
+    /// The CRC32C of the bytes, where they are in a GPU's memory and were moved.
+    pub checksum: Option<u32>,
     /// Whether the whole extent was done.
     pub result: Result<(), DeviceError>,
 }

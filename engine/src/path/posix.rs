@@ -210,7 +210,10 @@ fn perform(device: &Device, operation: &mut Operation) -> io::Result<u32> {
                 usize::try_from(moved).map_err(|_| io::Error::last_os_error())
             })?
         }
-        Action::ReadToPeer(_) | Action::WriteFromPeer { .. } => {
+        Action::ReadToPeer(_)
+        | Action::WriteFromPeer { .. }
+        | Action::ReadToGpu(_)
+        | Action::WriteFromGpu { .. } => {
             unreachable!("the gate refuses another device's memory")
         }
         Action::Flush => device.file().sync_data().map(|()| 0)?,

@@ -1,6 +1,6 @@
 //! The fixed table of what is in flight: what the backends keep while a device owns a buffer.
 
-use super::operation::{Completion, DeviceError, Operation, Status};
+use super::operation::{Completion, DeviceError, Operation, OperationKind, Status};
 
 /// A table of as many slots as may be in flight. Nothing is allocated after `new`.
 #[derive(Debug)]
@@ -74,8 +74,8 @@ pub fn conclude(operation: Operation, answer: Result<u32, Status>) -> Completion
     let Operation { tag, device, extent, action, .. } = operation;
     let kind = action.kind();
     let (buffer, peer) = action.into_buffers();
-    let has_bytes = buffer.is_some() || peer.is_some();
-    let expected = if has_bytes { extent.length.0 } else { 0 };
+    let moves_bytes = matches!(kind, OperationKind::Read | OperationKind::Write);
+    let expected = if moves_bytes { extent.length.0 } else { 0 };
     let status = match answer {
         Err(status) => Some(status),
         Ok(moved) if u64::from(moved) < expected => Some(Status::Short { moved }),
@@ -85,7 +85,7 @@ pub fn conclude(operation: Operation, answer: Result<u32, Status>) -> Completion
         Some(status) => Err(DeviceError { device, kind, extent, status }),
         None => Ok(()),
     };
-    Completion { tag, buffer, peer, result }
+    Completion { tag, buffer, peer, checksum: None, result }
 }
 
 #[cfg(test)]

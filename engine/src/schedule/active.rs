@@ -7,11 +7,11 @@ use super::finish::Finish;
 use super::parts::Parts;
 use super::subject::Subject;
 use super::ticket::{Memory, TicketShared};
-use super::transfer::{Done, Piece, TransferDone, TransferError, TransferResult, Urgency};
+use super::transfer::{Done, Piece, TransferDone, TransferError, TransferResult, Urgency, Window};
 use crate::memory::{
     Destination, DmaBuffer, GpuEvent, GpuRange, Source, checksum, copy_with_checksum,
 };
-use crate::path::OperationKind;
+use crate::path::{Action, OperationKind};
 use crate::units::ByteCount;
 
 /// What is to be done with each piece. The memory is `None` once it was released, or is with devices in parts.
@@ -97,8 +97,10 @@ pub(super) struct Active {
     pub(super) unchecked: usize,
     /// Pieces that are being copied from or to the GPU, or wait for their device afterwards.
     pub(super) copying: usize,
-    /// The memory, where a GPU has it.
+    /// The memory, where a GPU has it and copies from or to it.
     pub(super) gpu: Option<GpuRange>,
+    /// The memory, where a GPU has it and the data path reads or writes it itself.
+    reached: Option<GpuRange>,
     /// What happens when a read's bytes are there, if the read does not wait for that.
     pub(super) landed: Option<GpuEvent>,
     /// The memory, where devices read or write it themselves.
@@ -131,6 +133,7 @@ impl Active {
             unchecked: 0,
             copying: 0,
             gpu: None,
+            reached: None,
             landed: None,
             parts: Parts::default(),
             copied: None,
@@ -157,6 +160,7 @@ impl Active {
             None => self.shared = Arc::new(shared),
         }
         (self.gpu, self.landed) = job.on_gpu();
+        self.reached = None;
         job.cut(&pieces, &mut self.parts);
         self.checksums.clear();
         if matches!(job, Job::Write { .. }) {
@@ -212,6 +216,30 @@ impl Active {
     /// Whether somebody still waits for its pieces on a GPU.
     pub(super) fn fills_gpu(&self) -> bool {
         self.gpu.is_some() && self.wants_bytes()
+    }
+
+    /// Has the data path read or write the memory itself, if a GPU has it and any device is to.
+    pub(super) fn reach_gpu(&mut self) {
+        if !matches!(self.job, Job::Verify { .. }) {
+            self.reached = self.gpu.take();
+        }
+    }
+
+    /// Whether the data path reads or writes a GPU's memory itself.
+    pub(super) fn is_reached(&self) -> bool {
+        self.reached.is_some()
+    }
+
+    /// What its device is to do with a piece of the GPU's memory.
+    pub(super) fn reach(&self, piece: Piece) -> Option<Action> {
+        let Window { skip, take } = piece.wanted();
+        let start = piece.tensor_offset as usize;
+        let memory = self.reached?.slice(start, skip..skip + take, piece.length);
+        match self.job {
+            Job::Write { fua, .. } => Some(Action::WriteFromGpu { memory, fua }),
+            Job::Read { .. } => Some(Action::ReadToGpu(memory)),
+            _ => None,
+        }
     }
 
     /// Whether it will not end well.
@@ -272,9 +300,15 @@ impl Active {
 
     /// Compares a piece that was copied from the GPU with its checksum. A mismatch ends the verification.
     pub(super) fn compare(&mut self, piece: usize, chunk: &DmaBuffer) {
+        let length = self.pieces[piece].length as usize;
+        self.compare_checksum(piece, checksum(&chunk[..length]));
+    }
+
+    /// The same, for a checksum that the GPU took.
+    pub(super) fn compare_checksum(&mut self, piece: usize, found: u32) {
         let Piece { length, checksum: expected, .. } = self.pieces[piece];
         self.bytes += u64::from(length);
-        if Some(checksum(&chunk[..length as usize])) != expected {
+        if Some(found) != expected {
             self.matched = false;
             self.next = self.pieces.len();
         }
@@ -301,10 +335,25 @@ impl Active {
         if !self.wants_bytes() {
             return None;
         }
-        let Piece { device, offset, tensor_offset, length, .. } = self.pieces[piece];
-        let expected = self.pieces[piece].checksum?;
-        let found = checksum(&chunk[..length as usize]);
-        (found != expected).then(|| TransferError::Checksum {
+        let Piece { length, checksum: expected, .. } = self.pieces[piece];
+        expected.and_then(|_| self.unexpected(piece, checksum(&chunk[..length as usize])))
+    }
+
+    /// Takes in the checksum of a piece that the data path moved from or to a GPU's memory. Answers what is wrong with it.
+    pub(super) fn summed(&mut self, piece: usize, found: u32) -> Option<TransferError> {
+        match &self.job {
+            Job::Write { .. } => self.checksums[piece] = found,
+            _ if self.wants_bytes() => return self.unexpected(piece, found),
+            _ => {}
+        }
+        None
+    }
+
+    /// What is wrong with a piece that has this checksum, if it should have another one.
+    fn unexpected(&self, piece: usize, found: u32) -> Option<TransferError> {
+        let Piece { device, offset, tensor_offset, length, checksum, .. } = self.pieces[piece];
+        let expected = checksum.filter(|expected| *expected != found)?;
+        Some(TransferError::Checksum {
             device,
             offset,
             length: ByteCount(u64::from(length)),
@@ -319,7 +368,7 @@ impl Active {
     pub(super) fn landed(&mut self, piece: usize, chunk: Option<&DmaBuffer>) {
         let piece = self.pieces[piece];
         let wanted = piece.wanted();
-        if self.parts.are_there() && self.wants_bytes() {
+        if (self.parts.are_there() || self.is_reached()) && self.wants_bytes() {
             self.bytes += u64::from(wanted.take);
             return;
         }
@@ -350,7 +399,8 @@ impl Active {
     }
 
     /// From here on nothing of ours touches the memory: devices only ever see staging buffers, and memory that is in
-    /// parts, which they may see until the end. Copies of a GPU are waited for, or followed by their event.
+    /// parts or that they reach on a GPU, which they may see until the end. Copies of a GPU are waited for, or followed by
+    /// their event.
     fn release(&mut self) {
         let dma = match &mut self.job {
             Job::Write { source, .. } | Job::Verify { source } => {
@@ -360,7 +410,8 @@ impl Active {
             Job::WriteZeroes | Job::Flush | Job::Deallocate => None,
         };
         self.copied = self.copied.take().or(dma);
-        if !self.parts.are_there() && self.copying == 0 && self.landed.is_none() {
+        let with_devices = self.parts.are_there() || (self.is_reached() && self.flying > 0);
+        if !with_devices && self.copying == 0 && self.landed.is_none() {
             self.shared.release();
         }
     }

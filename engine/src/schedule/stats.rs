@@ -35,6 +35,11 @@ pub struct GpuStats {
     pub name: String,
     /// Whether staging memory is page-locked for it; if not, copies bounce in its driver.
     pub page_locked: Feature,
+    /// Whether it takes checksums of its own memory, to compare what is there with what was put.
+    pub checksums: Feature,
+    /// Whether the data path reaches its memory: what is put and got then never passes through the host, and the GPU takes
+    /// the checksums.
+    pub reached: Feature,
 }
 
 /// What went to and came from one device.

@@ -234,7 +234,7 @@ impl TicketShared {
         self.released.store(true, Ordering::Release);
     }
 
-    /// The transfer is over; the memory must have been released.
+    /// The transfer is over; the memory must have been released, unless a device that does not answer has it for good.
     pub(super) fn finish(&self, outcome: Outcome, memory: Option<Memory>) {
         let mut end = self.end();
         let (memory, unclaimed) = if end.tickets > 0 { (memory, None) } else { (None, memory) };

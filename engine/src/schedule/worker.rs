@@ -100,7 +100,7 @@ impl Worker {
         let count = all / staging.threads;
         let chunks: Vec<DmaBuffer> =
             std::iter::from_fn(|| memory.take(chunk as usize)).take(count).collect();
-        let (on_gpu, gpu) = OnGpu::open(&options, count, &memory)?;
+        let (on_gpu, gpu) = OnGpu::open(&options, count, &memory, &mut *path)?;
         let capabilities = path.capabilities().clone();
         let devices = capabilities.devices.len();
         let depth = capabilities.depth;
@@ -211,6 +211,9 @@ impl Worker {
         }
         let id = active.id();
         active.queued = true;
+        if self.on_gpu.is_reached() {
+            active.reach_gpu();
+        }
         match active.urgency {
             Urgency::Urgent => self.urgent.push_back(id),
             Urgency::Ahead => self.ahead.push_back(id),
@@ -242,6 +245,9 @@ impl Worker {
             remove(&mut self.ahead, id);
             return Begun::Light;
         };
+        if active.is_reached() {
+            return self.begin_reached(id);
+        }
         if active.reads_gpu() {
             return self.begin_copy_out(id, spare);
         }
@@ -354,7 +360,7 @@ impl Worker {
     }
 
     fn land_one(&mut self, completion: Completion) {
-        let Completion { tag, buffer, result, .. } = completion;
+        let Completion { tag, buffer, checksum, result, .. } = completion;
         let flight = self.flights.land(tag);
         let Some((flight, active)) =
             flight.and_then(|flight| Some((flight, self.transfers.get_mut(&flight.transfer)?)))
@@ -362,14 +368,17 @@ impl Worker {
             return self.chunks.extend(buffer);
         };
         active.flying -= 1;
+        let piece = active.pieces[flight.piece];
+        let counters = &self.counters[usize::from(piece.device.0)];
+        counters.ended(active.job.kind(), piece.extent().length.0, result.is_err());
+        if active.is_reached() {
+            return self.land_reached(flight, piece, checksum, result);
+        }
         let moves_bytes = matches!(active.job, Job::Write { .. } | Job::Read { .. });
         if buffer.is_none() && moves_bytes && active.parts().is_none() {
             self.living -= 1;
             self.reserve = reserve_of(self.living);
         }
-        let piece = active.pieces[flight.piece];
-        let counters = &self.counters[usize::from(piece.device.0)];
-        counters.ended(active.job.kind(), piece.extent().length.0, result.is_err());
         match (result, buffer) {
             (Ok(()), Some(chunk)) if piece.checksum.is_some() && active.wants_bytes() => {
                 active.unchecked += 1;
@@ -429,7 +438,7 @@ impl Worker {
                 if matches!(failure, TransferError::Checksum { .. }) {
                     counters.mismatched(false);
                 }
-                self.read_again(flight, piece, chunk);
+                self.read_again(flight, piece, Action::Read(chunk));
             }
             (None, Some(chunk)) if active.fills_gpu() => self.begin_copy_in(flight, chunk),
             (failure, buffer) => {
@@ -457,9 +466,9 @@ impl Worker {
         }
     }
 
-    fn read_again(&mut self, flight: Flight, piece: Piece, chunk: DmaBuffer) {
+    fn read_again(&mut self, flight: Flight, piece: Piece, read: Action) {
         let flight = Flight { again: true, ..flight };
-        let Err(refused) = self.launch(flight, piece, Action::Read(chunk)) else { return };
+        let Err(refused) = self.launch(flight, piece, read) else { return };
         // Its own slot was freed a moment ago, so the path cannot be full; but never lose a piece.
         let full = || TransferError::Refused {
             device: piece.device,

@@ -13,6 +13,7 @@
 // The product of two polynomials; the highest bit is the coefficient of x^0.
 __device__ unsigned multiply(unsigned a, unsigned b) {
     unsigned product = 0;
+#pragma unroll 1
     for (unsigned bit = ONE; bit != 0; bit >>= 1) {
         if (a & bit) product ^= b;
         b = (b >> 1) ^ ((b & 1u) ? POLYNOMIAL : 0u);
@@ -23,6 +24,7 @@ __device__ unsigned multiply(unsigned a, unsigned b) {
 // x^(8 * bytes).
 __device__ unsigned past(unsigned bytes) {
     unsigned power = ONE, square = ONE >> 8;
+#pragma unroll 1
     for (; bytes != 0; bytes >>= 1) {
         if (bytes & 1u) power = multiply(power, square);
         square = multiply(square, square);

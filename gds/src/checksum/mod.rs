@@ -1,5 +1,6 @@
-//! CRC32C where the bytes are: a kernel that is compiled when it is first needed, so that checksums stay on for data that
-//! the CPU never sees.
+//! CRC32C where the bytes are, so that checksums stay on for data that the CPU never sees.
+//!
+//! The kernel is `crc32c.cu`; `compile.py` has made `crc32c.ptx` of it, which the driver translates for the GPU at hand.
 #![allow(unsafe_code)]
 
 #[cfg(test)]
@@ -9,28 +10,13 @@ use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
-use cudarc::nvrtc;
 
-use crate::cuda::{CudaError, DeviceMemory, DevicePointer, Gpu, Stream};
+use crate::cuda::{CudaError, DevicePointer, Gpu, HostWords, Stream};
 
-/// The kernel's source, in CUDA C.
-pub const SOURCE: &str = include_str!("crc32c.cu");
+/// The kernel, for any GPU.
+const PTX: &str = include_str!("crc32c.ptx");
 /// Threads of a block, as the source says.
 const THREADS: u32 = 256;
-
-/// The kernel cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub enum KernelError {
-    /// The compiler's library is not installed.
-    #[error("libnvrtc is not found: checksums on the GPU need CUDA's run-time compiler")]
-    NoCompiler,
-    /// The compiler refused the source.
-    #[error("CUDA's run-time compiler refused the checksum kernel: {0}")]
-    Compile(String),
-    /// The driver refused.
-    #[error(transparent)]
-    Cuda(#[from] CudaError),
-}
 
 /// The kernel, loaded on one GPU.
 pub struct Crc32c {
@@ -39,18 +25,15 @@ pub struct Crc32c {
     function: sys::CUfunction,
 }
 
+// SAFETY: modules belong to the context, and functions to their module; the driver's functions on them may be called from
+// any thread.
+unsafe impl Send for Crc32c {}
+
 impl Crc32c {
-    /// Compiles and loads it.
-    pub fn new(gpu: &Arc<Gpu>) -> Result<Self, KernelError> {
-        // SAFETY: opening the compiler's library runs its initialisers, as any program that uses it does.
-        if !unsafe { nvrtc::sys::is_culib_present() } {
-            return Err(KernelError::NoCompiler);
-        }
-        let compiled =
-            nvrtc::compile_ptx(SOURCE).map_err(|error| KernelError::Compile(error.to_string()))?;
+    /// Loads it.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        let image = CString::new(PTX).unwrap_or_else(|_| unreachable!("text has no zero in it"));
         gpu.enter()?;
-        let image = CString::new(compiled.to_src())
-            .map_err(|error| KernelError::Compile(error.to_string()))?;
         // SAFETY: the image is PTX that ends with a zero, and lives across the call, which copies it.
         let module = unsafe { result::module::load_data(image.as_ptr().cast()) }
             .map_err(CudaError::of("load the checksum kernel"))?;
@@ -64,34 +47,30 @@ impl Crc32c {
     /// Puts into `stream` the checksums of `length` bytes, one for each `unit` of them, four bytes each.
     ///
     /// # Safety
-    /// The bytes stay allocated and unwritten until an event that is recorded behind this in `stream` has happened.
+    /// Until an event that is recorded behind this in `stream` has happened, the bytes stay allocated and unwritten, and
+    /// there are four bytes at `sums` for each unit, which nobody else touches.
     pub unsafe fn launch(
         &self,
         stream: &Stream,
         data: DevicePointer,
         length: u64,
         unit: u32,
-        sums: &mut DeviceMemory,
+        sums: DevicePointer,
     ) -> Result<(), CudaError> {
         let units = length.div_ceil(u64::from(unit.max(1)));
-        assert!(
-            sums.len() as u64 >= units * 4,
-            "{units} checksums do not fit into {} bytes",
-            sums.len()
-        );
         if units == 0 {
             return Ok(());
         }
-        let (mut data, mut length, mut unit, mut out) = (data.0, length, unit, sums.base().0);
+        let (mut data, mut length, mut unit, mut sums) = (data.0, length, unit, sums.0);
         let mut arguments: [*mut c_void; 4] = [
             (&raw mut data).cast(),
             (&raw mut length).cast(),
             (&raw mut unit).cast(),
-            (&raw mut out).cast(),
+            (&raw mut sums).cast(),
         ];
         self.gpu.enter()?;
         // SAFETY: four arguments of the types that the kernel declares, copied by the call; the kernel reads `length`
-        // bytes and writes as many words as there are units, which fit.
+        // bytes and writes as many words as there are units, which is what the caller vouches for.
         unsafe {
             result::launch_kernel(
                 self.function,
@@ -115,8 +94,45 @@ impl Drop for Crc32c {
     }
 }
 
+/// The kernel, and places for what it finds: the host reads a sum when an event behind it has happened.
+pub(crate) struct Checksums {
+    kernel: Crc32c,
+    sums: HostWords,
+}
+
+impl Checksums {
+    pub(crate) fn new(gpu: &Arc<Gpu>, places: u32) -> Result<Self, CudaError> {
+        Ok(Self { kernel: Crc32c::new(gpu)?, sums: HostWords::new(gpu, places)? })
+    }
+
+    /// Has the checksum of `length` bytes, which are not none, put into a place.
+    ///
+    /// # Safety
+    /// Until an event that is recorded behind this in `stream` has happened, the bytes stay allocated and unwritten, and the
+    /// place is nobody else's.
+    pub(crate) unsafe fn take(
+        &self,
+        stream: &Stream,
+        data: DevicePointer,
+        length: u32,
+        place: u32,
+    ) -> Result<(), CudaError> {
+        let sum = self.sums.address(place);
+        // SAFETY: one unit, hence one word; the rest is passed on to the caller.
+        unsafe { self.kernel.launch(stream, data, length.into(), length, sum) }
+    }
+
+    /// What was found last in a place.
+    pub(crate) fn taken(&self, place: u32) -> u32 {
+        self.sums.read(place)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -134,9 +150,20 @@ mod tests {
 
     #[test]
     fn the_source_says_what_the_mirror_and_the_launch_do() {
+        const SOURCE: &str = include_str!("crc32c.cu");
         for line in ["#define POLYNOMIAL 0x82F63B78u", "#define THREADS 256u", "crc32c_units"] {
             assert!(SOURCE.contains(line), "{line}");
         }
         assert_eq!(THREADS, 256);
+    }
+
+    #[test]
+    fn what_is_loaded_was_made_from_the_source_that_is_here() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/checksum/crc32c.cu");
+        let output = Command::new("sha256sum").arg(source).output().unwrap();
+        let sum = String::from_utf8(output.stdout).unwrap();
+        let sum = sum.split(' ').next().unwrap();
+        let said = PTX.lines().next().unwrap();
+        assert_eq!(said, format!("// crc32c.cu, SHA-256 {sum}"), "run compile.py");
     }
 }

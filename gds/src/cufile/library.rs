@@ -34,10 +34,13 @@ pub struct Library {
 }
 
 impl Library {
-    /// Opens the library: the named file and no other, or the first that opens of the places where it lives.
+    /// Opens the library: the named file and no other (by `TIDELOG_CUFILE` in the environment, where the caller names none),
+    /// or the first that opens of the places where it lives.
     pub fn open(named: Option<&Path>) -> Result<Arc<Self>, NoLibrary> {
+        let named = named.map(PathBuf::from);
+        let named = named.or_else(|| std::env::var_os("TIDELOG_CUFILE").map(PathBuf::from));
         let candidates = if let Some(path) = named {
-            vec![path.to_path_buf()]
+            vec![path]
         } else {
             let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
             candidates(&|name| std::env::var_os(name), &maps)

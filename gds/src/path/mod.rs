@@ -2,7 +2,8 @@
 //!
 //! cuFile reads and writes. What it has no call for (flush, zeroes, deallocation, a write that must be on the medium)
 //! the kernel does, on the same files: a few threads of the engine's `posix` path. The engine's buffers are in host
-//! memory; they pass through the ring like everything else. Tensors on the GPU use the [`Queue`] itself.
+//! memory; they pass through the ring like everything else. Memory of the path's own GPU never sees the host: its checksums
+//! are the GPU's.
 #![allow(unsafe_code)]
 
 mod provider;
@@ -12,7 +13,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidelog_engine::memory::DmaPool;
+use tidelog_engine::memory::{DmaBuffer, DmaPool, GpuError, GpuMemory};
 use tidelog_engine::path::backend::{Gate, Slots, conclude};
 use tidelog_engine::path::posix::PosixPath;
 use tidelog_engine::path::{
@@ -20,7 +21,7 @@ use tidelog_engine::path::{
     Status, Waker,
 };
 
-use crate::cuda::{Gpu, HostLock};
+use crate::cuda::{CUDA, Gpu, HostLock};
 use crate::cufile::CuFileError;
 use crate::queue::{Answer, Direction, End, Queue, Request};
 
@@ -40,6 +41,10 @@ pub struct GdsPath {
     /// For what cuFile has no call for. Its tags are our slots.
     kernel: PosixPath,
     kernel_done: Vec<Completion>,
+    /// For each slot, what the GPU found before the kernel's flush.
+    checksums: Vec<Option<u32>>,
+    /// Whether operations name memory of our GPU.
+    reached: bool,
     gpu: Arc<Gpu>,
     /// Unlocked before the memory that it locks goes.
     host_lock: Option<HostLock>,
@@ -80,9 +85,13 @@ impl GdsPath {
         completions: &mut Vec<Completion>,
     ) {
         let Some(operation) = self.slots.take(slot) else { return };
-        let completion = conclude(operation, answer);
-        if let Err(error) = completion.result {
-            self.gate.judge(error);
+        let mut completion = conclude(operation, answer);
+        let checksum = self.checksums[slot as usize].take();
+        match completion.result {
+            Ok(()) => completion.checksum = checksum,
+            // The GPU failed, before the device got anything or after it had done its part.
+            Err(error) if is_of_gpu(error.status) => {}
+            Err(error) => self.gate.judge(error),
         }
         completions.push(completion);
     }
@@ -92,7 +101,11 @@ impl GdsPath {
         let slot = answer.tag as u32;
         let Some(operation) = self.slots.get(slot) else { return };
         let length = operation.extent.length.0 as u32;
-        let forced = matches!(operation.action, Action::Write { fua: true, .. });
+        let forced = matches!(
+            operation.action,
+            Action::Write { fua: true, .. } | Action::WriteFromGpu { fua: true, .. }
+        );
+        self.checksums[slot as usize] = answer.checksum;
         match answer.result {
             Ok(()) if forced => match self.submit_to_kernel(slot, Extent::NOTHING, Action::Flush) {
                 Ok(()) => {}
@@ -127,6 +140,15 @@ unsafe impl DataPath for GdsPath {
         self.host_memory = Some(region.clone());
     }
 
+    fn reach_gpu(&mut self, gpu: &dyn GpuMemory) -> Result<(), GpuError> {
+        let ours = self.gpu.to_string();
+        self.reached = gpu.name() == ours;
+        if self.reached {
+            return Ok(());
+        }
+        Err(GpuError(format!("the gds data path goes by way of {ours}; name that GPU to it")))
+    }
+
     fn submit(&mut self, operation: Operation) -> Result<(), Refused> {
         if let Err(reason) = self.gate.admit(&self.capabilities, &operation) {
             return Err(Refused { reason, operation });
@@ -134,11 +156,18 @@ unsafe impl DataPath for GdsPath {
         if self.slots.is_full() {
             return Err(Refused { reason: Refusal::Full, operation });
         }
+        let on_gpu = matches!(operation.action, Action::ReadToGpu(_) | Action::WriteFromGpu { .. });
+        if on_gpu && !self.reached {
+            let reason = Refusal::Invalid("the path does not reach that GPU's memory");
+            return Err(Refused { reason, operation });
+        }
         let (device, extent) = (operation.device, operation.extent);
         let (slot, kept) = self.slots.keep(operation);
         let plain = match &mut kept.action {
-            Action::Read(buffer) => Ok((Direction::Read, buffer.address())),
-            Action::Write { buffer, .. } => Ok((Direction::Write, buffer.address())),
+            Action::Read(buffer) => Ok((Direction::Read, host(buffer))),
+            Action::Write { buffer, .. } => Ok((Direction::Write, host(buffer))),
+            Action::ReadToGpu(memory) => Ok((Direction::Read, End::Device(*memory))),
+            Action::WriteFromGpu { memory, .. } => Ok((Direction::Write, End::Device(*memory))),
             Action::ReadToPeer(_) | Action::WriteFromPeer { .. } => {
                 unreachable!("the gate refuses another device's memory")
             }
@@ -147,13 +176,12 @@ unsafe impl DataPath for GdsPath {
             Action::Deallocate => Err(Action::Deallocate),
         };
         let refusal = match plain {
-            Ok((direction, address)) => {
-                let end = End::Host(NonNull::new(address).unwrap_or(NonNull::dangling()));
+            Ok((direction, end)) => {
                 let (offset, length) = (extent.offset.0, extent.length.0 as u32);
                 let request =
                     Request { tag: u64::from(slot), device, offset, length, direction, end };
-                // SAFETY: the gate has seen that the extent lies on the device and in the buffer; the buffer stays in
-                // its slot until the answer.
+                // SAFETY: the gate has seen that the extent lies on the device and in the buffer, or holds the GPU's memory;
+                // the buffer stays in its slot until the answer, the memory stays until the completion (`GpuSlice::new`).
                 unsafe { self.queue.submit(request) }.err().map(|_| Refusal::Full)
             }
             Err(action) => self.submit_to_kernel(slot, extent, action).err(),
@@ -233,6 +261,16 @@ unsafe impl DataPath for GdsPath {
         self.queue.abort(None);
         self.kernel.abort_all();
     }
+}
+
+/// A buffer as the end of a transfer.
+fn host(buffer: &mut DmaBuffer) -> End {
+    End::Host(NonNull::new(buffer.address()).unwrap_or(NonNull::dangling()))
+}
+
+/// Whether it was the GPU that failed, and not a device.
+fn is_of_gpu(status: Status) -> bool {
+    matches!(status, Status::Library { library, .. } if *library == CUDA)
 }
 
 impl Drop for GdsPath {

@@ -95,7 +95,7 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
         registered_files: Feature::On,
         notes: vec![
             format!("mode: {}", facts.mode),
-            format!("GPU {} ({}) at {}", gpu.ordinal(), gpu.name(), gpu.pci_address()),
+            gpu.to_string(),
             format!("cuFile{version}: {}", facts.library.display()),
             format!(
                 "staging: {} of GPU memory in chunks of {}, batches of up to {}",
@@ -113,6 +113,8 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
         queue,
         kernel,
         kernel_done,
+        checksums: vec![None; depth as usize],
+        reached: false,
         gpu,
         host_lock: None,
         host_memory: None,

@@ -6,12 +6,12 @@
 //!   event. Only when the host has seen that event does the SSD get to read the chunk. Only when the SSD is done is
 //!   the chunk anybody else's.
 //! - A read: the SSD fills a chunk. When the host has seen that, the other stream waits for `after` (nobody uses the
-//!   destination any more), copies, records an event. Only when that has happened is the chunk anybody else's. A caller
-//!   on the GPU need not wait: its own event `landed` is recorded behind the last copy before the answer is given, and
-//!   whatever stream uses the tensor waits for it.
+//!   destination any more), copies, records an event. Only when that has happened is the chunk anybody else's.
+//! - The checksum of what lies in GPU memory is taken of what the SSD gets, or has brought: by a kernel between the copy and
+//!   the SSD, in the stream of that copy. It is in the answer.
 //! - Memory that is registered, and aligned, is read and written in place. The host sees `after` happen first.
-//! - An answer means that no device touches the caller's memory any more, except by copies before `landed`. Where that
-//!   cannot be known there is no answer, and the memory is leaked. A chunk in that state is never used again.
+//! - An answer means that no device touches the caller's memory any more. Where that cannot be known there is no answer,
+//!   and the memory is leaked. A chunk in that state is never used again.
 #![allow(unsafe_code)]
 
 mod batches;
@@ -21,11 +21,12 @@ use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use tidelog_engine::memory::ALIGNMENT;
+use tidelog_engine::memory::{ALIGNMENT, GpuSlice};
 use tidelog_engine::path::{Device, Status};
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
-use crate::cuda::{CUDA, CudaError, DeviceMemory, DevicePointer, Event, Gpu, Stream};
+use crate::checksum::Checksums;
+use crate::cuda::{CUDA, CudaError, DeviceMemory, DevicePointer, Gpu, Stream};
 use crate::cufile::{CuFileError, Driver, RegisteredFile, RegisteredMemory};
 use crate::ring::{CHUNK_MAX, Ring};
 use batches::Batches;
@@ -80,20 +81,12 @@ pub enum Direction {
 }
 
 /// The caller's memory.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub enum End {
     /// Host memory.
     Host(NonNull<u8>),
-    /// GPU memory.
-    Device {
-        /// Where.
-        pointer: DevicePointer,
-        /// What must have happened before the memory is read or written; nothing if there is none.
-        after: Option<Arc<Event>>,
-        /// For a read: recorded when the answer is given, behind the last copy. Without it the answer waits for the
-        /// copies.
-        landed: Option<Arc<Event>>,
-    },
+    /// GPU memory; what is written, and not in it, is zeroes.
+    Device(GpuSlice),
 }
 
 /// One transfer.
@@ -120,6 +113,8 @@ pub struct Answer {
     pub tag: u64,
     /// Whether all of it was moved.
     pub result: Result<(), Status>,
+    /// The CRC32C of what was moved from or to GPU memory.
+    pub checksum: Option<u32>,
 }
 
 /// A request that is being worked on.
@@ -129,6 +124,8 @@ struct Active {
     begun: u32,
     /// Parts that have not ended.
     parts: u32,
+    /// Of the parts that have ended, where each lies: what they bring to the checksum of the whole.
+    checksum: u32,
     failure: Option<Status>,
 }
 
@@ -163,6 +160,7 @@ pub struct Queue {
     waiting: VecDeque<u32>,
     ring: Ring,
     parts: Parts,
+    checksums: Checksums,
     batches: Batches,
     answers: Vec<Answer>,
     /// Taken out only to be leaked.
@@ -199,6 +197,7 @@ impl Queue {
             files.push(file);
         }
         let depth = options.depth.max(1);
+        let parts = Parts::new(gpu, (ring.bytes() / chunk as usize) as u32)?;
         Ok(Self {
             gpu: Arc::clone(gpu),
             driver: Arc::clone(driver),
@@ -207,7 +206,8 @@ impl Queue {
             requests: std::iter::repeat_with(|| None).take(depth as usize).collect(),
             free: (0..depth).rev().collect(),
             waiting: VecDeque::with_capacity(depth as usize),
-            parts: Parts::new(gpu, (ring.bytes() / chunk as usize) as u32)?,
+            checksums: Checksums::new(gpu, parts.count())?,
+            parts,
             ring,
             batches: Batches::new(driver),
             answers: Vec::with_capacity(depth as usize),
@@ -258,10 +258,11 @@ impl Queue {
     ///
     /// # Safety
     /// The request names a device of this queue, and lies within it. Its memory is as long as it says, and until its
-    /// answer (and until `landed`) it stays allocated; nobody writes it meanwhile, nor reads what a read writes.
+    /// answer it stays allocated; nobody writes it meanwhile, nor reads what a read writes.
     pub unsafe fn submit(&mut self, request: Request) -> Result<(), Request> {
         let Some(slot) = self.free.pop() else { return Err(request) };
-        self.requests[slot as usize] = Some(Active { request, begun: 0, parts: 0, failure: None });
+        let active = Active { request, begun: 0, parts: 0, checksum: 0, failure: None };
+        self.requests[slot as usize] = Some(active);
         self.waiting.push_back(slot);
         Ok(())
     }
@@ -320,16 +321,11 @@ impl Queue {
         }
         let Some(active) = self.requests[slot as usize].take() else { return };
         self.free.push(slot);
-        let mut result = active.failure.map_or(Ok(()), Err);
-        if let (Direction::Read, End::Device { landed: Some(landed), .. }) =
-            (active.request.direction, &active.request.end)
-            && let Err(error) = landed.record(&self.copies_out)
-        {
-            // Without the event the caller could not know when the copies are done: so be it now.
-            let done = self.copies_out.synchronize();
-            result = result.and(done.map_err(|_| status_of(error)));
-        }
-        self.answers.push(Answer { tag: active.request.tag, result });
+        let Active { request, checksum, failure, .. } = active;
+        let result = failure.map_or(Ok(()), Err);
+        let summed = result.is_ok() && matches!(request.end, End::Device(_));
+        let checksum = summed.then_some(checksum);
+        self.answers.push(Answer { tag: request.tag, result, checksum });
     }
 }
 

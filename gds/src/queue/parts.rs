@@ -1,8 +1,9 @@
 //! The parts of requests: each a chunk's worth, taken through its stages.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use tidelog_engine::memory::ALIGNMENT;
+use tidelog_engine::memory::{ALIGNMENT, GpuSlice};
 use tidelog_engine::path::Status;
 
 use super::{Direction, End, Queue, Request, status_of};
@@ -25,15 +26,13 @@ pub(super) enum Place {
 /// How far a part has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Bytes are being copied to its chunk.
+    /// Bytes are being copied to its chunk, or its memory is not free yet.
     Filling,
-    /// The caller's memory is not free yet.
-    Waiting,
     /// It may go to the SSD.
     Ready,
     /// The SSD has it.
     Flying,
-    /// Bytes are being copied out of its chunk.
+    /// Its checksum is being taken, and bytes are being copied out of its chunk.
     Draining,
     /// cuFile gave up on it without saying that the SSD did: it stays as it is for good.
     Lost,
@@ -42,13 +41,21 @@ pub(super) enum Stage {
 /// One part.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// The request, unless that was answered already.
-    owner: Option<u32>,
+    /// The request.
+    owner: u32,
     /// Where in the request it begins.
     pub(super) start: u32,
     pub(super) length: u32,
     pub(super) place: Place,
     pub(super) stage: Stage,
+}
+
+impl Part {
+    /// Which of the bytes in `range`, counted from the beginning of the request, it has; counted from there as well.
+    fn overlap(&self, range: &Range<u32>) -> Range<u32> {
+        let (start, end) = (self.start, self.start + self.length);
+        range.start.clamp(start, end)..range.end.clamp(start, end)
+    }
 }
 
 /// All parts: a fixed table, an event for each of its slots.
@@ -69,6 +76,11 @@ impl Parts {
             free: (0..count).rev().collect(),
             landed: Vec::with_capacity(count as usize),
         })
+    }
+
+    /// How many there may be.
+    pub(super) fn count(&self) -> u32 {
+        self.slots.len() as u32
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -125,17 +137,18 @@ impl Queue {
                     None => return,
                 },
             };
-            self.begin_part(
-                slot,
-                Part { owner: Some(slot), start, length, place, stage: Stage::Ready },
-            );
+            self.begin_part(slot, Part { owner: slot, start, length, place, stage: Stage::Ready });
         }
     }
 
     /// Where the SSD may reach the caller's own memory, if it may.
     fn in_place(&self, request: &Request, start: u32, length: u32) -> Option<Place> {
-        let End::Device { pointer, .. } = &request.end else { return None };
-        let pointer = pointer.offset(u64::from(start));
+        let End::Device(memory) = &request.end else { return None };
+        let held = memory.held();
+        if start < held.start || start + length > held.end {
+            return None;
+        }
+        let pointer = DevicePointer(memory.address()).offset(u64::from(start - held.start));
         let regions = &self.registered().regions;
         let region = regions.iter().position(|region| region.contains(pointer, length as usize))?;
         let offset = pointer.0 - regions[region].base().0;
@@ -150,57 +163,91 @@ impl Queue {
         };
         active.begun += part.length;
         active.parts += 1;
-        let (end, direction) = (active.request.end.clone(), active.request.direction);
-        match (&part.place, direction) {
-            (Place::Direct { .. }, _) => part.stage = Stage::Waiting,
-            (Place::Chunk(_), Direction::Read) => {}
-            (Place::Chunk(chunk), Direction::Write) => {
-                let to = self.ring.pointer(self.registered().ring.base(), chunk);
-                part.stage = Stage::Filling;
-                if let Err(error) = self.fill(slot, &end, to, &part) {
-                    self.parts.slots[slot as usize] = Some(part);
-                    return self.end_copy(slot, Err(error));
-                }
+        let (end, direction) = (active.request.end, active.request.direction);
+        if direction == Direction::Write || matches!(part.place, Place::Direct { .. }) {
+            part.stage = Stage::Filling;
+            let begun = self.fill(slot, end, direction, &part);
+            self.parts.slots[slot as usize] = Some(part);
+            if let Err(error) = begun {
+                self.end_copy(slot, Err(error));
             }
+        } else {
+            self.parts.slots[slot as usize] = Some(part);
         }
-        self.parts.slots[slot as usize] = Some(part);
     }
 
-    /// Has a part's bytes copied to its chunk.
-    fn fill(&self, slot: u32, end: &End, to: DevicePointer, part: &Part) -> Result<(), CudaError> {
-        let (stream, length) = (&self.copies_in, part.length as usize);
+    /// Where a part's bytes are for the SSD.
+    fn pointer_to(&self, part: &Part) -> DevicePointer {
+        let registered = self.registered();
+        match &part.place {
+            Place::Chunk(chunk) => self.ring.pointer(registered.ring.base(), chunk),
+            Place::Direct { region, offset } => registered.regions[*region].base().offset(*offset),
+        }
+    }
+
+    /// Has a part made ready for the SSD: once its memory is free, what is written is copied to its chunk.
+    fn fill(
+        &self,
+        slot: u32,
+        end: End,
+        direction: Direction,
+        part: &Part,
+    ) -> Result<(), CudaError> {
+        let (stream, to) = (&self.copies_in, self.pointer_to(part));
         match end {
             End::Host(from) => {
                 // SAFETY: the caller's memory is valid until the answer (`submit`), the chunk is this part's alone.
-                unsafe { stream.copy_in(from.as_ptr().add(part.start as usize), to, length) }?;
+                unsafe {
+                    let from = from.as_ptr().add(part.start as usize);
+                    stream.copy_in(from, to, part.length as usize)
+                }?;
             }
-            End::Device { pointer, after, .. } => {
-                after.as_ref().map_or(Ok(()), |after| stream.wait_for(after))?;
-                // SAFETY: as above.
-                unsafe { stream.copy(pointer.offset(u64::from(part.start)), to, length) }?;
+            End::Device(memory) => {
+                wait_for(stream, memory)?;
+                if direction == Direction::Write {
+                    let held = part.overlap(&memory.held());
+                    if let Place::Chunk(_) = part.place {
+                        let rest = part.length as usize - held.len();
+                        // SAFETY: as above. A write's memory holds the first bytes of the extent.
+                        unsafe {
+                            stream.copy(in_memory(memory, &held), to, held.len())?;
+                            if rest > 0 {
+                                stream.fill_with_zeroes(to.offset(held.len() as u64), rest)?;
+                            }
+                        }
+                    }
+                    // SAFETY: nobody writes the chunk, or the caller's memory, before the answer; the place is the part's.
+                    unsafe { self.checksums.take(stream, to, held.len() as u32, slot) }?;
+                }
             }
         }
         self.parts.events[slot as usize].record(stream)
     }
 
-    /// Has a part's bytes copied out of its chunk.
-    fn drain(
-        &self,
-        slot: u32,
-        end: &End,
-        from: DevicePointer,
-        part: &Part,
-    ) -> Result<(), CudaError> {
-        let (stream, length) = (&self.copies_out, part.length as usize);
+    /// Has a part taken from the SSD: its checksum, and its bytes out of its chunk.
+    fn drain(&self, slot: u32, end: End, part: &Part) -> Result<(), CudaError> {
+        let (stream, from) = (&self.copies_out, self.pointer_to(part));
         match end {
             End::Host(to) => {
                 // SAFETY: as in `fill`.
-                unsafe { stream.copy_out(from, to.as_ptr().add(part.start as usize), length) }?;
+                unsafe {
+                    let to = to.as_ptr().add(part.start as usize);
+                    stream.copy_out(from, to, part.length as usize)
+                }?;
             }
-            End::Device { pointer, after, .. } => {
-                after.as_ref().map_or(Ok(()), |after| stream.wait_for(after))?;
+            End::Device(memory) => {
+                let checked = part.overlap(&(0..memory.checked()));
                 // SAFETY: as in `fill`.
-                unsafe { stream.copy(from, pointer.offset(u64::from(part.start)), length) }?;
+                unsafe { self.checksums.take(stream, from, checked.len() as u32, slot) }?;
+                let held = part.overlap(&memory.held());
+                if let Place::Chunk(_) = part.place
+                    && !held.is_empty()
+                {
+                    wait_for(stream, memory)?;
+                    let from = from.offset(u64::from(held.start - part.start));
+                    // SAFETY: as in `fill`.
+                    unsafe { stream.copy(from, in_memory(memory, &held), held.len()) }?;
+                }
             }
         }
         self.parts.events[slot as usize].record(stream)
@@ -212,9 +259,6 @@ impl Queue {
             let Some(part) = self.parts.get(slot) else { continue };
             let happened = match part.stage {
                 Stage::Filling | Stage::Draining => self.parts.events[slot as usize].has_happened(),
-                Stage::Waiting => {
-                    self.after_of(part).map_or(Ok(true), |after| after.has_happened())
-                }
                 Stage::Ready | Stage::Flying | Stage::Lost => Ok(false),
             };
             match happened {
@@ -233,17 +277,9 @@ impl Queue {
         }
     }
 
-    fn after_of(&self, part: &Part) -> Option<Arc<Event>> {
-        match &self.requests[part.owner? as usize].as_ref()?.request.end {
-            End::Device { after, .. } => after.clone(),
-            End::Host(_) => None,
-        }
-    }
-
     /// Whether the request that a part belongs to has failed already.
     fn is_doomed(&self, part: &Part) -> bool {
-        let owner = part.owner.and_then(|owner| self.requests[owner as usize].as_ref());
-        owner.is_some_and(|owner| owner.failure.is_some())
+        self.requests[part.owner as usize].as_ref().is_some_and(|owner| owner.failure.is_some())
     }
 
     /// Takes in what the batches tell.
@@ -267,29 +303,15 @@ impl Queue {
             Ok(moved) if moved < part.length => Err(Status::Short { moved: part.start + moved }),
             other => other.map(|_| ()),
         };
-        part.stage = Stage::Ready;
-        let Some(owner) = part.owner else { return self.end_part(slot, result) };
-        let Some(active) = &self.requests[owner as usize] else { return };
-        let read = active.request.direction == Direction::Read;
-        let end = active.request.end.clone();
-        let Some(part) = self.parts.get(slot) else { return };
-        match (&part.place, result) {
-            (Place::Chunk(chunk), Ok(())) if read => {
-                let from = self.ring.pointer(self.registered().ring.base(), chunk);
-                let begun = self.drain(slot, &end, from, part);
-                let Some(part) = self.parts.get_mut(slot) else { return };
-                part.stage = Stage::Draining;
-                match begun {
-                    Err(error) => self.end_copy(slot, Err(error)),
-                    // The caller's event tells it of the copy: the request need not wait, only the chunk must.
-                    Ok(()) if matches!(end, End::Device { landed: Some(_), .. }) => {
-                        part.owner = None;
-                        self.count_part(owner, Ok(()));
-                    }
-                    Ok(()) => {}
-                }
-            }
-            (_, result) => self.end_part(slot, result),
+        let Some(active) = &self.requests[part.owner as usize] else { return };
+        let (end, direction) = (active.request.end, active.request.direction);
+        if result.is_err() || direction == Direction::Write {
+            return self.end_part(slot, result);
+        }
+        part.stage = Stage::Draining;
+        let begun = self.parts.get(slot).map_or(Ok(()), |part| self.drain(slot, end, part));
+        if let Err(error) = begun {
+            self.end_copy(slot, Err(error));
         }
     }
 
@@ -315,7 +337,7 @@ impl Queue {
                 if let Place::Chunk(chunk) = part.place {
                     self.ring.quarantine(chunk);
                 }
-                part.owner.into_iter().for_each(|owner| self.count_part(owner, Err(status)));
+                self.count_part(part.owner, Err(status));
             }
             // The caller's own memory: an answer would say that it is free.
             Place::Direct { .. } => part.stage = Stage::Lost,
@@ -326,10 +348,24 @@ impl Queue {
     pub(super) fn end_part(&mut self, slot: u32, result: Result<(), Status>) {
         let Some(part) = self.parts.slots[slot as usize].take() else { return };
         self.parts.free.push(slot);
+        if result.is_ok() {
+            self.add_checksum(&part, self.checksums.taken(slot));
+        }
         if let Place::Chunk(chunk) = part.place {
             self.ring.give_back(chunk);
         }
-        part.owner.into_iter().for_each(|owner| self.count_part(owner, result));
+        self.count_part(part.owner, result);
+    }
+
+    /// Adds a part's checksum to its request's: that of the whole is the sum of the parts', each moved past the bytes that
+    /// follow it.
+    fn add_checksum(&mut self, part: &Part, checksum: u32) {
+        if let Some(active) = &mut self.requests[part.owner as usize]
+            && let End::Device(memory) = active.request.end
+        {
+            let follow = memory.checked() - part.overlap(&(0..memory.checked())).end;
+            active.checksum ^= crc32c::crc32c_combine(checksum, 0, follow as usize);
+        }
     }
 
     fn count_part(&mut self, owner: u32, result: Result<(), Status>) {
@@ -353,7 +389,7 @@ impl Queue {
     /// Ends the parts that could go to the SSD and have not, of the request with this tag or of all.
     pub(super) fn cancel_ready(&mut self, tag: Option<u64>) {
         let named = |part: &Part| {
-            let owner = part.owner.and_then(|owner| self.requests[owner as usize].as_ref());
+            let owner = self.requests[part.owner as usize].as_ref();
             owner.is_some_and(|owner| tag.is_none_or(|tag| owner.request.tag == tag))
         };
         let ready: Vec<u32> = self
@@ -368,7 +404,7 @@ impl Queue {
 
     /// What the SSD is to do for a part: the device, where on it, and whether to write.
     pub(super) fn target(&self, part: &Part) -> Option<(usize, u64, bool)> {
-        let request = &self.requests[part.owner? as usize].as_ref()?.request;
+        let request = &self.requests[part.owner as usize].as_ref()?.request;
         let offset = request.offset + u64::from(part.start);
         Some((usize::from(request.device.0), offset, request.direction == Direction::Write))
     }
@@ -376,4 +412,15 @@ impl Queue {
 
 fn synchronized(stream: &Stream) -> bool {
     stream.synchronize().is_ok()
+}
+
+/// Has a stream wait until the caller's memory is free.
+fn wait_for(stream: &Stream, memory: GpuSlice) -> Result<(), CudaError> {
+    // SAFETY: the event stays open until the answer (`submit`).
+    memory.after().map_or(Ok(()), |after| unsafe { stream.wait_for_raw(after.as_raw()) })
+}
+
+/// Where the caller's memory holds these bytes of its request.
+fn in_memory(memory: GpuSlice, held: &Range<u32>) -> DevicePointer {
+    DevicePointer(memory.address()).offset(u64::from(held.start - memory.held().start))
 }

@@ -116,6 +116,13 @@ impl Sysfs {
         addresses.iter().filter_map(|address| self.pci_device(address)).collect()
     }
 
+    /// What a device can exchange with the host in one direction, in bytes per second: as much as the narrowest of its own link
+    /// and those of the bridges above, each as it could run (an idle GPU's runs slower). `None` where none is told.
+    pub fn bandwidth_to_host(&self, device: &PciDevice) -> Option<u64> {
+        let above = device.bridges.iter().filter_map(|address| self.pci_device(address)?.link_max);
+        device.link_max.into_iter().chain(above).map(Link::bytes_per_second).min()
+    }
+
     /// The device at this address.
     pub fn pci_device(&self, address: &str) -> Option<PciDevice> {
         if !is_address(address) {

@@ -108,6 +108,22 @@ fn links_drivers_and_windows_are_read() {
 }
 
 #[test]
+fn the_narrowest_link_on_the_way_to_the_host_decides() {
+    let machine = two_sockets();
+    let sysfs = machine.sysfs();
+    let gpu = sysfs.pci_device("0000:3d:00.0").unwrap();
+    let own = gpu.link_max.unwrap().bytes_per_second();
+    assert_eq!((sysfs.bandwidth_to_host(&gpu), own), (Some(own), 7_876_923_076), "as it could run");
+    for (bridge, width, expected) in [("0000:3b:00.0", "16", own), ("0000:3a:00.0", "1", own / 4)] {
+        let place = gpu.bridges.iter().position(|address| address == bridge).unwrap();
+        let place = format!("pci0000:3a/{}", gpu.bridges[..=place].join("/"));
+        machine.add(&place, "0x060400", "0x8086", "0");
+        fs::write(machine.0.join("devices").join(place).join("max_link_width"), width).unwrap();
+        assert_eq!(sysfs.bandwidth_to_host(&gpu), Some(expected), "{bridge} is x{width}");
+    }
+}
+
+#[test]
 fn a_namespace_leads_to_its_controller() {
     let machine = two_sockets();
     let namespace =

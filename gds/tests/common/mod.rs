@@ -1,11 +1,13 @@
 //! Devices and queues for tests on the fake.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, unsafe_code)]
 
 use std::path::Path;
 
+use tidelog_engine::memory::{GpuEvent, GpuSlice};
 use tidelog_engine::path::{Device, DeviceSpec, OpenMode};
 use tidelog_engine::units::ByteCount;
-use tidelog_gds::queue::{Queue, QueueOptions};
+use tidelog_gds::cuda::{DevicePointer, Event};
+use tidelog_gds::queue::{End, Queue, QueueOptions};
 
 /// A file of zeroes as a device.
 pub fn device(directory: &Path, name: &str, bytes: u64) -> Device {
@@ -13,6 +15,14 @@ pub fn device(directory: &Path, name: &str, bytes: u64) -> Device {
     let file = std::fs::File::create(&path).unwrap();
     file.set_len(bytes).unwrap();
     Device::open(&DeviceSpec::new(&path), OpenMode::default()).unwrap()
+}
+
+/// GPU memory as an end, from `after` on. Whoever submits it keeps it, and the event, until the answer.
+pub fn on_gpu(pointer: DevicePointer, length: usize, after: Option<&Event>) -> End {
+    let (length, after) =
+        (length as u32, after.and_then(|event| GpuEvent::from_raw(event.as_raw())));
+    // SAFETY: passed on to `submit`, of which it is the condition as well.
+    End::Device(unsafe { GpuSlice::new(pointer.0, 0..length, length, after) })
 }
 
 /// A small ring, so that it runs out.

@@ -76,6 +76,8 @@ pub struct Manners {
     pub misreported: u64,
     /// Whether its storages are on GPU 0, and not in host memory.
     pub gpu: bool,
+    /// Whether they go by cuFile.
+    pub gds: bool,
 }
 
 /// A session and the framework's side of it.
@@ -105,12 +107,12 @@ impl Framework {
         let options = tide_session_options {
             size: size_of::<tide_session_options>() as u64,
             devices: devices.as_ptr(),
-            data_path: c"auto".as_ptr(),
+            data_path: if manners.gds { c"gds" } else { c"auto" }.as_ptr(),
             budget,
             staging: STAGING,
             pool_size: 128 << 20,
             share: 0,
-            buffered: 1,
+            buffered: u8::from(!manners.gds),
             reactive: 0,
             policy: 0,
             gpu: u8::from(manners.gpu),

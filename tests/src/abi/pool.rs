@@ -1,7 +1,7 @@
 //! A caller of the pool's part of the ABI who knows which bytes every tensor may have.
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::ptr::{null, null_mut};
 
 use tidelog::abi::*;
@@ -89,21 +89,26 @@ const POOL_SIZE: u64 = 32 << 20;
 
 /// Opens a pool in this folder, of files of `pool_size` bytes in all.
 pub fn open_pool(folder: &Folder, pool_size: u64) -> u64 {
-    let opened = try_open_pool(folder, pool_size, 0);
+    let opened = try_open_pool(folder, pool_size, 0, c"auto");
     opened.unwrap_or_else(|status| panic!("status {status}: {}", last_error()))
 }
 
-/// As [`open_pool`], for a GPU too where `gpu` numbers one; the status where that is refused.
-pub fn try_open_pool(folder: &Folder, pool_size: u64, gpu: u8) -> Result<u64, i32> {
+/// As [`open_pool`], by this data path and for a GPU too where `gpu` numbers one; the status where that is refused.
+pub fn try_open_pool(
+    folder: &Folder,
+    pool_size: u64,
+    gpu: u8,
+    data_path: &CStr,
+) -> Result<u64, i32> {
     let devices = folder.text();
     let options = tide_pool_options {
         size: size_of::<tide_pool_options>() as u64,
         devices: devices.as_ptr(),
-        data_path: c"auto".as_ptr(),
+        data_path: data_path.as_ptr(),
         staging: STAGING,
         pool_size,
         share: 0,
-        buffered: 1,
+        buffered: u8::from(data_path == c"auto"),
         gpu,
     };
     let mut pool = 0;

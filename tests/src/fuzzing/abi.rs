@@ -8,7 +8,7 @@ const STEPS_MAX: u32 = 200;
 pub(super) fn run(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     let choices = Choices::of_bytes(bytes);
-    let careless = Manners { redelivered: 20, refused: 15, misreported: 20, gpu: false };
+    let careless = Manners { redelivered: 20, refused: 15, misreported: 20, ..Manners::default() };
     match kind % 3 {
         0 => drop(walk_pool("fuzz-pool", choices, STEPS_MAX)),
         1 => drop(walk_session("fuzz-session", choices, STEPS_MAX, Manners::default())),

@@ -47,6 +47,8 @@ fn loaded() -> &'static Loaded {
         let path = build();
         // SAFETY: our own library, whose initialisers do nothing.
         let library = unsafe { Opened::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }.unwrap();
+        // SAFETY: nothing in this process reads the environment but by the standard library, which has a lock for it.
+        unsafe { std::env::set_var("TIDELOG_CUFILE", &path) };
         Loaded { path, library }
     })
 }
@@ -73,7 +75,7 @@ impl FakeGpu {
     }
 
     /// Has a call fail with `code` (one of cuFile's, or of CUDA's below 5000; an errno for transfers, -1 for half of
-    /// one) after `after` more of it, `times` times or for ever (-1).
+    /// one, -2 for a read of other bytes) after `after` more of it, `times` times or for ever (-1).
     pub fn plan(&self, what: &str, after: i32, code: i32, times: i32) {
         let name = CString::new(what).unwrap();
         type Plan = unsafe extern "C" fn(*const c_char, c_int, c_int, c_int);

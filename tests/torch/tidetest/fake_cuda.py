@@ -3,6 +3,7 @@ compute on it, while Tidelog's copies are late, in streams, and ordered by event
 
 import contextlib
 import ctypes
+import os
 import subprocess
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def library(folder):
         subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-pthread", name, "-o", built, _SOURCE], check=True)
         _library = ctypes.CDLL(str(built))
         _library.fake_count.restype = ctypes.c_uint64
+        os.environ["TIDELOG_CUFILE"] = str(built)
     return _library
 
 
@@ -70,7 +72,7 @@ class Gpu(_device.Gpu):
     owns = _device.Host.owns
     movable = _device.Host.movable
 
-    def _share(self, storage):
+    def _record_streams(self, storage):
         self.shared += 1  # a word to torch's caching allocator, which is not here
 
 
@@ -79,6 +81,7 @@ class FakeCuda:
 
     device = "cpu"  # where torch has the tensors
     name = "GPU 0 (Fake GPU) at 0000:3b:00.0"
+    gds = "gds"
     Stream = Stream
 
     def __init__(self, monkeypatch, folder, seed, laziness):
@@ -120,8 +123,9 @@ class FakeCuda:
         words = ctypes.c_uint64(destination), ctypes.c_uint64(source), ctypes.c_size_t(tensor.nbytes)
         assert _library.cuMemcpyDtoDAsync_v2(*words, stream.handle) == 0
 
-    def copies(self):
-        return self.library.fake_count(b"copies")
+    def host_bytes(self):
+        """What was copied between the GPU and the host since the fake was started."""
+        return self.library.fake_count(b"host_bytes")
 
     def assert_lawful(self):
         first = ctypes.create_string_buffer(256)
@@ -134,6 +138,7 @@ class RealCuda:
 
     device = "cuda"
     name = "GPU 0 ("
+    gds = "gds-compat"  # whatever cuFile does here, it is not this library that goes through the host
     Stream = torch.cuda.Stream
 
     @property
@@ -141,6 +146,9 @@ class RealCuda:
         return torch.cuda.current_stream()
 
     on = staticmethod(torch.cuda.stream)
+
+    def host_bytes(self):
+        return 0  # nobody counts them here
 
     def write_late(self, stream, tensor, source):
         with torch.cuda.stream(stream):

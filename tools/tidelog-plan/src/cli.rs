@@ -220,6 +220,12 @@ pub(crate) struct CalibrateArgs {
     /// The memory of each GPU in GiB, where there is no base
     #[arg(long, value_name = "GIB", required_unless_present = "base")]
     pub(crate) memory: Option<u64>,
+    /// Where a GPU is, as 0000:3b:00.0: what its link carries is each GPU's limit
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) gpu_at: Option<String>,
+    /// Where the kernel shows the links
+    #[arg(long, value_name = "FOLDER", default_value = "/sys")]
+    pub(crate) sysfs: PathBuf,
     /// What the drives are called: one of the list has its rating from there
     #[arg(long, value_name = "MODEL", default_value = "measured")]
     pub(crate) drive: String,

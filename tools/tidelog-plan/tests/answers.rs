@@ -2,6 +2,10 @@
 
 mod common;
 
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+
 use common::{BENCH, MACHINE, RACK, TRACE, file, json, run, text};
 
 #[test]
@@ -87,6 +91,30 @@ fn a_rack_is_a_machine_and_a_benchmark_measures_its_drives() {
     assert!(wear.contains("2 x 990 PRO 4TB, shared by 2 GPUs"), "{wear}");
     assert_eq!(run(&["calibrate", &trace, "--memory", "80"]).status.code(), Some(1));
     assert_eq!(run(&["calibrate", &bench]).status.code(), Some(64), "how much memory?");
+}
+
+#[test]
+fn a_gpu_s_link_is_the_limit_that_the_kernel_shows() {
+    let (bench, rack) = (file("link-bench.json", BENCH), file("link-rack.json", RACK));
+    let sysfs = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sysfs");
+    let gpu = sysfs.join("devices/pci0000:3a/0000:3b:00.0");
+    fs::create_dir_all(&gpu).unwrap();
+    fs::create_dir_all(sysfs.join("bus/pci/devices")).unwrap();
+    for (name, text) in [("class", "0x030200"), ("vendor", "0x10de"), ("device", "0x2335")] {
+        fs::write(gpu.join(name), text).unwrap();
+    }
+    let _ = fs::remove_file(sysfs.join("bus/pci/devices/0000:3b:00.0"));
+    symlink(&gpu, sysfs.join("bus/pci/devices/0000:3b:00.0")).unwrap();
+    let sysfs = sysfs.to_str().unwrap();
+    let calibrate =
+        |gpu| run(&["calibrate", &bench, "--base", &rack, "--gpu-at", gpu, "--sysfs", sysfs]);
+    assert_eq!(calibrate("0000:99:00.0").status.code(), Some(3), "there is none");
+    assert_eq!(calibrate("0000:3b:00.0").status.code(), Some(3), "no link is told");
+    fs::write(gpu.join("max_link_width"), "16").unwrap();
+    fs::write(gpu.join("max_link_speed"), "32.0 GT/s PCIe").unwrap();
+    let machine = json(&calibrate("0000:3b:00.0"));
+    assert_eq!(machine["pcie"]["read"], 63_015_384_615_u64);
+    assert_eq!(machine["pcie"]["write"], machine["pcie"]["read"]);
 }
 
 #[test]

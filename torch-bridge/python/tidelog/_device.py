@@ -32,7 +32,7 @@ class Host:
     def movable(self, storage):
         return _resizable(storage) and not _is_shared(storage)
 
-    def staging_in(self, staging):
+    def staging_in(self, staging, data_path):
         """How much of the budget staging buffers take."""
         return staging
 
@@ -50,11 +50,8 @@ class Host:
     def after(self):
         """An event behind everything that was launched; None: it is all done."""
 
-    def settled(self, storage):
-        """A storage has its bytes again."""
-
-    def before_free(self, storage):
-        """A storage is about to lose its memory."""
+    def share(self, storage):
+        """A storage has its bytes again, or is about to lose its memory: that concerns every stream."""
 
     def op_begins(self, index):
         """An op of a step that is being profiled is about to run."""
@@ -87,8 +84,9 @@ class Gpu(Host):
     def movable(self, storage):
         return _resizable(storage)  # torch calls every storage of a GPU shared
 
-    def staging_in(self, staging):
-        return 0  # it is host memory
+    def staging_in(self, staging, data_path):
+        # By cuFile there is a ring on the GPU, as large as the one in host memory.
+        return staging if data_path.startswith("gds") else 0
 
     def keeper(self, before, tensors_max):
         return _heap.Cache(self.device, tensors_max)
@@ -122,15 +120,11 @@ class Gpu(Host):
             self._joining = torch.cuda.Stream(self.device)
         return self._joining
 
-    def settled(self, storage):
+    def share(self, storage):
         if len(self.streams) > 1:
-            self._share(storage)
+            self._record_streams(storage)
 
-    def before_free(self, storage):
-        if len(self.streams) > 1:
-            self._share(storage)
-
-    def _share(self, storage):
+    def _record_streams(self, storage):
         """The allocator gives this memory to nobody before the kernels that were launched on every stream have run."""
         with _disable_current_modes():
             whole = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)

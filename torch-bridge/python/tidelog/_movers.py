@@ -13,11 +13,10 @@ from operator import methodcaller
 
 import torch
 
+from tidelog import _guard
 from tidelog._errors import Error
 
 _call = methodcaller("__call__")
-_set_guard = getattr(torch._C, "_set_storage_data_ptr_access_error_msg", None)
-_clear_guard = getattr(torch._C, "_clear_storage_data_ptr_access_error_msg", None)
 
 # The unpatched methods: inside an offload block `torch.UntypedStorage` carries wrappers of these.
 _data_ptr = torch._C.StorageBase.data_ptr
@@ -39,18 +38,18 @@ class ResizeMover:
     @staticmethod
     def take(storage, message):
         _in_one_go(
-            partial(_clear_guard, storage._cdata),  # repeated after an interrupt: resize_ needs the pointer
+            _guard.lifting(storage),  # repeated after an interrupt: resize_ needs the pointer
             partial(_resize, storage, 0),
-            partial(_set_guard, storage._cdata, message),
+            _guard.setting(storage, message),
         )
 
     @staticmethod
     def give(storage, size, message):
         _, _, address, _ = _in_one_go(
-            partial(_clear_guard, storage._cdata),
+            _guard.lifting(storage),
             partial(_resize, storage, size),
             partial(_data_ptr, storage),
-            partial(_set_guard, storage._cdata, message),
+            _guard.setting(storage, message),
         )
         return address
 
@@ -72,9 +71,9 @@ class SwapMover:
         # Sizes change hands with pointers, so the one without memory says that it has as much.
         empty = torch._C._construct_storage_from_data_pointer(0, storage.device, _nbytes(storage))
         _in_one_go(
-            partial(_clear_guard, storage._cdata),
+            _guard.lifting(storage),
             partial(_swap, storage, empty),
-            partial(_set_guard, storage._cdata, message),
+            _guard.setting(storage, message),
         )
 
     @staticmethod
@@ -82,9 +81,9 @@ class SwapMover:
         fresh = torch.UntypedStorage(size, device=storage.device)
         address = _data_ptr(fresh)
         _in_one_go(
-            partial(_clear_guard, storage._cdata),
+            _guard.lifting(storage),
             partial(_swap, storage, fresh),
-            partial(_set_guard, storage._cdata, message),
+            _guard.setting(storage, message),
         )
         return address
 
@@ -96,7 +95,7 @@ class SwapMover:
 
 def open_to_reads(storage):
     """Lifts the guard: the storage's bytes are back."""
-    _clear_guard(storage._cdata)
+    _guard.lifting(storage)()
 
 
 def data_pointer(storage):
@@ -106,10 +105,10 @@ def data_pointer(storage):
 
 def choose(name, default="swap"):
     """The mover for `name`: "resize", "swap", or "auto" (the default where this torch has it)."""
-    if _set_guard is None or _clear_guard is None:
+    if not _guard.is_there():
         raise Error(
-            f"torch {torch.__version__} has no data-pointer access guard, without which a stray touch "
-            "of a tensor that is on NVMe would read other bytes. Use torch 2.15 or newer."
+            f"torch {torch.__version__} has no data-pointer access guard that could be lifted again, without which a "
+            "stray touch of a tensor that is on NVMe would read other bytes. Use torch 2.15 or newer."
         )
     if name == "auto":
         name = default if _swap else "resize"

@@ -79,7 +79,7 @@ class Tide:
         self._device_check_min = 0 if torch.cuda.is_initialized() else _DEVICE_CHECK_BYTES_MIN
         self._mover = _movers.choose(mover, self.device.default_mover)
         self._library = _native.load()
-        self._buffers = self.device.staging_in(self.staging)
+        self._buffers = self.device.staging_in(self.staging, data_path)
         self._model, self._optimizer = model, optimizer
         self._report_path = report
         self._options = _native.SessionOptions(
@@ -617,7 +617,7 @@ class Tide:
         if record.id in self._in_flight:
             self._mark(record, _record.OUT)
             self._await_loans(record)
-            self.device.before_free(storage)
+            self.device.share(storage)
             self._mover.take(storage, self.guard_text(record))
             self.live -= record.size
             del self._in_flight[record.id]
@@ -636,7 +636,7 @@ class Tide:
     def _settle(self, record, storage, clean):
         if record.state & _record.AWAY:
             _movers.open_to_reads(storage)
-            self.device.settled(storage)
+            self.device.share(storage)
         self._mark(record, _record.CLEAN if clean else _record.SETTLED)
         self._in_flight.pop(record.id, None)
         return 0
@@ -705,7 +705,7 @@ class Tide:
         if len(self.device.streams) > max(known, 1):
             for record in list(self._records.values()):  # what moved before was another stream's alone
                 if (storage := record()) is not None and not record.state & _record.AWAY:
-                    self.device.settled(storage)
+                    self.device.share(storage)
 
     def end_op(self):
         """Reports that the op has run and waits until the budget holds with its outputs."""
@@ -843,7 +843,8 @@ def offload(
                       counts against the budget and may move, named or not.
     pool              devices separated by commas: directories (Tidelog makes its file there), files or raw
                       block devices. Striped over all of them. No redundancy: one lost device loses the pool.
-    memory            the budget: bytes, or text such as "20GiB". Includes `staging`, unless it is a GPU's memory.
+    memory            the budget: bytes, or text such as "20GiB". Includes `staging`, unless it is a GPU's memory and the
+                      data path not "gds".
     device            whose memory the budget is of: "cpu", "cuda", "cuda:1"; "auto": where the model's parameters are.
                       Tensors elsewhere neither count nor move. Name it where a model is built inside the block.
     mode              "auto" learns a step, then plans its migrations; "reactive" only reacts.
@@ -852,7 +853,8 @@ def offload(
     pool_size         size of the pool where Tidelog makes its files; default: 8 times the tensors alive,
                       at least 1 GiB, at most half of the free space.
     staging           buffers that the devices read and write; default: an eighth of `memory`, 256 KiB to 16 MiB.
-    data_path         "auto", "uring", "uring-cmd" or "posix". Which one runs, and why, is in `stats()`.
+    data_path         "auto", "uring", "uring-cmd" or "posix"; for a GPU also "gds" (cuFile, past the host) and "gds-compat"
+                      (cuFile, which may go through the host). Which one runs, and why, is in `stats()`.
     buffered          allow a file system without O_DIRECT.
     report            path of an HTML report, written when the block ends.
 

@@ -22,7 +22,7 @@ pub struct tide_session_options {
     pub size: u64,
     /// Devices of the pool, separated by commas: directories, files or block devices.
     pub devices: *const c_char,
-    /// "auto", "uring", "uring-cmd" or "posix".
+    /// "auto", "uring", "uring-cmd" or "posix"; where a GPU is named also "gds" and "gds-compat".
     pub data_path: *const c_char,
     /// Bytes of storages and staging that may be in memory at once.
     pub budget: u64,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use tidelog_engine::memory::GpuMemory;
-use tidelog_engine::path::{DeviceSpec, PathChoice, PathKind};
+use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::schedule::CompletionQueue;
 use tidelog_engine::units::ByteCount;
@@ -16,6 +16,7 @@ use tidelog_gds::{Gpu, StagedGpu};
 use tidelog_planner::residency::{Config, Residency};
 use tidelog_planner::units::Bytes;
 
+use super::data_path::DataPath;
 use super::events::BYTES_MAX;
 use super::figures::Figures;
 use super::history::History;
@@ -131,26 +132,20 @@ impl Shared {
 
     /// A path that was asked for by name is the one that serves, or an error.
     fn check_path(&self, wanted: &str) -> Result<(), Failure> {
-        let wanted = wanted
-            .parse::<PathChoice>()
-            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        let wanted = DataPath::named(wanted)?;
         let stats = self.pool.stats();
         let stats = stats.map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
         let serves = stats.reactor.capabilities.kind;
-        match (wanted, serves) {
-            (PathChoice::Auto, _)
-            | (PathChoice::Uring, PathKind::Uring)
-            | (PathChoice::UringCmd, PathKind::UringCmd)
-            | (PathChoice::Posix, PathKind::Posix)
-            | (PathChoice::Spdk, PathKind::Spdk) => Ok(()),
-            _ => Err(Failure::new(
-                Status::PoolFailed,
-                format!(
-                    "this process has the pool open already, by the data path {serves}: ask for \
-                     that one or for auto, or close the other session first"
-                ),
-            )),
+        if wanted.is(serves) {
+            return Ok(());
         }
+        Err(Failure::new(
+            Status::PoolFailed,
+            format!(
+                "this process has the pool open already, by the data path {serves}: ask for \
+                 that one or for auto, or close the other session first"
+            ),
+        ))
     }
 }
 
@@ -209,7 +204,8 @@ pub(crate) fn open_pool(config: &SessionConfig<'_>) -> Result<Pool, Failure> {
         }
     }
     let devices = DeviceSpec::parse_list(config.devices).map_err(|error| failed(&error))?;
-    let path: PathChoice = config.data_path.parse().map_err(|error| failed(&error))?;
+    let (path, backend) =
+        DataPath::named(config.data_path)?.open(config.place, ByteCount(config.staging))?;
     if devices.iter().all(|device| !device.exists()) {
         let device_size =
             device_size(&devices, config.pool_size).map_err(|error| failed(&error))?;
@@ -222,6 +218,7 @@ pub(crate) fn open_pool(config: &SessionConfig<'_>) -> Result<Pool, Failure> {
     }
     let options = OpenOptions {
         path,
+        backend,
         buffered: config.buffered,
         share: config.share,
         staging: ByteCount(config.staging),

@@ -65,9 +65,10 @@ pub(super) fn staging_backing(pool: &PoolStats) -> String {
 /// The GPU whose memory moves, and why its copies are not as fast as they could be.
 fn gpu(pool: &PoolStats) -> Option<String> {
     let gpu = pool.reactor.gpu.as_ref()?;
-    Some(match &gpu.page_locked {
-        Feature::On => gpu.name.clone(),
-        Feature::Off(why) => format!("{}; staging memory is not page-locked: {why}", gpu.name),
+    Some(match (&gpu.reached, &gpu.page_locked) {
+        (Feature::On, _) => format!("{}; no byte of it passes through the host", gpu.name),
+        (_, Feature::On) => gpu.name.clone(),
+        (_, Feature::Off(why)) => format!("{}; staging memory is not page-locked: {why}", gpu.name),
     })
 }
 

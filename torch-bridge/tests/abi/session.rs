@@ -30,7 +30,11 @@ fn no_byte_is_lost_whatever_is_called() {
 #[test]
 fn no_byte_is_lost_when_requests_come_twice_are_refused_or_misreported() {
     for seed in 100..112 {
-        walk(seed, 400, Manners { redelivered: 20, refused: 15, misreported: 20, gpu: false });
+        walk(
+            seed,
+            400,
+            Manners { redelivered: 20, refused: 15, misreported: 20, ..Manners::default() },
+        );
     }
 }
 

@@ -436,7 +436,10 @@ impl SimDisk {
                 state.counters.forced_writes += u64::from(forced);
                 state.counters.bytes_written += moved;
             }
-            Action::ReadToPeer(_) | Action::WriteFromPeer { .. } => {
+            Action::ReadToPeer(_)
+            | Action::WriteFromPeer { .. }
+            | Action::ReadToGpu(_)
+            | Action::WriteFromGpu { .. } => {
                 unreachable!("the gate refuses another device's memory")
             }
             Action::WriteZeroes | Action::Deallocate => {

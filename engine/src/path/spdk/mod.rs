@@ -286,7 +286,7 @@ impl SpdkPath {
         if flight.was_abandoned() {
             std::mem::forget((buffer.take(), peer.take()));
         }
-        Some(Completion { tag, buffer, peer, result })
+        Some(Completion { tag, buffer, peer, checksum: None, result })
     }
 
     /// Whether every controller can reach the operation's buffer.
@@ -297,7 +297,11 @@ impl SpdkPath {
             Action::ReadToPeer(buffer) | Action::WriteFromPeer { buffer, .. } => {
                 return self.peers.way_to(buffer).is_some();
             }
-            Action::WriteZeroes | Action::Flush | Action::Deallocate => return true,
+            Action::ReadToGpu(_)
+            | Action::WriteFromGpu { .. }
+            | Action::WriteZeroes
+            | Action::Flush
+            | Action::Deallocate => return true,
         };
         let (start, length) = (buffer.address() as usize, buffer.len());
         let holds = |&(base, size): &(usize, usize)| start >= base && start + length <= base + size;
@@ -308,7 +312,10 @@ impl SpdkPath {
         let limits = self.queues[usize::from(operation.device.0)].limits();
         let (offset, length) = (operation.extent.offset.0, operation.extent.length.0);
         match operation.action {
-            Action::Read(_) | Action::Write { .. } => limits.transfer(offset, length),
+            Action::Read(_)
+            | Action::Write { .. }
+            | Action::ReadToGpu(_)
+            | Action::WriteFromGpu { .. } => limits.transfer(offset, length),
             Action::ReadToPeer(ref buffer) | Action::WriteFromPeer { ref buffer, .. } => {
                 let limits = match self.peers.way_to(buffer) {
                     Some(Way::Bus(_)) => limits.at_most(BY_BUS_MAX.0),

@@ -151,6 +151,9 @@ impl Queue {
                     }
                     None => -libc::EFAULT,
                 },
+                Action::ReadToGpu(_) | Action::WriteFromGpu { .. } => {
+                    unreachable!("the gate refuses a GPU's memory")
+                }
                 Action::WriteZeroes if self.controller.facts().write_zeroes => {
                     sys::spdk_nvme_ns_cmd_write_zeroes(
                         namespace, pair, lba, blocks, callback, context, 0,

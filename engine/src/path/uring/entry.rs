@@ -58,7 +58,10 @@ pub(super) fn of(operation: &mut Operation, target: File, registered: Registered
                 }),
             }
         }
-        Action::ReadToPeer(_) | Action::WriteFromPeer { .. } => {
+        Action::ReadToPeer(_)
+        | Action::WriteFromPeer { .. }
+        | Action::ReadToGpu(_)
+        | Action::WriteFromGpu { .. } => {
             unreachable!("the gate refuses another device's memory")
         }
         Action::Flush => {

@@ -2,13 +2,16 @@
 //!
 //! The reactor begins copies and looks whether they are done; it never waits for one. A chunk stays taken until its copy
 //! is done. So does a write's source; a read's destination is its caller's business from the event `landed` on.
+//!
+//! Where the data path reaches the GPU's memory, pieces go to their devices and come back as they are, without a chunk and
+//! without the host; their checksums come with the completions.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{Begun, Flight, Worker, reserve_of};
+use super::{Begun, Flight, Worker, may_read_again, reserve_of};
 use crate::memory::{Copies, DmaBuffer, DmaPool, Ended, GpuDirection, GpuError, GpuEvent};
-use crate::path::{Action, Feature};
+use crate::path::{Action, DataPath, DeviceError, Feature};
 use crate::schedule::active::Job;
 use crate::schedule::options::ReactorOptions;
 use crate::schedule::stats::GpuStats;
@@ -20,6 +23,8 @@ const NAP: Duration = Duration::from_micros(20);
 /// The chunks that are on the GPU's side of a transfer.
 pub(super) struct OnGpu {
     copies: Copies<Copied>,
+    /// Whether the data path reads and writes the GPU's memory itself.
+    reached: bool,
     /// Copied from the GPU, for devices that had no room.
     ready: VecDeque<(Flight, DmaBuffer)>,
 }
@@ -37,14 +42,29 @@ impl OnGpu {
         options: &ReactorOptions,
         chunks: usize,
         staging: &DmaPool,
+        path: &mut dyn DataPath,
     ) -> Result<(Self, Option<GpuStats>), GpuError> {
         let Some(gpu) = options.gpu.as_deref() else {
-            return Ok((Self { copies: Copies::none(), ready: VecDeque::new() }, None));
+            let (copies, ready) = (Copies::none(), VecDeque::new());
+            return Ok((Self { copies, reached: false, ready }, None));
         };
-        let (copies, why_unlocked) = Copies::open(gpu, chunks as u32, staging)?;
-        let page_locked = why_unlocked.map_or(Feature::On, Feature::Off);
-        let stats = GpuStats { name: gpu.name(), page_locked };
-        Ok((Self { copies, ready: VecDeque::with_capacity(chunks) }, Some(stats)))
+        let opened = gpu.open(chunks as u32, staging)?;
+        let unless = |why: Option<String>| why.map_or(Feature::On, Feature::Off);
+        let unreached = path.reach_gpu(gpu).err();
+        let reached = unreached.is_none();
+        let stats = GpuStats {
+            name: gpu.name(),
+            page_locked: unless(opened.why_unlocked.clone()),
+            checksums: unless(opened.why_no_checksums.clone()),
+            reached: unless(unreached.map(|GpuError(why)| why)),
+        };
+        let copies = Copies::of(opened, chunks as u32);
+        Ok((Self { copies, reached, ready: VecDeque::with_capacity(chunks) }, Some(stats)))
+    }
+
+    /// Whether the data path reads and writes the GPU's memory itself.
+    pub(super) fn is_reached(&self) -> bool {
+        self.reached
     }
 
     /// Whether copies are under way.
@@ -64,6 +84,63 @@ impl OnGpu {
 }
 
 impl Worker {
+    /// Gives the next piece to its device, which reads or writes the GPU's memory itself.
+    pub(super) fn begin_reached(&mut self, id: u64) -> Begun {
+        let Some(active) = self.transfers.get_mut(&id) else { return Begun::Nothing };
+        let piece = active.pieces[active.next];
+        if !self.flights.has_room(piece.device) {
+            return Begun::Nothing;
+        }
+        let flight = Flight { transfer: id, piece: active.next, again: false };
+        let Some(action) = active.reach(piece) else { return Begun::Nothing };
+        match self.launch(flight, piece, action) {
+            Ok(()) => {
+                if let Some(active) = self.transfers.get_mut(&id) {
+                    active.advance();
+                }
+            }
+            Err(None) => return Begun::Nothing,
+            Err(Some(failure)) => self.blame(id, failure),
+        }
+        self.settle(id);
+        Begun::Light
+    }
+
+    /// A device is done with a piece of the GPU's memory.
+    pub(super) fn land_reached(
+        &mut self,
+        flight: Flight,
+        piece: Piece,
+        checksum: Option<u32>,
+        result: Result<(), DeviceError>,
+    ) {
+        let Some(active) = self.transfers.get_mut(&flight.transfer) else { return };
+        let tensor_offset = piece.tensor_offset;
+        let failure = match (result, checksum) {
+            (Ok(()), Some(found)) => active.summed(flight.piece, found),
+            (Ok(()), None) => {
+                let why = "the data path took no checksum of it".into();
+                Some(TransferError::of_gpu(GpuError(why), tensor_offset))
+            }
+            (Err(error), _) => {
+                Some(TransferError::Device { tensor_offset, error, about: Box::default() })
+            }
+        };
+        if let Some(failure) = failure {
+            let again = !flight.again && active.wants_bytes() && may_read_again(&failure);
+            if matches!(failure, TransferError::Checksum { .. }) {
+                self.counters[usize::from(piece.device.0)].mismatched(!again);
+            }
+            match active.reach(piece).filter(|_| again) {
+                Some(read) => self.read_again(flight, piece, read),
+                None => self.blame(flight.transfer, failure),
+            }
+        } else {
+            active.landed(flight.piece, None);
+        }
+        self.settle(flight.transfer);
+    }
+
     /// Begins to copy the next piece of a write, or of a verification, from the GPU.
     pub(super) fn begin_copy_out(&mut self, id: u64, spare: usize) -> Begun {
         let Some(active) = self.transfers.get_mut(&id) else { return Begun::Nothing };
@@ -80,7 +157,11 @@ impl Worker {
         let Piece { tensor_offset, length, .. } = active.pieces[active.next];
         let (part, about) = (0..length as usize, Copied { flight, awaited: true });
         let copies = &mut self.on_gpu.copies;
-        match copies.begin(GpuDirection::Out, memory, tensor_offset, chunk, part, about) {
+        let what = match active.job {
+            Job::Verify { .. } if copies.take_checksums() => GpuDirection::Checksum,
+            _ => GpuDirection::Out,
+        };
+        match copies.begin(what, memory, tensor_offset, chunk, part, about) {
             Ok(()) => {
                 active.copying += 1;
                 active.advance();
@@ -145,6 +226,9 @@ impl Worker {
                 active.seal(flight.piece, &mut chunk);
                 return self.write_copied(flight, chunk);
             }
+            Job::Verify { .. } if self.on_gpu.copies.take_checksums() => {
+                active.compare_checksum(flight.piece, first_word(&chunk));
+            }
             Job::Verify { .. } => active.compare(flight.piece, &chunk),
             _ => {}
         }
@@ -207,4 +291,9 @@ impl Worker {
         }
         self.on_gpu.ready.len() < waiting
     }
+}
+
+/// What the GPU has put at the beginning of a chunk.
+fn first_word(chunk: &DmaBuffer) -> u32 {
+    u32::from_ne_bytes([chunk[0], chunk[1], chunk[2], chunk[3]])
 }

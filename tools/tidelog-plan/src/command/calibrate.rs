@@ -3,7 +3,9 @@
 use crate::cli::CalibrateArgs;
 use crate::failure::Failure;
 use crate::inputs::{read_machine, text_of};
-use tidelog_planner::hardware::{Hardware, Mix, calibrate::drives};
+use std::path::Path;
+use tidelog_gds::topology::Sysfs;
+use tidelog_planner::hardware::{Hardware, Mix, PcieLink, calibrate::drives};
 use tidelog_planner::units::{Bandwidth, Bytes};
 
 /// Memory against checksums, until somebody measures it: one core's.
@@ -15,7 +17,7 @@ pub(crate) fn calibrate(arguments: &CalibrateArgs) -> Result<String, Failure> {
     let files: Vec<String> = arguments.runs.iter().map(|path| path.display().to_string()).collect();
     let measured = drives(&arguments.drive, &runs)
         .map_err(|source| Failure::Calibrate { file: files.join(", "), source })?;
-    let hardware = match &arguments.base {
+    let mut hardware = match &arguments.base {
         Some(path) => {
             let base = read_machine(path)?.hardware.ok_or_else(|| {
                 let file = path.display();
@@ -36,9 +38,26 @@ pub(crate) fn calibrate(arguments: &CalibrateArgs) -> Result<String, Failure> {
             host: None,
         },
     };
+    if let Some(address) = &arguments.gpu_at {
+        hardware.pcie = Some(link_of(address, &arguments.sysfs)?);
+    }
     // What nobody could plan for is not written.
     hardware.machine(Mix::default())?;
     let text =
         serde_json::to_string_pretty(&hardware).expect("names and numbers always serialize") + "\n";
     super::write_or_print(arguments.output_file.as_deref(), text)
+}
+
+/// What a GPU's link carries at best.
+fn link_of(address: &str, sysfs: &Path) -> Result<PcieLink, Failure> {
+    let sysfs = Sysfs(sysfs.to_owned());
+    let device = sysfs.pci_device(address).ok_or_else(|| {
+        Failure::NotFound(format!(
+            "there is no PCI device {address}; tidelog-doctor lists the GPUs"
+        ))
+    })?;
+    let rate = sysfs.bandwidth_to_host(&device).ok_or_else(|| {
+        Failure::NotFound(format!("the kernel does not say how wide the link of {address} is"))
+    })?;
+    Ok(PcieLink { read: Bandwidth(rate), write: Bandwidth(rate) })
 }

@@ -188,7 +188,10 @@ impl PassthroughPath {
                 *range = step.into();
                 Command::deallocate(namespace, &raw const *range)
             }
-            Action::ReadToPeer(_) | Action::WriteFromPeer { .. } => {
+            Action::ReadToPeer(_)
+            | Action::WriteFromPeer { .. }
+            | Action::ReadToGpu(_)
+            | Action::WriteFromGpu { .. } => {
                 unreachable!("the gate refuses another device's memory")
             }
         };
@@ -259,7 +262,9 @@ unsafe impl DataPath for PassthroughPath {
             Action::Read(_)
             | Action::Write { .. }
             | Action::ReadToPeer(_)
-            | Action::WriteFromPeer { .. } => limits.transfer(offset, length),
+            | Action::WriteFromPeer { .. }
+            | Action::ReadToGpu(_)
+            | Action::WriteFromGpu { .. } => limits.transfer(offset, length),
             Action::WriteZeroes => limits.zeroes(offset, length),
             Action::Deallocate => limits.deallocate(offset, length),
             Action::Flush => Steps::flush(),

@@ -1,0 +1,67 @@
+//! Data paths by the names that callers give them: the engine's, and the one by way of a GPU.
+
+use std::sync::Arc;
+
+use tidelog_engine::path::{Backend, PathChoice, PathKind};
+use tidelog_engine::units::ByteCount;
+use tidelog_gds::queue::QueueOptions;
+use tidelog_gds::{Compat, GdsBackend, GdsOptions};
+
+use crate::abi::{Failure, Place, Status};
+
+/// A data path that somebody asked for.
+#[derive(Clone, Copy)]
+pub(super) enum DataPath {
+    /// One of the engine's.
+    Engine(PathChoice),
+    /// cuFile's: `gds`, and `gds-compat`, by which it may go through host memory.
+    Gds(Compat),
+}
+
+impl DataPath {
+    pub(super) fn named(name: &str) -> Result<Self, Failure> {
+        match name {
+            "gds" => Ok(Self::Gds(Compat::Forbidden)),
+            "gds-compat" => Ok(Self::Gds(Compat::Named)),
+            name => name.parse().map(Self::Engine).map_err(|error| {
+                Failure::new(
+                    Status::PoolFailed,
+                    format!("{error}; for a GPU also gds and gds-compat"),
+                )
+            }),
+        }
+    }
+
+    /// Whether a pool that is open by a path of this kind is open by the one that was asked for.
+    pub(super) fn is(self, kind: PathKind) -> bool {
+        match self {
+            Self::Engine(PathChoice::Auto) => true,
+            Self::Engine(PathChoice::Uring) => kind == PathKind::Uring,
+            Self::Engine(PathChoice::UringCmd) => kind == PathKind::UringCmd,
+            Self::Engine(PathChoice::Posix) => kind == PathKind::Posix,
+            Self::Engine(PathChoice::Spdk) => kind == PathKind::Spdk,
+            Self::Gds(_) => kind == PathKind::Gds,
+        }
+    }
+
+    /// What the engine is to choose from, and what opens the path where that is none of the engine's. The ring on the GPU
+    /// is as large as the one in host memory.
+    pub(super) fn open(
+        self,
+        place: Place,
+        staging: ByteCount,
+    ) -> Result<(PathChoice, Option<Arc<dyn Backend>>), Failure> {
+        let compat = match self {
+            Self::Engine(choice) => return Ok((choice, None)),
+            Self::Gds(compat) => compat,
+        };
+        let Place::Gpu(number) = place else {
+            let why = "the data path gds moves a GPU's memory: name the GPU, or take another path";
+            return Err(Failure::new(Status::PoolFailed, why));
+        };
+        let whole = QueueOptions::default().chunk;
+        let queue = QueueOptions { staging, chunk: whole.min(staging), ..QueueOptions::default() };
+        let options = GdsOptions { gpu: number.into(), compat, queue, ..GdsOptions::default() };
+        Ok((PathChoice::Auto, Some(Arc::new(GdsBackend(options)))))
+    }
+}
