@@ -1,6 +1,6 @@
 //! Without the kernel: SPDK's NVMe driver on whole controllers, by PCI address (vfio-pci, uio) or over a fabric.
 //!
-//! A reactor has one queue pair on each of its controllers, polls it, and lets submissions be seen in batches.
+//! A reactor has one queue pair on each of its controllers, polls them together, and lets submissions be seen in batches.
 //! Operations are cut at what the controller takes at once. A command that takes too long is aborted; if that does
 //! not bring it back the controller is reset (one on the bus) or disconnected (one over a fabric), and the command
 //! fails as timed out. A controller that is gone fails everything in flight as removed, and refuses the rest.
@@ -15,6 +15,7 @@ mod endurance;
 mod environment;
 mod exchange;
 mod flight;
+mod group;
 mod peer;
 mod queue;
 
@@ -31,6 +32,7 @@ use tidelog_spdk_sys as sys;
 use self::controller::command_timeout;
 use self::environment::Environment;
 use self::flight::{Flights, Impatience};
+use self::group::Group;
 use self::peer::{BY_BUS_MAX, Peers, Way};
 use self::queue::{Queue, Sent};
 use super::choose::{Opened, PathError, PathKind, PathProvider};
@@ -61,6 +63,8 @@ impl PathProvider for SpdkControllers {
 /// A queue pair on each of a few controllers.
 pub struct SpdkPath {
     queues: Vec<Queue>,
+    /// Polls the queue pairs, and goes after them.
+    group: Group,
     capabilities: Capabilities,
     gate: Gate,
     slots: Slots,
@@ -78,7 +82,8 @@ pub struct SpdkPath {
     looked: Instant,
 }
 
-/// Spinning gives way to the other threads of this core after this many empty polls, and to sleep after this long.
+/// After so many empty polls the clock is looked at, and other threads of this core have their turn; after so long it
+/// sleeps.
 const SPINS: u32 = 64;
 const SPIN_TIME: Duration = Duration::from_millis(10);
 /// The shortest sleep that there is.
@@ -98,9 +103,10 @@ impl SpdkPath {
             source,
         })?;
         let devices = controllers.iter().map(|it| DeviceCapabilities::of_controller(it)).collect();
+        let group = Group::new().map_err(unavailable)?;
         let queues = controllers
             .into_iter()
-            .map(|controller| Queue::new(controller, depth).map_err(unavailable))
+            .map(|controller| Queue::new(controller, depth, &group).map_err(unavailable))
             .collect::<Result<Vec<_>, _>>()?;
         let depth = depth.saturating_mul(queues.len() as u32);
         let capabilities = Capabilities {
@@ -123,6 +129,7 @@ impl SpdkPath {
             timeout: command_timeout(),
             looked: Instant::now(),
             queues,
+            group,
             capabilities,
         })
     }
@@ -179,24 +186,24 @@ impl SpdkPath {
 
     /// Takes in what the controllers have answered, and lets them see what is new.
     fn process(&mut self) {
-        for device in 0..self.queues.len() {
-            if self.queues[device].process() {
-                self.recall(device);
+        if self.group.process() {
+            for device in 0..self.queues.len() {
+                if self.queues[device].was_just_lost(&self.group) {
+                    self.recall(device);
+                }
             }
         }
-        if !self.waiting.is_empty() {
-            for at in (0..self.waiting.len()).rev() {
-                let slot = self.waiting[at];
-                self.send(slot);
-            }
-        }
-        if self.slots.in_flight() > 0 && self.looked.elapsed() >= LOOK {
-            self.look_over();
+        for at in (0..self.waiting.len()).rev() {
+            let slot = self.waiting[at];
+            self.send(slot);
         }
     }
 
-    /// Aborts what takes too long; if that was of no use, resets the controller.
+    /// Aborts what takes too long; if that was of no use, resets the controller. Looks only now and then.
     fn look_over(&mut self) {
+        if self.looked.elapsed() < LOOK {
+            return;
+        }
         self.looked = Instant::now();
         let slots: Vec<u32> = self.slots.find(None).collect();
         for slot in slots {
@@ -391,7 +398,11 @@ unsafe impl DataPath for SpdkPath {
         if self.slots.in_flight() == 0 {
             return 0;
         }
-        self.process();
+        // What has landed while it was waited for is enough for now.
+        if !self.flights.has_landed() {
+            self.process();
+        }
+        self.look_over();
         let before = completions.len();
         while let Some(slot) = self.flights.take_landed() {
             completions.extend(self.complete(slot));
@@ -407,20 +418,24 @@ unsafe impl DataPath for SpdkPath {
         let mut spins = 0_u32;
         loop {
             self.process();
-            let waited = begun.elapsed();
-            if self.flights.has_landed()
-                || self.waker.was_woken()
-                || timeout.is_some_and(|timeout| waited >= timeout)
-            {
+            if self.flights.has_landed() || self.waker.was_woken() {
                 return Ok(());
             }
             spins += 1;
+            if spins < SPINS {
+                std::hint::spin_loop();
+                continue;
+            }
+            self.look_over();
+            let waited = begun.elapsed();
+            if timeout.is_some_and(|timeout| waited >= timeout) {
+                return Ok(());
+            }
             if waited >= SPIN_TIME {
                 self.waker.sleep(Some(NAP))?;
-            } else if spins.is_multiple_of(SPINS) {
-                std::thread::yield_now();
             } else {
-                std::hint::spin_loop();
+                std::thread::yield_now();
+                spins = 0;
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A queue pair: sending commands, polling, and the ways to get commands back that do not come by themselves.
+//! A queue pair: sending commands, and the ways to get commands back that do not come by themselves.
 
 use std::ffi::c_void;
 use std::io;
@@ -12,6 +12,7 @@ use super::command::Command;
 use super::controller::{Controller, Reach};
 use super::environment::errno;
 use super::flight::{Flight, completed};
+use super::group::Group;
 use super::peer::{PageLists, Peers, Way};
 use crate::memory::peer::PeerBuffer;
 use crate::path::nvme::steps::{Limits, Step};
@@ -48,7 +49,12 @@ pub(super) enum Sent {
 }
 
 impl Queue {
-    pub(super) fn new(controller: Arc<Controller>, depth: u32) -> Result<Self, String> {
+    /// One of the group's, which outlives it.
+    pub(super) fn new(
+        controller: Arc<Controller>,
+        depth: u32,
+        group: &Group,
+    ) -> Result<Self, String> {
         let mut options = sys::spdk_nvme_io_qpair_opts::default();
         let size = size_of::<sys::spdk_nvme_io_qpair_opts>();
         // SAFETY: the controller is attached; SPDK fills in, and reads, as much of the structure as it is told.
@@ -58,12 +64,24 @@ impl Queue {
             options.io_queue_requests =
                 options.io_queue_requests.max(depth.saturating_mul(REQUESTS_EACH));
             options.__bindgen_anon_1.delay_cmd_submit = true;
+            options.create_only = true;
             sys::spdk_nvme_ctrlr_alloc_io_qpair(handle, &raw const options, size)
         });
         let pair = NonNull::new(pair).ok_or_else(|| {
             format!("{} gives no queue pair; all may be in use", controller.facts().name)
         })?;
-        Ok(Self { pair, controller, state: State::Working, injected: Vec::new() })
+        let queue = Self { pair, controller, state: State::Working, injected: Vec::new() };
+        // SAFETY: pair and group are this thread's. The pair leaves the group when it is freed.
+        let answer = queue.controller.alone(|handle| unsafe {
+            match sys::spdk_nvme_poll_group_add(group.handle(), pair.as_ptr()) {
+                0 => sys::spdk_nvme_ctrlr_connect_io_qpair(handle, pair.as_ptr()),
+                failed => failed,
+            }
+        });
+        match answer {
+            0 => Ok(queue),
+            failed => Err(format!("{} connects no queue pair: {}", queue.name(), errno(failed))),
+        }
     }
 
     pub(super) fn limits(&self) -> Limits {
@@ -265,17 +283,13 @@ impl Queue {
         handle.and_then(|handle| identifiers.get(usize::from(handle.0)).copied())
     }
 
-    /// Takes in what was answered. Answers whether the device was just lost.
-    pub(super) fn process(&mut self) -> bool {
-        if self.is_lost() {
-            return false;
-        }
-        // SAFETY: the pair is this thread's.
-        let answer = unsafe { sys::spdk_nvme_qpair_process_completions(self.pair.as_ptr(), 0) };
-        if answer < 0 {
+    /// Whether the device was just lost, by what its group has seen.
+    pub(super) fn was_just_lost(&mut self, group: &Group) -> bool {
+        let lost = !self.is_lost() && group.has_lost(self.pair);
+        if lost {
             self.state = State::Lost;
         }
-        answer < 0
+        lost
     }
 
     /// Asks for the commands of a flight back.
