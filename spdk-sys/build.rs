@@ -200,7 +200,7 @@ mod native {
         |SPDK_NVME_IO_FLAGS_FORCE_UNIT_ACCESS|SPDK_NVME_DATASET_MANAGEMENT_.*|SPDK_NVMF_NQN_MAX_LEN";
     const TYPES: &str = "spdk_nvme_(ns_flags|status_code_type|generic_command_status_code\
         |command_specific_status_code|media_error_status_code|path_status_code|dsm_attribute|transport_type|csi\
-        |nvm_opcode|dsm_range|cpl|status|log_page|fdp_mgmt_recv_mo)|spdk_log_level";
+        |nvm_opcode|dsm_range|cpl|status)|spdk_log_level";
 
     fn bind() -> Result<(), String> {
         let mut query = vec!["--cflags"];

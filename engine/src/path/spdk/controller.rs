@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use tidelog_spdk_sys as sys;
 
-use super::endurance::handles;
 use super::environment::{Environment, EnvironmentError, Keeper};
 use crate::memory::ALIGNMENT;
 use crate::path::device::ControllerName;
@@ -110,11 +109,9 @@ impl Controller {
         let mut controller = Self { facts, shared };
         // Data placement belongs to an endurance group; one without it answers with an error.
         if controller.facts.endurance_group != 0
-            && let Ok(bytes) = controller.reclaim_unit_handles()
+            && let Ok(handles) = controller.placement_handles()
         {
-            let block = u64::from(controller.facts.limits.block);
-            let handles = handles(&bytes, block).into_iter();
-            controller.facts.placement = handles.map(|handle| handle.placement).collect();
+            controller.facts.placement = handles.iter().map(|handle| handle.placement).collect();
         }
         Ok(Arc::new(controller))
     }

@@ -13,16 +13,13 @@ use super::environment::{Environment, errno};
 use super::flight::status_of;
 use crate::memory::DmaPool;
 use crate::path::Status;
+use crate::path::nvme::wear::{ALL_NAMESPACES, HANDLES_BYTES, RECLAIM_UNIT_HANDLE_STATUS};
 use crate::units::ByteCount;
 
 /// A controller that does not answer so long is not waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest log page that is asked for here.
 const PAGE_MAX: usize = 512;
-/// SMART is the controller's, not a namespace's.
-const ALL_NAMESPACES: u32 = u32::MAX;
-/// What the I/O management command may answer here: a head and the descriptors of 127 handles.
-const HANDLES_BYTES: usize = 4096;
 
 /// What the driver is given to answer into. It is leaked where no answer came in time: one may come later.
 struct Exchange {
@@ -109,7 +106,6 @@ impl Controller {
 
     /// What the namespace says of its reclaim unit handles, as the controller writes it.
     pub(super) fn reclaim_unit_handles(&self) -> io::Result<Vec<u8>> {
-        const RECLAIM_UNIT_HANDLE_STATUS: u8 = sys::SPDK_NVME_FDP_IO_MGMT_RECV_RUHS as u8;
         let memory = Environment::get().map_err(io::Error::other)?;
         let memory: DmaPool =
             memory.allocate(ByteCount(HANDLES_BYTES as u64)).map_err(io::Error::other)?;

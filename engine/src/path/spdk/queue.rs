@@ -279,8 +279,7 @@ impl Queue {
 
     /// What a write carries to name a placement handle.
     fn placement_identifier(&self, handle: Option<PlacementHandle>) -> Option<u16> {
-        let identifiers = &self.controller.facts().placement;
-        handle.and_then(|handle| identifiers.get(usize::from(handle.0)).copied())
+        self.controller.facts().placement.get(usize::from(handle?.0)).copied()
     }
 
     /// Whether the device was just lost, by what its group has seen.
