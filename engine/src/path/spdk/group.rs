@@ -1,28 +1,22 @@
-//! The queue pairs of a path, polled together: over TCP a system call for all of them then tells which connections have
-//! something to read. One that is read without being asked about answers mostly that there is nothing, and holds up
-//! whoever is filling it.
+//! How a queue pair is polled: through a poll group of its own, as over TCP a pair in a group reads its socket only when
+//! there is something to read. By itself it reads again and again, and holds up whoever is filling the socket.
 
-use std::cell::RefCell;
-use std::ffi::c_void;
+use std::cell::Cell;
 use std::ptr::NonNull;
 
 use tidelog_spdk_sys as sys;
 
-/// The driver's poll group. It is destroyed after its queue pairs.
+/// The driver's poll group, for one pair. Who polls no more hears of no command again.
 pub(super) struct Group {
     handle: NonNull<sys::spdk_nvme_poll_group>,
-    /// Boxed: the driver keeps the address.
-    lost: Box<Lost>,
+    /// Whether the pair answers no more. Boxed: the driver keeps the address.
+    lost: Box<Cell<bool>>,
 }
-
-/// The pairs that answered no more when they were last polled.
-#[derive(Default)]
-struct Lost(RefCell<Vec<*mut sys::spdk_nvme_qpair>>);
 
 impl Group {
     pub(super) fn new() -> Result<Self, String> {
-        let lost = Box::<Lost>::default();
-        let context = (&raw const *lost).cast_mut().cast();
+        let lost = Box::<Cell<bool>>::default();
+        let context = lost.as_ptr().cast();
         // SAFETY: the context lives as long as the group is polled; without a table nothing is computed elsewhere.
         let handle = unsafe { sys::spdk_nvme_poll_group_create(context, std::ptr::null_mut()) };
         let handle = NonNull::new(handle).ok_or("SPDK makes no poll group")?;
@@ -33,43 +27,29 @@ impl Group {
         self.handle.as_ptr()
     }
 
-    /// Takes in what was answered, and lets the controllers see what is new. Answers whether a pair is lost.
+    /// Takes in what was answered, and lets the controller see what is new. Answers whether the pair is lost.
     pub(super) fn process(&self) -> bool {
-        if self.poll() < 0 {
-            // Which pair it was may be told only in the next round.
-            self.poll();
-        }
-        !self.lost.0.borrow().is_empty()
-    }
-
-    /// Whether this pair answered no more when they were last polled.
-    pub(super) fn has_lost(&self, pair: NonNull<sys::spdk_nvme_qpair>) -> bool {
-        self.lost.0.borrow().contains(&pair.as_ptr())
-    }
-
-    fn poll(&self) -> i64 {
-        self.lost.0.borrow_mut().clear();
-        // SAFETY: the group and its pairs are this thread's.
-        unsafe {
+        // SAFETY: the group and its pair are this thread's.
+        let answer = unsafe {
             sys::spdk_nvme_poll_group_process_completions(
                 self.handle(),
                 0,
                 Some(disconnected as unsafe extern "C" fn(_, _)),
             )
-        }
+        };
+        answer < 0 || self.lost.get()
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // SAFETY: nobody polls it any more. A group with pairs that were leaked stays; it says so, and that is all.
+        // SAFETY: nobody polls it any more. A group whose pair was leaked stays as well: then this does nothing.
         unsafe { sys::spdk_nvme_poll_group_destroy(self.handle()) };
     }
 }
 
-/// SPDK calls this for each pair that is lost, whenever the group is polled.
-unsafe extern "C" fn disconnected(pair: *mut sys::spdk_nvme_qpair, context: *mut c_void) {
-    // SAFETY: the context is the group's, which is being polled.
-    let Lost(lost) = unsafe { &*context.cast::<Lost>() };
-    lost.borrow_mut().push(pair);
+/// SPDK calls this while it polls a group whose pair is lost.
+unsafe extern "C" fn disconnected(_: *mut sys::spdk_nvme_qpair, lost: *mut std::ffi::c_void) {
+    // SAFETY: the context is the group's flag, which only this thread uses.
+    unsafe { lost.cast::<bool>().write(true) };
 }

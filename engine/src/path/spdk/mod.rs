@@ -1,6 +1,6 @@
 //! Without the kernel: SPDK's NVMe driver on whole controllers, by PCI address (vfio-pci, uio) or over a fabric.
 //!
-//! A reactor has one queue pair on each of its controllers, polls them together, and lets submissions be seen in batches.
+//! A reactor has one queue pair on each of its controllers, polls it, and lets submissions be seen in batches.
 //! Operations are cut at what the controller takes at once. A command that takes too long is aborted; if that does
 //! not bring it back the controller is reset (one on the bus) or disconnected (one over a fabric), and the command
 //! fails as timed out. A controller that is gone fails everything in flight as removed, and refuses the rest.
@@ -32,7 +32,6 @@ use tidelog_spdk_sys as sys;
 use self::controller::command_timeout;
 use self::environment::Environment;
 use self::flight::{Flights, Impatience};
-use self::group::Group;
 use self::peer::{BY_BUS_MAX, Peers, Way};
 use self::queue::{Queue, Sent};
 use super::choose::{Opened, PathError, PathKind, PathProvider};
@@ -63,8 +62,6 @@ impl PathProvider for SpdkControllers {
 /// A queue pair on each of a few controllers.
 pub struct SpdkPath {
     queues: Vec<Queue>,
-    /// Polls the queue pairs, and goes after them.
-    group: Group,
     capabilities: Capabilities,
     gate: Gate,
     slots: Slots,
@@ -103,10 +100,9 @@ impl SpdkPath {
             source,
         })?;
         let devices = controllers.iter().map(|it| DeviceCapabilities::of_controller(it)).collect();
-        let group = Group::new().map_err(unavailable)?;
         let queues = controllers
             .into_iter()
-            .map(|controller| Queue::new(controller, depth, &group).map_err(unavailable))
+            .map(|controller| Queue::new(controller, depth).map_err(unavailable))
             .collect::<Result<Vec<_>, _>>()?;
         let depth = depth.saturating_mul(queues.len() as u32);
         let capabilities = Capabilities {
@@ -129,7 +125,6 @@ impl SpdkPath {
             timeout: command_timeout(),
             looked: Instant::now(),
             queues,
-            group,
             capabilities,
         })
     }
@@ -186,11 +181,9 @@ impl SpdkPath {
 
     /// Takes in what the controllers have answered, and lets them see what is new.
     fn process(&mut self) {
-        if self.group.process() {
-            for device in 0..self.queues.len() {
-                if self.queues[device].was_just_lost(&self.group) {
-                    self.recall(device);
-                }
+        for device in 0..self.queues.len() {
+            if self.queues[device].process() {
+                self.recall(device);
             }
         }
         for at in (0..self.waiting.len()).rev() {

@@ -1,4 +1,4 @@
-//! A queue pair: sending commands, and the ways to get commands back that do not come by themselves.
+//! A queue pair: sending commands, polling, and the ways to get commands back that do not come by themselves.
 
 use std::ffi::c_void;
 use std::io;
@@ -25,6 +25,7 @@ const REQUESTS_EACH: u32 = 8;
 /// A queue pair of the thread that made it.
 pub(super) struct Queue {
     pair: NonNull<sys::spdk_nvme_qpair>,
+    group: Group,
     controller: Arc<Controller>,
     state: State,
     /// Kinds of commands for which errors were injected.
@@ -49,12 +50,8 @@ pub(super) enum Sent {
 }
 
 impl Queue {
-    /// One of the group's, which outlives it.
-    pub(super) fn new(
-        controller: Arc<Controller>,
-        depth: u32,
-        group: &Group,
-    ) -> Result<Self, String> {
+    pub(super) fn new(controller: Arc<Controller>, depth: u32) -> Result<Self, String> {
+        let group = Group::new()?;
         let mut options = sys::spdk_nvme_io_qpair_opts::default();
         let size = size_of::<sys::spdk_nvme_io_qpair_opts>();
         // SAFETY: the controller is attached; SPDK fills in, and reads, as much of the structure as it is told.
@@ -64,23 +61,30 @@ impl Queue {
             options.io_queue_requests =
                 options.io_queue_requests.max(depth.saturating_mul(REQUESTS_EACH));
             options.__bindgen_anon_1.delay_cmd_submit = true;
+            // It is connected when it is in its group.
             options.create_only = true;
             sys::spdk_nvme_ctrlr_alloc_io_qpair(handle, &raw const options, size)
         });
         let pair = NonNull::new(pair).ok_or_else(|| {
             format!("{} gives no queue pair; all may be in use", controller.facts().name)
         })?;
-        let queue = Self { pair, controller, state: State::Working, injected: Vec::new() };
+        let queue = Self { pair, group, controller, state: State::Working, injected: Vec::new() };
+        queue.connect()?;
+        Ok(queue)
+    }
+
+    fn connect(&self) -> Result<(), String> {
+        let (pair, group) = (self.pair.as_ptr(), self.group.handle());
         // SAFETY: pair and group are this thread's. The pair leaves the group when it is freed.
-        let answer = queue.controller.alone(|handle| unsafe {
-            match sys::spdk_nvme_poll_group_add(group.handle(), pair.as_ptr()) {
-                0 => sys::spdk_nvme_ctrlr_connect_io_qpair(handle, pair.as_ptr()),
+        let answer = self.controller.alone(|handle| unsafe {
+            match sys::spdk_nvme_poll_group_add(group, pair) {
+                0 => sys::spdk_nvme_ctrlr_connect_io_qpair(handle, pair),
                 failed => failed,
             }
         });
         match answer {
-            0 => Ok(queue),
-            failed => Err(format!("{} connects no queue pair: {}", queue.name(), errno(failed))),
+            0 => Ok(()),
+            failed => Err(format!("{} connects no queue pair: {}", self.name(), errno(failed))),
         }
     }
 
@@ -282,9 +286,10 @@ impl Queue {
         self.controller.facts().placement.get(usize::from(handle?.0)).copied()
     }
 
-    /// Whether the device was just lost, by what its group has seen.
-    pub(super) fn was_just_lost(&mut self, group: &Group) -> bool {
-        let lost = !self.is_lost() && group.has_lost(self.pair);
+    /// Takes in what was answered. Answers whether the device was just lost.
+    pub(super) fn process(&mut self) -> bool {
+        // A pair that is lost is never polled again: its flights may have been abandoned.
+        let lost = !self.is_lost() && self.group.process();
         if lost {
             self.state = State::Lost;
         }
