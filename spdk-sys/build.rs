@@ -191,7 +191,7 @@ mod native {
         |spdk_nvme_ctrlr_(get_default_ctrlr_opts|get_ns\
         |process_admin_completions|reset|cmd_abort_ext|cmd_get_log_page_ext|cmd_io_raw|io_cmd_raw_no_payload_build|get_default_io_qpair_opts\
         |alloc_io_qpair|free_io_qpair|connect_io_qpair|disconnect_io_qpair)\
-        |spdk_nvme_poll_group_(create|add|process_completions|destroy)\
+        |spdk_nvme_poll_group_(create|add|all_connected|process_completions|destroy)\
         |spdk_nvme_qpair_(process_completions|add_cmd_error_injection\
         |remove_cmd_error_injection)\
         |spdk_nvme_ns_(get_id|get_data|get_sector_size|get_num_sectors|get_md_size|get_csi|get_flags|get_max_io_xfer_size)\

@@ -19,7 +19,7 @@ use crate::units::ByteCount;
 const LEAVE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(300);
 /// How long a target may take to answer a connection; SPDK would wait for half a second.
-const CONNECT: Duration = Duration::from_secs(10);
+pub(super) const CONNECT: Duration = Duration::from_secs(10);
 
 /// A namespace of a controller that is this process's alone.
 pub struct Controller {

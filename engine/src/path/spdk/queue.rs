@@ -4,12 +4,12 @@ use std::ffi::c_void;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidelog_spdk_sys as sys;
 
 use super::command::Command;
-use super::controller::{Controller, Reach};
+use super::controller::{CONNECT, Controller, Reach};
 use super::environment::errno;
 use super::flight::{Flight, completed};
 use super::group::Group;
@@ -61,8 +61,9 @@ impl Queue {
             options.io_queue_requests =
                 options.io_queue_requests.max(depth.saturating_mul(REQUESTS_EACH));
             options.__bindgen_anon_1.delay_cmd_submit = true;
-            // It is connected when it is in its group.
+            // It is connected when it is in its group, where SPDK would wait for ever for one that is refused.
             options.create_only = true;
+            options.async_mode = controller.facts().reach == Reach::Connection;
             sys::spdk_nvme_ctrlr_alloc_io_qpair(handle, &raw const options, size)
         });
         let pair = NonNull::new(pair).ok_or_else(|| {
@@ -76,16 +77,31 @@ impl Queue {
     fn connect(&self) -> Result<(), String> {
         let (pair, group) = (self.pair.as_ptr(), self.group.handle());
         // SAFETY: pair and group are this thread's. The pair leaves the group when it is freed.
-        let answer = self.controller.alone(|handle| unsafe {
+        let mut answer = self.controller.alone(|handle| unsafe {
             match sys::spdk_nvme_poll_group_add(group, pair) {
                 0 => sys::spdk_nvme_ctrlr_connect_io_qpair(handle, pair),
                 failed => failed,
             }
         });
-        match answer {
-            0 => Ok(()),
-            failed => Err(format!("{} connects no queue pair: {}", self.name(), errno(failed))),
+        let until = Instant::now() + CONNECT;
+        while answer == 0 {
+            self.group.process();
+            // SAFETY: as above. A refusal shows at the pair alone.
+            let (connected, polled) = unsafe {
+                (
+                    sys::spdk_nvme_poll_group_all_connected(group),
+                    sys::spdk_nvme_qpair_process_completions(pair, 0),
+                )
+            };
+            answer = match connected {
+                0 => return Ok(()),
+                connecting if connecting != -libc::EAGAIN => connecting,
+                _ if Instant::now() > until => -libc::ETIMEDOUT,
+                _ => polled.min(0),
+            };
+            std::thread::yield_now();
         }
+        Err(format!("{} connects no queue pair: {}", self.name(), errno(answer)))
     }
 
     pub(super) fn limits(&self) -> Limits {
