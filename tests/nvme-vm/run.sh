@@ -142,7 +142,7 @@ boot() { # PLAN MACHINE KERNEL-ARGUMENTS ARGUMENTS
     devices_of "$plan"
     echo "nvme-vm: booting ($version, $(basename "$kernel"), $plan)" >&2
     timeout "${LIMIT:-900}" qemu-system-x86_64 -machine "$machine" -accel tcg,thread=multi -cpu max -smp 2 -m 1536 -nographic -no-reboot \
-        -kernel "$kernel" -initrd "$work/initramfs" -append "console=ttyS0 quiet panic=-1 plan=$plan $command_line" \
+        -kernel "$kernel" -initrd "$work/initramfs" -append "console=ttyS0 quiet panic=-1 no_timer_check plan=$plan $command_line" \
         "$@" "${arguments[@]}" "${extra[@]}" </dev/null >>"$log" 2>&1 || true
     echo >>"$log"
 }
