@@ -58,10 +58,10 @@ impl Exchange {
     ) -> io::Result<()> {
         let answer = self.answer();
         answer.outstanding.set(true);
-        let sent = send(self.0.as_ptr().cast());
-        if sent != 0 {
+        let refused = send(self.0.as_ptr().cast());
+        if refused != 0 {
             answer.outstanding.set(false);
-            return Err(errno(sent));
+            return Err(errno(refused));
         }
         let begun = Instant::now();
         while answer.outstanding.get() {

@@ -1,5 +1,5 @@
-//! How a queue pair is polled: through a poll group of its own, as over TCP a pair in a group reads its socket only when
-//! there is something to read. By itself it reads again and again, and holds up whoever is filling the socket.
+//! How a connection's queue pair is polled: through a poll group of its own, in which it reads its socket only when there
+//! is something to read. By itself it reads again and again, and holds up whoever is filling the socket.
 
 use std::cell::Cell;
 use std::ptr::NonNull;

@@ -25,7 +25,8 @@ const REQUESTS_EACH: u32 = 8;
 /// A queue pair of the thread that made it.
 pub(super) struct Queue {
     pair: NonNull<sys::spdk_nvme_qpair>,
-    group: Group,
+    /// Polls the pair, if it is a connection.
+    group: Option<Group>,
     controller: Arc<Controller>,
     state: State,
     /// Kinds of commands for which errors were injected.
@@ -51,7 +52,8 @@ pub(super) enum Sent {
 
 impl Queue {
     pub(super) fn new(controller: Arc<Controller>, depth: u32) -> Result<Self, String> {
-        let group = Group::new()?;
+        let connects = controller.facts().reach == Reach::Connection;
+        let group = connects.then(Group::new).transpose()?;
         let mut options = sys::spdk_nvme_io_qpair_opts::default();
         let size = size_of::<sys::spdk_nvme_io_qpair_opts>();
         // SAFETY: the controller is attached; SPDK fills in, and reads, as much of the structure as it is told.
@@ -62,34 +64,36 @@ impl Queue {
                 options.io_queue_requests.max(depth.saturating_mul(REQUESTS_EACH));
             options.__bindgen_anon_1.delay_cmd_submit = true;
             // It is connected when it is in its group, where SPDK would wait for ever for one that is refused.
-            options.create_only = true;
-            options.async_mode = controller.facts().reach == Reach::Connection;
+            options.create_only = connects;
+            options.async_mode = connects;
             sys::spdk_nvme_ctrlr_alloc_io_qpair(handle, &raw const options, size)
         });
         let pair = NonNull::new(pair).ok_or_else(|| {
             format!("{} gives no queue pair; all may be in use", controller.facts().name)
         })?;
         let queue = Self { pair, group, controller, state: State::Working, injected: Vec::new() };
-        queue.connect()?;
+        if let Some(group) = &queue.group {
+            queue.connect(group)?;
+        }
         Ok(queue)
     }
 
-    fn connect(&self) -> Result<(), String> {
-        let (pair, group) = (self.pair.as_ptr(), self.group.handle());
+    fn connect(&self, group: &Group) -> Result<(), String> {
+        let (pair, handle) = (self.pair.as_ptr(), group.handle());
         // SAFETY: pair and group are this thread's. The pair leaves the group when it is freed.
-        let mut answer = self.controller.alone(|handle| unsafe {
-            match sys::spdk_nvme_poll_group_add(group, pair) {
-                0 => sys::spdk_nvme_ctrlr_connect_io_qpair(handle, pair),
+        let mut answer = self.controller.alone(|controller| unsafe {
+            match sys::spdk_nvme_poll_group_add(handle, pair) {
+                0 => sys::spdk_nvme_ctrlr_connect_io_qpair(controller, pair),
                 failed => failed,
             }
         });
         let until = Instant::now() + CONNECT;
         while answer == 0 {
-            self.group.process();
+            group.process();
             // SAFETY: as above. A refusal shows at the pair alone.
             let (connected, polled) = unsafe {
                 (
-                    sys::spdk_nvme_poll_group_all_connected(group),
+                    sys::spdk_nvme_poll_group_all_connected(handle),
                     sys::spdk_nvme_qpair_process_completions(pair, 0),
                 )
             };
@@ -305,7 +309,14 @@ impl Queue {
     /// Takes in what was answered. Answers whether the device was just lost.
     pub(super) fn process(&mut self) -> bool {
         // A pair that is lost is never polled again: its flights may have been abandoned.
-        let lost = !self.is_lost() && self.group.process();
+        if self.is_lost() {
+            return false;
+        }
+        let lost = match &self.group {
+            Some(group) => group.process(),
+            // SAFETY: the pair is this thread's.
+            None => unsafe { sys::spdk_nvme_qpair_process_completions(self.pair.as_ptr(), 0) < 0 },
+        };
         if lost {
             self.state = State::Lost;
         }
@@ -341,6 +352,8 @@ impl Queue {
             Reach::Connection => {
                 // SAFETY: the pair is this thread's. With its connection closed nothing arrives any more.
                 unsafe { sys::spdk_nvme_ctrlr_disconnect_io_qpair(self.pair.as_ptr()) };
+                // What was never sent comes back in another round.
+                self.group.as_ref().map(Group::process);
                 self.state = State::Lost;
             }
             Reach::Bus | Reach::Process => self.state = State::Dead,
