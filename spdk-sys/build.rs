@@ -190,7 +190,8 @@ mod native {
         |spdk_nvme_transport_id_(parse|compare)|spdk_nvme_(connect|detach|scan_attached)\
         |spdk_nvme_ctrlr_(get_default_ctrlr_opts|get_ns\
         |process_admin_completions|reset|cmd_abort_ext|cmd_get_log_page_ext|cmd_io_raw|io_cmd_raw_no_payload_build|get_default_io_qpair_opts\
-        |alloc_io_qpair|free_io_qpair|disconnect_io_qpair)\
+        |alloc_io_qpair|free_io_qpair|connect_io_qpair|disconnect_io_qpair)\
+        |spdk_nvme_poll_group_(create|add|all_connected|process_completions|destroy)\
         |spdk_nvme_qpair_(process_completions|add_cmd_error_injection\
         |remove_cmd_error_injection)\
         |spdk_nvme_ns_(get_id|get_data|get_sector_size|get_num_sectors|get_md_size|get_csi|get_flags|get_max_io_xfer_size)\
@@ -199,7 +200,7 @@ mod native {
         |SPDK_NVME_IO_FLAGS_FORCE_UNIT_ACCESS|SPDK_NVME_DATASET_MANAGEMENT_.*|SPDK_NVMF_NQN_MAX_LEN";
     const TYPES: &str = "spdk_nvme_(ns_flags|status_code_type|generic_command_status_code\
         |command_specific_status_code|media_error_status_code|path_status_code|dsm_attribute|transport_type|csi\
-        |nvm_opcode|dsm_range|cpl|status|log_page|fdp_mgmt_recv_mo)|spdk_log_level";
+        |nvm_opcode|dsm_range|cpl|status)|spdk_log_level";
 
     fn bind() -> Result<(), String> {
         let mut query = vec!["--cflags"];

@@ -54,17 +54,18 @@ if [ ! -e "$work/kernel/nvmet-tcp.ko" ]; then
 fi
 
 features="" spdk_missing="" programs="tidelog-conformance tidelog-powercut tidelog-format tidelog-bench"
+# SPDK's own, to compare with.
+perf=$(command -v spdk_nvme_perf || pkg-config --libs-only-L spdk_nvme 2>/dev/null | sed 's|^-L\([^ ]*\).*|\1/../bin/spdk_nvme_perf|' || true)
 if pkg-config --exists spdk_nvme 2>/dev/null; then
-    features="--features spdk --bin tidelog-spdk"
+    features="--features tidelog-tests/spdk,tidelog-bench/spdk"
     programs="$programs tidelog-spdk"
     modules="$modules $spdk_modules"
 else
     spdk_missing="no SPDK is installed (pkg-config does not find spdk_nvme)"
 fi
 profile=${PROFILE:-release}
-# shellcheck disable=SC2086
-cargo build --profile "$profile" -q -p tidelog-tests $features --bin tidelog-conformance --bin tidelog-powercut
-cargo build --profile "$profile" -q -p tidelog-format -p tidelog-bench
+# shellcheck disable=SC2046,SC2086
+cargo build --profile "$profile" -q -p tidelog-tests -p tidelog-format -p tidelog-bench $features $(printf -- '--bin %s ' $programs)
 built=target/$([ "$profile" = dev ] && echo debug || echo "$profile")
 root=$work/root
 rm -rf "$root"
@@ -77,10 +78,12 @@ for module in $modules; do
     echo "insmod /$module.ko" >>"$root/modules"
 done
 chmod +x "$root/init"
-for program in $programs; do
-    strip -o "$root/bin/$program" "$built/$program"
-    ldd "$built/$program" | grep -o '/[^ ]*'
-done | sort -u | while read -r library; do
+for program in $programs; do echo "$built/$program"; done >"$work/programs"
+[ ! -x "$perf" ] || echo "$perf" >>"$work/programs"
+while read -r program; do
+    strip -o "$root/bin/$(basename "$program")" "$program"
+    ldd "$program" | grep -o '/[^ ]*'
+done <"$work/programs" | sort -u | while read -r library; do
     mkdir -p "$root$(dirname "$library")"
     cp -L "$library" "$root$library"
 done
@@ -139,15 +142,15 @@ boot() { # PLAN MACHINE KERNEL-ARGUMENTS ARGUMENTS
     devices_of "$plan"
     echo "nvme-vm: booting ($version, $(basename "$kernel"), $plan)" >&2
     timeout "${LIMIT:-900}" qemu-system-x86_64 -machine "$machine" -accel tcg,thread=multi -cpu max -smp 2 -m 1536 -nographic -no-reboot \
-        -kernel "$kernel" -initrd "$work/initramfs" -append "console=ttyS0 quiet panic=-1 plan=$plan $command_line" \
+        -kernel "$kernel" -initrd "$work/initramfs" -append "console=ttyS0 quiet panic=-1 no_timer_check plan=$plan $command_line" \
         "$@" "${arguments[@]}" "${extra[@]}" </dev/null >>"$log" 2>&1 || true
     echo >>"$log"
 }
 
 : >"$log"
 plans=${PLANS:-plan}
-[ -n "${PLANS:-}" ] || plans="plan plan-poll"
-[ -n "${PLANS:-}" ] || [ -n "$spdk_missing" ] || plans="$plans plan-vfio plan-uio plan-peer-vfio plan-peer-uio plan-fdp plan-faults"
+[ -n "${PLANS:-}" ] || plans="plan plan-poll plan-fdp"
+[ -n "${PLANS:-}" ] || [ -n "$spdk_missing" ] || plans="$plans plan-vfio plan-uio plan-peer-vfio plan-peer-uio plan-faults plan-perf"
 booted=0
 for plan in $plans; do
     if why=$(missing_for "$plan"); then
@@ -156,7 +159,7 @@ for plan in $plans; do
     fi
     case $plan in
         plan-vfio | plan-peer-vfio | plan-fdp) boot "$plan" q35,kernel-irqchip=split intel_iommu=on -device intel-iommu,intremap=on,caching-mode=on,aw-bits=48 ;;
-        plan-uio | plan-peer-uio | plan-faults) boot "$plan" q35 hugepages=256 ;;
+        plan-uio | plan-peer-uio | plan-faults | plan-perf) boot "$plan" q35 hugepages=256 ;;
         plan-poll) boot "$plan" q35 nvme.poll_queues=2 ;;
         # No IOMMU: behind one, Linux 6.1 crashes when a controller is removed while something has its disk open.
         *) boot "$plan" q35 "" ;;

@@ -13,6 +13,7 @@ use crate::layout::{
     BLOCK_BYTES, Geometry, Holder, Owner, SHARES_MAX, SUPERBLOCK_OFFSET, Superblock,
     SuperblockError,
 };
+use crate::path::nvme::Namespace;
 use crate::path::sim::{SimDisk, SimDisks};
 #[cfg(feature = "spdk")]
 use crate::path::spdk::{Controller, SpdkControllers};
@@ -147,9 +148,9 @@ impl Member {
     /// What it says of its own wear.
     fn endurance(&self) -> Result<Endurance, String> {
         match self {
-            Self::File { .. } => {
-                Err("the kernel has the device; tidelog-doctor asks for its SMART log".into())
-            }
+            Self::File { device, .. } => Namespace::of(device.file())
+                .and_then(|namespace| namespace.endurance())
+                .map_err(|error| error.to_string()),
             #[cfg(feature = "spdk")]
             Self::Controller { controller, .. } => {
                 controller.endurance().map_err(|error| error.to_string())

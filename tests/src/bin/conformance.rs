@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use clap::Parser;
 use tidelog_engine::path::{DeviceSpec, PathKind};
-use tidelog_tests::conformance::{Failure, Fault, Noticed, ROWS, Stage, exit_code, find};
+use tidelog_tests::conformance::{
+    Failure, Fault, Noticed, PLACEMENT_ROWS, ROWS, Stage, exit_code, find,
+};
 
 /// Runs the same rows on whatever devices and data path are named, and prints one line for each. THE DEVICES LOSE
 /// WHAT THEY HOLD. With --begin, lets something happen to a device under load instead. Ends with 1 where a row
@@ -28,6 +30,9 @@ struct Arguments {
     /// Only look whether what the rows left there, by whatever path, is found. Needs --row.
     #[arg(long, requires = "row")]
     find: bool,
+    /// The rows of devices that place data by handles (FDP) instead.
+    #[arg(long)]
+    placement: bool,
     /// The pages of SPDK's memory: huge, plain or auto.
     #[arg(long, default_value = "auto")]
     pages: String,
@@ -87,7 +92,7 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
         return Ok(told(name, &fault.happen(&stage)));
     }
     let mut good = true;
-    for (name, row) in ROWS {
+    for (name, row) in if arguments.placement { PLACEMENT_ROWS } else { ROWS } {
         good &= told(name, &row(&stage));
     }
     Ok(good)

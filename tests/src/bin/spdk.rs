@@ -8,11 +8,9 @@ use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::path::spdk::{Controller, EnvironmentOptions, Pages, configure};
 use tidelog_tests::conformance::{Failure, exit_code};
 use tidelog_tests::machine::Watchdog;
-use tidelog_tests::spdk::{
-    COMMAND_TIMEOUT, ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK, peer, placement,
-};
+use tidelog_tests::spdk::{COMMAND_TIMEOUT, ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK, peer};
 
-/// Peer DMA, placement handles, errors and time-outs, with a line for each. THE CONTROLLERS LOSE WHAT THEY HOLD. Ends
+/// Peer DMA, errors and time-outs, with a line for each. THE CONTROLLERS LOSE WHAT THEY HOLD. Ends
 /// with 1 where a row fails.
 #[derive(Parser)]
 #[command(version)]
@@ -58,19 +56,9 @@ enum Part {
         #[arg(long)]
         seed: u64,
     },
-    /// Lanes and placement handles (FDP), SMART.
-    Placement {
-        /// Controllers, separated by commas.
-        devices: String,
-    },
     /// Ends the process with the controllers still attached, as a program that closes nothing does.
     Leave {
         /// Controllers, separated by commas.
-        devices: String,
-    },
-    /// What the devices count themselves (SMART).
-    Endurance {
-        /// Controllers of a pool, separated by commas.
         devices: String,
     },
 }
@@ -110,20 +98,8 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
         Part::PeerVerify { file, seed } => {
             Ok(told("every byte is right from the other side of a BAR", &peer::verify(file, *seed)))
         }
-        Part::Placement { devices } => {
-            let specs = DeviceSpec::parse_list(devices)?;
-            let apart = placement::lanes_keep_apart(&specs);
-            let apart = told("each lane writes by its own placement handle on each device", &apart);
-            Ok(count(&specs) && apart)
-        }
         Part::Leave { devices } => leave(&DeviceSpec::parse_list(devices)?).map(|()| true),
-        Part::Endurance { devices } => Ok(count(&DeviceSpec::parse_list(devices)?)),
     }
-}
-
-fn count(specs: &[DeviceSpec]) -> bool {
-    let counted = placement::devices_count_what_is_written(specs);
-    told("devices count what is written to them", &counted)
 }
 
 fn leave(specs: &[DeviceSpec]) -> Result<(), Failure> {

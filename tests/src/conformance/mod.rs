@@ -2,6 +2,7 @@
 //! caller lends and that lose what they hold.
 
 mod fault;
+mod placement;
 mod rows;
 
 use std::process::ExitCode;
@@ -12,6 +13,7 @@ use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
 
 pub use fault::{Fault, Noticed};
+pub use placement::PLACEMENT_ROWS;
 pub use rows::{ROWS, find};
 
 pub use crate::victim::Failure;
@@ -68,7 +70,13 @@ impl Stage {
     /// # Errors
     /// It cannot be opened, or another path runs.
     pub fn open(&self) -> Result<Pool, Failure> {
-        self.open_by(&self.specs, self.path)
+        self.open_by(&self.specs, self.path, OpenOptions::default())
+    }
+
+    /// The same, and nothing but the test writes.
+    fn open_alone(&self) -> Result<Pool, Failure> {
+        let alone = OpenOptions { housekeeping: None, ..OpenOptions::default() };
+        self.open_by(&self.specs, self.path, alone)
     }
 
     /// Opens the pool by another path that reaches the same devices; `None` if there is none.
@@ -79,10 +87,15 @@ impl Stage {
             (None, _) => &self.specs,
         };
         let other = if self.path == PathKind::Uring { PathKind::Posix } else { PathKind::Uring };
-        self.open_by(specs, other).map(Some)
+        self.open_by(specs, other, OpenOptions::default()).map(Some)
     }
 
-    fn open_by(&self, specs: &[DeviceSpec], path: PathKind) -> Result<Pool, Failure> {
+    fn open_by(
+        &self,
+        specs: &[DeviceSpec],
+        path: PathKind,
+        options: OpenOptions,
+    ) -> Result<Pool, Failure> {
         let choice = match path {
             PathKind::Uring => PathChoice::Uring,
             PathKind::UringCmd => PathChoice::UringCmd,
@@ -97,7 +110,7 @@ impl Stage {
             backend: self.backend.clone().filter(|_| path == PathKind::Gds),
             staging: ByteCount::mib(4),
             huge_pages: false,
-            ..OpenOptions::default()
+            ..options
         };
         let pool = Pool::open(specs, &options)?;
         let kind = pool.stats()?.reactor.capabilities.kind;

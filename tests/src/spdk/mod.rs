@@ -1,9 +1,8 @@
-//! What must be so on the data path spdk by itself, whichever controllers it has: errors and time-outs, peer DMA,
-//! placement handles. And SPDK's own target program, which serves controllers where there are none.
+//! What must be so on the data path spdk by itself, whichever controllers it has: errors and time-outs, peer DMA.
+//! And SPDK's own target program, which serves controllers where there are none.
 
 mod path;
 pub mod peer;
-pub mod placement;
 pub mod target;
 
 use std::time::{Duration, Instant};

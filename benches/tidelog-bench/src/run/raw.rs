@@ -86,6 +86,8 @@ impl RawJob {
         let windows = target::windows(job, &sizes, clone)?;
         let pass = windows.iter().map(|window| window.length).sum();
         let (buffers, path) = buffers(job, path, seed)?;
+        // Nobody wakes this thread. A path that finds its waker unarmed takes it for woken, and does not wait.
+        path.waker().arm();
         let now = Instant::now();
         let nowhere = Place { file: 0, offset: 0, length: 0 };
         let flight =

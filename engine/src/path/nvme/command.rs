@@ -43,6 +43,8 @@ const _: () = assert!(size_of::<Command>() == 72);
 
 /// Write: the data is on the medium, past any cache, when the command completes.
 const FORCE_UNIT_ACCESS: u32 = 1 << 30;
+/// Write: the directive that names a placement handle.
+const DATA_PLACEMENT: u32 = 2 << 20;
 /// Dataset management: nobody needs the ranges any more.
 const DEALLOCATE: u32 = 1 << 2;
 
@@ -63,7 +65,7 @@ impl From<Step> for Range {
 
 impl Command {
     /// A command of this number, with its own double words; the kernel ends it after `timeout_ms`, unless that is 0.
-    pub(super) fn admin(opcode: u8, namespace: u32, words: [u32; 6], timeout_ms: u32) -> Self {
+    pub(super) fn numbered(opcode: u8, namespace: u32, words: [u32; 6], timeout_ms: u32) -> Self {
         Self { opcode, namespace, words, timeout_ms, ..Self::default() }
     }
 
@@ -91,6 +93,15 @@ impl Command {
     /// With data of `length` bytes at `address`.
     pub(in crate::path) fn with_data(self, address: u64, length: u32) -> Self {
         Self { address, length, ..self }
+    }
+
+    /// To where this placement identifier says.
+    pub(in crate::path) fn placed(mut self, identifier: Option<u16>) -> Self {
+        if let Some(identifier) = identifier {
+            self.words[2] |= DATA_PLACEMENT;
+            self.words[3] = u32::from(identifier) << 16;
+        }
+        self
     }
 
     /// Past any volatile cache.
@@ -132,6 +143,16 @@ mod tests {
         assert_eq!(bytes[36..40], 4096_u32.to_le_bytes());
         assert_eq!(bytes[40..48], 0x1_2345_6789_u64.to_le_bytes());
         assert_eq!(bytes[48..52], (7_u32 | 1 << 30).to_le_bytes());
+    }
+
+    #[test]
+    fn a_placed_write_names_the_directive_and_its_identifier() {
+        let command = Command::of_blocks(Opcode::Write, 3, STEP);
+        assert_eq!(command.placed(None), command);
+        let bytes = [command.forced(true).placed(Some(0x0105))];
+        let bytes: &[u8] = bytemuck::cast_slice(&bytes);
+        assert_eq!(bytes[48..52], (7_u32 | 2 << 20 | 1 << 30).to_le_bytes());
+        assert_eq!(bytes[52..56], [0, 0, 5, 1]);
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct NamespaceFacts {
     pub formats: Vec<LbaFormat>,
     /// The one that it has.
     pub current: usize,
+    /// The endurance group that it belongs to; 0 for none.
+    pub endurance_group: u16,
 }
 
 /// One way to divide a namespace into blocks.
@@ -95,7 +97,8 @@ impl NamespaceFacts {
         let chosen = (data[26] & 0xF) | (data[26] >> 1 & 0x30);
         let current = formats.iter().position(|format| format.index == chosen)?;
         let blocks = u64::from_le_bytes(data[..8].try_into().ok()?);
-        Some(Self { blocks, formats, current })
+        let endurance_group = u16::from_le_bytes([data[102], data[103]]);
+        Some(Self { blocks, formats, current, endurance_group })
     }
 }
 
@@ -142,11 +145,12 @@ mod tests {
         data[..8].copy_from_slice(&1000_u64.to_le_bytes());
         data[25] = 3;
         data[26] = 2;
+        data[102] = 1;
         data[128..132].copy_from_slice(&[0, 0, 9, 2]);
         data[136..140].copy_from_slice(&[8, 0, 12, 0]);
         data[140..144].copy_from_slice(&[0, 0, 12, 1]);
         let found = NamespaceFacts::read(&data).unwrap();
-        assert_eq!((found.blocks, found.formats.len()), (1000, 3));
+        assert_eq!((found.blocks, found.formats.len(), found.endurance_group), (1000, 3, 1));
         let current = LbaFormat { index: 2, block: 4096, metadata: 8, performance: 0 };
         assert_eq!(found.format(), current);
         data[26] = 1;

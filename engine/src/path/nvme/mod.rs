@@ -5,6 +5,7 @@ mod command;
 mod identify;
 mod namespace;
 pub(super) mod steps;
+pub(super) mod wear;
 
 pub(super) use command::{Command, Opcode, Range, outcome};
 pub use identify::{ControllerFacts, Formats, LbaFormat, NamespaceFacts};

@@ -1,4 +1,4 @@
-//! A namespace that the kernel drives, asked through its admin ioctl.
+//! A namespace that the kernel drives, asked through its ioctls.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,19 +7,25 @@ use std::os::fd::AsRawFd;
 use super::Command;
 use super::command::outcome;
 use super::identify::{ControllerFacts, IDENTIFY_BYTES, NamespaceFacts, command_set};
-use crate::path::Status;
+use super::wear;
 use crate::path::device::shown;
+use crate::path::{Endurance, FdpStatistics, ReclaimUnitHandle, Status};
 
 /// `_IO('N', 0x40)` of `<linux/nvme_ioctl.h>`.
 const NVME_IOCTL_ID: libc::c_ulong = 0x4E40;
 /// `_IOWR('N', 0x41, struct nvme_admin_cmd)`.
 const NVME_IOCTL_ADMIN_CMD: libc::c_ulong = 0xC048_4E41;
+/// `_IOWR('N', 0x43, struct nvme_passthru_cmd)`.
+const NVME_IOCTL_IO_CMD: libc::c_ulong = 0xC048_4E43;
 
 const IDENTIFY: u8 = 0x06;
 const IDENTIFY_NAMESPACE: u32 = 0x00;
 const IDENTIFY_CONTROLLER: u32 = 0x01;
 const IDENTIFY_DESCRIPTORS: u32 = 0x03;
 const FORMAT_NVM: u8 = 0x80;
+const GET_LOG_PAGE: u8 = 0x02;
+/// One of input and output.
+const IO_MANAGEMENT_RECEIVE: u8 = 0x12;
 /// A drive may take minutes to format itself.
 const FORMAT_TIMEOUT_MS: u32 = 600_000;
 
@@ -116,6 +122,48 @@ impl<'a> Namespace<'a> {
         })
     }
 
+    /// What its controller has counted of writes and wear, and of reclaim units where it has any.
+    ///
+    /// # Errors
+    /// It does not say.
+    pub fn endurance(&self) -> Result<Endurance, AdminError> {
+        let smart = self.log_page(wear::SMART, 0)?;
+        let fdp = self.fdp_statistics(&self.facts()?)?;
+        Ok(wear::endurance(&smart, fdp))
+    }
+
+    /// Its placement handles (FDP), and what each may still write to its reclaim unit; empty where it has none.
+    ///
+    /// # Errors
+    /// It does not say.
+    pub fn placement_handles(
+        &self,
+        facts: &NamespaceFacts,
+    ) -> Result<Vec<ReclaimUnitHandle>, AdminError> {
+        // Data placement belongs to an endurance group, of which some place nothing.
+        if facts.endurance_group == 0 {
+            return Ok(Vec::new());
+        }
+        let mut data = [0; wear::HANDLES_BYTES];
+        let words = [wear::RECLAIM_UNIT_HANDLE_STATUS.into(), words_of(data.len()), 0, 0, 0, 0];
+        let mut command = Command::numbered(IO_MANAGEMENT_RECEIVE, self.number, words, 0)
+            .with_data(data.as_mut_ptr() as u64, data.len() as u32);
+        match self.ask(NVME_IOCTL_IO_CMD, "I/O management receive", &mut command) {
+            Ok(()) => Ok(wear::handles(&data, facts.format().block)),
+            Err(AdminError::Command { status: Status::Nvme { .. }, .. }) => Ok(Vec::new()),
+            Err(other) => Err(other),
+        }
+    }
+
+    fn fdp_statistics(&self, facts: &NamespaceFacts) -> Result<Option<FdpStatistics>, AdminError> {
+        let handles = self.placement_handles(facts)?;
+        if handles.is_empty() {
+            return Ok(None);
+        }
+        let page = self.log_page(wear::FDP_STATISTICS, facts.endurance_group)?;
+        Ok(Some(wear::fdp_statistics(&page, handles)))
+    }
+
     /// Gives it another format. EVERYTHING IT HOLDS IS LOST.
     ///
     /// # Errors
@@ -123,7 +171,7 @@ impl<'a> Namespace<'a> {
     pub fn format(&self, format: u8) -> Result<(), AdminError> {
         let chosen = u32::from(format & 0xF) | u32::from(format >> 4 & 3) << 12;
         let words = [chosen, 0, 0, 0, 0, 0];
-        let mut command = Command::admin(FORMAT_NVM, self.number, words, FORMAT_TIMEOUT_MS);
+        let mut command = Command::numbered(FORMAT_NVM, self.number, words, FORMAT_TIMEOUT_MS);
         self.admin("Format NVM", &mut command)
     }
 
@@ -141,22 +189,45 @@ impl<'a> Namespace<'a> {
         let mut data = [0; IDENTIFY_BYTES];
         let namespace = if what == IDENTIFY_CONTROLLER { 0 } else { self.number };
         let words = [what, 0, 0, 0, 0, 0];
-        let mut command = Command::admin(IDENTIFY, namespace, words, 0)
+        let mut command = Command::numbered(IDENTIFY, namespace, words, 0)
             .with_data(data.as_mut_ptr() as u64, IDENTIFY_BYTES as u32);
         self.admin("Identify", &mut command)?;
         Ok(data)
     }
 
+    /// The first `N` bytes of a log page. `specific` goes with its number, for pages of an endurance group.
+    fn log_page<const N: usize>(&self, number: u8, specific: u16) -> Result<[u8; N], AdminError> {
+        let mut page = [0; N];
+        let which = u32::from(number) | words_of(N) << 16;
+        let words = [which, u32::from(specific) << 16, 0, 0, 0, 0];
+        let mut command = Command::numbered(GET_LOG_PAGE, wear::ALL_NAMESPACES, words, 0)
+            .with_data(page.as_mut_ptr() as u64, N as u32);
+        self.admin("Get log page", &mut command)?;
+        Ok(page)
+    }
+
     fn admin(&self, name: &'static str, command: &mut Command) -> Result<(), AdminError> {
+        self.ask(NVME_IOCTL_ADMIN_CMD, name, command)
+    }
+
+    fn ask(
+        &self,
+        request: libc::c_ulong,
+        name: &'static str,
+        command: &mut Command,
+    ) -> Result<(), AdminError> {
         // SAFETY: the kernel reads and writes one structure of exactly this type. The memory that it names, if any, is a
         // buffer of the caller's that outlives the call and is as long as the command says.
-        let answer = unsafe {
-            libc::ioctl(self.file.as_raw_fd(), NVME_IOCTL_ADMIN_CMD as _, &raw mut *command)
-        };
+        let answer = unsafe { libc::ioctl(self.file.as_raw_fd(), request as _, &raw mut *command) };
         let answer = match answer {
             -1 => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
             answer => answer,
         };
         outcome(answer).map_err(|status| AdminError::Command { command: name, status })
     }
+}
+
+/// How commands say the length of what they are to answer: in double words, counted from 0.
+fn words_of(bytes: usize) -> u32 {
+    bytes as u32 / 4 - 1
 }

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use tidelog_spdk_sys as sys;
 
-use super::endurance::handles;
 use super::environment::{Environment, EnvironmentError, Keeper};
 use crate::memory::ALIGNMENT;
 use crate::path::device::ControllerName;
@@ -20,7 +19,7 @@ use crate::units::ByteCount;
 const LEAVE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(300);
 /// How long a target may take to answer a connection; SPDK would wait for half a second.
-const CONNECT: Duration = Duration::from_secs(10);
+pub(super) const CONNECT: Duration = Duration::from_secs(10);
 
 /// A namespace of a controller that is this process's alone.
 pub struct Controller {
@@ -110,11 +109,9 @@ impl Controller {
         let mut controller = Self { facts, shared };
         // Data placement belongs to an endurance group; one without it answers with an error.
         if controller.facts.endurance_group != 0
-            && let Ok(bytes) = controller.reclaim_unit_handles()
+            && let Ok(handles) = controller.placement_handles()
         {
-            let block = u64::from(controller.facts.limits.block);
-            let handles = handles(&bytes, block).into_iter();
-            controller.facts.placement = handles.map(|handle| handle.placement).collect();
+            controller.facts.placement = handles.iter().map(|handle| handle.placement).collect();
         }
         Ok(Arc::new(controller))
     }

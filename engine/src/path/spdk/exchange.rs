@@ -13,57 +13,82 @@ use super::environment::{Environment, errno};
 use super::flight::status_of;
 use crate::memory::DmaPool;
 use crate::path::Status;
+use crate::path::nvme::wear::{ALL_NAMESPACES, HANDLES_BYTES, RECLAIM_UNIT_HANDLE_STATUS};
 use crate::units::ByteCount;
 
 /// A controller that does not answer so long is not waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest log page that is asked for here.
 const PAGE_MAX: usize = 512;
-/// SMART is the controller's, not a namespace's.
-const ALL_NAMESPACES: u32 = u32::MAX;
-/// What the I/O management command may answer here: a head and the descriptors of 127 handles.
-const HANDLES_BYTES: usize = 4096;
 
-/// What the driver is given to answer into. It is leaked where no answer came in time: one may come later.
-struct Exchange {
-    answered: Cell<Option<Result<(), Status>>>,
+/// A command that is waited for. Where no answer comes its memory stays, as one may come later.
+struct Exchange(NonNull<Answer>);
+
+/// What the driver is given to answer into. Only by pointers: both sides have it at once.
+struct Answer {
+    outstanding: Cell<bool>,
+    status: Cell<Option<Status>>,
     page: UnsafeCell<[u8; PAGE_MAX]>,
 }
 
 impl Exchange {
-    fn new() -> Box<Self> {
-        Box::new(Self { answered: Cell::new(None), page: UnsafeCell::new([0; PAGE_MAX]) })
+    fn new() -> Self {
+        let answer = Box::new(Answer {
+            outstanding: Cell::new(false),
+            status: Cell::new(None),
+            page: UnsafeCell::new([0; PAGE_MAX]),
+        });
+        Self(NonNull::from(Box::leak(answer)))
     }
 
-    fn context(&self) -> *mut c_void {
-        (&raw const *self).cast_mut().cast()
+    fn answer(&self) -> &Answer {
+        // SAFETY: it is freed with this, and no reference to it is unique.
+        unsafe { self.0.as_ref() }
     }
 
-    /// Polls until the answer is there.
-    fn finish(self: Box<Self>, mut poll: impl FnMut() -> i32) -> io::Result<Box<Self>> {
+    fn page(&self) -> *mut c_void {
+        self.answer().page.get().cast()
+    }
+
+    /// Sends the command with the context that `answered` is called with, and polls until it was.
+    fn run(
+        &self,
+        send: impl FnOnce(*mut c_void) -> i32,
+        mut poll: impl FnMut() -> i32,
+    ) -> io::Result<()> {
+        let answer = self.answer();
+        answer.outstanding.set(true);
+        let refused = send(self.0.as_ptr().cast());
+        if refused != 0 {
+            answer.outstanding.set(false);
+            return Err(errno(refused));
+        }
         let begun = Instant::now();
-        loop {
-            if let Some(answer) = self.answered.get() {
-                return match answer {
-                    Ok(()) => Ok(self),
-                    Err(status) => Err(io::Error::other(status.to_string())),
-                };
-            }
+        while answer.outstanding.get() {
             if poll() < 0 || begun.elapsed() > PATIENCE {
-                std::mem::forget(self);
                 return Err(io::ErrorKind::TimedOut.into());
             }
             std::thread::yield_now();
+        }
+        answer.status.get().map_or(Ok(()), |status| Err(io::Error::other(status.to_string())))
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        if !self.answer().outstanding.get() {
+            // SAFETY: it was boxed, and the driver does not have it any more.
+            drop(unsafe { Box::from_raw(self.0.as_ptr()) });
         }
     }
 }
 
 /// SPDK calls this with the answer.
 unsafe extern "C" fn answered(context: *mut c_void, answer: *const sys::spdk_nvme_cpl) {
-    // SAFETY: the context is an exchange, which is leaked rather than freed while no answer came; the answer is SPDK's,
-    // for the call.
-    let (exchange, answer) = unsafe { (&*context.cast::<Exchange>(), &*answer) };
-    exchange.answered.set(Some(status_of(answer).map_or(Ok(()), Err)));
+    // SAFETY: the context is an exchange's, which stays while no answer came; the answer is SPDK's, for the call.
+    let (exchange, answer) = unsafe { (&*context.cast::<Answer>(), &*answer) };
+    exchange.status.set(status_of(answer));
+    exchange.outstanding.set(false);
 }
 
 impl Controller {
@@ -78,38 +103,33 @@ impl Controller {
         self.alone(|handle| {
             // SAFETY: the controller is attached and its own queue is locked; the page and the context are the
             // exchange's, which outlives the command.
-            let sent = unsafe {
+            let send = |context| unsafe {
                 sys::spdk_nvme_ctrlr_cmd_get_log_page_ext(
                     handle,
                     number,
                     ALL_NAMESPACES,
-                    exchange.page.get().cast(),
+                    exchange.page(),
                     N as u32,
                     0,
                     0,
                     u32::from(specific) << 16,
                     0,
                     Some(answered as unsafe extern "C" fn(_, _)),
-                    exchange.context(),
+                    context,
                 )
             };
-            if sent != 0 {
-                return Err(errno(sent));
-            }
             // SAFETY: as above.
-            let exchange = exchange
-                .finish(|| unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(handle) })?;
-            // SAFETY: the answer came, so nobody writes the page any more.
-            let page = unsafe { &*exchange.page.get() };
-            let mut bytes = [0; N];
-            bytes.copy_from_slice(&page[..N]);
-            Ok(bytes)
-        })
+            exchange.run(send, || unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(handle) })
+        })?;
+        // SAFETY: the answer came, so nobody writes the page any more.
+        let page = unsafe { &*exchange.answer().page.get() };
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(&page[..N]);
+        Ok(bytes)
     }
 
     /// What the namespace says of its reclaim unit handles, as the controller writes it.
     pub(super) fn reclaim_unit_handles(&self) -> io::Result<Vec<u8>> {
-        const RECLAIM_UNIT_HANDLE_STATUS: u8 = sys::SPDK_NVME_FDP_IO_MGMT_RECV_RUHS as u8;
         let memory = Environment::get().map_err(io::Error::other)?;
         let memory: DmaPool =
             memory.allocate(ByteCount(HANDLES_BYTES as u64)).map_err(io::Error::other)?;
@@ -120,9 +140,8 @@ impl Controller {
         });
         let pair = NonNull::new(pair).ok_or_else(|| io::Error::other("no queue pair is left"))?;
         let pair = pair.as_ptr();
-        let exchange = Exchange::new();
         // SAFETY: the pair is this thread's; buffer and context outlive the command.
-        let sent = unsafe {
+        let send = |context| unsafe {
             sys::spdk_nvme_ns_cmd_io_mgmt_recv(
                 self.namespace(),
                 pair,
@@ -131,15 +150,12 @@ impl Controller {
                 RECLAIM_UNIT_HANDLE_STATUS,
                 0,
                 Some(answered as unsafe extern "C" fn(_, _)),
-                exchange.context(),
+                context,
             )
         };
-        let outcome = if sent == 0 {
-            // SAFETY: as above.
-            exchange.finish(|| unsafe { sys::spdk_nvme_qpair_process_completions(pair, 0) })
-        } else {
-            Err(errno(sent))
-        };
+        // SAFETY: as above.
+        let poll = || unsafe { sys::spdk_nvme_qpair_process_completions(pair, 0) };
+        let outcome = Exchange::new().run(send, poll);
         if outcome.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
             // The controller may still write the buffer, and answer on the pair.
             std::mem::forget(buffer);
@@ -147,6 +163,44 @@ impl Controller {
         }
         // SAFETY: nothing is in flight on the pair, which is ours.
         self.alone(|_| unsafe { sys::spdk_nvme_ctrlr_free_io_qpair(pair) });
-        outcome.map(|_| buffer.to_vec())
+        outcome.map(|()| buffer.to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs an exchange that is answered, with this status field, when it is polled for the third time.
+    fn answered_late(status: u16) -> io::Result<()> {
+        let (context, polls) = (Cell::new(std::ptr::null_mut()), Cell::new(0));
+        let mut completion = sys::spdk_nvme_cpl::default();
+        completion.__bindgen_anon_1.status_raw = status;
+        let send = |given| {
+            context.set(given);
+            0
+        };
+        let poll = || {
+            polls.set(polls.get() + 1);
+            if polls.get() == 3 {
+                // SAFETY: the context was given with the command, which is answered once.
+                unsafe { answered(context.get(), &raw const completion) };
+            }
+            0
+        };
+        Exchange::new().run(send, poll)
+    }
+
+    #[test]
+    fn an_answer_ends_the_wait_for_it() {
+        answered_late(0).unwrap();
+        let refused = answered_late(1 << 1).unwrap_err();
+        assert_ne!(refused.kind(), io::ErrorKind::TimedOut, "{refused}");
+    }
+
+    #[test]
+    fn what_is_not_sent_is_not_waited_for() {
+        let refused = Exchange::new().run(|_| -libc::ENOMEM, || unreachable!("it is polled"));
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ENOMEM));
     }
 }

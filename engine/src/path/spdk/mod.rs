@@ -15,6 +15,7 @@ mod endurance;
 mod environment;
 mod exchange;
 mod flight;
+mod group;
 mod peer;
 mod queue;
 
@@ -78,7 +79,8 @@ pub struct SpdkPath {
     looked: Instant,
 }
 
-/// Spinning gives way to the other threads of this core after this many empty polls, and to sleep after this long.
+/// After so many empty polls the clock is looked at, and other threads of this core have their turn; after so long it
+/// sleeps.
 const SPINS: u32 = 64;
 const SPIN_TIME: Duration = Duration::from_millis(10);
 /// The shortest sleep that there is.
@@ -184,19 +186,17 @@ impl SpdkPath {
                 self.recall(device);
             }
         }
-        if !self.waiting.is_empty() {
-            for at in (0..self.waiting.len()).rev() {
-                let slot = self.waiting[at];
-                self.send(slot);
-            }
-        }
-        if self.slots.in_flight() > 0 && self.looked.elapsed() >= LOOK {
-            self.look_over();
+        for at in (0..self.waiting.len()).rev() {
+            let slot = self.waiting[at];
+            self.send(slot);
         }
     }
 
-    /// Aborts what takes too long; if that was of no use, resets the controller.
+    /// Aborts what takes too long; if that was of no use, resets the controller. Looks only now and then.
     fn look_over(&mut self) {
+        if self.looked.elapsed() < LOOK {
+            return;
+        }
         self.looked = Instant::now();
         let slots: Vec<u32> = self.slots.find(None).collect();
         for slot in slots {
@@ -398,7 +398,11 @@ unsafe impl DataPath for SpdkPath {
         if self.slots.in_flight() == 0 {
             return 0;
         }
-        self.process();
+        // What has landed while it was waited for is enough for now.
+        if !self.flights.has_landed() {
+            self.process();
+        }
+        self.look_over();
         let before = completions.len();
         while let Some(slot) = self.flights.take_landed() {
             completions.extend(self.complete(slot));
@@ -414,20 +418,24 @@ unsafe impl DataPath for SpdkPath {
         let mut spins = 0_u32;
         loop {
             self.process();
-            let waited = begun.elapsed();
-            if self.flights.has_landed()
-                || self.waker.was_woken()
-                || timeout.is_some_and(|timeout| waited >= timeout)
-            {
+            if self.flights.has_landed() || self.waker.was_woken() {
                 return Ok(());
             }
             spins += 1;
+            if spins < SPINS {
+                std::hint::spin_loop();
+                continue;
+            }
+            self.look_over();
+            let waited = begun.elapsed();
+            if timeout.is_some_and(|timeout| waited >= timeout) {
+                return Ok(());
+            }
             if waited >= SPIN_TIME {
                 self.waker.sleep(Some(NAP))?;
-            } else if spins.is_multiple_of(SPINS) {
-                std::thread::yield_now();
             } else {
-                std::hint::spin_loop();
+                std::thread::yield_now();
+                spins = 0;
             }
         }
     }

@@ -4,14 +4,15 @@ use std::ffi::c_void;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidelog_spdk_sys as sys;
 
 use super::command::Command;
-use super::controller::{Controller, Reach};
+use super::controller::{CONNECT, Controller, Reach};
 use super::environment::errno;
 use super::flight::{Flight, completed};
+use super::group::Group;
 use super::peer::{PageLists, Peers, Way};
 use crate::memory::peer::PeerBuffer;
 use crate::path::nvme::steps::{Limits, Step};
@@ -24,6 +25,8 @@ const REQUESTS_EACH: u32 = 8;
 /// A queue pair of the thread that made it.
 pub(super) struct Queue {
     pair: NonNull<sys::spdk_nvme_qpair>,
+    /// Polls the pair, if it is a connection.
+    group: Option<Group>,
     controller: Arc<Controller>,
     state: State,
     /// Kinds of commands for which errors were injected.
@@ -49,6 +52,8 @@ pub(super) enum Sent {
 
 impl Queue {
     pub(super) fn new(controller: Arc<Controller>, depth: u32) -> Result<Self, String> {
+        let connects = controller.facts().reach == Reach::Connection;
+        let group = connects.then(Group::new).transpose()?;
         let mut options = sys::spdk_nvme_io_qpair_opts::default();
         let size = size_of::<sys::spdk_nvme_io_qpair_opts>();
         // SAFETY: the controller is attached; SPDK fills in, and reads, as much of the structure as it is told.
@@ -58,12 +63,49 @@ impl Queue {
             options.io_queue_requests =
                 options.io_queue_requests.max(depth.saturating_mul(REQUESTS_EACH));
             options.__bindgen_anon_1.delay_cmd_submit = true;
+            // It is connected when it is in its group, where SPDK would wait for ever for one that is refused.
+            options.create_only = connects;
+            options.async_mode = connects;
             sys::spdk_nvme_ctrlr_alloc_io_qpair(handle, &raw const options, size)
         });
         let pair = NonNull::new(pair).ok_or_else(|| {
             format!("{} gives no queue pair; all may be in use", controller.facts().name)
         })?;
-        Ok(Self { pair, controller, state: State::Working, injected: Vec::new() })
+        let queue = Self { pair, group, controller, state: State::Working, injected: Vec::new() };
+        if let Some(group) = &queue.group {
+            queue.connect(group)?;
+        }
+        Ok(queue)
+    }
+
+    fn connect(&self, group: &Group) -> Result<(), String> {
+        let (pair, handle) = (self.pair.as_ptr(), group.handle());
+        // SAFETY: pair and group are this thread's. The pair leaves the group when it is freed.
+        let mut answer = self.controller.alone(|controller| unsafe {
+            match sys::spdk_nvme_poll_group_add(handle, pair) {
+                0 => sys::spdk_nvme_ctrlr_connect_io_qpair(controller, pair),
+                failed => failed,
+            }
+        });
+        let until = Instant::now() + CONNECT;
+        while answer == 0 {
+            group.process();
+            // SAFETY: as above. A refusal shows at the pair alone.
+            let (connected, polled) = unsafe {
+                (
+                    sys::spdk_nvme_poll_group_all_connected(handle),
+                    sys::spdk_nvme_qpair_process_completions(pair, 0),
+                )
+            };
+            answer = match connected {
+                0 => return Ok(()),
+                connecting if connecting != -libc::EAGAIN => connecting,
+                _ if Instant::now() > until => -libc::ETIMEDOUT,
+                _ => polled.min(0),
+            };
+            std::thread::yield_now();
+        }
+        Err(format!("{} connects no queue pair: {}", self.name(), errno(answer)))
     }
 
     pub(super) fn limits(&self) -> Limits {
@@ -264,21 +306,24 @@ impl Queue {
 
     /// What a write carries to name a placement handle.
     fn placement_identifier(&self, handle: Option<PlacementHandle>) -> Option<u16> {
-        let identifiers = &self.controller.facts().placement;
-        handle.and_then(|handle| identifiers.get(usize::from(handle.0)).copied())
+        self.controller.facts().placement.get(usize::from(handle?.0)).copied()
     }
 
     /// Takes in what was answered. Answers whether the device was just lost.
     pub(super) fn process(&mut self) -> bool {
+        // A pair that is lost is never polled again: its flights may have been abandoned.
         if self.is_lost() {
             return false;
         }
-        // SAFETY: the pair is this thread's.
-        let answer = unsafe { sys::spdk_nvme_qpair_process_completions(self.pair.as_ptr(), 0) };
-        if answer < 0 {
+        let lost = match &self.group {
+            Some(group) => group.process(),
+            // SAFETY: the pair is this thread's.
+            None => unsafe { sys::spdk_nvme_qpair_process_completions(self.pair.as_ptr(), 0) < 0 },
+        };
+        if lost {
             self.state = State::Lost;
         }
-        answer < 0
+        lost
     }
 
     /// Asks for the commands of a flight back.
@@ -310,6 +355,8 @@ impl Queue {
             Reach::Connection => {
                 // SAFETY: the pair is this thread's. With its connection closed nothing arrives any more.
                 unsafe { sys::spdk_nvme_ctrlr_disconnect_io_qpair(self.pair.as_ptr()) };
+                // What was never sent comes back in another round.
+                self.group.as_ref().map(Group::process);
                 self.state = State::Lost;
             }
             Reach::Bus | Reach::Process => self.state = State::Dead,

@@ -170,6 +170,7 @@ impl PassthroughPath {
         let target = &self.targets[usize::from(device.0)];
         let (namespace, block) = (target.number, target.limits.block);
         let (skipped, bytes) = (step.skipped as usize * block as usize, step.blocks * block);
+        let placement = target.placement_identifier(operation.placement);
         let mut fixed = None;
         let mut with_part = |opcode, start: *mut u8| {
             let part = start.wrapping_add(skipped);
@@ -179,7 +180,7 @@ impl PassthroughPath {
         let command = match &mut operation.action {
             Action::Read(buffer) => with_part(Opcode::Read, buffer.address()),
             Action::Write { buffer, fua } => {
-                with_part(Opcode::Write, buffer.address()).forced(*fua)
+                with_part(Opcode::Write, buffer.address()).forced(*fua).placed(placement)
             }
             Action::WriteZeroes => Command::of_blocks(Opcode::WriteZeroes, namespace, step),
             Action::Flush => Command::plain(Opcode::Flush, namespace),

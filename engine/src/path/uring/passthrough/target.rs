@@ -8,7 +8,7 @@ use crate::memory::ALIGNMENT;
 use crate::path::device::{Device, DeviceKind, shown};
 use crate::path::nvme::Namespace;
 use crate::path::nvme::steps::Limits;
-use crate::path::{DeviceCapabilities, DeviceSpec};
+use crate::path::{DeviceCapabilities, DeviceSpec, PlacementHandle};
 
 /// A namespace that commands can be sent to.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub(super) struct Target {
     volatile_cache: bool,
     deallocate: bool,
     poll_queues: bool,
+    /// The placement identifiers of its placement handles (FDP), in the order of its list.
+    placement: Vec<u16>,
 }
 
 impl Target {
@@ -53,6 +55,7 @@ impl Target {
         let controller = namespace.controller().map_err(cannot)?;
         let facts = namespace.facts().map_err(cannot)?;
         let block = facts.format().block;
+        let handles = namespace.placement_handles(&facts).map_err(cannot)?;
         if facts.blocks.checked_mul(block.into()) != Some(device.size().0) {
             return Err("has changed its size".into());
         }
@@ -65,6 +68,7 @@ impl Target {
             limits: Limits::new(block, u32::try_from(transfer).unwrap_or(u32::MAX)),
             volatile_cache: controller.volatile_cache,
             deallocate: controller.deallocate,
+            placement: handles.iter().map(|handle| handle.placement).collect(),
             poll_queues: limit(&shown, "io_poll").is_ok_and(|polled| polled == 1),
             file,
         })
@@ -77,7 +81,14 @@ impl Target {
     /// What `device`, which this is, can do on this path.
     pub(super) fn capabilities(&self, device: &Device) -> DeviceCapabilities {
         let Self { volatile_cache, deallocate, .. } = *self;
-        DeviceCapabilities { volatile_cache, deallocate, ..DeviceCapabilities::of(device) }
+        let placement_handles = self.placement.len() as u16;
+        let of = DeviceCapabilities::of(device);
+        DeviceCapabilities { volatile_cache, deallocate, placement_handles, ..of }
+    }
+
+    /// What a write carries to name a placement handle.
+    pub(super) fn placement_identifier(&self, handle: Option<PlacementHandle>) -> Option<u16> {
+        self.placement.get(usize::from(handle?.0)).copied()
     }
 }
 

@@ -1,39 +1,31 @@
 //! Flexible Data Placement: what each lane of the log writes lands on its own placement handle on each device, by what
-//! the devices say themselves.
+//! the devices say themselves; and that they count what is written to them.
 
 use std::fmt::Write;
 
 use tidelog_engine::layout::{LifetimeClass, TensorId};
 use tidelog_engine::log::{Durability, Lane};
 use tidelog_engine::memory::Source;
-use tidelog_engine::path::{DeviceSpec, Endurance};
-use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
+use tidelog_engine::path::Endurance;
+use tidelog_engine::pool::{Pool, PutOptions};
 use tidelog_engine::units::ByteCount;
 
-use crate::conformance::Failure;
+use super::{Failure, Row, STRIPE_UNIT, Stage};
 
-const STRIPE_UNIT: u64 = 64 << 10;
+/// What is so where devices place data by handles. They lose what they hold.
+pub const PLACEMENT_ROWS: &[Row] = &[
+    ("each lane writes by its own placement handle on each device", lanes_keep_apart),
+    ("devices count what is written to them", devices_count_what_is_written),
+];
+
 /// What a tensor puts on each device.
-const ON_EACH: u64 = 8 * STRIPE_UNIT;
+const ON_EACH: u64 = 8 * STRIPE_UNIT.0;
 
-/// Writes a tensor by every lane and looks where it went. The controllers lose what they hold.
-///
-/// # Errors
-/// Two lanes share a handle, or a device says that something landed elsewhere.
-pub fn lanes_keep_apart(specs: &[DeviceSpec]) -> Result<String, Failure> {
-    let format = FormatOptions {
-        stripe_unit: ByteCount(STRIPE_UNIT),
-        overwrite: true,
-        ..FormatOptions::default()
-    };
-    Pool::format(specs, &format)?;
-    let options = OpenOptions {
-        staging: ByteCount::mib(4),
-        // Nothing but the test writes.
-        housekeeping: None,
-        ..OpenOptions::default()
-    };
-    let pool = Pool::open(specs, &options)?;
+/// Writes a tensor by every lane and looks where it went.
+fn lanes_keep_apart(stage: &Stage) -> Result<String, Failure> {
+    stage.format()?;
+    let pool = stage.open_alone()?;
+    let devices = stage.specs.len();
     let table = pool.stats()?.lanes;
     let mut handles = Vec::new();
     for row in &table {
@@ -45,9 +37,9 @@ pub fn lanes_keep_apart(specs: &[DeviceSpec]) -> Result<String, Failure> {
     }
     let mut said = String::new();
     for (row, handle) in table.iter().zip(&handles) {
-        let before = remaining(&pool, specs)?;
-        put(&pool, row.lane, specs.len() as u64 * ON_EACH)?;
-        let after = remaining(&pool, specs)?;
+        let before = remaining(&pool, devices)?;
+        put(&pool, row.lane, devices as u64 * ON_EACH)?;
+        let after = remaining(&pool, devices)?;
         for (device, (before, after)) in before.iter().zip(&after).enumerate() {
             for (number, (before, after)) in before.iter().zip(after).enumerate() {
                 let metadata = number == 0 && row.lane.durability == Durability::Durable;
@@ -68,23 +60,19 @@ pub fn lanes_keep_apart(specs: &[DeviceSpec]) -> Result<String, Failure> {
         write!(said, "{:?} {:?}: handle {}; ", row.lane.durability, row.lane.class, handle.0)?;
     }
     let counted: Vec<ByteCount> = pool.stats()?.lanes.iter().map(|row| row.written).collect();
-    if counted != vec![ByteCount(specs.len() as u64 * ON_EACH); table.len()] {
+    if counted != vec![ByteCount(devices as u64 * ON_EACH); table.len()] {
         return Err(format!("the table of lanes has {counted:?}").into());
     }
     pool.close()?;
-    Ok(format!("{said}{} on each of {} devices", ByteCount(ON_EACH), specs.len()))
+    Ok(format!("{said}{} on each of {devices} devices", ByteCount(ON_EACH)))
 }
 
-/// What the devices count themselves goes with what was written.
-///
-/// # Errors
-/// A device says nothing, or something else.
-pub fn devices_count_what_is_written(specs: &[DeviceSpec]) -> Result<String, Failure> {
+fn devices_count_what_is_written(stage: &Stage) -> Result<String, Failure> {
     const BYTES: u64 = 32 << 20;
     /// SMART counts thousands of blocks of 512 bytes, begun ones too.
     const UNIT: u64 = 512_000;
-    let options = OpenOptions { housekeeping: None, ..OpenOptions::default() };
-    let pool = Pool::open(specs, &options)?;
+    let pool = stage.open_alone()?;
+    let on_each = BYTES / stage.specs.len() as u64;
     let before = endurance(&pool)?;
     put(&pool, Lane { durability: Durability::Scratch, class: LifetimeClass::Step }, BYTES)?;
     let (after, ours) = (endurance(&pool)?, pool.stats()?.reactor.devices);
@@ -92,7 +80,7 @@ pub fn devices_count_what_is_written(specs: &[DeviceSpec]) -> Result<String, Fai
     let mut said = Vec::new();
     for ((before, after), ours) in before.iter().zip(&after).zip(&ours) {
         let smart = after.written.0 - before.written.0;
-        if smart.abs_diff(BYTES / specs.len() as u64) > UNIT {
+        if smart.abs_diff(on_each) > UNIT {
             return Err(
                 format!("{} by SMART, {} by us", ByteCount(smart), ours.bytes_written).into()
             );
@@ -100,7 +88,7 @@ pub fn devices_count_what_is_written(specs: &[DeviceSpec]) -> Result<String, Fai
         let mut line = format!("{} by SMART", ByteCount(smart));
         if let (Some(before), Some(after)) = (&before.fdp, &after.fdp) {
             let fdp = after.host_written.0 - before.host_written.0;
-            if fdp != BYTES / specs.len() as u64 {
+            if fdp != on_each {
                 return Err(format!("{fdp} bytes by the FDP statistics").into());
             }
             write!(line, ", {} by FDP", ByteCount(fdp))?;
@@ -115,13 +103,11 @@ fn endurance(pool: &Pool) -> Result<Vec<Endurance>, Failure> {
 }
 
 /// What each handle of each device may still write to its reclaim unit.
-fn remaining(pool: &Pool, specs: &[DeviceSpec]) -> Result<Vec<Vec<u64>>, Failure> {
+fn remaining(pool: &Pool, devices: usize) -> Result<Vec<Vec<u64>>, Failure> {
     let of =
         |it: Endurance| it.fdp.map(|fdp| fdp.handles.iter().map(|it| it.remaining.0).collect());
     let found: Option<Vec<_>> = endurance(pool)?.into_iter().map(of).collect();
-    found
-        .filter(|it| it.len() == specs.len())
-        .ok_or_else(|| "a device has no placement handles".into())
+    found.filter(|it| it.len() == devices).ok_or_else(|| "a device has no placement handles".into())
 }
 
 fn put(pool: &Pool, Lane { durability, class }: Lane, bytes: u64) -> Result<(), Failure> {
