@@ -129,7 +129,7 @@ const STALLED: [usize; 2] = [2, 3];
 const STALLED_LIKE: usize = 1;
 
 /// How much longer than those of a first plan stalls are taken to be where bytes count.
-const LONGER_PERCENT: [u64; 4] = [110, 130, 160, 200];
+const LONGER_PERCENT: [u64; 4] = [130, 200, 400, 800];
 
 const fn leaning(parts: [u64; 3], write_percent: u32, pays_percent: u32) -> Leaning {
     let [out_parts, in_parts, queue_parts] = parts;

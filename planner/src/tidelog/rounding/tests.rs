@@ -1,5 +1,4 @@
 use super::*;
-use crate::lifetime::PeriodEnd;
 use crate::plan::{Expectation, Plan};
 use crate::simulate::{Policy, simulate};
 use crate::testing::{Builder, machine, training};
@@ -27,13 +26,36 @@ fn what_needs_no_write_goes_first() {
     assert_eq!(names, vec![trace.storage(constant).identity.clone(); 2], "{rows:?}");
 }
 
+/// What nothing uses again before it dies leaves for good, rather than what would have to come back twice.
+#[test]
+fn what_is_never_used_again_leaves_and_does_not_come_back() {
+    let mut b = Builder::default();
+    b.ops(60, 1_000);
+    let kept = b.birth(0, 1_000);
+    b.death(59, kept, false);
+    for peak in [20, 40] {
+        let used = b.birth(peak - 15, 1_000);
+        b.uses(peak + 5, used, Access::Read);
+        b.death(peak + 5, used, false);
+        let large = b.birth(peak, 2_000);
+        b.death(peak, large, false);
+    }
+    let trace = b.finish();
+    let (machine, lifetimes) = (machine(3_500), Lifetimes::of(&trace));
+    let rows = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]).rows(&guess(&trace));
+    let moves: Vec<_> = rows.iter().map(|row| (row.action, row.storage.clone())).collect();
+    assert_eq!(moves, vec![(Action::Evict, trace.storage(kept).identity.clone())]);
+    let plan = Plan::new("rounded", &trace, &machine, rows, Expectation::default());
+    let found = simulate(&trace, &machine, Policy::Planned(&plan)).unwrap();
+    assert_eq!((found.bytes.ssd_written, found.bytes.ssd_read), (Bytes(1_000), Bytes(0)));
+}
+
 #[test]
 fn the_chosen_periods_make_everything_fit() {
     let trace = training(12, 40_000, 100_000, 100_000);
     let lifetimes = Lifetimes::of(&trace);
     let machine = machine(lifetimes.peak().0 / 2);
     let rounding = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]);
-    assert!(rounding.choices.iter().all(|choice| choice.period.end == PeriodEnd::Use));
     let rows = rounding.rows(&guess(&trace));
     let plan = Plan::new("rounded", &trace, &machine, rows, Expectation::default());
     let found = simulate(&trace, &machine, Policy::Planned(&plan)).unwrap();
