@@ -41,6 +41,15 @@ struct Delays {
     back: Vec<u64>,
 }
 
+impl Delays {
+    fn of_percent(mut self, percent: u64) -> Self {
+        for delay in self.out.iter_mut().chain(&mut self.back) {
+            *delay = *delay / 100 * percent;
+        }
+        self
+    }
+}
+
 pub(super) struct Rounding<'a> {
     trace: &'a Trace,
     machine: &'a Machine,
@@ -63,15 +72,16 @@ impl<'a> Rounding<'a> {
         Self { trace, machine, lifetimes, choices: worth.choices(trace, machine, lifetimes) }
     }
 
-    /// The migrations of one iteration whose ops run at these times.
-    pub(super) fn rows(&self, guess: &Guess) -> Vec<Row> {
+    /// The migrations of one iteration whose ops run at these times. The links' queues count as so many percent
+    /// of what they are: where less than all, ops wait for them, and fewer bytes leave.
+    pub(super) fn rows(&self, guess: &Guess, queues_percent: u64) -> Vec<Row> {
         let ops = self.trace.ops.len();
         let mut delays = Delays { out: vec![0; ops], back: vec![0; ops] };
         let (mut spans, mut chosen) = (Vec::new(), Vec::new());
         for _ in 0..TURNS {
             spans = self.spans(&guess.durations, &delays);
             chosen = Cover::new(self.lifetimes, self.machine).cover(&self.choices, &spans);
-            delays = self.delays(&guess.durations, &chosen);
+            delays = self.delays(&guess.durations, &chosen).of_percent(queues_percent);
         }
         chosen.into_iter().flat_map(|index| self.moves(index, spans[index])).collect()
     }
