@@ -129,7 +129,10 @@ const STALLED: [usize; 2] = [2, 3];
 const STALLED_LIKE: usize = 1;
 
 /// How much longer than those of a first plan stalls are taken to be where bytes count.
-const LONGER_PERCENT: [u64; 4] = [110, 130, 160, 200];
+const LONGER_PERCENT: [u64; 2] = [200, 800];
+
+/// How much of the links' queues is counted where bytes count: ops wait for the rest.
+const QUEUES_PERCENT: [u64; 3] = [90, 75, 50];
 
 const fn leaning(parts: [u64; 3], write_percent: u32, pays_percent: u32) -> Leaning {
     let [out_parts, in_parts, queue_parts] = parts;
@@ -188,7 +191,7 @@ pub fn tidelog(
     if options.goal == Goal::Wear && machine.host.is_none() {
         for toll in rounding::TOLLS {
             let rounding = Rounding::new(trace, machine, &lifetimes, toll);
-            search.replan(|guess| rounding.rows(guess))?;
+            search.replan(|guess, queues_percent| rounding.rows(guess, queues_percent))?;
         }
     }
     let best = search.found.best(options.goal);
@@ -250,19 +253,26 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// A plan for ops that never wait, then for those that begin when the stalls of the last one let them,
-    /// and at last for longer ones than the first plan's: where there is time, fewer bytes leave.
-    fn replan(&mut self, make: impl Fn(&Guess) -> Vec<Row>) -> Result<(), SimulateError> {
-        let first = self.try_rows(make(&Guess::without_waits(self.trace)))?;
+    /// A plan for ops that never wait, then for those that begin when the stalls of the last one let them;
+    /// for longer stalls than the first plan's, and for links whose queues are taken to be shorter than they
+    /// are: where there is time, fewer bytes leave.
+    fn replan(&mut self, make: impl Fn(&Guess, u64) -> Vec<Row>) -> Result<(), SimulateError> {
+        let first = self.try_rows(make(&Guess::without_waits(self.trace), 100))?;
         let mut guess = first.clone();
         for _ in 1..self.rounds() {
             if guess.never_waits(self.trace) {
                 return Ok(());
             }
-            guess = self.try_rows(make(&guess))?;
+            guess = self.try_rows(make(&guess, 100))?;
         }
         for percent in LONGER_PERCENT {
-            self.try_rows(make(&first.with_waits(self.trace, percent)))?;
+            self.try_rows(make(&first.with_waits(self.trace, percent), 100))?;
+        }
+        for percent in QUEUES_PERCENT {
+            let mut guess = first.clone();
+            for _ in 0..self.rounds() {
+                guess = self.try_rows(make(&guess, percent))?;
+            }
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ mod worth;
 use super::Guess;
 use crate::bound::{Effort, with_toll};
 use crate::cost::Machine;
-use crate::lifetime::{Lifetimes, Period, Version};
+use crate::lifetime::{Lifetimes, Period, PeriodEnd, Version};
 use crate::plan::{Action, Row, Target};
 use crate::trace::{PlanStorage, Trace};
 use crate::units::{Bandwidth, Bytes, OpIndex};
@@ -41,6 +41,15 @@ struct Delays {
     back: Vec<u64>,
 }
 
+impl Delays {
+    fn of_percent(mut self, percent: u64) -> Self {
+        for delay in self.out.iter_mut().chain(&mut self.back) {
+            *delay = *delay / 100 * percent;
+        }
+        self
+    }
+}
+
 pub(super) struct Rounding<'a> {
     trace: &'a Trace,
     machine: &'a Machine,
@@ -63,17 +72,18 @@ impl<'a> Rounding<'a> {
         Self { trace, machine, lifetimes, choices: worth.choices(trace, machine, lifetimes) }
     }
 
-    /// The migrations of one iteration whose ops run at these times.
-    pub(super) fn rows(&self, guess: &Guess) -> Vec<Row> {
+    /// The migrations of one iteration whose ops run at these times. The links' queues count as so many percent
+    /// of what they are: where less than all, ops wait for them, and fewer bytes leave.
+    pub(super) fn rows(&self, guess: &Guess, queues_percent: u64) -> Vec<Row> {
         let ops = self.trace.ops.len();
         let mut delays = Delays { out: vec![0; ops], back: vec![0; ops] };
         let (mut spans, mut chosen) = (Vec::new(), Vec::new());
         for _ in 0..TURNS {
             spans = self.spans(&guess.durations, &delays);
             chosen = Cover::new(self.lifetimes, self.machine).cover(&self.choices, &spans);
-            delays = self.delays(&guess.durations, &chosen);
+            delays = self.delays(&guess.durations, &chosen).of_percent(queues_percent);
         }
-        chosen.into_iter().flat_map(|index| self.round_trip(index, spans[index])).collect()
+        chosen.into_iter().flat_map(|index| self.moves(index, spans[index])).collect()
     }
 
     fn spans(&self, durations: &[u64], delays: &Delays) -> Vec<Span> {
@@ -83,15 +93,17 @@ impl<'a> Rounding<'a> {
             begins.push(begins[at] + durations[at % ops]);
         }
         let span = |choice: &Choice| {
-            let Period { from, to, size, .. } = choice.period;
+            let Period { from, to, size, end, .. } = choice.period;
             let leaving =
                 if choice.clean { 0 } else { self.writing(size) + delays.out[from as usize % ops] };
             let coming = self.reading(size) + delays.back[to as usize % ops];
             let gone = begins[from as usize] + leaving;
             let back = begins[to as usize].saturating_sub(coming);
+            let back_for_use =
+                (begins.partition_point(|begin| *begin <= back) as u32).saturating_sub(1);
             Span {
                 gone: begins.partition_point(|begin| *begin < gone) as u32,
-                back: (begins.partition_point(|begin| *begin <= back) as u32).saturating_sub(1),
+                back: if end == PeriodEnd::Use { back_for_use } else { to },
             }
         };
         self.choices.iter().map(span).collect()
@@ -104,7 +116,8 @@ impl<'a> Rounding<'a> {
         for choice in self.written_once(chosen) {
             leaving[choice.period.from as usize % ops] += self.writing(choice.period.size);
         }
-        for choice in chosen.iter().map(|index| &self.choices[*index]) {
+        let returns = |choice: &&Choice| choice.period.end == PeriodEnd::Use;
+        for choice in chosen.iter().map(|index| &self.choices[*index]).filter(returns) {
             coming[choice.period.to as usize % ops] += self.reading(choice.period.size);
         }
         let mut delays = Delays { out: vec![0; ops], back: vec![0; ops] };
@@ -139,8 +152,9 @@ impl<'a> Rounding<'a> {
         first.into_values().collect()
     }
 
-    fn round_trip(&self, index: usize, span: Span) -> [Row; 2] {
-        let Period { storage, from, to, .. } = self.choices[index].period;
+    /// Out, and back if it is used again.
+    fn moves(&self, index: usize, span: Span) -> impl Iterator<Item = Row> {
+        let Period { storage, from, to, end, .. } = self.choices[index].period;
         let ops = self.trace.ops.len() as u32;
         let row = |action, start: u32, deadline: u32| Row {
             start: OpIndex(start % ops),
@@ -150,7 +164,8 @@ impl<'a> Rounding<'a> {
             storage: self.trace.storage(storage).identity.clone(),
         };
         let leaves = row(Action::Evict, from, span.gone.clamp(from + 1, to));
-        [leaves, row(Action::Prefetch, span.back.clamp(from + 1, to), to)]
+        let comes = row(Action::Prefetch, span.back.clamp(from + 1, to), to);
+        [leaves].into_iter().chain((end == PeriodEnd::Use).then_some(comes))
     }
 
     fn writing(&self, size: Bytes) -> u64 {

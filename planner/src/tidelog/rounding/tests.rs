@@ -1,5 +1,4 @@
 use super::*;
-use crate::lifetime::PeriodEnd;
 use crate::plan::{Expectation, Plan};
 use crate::simulate::{Policy, simulate};
 use crate::testing::{Builder, machine, training};
@@ -22,9 +21,33 @@ fn what_needs_no_write_goes_first() {
     b.death(20, large, false);
     let trace = b.finish();
     let (machine, lifetimes) = (machine(3_500), Lifetimes::of(&trace));
-    let rows = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]).rows(&guess(&trace));
+    let rows = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]).rows(&guess(&trace), 100);
     let names: Vec<_> = rows.iter().map(|row| row.storage.clone()).collect();
     assert_eq!(names, vec![trace.storage(constant).identity.clone(); 2], "{rows:?}");
+}
+
+/// What nothing uses again before it dies leaves for good, rather than what would have to come back twice.
+#[test]
+fn what_is_never_used_again_leaves_and_does_not_come_back() {
+    let mut b = Builder::default();
+    b.ops(60, 1_000);
+    let kept = b.birth(0, 1_000);
+    b.death(59, kept, false);
+    for peak in [20, 40] {
+        let used = b.birth(peak - 15, 1_000);
+        b.uses(peak + 5, used, Access::Read);
+        b.death(peak + 5, used, false);
+        let large = b.birth(peak, 2_000);
+        b.death(peak, large, false);
+    }
+    let trace = b.finish();
+    let (machine, lifetimes) = (machine(3_500), Lifetimes::of(&trace));
+    let rows = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]).rows(&guess(&trace), 100);
+    let moves: Vec<_> = rows.iter().map(|row| (row.action, row.storage.clone())).collect();
+    assert_eq!(moves, vec![(Action::Evict, trace.storage(kept).identity.clone())]);
+    let plan = Plan::new("rounded", &trace, &machine, rows, Expectation::default());
+    let found = simulate(&trace, &machine, Policy::Planned(&plan)).unwrap();
+    assert_eq!((found.bytes.ssd_written, found.bytes.ssd_read), (Bytes(1_000), Bytes(0)));
 }
 
 #[test]
@@ -33,8 +56,7 @@ fn the_chosen_periods_make_everything_fit() {
     let lifetimes = Lifetimes::of(&trace);
     let machine = machine(lifetimes.peak().0 / 2);
     let rounding = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]);
-    assert!(rounding.choices.iter().all(|choice| choice.period.end == PeriodEnd::Use));
-    let rows = rounding.rows(&guess(&trace));
+    let rows = rounding.rows(&guess(&trace), 100);
     let plan = Plan::new("rounded", &trace, &machine, rows, Expectation::default());
     let found = simulate(&trace, &machine, Policy::Planned(&plan)).unwrap();
     let lru = simulate(&trace, &machine, Policy::Lru).unwrap();
@@ -45,4 +67,20 @@ fn the_chosen_periods_make_everything_fit() {
         found.bytes,
         lru.bytes
     );
+}
+
+/// Where queues are not counted, what cannot leave in time is chosen as if it could: ops wait for it instead of
+/// something else being written.
+#[test]
+fn what_may_wait_for_the_links_needs_fewer_bytes() {
+    let trace = training(24, 40_000, 100_000, 30_000);
+    let lifetimes = Lifetimes::of(&trace);
+    let machine = machine(lifetimes.peak().0 / 2);
+    let rounding = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]);
+    let [counted, not_counted] = [100, 0].map(|queues_percent| {
+        let rows = rounding.rows(&guess(&trace), queues_percent);
+        let plan = Plan::new("rounded", &trace, &machine, rows, Expectation::default());
+        simulate(&trace, &machine, Policy::Planned(&plan)).unwrap().bytes.ssd_written
+    });
+    assert!(not_counted < counted, "{not_counted} for {counted}");
 }

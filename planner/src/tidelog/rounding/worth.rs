@@ -63,10 +63,9 @@ impl Worth {
         let may_leave = |period: &&Period| {
             let storage = trace.storage(period.storage);
             let moves = storage.movable && storage.identity != Identity::Arrival;
-            moves
-                && period.size.0 > small
-                && period.end == PeriodEnd::Use
-                && period.from < period.to
+            // A constant that nothing uses: whatever is done with it costs nothing more in each iteration.
+            let is_known = period.end == PeriodEnd::Use || period.version != Version::Constant;
+            moves && is_known && period.size.0 > small && period.from < period.to
         };
         let mut periods: Vec<Period> =
             lifetimes.periods.iter().filter(may_leave).copied().collect();
@@ -106,7 +105,10 @@ impl Worth {
     }
 
     fn back(&self, period: &Period) -> i64 {
-        self.read[(period.to + self.ops) as usize]
+        match period.end {
+            PeriodEnd::Use => self.read[(period.to + self.ops) as usize],
+            PeriodEnd::Unused => 0,
+        }
     }
 
     fn out(&self, period: &Period) -> i64 {
