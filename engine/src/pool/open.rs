@@ -95,7 +95,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
     let reactor = Reactor::start_with_readers(
         provider()?,
         (0..readers).map(|_| provider()).collect::<Result<_, _>>()?,
-        ReactorOptions {
+        &ReactorOptions {
             staging: options.staging,
             buffers: options.buffers,
             gpu: options.gpu.clone(),

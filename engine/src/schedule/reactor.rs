@@ -45,7 +45,7 @@ impl Reactor {
     pub fn start_with_readers(
         provider: Box<dyn PathProvider>,
         readers: Vec<Box<dyn PathProvider>>,
-        options: ReactorOptions,
+        options: &ReactorOptions,
     ) -> Result<Self, StartError> {
         let threads = readers.len() + 1;
         let staging = |memory| Staging { threads, memory };

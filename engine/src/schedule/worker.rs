@@ -88,13 +88,12 @@ impl Worker {
         let mut path = opened.path;
         let chunk = options.chunk.0;
         let all = (options.staging.0 / chunk) as usize;
-        let memory = match staging.memory {
-            Some(memory) => memory,
-            None => {
-                // In one mapping with what callers get, as a ring registers its memory once.
-                let bytes = ByteCount(all as u64 * chunk + options.buffers.0);
-                path.allocate(bytes, options.huge_pages)?
-            }
+        let memory = if let Some(memory) = staging.memory {
+            memory
+        } else {
+            // In one mapping with what callers get, as a ring registers its memory once.
+            let bytes = ByteCount(all as u64 * chunk + options.buffers.0);
+            path.allocate(bytes, options.huge_pages)?
         };
         path.register(&memory);
         let count = all / staging.threads;
