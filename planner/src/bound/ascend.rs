@@ -14,19 +14,16 @@ use super::relax::{Prices, Relaxation};
 use super::states::{Rates, TIERS_MAX, states};
 use crate::units::Nanos;
 
-/// The first step of a round, as a part of a price's range: from nothing, and from a coarser round.
+/// The first step of a round, as a part of a price's range, and the share of it that is left at its end.
 const FIRST_STEP: f64 = 0.05;
-const FIRST_STEP_WARM: f64 = 0.01;
-
-/// The share of the first step sizes that is left at the end of a round.
-const LAST_STEP: f64 = 0.01;
+const LAST_STEP: f64 = 0.003;
 
 /// How often the prices are rounded and looked at as a certificate.
 const CERTIFY_EVERY: u32 = 20;
 
 /// The temperature at a round's beginning and end, as a part of what writing a byte takes.
 const FIRST_WARMTH: f64 = 0.01;
-const LAST_WARMTH: f64 = 0.0003;
+const LAST_WARMTH: f64 = 0.00005;
 
 /// Of the slopes before (and of their squares) this much counts in the next step.
 const KEEP: f64 = 0.9;
@@ -38,8 +35,6 @@ pub(super) struct Ascent {
     /// ns per byte that one unit of a memory price stands for.
     unit: f64,
     instants: Vec<u32>,
-    /// The first step size, as a part of a price's range.
-    step: f64,
     /// ns per byte written to SSDs, on top of the prices.
     toll: f64,
 }
@@ -64,8 +59,7 @@ impl Ascent {
                 coarse.point[(at + coarse.point.len() - 1) % coarse.point.len()]
             })
             .collect();
-        let step = if coarse.is_some() { FIRST_STEP_WARM } else { FIRST_STEP };
-        Self { point, unit, instants, step, toll }
+        Self { point, unit, instants, toll }
     }
 
     /// Climbs, and answers the best certificate found.
@@ -90,7 +84,7 @@ impl Ascent {
             }
             let progress = f64::from(step) / f64::from(steps.max(1));
             let warmth = warmest * (LAST_WARMTH / FIRST_WARMTH).powf(progress);
-            let rate = self.step * LAST_STEP.powf(progress);
+            let rate = FIRST_STEP * LAST_STEP.powf(progress);
             let slope = self.slope(relaxation, &mut *moved, warmth);
             let turns = f64::from(step + 1);
             let seen = [1.0 - KEEP.powf(turns), 1.0 - KEEP_SQUARE.powf(turns)];
