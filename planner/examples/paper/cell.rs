@@ -13,10 +13,10 @@ use tidelog_planner::tidelog::{self, Goal, Idea, tidelog};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
 
-const EFFORT: Effort = Effort { instants: 300, steps: 1500 };
+const EFFORT: Effort = Effort { instants: 2400, steps: 1500 };
 
 /// The floor under bytes written is searched with less: it says what it proves, too.
-const FLOOR_EFFORT: Effort = Effort { instants: 150, steps: 600 };
+const FLOOR_EFFORT: Effort = Effort { instants: 600, steps: 1000 };
 
 /// ns per byte written: twice what writing takes, so that time gives way to bytes.
 const FLOOR_TOLL: f64 = 0.125;

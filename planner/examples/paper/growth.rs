@@ -12,7 +12,7 @@ use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
 const KERNELS: [usize; 4] = [15_625, 62_500, 250_000, 1_000_000];
 
 /// What may be spent on one size, in seconds: the next is not begun where it would take longer.
-const PATIENCE: f64 = 240.0;
+const PATIENCE: f64 = 900.0;
 
 /// One trace length.
 pub(super) struct Size {

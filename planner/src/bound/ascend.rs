@@ -1,42 +1,40 @@
-//! The search for prices: the dual function climbs along its subgradients, with step sizes of
-//! their own for every price (Adam), from the prices of a coarser round.
+//! The search for prices: the dual function climbs along its slope, with step sizes of their own for every
+//! price (Adam), from the prices of a coarser round.
+//!
+//! The function has a corner wherever two lives cost the same, and near its top they all do: the slope there says
+//! little. So it is smoothed, by a temperature that falls from the beginning of a round to its end.
 //!
 //! Floating point is allowed here: what comes out is rounded to whole prices, and only what those
 //! prove counts.
 
 #![allow(clippy::cast_precision_loss, reason = "the search may be inexact, see above")]
 
-use super::path::{Lives, Rates, Sink, TIERS_MAX};
+use super::moved::{Flow, KINDS, MEMORY, Moved, Point, READ, ROOM, WRITE};
 use super::relax::{Prices, Relaxation};
+use super::states::{Rates, TIERS_MAX, states};
 use crate::units::Nanos;
 
-/// Memory, then read and write of each tier, then room in host memory.
-const KINDS: usize = 2 + 2 * TIERS_MAX;
-const MEMORY: usize = 0;
-const READ: usize = 1;
-const WRITE: usize = 1 + TIERS_MAX;
-const ROOM: usize = 1 + 2 * TIERS_MAX;
-
-/// The first step of a round, as a part of a price's range: from nothing, and from a coarser round.
+/// The first step of a round, as a part of a price's range, and the share of it that is left at its end.
 const FIRST_STEP: f64 = 0.05;
-const FIRST_STEP_WARM: f64 = 0.01;
-
-/// The share of the first step sizes that is left at the end of a round.
-const LAST_STEP: f64 = 0.01;
+const LAST_STEP: f64 = 0.003;
 
 /// How often the prices are rounded and looked at as a certificate.
 const CERTIFY_EVERY: u32 = 20;
 
-/// Per interval: links as shares of the time that they take, memory in its own unit.
-type Point = Vec<[f64; KINDS]>;
+/// The temperature at a round's beginning and end, as a part of what writing a byte takes.
+const FIRST_WARMTH: f64 = 0.01;
+const LAST_WARMTH: f64 = 0.00005;
+
+/// Of the slopes before (and of their squares) this much counts in the next step.
+const KEEP: f64 = 0.9;
+const KEEP_SQUARE: f64 = 0.98;
 
 pub(super) struct Ascent {
+    /// Links as shares of the time that they take, memory in its own unit.
     point: Point,
     /// ns per byte that one unit of a memory price stands for.
     unit: f64,
     instants: Vec<u32>,
-    /// The first step size, as a part of a price's range.
-    step: f64,
     /// ns per byte written to SSDs, on top of the prices.
     toll: f64,
 }
@@ -61,56 +59,67 @@ impl Ascent {
                 coarse.point[(at + coarse.point.len() - 1) % coarse.point.len()]
             })
             .collect();
-        let step = if coarse.is_some() { FIRST_STEP_WARM } else { FIRST_STEP };
-        Self { point, unit, instants, step, toll }
+        Self { point, unit, instants, toll }
     }
 
     /// Climbs, and answers the best certificate found.
     pub(super) fn run(&mut self, relaxation: &Relaxation, steps: u32) -> (Nanos, Prices) {
-        let count = self.point.len();
-        let mut search = Search::new(relaxation);
-        let mut mean = vec![[0.0; KINDS]; count];
-        let mut spread = vec![[0.0; KINDS]; count];
-        let mut average = self.point.clone();
+        let mut moved: Box<dyn Moved + '_> = match relaxation.tiers.len() {
+            1 => Box::new(Flow::<{ states(1) }>::new(relaxation)),
+            _ => Box::new(Flow::<{ states(2) }>::new(relaxation)),
+        };
         // Prices of nothing prove the time of the kernels.
-        let nothing = vec![[0.0; KINDS]; count];
-        let free = self.whole_prices(relaxation, &nothing);
-        let value = relaxation.value(&free).unwrap_or_default();
-        let mut best = (value, free, nothing);
+        let nothing = vec![[0.0; KINDS]; self.point.len()];
+        let mut best = (Nanos(0), self.whole_prices(relaxation, &nothing), nothing);
+        best.0 = relaxation.value(&best.1).unwrap_or_default();
+        let mut strides = vec![[Stride::default(); KINDS]; self.point.len()];
+        let warmest = FIRST_WARMTH * 1e9 / relaxation.tiers[0].write.0 as f64;
         for step in 0..=steps {
             if step % CERTIFY_EVERY == 0 || step == steps {
-                for point in [&self.point, &average] {
-                    let prices = self.whole_prices(relaxation, point);
-                    let Ok(value) = relaxation.value(&prices) else { continue };
-                    if best.0 < value {
-                        best = (value, prices, point.clone());
-                    }
+                let prices = self.whole_prices(relaxation, &self.point);
+                let value = relaxation.value(&prices).unwrap_or_default();
+                if best.0 < value {
+                    best = (value, prices, self.point.clone());
                 }
             }
-            let slope = search.slope(&self.point, self.unit, self.toll);
             let progress = f64::from(step) / f64::from(steps.max(1));
-            let rate = self.step * LAST_STEP.powf(progress);
-            let (keep, keep_spread) = (0.9f64, 0.98f64);
+            let warmth = warmest * (LAST_WARMTH / FIRST_WARMTH).powf(progress);
+            let rate = FIRST_STEP * LAST_STEP.powf(progress);
+            let slope = self.slope(relaxation, &mut *moved, warmth);
             let turns = f64::from(step + 1);
-            let (fill, fill_spread) = (1.0 - keep.powf(turns), 1.0 - keep_spread.powf(turns));
-            for index in 0..count {
-                for kind in 0..KINDS {
-                    let slope = slope[index][kind];
-                    mean[index][kind] = keep * mean[index][kind] + (1.0 - keep) * slope;
-                    spread[index][kind] =
-                        keep_spread * spread[index][kind] + (1.0 - keep_spread) * slope * slope;
-                    let scale = (spread[index][kind] / fill_spread).sqrt() + 1e-9;
-                    self.point[index][kind] += rate * (mean[index][kind] / fill) / scale;
+            let seen = [1.0 - KEEP.powf(turns), 1.0 - KEEP_SQUARE.powf(turns)];
+            for ((entry, slope), strides) in self.point.iter_mut().zip(slope).zip(&mut strides) {
+                for ((price, slope), stride) in entry.iter_mut().zip(slope).zip(strides) {
+                    *price += rate * stride.along(slope, seen);
                 }
-                project(&mut self.point[index]);
-                for (average, price) in average[index].iter_mut().zip(self.point[index]) {
-                    *average += 0.05 * (price - *average);
-                }
+                project(entry);
             }
         }
         let (value, prices, point) = best;
         self.point = point;
         (value, prices)
+    }
+
+    /// How the bound changes with each price, per unit of [`Self::point`].
+    fn slope(&self, relaxation: &Relaxation, moved: &mut dyn Moved, warmth: f64) -> Point {
+        let rates = |entry| {
+            let rates = float_rates(relaxation, entry, self.unit);
+            Rates { write: [rates.write[0] + self.toll, rates.write[1]], ..rates }
+        };
+        let rates: Vec<Rates<f64>> = self.point.iter().map(rates).collect();
+        let mut slope = moved.at(&rates, warmth);
+        for (index, entry) in slope.iter_mut().enumerate() {
+            let time = relaxation.durations()[index] as f64;
+            entry[MEMORY] = (entry[MEMORY] - relaxation.room[index] as f64) * self.unit;
+            for (tier, described) in relaxation.tiers.iter().enumerate() {
+                entry[READ + tier] = entry[READ + tier] * 1e9 / described.read.0 as f64 - time;
+                entry[WRITE + tier] = entry[WRITE + tier] * 1e9 / described.write.0 as f64 - time;
+                if let Some(memory) = described.memory {
+                    entry[ROOM] = (entry[ROOM] - memory.0 as f64) * self.unit;
+                }
+            }
+        }
+        slope
     }
 
     fn whole_prices(&self, relaxation: &Relaxation, point: &Point) -> Prices {
@@ -123,6 +132,22 @@ impl Ascent {
             prices.room.push(Relaxation::whole(rates.room[1]));
         }
         prices
+    }
+}
+
+/// Adam's estimates of a slope and of its square.
+#[derive(Clone, Copy, Default)]
+struct Stride {
+    mean: f64,
+    square: f64,
+}
+
+impl Stride {
+    /// How far to go, in steps. `seen`: how much of mean and square the slopes so far make up.
+    fn along(&mut self, slope: f64, seen: [f64; 2]) -> f64 {
+        self.mean = KEEP * self.mean + (1.0 - KEEP) * slope;
+        self.square = KEEP_SQUARE * self.square + (1.0 - KEEP_SQUARE) * slope * slope;
+        self.mean / seen[0] / ((self.square / seen[1]).sqrt() + 1e-9)
     }
 }
 
@@ -165,91 +190,4 @@ fn float_rates(relaxation: &Relaxation, entry: &[f64; KINDS], unit: f64) -> Rate
         rates.write[index] = entry[WRITE + index] * 1e9 / tier.write.0 as f64 * (1.0 - 1e-12);
     }
     rates
-}
-
-/// Works out subgradients.
-struct Search<'a> {
-    relaxation: &'a Relaxation,
-    lives: Lives,
-    moved: Point,
-    rates: Vec<Rates<f64>>,
-}
-
-impl<'a> Search<'a> {
-    fn new(relaxation: &'a Relaxation) -> Self {
-        let count = relaxation.instants().len();
-        Self {
-            relaxation,
-            lives: Lives::default(),
-            moved: vec![[0.0; KINDS]; count],
-            rates: Vec::with_capacity(count),
-        }
-    }
-
-    /// How the bound changes with each price, per unit of [`Point`].
-    fn slope(&mut self, point: &Point, unit: f64, toll: f64) -> Point {
-        let relaxation = self.relaxation;
-        let count = point.len();
-        self.moved.fill([0.0; KINDS]);
-        self.rates.clear();
-        self.rates.extend(point.iter().map(|entry| {
-            let rates = float_rates(relaxation, entry, unit);
-            Rates { write: [rates.write[0] + toll, rates.write[1]], ..rates }
-        }));
-        let tiers = relaxation.tiers.len();
-        for group in &relaxation.groups {
-            let rates = &self.rates;
-            let at = |step: usize| rates[(group.start + step) % count];
-            let mut sum =
-                Moved { to: &mut self.moved, start: group.start, bytes: group.bytes as f64 };
-            self.lives.cheapest(tiers, group.shape, &group.steps, &at, Some(&mut sum));
-        }
-        let mut slope = vec![[0.0; KINDS]; count];
-        for (index, entry) in slope.iter_mut().enumerate() {
-            let moved = &self.moved[index];
-            entry[MEMORY] = (moved[MEMORY] - relaxation.room[index] as f64) * unit;
-            for (tier, described) in relaxation.tiers.iter().enumerate() {
-                let time = relaxation.durations()[index] as f64;
-                entry[READ + tier] = moved[READ + tier] * 1e9 / described.read.0 as f64 - time;
-                entry[WRITE + tier] = moved[WRITE + tier] * 1e9 / described.write.0 as f64 - time;
-                if let Some(memory) = described.memory {
-                    entry[ROOM] = (moved[ROOM] - memory.0 as f64) * unit;
-                }
-            }
-        }
-        slope
-    }
-}
-
-struct Moved<'a> {
-    to: &'a mut Point,
-    start: usize,
-    bytes: f64,
-}
-
-impl Moved<'_> {
-    fn add(&mut self, interval: usize, kind: usize) {
-        let count = self.to.len();
-        self.to[(self.start + interval) % count][kind] += self.bytes;
-    }
-}
-
-impl Sink for Moved<'_> {
-    fn memory(&mut self, interval: usize) {
-        self.add(interval, MEMORY);
-    }
-
-    fn read(&mut self, interval: usize, tier: usize) {
-        self.add(interval, READ + tier);
-    }
-
-    fn write(&mut self, interval: usize, tier: usize) {
-        self.add(interval, WRITE + tier);
-    }
-
-    fn room(&mut self, interval: usize, tier: usize) {
-        if tier == 1 {
-            self.add(interval, ROOM);
-        }
-    }
 }

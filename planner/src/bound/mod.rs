@@ -8,8 +8,13 @@
 //! prices are the certificate: how they were found (`ascend`, in floating point) does not matter.
 
 mod ascend;
-mod path;
+mod costs;
+mod line;
+mod lives;
+mod moved;
 mod relax;
+mod states;
+mod stretches;
 
 use crate::cost::Machine;
 use crate::trace::Trace;
@@ -31,7 +36,7 @@ pub struct Effort {
 
 impl Default for Effort {
     fn default() -> Self {
-        Self { instants: 600, steps: 400 }
+        Self { instants: 1200, steps: 1000 }
     }
 }
 
@@ -89,6 +94,9 @@ pub fn with_toll(trace: &Trace, machine: &Machine, effort: Effort, toll: f64) ->
     bound.rounds = rounds;
     bound
 }
+
+#[cfg(test)]
+mod lives_tests;
 
 #[cfg(test)]
 mod tests;

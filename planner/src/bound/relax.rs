@@ -1,12 +1,14 @@
 //! The relaxation: which bytes must be where, and what prices prove about the time.
 
-use super::path::{Event, Lives, Rates, Shape, Sink, Step, TIERS_MAX};
+use super::line::Line;
+use super::lives::{Gathering, Lives};
+use super::states::{Rates, TIERS_MAX, states};
+use super::stretches::{Layout, Stretches};
 use crate::cost::{Machine, Timeline};
-use crate::lifetime::{At, Lifetime, Lifetimes, uses_by_storage};
+use crate::lifetime::{Lifetimes, uses_by_storage};
 use crate::trace::{Identity, Trace};
 use crate::units::{Bandwidth, Bytes, Nanos};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 
 /// Prices are whole multiples of this part of a nanosecond per byte.
 const PRICE_BITS: u32 = 32;
@@ -55,15 +57,6 @@ pub enum BadPrices {
     },
 }
 
-/// Storages that live alike, to the interval.
-#[derive(Clone, Debug)]
-pub(super) struct Group {
-    pub(super) start: usize,
-    pub(super) shape: Shape,
-    pub(super) steps: Vec<Step>,
-    pub(super) bytes: u64,
-}
-
 /// The relaxed problem of one trace on one machine.
 #[derive(Clone, Debug)]
 pub struct Relaxation {
@@ -75,7 +68,7 @@ pub struct Relaxation {
     durations: Vec<u64>,
     /// Room for storages that can move at each instant; below zero where nothing helps.
     pub(super) room: Vec<i64>,
-    pub(super) groups: Vec<Group>,
+    pub(super) lives: Lives,
     pub(super) tiers: Vec<Tier>,
 }
 
@@ -100,17 +93,17 @@ impl Relaxation {
             timeline.begin(next).0 - timeline.begin(instants[index]).0
         };
         let mut room = vec![signed(machine.capacity().0); count];
-        let lines = Line { ops: timeline.ops(), instants: &instants };
-        let mut groups = Grouping::default();
+        let cut = Line { ops: timeline.ops(), instants: &instants, layout: Layout { count } };
+        let mut gathered = Gathering::default();
         let uses = uses_by_storage(trace);
         for (index, storage) in trace.storages.iter().enumerate() {
             let life = lifetimes.lifetimes[index];
             if !storage.movable || storage.identity == Identity::Arrival {
-                for at in lines.instants_of(life) {
+                for at in cut.instants_of(life) {
                     room[at] -= signed(storage.size.0);
                 }
-            } else if let Some(group) = lines.group(life, &uses[index]) {
-                groups.add(group, storage.size.0);
+            } else if let Some((stretches, end)) = cut.stretches(life, &uses[index]) {
+                gathered.add(stretches, end, storage.size.0);
             }
         }
         let ssd = Tier { read: machine.ssd.read, write: machine.ssd.write, memory: None };
@@ -123,7 +116,7 @@ impl Relaxation {
             wanted,
             durations: (0..count).map(duration).collect(),
             room,
-            groups: groups.groups,
+            lives: gathered.finish(),
             tiers: [Some(ssd), host].into_iter().flatten().collect(),
             instants,
         }
@@ -164,19 +157,17 @@ impl Relaxation {
             }
             rates.push(Rates { write: [rate.write[0] + prices.toll, rate.write[1]], ..rate });
         }
-        let mut lives = Lives::default();
-        for group in &self.groups {
-            let at = |step: usize| rates[(group.start + step) % count];
-            let cost = lives.cheapest(
-                self.tiers.len(),
-                group.shape,
-                &group.steps,
-                &at,
-                None::<&mut NoSink>,
-            );
-            value += i128::from(group.bytes) * i128::from(cost);
-        }
+        value += match self.tiers.len() {
+            1 => self.cost_of_lives::<{ states(1) }>(&rates),
+            _ => self.cost_of_lives::<{ states(2) }>(&rates),
+        };
         Ok(Nanos(u64::try_from(value >> PRICE_BITS).unwrap_or(0)))
+    }
+
+    fn cost_of_lives<const S: usize>(&self, rates: &[Rates<u64>]) -> i128 {
+        let mut costs = Stretches::<u64, S>::new(Layout { count: rates.len() });
+        costs.price(rates);
+        self.lives.cost(&costs)
     }
 
     fn rates(prices: &Prices, interval: usize) -> Result<Rates<u64>, BadPrices> {
@@ -220,101 +211,6 @@ impl Relaxation {
         let whole = (price.max(0.0) * (1u64 << PRICE_BITS) as f64) as u64;
         whole.min(PRICE_MAX)
     }
-}
-
-/// Nobody wants to know what moves.
-struct NoSink;
-
-impl Sink for NoSink {
-    fn memory(&mut self, _: usize) {}
-    fn read(&mut self, _: usize, _: usize) {}
-    fn write(&mut self, _: usize, _: usize) {}
-    fn room(&mut self, _: usize, _: usize) {}
-}
-
-#[derive(Default)]
-struct Grouping {
-    groups: Vec<Group>,
-    known: HashMap<(usize, Shape, Vec<Step>), usize>,
-}
-
-impl Grouping {
-    fn add(&mut self, group: Group, bytes: u64) {
-        let key = (group.start, group.shape, group.steps.clone());
-        let index = *self.known.entry(key).or_insert_with(|| {
-            self.groups.push(group);
-            self.groups.len() - 1
-        });
-        self.groups[index].bytes += bytes;
-    }
-}
-
-/// The line of two iterations, cut at the instants.
-struct Line<'a> {
-    ops: u32,
-    instants: &'a [u32],
-}
-
-impl Line<'_> {
-    /// The unrolled interval that holds an unrolled op. The first instant may come after op 0: what
-    /// is before it belongs to the last interval of the iteration before, which is interval 0 here.
-    fn interval(&self, op: u32) -> usize {
-        let (round, op) = ((op / self.ops) as usize, op % self.ops);
-        let within = self.instants.partition_point(|instant| *instant <= op);
-        round * self.instants.len() + within
-    }
-
-    /// Whether an op begins at the instant of its interval.
-    fn at_instant(&self, op: u32) -> bool {
-        self.instants.binary_search(&(op % self.ops)).is_ok()
-    }
-
-    /// The place of an unrolled interval among the prices.
-    fn place(&self, interval: usize) -> usize {
-        (interval + self.instants.len() - 1) % self.instants.len()
-    }
-
-    fn instants_of(&self, life: Lifetime) -> Vec<usize> {
-        let Some(death) = life.death else { return (0..self.instants.len()).collect() };
-        let birth = life.birth.unwrap_or(0);
-        let first = self.interval(birth) + usize::from(!self.at_instant(birth));
-        (first..=self.interval(death)).map(|interval| self.place(interval)).collect()
-    }
-
-    fn group(&self, life: Lifetime, uses: &[At]) -> Option<Group> {
-        let count = self.instants.len();
-        let idle = Step { event: Event::Idle, held: false };
-        let modified = uses.iter().any(|at| at.modifies);
-        let (shape, start, mut steps) = match (life.birth, life.death) {
-            (Some(birth), Some(death)) => {
-                let start = self.interval(birth);
-                let at_instant = self.at_instant(birth);
-                let end = self.interval(death);
-                if start == end && !at_instant {
-                    return None;
-                }
-                (Shape::Mortal { at_instant }, start, vec![idle; end - start + 1])
-            }
-            _ => (Shape::Global { constant: !modified }, 1, vec![idle; count]),
-        };
-        for at in uses {
-            let interval = self.interval(at.op);
-            let Some(index) = interval.checked_sub(start) else {
-                // A global's use before the first instant belongs to the interval that wraps.
-                note(&mut steps[count - 1], *at, false);
-                continue;
-            };
-            if let Some(step) = steps.get_mut(index) {
-                note(step, *at, self.at_instant(at.op));
-            }
-        }
-        Some(Group { start: self.place(start), shape, steps, bytes: 0 })
-    }
-}
-
-fn note(step: &mut Step, at: At, held: bool) {
-    step.held |= held;
-    step.event = step.event.max(if at.modifies { Event::Modify } else { Event::Read });
 }
 
 /// Instants at equal shares of the iteration's time and of what its ops touch; each is moved to the

@@ -58,8 +58,9 @@ impl Fenwick {
         }
     }
 
-    /// The entry with `before(entry) <= sum < before(entry + 1)`; `sum` must be below the total.
-    pub(crate) fn search(&self, sum: u64) -> usize {
+    /// The entry with `before(entry) <= sum < before(entry + 1)`, and what of the sum is its own; `sum` must be
+    /// below the total.
+    pub(crate) fn search(&self, sum: u64) -> (usize, u64) {
         debug_assert!(sum < self.total);
         let mut left = sum;
         let mut at = 0;
@@ -72,7 +73,7 @@ impl Fenwick {
             }
             step >>= 1;
         }
-        at
+        (at, left)
     }
 }
 
@@ -86,8 +87,9 @@ mod tests {
         sums.subtract(5, 4);
         assert_eq!((sums.total(), sums.len()), (7, 7));
         for sum in 0..sums.total() {
-            let entry = sums.search(sum);
+            let (entry, own) = sums.search(sum);
             assert!(sums.before(entry) <= sum && sum < sums.before(entry + 1), "sum {sum}");
+            assert_eq!(own, sum - sums.before(entry));
             assert!(sums.get(entry) > 0);
         }
     }

@@ -58,9 +58,8 @@ impl Ledger {
         let done = if need <= first {
             from.0.max(self.begin(slot) + self.used(slot)) + need
         } else {
-            let last = self.search(self.before(slot + 1) + (need - first) - 1)?;
-            let in_last = self.before(slot + 1) + (need - first) - self.before(last);
-            self.begin(last) + self.used(last) + in_last
+            let (last, before) = self.search(self.before(slot + 1) + (need - first) - 1)?;
+            self.begin(last) + self.used(last) + before + 1
         };
         let complete = done.saturating_add(self.latency.0);
         (complete <= to).then_some(Nanos(complete))
@@ -78,9 +77,8 @@ impl Ledger {
             end.min(self.begin(slot + 1) - self.used(slot)) - need
         } else {
             let target = self.before(slot).checked_sub(need - first)?;
-            let earliest = self.search(target)?;
-            let in_earliest = self.before(earliest + 1) - target;
-            self.begin(earliest + 1) - self.used(earliest) - in_earliest
+            let (earliest, before) = self.search(target)?;
+            self.begin(earliest) + before
         };
         (start >= from).then_some(Nanos(start))
     }
@@ -92,11 +90,13 @@ impl Ledger {
         let first = need.min(self.free_after(slot, from.0));
         self.take(slot, first);
         need -= first;
+        let mut last = slot;
         while need > 0 {
-            let Some(next) = self.search(self.before(slot + 1)) else { break };
+            let Some(next) = self.free_slot_after(last) else { break };
             let part = need.min(self.free(next));
             self.take(next, part);
             need -= part;
+            last = next;
         }
     }
 
@@ -108,12 +108,13 @@ impl Ledger {
         let first = need.min(self.free_until(slot, end));
         self.take(slot, first);
         need -= first;
+        let mut earliest = slot;
         while need > 0 {
-            let Some(target) = self.before(slot).checked_sub(1) else { break };
-            let Some(next) = self.search(target) else { break };
+            let Some(next) = self.free_slot_before(earliest) else { break };
             let part = need.min(self.free(next));
             self.take(next, part);
             need -= part;
+            earliest = next;
         }
     }
 
@@ -154,11 +155,29 @@ impl Ledger {
         (slot / self.slots()) * self.free.total() + self.free.before((slot % self.slots()) as usize)
     }
 
-    /// The unrolled slot that holds the `sum`-th free nanosecond; `None` when nothing is free.
-    fn search(&self, sum: u64) -> Option<u64> {
+    /// The next unrolled slot with free time: mostly the very next one.
+    fn free_slot_after(&self, slot: u64) -> Option<u64> {
+        if self.free(slot + 1) > 0 {
+            return Some(slot + 1);
+        }
+        self.search(self.before(slot + 1)).map(|(next, _)| next)
+    }
+
+    fn free_slot_before(&self, slot: u64) -> Option<u64> {
+        let before = slot.checked_sub(1)?;
+        if self.free(before) > 0 {
+            return Some(before);
+        }
+        self.search(self.before(slot).checked_sub(1)?).map(|(next, _)| next)
+    }
+
+    /// The unrolled slot that holds the `sum`-th free nanosecond, and how many of its own come before
+    /// that; `None` when nothing is free.
+    fn search(&self, sum: u64) -> Option<(u64, u64)> {
         let total = self.free.total();
         let round = sum.checked_div(total)?;
-        Some(round * self.slots() + self.free.search(sum % total) as u64)
+        let (slot, before) = self.free.search(sum % total);
+        Some((round * self.slots() + slot as u64, before))
     }
 
     fn take(&mut self, slot: u64, amount: u64) {

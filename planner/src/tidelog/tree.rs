@@ -5,21 +5,29 @@
 pub(super) struct RangeMaximum {
     /// The leaves' side, a power of two.
     width: usize,
-    /// Per node the maximum below it, without what is pending above.
-    maxima: Vec<i64>,
-    /// Per node what was added to all below it.
-    added: Vec<i64>,
+    nodes: Vec<Node>,
+}
+
+/// Two children lie side by side: a climb reads one line of the cache for each level.
+#[derive(Clone, Copy)]
+struct Node {
+    /// The maximum below it, without what is pending above.
+    maximum: i64,
+    /// What was added to all below it.
+    added: i64,
 }
 
 impl RangeMaximum {
     pub(super) fn new(values: &[i64]) -> Self {
         let width = values.len().next_power_of_two();
-        let mut maxima = vec![i64::MIN / 4; 2 * width];
-        maxima[width..width + values.len()].copy_from_slice(values);
-        for node in (1..width).rev() {
-            maxima[node] = maxima[2 * node].max(maxima[2 * node + 1]);
+        let mut nodes = vec![Node { maximum: i64::MIN / 4, added: 0 }; 2 * width];
+        for (node, value) in nodes[width..].iter_mut().zip(values) {
+            node.maximum = *value;
         }
-        Self { width, maxima, added: vec![0; 2 * width] }
+        for node in (1..width).rev() {
+            nodes[node].maximum = nodes[2 * node].maximum.max(nodes[2 * node + 1].maximum);
+        }
+        Self { width, nodes }
     }
 
     /// Adds to every value of `from..to`.
@@ -41,8 +49,17 @@ impl RangeMaximum {
             left >>= 1;
             right >>= 1;
         }
-        self.settle(first);
-        self.settle(last);
+        let (mut first, mut last) = (first >> 1, last >> 1);
+        while first != last {
+            self.settle(first);
+            self.settle(last);
+            first >>= 1;
+            last >>= 1;
+        }
+        while first >= 1 {
+            self.settle(first);
+            first >>= 1;
+        }
     }
 
     /// The largest value of `from..to`; far below zero if there is none.
@@ -51,43 +68,38 @@ impl RangeMaximum {
             return i64::MIN / 4;
         }
         let (mut left, mut right) = (from + self.width, to - 1 + self.width);
-        let (mut of_left, mut of_right) = (self.maxima[left], self.maxima[right]);
+        let (mut of_left, mut of_right) = (self.nodes[left].maximum, self.nodes[right].maximum);
         // Both edges climb; what hangs off them inside the range joins on the way.
         while left >> 1 != right >> 1 {
             if left & 1 == 0 {
-                of_left = of_left.max(self.maxima[left + 1]);
+                of_left = of_left.max(self.nodes[left + 1].maximum);
             }
             if right & 1 == 1 {
-                of_right = of_right.max(self.maxima[right - 1]);
+                of_right = of_right.max(self.nodes[right - 1].maximum);
             }
             left >>= 1;
             right >>= 1;
-            of_left += self.added[left];
-            of_right += self.added[right];
+            of_left += self.nodes[left].added;
+            of_right += self.nodes[right].added;
         }
         let mut found = of_left.max(of_right);
         let mut node = left >> 1;
         while node >= 1 {
-            found += self.added[node];
+            found += self.nodes[node].added;
             node >>= 1;
         }
         found
     }
 
     fn lift(&mut self, node: usize, amount: i64) {
-        self.maxima[node] += amount;
-        if node < self.width {
-            self.added[node] += amount;
-        }
+        let node = &mut self.nodes[node];
+        node.maximum += amount;
+        node.added += amount;
     }
 
-    fn settle(&mut self, leaf: usize) {
-        let mut node = leaf >> 1;
-        while node >= 1 {
-            self.maxima[node] =
-                self.maxima[2 * node].max(self.maxima[2 * node + 1]) + self.added[node];
-            node >>= 1;
-        }
+    fn settle(&mut self, node: usize) {
+        let below = self.nodes[2 * node].maximum.max(self.nodes[2 * node + 1].maximum);
+        self.nodes[node].maximum = below + self.nodes[node].added;
     }
 }
 

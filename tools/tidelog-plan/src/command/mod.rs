@@ -60,7 +60,7 @@ pub(crate) fn export(arguments: &StepArgs) -> Result<String, Failure> {
 }
 
 /// For a page: close enough to show where the limit lies; `compare` searches longer.
-const EFFORT_OF_A_PAGE: Effort = Effort { instants: 150, steps: 150 };
+const EFFORT_OF_A_PAGE: Effort = Effort { instants: 300, steps: 400 };
 
 pub(crate) fn report(arguments: &ReportArgs) -> Result<String, Failure> {
     let step = Step::read(&arguments.step.inputs, &arguments.step.source)?;

@@ -1,0 +1,144 @@
+//! From a storage's uses to the stretches of its life.
+
+use super::lives::End;
+use super::states::{Event, Instant, Step};
+use super::stretches::{Layout, Stretch};
+use crate::lifetime::{At, Lifetime};
+
+/// The line of two iterations, cut at the instants.
+pub(super) struct Line<'a> {
+    pub(super) ops: u32,
+    pub(super) instants: &'a [u32],
+    pub(super) layout: Layout,
+}
+
+impl Line<'_> {
+    /// The interval that holds an unrolled op, unrolled from the iteration before on: the first instant may
+    /// come after op 0.
+    fn interval(&self, op: u32) -> usize {
+        let (round, op) = ((op / self.ops) as usize, op % self.ops);
+        let before = self.instants.partition_point(|instant| *instant <= op);
+        (round + 1) * self.instants.len() + before - 1
+    }
+
+    /// Whether an op begins at the instant of its interval.
+    fn at_instant(&self, op: u32) -> bool {
+        self.instants.binary_search(&(op % self.ops)).is_ok()
+    }
+
+    /// The instants that see a storage, wherever it is.
+    pub(super) fn instants_of(&self, life: Lifetime) -> Vec<usize> {
+        let Some(death) = life.death else { return (0..self.instants.len()).collect() };
+        let birth = life.birth.unwrap_or(0);
+        let first = self.interval(birth) + usize::from(!self.at_instant(birth));
+        (first..=self.interval(death)).map(|interval| interval % self.instants.len()).collect()
+    }
+
+    /// What a storage's life is made of; nothing where no instant sees it.
+    pub(super) fn stretches(&self, life: Lifetime, uses: &[At]) -> Option<(Vec<Stretch>, End)> {
+        match (life.birth, life.death) {
+            (Some(birth), Some(death)) => {
+                let (first, last) = (self.interval(birth), self.interval(death));
+                let at_instant = self.at_instant(birth);
+                if first == last && !at_instant {
+                    return None;
+                }
+                let instant = if at_instant { Instant::Held } else { Instant::Before };
+                let mut path =
+                    Path::new(self.layout, first, Step { event: Event::Modify, instant });
+                for (interval, step) in self.steps(uses) {
+                    if first < interval && interval <= last {
+                        path.step(interval, step);
+                    }
+                }
+                path.idle_before(last + 1);
+                Some((path.stretches, End::Death))
+            }
+            _ => Some(self.for_ever(uses)),
+        }
+    }
+
+    /// From one modification to the same one of the next iteration, if there is any.
+    fn for_ever(&self, uses: &[At]) -> (Vec<Stretch>, End) {
+        let count = self.instants.len();
+        let mut steps = self.steps(uses);
+        for (interval, _) in &mut steps {
+            *interval %= count;
+        }
+        // What is used before the first instant is in the last interval.
+        steps.sort_by_key(|(interval, _)| *interval);
+        let mut merged: Vec<(usize, Step)> = Vec::new();
+        for (interval, step) in steps {
+            merge(&mut merged, interval, step);
+        }
+        let modified = merged.iter().position(|(_, step)| step.event == Event::Modify);
+        let first = modified.map_or(0, |index| merged[index].0);
+        merged.rotate_left(modified.unwrap_or(0));
+        let mut path = match modified {
+            Some(_) => {
+                let (_, again) = merged.remove(0);
+                merged.push((first, again));
+                let begin = Step { event: Event::Modify, instant: Instant::Before };
+                Path::new(self.layout, first, begin)
+            }
+            None => Path { layout: self.layout, stretches: Vec::new(), next: 0 },
+        };
+        for (place, step) in merged {
+            path.step(if place < path.next { place + count } else { place }, step);
+        }
+        if modified.is_none() {
+            path.idle_before(count);
+        }
+        (path.stretches, if modified.is_some() { End::Modified } else { End::Never })
+    }
+
+    /// The intervals with uses in the order of time, and what is in them.
+    fn steps(&self, uses: &[At]) -> Vec<(usize, Step)> {
+        let mut steps = Vec::new();
+        for at in uses {
+            let event = if at.modifies { Event::Modify } else { Event::Read };
+            let instant = if self.at_instant(at.op) { Instant::Held } else { Instant::Free };
+            merge(&mut steps, self.interval(at.op), Step { event, instant });
+        }
+        steps
+    }
+}
+
+/// Appends a step, or makes it part of the last one if that is in the same interval.
+fn merge(steps: &mut Vec<(usize, Step)>, interval: usize, step: Step) {
+    match steps.last_mut() {
+        Some((last, known)) if *last == interval => *known = known.and(step),
+        _ => steps.push((interval, step)),
+    }
+}
+
+/// Writes a life, unrolled interval by interval.
+struct Path {
+    layout: Layout,
+    stretches: Vec<Stretch>,
+    /// The interval that comes next.
+    next: usize,
+}
+
+impl Path {
+    fn new(layout: Layout, interval: usize, step: Step) -> Self {
+        let mut path = Self { layout, stretches: Vec::new(), next: interval };
+        path.step(interval, step);
+        path
+    }
+
+    fn step(&mut self, interval: usize, step: Step) {
+        self.idle_before(interval);
+        self.stretches.push(self.layout.step(step, interval % self.layout.count));
+        self.next = interval + 1;
+    }
+
+    fn idle_before(&mut self, interval: usize) {
+        while self.next < interval {
+            let first = self.next % self.layout.count;
+            let length = (interval - self.next).min(self.layout.count - first);
+            self.stretches.extend(self.layout.run(first, first + length - 1));
+            self.next += length;
+        }
+    }
+}

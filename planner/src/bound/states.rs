@@ -1,0 +1,124 @@
+//! Where a byte is at an instant, and what brings it from one instant to the next.
+//!
+//! At an instant a byte is in memory without a valid copy (*dirty*), in memory beside its copy on a
+//! tier (*clean*), or on the tier only (*out*). Between two instants it may be written, read, both or
+//! neither; a use in between brings it in, a modification makes its copy worthless.
+
+/// Where bytes can go: SSDs, and host memory where the machine has it.
+pub(super) const TIERS_MAX: usize = 2;
+
+/// Dirty, then clean and out per tier.
+pub(super) const fn states(tiers: usize) -> usize {
+    1 + 2 * tiers
+}
+
+pub(super) const DIRTY: usize = 0;
+
+/// The tier that a byte is on alone.
+pub(super) const fn out_on(state: usize) -> Option<usize> {
+    if state == DIRTY || state % 2 == 1 { None } else { Some(state / 2 - 1) }
+}
+
+/// The tier that holds a valid copy.
+const fn copy_on(state: usize) -> Option<usize> {
+    if state == DIRTY { None } else { Some((state - 1) / 2) }
+}
+
+/// What an interval holds for a storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Event {
+    /// No use.
+    Idle,
+    /// It is read.
+    Read,
+    /// It is changed, and perhaps read.
+    Modify,
+}
+
+/// One interval of a life, with the instant that it begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Step {
+    pub(super) event: Event,
+    pub(super) instant: Instant,
+}
+
+/// The instant that an interval begins with, for a storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Instant {
+    /// It is not there yet.
+    Before,
+    /// It is anywhere.
+    Free,
+    /// The op uses it: it is in memory.
+    Held,
+}
+
+impl Step {
+    /// Steps that differ in what they cost.
+    pub(super) const KINDS: [Self; 6] = [
+        Self { event: Event::Idle, instant: Instant::Free },
+        Self { event: Event::Read, instant: Instant::Free },
+        Self { event: Event::Read, instant: Instant::Held },
+        Self { event: Event::Modify, instant: Instant::Free },
+        Self { event: Event::Modify, instant: Instant::Held },
+        // Begins a life.
+        Self { event: Event::Modify, instant: Instant::Before },
+    ];
+
+    /// Both in one interval.
+    pub(super) fn and(self, other: Self) -> Self {
+        Self { event: self.event.max(other.event), instant: self.instant.max(other.instant) }
+    }
+
+    /// What moves on the cheapest way between two states, where there is one.
+    pub(super) fn moves(self, from: usize, to: usize) -> Option<Moves> {
+        match self.instant {
+            Instant::Before if from != DIRTY => return None,
+            Instant::Held if out_on(from).is_some() => return None,
+            _ => {}
+        }
+        let fetched = out_on(from);
+        if self.event == Event::Modify {
+            return Some(Moves { read: fetched, written: copy_on(to) });
+        }
+        if to == DIRTY {
+            return (from == DIRTY).then_some(Moves::default());
+        }
+        if copy_on(from) != copy_on(to) {
+            return Some(Moves { read: fetched, written: copy_on(to) });
+        }
+        let stays_out = out_on(to).is_some() && self.event == Event::Idle;
+        Some(Moves { read: if stays_out { None } else { fetched }, written: None })
+    }
+}
+
+/// The tiers that a byte is read from and written to in one interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moves {
+    pub(super) read: Option<usize>,
+    pub(super) written: Option<usize>,
+}
+
+/// What is paid in one interval and at the instant it begins with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rates<C> {
+    pub(super) memory: C,
+    pub(super) read: [C; TIERS_MAX],
+    pub(super) write: [C; TIERS_MAX],
+    /// A byte that is out, on the tier.
+    pub(super) room: [C; TIERS_MAX],
+}
+
+impl<A> Rates<A> {
+    pub(super) fn map<B>(&self, change: impl Fn(A) -> B) -> Rates<B>
+    where
+        A: Copy,
+    {
+        Rates {
+            memory: change(self.memory),
+            read: self.read.map(&change),
+            write: self.write.map(&change),
+            room: self.room.map(&change),
+        }
+    }
+}
