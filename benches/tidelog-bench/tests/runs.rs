@@ -278,6 +278,32 @@ fn a_flipped_a_stale_and_a_misplaced_block_are_reported_by_file_and_offset() {
     assert_eq!(json["jobs"][0]["tidelog"]["bad_blocks"], 1, "the first one ends the job");
 }
 
+/// What a drive that is pulled out looks like to a reader, on a machine without one to pull.
+#[test]
+fn a_device_that_goes_away_under_a_run_ends_it_and_is_named() {
+    let directory = temporary("gone");
+    for (engine, level) in
+        [("tidelog-uring", "raw"), ("tidelog-posix", "raw"), ("tidelog-uring", "log")]
+    {
+        let file = directory.at(&format!("{engine}-{level}"));
+        let (ioengine, level) = (format!("--ioengine={engine}"), format!("--level={level}"));
+        run(&file, &[&ioengine, &level, "--rw=write"]).expect(0);
+        let options = ["--rw=read", "--time_based", "--runtime=20", "--rate=20m"];
+        let shrinking = std::thread::spawn({
+            let file = file.clone();
+            move || {
+                std::thread::sleep(std::time::Duration::from_millis(700));
+                File::options().write(true).open(file).unwrap().set_len(0).unwrap();
+            }
+        });
+        let begun = std::time::Instant::now();
+        let ran = run(&file, &[&options[..], &[&ioengine, &level]].concat()).expect(1);
+        shrinking.join().unwrap();
+        assert!(ran.err.contains(&file), "{}", ran.err);
+        assert!(begun.elapsed().as_secs() < 15, "it ended with the device, not with its time");
+    }
+}
+
 #[test]
 fn what_holds_data_is_written_only_if_it_is_named_twice() {
     let directory = temporary("refused");
