@@ -186,7 +186,7 @@ fn ablations(trace: &Trace, machine: &Machine) -> Result<Vec<Outcome>, Failure> 
     ideas
         .map(|without| {
             let options =
-                tidelog::Options { without, published: false, ..tidelog::Options::default() };
+                tidelog::Options { without, published: 0, ..tidelog::Options::default() };
             let (made, seconds) = timed(|| tidelog(trace, machine, options));
             let name =
                 without.map_or("nothing left out".to_owned(), |idea| format!("without {idea:?}"));

@@ -129,12 +129,7 @@ fn no_policy_beats_the_bound() {
         let (ours, _) = tidelog(
             &trace,
             &machine,
-            crate::tidelog::Options {
-                rounds: 1,
-                published: false,
-                trials: 0,
-                ..Default::default()
-            },
+            crate::tidelog::Options { rounds: 1, published: 0, trials: 0, ..Default::default() },
         )
         .unwrap();
         for policy in [Policy::Lru, Policy::Planned(&plan), Policy::Planned(&ours)] {

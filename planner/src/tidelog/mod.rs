@@ -27,9 +27,10 @@ pub struct Options {
     /// How many ops the leanings' plans may have together; the first few are made whatever they have. With
     /// [`Goal::Wear`] all are.
     pub planned: u64,
-    /// Whether the published algorithm's plans are tried too. Where kernels hide everything its slower,
-    /// exact ledgers may fit a transfer in that a pass begins one op too late.
-    pub published: bool,
+    /// The published algorithm's plans are tried too for traces of at most so many ops; for longer ones they take far
+    /// longer than all others together. Where kernels hide everything its slower, exact ledgers may fit a transfer in
+    /// that a pass begins one op too late. [`Goal::Wear`] needs them for a trace of any length, unless this is 0.
+    pub published: u64,
     /// Which of the plans found is the best.
     pub goal: Goal,
     /// How many ops may be simulated to improve the plan by trial. Only short traces profit: a long one is
@@ -44,7 +45,7 @@ impl Default for Options {
         Self {
             rounds: 3,
             planned: 128_000,
-            published: true,
+            published: 100_000,
             goal: Goal::Time,
             trials: 100_000,
             without: None,
@@ -182,7 +183,7 @@ pub fn tidelog(
     options: Options,
 ) -> Result<(Plan, Simulation), SimulateError> {
     let mut search = Search { trace, machine, options, found: Candidates::default() };
-    if options.published {
+    if search.tries_published() {
         search.try_published()?;
     }
     let lifetimes = Lifetimes::of(trace);
@@ -210,6 +211,11 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
+    fn tries_published(&self) -> bool {
+        let Options { published, goal, .. } = self.options;
+        self.trace.ops.len() as u64 <= published || (goal == Goal::Wear && published > 0)
+    }
+
     fn try_published(&mut self) -> Result<(), SimulateError> {
         for score in Score::ALL {
             let options = algorithm1::Options { score, ..Default::default() };

@@ -58,7 +58,7 @@ fn a_training_step_is_no_slower_than_as_published() {
 fn any_trace_that_fits_at_all_gets_a_plan_that_runs() {
     let mut random = Random(99);
     let (mut ours, mut reactive) = (0, 0);
-    let options = Options { published: false, trials: 0, ..Options::default() };
+    let options = Options { published: 0, trials: 0, ..Options::default() };
     for case in 0..600 {
         let trace = random_trace(&mut random, 14, 9);
         let lifetimes = Lifetimes::of(&trace);
