@@ -185,8 +185,7 @@ fn ablations(trace: &Trace, machine: &Machine) -> Result<Vec<Outcome>, Failure> 
     let ideas = [None].into_iter().chain(Idea::ALL.map(Some));
     ideas
         .map(|without| {
-            let options =
-                tidelog::Options { without, published: 0, ..tidelog::Options::default() };
+            let options = tidelog::Options { without, published: 0, ..tidelog::Options::default() };
             let (made, seconds) = timed(|| tidelog(trace, machine, options));
             let name =
                 without.map_or("nothing left out".to_owned(), |idea| format!("without {idea:?}"));
