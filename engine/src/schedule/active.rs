@@ -93,7 +93,7 @@ pub(super) struct Active {
     pub(super) queued: bool,
     /// Pieces on a device.
     pub(super) flying: usize,
-    /// Pieces that were read and not yet compared with their checksums.
+    /// Pieces that were read and not yet compared with their checksums, or are to be read once more.
     pub(super) unchecked: usize,
     /// Pieces that are being copied from or to the GPU, or wait for their device afterwards.
     pub(super) copying: usize,

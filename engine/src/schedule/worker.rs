@@ -54,6 +54,8 @@ pub(super) struct Worker {
     flights: Flights,
     /// Read, and not yet compared with their checksums.
     unchecked: VecDeque<(Flight, DmaBuffer)>,
+    /// To be read once more.
+    again: VecDeque<(Flight, Action)>,
     chunks: Vec<DmaBuffer>,
     /// Chunks that are here or in flight. A path leaks those that a device which does not answer may still write.
     living: usize,
@@ -126,6 +128,7 @@ impl Worker {
             ahead: VecDeque::new(),
             flights: Flights::new(depth, devices, options.depth),
             unchecked: VecDeque::with_capacity(depth as usize),
+            again: VecDeque::new(),
             living: count,
             reserve: reserve_of(count),
             chunks,
@@ -152,7 +155,8 @@ impl Worker {
             self.obey();
             let moved = self.land() || moved;
             let moved = self.land_copies() || self.on_gpu.is_copying() || moved;
-            let begun = self.begin_some() != Begun::Nothing;
+            let again = self.launch_again();
+            let begun = self.begin_some() != Begun::Nothing || again;
             if begun && let Err(error) = self.path.ring() {
                 return self.die(&error);
             }
@@ -437,7 +441,7 @@ impl Worker {
                 if matches!(failure, TransferError::Checksum { .. }) {
                     counters.mismatched(false);
                 }
-                self.read_again(flight, piece, Action::Read(chunk));
+                self.read_again(flight, Action::Read(chunk));
             }
             (None, Some(chunk)) if active.fills_gpu() => self.begin_copy_in(flight, chunk),
             (failure, buffer) => {
@@ -465,18 +469,48 @@ impl Worker {
         }
     }
 
-    fn read_again(&mut self, flight: Flight, piece: Piece, read: Action) {
-        let flight = Flight { again: true, ..flight };
-        let Err(refused) = self.launch(flight, piece, read) else { return };
-        // Its own slot was freed a moment ago, so the path cannot be full; but never lose a piece.
-        let full = || TransferError::Refused {
-            device: piece.device,
-            offset: piece.offset,
-            tensor_offset: piece.tensor_offset,
-            reason: "the queue has no room to read it again",
-            about: Box::default(),
+    /// Has a piece read once more as soon as its device has room, which others may have taken meanwhile.
+    fn read_again(&mut self, flight: Flight, read: Action) {
+        if let Some(active) = self.transfers.get_mut(&flight.transfer) {
+            active.unchecked += 1;
+        }
+        self.again.push_back((Flight { again: true, ..flight }, read));
+    }
+
+    /// Reads once more what waits for it, before anything else is begun; answers whether anything moved.
+    fn launch_again(&mut self) -> bool {
+        let waiting = self.again.len();
+        for _ in 0..waiting {
+            let Some((flight, read)) = self.again.pop_front() else { break };
+            self.launch_one_again(flight, read);
+        }
+        self.again.len() < waiting
+    }
+
+    fn launch_one_again(&mut self, flight: Flight, read: Action) {
+        let Some(active) = self.transfers.get_mut(&flight.transfer) else {
+            return self.chunks.extend(read.into_buffer());
         };
-        self.blame(flight.transfer, refused.unwrap_or_else(full));
+        let piece = active.pieces[flight.piece];
+        let wanted = active.wants_bytes();
+        if wanted && !self.flights.has_room(piece.device) {
+            return self.again.push_back((flight, read));
+        }
+        active.unchecked -= 1;
+        if !wanted {
+            self.take_back(flight, read.into_buffer());
+        } else if let Err(refused) = self.launch(flight, piece, read) {
+            // The table has room, so the path has.
+            let full = || TransferError::Refused {
+                device: piece.device,
+                offset: piece.offset,
+                tensor_offset: piece.tensor_offset,
+                reason: "the queue has no room to read it again",
+                about: Box::default(),
+            };
+            self.blame(flight.transfer, refused.unwrap_or_else(full));
+        }
+        self.settle(flight.transfer);
     }
 
     /// Fails a transfer because of a device, in words: which one, and which tensor.
@@ -541,6 +575,7 @@ impl Worker {
         }
         // Nobody wants their bytes any more.
         while self.check_some() {}
+        self.launch_again();
     }
 }
 

@@ -132,7 +132,7 @@ impl Worker {
                 self.counters[usize::from(piece.device.0)].mismatched(!again);
             }
             match active.reach(piece).filter(|_| again) {
-                Some(read) => self.read_again(flight, piece, read),
+                Some(read) => self.read_again(flight, read),
                 None => self.blame(flight.transfer, failure),
             }
         } else {
