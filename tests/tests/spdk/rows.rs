@@ -125,7 +125,7 @@ fn a_controller_goes(mut target: Target) -> Result<String, Failure> {
 }
 
 fn processes_end(program: &Path) -> Result<String, Failure> {
-    const TIMES: usize = 12;
+    const TIMES: usize = 6;
     let target = Target::start(program, Transport::Tcp, 512)?;
     for _ in 0..TIMES {
         let ended = Command::new(env!("CARGO_BIN_EXE_tidelog-spdk"))
