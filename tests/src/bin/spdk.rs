@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::path::spdk::{Controller, EnvironmentOptions, Pages, configure};
-use tidelog_tests::conformance::{Failure, exit_code};
+use tidelog_engine::path::spdk::{EnvironmentOptions, Pages, configure};
+use tidelog_engine::path::{DeviceSpec, PathKind};
+use tidelog_tests::conformance::{Failure, Stage, exit_code};
+use tidelog_tests::load::{Ledger, Load, LoadOptions};
 use tidelog_tests::machine::Watchdog;
 use tidelog_tests::spdk::{COMMAND_TIMEOUT, ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK, peer};
 
@@ -56,7 +57,8 @@ enum Part {
         #[arg(long)]
         seed: u64,
     },
-    /// Ends the process with the controllers still attached, as a program that closes nothing does.
+    /// Ends the process with a pool under load, as a program that closes nothing does. THE CONTROLLERS LOSE WHAT THEY
+    /// HOLD.
     Leave {
         /// Controllers, separated by commas.
         devices: String,
@@ -98,16 +100,23 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
         Part::PeerVerify { file, seed } => {
             Ok(told("every byte is right from the other side of a BAR", &peer::verify(file, *seed)))
         }
-        Part::Leave { devices } => leave(&DeviceSpec::parse_list(devices)?).map(|()| true),
+        Part::Leave { devices } => {
+            let left = leave(DeviceSpec::parse_list(devices)?);
+            Ok(told("a pool is under load as the process ends", &left))
+        }
     }
 }
 
-fn leave(specs: &[DeviceSpec]) -> Result<(), Failure> {
-    for spec in specs {
-        let name = spec.controller().ok_or("it names no controller")?;
-        std::mem::forget(Controller::attach(&name)?);
-    }
-    Ok(())
+fn leave(specs: Vec<DeviceSpec>) -> Result<String, Failure> {
+    const WRITES: u64 = 20;
+    let stage = Stage { specs, path: PathKind::Spdk, backend: None, elsewhere: None };
+    stage.format()?;
+    let pool = stage.open()?;
+    let ledger = Ledger::new(LoadOptions::default());
+    let load = Load::start(&pool, &ledger);
+    load.run(WRITES, COMMAND_TIMEOUT * 10);
+    std::mem::forget((pool, load));
+    Ok(format!("{} writes went well", ledger.record().writes()))
 }
 
 fn told(name: &str, result: &Result<String, Failure>) -> bool {

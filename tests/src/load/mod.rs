@@ -148,7 +148,7 @@ impl Ledger {
     }
 }
 
-/// A load that runs until it is stopped.
+/// A load that runs until it is stopped or dropped.
 #[derive(Debug)]
 pub struct Load {
     ledger: Arc<Ledger>,
@@ -193,9 +193,16 @@ impl Load {
 
     /// Waits for the threads' end.
     pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads {
-            thread.join().expect("a thread of the load panicked");
+        for thread in self.threads.drain(..) {
+            let ended = thread.join();
+            assert!(ended.is_ok() || std::thread::panicking(), "a thread of the load panicked");
         }
     }
 }

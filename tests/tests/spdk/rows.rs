@@ -69,7 +69,7 @@ pub(crate) fn run() -> ExitCode {
         tell("a controller that goes under load fails what it had", a_controller_goes(target));
     }
     println!();
-    tell("a process may end with controllers attached", processes_end(&program));
+    tell("a process may end with a pool under load", processes_end(&program));
     match python() {
         Ok(()) => {
             tell("a Python program stays on the cores that it chose", affinity_in_python(&program));
@@ -125,7 +125,7 @@ fn a_controller_goes(mut target: Target) -> Result<String, Failure> {
 }
 
 fn processes_end(program: &Path) -> Result<String, Failure> {
-    const TIMES: usize = 12;
+    const TIMES: usize = 6;
     let target = Target::start(program, Transport::Tcp, 512)?;
     for _ in 0..TIMES {
         let ended = Command::new(env!("CARGO_BIN_EXE_tidelog-spdk"))

@@ -335,17 +335,27 @@ fn reserve(file: &File, path: &Path, size: ByteCount, sparse: bool) -> Result<()
 
 /// Whether a block device that the kernel shows here has a controller that is reached over a fabric.
 fn is_over_a_fabric(shown: &Path) -> bool {
-    let transport = |controller: &Path| std::fs::read_to_string(controller.join("transport")).ok();
-    let is_remote = |kind: String| kind.trim() != "pcie";
-    // Namespaces of several controllers are shown beneath their subsystem, which links to these.
-    let several = |above: &Path| {
+    let transport = |controller: &PathBuf| std::fs::read_to_string(controller.join("transport"));
+    controllers_of(shown).iter().filter_map(|it| transport(it).ok()).any(|it| it.trim() != "pcie")
+}
+
+/// Where the kernel shows the NVMe controllers of a block device that it shows here.
+pub(super) fn controllers_of(shown: &Path) -> Vec<PathBuf> {
+    let is_controller = |it: &PathBuf| it.join("transport").exists();
+    let among = |above: &Path| -> Vec<PathBuf> {
+        // Controllers have a `subsysnqn`, too.
+        if is_controller(&above.into()) {
+            return vec![above.into()];
+        }
+        // Namespaces that several controllers may have are shown beneath their subsystem, which links to these.
+        if !above.join("subsysnqn").exists() {
+            return Vec::new();
+        }
         let entries = std::fs::read_dir(above).into_iter().flatten().flatten();
-        entries.filter_map(|entry| transport(&entry.path())).any(is_remote)
+        entries.map(|entry| entry.path()).filter(is_controller).collect()
     };
-    shown.ancestors().skip(1).take(3).any(|above| {
-        transport(above).is_some_and(is_remote)
-            || (above.join("subsysnqn").exists() && several(above))
-    })
+    let found = shown.ancestors().skip(1).take(3).map(among).find(|found| !found.is_empty());
+    found.unwrap_or_default()
 }
 
 /// Where the kernel shows an open block device.

@@ -58,6 +58,39 @@ fn a_disk_has_a_volatile_cache_unless_the_kernel_says_that_it_has_none() {
 }
 
 #[test]
+fn the_controllers_of_a_namespace_are_above_it_or_linked_from_its_subsystem() {
+    let directory = Directory::new();
+    let make = |path: &str, transport: Option<&str>| {
+        let path = directory.path().join(path);
+        std::fs::create_dir_all(&path).unwrap();
+        if let Some(transport) = transport {
+            std::fs::write(path.join("transport"), transport).unwrap();
+            std::fs::write(path.join("subsysnqn"), "nqn").unwrap();
+        }
+        path
+    };
+    let alone = make("pci/nvme/nvme0", Some("pcie\n"));
+    let partition = make("pci/nvme/nvme0/nvme0n1/nvme0n1p1", None);
+    let found = std::slice::from_ref(&alone);
+    assert_eq!(controllers_of(&partition), found);
+    assert_eq!(controllers_of(partition.parent().unwrap()), found);
+    assert!(!is_over_a_fabric(&partition));
+
+    let remote = make("fabrics/nvme1", Some("tcp\n"));
+    let shared = make("virtual/nvme-subsys0/nvme0n1", None);
+    let subsystem = shared.parent().unwrap();
+    std::fs::write(subsystem.join("subsysnqn"), "nqn").unwrap();
+    std::os::unix::fs::symlink(&alone, subsystem.join("nvme0")).unwrap();
+    assert_eq!(controllers_of(&shared), [subsystem.join("nvme0")]);
+    assert!(!is_over_a_fabric(&shared));
+    std::os::unix::fs::symlink(&remote, subsystem.join("nvme1")).unwrap();
+    assert_eq!(controllers_of(&shared).len(), 2);
+    assert!(is_over_a_fabric(&shared));
+
+    assert!(controllers_of(&make("virtual/block/loop0", None)).is_empty());
+}
+
+#[test]
 fn every_byte_of_a_new_file_is_reserved_unless_sparse_was_asked_for() {
     let directory = Directory::new();
     for (name, sparse) in [("full", false), ("sparse", true)] {

@@ -8,7 +8,7 @@ use super::Command;
 use super::command::outcome;
 use super::identify::{ControllerFacts, IDENTIFY_BYTES, NamespaceFacts, command_set};
 use super::wear;
-use crate::path::device::shown;
+use crate::path::device::{controllers_of, shown};
 use crate::path::{Endurance, FdpStatistics, ReclaimUnitHandle, Status};
 
 /// `_IO('N', 0x40)` of `<linux/nvme_ioctl.h>`.
@@ -175,14 +175,16 @@ impl<'a> Namespace<'a> {
         self.admin("Format NVM", &mut command)
     }
 
-    /// Has the kernel look at its controller's namespaces again.
+    /// Has the kernel look at its controllers' namespaces again.
     ///
     /// # Errors
     /// The kernel would not.
     pub fn rescan(&self) -> io::Result<()> {
-        let shown = shown(self.file)?;
-        let mut rescan = shown.ancestors().map(|above| above.join("rescan_controller"));
-        fs::write(rescan.find(|it| it.exists()).ok_or(io::ErrorKind::NotFound)?, "1")
+        let controllers = controllers_of(&shown(self.file)?);
+        if controllers.is_empty() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        controllers.iter().try_for_each(|it| fs::write(it.join("rescan_controller"), "1"))
     }
 
     fn identify(&self, what: u32) -> Result<[u8; IDENTIFY_BYTES], AdminError> {

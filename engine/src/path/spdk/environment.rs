@@ -118,9 +118,13 @@ impl Environment {
                 EnvironmentError(format!("its thread could not be started: {error}"))
             })?;
         started.recv().map_err(|_| EnvironmentError("its thread ended".into()))??;
-        // SAFETY: the function asks for nothing and does not unwind.
-        unsafe { libc::atexit(rest) };
         Ok(Self { tasks: Mutex::new(tasks), options, huge, process: std::process::id() })
+    }
+
+    /// The environment, if it was started, and not by a process of which this one is a fork.
+    pub(super) fn of_this_process() -> Option<&'static Self> {
+        let environment = STARTED.get()?.as_ref().ok()?;
+        (environment.process == std::process::id()).then_some(environment)
     }
 
     pub(super) fn options(&self) -> &EnvironmentOptions {
@@ -178,17 +182,6 @@ impl Environment {
                 sys::spdk_free(base.as_ptr().cast());
             })
         })
-    }
-}
-
-/// When the process ends, DPDK's destructor unmaps what the keeper polls, if controllers are still attached. So it forgets
-/// them before. A forked child has no keeper, and nothing to forget.
-extern "C" fn rest() {
-    if let Some(Ok(environment)) = STARTED.get()
-        && environment.process == std::process::id()
-    {
-        // It cannot have ended; if it has, it polls nothing.
-        let _ = environment.ask(|keeper| keeper.attached.clear());
     }
 }
 

@@ -11,6 +11,7 @@
 mod aside;
 mod command;
 mod controller;
+mod ending;
 mod endurance;
 mod environment;
 mod exchange;
@@ -30,6 +31,7 @@ use std::time::{Duration, Instant};
 use tidelog_spdk_sys as sys;
 
 use self::controller::command_timeout;
+use self::ending::Polled;
 use self::environment::Environment;
 use self::flight::{Flights, Impatience};
 use self::peer::{BY_BUS_MAX, Peers, Way};
@@ -77,6 +79,7 @@ pub struct SpdkPath {
     timeout: Duration,
     /// When operations were last looked over for ones that take too long.
     looked: Instant,
+    polled: Polled,
 }
 
 /// After so many empty polls the clock is looked at, and other threads of this core have their turn; after so long it
@@ -99,6 +102,7 @@ impl SpdkPath {
             what: "make an eventfd",
             source,
         })?;
+        let polled = Polled::new(&waker);
         let devices = controllers.iter().map(|it| DeviceCapabilities::of_controller(it)).collect();
         let queues = controllers
             .into_iter()
@@ -124,6 +128,7 @@ impl SpdkPath {
             waker,
             timeout: command_timeout(),
             looked: Instant::now(),
+            polled,
             queues,
             capabilities,
         })
@@ -181,6 +186,7 @@ impl SpdkPath {
 
     /// Takes in what the controllers have answered, and lets them see what is new.
     fn process(&mut self) {
+        self.polled.go_on();
         for device in 0..self.queues.len() {
             if self.queues[device].process() {
                 self.recall(device);
@@ -411,6 +417,7 @@ unsafe impl DataPath for SpdkPath {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.polled.go_on();
         if self.slots.in_flight() == 0 {
             return self.waker.sleep(timeout).map(drop);
         }
