@@ -185,3 +185,29 @@ fn a_read_cancelled_in_whatever_state_ends_once_and_leaves_nothing_behind() {
     assert_eq!(reactor.close(), Ok(()));
     assert_eq!(left.wait().unwrap().bytes, LENGTH as u64);
 }
+
+#[test]
+fn what_is_read_once_more_waits_for_room_where_others_have_taken_it() {
+    let disk = disks(1);
+    let chunk = ByteCount(u64::from(CHUNK));
+    let options = ReactorOptions {
+        staging: ByteCount(chunk.0 * 8),
+        chunk,
+        depth: 1,
+        stepped: true,
+        ..ReactorOptions::default()
+    };
+    let reactor = Reactor::start(Box::new(SimDisks(disk.clone())), options).unwrap();
+    let tensor = bytes(6 * CHUNK as usize, 4);
+    let pieces = write(&reactor, &tensor, &striped(tensor.len(), 1, 0));
+    for at in 0..6 {
+        disk[0].plan_fault(OperationKind::Read, at, Fault::Corrupt);
+        let tickets: Vec<_> =
+            (0..3).map(|_| read_ticket(&reactor, tensor.len(), &pieces)).collect();
+        for ticket in tickets {
+            ticket.wait().unwrap();
+            assert_eq!(ticket.take_bytes().unwrap(), tensor);
+        }
+    }
+    assert_eq!(reactor.close(), Ok(()));
+}
