@@ -97,13 +97,14 @@ fn a_rack_is_a_machine_and_a_benchmark_measures_its_drives() {
 fn a_gpu_s_link_is_the_limit_that_the_kernel_shows() {
     let (bench, rack) = (file("link-bench.json", BENCH), file("link-rack.json", RACK));
     let sysfs = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sysfs");
+    // What a run before has left, if there was one.
+    let _ = fs::remove_dir_all(&sysfs);
     let gpu = sysfs.join("devices/pci0000:3a/0000:3b:00.0");
     fs::create_dir_all(&gpu).unwrap();
     fs::create_dir_all(sysfs.join("bus/pci/devices")).unwrap();
     for (name, text) in [("class", "0x030200"), ("vendor", "0x10de"), ("device", "0x2335")] {
         fs::write(gpu.join(name), text).unwrap();
     }
-    let _ = fs::remove_file(sysfs.join("bus/pci/devices/0000:3b:00.0"));
     symlink(&gpu, sysfs.join("bus/pci/devices/0000:3b:00.0")).unwrap();
     let sysfs = sysfs.to_str().unwrap();
     let calibrate =
