@@ -134,3 +134,16 @@ fn closing_waits_for_what_they_read_and_takes_no_more() {
     let memory = Destination::buffer(1);
     assert!(pool.get(id(0), 0..1, memory, Urgency::Ahead, None).is_err());
 }
+
+#[test]
+fn staging_memory_that_cannot_be_shared_alike_is_not_left_for_callers() {
+    let directory = Directory::new("readers-odd");
+    let specs = directory.devices();
+    Pool::format(&specs, &small()).unwrap();
+    for chunks in 16..20 {
+        let staging = ByteCount::kib(32 * chunks);
+        let pool = Pool::open(&specs, &OpenOptions { staging, ..quick() }).unwrap();
+        assert!(pool.buffer(1).unwrap().is_none(), "{chunks} chunks");
+        pool.close().unwrap();
+    }
+}

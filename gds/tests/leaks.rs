@@ -4,18 +4,17 @@
 mod common;
 
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{device, finish, on_gpu, small};
+use common::{device, finish, on_gpu, pool_by_cufile, small};
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::{DmaPool, GpuSource, Source};
-use tidelog_engine::path::{Action, Backend, DeviceSpec, Extent, Operation, Status};
-use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
+use tidelog_engine::path::{Action, Backend, Extent, Operation, Status};
+use tidelog_engine::pool::PutOptions;
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 use tidelog_gds::cuda::{DeviceMemory, Stream};
 use tidelog_gds::queue::{Direction, End, Queue, QueueOptions, Request};
-use tidelog_gds::{GdsBackend, GdsOptions, StagedGpu};
+use tidelog_gds::{GdsBackend, GdsOptions};
 use tidelog_tests::machine::{Directory, FakeGpu};
 
 const BLOCK: usize = 4096;
@@ -131,17 +130,7 @@ fn a_library_that_answers_no_more_ends_the_path_and_not_the_process() {
 #[test]
 fn a_tensor_that_a_device_may_still_use_is_never_released() {
     let fake = FakeGpu::start(4, 2);
-    let directory = Directory::new("gds-unreleased").unwrap();
-    let file = [DeviceSpec::new(directory.path().join("a"))];
-    let device_size = Some(ByteCount::mib(16));
-    Pool::format(&file, &FormatOptions { device_size, ..FormatOptions::default() }).unwrap();
-    let library = Some(fake.library_path().into());
-    let options = OpenOptions {
-        backend: Some(Arc::new(GdsBackend(GdsOptions { library, ..GdsOptions::default() }))),
-        gpu: Some(Arc::new(StagedGpu(fake.gpu()))),
-        ..OpenOptions::default()
-    };
-    let pool = Pool::open(&file, &options).unwrap();
+    let (_directory, pool) = pool_by_cufile("gds-unreleased", &fake, fake.gpu());
     let tensor = DeviceMemory::new(&fake.gpu(), 100_000).unwrap();
     fake.plan("batch_status", 0, 5041, -1);
     // SAFETY: the memory is leaked.

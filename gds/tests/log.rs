@@ -1,9 +1,12 @@
 //! GPU tensors through the log, by way of page-locked staging memory and by cuFile, on a GPU whose copies are late.
 #![allow(unsafe_code)]
 
+mod common;
+
 use std::fs;
 use std::sync::Arc;
 
+use common::{one_file, pool_by_cufile};
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::{Destination, GpuDestination, GpuEvent, GpuSource, Source};
 use tidelog_engine::path::{DeviceSpec, Feature, PathChoice};
@@ -415,17 +418,7 @@ fn a_gpu_that_fails_a_piece_on_its_way_to_cufile_fails_its_transfer_and_no_devic
 fn tensors_of_another_gpu_than_cufile_s_go_through_the_host_and_the_statistics_say_so() {
     let fake = FakeGpu::start(3, 3);
     fake.driver(1 << 4, 1 << 1, 2, 128, 2);
-    let directory = Directory::new("gpu-other").unwrap();
-    let file = [DeviceSpec::new(directory.path().join("a"))];
-    let device_size = Some(ByteCount::mib(16));
-    Pool::format(&file, &FormatOptions { device_size, ..FormatOptions::default() }).unwrap();
-    let library = Some(fake.library_path().into());
-    let options = OpenOptions {
-        backend: Some(Arc::new(GdsBackend(GdsOptions { library, ..GdsOptions::default() }))),
-        gpu: Some(Arc::new(StagedGpu(Gpu::open(1).unwrap()))),
-        ..OpenOptions::default()
-    };
-    let pool = Pool::open(&file, &options).unwrap();
+    let (_directory, pool) = pool_by_cufile("gpu-other", &fake, Gpu::open(1).unwrap());
     let stats = pool.stats().unwrap().reactor;
     let gpu = stats.gpu.unwrap();
     // The path has locked the staging memory itself.
@@ -447,11 +440,7 @@ fn tensors_of_another_gpu_than_cufile_s_go_through_the_host_and_the_statistics_s
 #[test]
 fn memory_of_a_gpu_is_refused_by_a_pool_without_one() {
     let fake = FakeGpu::start(1, 0);
-    let directory = Directory::new("gpu-none").unwrap();
-    let file = [DeviceSpec::new(directory.path().join("a"))];
-    let format =
-        FormatOptions { device_size: Some(ByteCount::mib(16)), ..FormatOptions::default() };
-    Pool::format(&file, &format).unwrap();
+    let (_directory, file) = one_file("gpu-none");
     let pool = Pool::open(&file, &OpenOptions::default()).unwrap();
     let tensor = on_gpu(&fake, &[1; 100]);
     let told = pool.put(id(), source(&tensor, None), PutOptions::default()).unwrap_err();

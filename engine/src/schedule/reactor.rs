@@ -249,21 +249,26 @@ impl Reactor {
         }
     }
 
+    /// Ends all threads. Answers how many operations never came back.
     fn stop(&mut self) -> usize {
-        let reading: usize = self.readers.iter_mut().map(Self::stop).sum();
-        let Some(thread) = self.thread.take() else { return reading };
+        let readers: usize = self.readers.iter_mut().map(Self::stop).sum();
+        readers + self.stop_thread()
+    }
+
+    fn stop_thread(&mut self) -> usize {
+        let Some(thread) = self.thread.take() else { return 0 };
         if self.submitter.mailbox.is_forked() {
             // The thread is the parent's; here there is nothing to join.
             std::mem::forget(thread);
-            return reading;
+            return 0;
         }
         self.submitter.mailbox.close("it was closed");
         if thread.thread().id() == std::thread::current().id() {
             // Dropped inside a `Finish`: the thread ends once that returns.
-            return reading;
+            return 0;
         }
         // A reactor that panicked has failed every ticket on its way out.
-        reading + thread.join().unwrap_or(0)
+        thread.join().unwrap_or(0)
     }
 
     /// The pieces of `length` bytes at `offset` of one device.

@@ -90,15 +90,16 @@ impl Worker {
         let mut path = opened.path;
         let chunk = options.chunk.0;
         let all = (options.staging.0 / chunk) as usize;
-        let memory = if let Some(memory) = staging.memory {
-            memory
+        let each = all / staging.threads;
+        let (memory, count) = if let Some(memory) = staging.memory {
+            (memory, each)
         } else {
             // In one mapping with what callers get, as a ring registers its memory once.
             let bytes = ByteCount(all as u64 * chunk + options.buffers.0);
-            path.allocate(bytes, options.huge_pages)?
+            // What cannot be shared alike is the first one's, so that none of it is left for callers.
+            (path.allocate(bytes, options.huge_pages)?, all - each * (staging.threads - 1))
         };
         path.register(&memory);
-        let count = all / staging.threads;
         let chunks: Vec<DmaBuffer> =
             std::iter::from_fn(|| memory.take(chunk as usize)).take(count).collect();
         let (on_gpu, gpu) = OnGpu::open(&options, count, &memory, &mut *path)?;
@@ -294,9 +295,16 @@ impl Worker {
                 return Begun::Nothing;
             }
         };
-        let flight = Flight { transfer: id, piece: active.next, again: false };
-        let taken = self.launch(flight, piece, action);
-        match taken {
+        self.launch_next(id, action, cost)
+    }
+
+    /// Gives a transfer's next piece to its device, and goes on to the one after. Answers `cost` if it was taken, or never
+    /// will be.
+    fn launch_next(&mut self, id: u64, action: Action, cost: Begun) -> Begun {
+        let Some(active) = self.transfers.get(&id) else { return Begun::Nothing };
+        let (next, piece) = (active.next, active.pieces[active.next]);
+        let flight = Flight { transfer: id, piece: next, again: false };
+        match self.launch(flight, piece, action) {
             Ok(()) => {
                 if let Some(active) = self.transfers.get_mut(&id) {
                     active.advance();

@@ -2,12 +2,16 @@
 #![allow(dead_code, unreachable_pub, unsafe_code)]
 
 use std::path::Path;
+use std::sync::Arc;
 
 use tidelog_engine::memory::{GpuEvent, GpuSlice};
 use tidelog_engine::path::{Device, DeviceSpec, OpenMode};
+use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
-use tidelog_gds::cuda::{DevicePointer, Event};
+use tidelog_gds::cuda::{DevicePointer, Event, Gpu};
 use tidelog_gds::queue::{End, Queue, QueueOptions};
+use tidelog_gds::{GdsBackend, GdsOptions, StagedGpu};
+use tidelog_tests::machine::{Directory, FakeGpu};
 
 /// A file of zeroes as a device.
 pub fn device(directory: &Path, name: &str, bytes: u64) -> Device {
@@ -15,6 +19,27 @@ pub fn device(directory: &Path, name: &str, bytes: u64) -> Device {
     let file = std::fs::File::create(&path).unwrap();
     file.set_len(bytes).unwrap();
     Device::open(&DeviceSpec::new(&path), OpenMode::default()).unwrap()
+}
+
+/// A pool on one file that was made a moment ago, and the folder that it is in.
+pub fn one_file(name: &str) -> (Directory, [DeviceSpec; 1]) {
+    let directory = Directory::new(name).unwrap();
+    let file = [DeviceSpec::new(directory.path().join("a"))];
+    let device_size = Some(ByteCount::mib(16));
+    Pool::format(&file, &FormatOptions { device_size, ..FormatOptions::default() }).unwrap();
+    (directory, file)
+}
+
+/// The same, open by cuFile, for tensors of a GPU.
+pub fn pool_by_cufile(name: &str, fake: &FakeGpu, gpu: Arc<Gpu>) -> (Directory, Pool) {
+    let (directory, file) = one_file(name);
+    let library = Some(fake.library_path().into());
+    let options = OpenOptions {
+        backend: Some(Arc::new(GdsBackend(GdsOptions { library, ..GdsOptions::default() }))),
+        gpu: Some(Arc::new(StagedGpu(gpu))),
+        ..OpenOptions::default()
+    };
+    (directory, Pool::open(&file, &options).unwrap())
 }
 
 /// GPU memory as an end, from `after` on. Whoever submits it keeps it, and the event, until the answer.

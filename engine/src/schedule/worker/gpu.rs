@@ -91,19 +91,8 @@ impl Worker {
         if !self.flights.has_room(piece.device) {
             return Begun::Nothing;
         }
-        let flight = Flight { transfer: id, piece: active.next, again: false };
         let Some(action) = active.reach(piece) else { return Begun::Nothing };
-        match self.launch(flight, piece, action) {
-            Ok(()) => {
-                if let Some(active) = self.transfers.get_mut(&id) {
-                    active.advance();
-                }
-            }
-            Err(None) => return Begun::Nothing,
-            Err(Some(failure)) => self.blame(id, failure),
-        }
-        self.settle(id);
-        Begun::Light
+        self.launch_next(id, action, Begun::Light)
     }
 
     /// A device is done with a piece of the GPU's memory.
