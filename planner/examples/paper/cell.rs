@@ -5,7 +5,7 @@ use super::sets::Part;
 use super::{Failure, GIB, ratio};
 use std::path::Path;
 use tidelog_planner::algorithm1::{self, Score, algorithm1};
-use tidelog_planner::bound::Effort;
+use tidelog_planner::bound::{Effort, lower_bound, write_floor};
 use tidelog_planner::cost::{HostLink, Machine, SsdLink};
 use tidelog_planner::policies::{ZeroError, ZeroStep, flashneuron, zero_infinity, zero_offload};
 use tidelog_planner::simulate::{Policy, Simulation, report, simulate};
@@ -15,11 +15,8 @@ use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
 
 const EFFORT: Effort = Effort { instants: 2400, steps: 1500 };
 
-/// The floor under bytes written is searched with less: it says what it proves, too.
-const FLOOR_EFFORT: Effort = Effort { instants: 600, steps: 1000 };
-
-/// ns per byte written: twice what writing takes, so that time gives way to bytes.
-const FLOOR_TOLL: f64 = 0.125;
+/// The floor under bytes written needs fewer instants, since time plays no part in it, and more steps.
+const FLOOR_EFFORT: Effort = Effort { instants: 300, steps: 3000 };
 
 const SCORES: [(&str, Score); 3] = [
     ("algorithm1, per transfer time", Score::PerTransferTime),
@@ -50,7 +47,7 @@ pub(super) struct Cell {
     pub(super) host: bool,
     pub(super) ideal: u64,
     pub(super) bound: Option<u64>,
-    /// The fewest bytes that an iteration as long as tidelog's thriftiest must write.
+    /// The fewest bytes that an iteration no longer than the best published score's must write.
     pub(super) floor: Option<u64>,
     pub(super) outcomes: Vec<Outcome>,
     /// Policies that cannot run it, and why.
@@ -64,6 +61,16 @@ pub(super) struct Cell {
 impl Cell {
     pub(super) fn title(&self) -> String {
         format!("{}, {}", self.part.title(), self.machine())
+    }
+
+    pub(super) fn find(&self, policy: &str) -> Option<&Outcome> {
+        self.outcomes.iter().find(|one| one.policy == policy)
+    }
+
+    /// The fastest of algorithm1's scores.
+    pub(super) fn best_published(&self) -> Option<&Outcome> {
+        let published = self.outcomes.iter().filter(|one| one.policy.starts_with("algorithm1"));
+        published.min_by_key(|one| one.time)
     }
 
     pub(super) fn machine(&self) -> String {
@@ -113,13 +120,18 @@ pub(super) fn plan(
         return Ok(cell);
     }
     let file = |kind: &str| bounds.join(format!("{}-{}{kind}.json", part.file(), capacity / GIB));
-    let proof = certificate(&file(""), trace, &machine, EFFORT, 0.0)?;
+    let search = || lower_bound(trace, &machine, EFFORT);
+    let proof = certificate(&file(""), trace, &machine, search)?;
     cell.bound = Some(proof.relaxation.value(&proof.prices)?.0.max(cell.ideal));
+    if part.set.published.is_none() {
+        return Ok(cell);
+    }
+    let search = || write_floor(trace, &machine, FLOOR_EFFORT);
+    let proof = certificate(&file("-written"), trace, &machine, search)?;
+    let time = Nanos(cell.best_published().map_or(cell.ideal, |best| best.time));
+    cell.floor = Some(proof.relaxation.written_at_least(&proof.prices, time)?.0);
     // What takes long is not done twice: the second stage says little more than the first.
-    if part.is_first() && part.set.published.is_some() {
-        let proof = certificate(&file("-toll"), trace, &machine, FLOOR_EFFORT, FLOOR_TOLL)?;
-        let time = Nanos(cell.outcomes.last().map_or(cell.ideal, |thrifty| thrifty.time));
-        cell.floor = Some(proof.relaxation.written_at_least(&proof.prices, time)?.0);
+    if part.is_first() {
         cell.ablations = ablations(trace, &machine)?;
     }
     Ok(cell)
@@ -180,7 +192,7 @@ fn published(cell: &mut Cell, traces: &Traces, machine: &Machine) -> Result<(), 
     Ok(())
 }
 
-/// The sweep's own plans, whole and without one idea each.
+/// Tidelog's own plans, whole and without one idea each.
 fn ablations(trace: &Trace, machine: &Machine) -> Result<Vec<Outcome>, Failure> {
     let ideas = [None].into_iter().chain(Idea::ALL.map(Some));
     ideas

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use std::path::Path;
-use tidelog_planner::bound::{Bound, Effort, Prices, Relaxation, with_toll};
+use tidelog_planner::bound::{Bound, Prices, Relaxation};
 use tidelog_planner::cost::Machine;
 use tidelog_planner::trace::Trace;
 
@@ -13,18 +13,17 @@ pub(super) struct Certificate {
     pub(super) prices: Prices,
 }
 
-/// The prices kept in `path` if they still prove something of this trace on this machine, else new ones.
+/// The prices kept in `path` if they still prove something of this trace on this machine, else what `search` finds.
 pub(super) fn certificate(
     path: &Path,
     trace: &Trace,
     machine: &Machine,
-    effort: Effort,
-    toll: f64,
+    search: impl FnOnce() -> Bound,
 ) -> Result<Certificate, super::Failure> {
     if let Some(kept) = read(path, trace, machine) {
         return Ok(kept);
     }
-    let Bound { relaxation, prices, rounds, .. } = with_toll(trace, machine, effort, toll);
+    let Bound { relaxation, prices, rounds, .. } = search();
     let rounds: Vec<Value> = rounds
         .iter()
         .map(|round| json!({"instants": round.instants, "time_ns": round.time.0}))

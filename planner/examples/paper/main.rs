@@ -47,15 +47,20 @@ fn main() -> Result<(), Failure> {
 
     let missed = cells.iter().flat_map(marks::missed_by).chain(marks::missed_by_small(&small));
     let missed = missed.chain(marks::missed_by_growth(&sizes)).collect();
-    let results = Results { cells, small, sizes, missed };
+    let out_of_reach = cells.iter().filter_map(marks::out_of_reach).collect();
+    let results = Results { cells, small, sizes, missed, out_of_reach };
     write(Path::new(output), &results)?;
+    for line in &results.out_of_reach {
+        println!("out of reach: {line}");
+    }
     for line in &results.missed {
         println!("falls short: {line}");
     }
     let (count, minutes) = (results.cells.len(), began.elapsed().as_secs() / 60);
     println!(
-        "{count} tables in {output} after {minutes} min, {} figures fall short",
-        results.missed.len()
+        "{count} tables in {output} after {minutes} min, {} figures fall short, {} marks are proved out of reach",
+        results.missed.len(),
+        results.out_of_reach.len()
     );
     std::process::exit(i32::from(!results.missed.is_empty()));
 }

@@ -1,6 +1,6 @@
 //! What this project asks of itself: every mark stands here, and `missed` says which are not reached.
 
-use super::cell::{Cell, Outcome};
+use super::cell::Cell;
 use super::growth::Size;
 use super::ratio;
 use super::small::Small;
@@ -31,6 +31,9 @@ impl Marks {
         Self { over_bound: f64::INFINITY, over_published: 1.0, written: f64::INFINITY };
 }
 
+/// Where no plan reaches the mark of bytes, proved by a floor above it: the most over that floor.
+const OVER_FLOOR: f64 = 1.06;
+
 /// What the best plan of a recorded model may take to make, in seconds of one core.
 const PLANNING_SECONDS: f64 = 1.0;
 
@@ -57,21 +60,25 @@ impl Demands {
 
 /// The marks that a cell does not reach.
 pub(super) fn missed_by(cell: &Cell) -> Vec<String> {
-    let find = |name: &str| cell.outcomes.iter().find(|one| one.policy == name);
-    let (Some(ours), Some(thrifty), Some(printed)) =
-        (find("tidelog"), find("tidelog, fewest bytes"), find("algorithm1, as printed"))
-    else {
+    let (Some(ours), Some(thrifty), Some(printed), Some(best)) = (
+        cell.find("tidelog"),
+        cell.find("tidelog, fewest bytes"),
+        cell.find("algorithm1, as printed"),
+        cell.best_published(),
+    ) else {
         return vec![format!("{}: a policy is missing", cell.title())];
     };
-    let published = cell.outcomes.iter().filter(|one| one.policy.starts_with("algorithm1"));
-    let best: &Outcome = published.min_by_key(|one| one.time).unwrap_or(printed);
     let (place, marks) = (cell.title(), cell.part.set.marks);
     let mut demands = Demands::default();
     let mut at_most = |what: &str, found, most| demands.at_most(&place, what, found, most);
     if let Some(bound) = cell.bound {
         at_most("time over the bound", ratio(ours.time, bound), marks.over_bound);
-        let written = ratio(thrifty.written, printed.written.max(1));
-        at_most("bytes written over algorithm1 as printed", written, marks.written);
+        if let Some(floor) = floor_above_mark(cell) {
+            at_most("bytes written over their floor", ratio(thrifty.written, floor), OVER_FLOOR);
+        } else {
+            let written = ratio(thrifty.written, printed.written.max(1));
+            at_most("bytes written over algorithm1 as printed", written, marks.written);
+        }
         let slower = ratio(thrifty.time, best.time);
         at_most("time of the fewest bytes over the best published score", slower, 1.0);
         for one in cell.outcomes.iter().filter(|one| one.time < bound) {
@@ -86,6 +93,28 @@ pub(super) fn missed_by(cell: &Cell) -> Vec<String> {
     at_most("time over the best published score", ratio(ours.time, best.time), most);
     at_most("seconds to plan", ours.planning, PLANNING_SECONDS);
     demands.0
+}
+
+/// The floor under bytes written, where it shows that no plan reaches the mark.
+fn floor_above_mark(cell: &Cell) -> Option<u64> {
+    let printed = cell.find("algorithm1, as printed")?.written;
+    cell.floor.filter(|floor| ratio(*floor, printed.max(1)) > cell.part.set.marks.written)
+}
+
+/// Which mark of a cell no plan reaches, in words.
+pub(super) fn out_of_reach(cell: &Cell) -> Option<String> {
+    let floor = floor_above_mark(cell)?;
+    let printed = cell.find("algorithm1, as printed")?.written;
+    let ours = cell.find("tidelog, fewest bytes")?.written;
+    Some(format!(
+        "{}: bytes written over algorithm1 as printed would be {:.3} for the mark, are proved to be at least {:.3}, and are {:.3}: \
+         {:.3} x the least, at most {OVER_FLOOR:.3}",
+        cell.title(),
+        cell.part.set.marks.written,
+        ratio(floor, printed),
+        ratio(ours, printed),
+        ratio(ours, floor),
+    ))
 }
 
 /// The marks that the small instances do not reach.

@@ -29,7 +29,7 @@ pub(super) fn page(results: &Results, name: &str) -> String {
          <h1>Every policy on recorded training steps</h1>\n<p class=\"quiet\">Simulated; share of the time that the \
          step would take with memory without end. Published: TERAIO, arXiv 2506.06472.</p>\n"
     );
-    verdict(&results.missed, &mut out);
+    verdict(results, &mut out);
     let mut before = String::new();
     for cell in &results.cells {
         let title = cell.part.title();
@@ -52,13 +52,24 @@ pub(super) fn step_file(cell: &Cell) -> String {
     format!("{}{}.html", cell.part.file(), if cell.host { "-host" } else { "" })
 }
 
-fn verdict(missed: &[String], out: &mut String) {
-    if missed.is_empty() {
-        out.push_str("<p>Every mark is reached.</p>\n");
-        return;
+fn verdict(results: &Results, out: &mut String) {
+    match results.missed.len() {
+        0 => out.push_str("<p>Every mark that a plan can reach is reached.</p>\n"),
+        count => {
+            let _ = writeln!(out, "<h2>{count} figures fall short</h2>");
+            list("short", &results.missed, out);
+        }
     }
-    let _ = writeln!(out, "<h2>{} figures fall short</h2>\n<ul class=\"short\">", missed.len());
-    for line in missed {
+    if !results.out_of_reach.is_empty() {
+        let count = results.out_of_reach.len();
+        let _ = writeln!(out, "<h2>{count} marks are proved out of reach</h2>");
+        list("proved", &results.out_of_reach, out);
+    }
+}
+
+fn list(class: &str, lines: &[String], out: &mut String) {
+    let _ = writeln!(out, "<ul class=\"{class}\">");
+    for line in lines {
         let _ = writeln!(out, "<li>{}</li>", escaped(line));
     }
     out.push_str("</ul>\n");

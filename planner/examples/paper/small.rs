@@ -6,7 +6,7 @@ use tidelog_planner::bound::{Effort, lower_bound};
 use tidelog_planner::cost::Machine;
 use tidelog_planner::instances::{Random, every_plan, random_machine, random_trace};
 use tidelog_planner::policies::flashneuron;
-use tidelog_planner::simulate::{Policy, SimulateError, run_time, simulate};
+use tidelog_planner::simulate::{Policy, SimulateError, run_many, simulate};
 use tidelog_planner::tidelog::{self, tidelog};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::Bytes;
@@ -69,7 +69,7 @@ impl Small {
         let all = Bytes(trace.storages.iter().map(|storage| 2 * storage.size.0).sum());
         let owed = machine.ssd.read.time_for(all).0 + machine.ssd.write.time_for(all).0;
         for policy in plans.iter().map(Policy::Planned).chain([Policy::Lru]) {
-            let time = run_time(trace, machine, policy, ITERATIONS)?.0;
+            let time = run_many(trace, machine, policy, ITERATIONS)?.0.0;
             if time + owed < u64::from(ITERATIONS) * bound.0 {
                 let (name, bound) = (policy.name(), bound.0);
                 let run =

@@ -15,8 +15,10 @@ use super::states::{Rates, TIERS_MAX, states};
 use crate::units::Nanos;
 
 /// The first step of a round, as a part of a price's range, and the share of it that is left at its end.
-const FIRST_STEP: f64 = 0.05;
-const LAST_STEP: f64 = 0.003;
+const STEPS: [f64; 2] = [0.05, 0.003];
+
+/// The same where bytes alone count: most of memory's prices are nothing then, and the others high.
+const STEPS_FOR_BYTES: [f64; 2] = [0.5, 0.01];
 
 /// How often the prices are rounded and looked at as a certificate.
 const CERTIFY_EVERY: u32 = 20;
@@ -35,17 +37,36 @@ pub(super) struct Ascent {
     /// ns per byte that one unit of a memory price stands for.
     unit: f64,
     instants: Vec<u32>,
+    aim: Aim,
+}
+
+/// What the search is for.
+#[derive(Clone, Copy)]
+pub(super) struct Aim {
     /// ns per byte written to SSDs, on top of the prices.
-    toll: f64,
+    pub(super) toll: f64,
+    /// Whether that is what memory is worth, and not the links' time.
+    pub(super) bytes: bool,
+}
+
+impl Aim {
+    /// What a byte out of memory costs beside what moving it takes: how far prices will go.
+    fn beside(self) -> f64 {
+        if self.bytes { self.toll } else { 0.0 }
+    }
+
+    fn steps(self) -> [f64; 2] {
+        if self.bytes { STEPS_FOR_BYTES } else { STEPS }
+    }
 }
 
 impl Ascent {
     /// From the prices of a coarser round where there is one.
-    pub(super) fn new(relaxation: &Relaxation, coarse: Option<&Self>, toll: f64) -> Self {
+    pub(super) fn new(relaxation: &Relaxation, coarse: Option<&Self>, aim: Aim) -> Self {
         let instants = relaxation.instants().to_vec();
         let round_trip =
             1e9 / relaxation.tiers[0].read.0 as f64 + 1e9 / relaxation.tiers[0].write.0 as f64;
-        let unit = round_trip * 40.0 / instants.len() as f64;
+        let unit = (round_trip + aim.beside()) * 40.0 / instants.len() as f64;
         let point = instants
             .iter()
             .map(|op| {
@@ -59,7 +80,7 @@ impl Ascent {
                 coarse.point[(at + coarse.point.len() - 1) % coarse.point.len()]
             })
             .collect();
-        Self { point, unit, instants, toll }
+        Self { point, unit, instants, aim }
     }
 
     /// Climbs, and answers the best certificate found.
@@ -73,7 +94,9 @@ impl Ascent {
         let mut best = (Nanos(0), self.whole_prices(relaxation, &nothing), nothing);
         best.0 = relaxation.value(&best.1).unwrap_or_default();
         let mut strides = vec![[Stride::default(); KINDS]; self.point.len()];
-        let warmest = FIRST_WARMTH * 1e9 / relaxation.tiers[0].write.0 as f64;
+        let writing = 1e9 / relaxation.tiers[0].write.0 as f64;
+        let warmest = FIRST_WARMTH * (writing + self.aim.beside());
+        let [first_step, last_step] = self.aim.steps();
         for step in 0..=steps {
             if step % CERTIFY_EVERY == 0 || step == steps {
                 let prices = self.whole_prices(relaxation, &self.point);
@@ -84,7 +107,7 @@ impl Ascent {
             }
             let progress = f64::from(step) / f64::from(steps.max(1));
             let warmth = warmest * (LAST_WARMTH / FIRST_WARMTH).powf(progress);
-            let rate = FIRST_STEP * LAST_STEP.powf(progress);
+            let rate = first_step * last_step.powf(progress);
             let slope = self.slope(relaxation, &mut *moved, warmth);
             let turns = f64::from(step + 1);
             let seen = [1.0 - KEEP.powf(turns), 1.0 - KEEP_SQUARE.powf(turns)];
@@ -104,7 +127,7 @@ impl Ascent {
     fn slope(&self, relaxation: &Relaxation, moved: &mut dyn Moved, warmth: f64) -> Point {
         let rates = |entry| {
             let rates = float_rates(relaxation, entry, self.unit);
-            Rates { write: [rates.write[0] + self.toll, rates.write[1]], ..rates }
+            Rates { write: [rates.write[0] + self.aim.toll, rates.write[1]], ..rates }
         };
         let rates: Vec<Rates<f64>> = self.point.iter().map(rates).collect();
         let mut slope = moved.at(&rates, warmth);
@@ -123,7 +146,7 @@ impl Ascent {
     }
 
     fn whole_prices(&self, relaxation: &Relaxation, point: &Point) -> Prices {
-        let mut prices = Prices { toll: Relaxation::whole(self.toll), ..Prices::default() };
+        let mut prices = Prices { toll: Relaxation::whole(self.aim.toll), ..Prices::default() };
         for entry in point {
             let rates = float_rates(relaxation, entry, self.unit);
             prices.memory.push(Relaxation::whole(rates.memory));

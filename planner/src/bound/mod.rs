@@ -19,11 +19,18 @@ mod stretches;
 use crate::cost::Machine;
 use crate::trace::Trace;
 use crate::units::Nanos;
-use ascend::Ascent;
+use ascend::{Aim, Ascent};
 pub use relax::{BadPrices, Prices, Relaxation};
 
 /// The number of instants that the search begins with; each further round doubles it.
 const INSTANTS_FIRST: u32 = 75;
+
+/// What a byte written costs on top where bytes alone count, in the time that writing it takes: so much that an
+/// iteration three times as long as its kernels is proved to write hardly less than one without end.
+const FLOOR_TOLL: f64 = 8192.0;
+
+/// And at most, in ns: prices have an end.
+const FLOOR_TOLL_MAX: f64 = 1024.0;
 
 /// How much work the search for prices may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,16 +74,28 @@ pub fn lower_bound(trace: &Trace, machine: &Machine, effort: Effort) -> Bound {
     with_toll(trace, machine, effort, 0.0)
 }
 
-/// The same with every byte written to SSDs costing this many nanoseconds on top: what the prices prove
-/// of the bytes that an iteration of some length must write says [`Relaxation::written_at_least`].
+/// The same with every byte written to SSDs costing this many nanoseconds on top.
 pub fn with_toll(trace: &Trace, machine: &Machine, effort: Effort, toll: f64) -> Bound {
+    search(trace, machine, effort, Aim { toll, bytes: false })
+}
+
+/// Searches prices that prove how many bytes an iteration must write to SSDs, whatever time it takes within
+/// reason: how many says [`Relaxation::written_at_least`].
+pub fn write_floor(trace: &Trace, machine: &Machine, effort: Effort) -> Bound {
+    #[allow(clippy::cast_precision_loss, reason = "prices are searched in floating point")]
+    let writing = 1e9 / machine.ssd.write.0.max(1) as f64;
+    let toll = (FLOOR_TOLL * writing).min(FLOOR_TOLL_MAX);
+    search(trace, machine, effort, Aim { toll, bytes: true })
+}
+
+fn search(trace: &Trace, machine: &Machine, effort: Effort, aim: Aim) -> Bound {
     let mut instants = INSTANTS_FIRST.min(effort.instants).max(1);
     let mut rounds = Vec::new();
     let mut best: Option<Bound> = None;
     let mut warm: Option<Ascent> = None;
     loop {
         let relaxation = Relaxation::new(trace, machine, instants);
-        let mut ascent = Ascent::new(&relaxation, warm.as_ref(), toll);
+        let mut ascent = Ascent::new(&relaxation, warm.as_ref(), aim);
         let (time, prices) = ascent.run(&relaxation, effort.steps);
         rounds.push(Round { instants: relaxation.instants().len() as u32, time });
         let exhausted =

@@ -1,11 +1,11 @@
 use super::*;
 use crate::algorithm1::{Options, algorithm1};
 use crate::lifetime::Lifetimes;
-use crate::simulate::{Policy, run_time};
+use crate::simulate::{Policy, run_many};
 use crate::testing::{Builder, Random, machine, random_trace, training};
 use crate::tidelog::tidelog;
 use crate::trace::Access;
-use crate::units::Bandwidth;
+use crate::units::{Bandwidth, Bytes};
 
 /// Every op is an instant, and the search has work enough for a small trace.
 const FINE: Effort = Effort { instants: 1 << 20, steps: 400 };
@@ -41,7 +41,7 @@ fn a_write_overlaps_a_read_only_as_far_as_memory_allows() {
     let trace = b.finish();
     let bound = lower_bound(&trace, &machine(10_000), FINE);
     assert!((19_800..=20_002).contains(&bound.time.0), "{}", bound.time.0);
-    let lru = run_time(&trace, &machine(10_000), Policy::Lru, 50).unwrap();
+    let (lru, _) = run_many(&trace, &machine(10_000), Policy::Lru, 50).unwrap();
     assert!(lru.0 >= 50 * bound.time.0);
 }
 
@@ -107,7 +107,7 @@ fn never_beaten(
     const ITERATIONS: u64 = 40;
     let all = crate::units::Bytes(trace.storages.iter().map(|storage| 2 * storage.size.0).sum());
     let owed = machine.ssd.read.time_for(all).0 + machine.ssd.write.time_for(all).0;
-    let time = run_time(trace, machine, policy, ITERATIONS as u32).unwrap().0;
+    let time = run_many(trace, machine, policy, ITERATIONS as u32).unwrap().0.0;
     assert!(
         time + owed >= ITERATIONS * bound,
         "case {case}: {} takes {time} for {ITERATIONS} iterations, the bound is {bound} for one",
@@ -137,4 +137,60 @@ fn no_policy_beats_the_bound() {
         }
     }
     assert!(above_kernels > 200, "only {above_kernels} bounds say more than the kernels' time");
+}
+
+/// Both leave changed in each iteration; no more is proved, and hardly less.
+#[test]
+fn what_is_changed_and_must_leave_is_written() {
+    let mut b = Builder::default();
+    let (first, second) = (b.global("first", 10_000), b.global("second", 10_000));
+    b.ops(2, 1);
+    b.uses(0, first, Access::Update);
+    b.uses(1, second, Access::Update);
+    let floor = floor(&b.finish(), &machine(10_000), Nanos(50_000));
+    assert!((19_900..=20_000).contains(&floor), "{floor}");
+}
+
+#[test]
+fn what_only_is_read_need_not_be_written() {
+    let mut b = Builder::default();
+    let (first, second) = (b.global("first", 10_000), b.global("second", 10_000));
+    b.ops(2, 1);
+    b.uses(0, first, Access::Read);
+    b.uses(1, second, Access::Read);
+    assert_eq!(floor(&b.finish(), &machine(10_000), Nanos(50_000)), 0);
+}
+
+#[test]
+fn no_policy_writes_less_than_the_floor() {
+    const ITERATIONS: u32 = 40;
+    let mut random = Random(1122);
+    let mut telling = 0;
+    for case in 0..300 {
+        let trace = random_trace(&mut random, 12, 8);
+        let machine = tight(&trace, &mut random);
+        let options =
+            crate::tidelog::Options { goal: crate::tidelog::Goal::Wear, ..Default::default() };
+        let (ours, _) = tidelog(&trace, &machine, options).unwrap();
+        for policy in [Policy::Lru, Policy::Planned(&ours)] {
+            let (time, stats) = run_many(&trace, &machine, policy, ITERATIONS).unwrap();
+            // What memory holds at the end need not have been written yet, nor have stalled anything.
+            let owed: u64 = trace.storages.iter().map(|storage| 2 * storage.size.0).sum();
+            let owed_time = machine.ssd.write.time_for(Bytes(2 * owed)).0;
+            let one = Nanos((time.0 + owed_time) / u64::from(ITERATIONS) + 1);
+            let least = floor(&trace, &machine, one);
+            telling += u32::from(least > 0);
+            let (name, written) = (policy.name(), stats.bytes_written.0);
+            assert!(
+                written + owed >= u64::from(ITERATIONS) * least,
+                "case {case}: {name} writes {written} in {ITERATIONS} iterations, the floor is {least} for one"
+            );
+        }
+    }
+    assert!(telling > 100, "only {telling} floors say anything");
+}
+
+fn floor(trace: &crate::trace::Trace, machine: &crate::cost::Machine, time: Nanos) -> u64 {
+    let bound = write_floor(trace, machine, Effort { steps: 200, ..FINE });
+    bound.relaxation.written_at_least(&bound.prices, time).unwrap().0
 }

@@ -154,21 +154,21 @@ pub fn simulate(
 }
 
 /// How long `iterations` iterations take from a beginning with all globals made and nothing on its
-/// way. What a policy gains by what it leaves to later iterations shows here.
+/// way, and what they count. What a policy gains by what it leaves to later iterations shows here.
 ///
 /// # Panics
 /// As [`simulate`].
-pub fn run_time(
+pub fn run_many(
     trace: &Trace,
     machine: &Machine,
     policy: Policy<'_>,
     iterations: u32,
-) -> Result<Nanos, SimulateError> {
+) -> Result<(Nanos, Stats), SimulateError> {
     let mut run = run::Run::new(trace, machine, policy)?;
     for _ in 0..iterations {
         run.iteration()?;
     }
-    Ok(run.now())
+    Ok((run.now(), run.stats()))
 }
 
 impl Simulation {

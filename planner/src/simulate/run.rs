@@ -69,6 +69,11 @@ impl<'a> Run<'a> {
         Nanos(self.world.now)
     }
 
+    /// What the residency machine has counted so far.
+    pub(super) fn stats(&self) -> super::Stats {
+        self.world.residency.stats()
+    }
+
     /// Keeps what happens from now on.
     pub(super) fn record(&mut self) {
         self.world.recording = true;

@@ -44,7 +44,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             rounds: 3,
-            planned: 128_000,
+            planned: 100_000,
             published: 100_000,
             goal: Goal::Time,
             trials: 100_000,
@@ -78,17 +78,20 @@ pub enum Idea {
     ExpectedDrops,
     /// The next plan is made for the times at which the last one's ops ran.
     Replanning,
+    /// Plans rounded from the lower bound's prices are tried, too.
+    Rounding,
 }
 
 impl Idea {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::BeforeThePeak,
         Self::FillingFreeMemory,
         Self::OnlyWhatPays,
         Self::CountingWrites,
         Self::ExpectedDrops,
         Self::Replanning,
+        Self::Rounding,
     ];
 }
 
@@ -189,11 +192,8 @@ pub fn tidelog(
     let lifetimes = Lifetimes::of(trace);
     search.sweep(&lifetimes)?;
     // Prices of host memory's links are not looked at: with it the sweep's plans write little anyway.
-    if options.goal == Goal::Wear && machine.host.is_none() {
-        for toll in rounding::TOLLS {
-            let rounding = Rounding::new(trace, machine, &lifetimes, toll);
-            search.replan(|guess, queues_percent| rounding.rows(guess, queues_percent))?;
-        }
+    if options.without != Some(Idea::Rounding) && machine.host.is_none() {
+        search.round(&lifetimes)?;
     }
     let best = search.found.best(options.goal);
     match options.goal {
@@ -259,9 +259,22 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// A plan for ops that never wait, then for those that begin when the stalls of the last one let them;
-    /// for longer stalls than the first plan's, and for links whose queues are taken to be shorter than they
-    /// are: where there is time, fewer bytes leave.
+    /// The plans that the relaxation's prices lead to: by the first toll, and where bytes count by all.
+    fn round(&mut self, lifetimes: &Lifetimes) -> Result<(), SimulateError> {
+        let tolls = match self.options.goal {
+            Goal::Time => &rounding::TOLLS[..1],
+            Goal::Wear => &rounding::TOLLS[..],
+        };
+        for toll in tolls {
+            let rounding = Rounding::new(self.trace, self.machine, lifetimes, *toll);
+            self.replan(|guess, queues_percent| rounding.rows(guess, queues_percent))?;
+        }
+        Ok(())
+    }
+
+    /// A plan for ops that never wait, then for those that begin when the stalls of the last one let them. Where
+    /// bytes count, also for longer stalls than the first plan's, and for links whose queues are taken to be shorter
+    /// than they are: where there is time, fewer bytes leave.
     fn replan(&mut self, make: impl Fn(&Guess, u64) -> Vec<Row>) -> Result<(), SimulateError> {
         let first = self.try_rows(make(&Guess::without_waits(self.trace), 100))?;
         let mut guess = first.clone();
@@ -270,6 +283,9 @@ impl Search<'_> {
                 return Ok(());
             }
             guess = self.try_rows(make(&guess, 100))?;
+        }
+        if self.options.goal == Goal::Time {
+            return Ok(());
         }
         for percent in LONGER_PERCENT {
             self.try_rows(make(&first.with_waits(self.trace, percent), 100))?;

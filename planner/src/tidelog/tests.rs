@@ -1,7 +1,7 @@
 use super::*;
 use crate::cost::SsdLink;
 use crate::lifetime::Lifetimes;
-use crate::simulate::{Policy, run_time, simulate};
+use crate::simulate::{Policy, run_many, simulate};
 use crate::testing::{Builder, Random, every_plan, machine, random_trace, training};
 use crate::trace::Access;
 use crate::units::{Bandwidth, Bytes, Nanos};
@@ -68,8 +68,8 @@ fn any_trace_that_fits_at_all_gets_a_plan_that_runs() {
         machine.ssd.write = Bandwidth(200_000_000 << random.below(4));
         let planned = tidelog(&trace, &machine, options);
         let (plan, _) = planned.unwrap_or_else(|error| panic!("case {case}: {error}"));
-        ours += run_time(&trace, &machine, Policy::Planned(&plan), 10).unwrap().0;
-        reactive += run_time(&trace, &machine, Policy::Lru, 10).unwrap().0;
+        ours += run_many(&trace, &machine, Policy::Planned(&plan), 10).unwrap().0.0;
+        reactive += run_many(&trace, &machine, Policy::Lru, 10).unwrap().0.0;
     }
     assert!(ours < reactive, "{ours} with plans, {reactive} without");
 }

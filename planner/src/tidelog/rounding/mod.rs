@@ -21,9 +21,9 @@ use worth::{Choice, Worth};
 /// Enough to tell who should leave: prices need not prove anything here.
 const EFFORT: Effort = Effort { instants: 75, steps: 150 };
 
-/// What a byte written may cost on top, in the time that writing it takes: bytes are what this is for. Which
-/// of them leads to fewer differs from model to model.
-pub(super) const TOLLS: [f64; 2] = [8.0, 32.0];
+/// What a byte written may cost on top, in the time that writing it takes. The first leads to short iterations;
+/// which of the others leads to few bytes differs from model to model.
+pub(super) const TOLLS: [f64; 3] = [1.0, 8.0, 32.0];
 
 /// How often periods are chosen anew for the links' delays.
 const TURNS: u32 = 3;

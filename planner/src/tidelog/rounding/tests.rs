@@ -1,11 +1,16 @@
 use super::*;
-use crate::plan::{Expectation, Plan};
-use crate::simulate::{Policy, simulate};
+use crate::plan::{Expectation, Plan, Row};
+use crate::simulate::{Policy, Simulation, simulate};
 use crate::testing::{Builder, machine, training};
 use crate::trace::Access;
 
 fn guess(trace: &Trace) -> Guess {
     Guess { durations: trace.ops.iter().map(|op| op.duration.0).collect() }
+}
+
+fn carried_out(trace: &Trace, machine: &Machine, rows: Vec<Row>) -> Simulation {
+    let plan = Plan::new("rounded", trace, machine, rows, Expectation::default());
+    simulate(trace, machine, Policy::Planned(&plan)).unwrap()
 }
 
 /// Two storages wait as long; one of them is modified in each iteration, the other never.
@@ -45,8 +50,7 @@ fn what_is_never_used_again_leaves_and_does_not_come_back() {
     let rows = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]).rows(&guess(&trace), 100);
     let moves: Vec<_> = rows.iter().map(|row| (row.action, row.storage.clone())).collect();
     assert_eq!(moves, vec![(Action::Evict, trace.storage(kept).identity.clone())]);
-    let plan = Plan::new("rounded", &trace, &machine, rows, Expectation::default());
-    let found = simulate(&trace, &machine, Policy::Planned(&plan)).unwrap();
+    let found = carried_out(&trace, &machine, rows);
     assert_eq!((found.bytes.ssd_written, found.bytes.ssd_read), (Bytes(1_000), Bytes(0)));
 }
 
@@ -57,8 +61,7 @@ fn the_chosen_periods_make_everything_fit() {
     let machine = machine(lifetimes.peak().0 / 2);
     let rounding = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]);
     let rows = rounding.rows(&guess(&trace), 100);
-    let plan = Plan::new("rounded", &trace, &machine, rows, Expectation::default());
-    let found = simulate(&trace, &machine, Policy::Planned(&plan)).unwrap();
+    let found = carried_out(&trace, &machine, rows);
     let lru = simulate(&trace, &machine, Policy::Lru).unwrap();
     assert!(found.time < lru.time, "{:?}, lru {:?}", found.time, lru.time);
     assert!(
@@ -79,8 +82,7 @@ fn what_may_wait_for_the_links_needs_fewer_bytes() {
     let rounding = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]);
     let [counted, not_counted] = [100, 0].map(|queues_percent| {
         let rows = rounding.rows(&guess(&trace), queues_percent);
-        let plan = Plan::new("rounded", &trace, &machine, rows, Expectation::default());
-        simulate(&trace, &machine, Policy::Planned(&plan)).unwrap().bytes.ssd_written
+        carried_out(&trace, &machine, rows).bytes.ssd_written
     });
     assert!(not_counted < counted, "{not_counted} for {counted}");
 }
