@@ -9,6 +9,7 @@ use tidelog_engine::path::backend::{Copied, Memory, WindowCopies, WindowCopy, Wi
 
 use crate::checksum::Checksums;
 use crate::cuda::{CUDA, CudaError, DevicePointer, Event, Gpu, Stream};
+use crate::gdr::RemoteWrites;
 
 /// Copies between chunks of GPU memory and the rest, each in a slot of its own.
 pub(crate) struct StreamCopies {
@@ -18,6 +19,8 @@ pub(crate) struct StreamCopies {
     /// For each slot, what happens behind all of it.
     done: Vec<Event>,
     checksums: Checksums,
+    /// How the GPU comes to see what devices have written to a chunk, where no library sees to that.
+    remote_writes: Option<RemoteWrites>,
 }
 
 impl StreamCopies {
@@ -28,7 +31,13 @@ impl StreamCopies {
             drains: Stream::new(gpu)?,
             done: (0..slots).map(|_| Event::new(gpu)).collect::<Result<_, _>>()?,
             checksums: Checksums::new(gpu, slots)?,
+            remote_writes: None,
         })
+    }
+
+    /// The same, for chunks that devices write without cuFile.
+    pub(crate) fn behind(self, remote_writes: RemoteWrites) -> Self {
+        Self { remote_writes: Some(remote_writes), ..self }
     }
 
     fn stream(&self, direction: WindowDirection) -> &Stream {
@@ -52,6 +61,7 @@ impl StreamCopies {
                     self.sum(slot, copy)?;
                 }
                 WindowDirection::Drain => {
+                    self.remote_writes.as_ref().map_or(Ok(()), RemoteWrites::order)?;
                     self.sum(slot, copy)?;
                     self.wait_for_memory(copy)?;
                     self.copy(copy)?;
