@@ -120,11 +120,7 @@ impl Gpu {
         }
         let device = result::device::get(ordinal).map_err(CudaError::of("find the GPU"))?;
         let name = result::device::get_name(device).map_err(CudaError::of("name the GPU"))?;
-        let attribute = |attribute| {
-            // SAFETY: `device` came from the driver.
-            unsafe { result::device::get_attribute(device, attribute) }
-                .map_err(CudaError::of("read where the GPU is"))
-        };
+        let attribute = |attribute| attribute_of(device, attribute, "read where the GPU is");
         let pci_address = format!(
             "{:04x}:{:02x}:{:02x}.0",
             attribute(sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
@@ -144,6 +140,15 @@ impl Gpu {
         // SAFETY: the context is retained for as long as this lives.
         unsafe { result::ctx::set_current(self.context) }
             .map_err(CudaError::of("enter the GPU's context"))
+    }
+
+    /// What the driver says of the device.
+    pub(crate) fn attribute(
+        &self,
+        attribute: sys::CUdevice_attribute,
+        what: &'static str,
+    ) -> Result<i32, CudaError> {
+        attribute_of(self.device, attribute, what)
     }
 
     /// CUDA's number for it.
@@ -174,6 +179,15 @@ impl Gpu {
         self.enter()?;
         result::ctx::synchronize().map_err(CudaError::of("wait for the GPU"))
     }
+}
+
+fn attribute_of(
+    device: sys::CUdevice,
+    attribute: sys::CUdevice_attribute,
+    what: &'static str,
+) -> Result<i32, CudaError> {
+    // SAFETY: `device` came from the driver.
+    unsafe { result::device::get_attribute(device, attribute) }.map_err(CudaError::of(what))
 }
 
 impl Drop for Gpu {
@@ -243,6 +257,17 @@ impl DeviceMemory {
     /// The GPU that it belongs to.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
+    }
+
+    /// Has copies that the host waits for be over when their call returns, also those within the GPU, as memory wants it that
+    /// other devices reach.
+    pub(crate) fn synchronize_copies(&self) -> Result<(), CudaError> {
+        let (on, attribute) = (1_u32, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS);
+        self.gpu.enter()?;
+        // SAFETY: the attribute is a word, which the call reads; the memory is allocated.
+        let answer =
+            unsafe { sys::cuPointerSetAttribute((&raw const on).cast(), attribute, self.base.0) };
+        answer.result().map_err(CudaError::of("prepare memory for other devices"))
     }
 
     /// Copies from host memory and waits for it.

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::dma::DmaPool;
+use crate::path::backend::{OpenedWindow, WindowSize};
 
 /// A GPU whose memory transfers may name.
 pub trait GpuMemory: fmt::Debug + Send + Sync {
@@ -16,6 +17,14 @@ pub trait GpuMemory: fmt::Debug + Send + Sync {
 
     /// Makes what copies between the GPU and `staging`, `slots` at once, on the thread that will use it.
     fn open(&self, slots: u32, staging: &DmaPool) -> Result<OpenedCopies, GpuError>;
+
+    /// Takes memory of the GPU that other devices read and write themselves, for the thread that calls this.
+    ///
+    /// # Errors
+    /// Why there is none. Bytes then pass through staging memory.
+    fn open_window(&self, _size: WindowSize) -> Result<OpenedWindow, GpuError> {
+        Err(GpuError(format!("nothing maps memory of {} for other devices", self.name())))
+    }
 }
 
 /// What copies, and how well.

@@ -3,8 +3,9 @@
 use serde_json::{Map, Value, json};
 use tidelog_engine::layout::LifetimeClass;
 use tidelog_engine::log::Durability;
-use tidelog_engine::path::{Endurance, Feature};
+use tidelog_engine::path::{Endurance, Feature, PathKind};
 use tidelog_engine::pool::PoolStats;
+use tidelog_engine::schedule::GpuStats;
 use tidelog_planner::trace::Kind;
 
 use super::Session;
@@ -62,14 +63,23 @@ pub(super) fn staging_backing(pool: &PoolStats) -> String {
     if why.is_empty() { backing.to_string() } else { format!("{backing}: {why}") }
 }
 
-/// The GPU whose memory moves, and why its copies are not as fast as they could be.
+/// The GPU whose memory moves, and why its bytes do not move as fast as they could.
 fn gpu(pool: &PoolStats) -> Option<String> {
-    let gpu = pool.reactor.gpu.as_ref()?;
-    Some(match (&gpu.reached, &gpu.page_locked) {
-        (Feature::On, _) => format!("{}; no byte of it passes through the host", gpu.name),
-        (_, Feature::On) => gpu.name.clone(),
-        (_, Feature::Off(why)) => format!("{}; staging memory is not page-locked: {why}", gpu.name),
-    })
+    let GpuStats { name, reached, page_locked, .. } = pool.reactor.gpu.as_ref()?;
+    let past_the_host = matches!(pool.reactor.capabilities.kind, PathKind::Spdk | PathKind::Gds);
+    let mut told = name.clone();
+    match reached {
+        Feature::On => return Some(format!("{told}; no byte of it passes through the host")),
+        // Of the kernel's paths nobody expects it.
+        Feature::Off(why) if past_the_host => {
+            told += &format!("; its bytes pass through the host: {why}");
+        }
+        Feature::Off(_) => {}
+    }
+    if let Feature::Off(why) = page_locked {
+        told += &format!("; staging memory is not page-locked: {why}");
+    }
+    Some(told)
 }
 
 /// The share's space, in bytes.
