@@ -67,19 +67,17 @@ pub(super) fn staging_backing(pool: &PoolStats) -> String {
 fn gpu(pool: &PoolStats) -> Option<String> {
     let GpuStats { name, reached, page_locked, .. } = pool.reactor.gpu.as_ref()?;
     let past_the_host = matches!(pool.reactor.capabilities.kind, PathKind::Spdk | PathKind::Gds);
-    let mut told = name.clone();
-    match reached {
-        Feature::On => return Some(format!("{told}; no byte of it passes through the host")),
-        // Of the kernel's paths nobody expects it.
-        Feature::Off(why) if past_the_host => {
-            told += &format!("; its bytes pass through the host: {why}");
-        }
-        Feature::Off(_) => {}
-    }
-    if let Feature::Off(why) = page_locked {
-        told += &format!("; staging memory is not page-locked: {why}");
-    }
-    Some(told)
+    let by_host = match reached {
+        Feature::On => return Some(format!("{name}; no byte of it passes through the host")),
+        Feature::Off(why) if past_the_host => format!("; its bytes pass through the host: {why}"),
+        // Nobody expects otherwise of the kernel's paths.
+        Feature::Off(_) => String::new(),
+    };
+    let unlocked = match page_locked {
+        Feature::On => String::new(),
+        Feature::Off(why) => format!("; staging memory is not page-locked: {why}"),
+    };
+    Some(format!("{name}{by_host}{unlocked}"))
 }
 
 /// The share's space, in bytes.
