@@ -4,10 +4,10 @@
 //! a reason, not a panic. Read the rooms from the bottom up: [`cuda`] is memory, streams and events; [`cufile`] is the
 //! library between them and the SSD; [`ring`] is the device memory that transfers pass through; [`queue`] takes a
 //! transfer through copy and I/O in the one order that is right; [`path`] is the engine's data path over it; [`staged`]
-//! takes GPU memory through any other data path; [`topology`] says which SSD is near which GPU; [`checksum`] is CRC32C
+//! takes GPU memory through any other data path; [`tier`] keeps tensors in page-locked host memory; [`topology`] says which SSD is near which GPU; [`checksum`] is CRC32C
 //! where the bytes are.
 //!
-//! `unsafe` is allowed in [`cuda`], [`cufile`], [`queue`], [`path`], [`staged`] and [`checksum`].
+//! `unsafe` is allowed in [`cuda`], [`cufile`], [`queue`], [`path`], [`staged`], [`tier`] and [`checksum`].
 
 pub mod checksum;
 pub mod cuda;
@@ -16,9 +16,11 @@ pub mod path;
 pub mod queue;
 pub mod ring;
 pub mod staged;
+pub mod tier;
 pub mod topology;
 
 pub use cuda::{CudaError, Gpu};
 pub use cufile::{Compat, CuFileError, Driver, Mode};
 pub use path::{GdsBackend, GdsOptions};
 pub use staged::StagedGpu;
+pub use tier::{HostTier, HostTierError, HostTierStats};
