@@ -5,6 +5,7 @@ use tidelog_engine::layout::LifetimeClass;
 use tidelog_engine::log::Durability;
 use tidelog_engine::path::{Endurance, Feature};
 use tidelog_engine::pool::PoolStats;
+use tidelog_gds::HostTierStats;
 use tidelog_planner::trace::Kind;
 
 use super::Session;
@@ -21,6 +22,7 @@ impl Session {
             "why_not": pool.as_ref().map(|pool| &pool.reactor.why_not),
             "staging_backing": pool.as_ref().map(staging_backing),
             "gpu": pool.as_ref().and_then(gpu),
+            "host_memory": self.tier.as_ref().map(|tier| host_memory(&tier.stats())),
             "pool": pool.as_ref().map(space),
             "devices": pool.as_ref().map(devices),
             "lanes": pool.as_ref().map(lanes),
@@ -69,6 +71,17 @@ fn gpu(pool: &PoolStats) -> Option<String> {
         (Feature::On, _) => format!("{}; no byte of it passes through the host", gpu.name),
         (_, Feature::On) => gpu.name.clone(),
         (_, Feature::Off(why)) => format!("{}; staging memory is not page-locked: {why}", gpu.name),
+    })
+}
+
+/// Page-locked memory that takes a GPU's storages before SSDs do, in bytes.
+fn host_memory(tier: &HostTierStats) -> Value {
+    json!({
+        "capacity": tier.capacity.0,
+        "used": tier.used.0,
+        "peak": tier.peak.0,
+        "bytes_out": tier.bytes_out.0,
+        "bytes_back": tier.bytes_back.0,
     })
 }
 
