@@ -5,6 +5,8 @@
 #![allow(clippy::items_after_statements, reason = "sizes stand in the test that they are of")]
 
 mod common;
+#[path = "gpu/tier.rs"]
+mod tier;
 
 use std::ptr::NonNull;
 use std::sync::Arc;

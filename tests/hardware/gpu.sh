@@ -125,7 +125,7 @@ TIDELOG_LIBRARY=$(realpath "$BUILT/libtidelog.so")
 export TIDELOG_LIBRARY
 # Deterministic matrix products need it.
 export CUBLAS_WORKSPACE_CONFIG=:4096:8
-for test in training_gives_the_same_bits training_by_cufile an_eviction_waits cuda_itself_has_back; do
+for test in training_gives_the_same_bits training_by_cufile what_fits_into_host_memory an_eviction_waits cuda_itself_has_back; do
     with_torch "torch: $test" "$PYTHON" -m pytest -q -rs -k "$test and cuda" --basetemp "$scratch/pytest" tests/torch/test_gpu.py
 done
 with_torch "training under half its peak" "$PYTHON" tests/hardware/train.py --fraction 0.5 --batch 8 --pool /dev/shm "$scratch"

@@ -131,10 +131,13 @@ pub struct GpuDestination {
 
 /// Where in the GPU's memory, and from when on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct GpuRange {
-    address: u64,
-    pub(crate) length: usize,
-    after: Option<GpuEvent>,
+pub struct GpuRange {
+    /// Its first byte.
+    pub address: u64,
+    /// How many bytes.
+    pub length: usize,
+    /// What must have happened on the GPU before; `None`: nothing.
+    pub after: Option<GpuEvent>,
 }
 
 impl GpuSource {
@@ -143,9 +146,14 @@ impl GpuSource {
     ///
     /// # Safety
     /// Until the transfer's ticket reports `released` the memory stays allocated and the event open, and nobody writes the
-    /// bytes after `after`.
+    /// bytes after `after`. Where a transfer has no such ticket, that is until its end is told.
     pub unsafe fn new(address: u64, length: usize, after: Option<GpuEvent>) -> Self {
         Self { range: GpuRange { address, length, after } }
+    }
+
+    /// What it is, for whoever copies it.
+    pub fn range(&self) -> GpuRange {
+        self.range
     }
 }
 
@@ -157,7 +165,8 @@ impl GpuDestination {
     ///
     /// # Safety
     /// Until the transfer's ticket reports `released`, and `landed` has happened, the memory stays allocated and nobody
-    /// else touches it after `after`. Both events stay open until `released`.
+    /// else touches it after `after`. Both events stay open until `released`. Where a transfer has no such ticket, `released`
+    /// is when its end is told.
     pub unsafe fn new(
         address: u64,
         length: usize,
@@ -165,6 +174,16 @@ impl GpuDestination {
         landed: Option<GpuEvent>,
     ) -> Self {
         Self { range: GpuRange { address, length, after }, landed }
+    }
+
+    /// What it is, for whoever copies there.
+    pub fn range(&self) -> GpuRange {
+        self.range
+    }
+
+    /// What is to happen when the bytes are there.
+    pub fn landed(&self) -> Option<GpuEvent> {
+        self.landed
     }
 }
 

@@ -6,6 +6,7 @@ use tidelog_engine::log::Durability;
 use tidelog_engine::path::{Endurance, Feature, PathKind};
 use tidelog_engine::pool::PoolStats;
 use tidelog_engine::schedule::GpuStats;
+use tidelog_gds::HostTierStats;
 use tidelog_planner::trace::Kind;
 
 use super::Session;
@@ -22,6 +23,7 @@ impl Session {
             "why_not": pool.as_ref().map(|pool| &pool.reactor.why_not),
             "staging_backing": pool.as_ref().map(staging_backing),
             "gpu": pool.as_ref().and_then(gpu),
+            "host_memory": self.tier.as_ref().map(|tier| host_memory(&tier.stats())),
             "pool": pool.as_ref().map(space),
             "devices": pool.as_ref().map(devices),
             "lanes": pool.as_ref().map(lanes),
@@ -80,6 +82,17 @@ fn gpu(pool: &PoolStats) -> Option<String> {
         told += &format!("; staging memory is not page-locked: {why}");
     }
     Some(told)
+}
+
+/// Page-locked memory that takes a GPU's storages before SSDs do, in bytes.
+fn host_memory(tier: &HostTierStats) -> Value {
+    json!({
+        "capacity": tier.capacity.0,
+        "used": tier.used.0,
+        "peak": tier.peak.0,
+        "bytes_out": tier.bytes_out.0,
+        "bytes_back": tier.bytes_back.0,
+    })
 }
 
 /// The share's space, in bytes.
