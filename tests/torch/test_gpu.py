@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import tidelog
-from tidetest import KIB, MIB
+from tidetest import MIB
 from tidetest.bits import assert_same, bits
 from tidetest.compare import compare
 from tidetest.fake_cuda import Event, FakeCuda, RealCuda
-from tidetest.world import BUDGET, World
+from tidetest.device import STAGING
+from tidetest.world import TENSORS, World
 
-STAGING = 256 * KIB
-TENSORS = BUDGET - STAGING  # staging is host memory, so the whole budget is the tensors'
+BUDGET = TENSORS + STAGING  # by cuFile staging is on the GPU; else it is host memory, and the whole budget the tensors'
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU")
 

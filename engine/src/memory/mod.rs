@@ -31,8 +31,8 @@ pub use dma::{Backing, DmaBuffer, DmaPool, MemoryError};
 pub use ends::{Destination, ForeignDestination, ForeignSource, Source};
 pub(crate) use gpu::GpuRange;
 pub use gpu::{
-    GpuCopies, GpuCopy, GpuDestination, GpuDirection, GpuError, GpuEvent, GpuMemory, GpuSlice,
-    GpuSource, OpenedCopies,
+    GpuCopies, GpuCopy, GpuDestination, GpuDirection, GpuError, GpuEvent, GpuMemory, GpuPlace,
+    GpuSlice, GpuSource, OpenedCopies,
 };
 
 /// Every device address, length and buffer is a multiple of this many bytes.
