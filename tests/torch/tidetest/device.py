@@ -23,7 +23,7 @@ SHARED = "a GPU's memory is shared by a handle, and stays where it is"
 FORK = "a process that has used CUDA cannot go on using it in a forked child"
 
 name = "cpu"  # set once, before the tests are imported
-_gpu = None
+_gpu = _beside = None
 
 
 def lacking():
@@ -53,7 +53,7 @@ def params(names, on_host, reason):
 
 def begin(folder):
     """Tensors are made there from now on; in `folder` the fake is built. Answers what ends it."""
-    global _gpu
+    global _gpu, _beside
     patch = pytest.MonkeyPatch()
     if name == "fake":
         _gpu = FakeCuda(patch, folder, seed=1, laziness=3)
@@ -62,6 +62,8 @@ def begin(folder):
         torch.set_default_device("cuda")
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products need it
         torch.use_deterministic_algorithms(True, warn_only=True)
+
+    _beside = _gpu.Stream() if _gpu else None
 
     def end():
         gc.collect()
@@ -76,14 +78,14 @@ def begin(folder):
 
 @contextlib.contextmanager
 def on_another_stream():
-    """Ops are launched on a stream of their own, behind what was launched before and before what is launched after."""
+    """Ops are launched on a stream beside the usual one, behind what was launched before and before what is launched after."""
     if _gpu is None:
         yield
         return
-    here, there = _gpu.stream, _gpu.Stream()
-    there.wait_event(here.record_event())
+    here = _gpu.stream
+    _beside.wait_event(here.record_event())
     try:
-        with _gpu.on(there):
+        with _gpu.on(_beside):
             yield
     finally:
-        here.wait_event(there.record_event())
+        here.wait_event(_beside.record_event())
