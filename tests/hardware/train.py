@@ -2,7 +2,7 @@
 """Trains a GPT of a billion parameters on a GPU: without limit, with save_on_cpu hooks, with FSDP2's and DeepSpeed's offload,
 and with Tidelog at parts of that peak; compares every bit of every loss, and each step with the least that it could take.
 
-    python tests/hardware/train.py [--pool DIR ...] [--fraction 0.5 ...] [--batch 8 ...] [--within SECONDS] [--resume FILE]
+    python tests/hardware/train.py [--pool NAME=DIR ...] [--fraction 0.5 ...] [--batch 8 ...] [--within SECONDS] [--resume FILE]
 
 A limited run cannot cheat: what CUDA has beside the limit is taken from it first, and the model is built inside the block.
 Each run is a process of its own. The rows that say most come first; one that would not fit into the time is not begun, and
@@ -32,6 +32,7 @@ from training import GIB, WARM_STEPS, runs  # noqa: E402
 from training.bound import BoundError, Bounds  # noqa: E402
 
 NO_GPU, LEFT = 77, 3
+MARK = 1.10  # of the bound
 LACKING = 78  # of a child: this machine cannot run it
 TINY = {"layers": 2, "width": 128, "context": 32, "batch": [2], "steps": 5}
 
@@ -60,7 +61,7 @@ def main():
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fraction", type=float, nargs="+", default=[0.5, 0.33, 0.25], help="limits, as parts of the peak")
-    parser.add_argument("--pool", nargs="+", help="folders for the pool, the fastest first (/dev/shm, a disk; default: a temporary one)")
+    parser.add_argument("--pool", nargs="+", metavar="NAME=DIR", help="folders for the pool, the fastest first (memory=/dev/shm)")
     parser.add_argument("--batch", type=int, nargs="+", default=[8, 4, 16], help="sequences a step, one comparison each")
     parser.add_argument("--steps", type=int, default=6, help=f"steps of each run; the first {WARM_STEPS} are not timed")
     parser.add_argument("--layers", type=int, default=20)
@@ -73,7 +74,7 @@ def parse_arguments():
     parser.add_argument("--tools", default=ROOT / "target" / "release", help="where tidelog-bench and tidelog-plan are")
     parser.add_argument("--gpu-at", help="the GPU's PCI address, whose link limits the bound (default: torch says)")
     parser.add_argument("--output", choices=["text", "json"], default="text")
-    for name, kind in {"run": str, "limit": int, "pool-size": int, "result": str, "trace": str}.items():
+    for name, kind in {"run": str, "folder": str, "limit": int, "pool-size": int, "result": str, "trace": str}.items():
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     for name, value in TINY.items() if arguments.tiny else ():
@@ -82,7 +83,8 @@ def parse_arguments():
         parser.error(f"--steps {arguments.steps}: at least {WARM_STEPS + 1}, of which the last are timed")
     if any(not 0 < fraction <= 1 for fraction in arguments.fraction):
         parser.error(f"--fraction {arguments.fraction}: each is above 0, and 1 at most")
-    arguments.pool = arguments.pool or [tempfile.gettempdir()]
+    named = (pool.rpartition("=") for pool in arguments.pool or [tempfile.gettempdir()])
+    arguments.pool = {name or folder: folder for name, _, folder in named}
     return arguments
 
 
@@ -90,18 +92,19 @@ def rows_of(arguments):
     """All rows, those that say most first: what offloading costs, others beside it, then other sizes and slower pools."""
     first, *others = arguments.batch
     fast, *slow = arguments.pool
+    disk = slow[-1] if slow else fast
 
-    def limited(batch, folder, fractions=arguments.fraction):
-        return [{"run": "limited", "batch": batch, "folder": folder, "fraction": fraction} for fraction in fractions]
+    def limited(batch, pool, fractions=arguments.fraction):
+        return [{"run": "limited", "batch": batch, "pool": pool, "fraction": fraction} for fraction in fractions]
 
     rows = [{"run": "plain", "batch": first}, *limited(first, fast)]
-    rows += [{"run": name, "batch": first, "folder": arguments.pool[-1]} for name in ("hooks", "fsdp")]
-    rows += [row for folder in slow for row in limited(first, folder, arguments.fraction[:1])]
+    rows += [{"run": name, "batch": first, "pool": disk} for name in ("hooks", "fsdp")]
+    rows += [row for pool in slow for row in limited(first, pool, arguments.fraction[:1])]
     rows += [row for batch in others for row in [{"run": "plain", "batch": batch}, *limited(batch, fast)]]
-    rows += [{"run": "deepspeed", "batch": first, "folder": arguments.pool[-1]}]
-    rows += [row for folder in slow for row in limited(first, folder, arguments.fraction[1:])]
-    rows += [row for batch in others for folder in slow for row in limited(batch, folder)]
-    rows += [{"run": name, "batch": batch, "folder": arguments.pool[-1]} for batch in others for name in ("hooks", "fsdp", "deepspeed")]
+    rows += [{"run": "deepspeed", "batch": first, "pool": disk}]
+    rows += [row for pool in slow for row in limited(first, pool, arguments.fraction[1:])]
+    rows += [row for batch in others for pool in slow for row in limited(batch, pool)]
+    rows += [{"run": name, "batch": batch, "pool": disk} for batch in others for name in ("hooks", "fsdp", "deepspeed")]
     return rows
 
 
@@ -110,7 +113,7 @@ SAME_MATHEMATICS = ("plain", "hooks", "limited")  # others update on the CPU, wh
 
 
 def name_of(wanted):
-    return NAMES.get(wanted["run"]) or f"{wanted['fraction']:.0%} on {wanted['folder']}"
+    return NAMES.get(wanted["run"]) or f"{wanted['fraction']:.0%} on {wanted['pool']}"
 
 
 class Comparison:
@@ -147,36 +150,39 @@ class Comparison:
         plain = self._plain(wanted["batch"])
         if wanted["run"] != "plain" and (plain is None or "seconds" not in plain):
             return {"left": "its run without limit is missing"}
-        kind = (wanted["run"], wanted.get("folder"))
+        kind = (wanted["run"], wanted.get("pool"))
         left = self._deadline - time.monotonic()
         if left <= self._took.get(kind, 0):
             return {"left": f"the time was up ({max(left, 0):.0f} s left, the last of its kind took {self._took.get(kind, 0):.0f} s)"}
         started = time.monotonic()
-        with tempfile.TemporaryDirectory() as scratch:
-            found = self._child(wanted, plain, scratch, left)
+        folder = self._arguments.pool.get(wanted.get("pool"))
+        # Whatever becomes of the process, its pool goes.
+        with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory(prefix="tidelog-train-", dir=folder) as pool:
+            found = self._child(wanted, plain, scratch, pool, left)
             self._took[kind] = time.monotonic() - started
             if "losses" not in found:
                 return found
             found["step_seconds"] = statistics.median(found["seconds"][WARM_STEPS:])
             self._compare(found, plain or found, wanted)
             if wanted["run"] == "limited":
-                found |= self._bound(found, wanted["folder"], pathlib.Path(scratch, "trace.json"))
+                found |= self._bound(found, folder, pathlib.Path(scratch, "trace.json"))
         return found
 
     def _plain(self, batch):
         return next((each for each in self.results if each["run"] == "plain" and each["batch"] == batch), None)
 
-    def _child(self, wanted, plain, scratch, left):
+    def _child(self, wanted, plain, scratch, pool, left):
         """Runs it in a process of its own; answers its figures, or why there are none."""
         result, arguments = pathlib.Path(scratch, "result.json"), self._arguments
         command = [sys.executable, __file__, "--run", wanted["run"], "--result", result, "--batch", wanted["batch"]]
         for name in ("steps", "layers", "width", "context", "device"):
             command += [f"--{name}", getattr(arguments, name)]
-        if "folder" in wanted:
-            command += ["--pool", wanted["folder"]]
+        command += ["--folder", pool]
         if wanted["run"] == "limited":
             # The model is not there yet when the pool is made: its size is told.
-            room = shutil.disk_usage(wanted["folder"]).free * 9 // 10
+            room = shutil.disk_usage(pool).free * 9 // 10
+            if room < plain["peak_bytes"]:
+                return {"lacking": f"{pool} has room for {room / GIB:.1f} GiB, of {plain['peak_bytes'] / GIB:.1f} that train"}
             command += ["--limit", int(plain["peak_bytes"] * wanted["fraction"]), "--trace", pathlib.Path(scratch, "trace.json")]
             command += ["--pool-size", min(3 * plain["peak_bytes"] // 2, room)]
         # Deterministic matrix products need it (torch.use_deterministic_algorithms).
@@ -236,7 +242,7 @@ def line_of(result):
         moved = f"{result['bytes_written'] / GIB:.2f} GiB out, {result['bytes_read'] / GIB:.2f} GiB in"
         line += f", in the last step {moved}, {result['stall_seconds']:.2f} s waiting"
     if "to_bound" in result:
-        line += f", {result['to_bound']:.2f} x the bound of {result['bound_seconds']:.3f} s"
+        line += f", {result['to_bound']:.2f} x the bound of {result['bound_seconds']:.3f} s (mark {MARK})"
     line += ", " + result["bound_why_not"] if "bound_why_not" in result else ""
     if result["same"]:
         return line + ", same bits"

@@ -71,22 +71,21 @@ def run_deepspeed(arguments):
         raise Lacking("ZeRO-Infinity keeps a GPU's tensors on NVMe, and there is none")
     import deepspeed
 
-    with tempfile.TemporaryDirectory(prefix="tidelog-zero-", dir=arguments.pool[0]) as folder:
-        on_nvme = {"device": "nvme", "nvme_path": folder, "pin_memory": True}
-        zero = {"stage": 3, "offload_param": on_nvme, "offload_optimizer": on_nvme, "sub_group_size": 100_000_000}
-        config = {"train_micro_batch_size_per_gpu": arguments.batch[0], "zero_optimization": zero}
-        config |= {"optimizer": {"type": "Adam", "params": {"lr": LEARNING_RATE, "adam_w_mode": True, "weight_decay": 1e-2}}}
-        with one_rank("nccl"):
-            engine, *_ = deepspeed.initialize(model=make(arguments, where="cpu"), config=config)
+    on_nvme = {"device": "nvme", "nvme_path": arguments.folder, "pin_memory": True}
+    zero = {"stage": 3, "offload_param": on_nvme, "offload_optimizer": on_nvme, "sub_group_size": 100_000_000}
+    config = {"train_micro_batch_size_per_gpu": arguments.batch[0], "zero_optimization": zero}
+    config |= {"optimizer": {"type": "Adam", "params": {"lr": LEARNING_RATE, "adam_w_mode": True, "weight_decay": 1e-2}}}
+    with one_rank("nccl"):
+        engine, *_ = deepspeed.initialize(model=make(arguments, where="cpu"), config=config)
 
-            def step(inputs, targets):
-                loss = torch.nn.functional.cross_entropy(engine(inputs).flatten(0, 1), targets.flatten())
-                engine.backward(loss)
-                engine.step()
-                return loss.detach()
+        def step(inputs, targets):
+            loss = torch.nn.functional.cross_entropy(engine(inputs).flatten(0, 1), targets.flatten())
+            engine.backward(loss)
+            engine.step()
+            return loss.detach()
 
-            with PeakOf(arguments.device) as peak:
-                losses, seconds = train(arguments, step)
+        with PeakOf(arguments.device) as peak:
+            losses, seconds = train(arguments, step)
     finish(arguments, losses, seconds, peak_bytes=peak.bytes)
 
 
@@ -95,22 +94,21 @@ def run_limited(arguments):
 
     # The process ends with the block: what stays on NVMe then is of no use to anybody.
     warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
-    with tempfile.TemporaryDirectory(prefix="tidelog-train-", dir=arguments.pool[0]) as folder:
-        if arguments.device == "cuda":
-            take_the_rest(arguments.limit + LIBRARIES_BYTES)
-        options = {"memory": arguments.limit, "pool_size": arguments.pool_size, "device": arguments.device}
-        options |= {"buffered": not is_direct(folder)}
-        with tidelog.offload(pool=folder, **options) as tide:
-            losses, seconds = train(arguments, own_step(make(arguments)), tide.step)
-            stats, last = tide.stats(), tide.last_step()
-            if stats["plan"]:
-                tide.trace(arguments.trace)
-        if tide.peak_bytes > arguments.limit:
-            sys.exit(f"train.py: {tide.peak_bytes} bytes of tensors lived under a limit of {arguments.limit}")
-        figures = {key: last[key] for key in ("bytes_written", "bytes_read", "stall_seconds")}
-        figures |= {key: stats[key] for key in ("data_path", "gpu", "plan", "notices")}
-        figures["staging_in_budget"] = 0 if arguments.device == "cuda" else tide.staging
-        finish(arguments, losses, seconds, peak_bytes=tide.peak_bytes, limit=arguments.limit, **figures)
+    if arguments.device == "cuda":
+        take_the_rest(arguments.limit + LIBRARIES_BYTES)
+    options = {"memory": arguments.limit, "pool_size": arguments.pool_size, "device": arguments.device}
+    options |= {"buffered": not is_direct(arguments.folder)}
+    with tidelog.offload(pool=arguments.folder, **options) as tide:
+        losses, seconds = train(arguments, own_step(make(arguments)), tide.step)
+        stats, last = tide.stats(), tide.last_step()
+        if stats["plan"]:
+            tide.trace(arguments.trace)
+    if tide.peak_bytes > arguments.limit:
+        sys.exit(f"train.py: {tide.peak_bytes} bytes of tensors lived under a limit of {arguments.limit}")
+    figures = {key: last[key] for key in ("bytes_written", "bytes_read", "stall_seconds")}
+    figures |= {key: stats[key] for key in ("data_path", "gpu", "plan", "notices")}
+    figures["staging_in_budget"] = 0 if arguments.device == "cuda" else tide.staging
+    finish(arguments, losses, seconds, peak_bytes=tide.peak_bytes, limit=arguments.limit, **figures)
 
 
 RUNS = {"plain": run_plain, "hooks": run_hooks, "fsdp": run_fsdp, "deepspeed": run_deepspeed, "limited": run_limited}
