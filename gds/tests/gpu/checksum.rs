@@ -49,7 +49,7 @@ fn the_checksum_kernel_is_measured() {
     let data = DeviceMemory::new(&gpu, WHOLE).unwrap();
     let sums = DeviceMemory::new(&gpu, WHOLE >> 16 << 2).unwrap();
     // All at once, as a put of one large tensor would have it, and one unit at a time, as transfers come by.
-    let mut rate = |unit: usize, at_once: usize| {
+    let rate = |unit: usize, at_once: usize| {
         let launches = WHOLE / at_once;
         let took = cost(WHOLE, || {
             for launch in 0..launches {

@@ -11,6 +11,14 @@ use super::{Cost, cost, gpu};
 /// Of a plain copy's rate.
 const MARK: f64 = 0.8;
 
+/// The best of four rounds with pieces of each size, in turn: others may use the machine, and the first round wakes the GPU.
+fn best_in_turn(sizes: [usize; 2], mut cost_of: impl FnMut(usize) -> Cost) -> [Cost; 2] {
+    let best = |a: Cost, b: Cost| if a.rate() >= b.rate() { a } else { b };
+    (0..3).fold(sizes.map(&mut cost_of), |[one, other], _| {
+        [best(one, cost_of(sizes[0])), best(other, cost_of(sizes[1]))]
+    })
+}
+
 #[test]
 fn copies_to_chunks_on_the_gpu_reach_the_mark() {
     let test = "copies_to_chunks_on_the_gpu_reach_the_mark";
@@ -23,7 +31,7 @@ fn copies_to_chunks_on_the_gpu_reach_the_mark() {
     let event = Event::new(&gpu).unwrap();
     let time = |piece: usize| {
         let rounds = 8;
-        let took = cost(rounds * WHOLE, || {
+        cost(rounds * WHOLE, || {
             for at in (0..rounds).flat_map(|_| (0..WHOLE).step_by(piece)) {
                 let at = at as u64;
                 // SAFETY: both allocations outlive the synchronisation below.
@@ -32,13 +40,11 @@ fn copies_to_chunks_on_the_gpu_reach_the_mark() {
                 event.record(&stream).unwrap();
             }
             stream.synchronize().unwrap();
-        });
-        took.rate()
+        })
     };
-    time(WHOLE);
-    let (plain, staged) = (time(WHOLE), time(CHUNK));
-    println!("FACT copies in chunks of 4 MiB: {staged:.0} GB/s, at once: {plain:.0} GB/s");
-    assert!(staged >= MARK * plain, "{staged} of {plain} GB/s");
+    let [plain, staged] = best_in_turn([WHOLE, CHUNK], time);
+    println!("FACT copies in chunks of 4 MiB: {staged}, at once: {plain}");
+    assert!(staged.rate() >= MARK * plain.rate(), "{staged}, plain {plain}");
 }
 
 #[test]
@@ -85,8 +91,8 @@ fn copies_to_page_locked_chunks_reach_the_mark() {
         ("to the GPU", &[GpuDirection::In]),
         ("both ways at once", &[GpuDirection::Out, GpuDirection::In]),
     ] {
-        through(directions, CHUNK);
-        let (plain, staged) = (through(directions, STAGING / 2), through(directions, CHUNK));
+        let [plain, staged] =
+            best_in_turn([STAGING / 2, CHUNK], |piece| through(directions, piece));
         println!(
             "FACT {name} in page-locked chunks of 256 KiB: {staged}, in pieces of 32 MiB: {plain}"
         );

@@ -56,7 +56,7 @@ def begin(folder):
     global _gpu, _beside
     patch = pytest.MonkeyPatch()
     if name == "fake":
-        _gpu = FakeCuda(patch, folder, seed=1, laziness=3)
+        _gpu = FakeCuda(patch, folder, seed=1, laziness=1)
     elif name == "cuda":
         _gpu = RealCuda()
         torch.set_default_device("cuda")
