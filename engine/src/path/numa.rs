@@ -34,24 +34,20 @@ fn stay_near_in(sysfs: &Path, numbers: &[Option<u64>], place: Option<GpuPlace>) 
     if list(&sysfs.join("devices/system/node/online"))?.len() < 2 {
         return None;
     }
-    let (node, why) = match place {
-        Some(place) => (place.node, format!("where {}", place.why)),
-        None => match common_node(sysfs, numbers)? {
-            Some(node) => (node, "where the devices are".to_owned()),
-            None => return Some("not all devices are on one NUMA node; driven from any".into()),
-        },
+    let (node, why) = if let Some(place) = place {
+        (place.node, format!("where {}", place.why))
+    } else {
+        let node = |number: &Option<u64>| number.and_then(|number| node_of(sysfs, number));
+        let first = node(numbers.first()?)?;
+        if numbers.iter().any(|number| node(number) != Some(first)) {
+            return Some("not all devices are on one NUMA node; driven from any".into());
+        }
+        (first, "where the devices are".to_owned())
     };
     Some(match move_to(sysfs, node) {
         Ok(()) => format!("driven from NUMA node {node}, {why}"),
         Err(not) => format!("driven from any NUMA node, not from {node}, {why}: {not}"),
     })
-}
-
-/// The node that all the devices are on, `Some(None)` if they are on several; `None` where that of the first is not known.
-fn common_node(sysfs: &Path, numbers: &[Option<u64>]) -> Option<Option<usize>> {
-    let node = |number: &Option<u64>| number.and_then(|number| node_of(sysfs, number));
-    let first = node(numbers.first()?)?;
-    Some(numbers.iter().all(|number| node(number) == Some(first)).then_some(first))
 }
 
 /// Keeps the calling thread on those CPUs of a node that it may run on now.
@@ -142,12 +138,12 @@ mod tests {
         sched_getaffinity(Pid::from_raw(0)).unwrap()
     }
 
-    fn disk(minor: u32) -> Option<u64> {
-        Some(libc::makedev(259, minor))
+    fn disk(minor: u32) -> u64 {
+        libc::makedev(259, minor)
     }
 
-    fn gpu_on(node: usize) -> Option<GpuPlace> {
-        Some(GpuPlace { node, why: "GPU 0 is".into() })
+    fn gpu_on(node: usize) -> GpuPlace {
+        GpuPlace { node, why: "GPU 0 is".into() }
     }
 
     #[test]
@@ -155,7 +151,7 @@ mod tests {
         let before = affinity();
         let cpu = (0..CpuSet::count()).find(|&cpu| before.is_set(cpu).unwrap()).unwrap();
         let sysfs = FakeSysfs::new("node", &format!("{cpu},901-902\n"));
-        let said = stay_near_in(&sysfs.0, &[disk(1), disk(2)], None).unwrap();
+        let said = stay_near_in(&sysfs.0, &[Some(disk(1)), Some(disk(2))], None).unwrap();
         let (mut only, after) = (CpuSet::new(), affinity());
         only.set(cpu).unwrap();
         sched_setaffinity(Pid::from_raw(0), &before).unwrap();
@@ -168,15 +164,17 @@ mod tests {
         let before = affinity();
         let cpu = (0..CpuSet::count()).find(|&cpu| before.is_set(cpu).unwrap()).unwrap();
         let sysfs = FakeSysfs::new("gpu", &format!("{cpu}\n"));
-        for devices in [[disk(0), disk(0)], [disk(0), disk(1)], [None, None]] {
-            let said = stay_near_in(&sysfs.0, &devices, gpu_on(1)).unwrap();
+        for devices in [[Some(0), Some(0)], [Some(0), Some(1)], [None, None]] {
+            let said =
+                stay_near_in(&sysfs.0, &devices.map(|minor| minor.map(disk)), Some(gpu_on(1)))
+                    .unwrap();
             let (mut only, after) = (CpuSet::new(), affinity());
             only.set(cpu).unwrap();
             sched_setaffinity(Pid::from_raw(0), &before).unwrap();
             assert_eq!(said, "driven from NUMA node 1, where GPU 0 is");
             assert_eq!(after, only);
         }
-        let said = stay_near_in(&sysfs.0, &[disk(1)], gpu_on(0)).unwrap();
+        let said = stay_near_in(&sysfs.0, &[Some(disk(1))], Some(gpu_on(0))).unwrap();
         let expected = "driven from any NUMA node, not from 0, where GPU 0 is: it may use none of that node's CPUs";
         assert_eq!(
             (said.as_str(), affinity()),
@@ -192,16 +190,20 @@ mod tests {
             let said = stay_near_in(&sysfs.0, numbers, None).unwrap();
             assert!(said.contains(words), "{said}");
         };
-        says(&[disk(0), disk(1)], "not all devices are on one NUMA node");
-        says(&[disk(1)], "it may use none of that node's CPUs");
+        says(&[Some(disk(0)), Some(disk(1))], "not all devices are on one NUMA node");
+        says(&[Some(disk(1))], "it may use none of that node's CPUs");
         for unknown in [Some(libc::makedev(7, 0)), Some(libc::makedev(7, 1)), None] {
             assert_eq!(stay_near_in(&sysfs.0, &[unknown], None), None);
         }
         fs::remove_file(sysfs.0.join("devices/system/node/node1/cpulist")).unwrap();
-        says(&[disk(1)], "cpulist cannot be read");
+        says(&[Some(disk(1))], "cpulist cannot be read");
         fs::write(sysfs.0.join("devices/system/node/online"), "0\n").unwrap();
-        assert_eq!(stay_near_in(&sysfs.0, &[disk(1)], None), None, "one node needs nothing");
-        assert_eq!(stay_near_in(&sysfs.0, &[disk(1)], gpu_on(1)), None, "with a GPU neither");
+        assert_eq!(stay_near_in(&sysfs.0, &[Some(disk(1))], None), None, "one node needs nothing");
+        assert_eq!(
+            stay_near_in(&sysfs.0, &[Some(disk(1))], Some(gpu_on(1))),
+            None,
+            "with a GPU neither"
+        );
         assert_eq!(affinity(), before);
     }
 }

@@ -157,7 +157,8 @@ fn a_gpu_is_served_from_its_own_node_wherever_the_ssds_are() {
         symlink(directory, machine.0.join("dev/block").join(number)).unwrap();
     }
     let sysfs = machine.sysfs();
-    let [near, far, none] = [(259, 0), (259, 1), (7, 0)].map(|(a, b)| Some(libc::makedev(a, b)));
+    let [near, far, virtual_one] =
+        [(259, 0), (259, 1), (7, 0)].map(|(a, b)| Some(libc::makedev(a, b)));
     let switch = Some(Distance::Switch { bridges: 2 });
     for (gpu, devices, expected) in [
         ("0000:3d:00.0", vec![near], Place { node: 0, distances: vec![switch] }),
@@ -177,7 +178,7 @@ fn a_gpu_is_served_from_its_own_node_wherever_the_ssds_are() {
     }
     let said = Place::of(&sysfs, "0000:3d:00.0", &[near, far]).unwrap().to_string();
     assert_eq!(said, ", its SSDs at SYS (different NUMA nodes) or nearer");
-    assert_eq!(Place::of(&sysfs, "0000:3d:00.0", &[none]).unwrap().to_string(), "");
+    assert_eq!(Place::of(&sysfs, "0000:3d:00.0", &[virtual_one]).unwrap().to_string(), "");
     assert_eq!(Place::of(&sysfs, "0000:99:00.0", &[near]), None, "there is no such GPU");
     // Virtual machines do not tell.
     let node = machine.0.join("bus/pci/devices/0000:3d:00.0/numa_node");
