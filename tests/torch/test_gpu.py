@@ -9,11 +9,9 @@ import tidelog
 from tidetest import MIB
 from tidetest.bits import assert_same, bits
 from tidetest.compare import compare
-from tidetest.fake_cuda import Event, FakeCuda, RealCuda
 from tidetest.device import STAGING
-from tidetest.world import TENSORS, World
-
-BUDGET = TENSORS + STAGING  # by cuFile staging is on the GPU; else it is host memory, and the whole budget the tensors'
+from tidetest.fake_cuda import Event, FakeCuda, RealCuda
+from tidetest.world import BUDGET, TENSORS, World
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU")
 

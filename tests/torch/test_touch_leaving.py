@@ -290,7 +290,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", sorted(WRONG))
+NO_STAGING = "a GPU's budget has no staging buffers in it"
+
+
+@pytest.mark.parametrize("case", device.params(WRONG, {"a budget below its staging"}, NO_STAGING))
 def test_wrong_arguments_are_refused_and_a_right_block_opens_afterwards(pool, case):
     arguments = {"pool": pool, "memory": MIB, "mode": "reactive", "pool_size": POOL_SIZE, **WRONG[case]}
     with pytest.raises((tidelog.Error, ValueError, TypeError)) as refusal:

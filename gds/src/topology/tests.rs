@@ -172,7 +172,7 @@ fn a_gpu_is_served_from_its_own_node_wherever_the_ssds_are() {
             vec![near, far],
             Place { node: 1, distances: vec![Some(Distance::System), Some(Distance::HostBridge)] },
         ),
-        ("0000:81:00.0", vec![none, None], Place { node: 1, distances: vec![None, None] }),
+        ("0000:81:00.0", vec![virtual_one, None], Place { node: 1, distances: vec![None, None] }),
     ] {
         assert_eq!(Place::of(&sysfs, gpu, &devices), Some(expected), "{gpu}");
     }

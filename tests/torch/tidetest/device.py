@@ -22,7 +22,7 @@ NO_ADDRESS = "a GPU's memory has no address that numpy or a pointer of Python's 
 SHARED = "a GPU's memory is shared by a handle, and stays where it is"
 FORK = "a process that has used CUDA cannot go on using it in a forked child"
 
-name = "cpu"  # set once, before the tests are imported
+name = "cpu"  # set once, before the tests are imported; what they rest on is imported before
 _gpu = _beside = None
 
 

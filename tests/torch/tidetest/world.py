@@ -15,7 +15,7 @@ from tidetest.bits import bits, frozen, outcome
 WIDTH = 64
 LAYERS = 8
 TENSORS = 224 * KIB  # a quarter of what lives (16 KiB a matrix, 5 kinds, 8 layers, activations)
-BUDGET = made_on.budget(TENSORS)
+BUDGET = made_on.STAGING + TENSORS  # where staging buffers are in the same memory
 POOL_SIZE = 64 * MIB
 WARM_UP_STEPS_MAX = 10
 SUBJECTS = ("parameter", "gradient", "state", "buffer", "loose", "view", "transposed", "activation")
@@ -65,8 +65,9 @@ class World:
     # -- running ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def block(self, pool, mover="auto", mode="auto", memory=BUDGET, **options):
+    def block(self, pool, mover="auto", mode="auto", memory=None, **options):
         """An offload block over this world. A keyword overrides what is usual in the tests."""
+        memory = made_on.budget(TENSORS) if memory is None else memory
         options = {"pool_size": POOL_SIZE, "staging": made_on.STAGING, **options}
         with tidelog.offload(
             self.model, self.optimizer, pool=pool, memory=memory, mover=mover, mode=mode, **options
