@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional
 
 from programs import collect, program, train
-from tidetest import device
 from programs.optimizers import perceptron
+from tidetest import device
 
 
 def data(rows=48, width=64):

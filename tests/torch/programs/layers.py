@@ -6,6 +6,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from programs import program, train
+from tidetest import device
 
 
 def adamw(model, **options):
