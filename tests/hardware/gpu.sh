@@ -32,7 +32,7 @@ for built in gpu-tests tidelog-doctor tidelog-bench tidelog-plan libtidelog.so; 
         exit 64
     fi
 done
-if ! ldconfig -p 2>/dev/null | grep -q 'libcuda\.so' && ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then
+if ! ldconfig -p 2>/dev/null | grep 'libcuda\.so' >/dev/null && ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; then
     echo "gpu.sh: no GPU here (neither libcuda.so nor /dev/nvidia0): nothing ran"
     exit $NO_GPU
 fi
@@ -77,6 +77,7 @@ fi
 scratch=$(mktemp -d /var/tmp/tidelog-gpu-XXXXXX)
 memory=$(mktemp -d /dev/shm/tidelog-gpu-XXXXXX 2>/dev/null) || memory=""
 trap 'rm -rf "$scratch" ${memory:+"$memory"}' EXIT
+export TMPDIR=$scratch
 logs=${LOGS:-$scratch/logs}
 mkdir -p "$logs"
 begun=$SECONDS
@@ -104,8 +105,10 @@ run() {
     fi
     if [ "$(left)" -lt "$seconds" ]; then seconds=$(left) cut=1; fi
     code=0
+    local started=$SECONDS
     timeout -k 5 "$seconds" "$@" >"$log" 2>&1 || code=$?
-    if [ "$code" -eq 124 ] || [ "$code" -eq 137 ]; then
+    # What the kernel killed for its memory ends with 137 as well, but earlier.
+    if [ "$code" -eq 124 ] || { [ "$code" -eq 137 ] && [ $((SECONDS - started)) -ge "$seconds" ]; }; then
         if [ -n "$cut" ]; then
             tell "not run" "$name: the time was up after $seconds s of it"
         else
@@ -220,7 +223,7 @@ touch_rows() {
         if [ -z "$lacks" ] && ! has_module safetensors; then
             tell "not run" "touch suite on CUDA, $(basename "$file" .py): $PYTHON has no safetensors"
         else
-            pytest_row "touch suite on CUDA, $(basename "$file" .py)" "$(left)" --device cuda -m "not slow" "${workers[@]}" "$file"
+            pytest_row "touch suite on CUDA, $(basename "$file" .py)" $((2 * ROW_MAX)) --device cuda -m "not slow" "${workers[@]}" "$file"
         fi
     done
 }

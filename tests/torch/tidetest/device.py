@@ -62,6 +62,8 @@ def begin(folder):
         torch.set_default_device("cuda")
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products need it
         torch.use_deterministic_algorithms(True, warn_only=True)
+        for kernels in ("flash", "mem_efficient", "cudnn"):  # whose sums come in any order, unless warnings are errors
+            getattr(torch.backends.cuda, f"enable_{kernels}_sdp")(False)
 
     _beside = _gpu.Stream() if _gpu else None
 
