@@ -6,14 +6,12 @@ import pytest
 import torch
 
 import tidelog
-from tidetest import KIB, MIB
+from tidetest import MIB
 from tidetest.bits import assert_same, bits
 from tidetest.compare import compare
+from tidetest.device import STAGING
 from tidetest.fake_cuda import Event, FakeCuda, RealCuda
-from tidetest.world import BUDGET, World
-
-STAGING = 256 * KIB
-TENSORS = BUDGET - STAGING  # staging is host memory, so the whole budget is the tensors'
+from tidetest.world import BUDGET, TENSORS, World
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU")
 

@@ -381,6 +381,13 @@ size_t tide_session_stats(uint64_t session,
 // `path` is NUL-terminated.
 int32_t tide_session_report(uint64_t session, const char *path);
 
+// Writes the trace of the step that the plan is for to the file `path`, as docs/plan.md has it. Refused before there is a plan.
+//
+// # Safety
+// `path` is NUL-terminated.
+int32_t tide_session_trace(uint64_t session,
+                           const char *path);
+
 // What each op of the step that is about to end took, in nanoseconds: for ops that had not run when they were reported as
 // ended, such as kernels. Without this call the time between the two reports counts.
 //

@@ -15,6 +15,10 @@ pub trait GpuMemory: fmt::Debug + Send + Sync {
     /// What it is called.
     fn name(&self) -> String;
 
+    /// Where the thread that moves bytes between it and the block devices of these numbers (`st_rdev`; `None` where a
+    /// device has none) should run. `None` where nobody knows: then the devices alone decide.
+    fn near(&self, devices: &[Option<u64>]) -> Option<GpuPlace>;
+
     /// Makes what copies between the GPU and `staging`, `slots` at once, on the thread that will use it.
     fn open(&self, slots: u32, staging: &DmaPool) -> Result<OpenedCopies, GpuError>;
 
@@ -25,6 +29,15 @@ pub trait GpuMemory: fmt::Debug + Send + Sync {
     fn open_window(&self, _size: WindowSize) -> Result<OpenedWindow, GpuError> {
         Err(GpuError(format!("nothing maps memory of {} for other devices", self.name())))
     }
+}
+
+/// From where a GPU is best served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuPlace {
+    /// The NUMA node.
+    pub node: usize,
+    /// What is there, for people.
+    pub why: String,
 }
 
 /// What copies, and how well.

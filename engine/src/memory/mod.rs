@@ -30,8 +30,8 @@ pub(crate) use copies::{Copies, Ended};
 pub use dma::{Backing, DmaBuffer, DmaPool, MemoryError};
 pub use ends::{Destination, ForeignDestination, ForeignSource, Source};
 pub use gpu::{
-    GpuCopies, GpuCopy, GpuDestination, GpuDirection, GpuError, GpuEvent, GpuMemory, GpuRange,
-    GpuSlice, GpuSource, OpenedCopies,
+    GpuCopies, GpuCopy, GpuDestination, GpuDirection, GpuError, GpuEvent, GpuMemory, GpuPlace,
+    GpuRange, GpuSlice, GpuSource, OpenedCopies,
 };
 
 /// Every device address, length and buffer is a multiple of this many bytes.

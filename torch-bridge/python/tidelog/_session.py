@@ -396,6 +396,10 @@ class Tide:
         """Writes the HTML report."""
         self._check(self._library.tide_session_report(self._sync(), os.fsencode(path)))
 
+    def trace(self, path):
+        """Writes the trace of the planned step, for `tidelog-plan`: ops, their times, the storages that they use."""
+        self._check(self._library.tide_session_trace(self._sync(), os.fsencode(path)))
+
     # -- storages ---------------------------------------------------------------------------------
 
     def record_of(self, storage, birth=None):

@@ -382,6 +382,19 @@ pub unsafe extern "C" fn tide_session_report(session: u64, path: *const c_char) 
     })
 }
 
+/// Writes the trace of the step that the plan is for to the file `path`, as docs/plan.md has it. Refused before there is a plan.
+///
+/// # Safety
+/// `path` is NUL-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_trace(session: u64, path: *const c_char) -> i32 {
+    with_session(session, |session| {
+        // SAFETY: by this function's contract.
+        let path = unsafe { text_argument(path, "path") }?;
+        session.write_trace(path.as_ref())
+    })
+}
+
 /// What each op of the step that is about to end took, in nanoseconds: for ops that had not run when they were reported as
 /// ended, such as kernels. Without this call the time between the two reports counts.
 ///

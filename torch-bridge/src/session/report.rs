@@ -1,10 +1,11 @@
-//! The report of a measured step: the record in words, written to a file whole or not at all.
+//! The report of a measured step, and its trace: written to files whole or not at all.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tidelog_planner::plan::{PlannedBytes, Target};
 use tidelog_planner::report::{OpSpan, Report, Stall, TransferSpan, Unmovable};
@@ -24,6 +25,21 @@ impl Session {
         let page = self.report().to_html();
         replace(path, page.as_bytes()).map_err(|(what, error)| {
             Failure::invalid(format!("the report cannot be written to {what:?}: {error}"))
+        })?;
+        Ok(0)
+    }
+
+    /// Writes the trace of the planned step, for `tidelog-plan`.
+    pub(crate) fn write_trace(&self, path: &Path) -> Result<i32, Failure> {
+        let trace = self.lock().planned.as_ref().map(|planned| Arc::clone(&planned.trace));
+        let trace = trace.ok_or_else(|| {
+            Failure::invalid(
+                "there is no trace yet: with mode=\"auto\" one is made once two steps in \
+                 `with tide.step():` were alike",
+            )
+        })?;
+        replace(path, trace.to_json().as_bytes()).map_err(|(what, error)| {
+            Failure::invalid(format!("the trace cannot be written to {what:?}: {error}"))
         })?;
         Ok(0)
     }
@@ -226,7 +242,7 @@ pub(super) fn seconds(nanos: u64) -> String {
     format!("{}.{:03} s", nanos / 1_000_000_000, nanos / 1_000_000 % 1000)
 }
 
-/// Writes a file beside `path` and renames it: who reads `path` sees the old page or the new one.
+/// Writes a file beside `path` and renames it: who reads `path` sees the old one or the new one.
 fn replace(path: &Path, bytes: &[u8]) -> Result<(), (String, std::io::Error)> {
     let beside = beside(path)
         .ok_or_else(|| (path.display().to_string(), std::io::ErrorKind::InvalidFilename.into()))?;

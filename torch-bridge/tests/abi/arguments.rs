@@ -202,6 +202,8 @@ fn senseless_arguments_of_a_session_are_refused_and_change_nothing() {
         assert_refused(tide_session_plan(session, null_mut(), null_mut()), "due");
         assert_refused(tide_session_report(session, null()), "path");
         assert_refused(tide_session_report(session, c"".as_ptr()), "report");
+        assert_refused(tide_session_trace(session, null()), "path");
+        assert_refused(tide_session_trace(session, c"x".as_ptr()), "no trace yet");
         assert_refused(tide_session_action_done(session, 99, 16, null_mut()), "never handed out");
         // No storage of such a number: passed over.
         let unknown = u32::MAX >> 1;

@@ -296,7 +296,9 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
         let Some(open) = &mut self.open else { return };
         for slot in slots {
             let flying: Vec<u32> = open.window.flying(Some(slot.into())).collect();
-            flying.into_iter().for_each(|part| self.path.abort(OURS | u64::from(part)));
+            for part in flying {
+                self.path.abort(OURS | u64::from(part));
+            }
             open.window.abort(Some(slot.into()));
         }
     }
