@@ -69,19 +69,19 @@ pub(super) fn staging_backing(pool: &PoolStats) -> String {
 fn gpu(pool: &PoolStats) -> Option<String> {
     let GpuStats { name, reached, page_locked, .. } = pool.reactor.gpu.as_ref()?;
     let past_the_host = matches!(pool.reactor.capabilities.kind, PathKind::Spdk | PathKind::Gds);
-    let mut told = name.clone();
+    let mut told = vec![name.clone()];
     match reached {
-        Feature::On => return Some(format!("{told}; no byte of it passes through the host")),
+        Feature::On => return Some(format!("{name}; no byte of it passes through the host")),
         // Of the kernel's paths nobody expects it.
         Feature::Off(why) if past_the_host => {
-            told += &format!("; its bytes pass through the host: {why}");
+            told.push(format!("its bytes pass through the host: {why}"));
         }
         Feature::Off(_) => {}
     }
     if let Feature::Off(why) = page_locked {
-        told += &format!("; staging memory is not page-locked: {why}");
+        told.push(format!("staging memory is not page-locked: {why}"));
     }
-    Some(told)
+    Some(told.join("; "))
 }
 
 /// Page-locked memory that takes a GPU's storages before SSDs do, in bytes.
