@@ -12,8 +12,11 @@ use tidelog_engine::memory::{
     OpenedCopies,
 };
 
+use tidelog_engine::path::backend::{OpenedWindow, WindowSize};
+
 use crate::checksum::Checksums;
 use crate::cuda::{CudaError, DevicePointer, Event, Gpu, HostLock, Stream};
+use crate::gdr;
 use crate::topology::{Place, Sysfs};
 
 /// CUDA's answer (`CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`) where memory is page-locked already.
@@ -59,6 +62,10 @@ impl GpuMemory for StagedGpu {
         };
         let lock = lock.map(|lock| Box::new(lock) as Box<_>);
         Ok(OpenedCopies { copies: Box::new(copies), why_no_checksums, why_unlocked, lock })
+    }
+
+    fn open_window(&self, size: WindowSize) -> Result<OpenedWindow, GpuError> {
+        gdr::open_window(&self.0, size).map_err(|error| GpuError(error.to_string()))
     }
 }
 

@@ -187,7 +187,7 @@ rust_rows() {
 
 torch_rows() {
     local test
-    for test in training_gives_the_same_bits training_by_cufile an_eviction_waits cuda_itself_has_back; do
+    for test in training_gives_the_same_bits training_by_cufile what_fits_into_host_memory an_eviction_waits cuda_itself_has_back; do
         pytest_row "torch: $test" $ROW_MAX -k "$test and cuda" tests/torch/test_gpu.py
     done
 }

@@ -121,7 +121,6 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
         kernel,
         kernel_done,
         checksums: vec![None; depth as usize],
-        reached: false,
         gpu,
         host_lock: None,
         host_memory: None,

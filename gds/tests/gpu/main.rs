@@ -11,6 +11,7 @@ mod checksum;
 mod copies;
 mod cufile;
 mod log;
+mod tier;
 
 use std::fmt;
 use std::sync::Arc;

@@ -46,6 +46,7 @@ class SessionOptions(ctypes.Structure):
         ("data_path", ctypes.c_char_p),
         ("budget", ctypes.c_uint64),
         ("staging", ctypes.c_uint64),
+        ("host_memory", ctypes.c_uint64),
         ("pool_size", ctypes.c_uint64),
         ("share", ctypes.c_uint32),
         ("buffered", ctypes.c_uint8),

@@ -7,10 +7,12 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tidelog_planner::plan::Target;
+use tidelog_planner::plan::{PlannedBytes, Target};
 use tidelog_planner::report::{OpSpan, Report, Stall, TransferSpan, Unmovable};
 use tidelog_planner::trace::{Kind, Trace};
 use tidelog_planner::units::Bytes;
+
+use tidelog_gds::HostTier;
 
 use super::history::{Label, OpRun, Step, Transfer, Wait};
 use super::stats::{data_path, staging_backing};
@@ -54,6 +56,10 @@ impl Session {
             report.figures.push(("staging memory".to_owned(), staging_backing(&pool)));
             report.figures.push(("devices".to_owned(), pool.description.devices.join(", ")));
         }
+        if let Some(tier) = self.tier.as_ref().map(HostTier::stats) {
+            let value = format!("{} at most of {}", tier.peak, tier.capacity);
+            report.figures.push(("host memory".to_owned(), value));
+        }
         report
     }
 }
@@ -69,8 +75,14 @@ impl State {
             notices: self.notices.clone(),
             ..Report::default()
         };
-        let (read, written) = self.figures.bandwidths();
-        for (name, rate) in [("read at", read), ("written at", written)] {
+        let (read, written) = self.figures.bandwidths(Target::Ssd);
+        let (from_host, to_host) = self.figures.bandwidths(Target::Host);
+        for (name, rate) in [
+            ("read at", read),
+            ("written at", written),
+            ("from host memory at", from_host),
+            ("to host memory at", to_host),
+        ] {
             if let Some(rate) = rate {
                 let value = format!("{}/s while transfers were in flight", Bytes(rate.0));
                 report.figures.push((name.to_owned(), value));
@@ -126,10 +138,7 @@ impl State {
             ("plan".to_owned(), format!("{}, {} migrations", plan.policy, plan.rows.len())),
             ("planned again".to_owned(), format!("{} times", self.replanning.taken_over)),
             ("the plan expects".to_owned(), stalls),
-            (
-                "the plan moves".to_owned(),
-                format!("{} out and {} back a step", bytes.ssd_written, bytes.ssd_read),
-            ),
+            ("the plan moves".to_owned(), format!("{} a step", moves(bytes))),
         ]
     }
 
@@ -170,7 +179,7 @@ impl<'a> Words<'a> {
             kind: moved.kind,
             bytes: Bytes(moved.bytes),
             direction: moved.direction,
-            target: Target::Ssd,
+            target: moved.target,
             begin: moved.begin,
             moved: moved.moved,
             end: moved.end,
@@ -211,6 +220,14 @@ impl<'a> Words<'a> {
 
 fn op_span(ran: &OpRun) -> OpSpan {
     OpSpan { name: ran.name.to_string(), begin: ran.begin, end: ran.end }
+}
+
+fn moves(bytes: &PlannedBytes) -> String {
+    let ssd = format!("{} out and {} back", bytes.ssd_written, bytes.ssd_read);
+    match (bytes.host_written, bytes.host_read) {
+        (Bytes(0), Bytes(0)) => ssd,
+        (out, back) => format!("{ssd}, {out} to host memory and {back} from it"),
+    }
 }
 
 /// Bytes written by kind, largest first; kinds of which nothing was written are left out.

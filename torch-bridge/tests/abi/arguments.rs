@@ -31,6 +31,7 @@ fn session_options(devices: *const c_char) -> tide_session_options {
         data_path: c"auto".as_ptr(),
         budget: 4 << 20,
         staging: STAGING,
+        host_memory: 0,
         pool_size: POOL_SIZE,
         share: 0,
         buffered: 1,
@@ -127,6 +128,13 @@ fn sessions_do_not_open_with_senseless_options() {
     }
     let session = open_session(&good()).unwrap_or_else(|_| panic!("{}", last_error()));
     assert_eq!(tide_session_close(session), TIDE_READY);
+    let no_gpu = tide_session_options { host_memory: 1 << 20, ..good() };
+    assert_eq!(open_session(&no_gpu), Err(TIDE_INVALID_ARGUMENT));
+    assert!(
+        last_error().contains("host_memory of 1 MiB is for the tensors of a GPU"),
+        "{}",
+        last_error()
+    );
     let no_share = tide_session_options { share: 7, ..good() };
     assert_eq!(open_session(&no_share), Err(TIDE_POOL_FAILED));
     assert!(last_error().contains("share"));
