@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -45,7 +46,10 @@ static struct {
     unsigned flushes;
     unsigned handles, buffers, batches, submitted, batch_longest, copies, allocated, modules, kernels;
     uint64_t host_bytes; /* that streams copied between the GPU and the host */
+    uint64_t pageable;   /* of these, to or from host memory that is not page-locked */
 } state = { .status = 1u << 4, .features = 1u << 1, .major = 2, .minor = 17, .batch_max = 128, .gpus = 1, .p2pdma = true, .flushes_by = 1 };
+
+static bool held; /* time stands still */
 
 static uint64_t chance(void) {
     seed ^= seed << 13; seed ^= seed >> 7; seed ^= seed << 17;
@@ -73,10 +77,10 @@ int planned(const char *what) {
 void fake_reset(uint64_t new_seed, unsigned new_laziness) {
     pthread_mutex_lock(&fake_lock);
     seed = new_seed * 2 + 1; laziness = new_laziness; violations = 0; first_violation[0] = 0;
-    memset(plans, 0, sizeof plans);
+    memset(plans, 0, sizeof plans); held = false;
     state.status = 1u << 4; state.features = 1u << 1; state.major = 2; state.minor = 17; state.batch_max = 128;
     state.force_compat = false; state.p2pdma = true; state.gpus = 1; state.ordering = 0; state.flushes_by = 1; state.flushes = 0;
-    state.submitted = state.batch_longest = state.copies = state.kernels = 0; state.host_bytes = 0; state.driver_opens = state.driver_closes = 0;
+    state.submitted = state.batch_longest = state.copies = state.kernels = 0; state.host_bytes = state.pageable = 0; state.driver_opens = state.driver_closes = 0;
     pthread_mutex_unlock(&fake_lock);
 }
 
@@ -99,6 +103,7 @@ void fake_driver(unsigned status, unsigned features, unsigned major, unsigned ba
 
 /* How the GPU comes to see what other devices write: in order (100), by itself not (0); by which flushes (1, the host's). */
 void fake_remote_writes(int ordering, int flushes_by) { state.ordering = ordering; state.flushes_by = flushes_by; }
+void fake_hold(bool still) { held = still; }
 
 void fake_unify(bool unified) { state.unified = unified; }
 
@@ -106,6 +111,8 @@ unsigned fake_violations(char *first, size_t room) {
     if (room) snprintf(first, room, "%s", first_violation);
     return violations;
 }
+
+static uint64_t host_memory(void);
 
 uint64_t fake_count(const char *what) {
     if (!strcmp(what, "handles")) return state.handles;
@@ -120,6 +127,8 @@ uint64_t fake_count(const char *what) {
     if (!strcmp(what, "host_bytes")) return state.host_bytes;
     if (!strcmp(what, "flushes")) return state.flushes;
     if (!strcmp(what, "pinned")) return gdr_count();
+    if (!strcmp(what, "pageable")) return state.pageable;
+    if (!strcmp(what, "host_memory")) return host_memory();
     if (!strcmp(what, "driver_opens")) return state.driver_opens;
     if (!strcmp(what, "driver_closes")) return state.driver_closes;
     return ~0ull;
@@ -135,6 +144,22 @@ static bool is_word(uint64_t at, size_t length) {
     for (unsigned i = 0; i < MAX; i++)
         if (words[i].base && at >= (uintptr_t)words[i].base && at + length <= (uintptr_t)words[i].base + words[i].length) return true;
     return false;
+}
+
+/* The bytes of all that cuMemHostAlloc gave and nobody has freed. */
+static uint64_t host_memory(void) {
+    uint64_t bytes = 0;
+    for (unsigned i = 0; i < MAX; i++)
+        if (words[i].base) bytes += words[i].length;
+    return bytes;
+}
+
+static struct { char *base; size_t length; } locks[MAX]; /* host memory that was page-locked where it was */
+
+static bool is_locked(uint64_t at, size_t length) {
+    for (unsigned i = 0; i < MAX; i++)
+        if (locks[i].base && at >= (uintptr_t)locks[i].base && at + length <= (uintptr_t)locks[i].base + locks[i].length) return true;
+    return is_word(at, length);
 }
 
 bool allocated(CUdeviceptr at, size_t length) {
@@ -249,7 +274,11 @@ static bool step(struct Stream *stream) {
         else memcpy(to, from, s->length);
         if (s->kind == SUM) state.kernels++;
         else if (s->kind != ZERO && !s->owned) state.copies++;
-        if (!s->owned && (s->kind == COPY_IN || s->kind == COPY_OUT)) state.host_bytes += s->length;
+        if (!s->owned && (s->kind == COPY_IN || s->kind == COPY_OUT)) {
+            state.host_bytes += s->length;
+            if (!is_locked(s->kind == COPY_IN ? s->from : s->to, s->length)) state.pageable += s->length;
+            if (from_there && to_there && planned("flip")) to[0] ^= 1; /* on the link */
+        }
     }
     stream->head = s->next;
     if (!stream->head) stream->tail = NULL;
@@ -258,10 +287,12 @@ static bool step(struct Stream *stream) {
     return true;
 }
 
-/* Some time passes: now and then one stream, whichever, does one step. */
+/* Some time passes: now and then one stream that can, whichever, does one step. */
 static void tick(void) {
-    if (stream_count == 0 || chance() % (laziness + 1)) return;
-    step(streams[chance() % stream_count]);
+    if (held || stream_count == 0 || chance() % (laziness + 1)) return;
+    unsigned first = chance() % stream_count;
+    for (unsigned i = 0; i < stream_count; i++)
+        if (step(streams[(first + i) % stream_count])) return;
 }
 
 static void append(struct Stream *stream, struct Step step_) {
@@ -361,8 +392,6 @@ CUresult cuMemFree_v2(CUdeviceptr at) {
     return OK;
 }
 
-static struct { char *base; size_t length; } locks[MAX];
-
 CUresult cuMemHostRegister_v2(void *at, size_t length, unsigned flags) {
     (void)flags;
     char *base = at;
@@ -422,6 +451,9 @@ CUresult cuMemHostAlloc(void **at, size_t length, unsigned flags) {
     int code = planned("host_alloc");
     if (!code) {
         *at = calloc(1, length);
+        if (!*at) code = NO_MEMORY;
+    }
+    if (!code) {
         for (unsigned i = 0; i < MAX; i++)
             if (!words[i].base) { words[i].base = *at; words[i].length = length; break; }
         state.allocated++;
@@ -510,10 +542,14 @@ CUresult cuEventQuery(struct Event *event) {
     return code;
 }
 CUresult cuEventSynchronize(struct Event *event) {
-    pthread_mutex_lock(&fake_lock);
-    while (event->happened < event->recorded)
-        for (unsigned i = 0; i < stream_count; i++) step(streams[i]);
-    pthread_mutex_unlock(&fake_lock);
+    bool happened = false;
+    while (!happened) { /* Time passes for others meanwhile. */
+        pthread_mutex_lock(&fake_lock);
+        tick();
+        happened = event->happened >= event->recorded;
+        pthread_mutex_unlock(&fake_lock);
+        sched_yield();
+    }
     return OK;
 }
 CUresult cuGetErrorName(CUresult code, const char **name) { (void)code; *name = "FAKE"; return OK; }

@@ -48,6 +48,7 @@ pub use device::{
     OpenMode, SpecError,
 };
 pub use endurance::{Endurance, FdpStatistics, ReclaimUnitHandle};
+pub use numa::stay_near;
 pub use operation::{
     Action, Completion, DeviceError, Extent, Library, Operation, OperationKind, PlacementHandle,
     Refusal, Refused, Status,

@@ -38,7 +38,8 @@ impl<'a> Run<'a> {
             Policy::Ideal => (UNLIMITED, Bytes(0)),
             _ => (machine.budget, machine.staging),
         };
-        let residency = Residency::new(Config::new(budget, staging));
+        let host_memory = machine.host.map_or(Bytes(0), |host| host.memory);
+        let residency = Residency::new(Config { host_memory, ..Config::new(budget, staging) });
         let capacity = Bytes(budget.0.saturating_sub(staging.0));
         let mut run = Self {
             world: World::new(trace, residency, Links::new(machine), capacity),

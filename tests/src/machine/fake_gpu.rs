@@ -101,6 +101,12 @@ impl FakeGpu {
         unsafe { self.get::<Set>("fake_remote_writes")(ordering, flushes) };
     }
 
+    /// Time stands still, but for who waits for a stream as a whole; or it goes on.
+    pub fn hold(&self, still: bool) {
+        // SAFETY: declared so in fake.c.
+        unsafe { self.get::<unsafe extern "C" fn(bool)>("fake_hold")(still) };
+    }
+
     /// Everything that nobody may do and somebody did: how often, and the first of it.
     pub fn violations(&self) -> (u32, String) {
         let mut first = [0_u8; 256];

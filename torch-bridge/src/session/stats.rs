@@ -6,6 +6,7 @@ use tidelog_engine::log::Durability;
 use tidelog_engine::path::{Endurance, Feature, PathKind};
 use tidelog_engine::pool::PoolStats;
 use tidelog_engine::schedule::GpuStats;
+use tidelog_gds::HostTierStats;
 use tidelog_planner::trace::Kind;
 
 use super::Session;
@@ -22,6 +23,7 @@ impl Session {
             "why_not": pool.as_ref().map(|pool| &pool.reactor.why_not),
             "staging_backing": pool.as_ref().map(staging_backing),
             "gpu": pool.as_ref().and_then(gpu),
+            "host_memory": self.tier.as_ref().map(|tier| host_memory(&tier.stats())),
             "pool": pool.as_ref().map(space),
             "devices": pool.as_ref().map(devices),
             "lanes": pool.as_ref().map(lanes),
@@ -67,17 +69,30 @@ pub(super) fn staging_backing(pool: &PoolStats) -> String {
 fn gpu(pool: &PoolStats) -> Option<String> {
     let GpuStats { name, reached, page_locked, .. } = pool.reactor.gpu.as_ref()?;
     let past_the_host = matches!(pool.reactor.capabilities.kind, PathKind::Spdk | PathKind::Gds);
-    let by_host = match reached {
+    let mut told = vec![name.clone()];
+    match reached {
         Feature::On => return Some(format!("{name}; no byte of it passes through the host")),
-        Feature::Off(why) if past_the_host => format!("; its bytes pass through the host: {why}"),
-        // Nobody expects otherwise of the kernel's paths.
-        Feature::Off(_) => String::new(),
-    };
-    let unlocked = match page_locked {
-        Feature::On => String::new(),
-        Feature::Off(why) => format!("; staging memory is not page-locked: {why}"),
-    };
-    Some(format!("{name}{by_host}{unlocked}"))
+        // Of the kernel's paths nobody expects it.
+        Feature::Off(why) if past_the_host => {
+            told.push(format!("its bytes pass through the host: {why}"));
+        }
+        Feature::Off(_) => {}
+    }
+    if let Feature::Off(why) = page_locked {
+        told.push(format!("staging memory is not page-locked: {why}"));
+    }
+    Some(told.join("; "))
+}
+
+/// Page-locked memory that takes a GPU's storages before SSDs do, in bytes.
+fn host_memory(tier: &HostTierStats) -> Value {
+    json!({
+        "capacity": tier.capacity.0,
+        "used": tier.used.0,
+        "peak": tier.peak.0,
+        "bytes_out": tier.bytes_out.0,
+        "bytes_back": tier.bytes_back.0,
+    })
 }
 
 /// The share's space, in bytes.
