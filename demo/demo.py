@@ -43,7 +43,7 @@ def parse_arguments():
     parser.add_argument("--steps", type=int, default=24, help="training steps of each run (default 24)")
     parser.add_argument("--fraction", type=float, default=0.25, help="budget as a part of the plain peak (default 0.25)")
     parser.add_argument("--pool", help="folder for the pool's two devices (default: a temporary one)")
-    parser.add_argument("--policy", default="auto", help="who plans: auto, algorithm1 or tidelog (default auto)")
+    parser.add_argument("--policy", default="auto", help="who plans: auto, tidelog or algorithm1 (default auto, which is tidelog)")
     parser.add_argument("--report", default=str(ROOT / "target" / "demo-report.html"), help="path of the HTML report")
     parser.add_argument("--run", choices=["plain", "offloaded"], help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
@@ -111,7 +111,7 @@ def run_offloaded(arguments):
             for inputs, targets in data:
                 with tide.step():
                     loss = train(model, optimizer, inputs, targets)
-                steps.append({**tide.last_step(), "phase": tide.phase})
+                steps.append({**tide.last_step(), "phase": tide.phase, "simulated": tide.simulate_step()})
                 note(arguments, "offloaded", losses, seconds, loss, steps[-1]["seconds"])
             print()
             finish(

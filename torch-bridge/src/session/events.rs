@@ -204,6 +204,7 @@ impl Session {
         event: impl FnOnce(&mut State) -> Progress,
     ) -> Result<i32, Failure> {
         let mut state = self.lock();
+        state.requests_answered();
         self.take_in(&mut state);
         let progress = event(&mut state);
         self.carry_out(&mut state);
@@ -211,6 +212,7 @@ impl Session {
             if matches!(progress, Progress::Refused(_) | Progress::Failed(_)) {
                 state.held = Some(progress);
             }
+            state.handing_out = Some(Instant::now());
             return Ok(Status::Action as i32);
         }
         state.count_stall(&progress);
@@ -289,6 +291,7 @@ impl State {
             self.declined.retain(|&each| each != storage);
             self.machine.died(storage);
             self.profile.died(storage);
+            self.planning.died(storage);
         }
     }
 
@@ -327,6 +330,13 @@ impl State {
         self.op.open = false;
         if let Some(since) = self.op.running_since.take() {
             self.history.ran(&self.op.name, self.op.index, since, Instant::now());
+        }
+    }
+
+    /// The caller comes back: what it did since it was given requests is the handling of transfers.
+    fn requests_answered(&mut self) {
+        if let Some(since) = self.handing_out.take() {
+            self.figures.handled(since.elapsed());
         }
     }
 

@@ -24,6 +24,8 @@ pub(super) struct Totals {
     pub(super) clean_drops: u64,
     pub(super) stalls: u64,
     pub(super) stall_ns: u64,
+    /// What the caller took to answer requests: to let memory go, to get some, to hand transfers over.
+    pub(super) handling_ns: u64,
 }
 
 impl Totals {
@@ -36,6 +38,7 @@ impl Totals {
             clean_drops: self.clean_drops - before.clean_drops,
             stalls: self.stalls - before.stalls,
             stall_ns: self.stall_ns - before.stall_ns,
+            handling_ns: self.handling_ns - before.handling_ns,
         }
     }
 }
@@ -47,6 +50,8 @@ pub(super) struct Figures {
     pub(super) written: BytesByKind,
     pub(super) read: BytesByKind,
     pub(super) last_step: Totals,
+    /// How fast the last step went.
+    pub(super) last_pace: Pace,
     step_began_at: Totals,
     step_began: Option<Moment>,
     writes: Busy,
@@ -139,6 +144,16 @@ impl Figures {
         self.totals.stall_ns += time.as_nanos() as u64;
     }
 
+    pub(super) fn handled(&mut self, time: Duration) {
+        self.totals.handling_ns += time.as_nanos() as u64;
+    }
+
+    /// What one transfer has taken of the caller so far, on average.
+    pub(super) fn handling(&self) -> Nanos {
+        let Totals { evictions, fetches, handling_ns, .. } = self.totals;
+        Nanos(handling_ns / (evictions + fetches).max(1))
+    }
+
     pub(super) fn step_begins(&mut self) {
         self.step_began_at = self.totals;
         let (reads, writes) = (self.reads.so_far(), self.writes.so_far());
@@ -147,6 +162,7 @@ impl Figures {
 
     pub(super) fn step_ends(&mut self) {
         self.last_step = self.totals.since(self.step_began_at);
+        self.last_pace = self.pace();
     }
 
     /// Measured bandwidths of the pool, reading and writing, as far as transfers have shown them.
@@ -155,8 +171,7 @@ impl Figures {
         (self.reads.bandwidth(opened), self.writes.bandwidth(opened))
     }
 
-    /// How fast the step that just ended went.
-    pub(super) fn pace(&self) -> Pace {
+    fn pace(&self) -> Pace {
         let Some(Moment { at, reads, writes }) = self.step_began else { return Pace::default() };
         let took = at.elapsed().as_nanos() as u64;
         Pace {
