@@ -190,9 +190,11 @@ impl Session {
 
     /// Waits for one completion at most `timeout`, without the lock, then looks again.
     pub(crate) fn wait(&self, timeout: Duration) -> Result<i32, Failure> {
+        let ended = self.completions.oldest_end();
         let completed = self.completions.wait_pop(timeout);
         if let Some((tag, outcome)) = completed {
-            self.complete(&mut self.lock(), TransferId(tag), outcome);
+            let ended = ended.unwrap_or_else(Instant::now);
+            self.complete(&mut self.lock(), TransferId(tag), outcome, ended);
         }
         self.resume()
     }

@@ -63,6 +63,8 @@ pub(super) struct Figures {
 struct Busy {
     in_flight: u32,
     since: Option<Instant>,
+    /// When the last transfer ended: before it was seen to, at the next op boundary.
+    ended: Option<Instant>,
     time: Duration,
     bytes: u64,
 }
@@ -81,11 +83,15 @@ impl Busy {
         self.since.get_or_insert_with(Instant::now);
     }
 
-    fn finished(&mut self, bytes: u64) {
+    fn finished(&mut self, bytes: u64, at: Instant) {
         self.bytes += bytes;
         self.in_flight = self.in_flight.saturating_sub(1);
+        let ended = self.ended.map_or(at, |before| before.max(at));
+        self.ended = Some(ended);
         if self.in_flight == 0 {
-            self.time += self.since.take().map_or(Duration::ZERO, |since| since.elapsed());
+            let since = self.since.take();
+            self.time +=
+                since.map_or(Duration::ZERO, |since| ended.saturating_duration_since(since));
         }
     }
 
@@ -116,12 +122,19 @@ impl Figures {
         }
     }
 
-    pub(super) fn finished(&mut self, direction: Direction, done: bool, kind: Kind, bytes: u64) {
-        let moved = if done { bytes } else { 0 };
+    /// A transfer ended; `moved`: well, with so many bytes of a storage for that.
+    pub(super) fn finished(
+        &mut self,
+        direction: Direction,
+        moved: Option<(Kind, u64)>,
+        at: Instant,
+    ) {
+        let done = moved.is_some();
+        let (kind, moved) = moved.unwrap_or((Kind::Other, 0));
         let place = Kind::ALL.iter().position(|&each| each == kind).unwrap_or(0);
         match direction {
             Direction::Out(CopyKind::Write) => {
-                self.writes.finished(moved);
+                self.writes.finished(moved, at);
                 self.totals.evictions += u64::from(done);
                 self.totals.bytes_written += moved;
                 self.written[place] += moved;
@@ -131,7 +144,7 @@ impl Figures {
                 self.totals.clean_drops += u64::from(done);
             }
             Direction::In => {
-                self.reads.finished(moved);
+                self.reads.finished(moved, at);
                 self.totals.fetches += u64::from(done);
                 self.totals.bytes_read += moved;
                 self.read[place] += moved;

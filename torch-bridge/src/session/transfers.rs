@@ -232,8 +232,9 @@ impl Session {
 
     /// Takes in every completion that is there.
     pub(super) fn take_in(&self, state: &mut State) {
-        while let Some((tag, transferred)) = self.completions.try_pop() {
-            self.complete(state, TransferId(tag), transferred);
+        while let Some(ended) = self.completions.oldest_end() {
+            let Some((tag, transferred)) = self.completions.try_pop() else { return };
+            self.complete(state, TransferId(tag), transferred, ended);
         }
     }
 
@@ -242,6 +243,7 @@ impl Session {
         state: &mut State,
         transfer: TransferId,
         transferred: Transferred,
+        ended: Instant,
     ) {
         let Some(in_flight) = state.in_flight.get(&transfer) else { return };
         let (storage, direction) = (in_flight.storage, in_flight.direction);
@@ -259,7 +261,7 @@ impl Session {
         };
         let moved = matches!(outcome, Outcome::Done | Outcome::Matched);
         let (kind, size) = (state.kind_of(storage), state.size_of(storage));
-        state.figures.finished(direction, moved, kind, size);
+        state.figures.finished(direction, moved.then_some((kind, size)), ended);
         self.end(state, transfer, outcome);
     }
 
