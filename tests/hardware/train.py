@@ -117,7 +117,7 @@ def run_limited(arguments):
         options = {"memory": arguments.limit, "pool_size": arguments.pool_size, "device": arguments.device}
         options |= {"buffered": not is_direct(folder)}
         with tidelog.offload(pool=folder, **options) as tide:
-            losses, seconds = train(arguments, *make(arguments), tide.step)
+            losses, seconds = train(arguments, *make(arguments), tide.step, lambda: await_plan(tide))
             stats, last = tide.stats(), tide.last_step()
         if tide.peak_bytes > arguments.limit:
             sys.exit(f"train.py: {tide.peak_bytes} bytes of tensors lived under a limit of {arguments.limit}")
@@ -142,7 +142,13 @@ def make(arguments):
     return model, torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=False)
 
 
-def train(arguments, model, optimizer, around=contextlib.nullcontext):
+def await_plan(tide):
+    """Steps go on while a plan is made; here they wait for it, so that those that are timed follow it."""
+    while tide.stats()["planning"]:
+        time.sleep(0.01)
+
+
+def train(arguments, model, optimizer, around=contextlib.nullcontext, between=lambda: None):
     import gpt
 
     losses, seconds = [], []
@@ -152,6 +158,7 @@ def train(arguments, model, optimizer, around=contextlib.nullcontext):
             loss = gpt.train_step(model, optimizer, inputs.to(arguments.device), targets.to(arguments.device))
         losses.append(loss.item().hex())  # waits for the device
         seconds.append(time.perf_counter() - started)
+        between()
     return losses, seconds
 
 

@@ -45,6 +45,7 @@ impl Session {
                 "simulated_ns": planned.plan.expects.simulated.then_some(planned.plan.expects.time.0),
                 "read_bytes_per_second": planned.machine.ssd.read.0,
                 "write_bytes_per_second": planned.machine.ssd.write.0,
+                "handling_ns": state.figures.handling().0,
                 "replans": state.planning.taken_over,
             })),
             "notices": state.notices,
