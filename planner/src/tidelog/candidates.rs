@@ -42,6 +42,11 @@ impl Candidates {
         self.offer(plan, simulation);
     }
 
+    pub(super) fn fastest_first(mut self) -> Vec<(Plan, Simulation)> {
+        self.kept.sort_by_key(time);
+        self.kept
+    }
+
     pub(super) fn best(self, goal: Goal) -> (Plan, Simulation) {
         let shortest = self.kept.iter().map(time).min().unwrap_or(0);
         let as_fast = shortest + shortest / AS_FAST_PARTS;

@@ -188,21 +188,25 @@ pub fn tidelog(
     machine: &Machine,
     options: Options,
 ) -> Result<(Plan, Simulation), SimulateError> {
-    let mut search = Search { trace, machine, options, found: Candidates::default() };
-    if search.tries_published() {
-        search.try_published()?;
-    }
-    let lifetimes = Lifetimes::of(trace);
-    search.sweep(&lifetimes)?;
-    // Prices of host memory's links are not looked at: with it the sweep's plans write little anyway.
-    if options.without != Some(Idea::Rounding) && machine.host.is_none() {
-        search.round(&lifetimes)?;
-    }
-    let best = search.found.best(options.goal);
+    let best = Search::run(trace, machine, options)?.best(options.goal);
     match options.goal {
         Goal::Time => trials::improve(trace, machine, best, options),
         Goal::Wear => Ok(best),
     }
+}
+
+/// The plans that no other one beats in both time and bytes written, fastest first, among all that are made for
+/// [`Goal::Wear`]: slower ones that write less, too.
+///
+/// # Errors
+/// As [`tidelog`].
+pub fn frontier(
+    trace: &Trace,
+    machine: &Machine,
+    options: Options,
+) -> Result<Vec<(Plan, Simulation)>, SimulateError> {
+    let options = Options { goal: Goal::Wear, ..options };
+    Ok(Search::run(trace, machine, options)?.fastest_first())
 }
 
 /// Plans tried one after the other.
@@ -213,7 +217,26 @@ struct Search<'a> {
     found: Candidates,
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    /// Every plan that the options ask for.
+    fn run(
+        trace: &'a Trace,
+        machine: &'a Machine,
+        options: Options,
+    ) -> Result<Candidates, SimulateError> {
+        let mut search = Self { trace, machine, options, found: Candidates::default() };
+        if search.tries_published() {
+            search.try_published()?;
+        }
+        let lifetimes = Lifetimes::of(trace);
+        search.sweep(&lifetimes)?;
+        // Prices of host memory's links are not looked at: with it the sweep's plans write little anyway.
+        if options.without != Some(Idea::Rounding) && machine.host.is_none() {
+            search.round(&lifetimes)?;
+        }
+        Ok(search.found)
+    }
+
     fn tries_published(&self) -> bool {
         let Options { published, goal, .. } = self.options;
         self.trace.ops.len() as u64 <= published || (goal == Goal::Wear && published > 0)

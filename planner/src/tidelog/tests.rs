@@ -127,6 +127,22 @@ fn trials_find_what_changing_one_period_of_the_best_plan_does_not() {
 }
 
 #[test]
+fn the_frontier_goes_from_the_shortest_time_to_the_fewest_bytes() {
+    let trace = training(8, 50, 40, 30);
+    let options = Options { trials: 0, ..Options::default() };
+    let found = frontier(&trace, &machine(500), options).unwrap();
+    for pair in found.windows(2) {
+        assert!(pair[0].1.time < pair[1].1.time);
+        assert!(pair[0].1.bytes.ssd_written > pair[1].1.bytes.ssd_written);
+    }
+    let (_, fastest) = tidelog(&trace, &machine(500), options).unwrap();
+    let wear = Options { goal: Goal::Wear, ..options };
+    let (_, thrifty) = tidelog(&trace, &machine(500), wear).unwrap();
+    assert!(found[0].1.time <= fastest.time);
+    assert!(found.iter().any(|(_, one)| (one.time, one.bytes) == (thrifty.time, thrifty.bytes)));
+}
+
+#[test]
 fn the_same_trace_gives_the_same_plan() {
     let trace = training(12, 40_000, 100_000, 60_000);
     let machine = machine(900_000);

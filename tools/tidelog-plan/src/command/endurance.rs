@@ -3,13 +3,14 @@
 use super::table::table;
 use crate::cli::{DriveArgs, EnduranceArgs, Output, Policy, ReportArgs};
 use crate::failure::Failure;
-use crate::inputs::{PLANNERS, Step, planner};
+use crate::inputs::{Step, planner};
 use serde_json::json;
 use std::fmt::Write;
 use tidelog_planner::endurance::{Choice, Point, Wear, Wearing, choices, curve, under_budget};
 use tidelog_planner::hardware::Drives;
 use tidelog_planner::report::text::{factor, time};
 use tidelog_planner::report::{BudgetPoint, Report};
+use tidelog_planner::tidelog::{self, frontier};
 use tidelog_planner::units::Bytes;
 
 const TERABYTE: f64 = 1e12;
@@ -107,11 +108,9 @@ fn found(step: &Step) -> Result<Vec<Choice>, Failure> {
         Failure::Usage("policy lru makes no plan, and none that writes less; see --help".to_owned())
     })?;
     let mut known = vec![Choice { plan, simulation: step.simulation.clone() }];
-    // Whoever plans, another policy's plan may be one that writes less.
-    for (_, policy) in PLANNERS.into_iter().filter(|(_, policy)| *policy != step.policy) {
-        let (plan, simulation) = planner(policy)(&step.trace, &step.machine)?;
-        known.push(Choice { plan, simulation });
-    }
+    // Whoever plans, another plan may be one that writes less.
+    let thrifty = frontier(&step.trace, &step.machine, tidelog::Options::default())?;
+    known.extend(thrifty.into_iter().map(|(plan, simulation)| Choice { plan, simulation }));
     Ok(choices(&step.trace, &step.machine, known, &planner(step.policy))?)
 }
 
