@@ -1,7 +1,7 @@
 use super::*;
 use crate::cost::SsdLink;
-use crate::lifetime::Lifetimes;
 use crate::instances::random_machine;
+use crate::lifetime::Lifetimes;
 use crate::simulate::{Policy, run_many, simulate, simulate_under};
 use crate::testing::{Builder, Random, every_plan, machine, random_trace, training};
 use crate::trace::Access;
