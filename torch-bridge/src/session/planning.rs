@@ -49,9 +49,9 @@ enum Occasion {
 }
 
 impl Planning {
-    /// Whether a plan is being made, or waits for a step to begin.
+    /// Whether a plan is being made. One that is ready waits for a step to begin.
     pub(super) fn is_under_way(&self) -> bool {
-        self.under_way.is_some()
+        self.under_way.as_ref().is_some_and(|attempt| !attempt.thread.is_finished())
     }
 
     /// The storage died between two steps: its number may mean another one when the next begins.

@@ -103,9 +103,6 @@ fn steps_go_on_while_the_first_plan_is_made() {
         training.step();
         reactive += 1;
         assert!(reactive < 100_000, "no plan: {}", training.framework.stats());
-        let stats = training.framework.stats();
-        let planned = stats["planning"] == true || !stats["plan"].is_null();
-        assert!(planned || reactive < 3, "alike steps are planned for: {stats}");
     }
     training.steps(2);
     let stats = training.framework.stats();
