@@ -101,12 +101,13 @@ compare-spdk: setup ## The path spdk against SPDK's own spdk_nvme_perf, over NVM
 test-compare: ## What compare concludes from runs, without running any
 	python3 benches/compare/test_compare.py
 
+GPU_TOOLS = tidelog-doctor tidelog-bench tidelog-plan
 GPU_TESTS = cargo test --release -q -p tidelog-gds --test gpu --no-run
 gpu-build: ## What a machine with a GPU needs, into target/gpu: less than 64 MiB
 	@mkdir -p target/gpu
-	cargo build --release -q -p tidelog-doctor -p tidelog-torch
+	cargo build --release -q -p tidelog-torch $(GPU_TOOLS:%=-p %)
 	$(GPU_TESTS)
-	strip -o target/gpu/tidelog-doctor target/release/tidelog-doctor
+	for tool in $(GPU_TOOLS); do strip -o target/gpu/$$tool target/release/$$tool || exit 1; done
 	strip -o target/gpu/libtidelog.so target/release/libtidelog.so
 	strip -o target/gpu/gpu-tests "$$($(GPU_TESTS) --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)"
 	@[ "$$(du -sm target/gpu | cut -f 1)" -lt 64 ] || { du -sh target/gpu/*; exit 1; }

@@ -24,7 +24,7 @@ fn idle_reactors_use_less_than_a_thousandth_of_a_cpu() {
     for choice in [PathChoice::Uring, PathChoice::Posix] {
         let device = Device::create(&spec, ByteCount::mib(1), false, OpenMode::default()).unwrap();
         std::fs::remove_file(spec.path()).unwrap();
-        let provider = Box::new(KernelDevices { devices: vec![device], choice });
+        let provider = Box::new(KernelDevices::new(vec![device], choice));
         let reactor = Reactor::start(provider, ReactorOptions::default()).unwrap();
         // Waking it once first: what is left standing by a wake-up would make it spin from then on.
         for _ in 0..100 {

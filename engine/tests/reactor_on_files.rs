@@ -34,7 +34,7 @@ impl Directory {
         let chunk = ByteCount(CHUNK.into());
         let staging = ByteCount(chunk.0 * chunks);
         let options = ReactorOptions { staging, chunk, ..ReactorOptions::default() };
-        Reactor::start(Box::new(KernelDevices { devices, choice }), options).unwrap()
+        Reactor::start(Box::new(KernelDevices::new(devices, choice)), options).unwrap()
     }
 }
 

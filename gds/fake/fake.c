@@ -6,8 +6,11 @@
  * one crashes. Every transfer and every copy is checked against all others that are on their way over the same bytes;
  * a race is counted, with the first one's description, and so is every other misuse. */
 #define _GNU_SOURCE
+#include "fake.h"
+
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -25,7 +28,7 @@ enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_READY = 600, ALREADY_LOCKED = 712
 #define FAR 0x4000000000000000ull
 #define MAX 1024
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- what tests set and read ---- */
 
@@ -39,23 +42,28 @@ static struct {
     bool allow_compat, force_compat, p2pdma, driver_open;
     int gpus;
     bool unified; /* host addresses are device addresses too: for frameworks whose tensors are really in host memory */
+    int ordering, flushes_by; /* how other devices' writes come to be seen: CUDA's numbers */
+    unsigned flushes;
     unsigned handles, buffers, batches, submitted, batch_longest, copies, allocated, modules, kernels;
     uint64_t host_bytes; /* that streams copied between the GPU and the host */
-} state = { .status = 1u << 4, .features = 1u << 1, .major = 2, .minor = 17, .batch_max = 128, .gpus = 1, .p2pdma = true };
+    uint64_t pageable;   /* of these, to or from host memory that is not page-locked */
+} state = { .status = 1u << 4, .features = 1u << 1, .major = 2, .minor = 17, .batch_max = 128, .gpus = 1, .p2pdma = true, .flushes_by = 1 };
+
+static bool held; /* time stands still */
 
 static uint64_t chance(void) {
     seed ^= seed << 13; seed ^= seed >> 7; seed ^= seed << 17;
     return seed * 0x2545F4914F6CDD1Dull;
 }
 
-static void violated(const char *what, uint64_t at, uint64_t length) {
+void violated(const char *what, uint64_t at, uint64_t length) {
     if (violations++ == 0)
         snprintf(first_violation, sizeof first_violation, "%s (%llu bytes at %llx)", what, (unsigned long long)length,
                  (unsigned long long)at);
 }
 
 /* The code that a planned failure of this call answers, or 0. */
-static int planned(const char *what) {
+int planned(const char *what) {
     for (unsigned i = 0; i < 16; i++) {
         if (plans[i].times == 0 || strcmp(plans[i].what, what) != 0) continue;
         if (plans[i].after-- > 0) return 0;
@@ -67,25 +75,25 @@ static int planned(const char *what) {
 }
 
 void fake_reset(uint64_t new_seed, unsigned new_laziness) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     seed = new_seed * 2 + 1; laziness = new_laziness; violations = 0; first_violation[0] = 0;
-    memset(plans, 0, sizeof plans);
+    memset(plans, 0, sizeof plans); held = false;
     state.status = 1u << 4; state.features = 1u << 1; state.major = 2; state.minor = 17; state.batch_max = 128;
-    state.force_compat = false; state.p2pdma = true; state.gpus = 1;
-    state.submitted = state.batch_longest = state.copies = state.kernels = 0; state.host_bytes = 0; state.driver_opens = state.driver_closes = 0;
-    pthread_mutex_unlock(&lock);
+    state.force_compat = false; state.p2pdma = true; state.gpus = 1; state.ordering = 0; state.flushes_by = 1; state.flushes = 0;
+    state.submitted = state.batch_longest = state.copies = state.kernels = 0; state.host_bytes = state.pageable = 0; state.driver_opens = state.driver_closes = 0;
+    pthread_mutex_unlock(&fake_lock);
 }
 
 /* The call fails with `code` when it was made `after` more times; `times` times, or for ever if that is negative. */
 void fake_plan(const char *what, int after, int code, int times) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     for (unsigned i = 0; i < 16; i++)
         if (plans[i].times == 0) {
             snprintf(plans[i].what, sizeof plans[i].what, "%s", what);
             plans[i].after = after; plans[i].code = code; plans[i].times = times;
             break;
         }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
 }
 
 void fake_driver(unsigned status, unsigned features, unsigned major, unsigned batch_max, int gpus) {
@@ -93,12 +101,18 @@ void fake_driver(unsigned status, unsigned features, unsigned major, unsigned ba
     state.status = status; state.features = features; state.major = major; state.batch_max = batch_max; state.gpus = gpus;
 }
 
+/* How the GPU comes to see what other devices write: in order (100), by itself not (0); by which flushes (1, the host's). */
+void fake_remote_writes(int ordering, int flushes_by) { state.ordering = ordering; state.flushes_by = flushes_by; }
+void fake_hold(bool still) { held = still; }
+
 void fake_unify(bool unified) { state.unified = unified; }
 
 unsigned fake_violations(char *first, size_t room) {
     if (room) snprintf(first, room, "%s", first_violation);
     return violations;
 }
+
+static uint64_t host_memory(void);
 
 uint64_t fake_count(const char *what) {
     if (!strcmp(what, "handles")) return state.handles;
@@ -111,6 +125,10 @@ uint64_t fake_count(const char *what) {
     if (!strcmp(what, "modules")) return state.modules;
     if (!strcmp(what, "kernels")) return state.kernels;
     if (!strcmp(what, "host_bytes")) return state.host_bytes;
+    if (!strcmp(what, "flushes")) return state.flushes;
+    if (!strcmp(what, "pinned")) return gdr_count();
+    if (!strcmp(what, "pageable")) return state.pageable;
+    if (!strcmp(what, "host_memory")) return host_memory();
     if (!strcmp(what, "driver_opens")) return state.driver_opens;
     if (!strcmp(what, "driver_closes")) return state.driver_closes;
     return ~0ull;
@@ -118,7 +136,7 @@ uint64_t fake_count(const char *what) {
 
 /* ---- memory ---- */
 
-static struct { CUdeviceptr base; size_t length; } memory[MAX];
+static struct { CUdeviceptr base; size_t length; bool synchronous; } memory[MAX];
 
 static struct { char *base; size_t length; } words[MAX]; /* host memory that kernels may write */
 
@@ -128,7 +146,23 @@ static bool is_word(uint64_t at, size_t length) {
     return false;
 }
 
-static bool allocated(CUdeviceptr at, size_t length) {
+/* The bytes of all that cuMemHostAlloc gave and nobody has freed. */
+static uint64_t host_memory(void) {
+    uint64_t bytes = 0;
+    for (unsigned i = 0; i < MAX; i++)
+        if (words[i].base) bytes += words[i].length;
+    return bytes;
+}
+
+static struct { char *base; size_t length; } locks[MAX]; /* host memory that was page-locked where it was */
+
+static bool is_locked(uint64_t at, size_t length) {
+    for (unsigned i = 0; i < MAX; i++)
+        if (locks[i].base && at >= (uintptr_t)locks[i].base && at + length <= (uintptr_t)locks[i].base + locks[i].length) return true;
+    return is_word(at, length);
+}
+
+bool allocated(CUdeviceptr at, size_t length) {
     if (is_word(at, length)) return true;
     if (state.unified && at < FAR) return true;
     for (unsigned i = 0; i < MAX; i++)
@@ -136,7 +170,7 @@ static bool allocated(CUdeviceptr at, size_t length) {
     return false;
 }
 
-static char *near(CUdeviceptr at) { return (char *)(uintptr_t)(at < FAR ? at : at - FAR); }
+char *near(CUdeviceptr at) { return (char *)(uintptr_t)(at < FAR ? at : at - FAR); }
 
 /* ---- streams and events ---- */
 
@@ -170,7 +204,7 @@ struct Batch { struct Transfer transfers[128]; unsigned capacity; bool destroyed
 static struct Batch *batches[MAX];
 static unsigned batch_count;
 
-static bool overlap(uint64_t a, size_t n, uint64_t b, size_t m) { return a < b + m && b < a + n; }
+bool overlap(uint64_t a, size_t n, uint64_t b, size_t m) { return a < b + m && b < a + n; }
 
 /* A copy that happens now: no transfer may be on its way that writes what it touches, or reads what it writes. */
 static void check_copy(const struct Step *s) {
@@ -240,7 +274,11 @@ static bool step(struct Stream *stream) {
         else memcpy(to, from, s->length);
         if (s->kind == SUM) state.kernels++;
         else if (s->kind != ZERO && !s->owned) state.copies++;
-        if (!s->owned && (s->kind == COPY_IN || s->kind == COPY_OUT)) state.host_bytes += s->length;
+        if (!s->owned && (s->kind == COPY_IN || s->kind == COPY_OUT)) {
+            state.host_bytes += s->length;
+            if (!is_locked(s->kind == COPY_IN ? s->from : s->to, s->length)) state.pageable += s->length;
+            if (from_there && to_there && planned("flip")) to[0] ^= 1; /* on the link */
+        }
     }
     stream->head = s->next;
     if (!stream->head) stream->tail = NULL;
@@ -249,10 +287,12 @@ static bool step(struct Stream *stream) {
     return true;
 }
 
-/* Some time passes: now and then one stream, whichever, does one step. */
+/* Some time passes: now and then one stream that can, whichever, does one step. */
 static void tick(void) {
-    if (stream_count == 0 || chance() % (laziness + 1)) return;
-    step(streams[chance() % stream_count]);
+    if (held || stream_count == 0 || chance() % (laziness + 1)) return;
+    unsigned first = chance() % stream_count;
+    for (unsigned i = 0; i < stream_count; i++)
+        if (step(streams[(first + i) % stream_count])) return;
 }
 
 static void append(struct Stream *stream, struct Step step_) {
@@ -274,7 +314,7 @@ static void drain(struct Stream *stream) {
     }
 }
 
-#define LOCKED(expression) ({ pthread_mutex_lock(&lock); __typeof__(expression) _a = (expression); pthread_mutex_unlock(&lock); _a; })
+#define LOCKED(expression) ({ pthread_mutex_lock(&fake_lock); __typeof__(expression) _a = (expression); pthread_mutex_unlock(&fake_lock); _a; })
 
 /* ---- libcuda ---- */
 
@@ -284,16 +324,16 @@ CUresult cuDeviceGetCount(int *count) { *count = state.gpus; return OK; }
 CUresult cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal < state.gpus ? OK : 101; }
 CUresult cuDeviceGetName(char *name, int room, int device) { (void)device; snprintf(name, room, "Fake GPU"); return OK; }
 CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {
-    *value = attribute == 33 ? 0x3b + device : 0;
+    *value = attribute == 33 ? 0x3b + device : attribute == 117 ? state.flushes_by : attribute == 118 ? state.ordering : 0;
     return OK;
 }
 CUresult cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(uintptr_t)(device + 1); return planned("retain"); }
 CUresult cuDevicePrimaryCtxRelease_v2(int device) { (void)device; return OK; }
 CUresult cuCtxSetCurrent(void *context) { (void)context; return OK; }
 CUresult cuCtxSynchronize(void) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     for (unsigned i = 0; i < stream_count; i++) drain(streams[i]);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return OK;
 }
 CUresult cuMemGetInfo_v2(size_t *free_, size_t *all) { *free_ = 1u << 30; *all = 1u << 30; return OK; }
@@ -304,17 +344,37 @@ CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t length) {
     void *host = aligned_alloc(65536, (length + 65535) / 65536 * 65536);
     if (!host) return NO_MEMORY;
     memset(host, 0xDB, length);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     *at = (CUdeviceptr)(uintptr_t)host + FAR;
     for (unsigned i = 0; i < MAX; i++)
-        if (!memory[i].base) { memory[i].base = *at; memory[i].length = length; break; }
+        if (!memory[i].base) { memory[i].base = *at; memory[i].length = length; memory[i].synchronous = false; break; }
     state.allocated++;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return OK;
 }
 
+CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr at) {
+    if (attribute != 6) return INVALID;
+    int code = LOCKED(planned("attribute"));
+    for (unsigned i = 0; i < MAX && !code; i++)
+        if (memory[i].base && at >= memory[i].base && at < memory[i].base + memory[i].length)
+            memory[i].synchronous = *(const unsigned *)value;
+    return code;
+}
+bool is_synchronous(uint64_t at) {
+    for (unsigned i = 0; i < MAX; i++)
+        if (memory[i].base && at >= memory[i].base && at < memory[i].base + memory[i].length) return memory[i].synchronous;
+    return false;
+}
+CUresult cuFlushGPUDirectRDMAWrites(int target, int scope) {
+    if (target != 0 || scope != 100) return INVALID;
+    int code = LOCKED(planned("flush"));
+    if (!code) LOCKED(state.flushes++);
+    return code;
+}
+
 CUresult cuMemFree_v2(CUdeviceptr at) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     for (unsigned i = 0; i < MAX; i++)
         if (memory[i].base == at) {
             for (unsigned b = 0; b < batch_count; b++)
@@ -323,35 +383,34 @@ CUresult cuMemFree_v2(CUdeviceptr at) {
                     if (t->used && overlap(at, memory[i].length, t->memory, t->length))
                         violated("memory is freed that an SSD uses", t->memory, t->length);
                 }
+            if (is_pinned(at, memory[i].length)) violated("memory is freed that is pinned", at, memory[i].length);
             memory[i].base = 0;
             state.allocated--;
             free(near(at));
         }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return OK;
 }
-
-static struct { char *base; size_t length; } locks[MAX];
 
 CUresult cuMemHostRegister_v2(void *at, size_t length, unsigned flags) {
     (void)flags;
     char *base = at;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     int code = planned("lock"), place = -1;
     for (int i = 0; i < MAX; i++) {
         if (!locks[i].base) place = i;
         else if (base < locks[i].base + locks[i].length && locks[i].base < base + length && !code) code = ALREADY_LOCKED;
     }
     if (!code && place >= 0) { locks[place].base = base; locks[place].length = length; }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return code;
 }
 CUresult cuMemHostUnregister(void *at) {
     int code = NOT_LOCKED;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     for (int i = 0; i < MAX; i++)
         if (locks[i].base == at) { locks[i].base = NULL; code = OK; }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return code;
 }
 
@@ -360,9 +419,9 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t length) {
     if (!LOCKED(allocated(to, length))) return INVALID;
     void *taken = malloc(length);
     memcpy(taken, from, length);
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     append(&default_stream, (struct Step){ .kind = COPY_IN, .from = (uintptr_t)taken, .to = to, .length = length, .owned = taken });
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return OK;
 }
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t length) {
@@ -372,10 +431,10 @@ CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t length) {
 }
 
 static CUresult put(struct Stream *stream, enum Kind kind, uint64_t from, uint64_t to, size_t length) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     int code = planned(kind == COPY_IN ? "copy_in" : kind == COPY_OUT ? "copy_out" : kind == COPY ? "copy" : "");
     if (!code) append(stream ? stream : &default_stream, (struct Step){ .kind = kind, .from = from, .to = to, .length = length });
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return code;
 }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t length, struct Stream *stream) { return put(stream, COPY_IN, (uintptr_t)from, to, length); }
@@ -388,22 +447,25 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t length, str
 
 CUresult cuMemHostAlloc(void **at, size_t length, unsigned flags) {
     (void)flags;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     int code = planned("host_alloc");
     if (!code) {
         *at = calloc(1, length);
+        if (!*at) code = NO_MEMORY;
+    }
+    if (!code) {
         for (unsigned i = 0; i < MAX; i++)
             if (!words[i].base) { words[i].base = *at; words[i].length = length; break; }
         state.allocated++;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return code;
 }
 CUresult cuMemFreeHost(void *at) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     for (unsigned i = 0; i < MAX; i++)
         if (words[i].base == at) { words[i].base = NULL; state.allocated--; free(at); }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return OK;
 }
 
@@ -434,56 +496,60 @@ CUresult cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsi
 
 CUresult cuStreamCreate(struct Stream **stream, unsigned flags) {
     (void)flags;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     *stream = calloc(1, sizeof **stream);
     if (stream_count < MAX) streams[stream_count++] = *stream;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return OK;
 }
 CUresult cuStreamDestroy_v2(struct Stream *stream) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     drain(stream);
     for (unsigned i = 0; i < stream_count; i++)
         if (streams[i] == stream) streams[i] = streams[--stream_count];
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return OK;
 }
 CUresult cuStreamSynchronize(struct Stream *stream) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     int code = planned("synchronize");
     if (!code) drain(stream ? stream : &default_stream);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return code;
 }
 CUresult cuStreamWaitEvent(struct Stream *stream, struct Event *event, unsigned flags) {
     (void)flags;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     append(stream, (struct Step){ .kind = WAIT, .event = event, .ticket = event->recorded });
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return OK;
 }
 CUresult cuEventCreate(struct Event **event, unsigned flags) { (void)flags; *event = calloc(1, sizeof **event); return OK; }
 CUresult cuEventDestroy_v2(struct Event *event) { (void)event; return OK; } /* Steps may still name it. */
 CUresult cuEventRecord(struct Event *event, struct Stream *stream) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     int code = planned("record");
     if (!code) append(stream, (struct Step){ .kind = RECORD, .event = event, .ticket = ++event->recorded });
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return code;
 }
 CUresult cuEventQuery(struct Event *event) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     int code = planned("query");
     tick();
     if (!code) code = event->happened >= event->recorded ? OK : NOT_READY;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return code;
 }
 CUresult cuEventSynchronize(struct Event *event) {
-    pthread_mutex_lock(&lock);
-    while (event->happened < event->recorded)
-        for (unsigned i = 0; i < stream_count; i++) step(streams[i]);
-    pthread_mutex_unlock(&lock);
+    bool happened = false;
+    while (!happened) { /* Time passes for others meanwhile. */
+        pthread_mutex_lock(&fake_lock);
+        tick();
+        happened = event->happened >= event->recorded;
+        pthread_mutex_unlock(&fake_lock);
+        sched_yield();
+    }
     return OK;
 }
 CUresult cuGetErrorName(CUresult code, const char **name) { (void)code; *name = "FAKE"; return OK; }
@@ -518,11 +584,11 @@ static bool registered(uint64_t at, size_t length) {
 }
 
 Answer cuFileDriverOpen(void) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     int code = planned("driver_open");
     if (!code && state.driver_open) code = 5026;
     if (!code) { state.driver_open = true; state.driver_opens++; }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return answer(code);
 }
 Answer cuFileDriverClose_v2(void) { state.driver_open = false; state.driver_closes++; return answer(0); }
@@ -542,20 +608,20 @@ Answer cuFileSetParameterBool(unsigned parameter, bool value) {
     return answer(0);
 }
 Answer cuFileHandleRegister(struct Handle **handle, struct Description *description) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     int code = planned("handle_register");
     if (!code) {
         *handle = malloc(sizeof **handle);
         **handle = (struct Handle){ .file = description->u.file, .registered = true };
         state.handles++;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return answer(code);
 }
 void cuFileHandleDeregister(struct Handle *handle) { handle->registered = false; state.handles--; } /* Leaked: a use after shows. */
 Answer cuFileBufRegister(const void *at, size_t length, int flags) {
     (void)flags;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     int code = planned("buffer_register");
     if (!code && !allocated((uintptr_t)at, length)) code = 5012;
     if (!code && registered((uintptr_t)at, length)) code = 5023;
@@ -564,11 +630,11 @@ Answer cuFileBufRegister(const void *at, size_t length, int flags) {
             if (!buffers[i].base) { buffers[i].base = (uintptr_t)at; buffers[i].length = length; break; }
         state.buffers++;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return answer(code);
 }
 Answer cuFileBufDeregister(const void *at) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     for (unsigned i = 0; i < MAX; i++)
         if (buffers[i].base == (uintptr_t)at) {
             for (unsigned b = 0; b < batch_count; b++)
@@ -578,7 +644,7 @@ Answer cuFileBufDeregister(const void *at) {
                         violated("memory is deregistered that an SSD uses", buffers[i].base, buffers[i].length);
             buffers[i].base = 0; state.buffers--;
         }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return answer(0);
 }
 
@@ -607,7 +673,7 @@ ssize_t cuFileRead(struct Handle *file, void *base, size_t length, off_t offset,
 }
 
 Answer cuFileBatchIOSetUp(struct Batch **batch, unsigned capacity) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     int code = planned("batch_set_up");
     if (!code && (capacity == 0 || capacity > state.batch_max)) code = 5022;
     if (!code) {
@@ -616,13 +682,13 @@ Answer cuFileBatchIOSetUp(struct Batch **batch, unsigned capacity) {
         if (batch_count < MAX) batches[batch_count++] = *batch; else violated("too many batches", 0, 0);
         state.batches++;
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return answer(code);
 }
 
 Answer cuFileBatchIOSubmit(struct Batch *batch, unsigned count, struct Entry *entries, unsigned flags) {
     (void)flags;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     int code = planned("batch_submit");
     if (!code && count > batch->capacity) { code = 5022; violated("a batch beyond its limit", 0, count); }
     for (unsigned i = 0; i < count && !code; i++) {
@@ -639,13 +705,13 @@ Answer cuFileBatchIOSubmit(struct Batch *batch, unsigned count, struct Entry *en
         state.submitted++;
     }
     if (!code) { batch->cancelled = false; if (count > state.batch_longest) state.batch_longest = count; }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return answer(code);
 }
 
 Answer cuFileBatchIOGetStatus(struct Batch *batch, unsigned min, unsigned *count, struct Told *told, struct timespec *timeout) {
     (void)min; (void)timeout;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     int code = planned("batch_status");
     tick();
     unsigned room = *count, found = 0;
@@ -665,23 +731,23 @@ Answer cuFileBatchIOGetStatus(struct Batch *batch, unsigned min, unsigned *count
         t->used = false;
     }
     *count = found;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return answer(code);
 }
 Answer cuFileBatchIOCancel(struct Batch *batch) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     int code = planned("batch_cancel");
     if (!code) batch->cancelled = true;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return answer(code);
 }
 void cuFileBatchIODestroy(struct Batch *batch) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     for (unsigned k = 0; k < 128; k++)
         if (batch->transfers[k].used) violated("a batch is destroyed on its way", batch->transfers[k].memory, 0);
     batch->destroyed = true;
     state.batches--;
     for (unsigned i = 0; i < batch_count; i++)
         if (batches[i] == batch) { batches[i] = batches[--batch_count]; break; }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
 }

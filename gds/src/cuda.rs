@@ -5,14 +5,17 @@
 //! dereferences it.
 #![allow(unsafe_code)]
 
+mod host;
+
 use std::ffi::c_void;
 use std::fmt;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use tidelog_engine::path::Library;
+
+pub(crate) use host::{HostLock, HostMemory, HostWords};
 
 /// CUDA, as the source of an operation's error.
 pub static CUDA: Library = Library { name: "CUDA", describe: name_of };
@@ -120,11 +123,7 @@ impl Gpu {
         }
         let device = result::device::get(ordinal).map_err(CudaError::of("find the GPU"))?;
         let name = result::device::get_name(device).map_err(CudaError::of("name the GPU"))?;
-        let attribute = |attribute| {
-            // SAFETY: `device` came from the driver.
-            unsafe { result::device::get_attribute(device, attribute) }
-                .map_err(CudaError::of("read where the GPU is"))
-        };
+        let attribute = |attribute| attribute_of(device, attribute, "read where the GPU is");
         let pci_address = format!(
             "{:04x}:{:02x}:{:02x}.0",
             attribute(sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
@@ -144,6 +143,15 @@ impl Gpu {
         // SAFETY: the context is retained for as long as this lives.
         unsafe { result::ctx::set_current(self.context) }
             .map_err(CudaError::of("enter the GPU's context"))
+    }
+
+    /// What the driver says of the device.
+    pub(crate) fn attribute(
+        &self,
+        attribute: sys::CUdevice_attribute,
+        what: &'static str,
+    ) -> Result<i32, CudaError> {
+        attribute_of(self.device, attribute, what)
     }
 
     /// CUDA's number for it.
@@ -174,6 +182,15 @@ impl Gpu {
         self.enter()?;
         result::ctx::synchronize().map_err(CudaError::of("wait for the GPU"))
     }
+}
+
+fn attribute_of(
+    device: sys::CUdevice,
+    attribute: sys::CUdevice_attribute,
+    what: &'static str,
+) -> Result<i32, CudaError> {
+    // SAFETY: `device` came from the driver.
+    unsafe { result::device::get_attribute(device, attribute) }.map_err(CudaError::of(what))
 }
 
 impl Drop for Gpu {
@@ -245,6 +262,17 @@ impl DeviceMemory {
         &self.gpu
     }
 
+    /// Has copies that the host waits for be over when their call returns, also those within the GPU, as memory wants it that
+    /// other devices reach.
+    pub(crate) fn synchronize_copies(&self) -> Result<(), CudaError> {
+        let (on, attribute) = (1_u32, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS);
+        self.gpu.enter()?;
+        // SAFETY: the attribute is a word, which the call reads; the memory is allocated.
+        let answer =
+            unsafe { sys::cuPointerSetAttribute((&raw const on).cast(), attribute, self.base.0) };
+        answer.result().map_err(CudaError::of("prepare memory for other devices"))
+    }
+
     /// Copies from host memory and waits for it.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
         assert!(offset + bytes.len() <= self.length, "a copy beyond the GPU memory it goes to");
@@ -291,8 +319,24 @@ unsafe impl Sync for Event {}
 impl Event {
     /// An event that has happened already, as one that was never recorded counts.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        Self::with(gpu, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)
+    }
+
+    /// The same, for a thread that sleeps until it has happened.
+    pub(crate) fn awaited(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        let flags = [
+            sys::CUevent_flags::CU_EVENT_DISABLE_TIMING,
+            sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC,
+        ];
+        Self::with(gpu, flags.into_iter().fold(0, |all, flag| all | flag as u32))
+    }
+
+    fn with(gpu: &Arc<Gpu>, flags: u32) -> Result<Self, CudaError> {
         gpu.enter()?;
-        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the handle is written to a place of ours.
+        unsafe { sys::cuEventCreate(&raw mut event, flags) }
+            .result()
             .map_err(CudaError::of("make an event"))?;
         Ok(Self { gpu: Arc::clone(gpu), event })
     }
@@ -311,6 +355,12 @@ impl Event {
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
             Err(error) => Err(CudaError::of("reach an event")(error)),
         }
+    }
+
+    /// Waits until it has happened. An error is the error of anything that came before it.
+    pub(crate) fn wait(&self) -> Result<(), CudaError> {
+        // SAFETY: the handle is open.
+        unsafe { result::event::synchronize(self.event) }.map_err(CudaError::of("reach an event"))
     }
 
     /// The driver's handle, for frameworks that wait for it on streams of their own.
@@ -470,87 +520,5 @@ impl Drop for Stream {
 impl fmt::Debug for Stream {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Stream({:p})", self.stream)
-    }
-}
-
-/// Host memory that is page-locked for the GPU while this lives: copies to and from it need no bounce of the driver's.
-#[derive(Debug)]
-pub(crate) struct HostLock {
-    gpu: Arc<Gpu>,
-    base: *mut c_void,
-}
-
-impl HostLock {
-    /// Locks `length` bytes at `base`.
-    ///
-    /// # Safety
-    /// The range stays mapped for as long as this lives.
-    pub(crate) unsafe fn new(
-        gpu: &Arc<Gpu>,
-        base: *mut u8,
-        length: usize,
-    ) -> Result<Self, CudaError> {
-        gpu.enter()?;
-        // SAFETY: passed on to the caller. Every context of the process sees it locked.
-        let answer = unsafe {
-            sys::cuMemHostRegister_v2(base.cast(), length, sys::CU_MEMHOSTREGISTER_PORTABLE)
-        };
-        answer.result().map_err(CudaError::of("page-lock the staging memory"))?;
-        Ok(Self { gpu: Arc::clone(gpu), base: base.cast() })
-    }
-}
-
-impl Drop for HostLock {
-    fn drop(&mut self) {
-        if self.gpu.enter().is_ok() {
-            // SAFETY: registered in `new`, unregistered once.
-            let _ = unsafe { sys::cuMemHostUnregister(self.base) };
-        }
-    }
-}
-
-/// Words of the host's memory that kernels write, at the same addresses as the host has them.
-#[derive(Debug)]
-pub(crate) struct HostWords {
-    gpu: Arc<Gpu>,
-    base: NonNull<u32>,
-    count: u32,
-}
-
-// SAFETY: memory of the process, freed once by whoever has it.
-unsafe impl Send for HostWords {}
-
-impl HostWords {
-    pub(crate) fn new(gpu: &Arc<Gpu>, count: u32) -> Result<Self, CudaError> {
-        gpu.enter()?;
-        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: the memory is owned by what is made here, and read only word by word, as memory that others write.
-        let base = unsafe { result::malloc_host(count.max(1) as usize * 4, flags) }
-            .map_err(CudaError::of("allocate page-locked memory"))?;
-        let base = NonNull::new(base.cast()).unwrap_or_else(|| unreachable!("it was allocated"));
-        Ok(Self { gpu: Arc::clone(gpu), base, count: count.max(1) })
-    }
-
-    /// Where kernels find a word.
-    pub(crate) fn address(&self, word: u32) -> DevicePointer {
-        assert!(word < self.count, "word {word} of {}", self.count);
-        // Addresses are unified on every 64-bit system.
-        DevicePointer(self.base.as_ptr() as u64 + 4 * u64::from(word))
-    }
-
-    /// What a word holds. What a kernel put there is seen once an event behind the kernel has happened.
-    pub(crate) fn read(&self, word: u32) -> u32 {
-        assert!(word < self.count, "word {word} of {}", self.count);
-        // SAFETY: within the allocation (asserted above), and aligned as that is.
-        unsafe { self.base.as_ptr().add(word as usize).read_volatile() }
-    }
-}
-
-impl Drop for HostWords {
-    fn drop(&mut self) {
-        if self.gpu.enter().is_ok() {
-            // SAFETY: allocated in `new`, freed once; whoever launched kernels that write here has waited for them.
-            let _ = unsafe { result::free_host(self.base.as_ptr().cast()) };
-        }
     }
 }

@@ -2,23 +2,29 @@
 //!
 //! Nothing here is linked: CUDA's driver, cuFile and NVML are opened at run time, and where one is missing the answer is
 //! a reason, not a panic. Read the rooms from the bottom up: [`cuda`] is memory, streams and events; [`cufile`] is the
-//! library between them and the SSD; [`ring`] is the device memory that transfers pass through; [`queue`] takes a
-//! transfer through copy and I/O in the one order that is right; [`path`] is the engine's data path over it; [`staged`]
-//! takes GPU memory through any other data path; [`topology`] says which SSD is near which GPU; [`checksum`] is CRC32C
-//! where the bytes are.
+//! library between them and the SSD; `copies` is what the GPU does for the engine's window, through which transfers pass;
+//! [`queue`] is that window with cuFile's batches behind it; [`path`] is the engine's data path over it; [`staged`] takes GPU
+//! memory through any other data path, and opens a window to those that do peer DMA, whose memory [`gdr`] maps; [`tier`] keeps
+//! tensors in page-locked host memory; [`topology`] says which SSD is near which GPU; [`checksum`] is CRC32C where the bytes
+//! are.
 //!
-//! `unsafe` is allowed in [`cuda`], [`cufile`], [`queue`], [`path`], [`staged`] and [`checksum`].
+//! `unsafe` is allowed in [`cuda`], [`cufile`], `loading`, `copies`, [`gdr`], [`queue`], [`path`], [`staged`], [`tier`] and
+//! [`checksum`].
 
 pub mod checksum;
+mod copies;
 pub mod cuda;
 pub mod cufile;
+pub mod gdr;
+mod loading;
 pub mod path;
 pub mod queue;
-pub mod ring;
 pub mod staged;
+pub mod tier;
 pub mod topology;
 
 pub use cuda::{CudaError, Gpu};
 pub use cufile::{Compat, CuFileError, Driver, Mode};
 pub use path::{GdsBackend, GdsOptions};
 pub use staged::StagedGpu;
+pub use tier::{HostTier, HostTierError, HostTierStats};

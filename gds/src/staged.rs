@@ -8,11 +8,15 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use tidelog_engine::memory::{
-    DmaPool, GpuCopies, GpuCopy, GpuDirection, GpuError, GpuEvent, GpuMemory, OpenedCopies,
+    DmaPool, GpuCopies, GpuCopy, GpuDirection, GpuError, GpuEvent, GpuMemory, GpuPlace,
+    OpenedCopies,
 };
+use tidelog_engine::path::backend::{OpenedWindow, WindowSize};
 
 use crate::checksum::Checksums;
 use crate::cuda::{CudaError, DevicePointer, Event, Gpu, HostLock, Stream};
+use crate::gdr;
+use crate::topology::{Place, Sysfs};
 
 /// CUDA's answer (`CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`) where memory is page-locked already.
 const ALREADY_LOCKED: i32 = 712;
@@ -27,6 +31,11 @@ pub struct StagedGpu(
 impl GpuMemory for StagedGpu {
     fn name(&self) -> String {
         self.0.to_string()
+    }
+
+    fn near(&self, devices: &[Option<u64>]) -> Option<GpuPlace> {
+        let place = Place::of(&Sysfs::default(), self.0.pci_address(), devices)?;
+        Some(GpuPlace { node: place.node as usize, why: format!("{} is{place}", self.0) })
     }
 
     fn open(&self, slots: u32, staging: &DmaPool) -> Result<OpenedCopies, GpuError> {
@@ -52,6 +61,10 @@ impl GpuMemory for StagedGpu {
         };
         let lock = lock.map(|lock| Box::new(lock) as Box<_>);
         Ok(OpenedCopies { copies: Box::new(copies), why_no_checksums, why_unlocked, lock })
+    }
+
+    fn open_window(&self, size: WindowSize) -> Result<OpenedWindow, GpuError> {
+        gdr::open_window(&self.0, size).map_err(|error| GpuError(error.to_string()))
     }
 }
 

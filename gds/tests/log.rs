@@ -1,132 +1,31 @@
-//! GPU tensors through the log, by way of page-locked staging memory and by cuFile, on a GPU whose copies are late.
+//! GPU tensors through the log, by way of page-locked staging memory, by cuFile and by peer DMA, on a GPU whose copies are
+//! late.
 #![allow(unsafe_code)]
 
 mod common;
 
 use std::fs;
-use std::sync::Arc;
 
+use common::tensors::{
+    PAST_THE_HOST, WAYS, Way, bytes_of, from_host, get, host_bytes, id, on_gpu, pattern, pool, put,
+    source,
+};
 use common::{one_file, pool_by_cufile};
-use tidelog_engine::layout::TensorId;
-use tidelog_engine::memory::{Destination, GpuDestination, GpuEvent, GpuSource, Source};
-use tidelog_engine::path::{DeviceSpec, Feature, PathChoice};
-use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
-use tidelog_engine::schedule::{DeviceStats, Ticket, TransferError, Urgency};
-use tidelog_engine::units::ByteCount;
+use tidelog_engine::path::{Feature, PathChoice};
+use tidelog_engine::pool::{OpenOptions, Pool, PutOptions};
+use tidelog_engine::schedule::{DeviceStats, TransferError};
+use tidelog_gds::Gpu;
 use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
-use tidelog_gds::queue::QueueOptions;
-use tidelog_gds::{GdsBackend, GdsOptions, Gpu, StagedGpu};
-use tidelog_tests::machine::{Directory, FakeGpu};
-
-const UNIT: ByteCount = ByteCount::kib(16);
-const NAME: &str = "layer.0.weight";
-
-/// How GPU memory gets to the devices.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
-    /// Through page-locked staging memory, over a data path of the kernel's.
-    Staged(PathChoice),
-    /// By cuFile, past the host.
-    Gds,
-}
-
-const WAYS: [Way; 2] = [Way::Staged(PathChoice::Auto), Way::Gds];
-
-/// A pool on two files, and the folder that they are in. Its staging memory is `chunks` chunks, on the GPU as well.
-fn pool(fake: &FakeGpu, chunks: u64, way: Way) -> (Directory, Pool) {
-    let directory = Directory::new("gpu-log").unwrap();
-    let files = ["a", "b"].map(|name| DeviceSpec::new(directory.path().join(name)));
-    let format = FormatOptions {
-        device_size: Some(ByteCount::mib(16)),
-        stripe_unit: UNIT,
-        ..FormatOptions::default()
-    };
-    Pool::format(&files, &format).unwrap();
-    let staging = ByteCount(chunks * UNIT.0);
-    // No stripe unit fits into a chunk of the ring: its checksum is made of two.
-    let queue = QueueOptions { staging, chunk: ByteCount::kib(12), ..QueueOptions::default() };
-    let library = Some(fake.library_path().into());
-    let gds = GdsBackend(GdsOptions { library, queue, ..GdsOptions::default() });
-    let options = OpenOptions {
-        path: if let Way::Staged(path) = way { path } else { PathChoice::Auto },
-        backend: if way == Way::Gds { Some(Arc::new(gds)) } else { None },
-        staging,
-        depth: Some(4),
-        gpu: Some(Arc::new(StagedGpu(fake.gpu()))),
-        ..OpenOptions::default()
-    };
-    (directory, Pool::open(&files, &options).unwrap())
-}
-
-/// How many bytes went between the GPU and the host while this ran.
-fn host_bytes(fake: &FakeGpu, body: impl FnOnce()) -> u64 {
-    let before = fake.count("host_bytes");
-    body();
-    fake.count("host_bytes") - before
-}
-
-fn id() -> TensorId {
-    TensorId::from_name(NAME)
-}
-
-fn pattern(length: usize, seed: usize) -> Vec<u8> {
-    (0..length).map(|at| (at * 31 / 7 + at / 4093 + seed) as u8).collect()
-}
-
-fn on_gpu(fake: &FakeGpu, bytes: &[u8]) -> DeviceMemory {
-    let mut memory = DeviceMemory::new(&fake.gpu(), bytes.len()).unwrap();
-    memory.write(0, bytes).unwrap();
-    memory
-}
-
-fn bytes_of(memory: &DeviceMemory) -> Vec<u8> {
-    let mut bytes = vec![0; memory.len()];
-    memory.read(0, &mut bytes).unwrap();
-    bytes
-}
-
-fn raw(event: Option<&Event>) -> Option<GpuEvent> {
-    event.and_then(|event| GpuEvent::from_raw(event.as_raw()))
-}
-
-fn source(memory: &DeviceMemory, after: Option<&Event>) -> Source {
-    // SAFETY: the tests keep the memory, unwritten, until the ticket ends.
-    Source::Gpu(unsafe { GpuSource::new(memory.base().0, memory.len(), raw(after)) })
-}
-
-fn put(pool: &Pool, memory: &DeviceMemory, after: Option<&Event>) -> Ticket {
-    pool.put(id(), source(memory, after), PutOptions::default()).unwrap()
-}
-
-fn get(
-    pool: &Pool,
-    start: u64,
-    memory: &DeviceMemory,
-    after: Option<&Event>,
-    landed: Option<&Event>,
-) -> Ticket {
-    let length = memory.len();
-    // SAFETY: the tests keep the memory, untouched, until the ticket ends and `landed` has happened.
-    let destination =
-        unsafe { GpuDestination::new(memory.base().0, length, raw(after), raw(landed)) };
-    let range = start..start + length as u64;
-    pool.get(id(), range, Destination::Gpu(destination), Urgency::Urgent, None).unwrap()
-}
-
-fn from_host(pool: &Pool, length: usize) -> Vec<u8> {
-    let destination = Destination::buffer(length);
-    let ticket = pool.get(id(), 0..length as u64, destination, Urgency::Urgent, None).unwrap();
-    ticket.wait().unwrap();
-    ticket.take_bytes().unwrap()
-}
+use tidelog_tests::machine::FakeGpu;
 
 #[test]
 fn what_is_put_from_the_gpu_is_what_the_host_reads_and_what_comes_back() {
-    for seed in 0..6 {
+    for seed in 0..8 {
         let fake = FakeGpu::start(seed, 3);
         let (uring, posix) = (PathChoice::Uring, PathChoice::Posix);
-        let way = [Way::Staged(uring), Way::Gds, Way::Staged(posix)][seed as usize % 3];
-        let (_directory, pool) = pool(&fake, 1 + seed, way);
+        let ways = [Way::Staged(uring), Way::Gds, Way::Staged(posix), Way::Peer];
+        let way = ways[seed as usize % ways.len()];
+        let (_media, pool) = pool(&fake, 1 + seed, way);
         for length in [1, 4096, 16 << 10, (16 << 10) + 1, 300_001] {
             let bytes = pattern(length, seed as usize);
             let tensor = on_gpu(&fake, &bytes);
@@ -152,10 +51,10 @@ fn what_is_put_from_the_gpu_is_what_the_host_reads_and_what_comes_back() {
 }
 
 #[test]
-fn by_cufile_no_byte_of_a_tensor_passes_through_the_host_and_its_checksums_are_the_host_s() {
-    for seed in 0..10 {
+fn past_the_host_no_byte_of_a_tensor_passes_through_it_and_its_checksums_are_the_host_s() {
+    for seed in 0..20 {
         let fake = FakeGpu::start(seed, (seed % 5) as u32);
-        let (_directory, pool) = pool(&fake, 3, Way::Gds);
+        let (_media, pool) = pool(&fake, 3, PAST_THE_HOST[seed as usize % 2]);
         let bytes = pattern(100_001, seed as usize);
         let (tensor, back) = (on_gpu(&fake, &bytes), on_gpu(&fake, &vec![0xEE; bytes.len()]));
         let moved = host_bytes(&fake, || {
@@ -181,7 +80,7 @@ fn by_cufile_no_byte_of_a_tensor_passes_through_the_host_and_its_checksums_are_t
 #[test]
 fn a_tensor_that_comes_back_as_other_bytes_is_read_again_and_then_fails_by_name() {
     let fake = FakeGpu::start(1, 2);
-    let (directory, pool) = pool(&fake, 4, Way::Gds);
+    let (media, pool) = pool(&fake, 4, Way::Gds);
     let bytes = pattern(100_000, 1);
     put(&pool, &on_gpu(&fake, &bytes), None).wait().unwrap();
     let back = on_gpu(&fake, &vec![0; bytes.len()]);
@@ -197,7 +96,7 @@ fn a_tensor_that_comes_back_as_other_bytes_is_read_again_and_then_fails_by_name(
     assert_eq!(counted(), (1, 0));
     // On the medium.
     for name in ["a", "b"] {
-        let path = directory.path().join(name);
+        let path = media.directory.path().join(name);
         let mut file = fs::read(&path).unwrap();
         if let Some(block) = file.chunks(4096).position(|block| block == &bytes[..4096]) {
             file[block * 4096 + 9] ^= 4;
@@ -215,7 +114,7 @@ fn a_tensor_that_comes_back_as_other_bytes_is_read_again_and_then_fails_by_name(
 #[test]
 fn a_tensor_on_the_gpu_is_compared_with_what_was_put_by_the_gpu_itself() {
     let fake = FakeGpu::start(5, 2);
-    let (_directory, pool) = pool(&fake, 3, Way::Staged(PathChoice::Auto));
+    let (_media, pool) = pool(&fake, 3, Way::Staged(PathChoice::Auto));
     let moved = host_bytes(&fake, || compare(&fake, &pool));
     assert_eq!(moved, 200_000, "only what was put");
 }
@@ -224,7 +123,7 @@ fn a_tensor_on_the_gpu_is_compared_with_what_was_put_by_the_gpu_itself() {
 fn where_the_gpu_takes_no_checksums_the_host_does_and_the_statistics_say_why() {
     let fake = FakeGpu::start(5, 2);
     fake.plan("module", 0, 222, 1);
-    let (_directory, pool) = pool(&fake, 3, Way::Staged(PathChoice::Auto));
+    let (_media, pool) = pool(&fake, 3, Way::Staged(PathChoice::Auto));
     compare(&fake, &pool);
     let Feature::Off(why) = pool.stats().unwrap().reactor.gpu.unwrap().checksums else {
         panic!("it was refused")
@@ -251,7 +150,7 @@ fn compare(fake: &FakeGpu, pool: &Pool) {
 fn a_put_waits_for_the_event_after_which_its_bytes_are_there() {
     for seed in 0..10 {
         let fake = FakeGpu::start(seed, 20);
-        let (_directory, pool) = pool(&fake, 4, WAYS[seed as usize % 2]);
+        let (_media, pool) = pool(&fake, 4, WAYS[seed as usize % WAYS.len()]);
         let bytes = pattern(100_000, 3);
         let (made, tensor) = (on_gpu(&fake, &bytes), on_gpu(&fake, &vec![0; bytes.len()]));
         let (kernel, ready) = (Stream::new(&fake.gpu()).unwrap(), Event::new(&fake.gpu()).unwrap());
@@ -267,7 +166,7 @@ fn a_put_waits_for_the_event_after_which_its_bytes_are_there() {
 fn a_get_waits_for_whoever_used_the_memory_and_whoever_uses_it_next_for_the_get() {
     for seed in 0..10 {
         let fake = FakeGpu::start(seed, 20);
-        let (_directory, pool) = pool(&fake, 4, WAYS[seed as usize % 2]);
+        let (_media, pool) = pool(&fake, 4, WAYS[seed as usize % WAYS.len()]);
         let (bytes, older) = (pattern(100_000, 3), pattern(100_000, 8));
         put(&pool, &on_gpu(&fake, &bytes), None).wait().unwrap();
         let gpu = fake.gpu();
@@ -294,7 +193,7 @@ fn a_get_waits_for_whoever_used_the_memory_and_whoever_uses_it_next_for_the_get(
 #[test]
 fn a_copy_that_the_driver_refuses_fails_its_transfer_by_name_and_no_other() {
     let fake = FakeGpu::start(2, 1);
-    let (_directory, pool) = pool(&fake, 2, Way::Staged(PathChoice::Auto));
+    let (_media, pool) = pool(&fake, 2, Way::Staged(PathChoice::Auto));
     let tensor = on_gpu(&fake, &pattern(100_000, 0));
     put(&pool, &tensor, None).wait().unwrap();
     for (call, error) in [("copy_out", "copy from the GPU"), ("record", "record an event")] {
@@ -319,7 +218,7 @@ fn a_copy_that_the_driver_refuses_fails_its_transfer_by_name_and_no_other() {
 #[test]
 fn a_chunk_of_which_the_gpu_tells_nothing_more_is_never_used_again() {
     let fake = FakeGpu::start(2, 1);
-    let (_directory, pool) = pool(&fake, 2, Way::Staged(PathChoice::Auto));
+    let (_media, pool) = pool(&fake, 2, Way::Staged(PathChoice::Auto));
     let tensor = on_gpu(&fake, &pattern(16 << 10, 0));
     for _ in 0..2 {
         fake.plan("query", 0, 700, 1);
@@ -334,7 +233,7 @@ fn a_chunk_of_which_the_gpu_tells_nothing_more_is_never_used_again() {
 fn a_transfer_that_is_cancelled_is_released_when_no_copy_touches_its_memory() {
     for seed in 0..10 {
         let fake = FakeGpu::start(seed, 3);
-        let (_directory, pool) = pool(&fake, 2, WAYS[seed as usize % 2]);
+        let (_media, pool) = pool(&fake, 2, WAYS[seed as usize % WAYS.len()]);
         let tensor = on_gpu(&fake, &pattern(1 << 20, 0));
         put(&pool, &tensor, None).wait().unwrap();
         for ticket in [put(&pool, &tensor, None), get(&pool, 0, &tensor, None, None)] {
@@ -354,7 +253,7 @@ fn a_transfer_that_is_cancelled_is_released_when_no_copy_touches_its_memory() {
 fn a_pool_that_is_closed_waits_for_copies_that_nobody_else_waits_for() {
     for seed in 0..10 {
         let fake = FakeGpu::start(seed, 30);
-        let (_directory, pool) = pool(&fake, 4, WAYS[seed as usize % 2]);
+        let (_media, pool) = pool(&fake, 4, WAYS[seed as usize % WAYS.len()]);
         let tensor = on_gpu(&fake, &pattern(60_000, 0));
         put(&pool, &tensor, None).wait().unwrap();
         let landed = Event::new(&fake.gpu()).unwrap();
@@ -369,15 +268,15 @@ fn a_pool_that_is_closed_waits_for_copies_that_nobody_else_waits_for() {
 #[test]
 fn the_statistics_say_which_gpu_it_is_and_why_staging_memory_is_not_page_locked() {
     let fake = FakeGpu::start(1, 0);
-    let (directory, one) = pool(&fake, 2, Way::Staged(PathChoice::Auto));
+    let (media, one) = pool(&fake, 2, Way::Staged(PathChoice::Auto));
     let gpu = one.stats().unwrap().reactor.gpu.unwrap();
     assert_eq!(gpu.name, "GPU 0 (Fake GPU) at 0000:3b:00.0");
     assert_eq!(gpu.page_locked, Feature::On);
     let Feature::Off(why) = gpu.reached else { panic!("the kernel reaches no GPU") };
     assert!(why.contains("by way of the host's memory"), "{why}");
-    drop((directory, one));
+    drop((media, one));
     fake.plan("lock", 0, 2, 1);
-    let (_directory, two) = pool(&fake, 2, Way::Staged(PathChoice::Auto));
+    let (_media, two) = pool(&fake, 2, Way::Staged(PathChoice::Auto));
     let Feature::Off(why) = two.stats().unwrap().reactor.gpu.unwrap().page_locked else {
         panic!("it was refused")
     };
@@ -387,10 +286,12 @@ fn the_statistics_say_which_gpu_it_is_and_why_staging_memory_is_not_page_locked(
 }
 
 #[test]
-fn a_gpu_that_fails_a_piece_on_its_way_to_cufile_fails_its_transfer_and_no_device() {
-    for (seed, call) in ["copy", "launch", "record", "query"].into_iter().enumerate() {
+fn a_gpu_that_fails_a_piece_past_the_host_fails_its_transfer_and_no_device() {
+    let calls = ["copy", "launch", "record", "query"];
+    let cases = calls.iter().flat_map(|call| PAST_THE_HOST.map(|way| (*call, way)));
+    for (seed, (call, way)) in cases.enumerate() {
         let fake = FakeGpu::start(seed as u64, 1);
-        let (_directory, pool) = pool(&fake, 4, Way::Gds);
+        let (_media, pool) = pool(&fake, 4, way);
         let bytes = pattern(100_000, 0);
         let (tensor, back) = (on_gpu(&fake, &bytes), on_gpu(&fake, &vec![0; bytes.len()]));
         put(&pool, &tensor, None).wait().unwrap();

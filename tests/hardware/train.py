@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Trains a GPT of a billion parameters on a GPU: without limit, with save_on_cpu hooks, and with Tidelog at parts of that
-peak, and compares every bit of every loss.
+"""Trains a GPT of a billion parameters on a GPU: without limit, with save_on_cpu hooks, with FSDP2's and DeepSpeed's offload,
+and with Tidelog at parts of that peak; compares every bit of every loss, and each step with the least that it could take.
 
-    python tests/hardware/train.py [--fraction 0.5 ...] [--pool DIR ...] [--batch 8 ...] [--output json]
+    python tests/hardware/train.py [--pool NAME=DIR ...] [--fraction 0.5 ...] [--batch 8 ...] [--within SECONDS] [--resume FILE]
 
 A limited run cannot cheat: what CUDA has beside the limit is taken from it first, and the model is built inside the block.
-Each run is a process of its own. Exit code 1: a loss differs in any bit, or a run failed; 2: wrong use; 77: there is no GPU.
+Each run is a process of its own. The rows that say most come first; one that would not fit into the time is not begun, and
+listed as such. With --resume a later call does what this one left. The bound is tidelog-plan's for the traced step, on a
+machine as tidelog-bench measures it here (--tools says where both are).
+
+Exit code 1: a loss differs in any bit, or a run failed; 2: wrong use; 3: rows are left; 77: there is no GPU.
 """
 
 import argparse
-import contextlib
-import ctypes
 import json
 import os
 import pathlib
@@ -20,236 +22,232 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "torch-bridge" / "python"), str(ROOT / "demo")]
+sys.path[:0] = [str(ROOT / "torch-bridge" / "python"), str(ROOT / "demo"), str(pathlib.Path(__file__).parent)]
 
 import torch  # noqa: E402
 
-GIB = 1 << 30
-NO_GPU = 77
-# What torch's libraries take of the GPU beside tensors, and the allocator's segments around those.
-LIBRARIES_BYTES = 1 * GIB
-WARM_STEPS = 3  # profiled, planned, and the first that follows the plan: none of them is timed
+from training import GIB, WARM_STEPS, runs  # noqa: E402
+from training.bound import BoundError, Bounds  # noqa: E402
+
+NO_GPU, LEFT = 77, 3
+MARK = 1.10  # of the bound
+LACKING = 78  # of a child: this machine cannot run it
+TINY = {"layers": 2, "width": 128, "context": 32, "batch": [2], "steps": 5}
 
 
 def main():
     arguments = parse_arguments()
     if arguments.run:
-        return RUNS[arguments.run](arguments)
+        try:
+            return runs.RUNS[arguments.run](arguments)
+        except runs.Lacking as why:
+            print(why, file=sys.stderr)
+            return LACKING
     if arguments.device == "cuda" and not torch.cuda.is_available():
         print("train.py: torch finds no CUDA GPU: nothing ran")
         return NO_GPU
-    results = []
-    for batch in arguments.batch:
-        plain = run_child(arguments, "plain", batch)
-        results.append(row("no limit", batch, plain, plain))
-        show(arguments, results[-1])
-        if "failed" in plain:
-            continue
-        results.append(row("save_on_cpu", batch, run_child(arguments, "hooks", batch), plain))
-        show(arguments, results[-1])
-        for folder in arguments.pool or [tempfile.gettempdir()]:
-            for fraction in arguments.fraction:
-                limit = int(plain["peak_bytes"] * fraction)
-                # The model is not there yet when the pool is made: its size is told.
-                pool_size = min(3 * plain["peak_bytes"] // 2, shutil.disk_usage(folder).free * 9 // 10)
-                sizes = ["--limit", str(limit), "--pool-size", str(pool_size)]
-                found = run_child(arguments, "limited", batch, *sizes, "--pool", folder)
-                results.append(row(f"{fraction:.0%} on {folder}", batch, found, plain))
-                show(arguments, results[-1])
+    comparison = Comparison(arguments)
+    for wanted in rows_of(arguments):
+        comparison.run(wanted)
     if arguments.output == "json":
-        print(json.dumps(results, indent=1))
-    return 0 if all(result["same"] for result in results) else 1
+        print(json.dumps(comparison.results, indent=1))
+    if any(result.get("failed") or result.get("different") for result in comparison.results):
+        return 1
+    return LEFT if any("left" in result for result in comparison.results) else 0
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fraction", type=float, nargs="+", default=[0.5, 0.33, 0.25], help="limits, as parts of the peak")
-    parser.add_argument("--pool", nargs="+", help="folders for the pool, one run each (a disk, /dev/shm; default: a temporary one)")
-    parser.add_argument("--batch", type=int, nargs="+", default=[4, 8, 16], help="sequences a step, one comparison each")
+    parser.add_argument("--pool", nargs="+", metavar="NAME=DIR", help="folders for the pool, the fastest first (memory=/dev/shm)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[8, 4, 16], help="sequences a step, one comparison each")
     parser.add_argument("--steps", type=int, default=6, help=f"steps of each run; the first {WARM_STEPS} are not timed")
     parser.add_argument("--layers", type=int, default=20)
     parser.add_argument("--width", type=int, default=2048, help="20 layers of 2048 are 1.01 billion parameters")
     parser.add_argument("--context", type=int, default=512, help="tokens a sequence")
-    parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the script itself")
+    parser.add_argument("--tiny", action="store_true", help="a small model and few steps, to try the script itself")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu, to try the script itself")
+    parser.add_argument("--within", type=float, default=float("inf"), help="seconds for all of it")
+    parser.add_argument("--resume", type=pathlib.Path, help="rows that this file has are not run again; new ones go there")
+    parser.add_argument("--tools", default=ROOT / "target" / "release", help="where tidelog-bench and tidelog-plan are")
+    parser.add_argument("--gpu-at", help="the GPU's PCI address, whose link limits the bound (default: torch says)")
     parser.add_argument("--output", choices=["text", "json"], default="text")
-    parser.add_argument("--run", choices=list(RUNS), help=argparse.SUPPRESS)
-    parser.add_argument("--limit", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--pool-size", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--result", help=argparse.SUPPRESS)
+    for name, kind in {"run": str, "folder": str, "limit": int, "pool-size": int, "result": str, "trace": str}.items():
+        parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    for name, value in TINY.items() if arguments.tiny else ():
+        setattr(arguments, name, value)
     if arguments.steps <= WARM_STEPS:
         parser.error(f"--steps {arguments.steps}: at least {WARM_STEPS + 1}, of which the last are timed")
     if any(not 0 < fraction <= 1 for fraction in arguments.fraction):
         parser.error(f"--fraction {arguments.fraction}: each is above 0, and 1 at most")
+    named = (pool.rpartition("=") for pool in arguments.pool or [tempfile.gettempdir()])
+    arguments.pool = {name or folder: folder for name, _, folder in named}
     return arguments
 
 
-# -- the runs, each in a process of its own ---------------------------------------------------------------------
+def rows_of(arguments):
+    """All rows, those that say most first: what offloading costs, others beside it, then other sizes and slower pools."""
+    first, *others = arguments.batch
+    fast, *slow = arguments.pool
+    disk = slow[-1] if slow else fast
+
+    def limited(batch, pool, fractions=arguments.fraction):
+        return [{"run": "limited", "batch": batch, "pool": pool, "fraction": fraction} for fraction in fractions]
+
+    rows = [{"run": "plain", "batch": first}, *limited(first, fast)]
+    rows += [{"run": name, "batch": first, "pool": disk} for name in ("hooks", "fsdp")]
+    rows += [row for pool in slow for row in limited(first, pool, arguments.fraction[:1])]
+    rows += [row for batch in others for row in [{"run": "plain", "batch": batch}, *limited(batch, fast)]]
+    rows += [{"run": "deepspeed", "batch": first, "pool": disk}]
+    rows += [row for pool in slow for row in limited(first, pool, arguments.fraction[1:])]
+    rows += [row for batch in others for pool in slow for row in limited(batch, pool)]
+    rows += [{"run": name, "batch": batch, "pool": disk} for batch in others for name in ("hooks", "fsdp", "deepspeed")]
+    return rows
 
 
-def run_plain(arguments):
-    with PeakOf(arguments.device) as peak:
-        losses, seconds = train(arguments, *make(arguments))
-    finish(arguments, losses, seconds, peak_bytes=peak.bytes)
+NAMES = {"plain": "no limit", "hooks": "save_on_cpu", "fsdp": "FSDP2 CPU offload", "deepspeed": "ZeRO-Infinity"}
+SAME_MATHEMATICS = ("plain", "hooks", "limited")  # others update on the CPU, whose last bits are others
 
 
-def run_hooks(arguments):
-    """Activations go to page-locked host memory, as torch itself does it; parameters and states stay."""
-    pinned = arguments.device == "cuda"
-    with PeakOf(arguments.device) as peak:
-        model, optimizer = make(arguments)
-        around = lambda: torch.autograd.graph.save_on_cpu(pin_memory=pinned)  # noqa: E731
-        losses, seconds = train(arguments, model, optimizer, around)
-    finish(arguments, losses, seconds, peak_bytes=peak.bytes)
+def name_of(wanted):
+    return NAMES.get(wanted["run"]) or f"{wanted['fraction']:.0%} on {wanted['pool']}"
 
 
-def run_limited(arguments):
-    import tidelog
+class Comparison:
+    """Runs rows, one after the other, within the time; keeps what was found, also from call to call."""
 
-    # The process ends with the block: what stays on NVMe then is of no use to anybody.
-    warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
-    with tempfile.TemporaryDirectory(prefix="tidelog-train-", dir=arguments.pool[0]) as folder:
-        if arguments.device == "cuda":
-            take_the_rest(arguments.limit + LIBRARIES_BYTES)
-        options = {"memory": arguments.limit, "pool_size": arguments.pool_size, "device": arguments.device}
-        options |= {"buffered": not is_direct(folder)}
-        with tidelog.offload(pool=folder, **options) as tide:
-            losses, seconds = train(arguments, *make(arguments), tide.step, lambda: await_plan(tide))
-            stats, last = tide.stats(), tide.last_step()
-        if tide.peak_bytes > arguments.limit:
-            sys.exit(f"train.py: {tide.peak_bytes} bytes of tensors lived under a limit of {arguments.limit}")
-        figures = {key: last[key] for key in ("bytes_written", "bytes_read", "stall_seconds")}
-        figures |= {key: stats[key] for key in ("data_path", "gpu")}
-        finish(arguments, losses, seconds, peak_bytes=tide.peak_bytes, **figures)
+    def __init__(self, arguments):
+        self._arguments = arguments
+        self._deadline = time.monotonic() + arguments.within
+        self._known = self._read_known()
+        self._took = {}  # seconds, by kind of run and pool: what the next one of its kind is expected to take
+        self._machines = {}
+        smaller = {"bench_bytes": "16m", "bench_seconds": 1} if arguments.tiny else {}
+        self._bounds = Bounds(arguments.tools, arguments.gpu_at or gpu_address(arguments.device), **smaller)
+        self.results = []
 
+    def run(self, wanted):
+        key = json.dumps({**wanted, **{name: getattr(self._arguments, name) for name in ("device", "layers", "width", "context", "steps")}})
+        result = self._known.get(key)
+        if result is None:
+            result = {"name": name_of(wanted), **wanted, **self._attempt(wanted)}
+            if "left" not in result and self._arguments.resume:
+                with self._arguments.resume.open("a") as file:
+                    file.write(json.dumps({"key": key, "result": result}) + "\n")
+        self.results.append(result)
+        if self._arguments.output == "text":
+            print(line_of(result), flush=True)
 
-RUNS = {"plain": run_plain, "hooks": run_hooks, "limited": run_limited}
+    def _read_known(self):
+        file = self._arguments.resume
+        lines = file.read_text().splitlines() if file and file.exists() else []
+        return {each["key"]: each["result"] for each in map(json.loads, lines)}
 
+    def _attempt(self, wanted):
+        plain = self._plain(wanted["batch"])
+        if wanted["run"] != "plain" and (plain is None or "seconds" not in plain):
+            return {"left": "its run without limit is missing"}
+        kind = (wanted["run"], wanted.get("pool"))
+        left = self._deadline - time.monotonic()
+        if left <= self._took.get(kind, 0):
+            return {"left": f"the time was up ({max(left, 0):.0f} s left, the last of its kind took {self._took.get(kind, 0):.0f} s)"}
+        started = time.monotonic()
+        folder = self._arguments.pool.get(wanted.get("pool"))
+        # Whatever becomes of the process, its pool goes.
+        with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory(prefix="tidelog-train-", dir=folder) as pool:
+            found = self._child(wanted, plain, scratch, pool, left)
+            self._took[kind] = time.monotonic() - started
+            if "losses" not in found:
+                return found
+            found["step_seconds"] = statistics.median(found["seconds"][WARM_STEPS:])
+            self._compare(found, plain or found, wanted)
+            if wanted["run"] == "limited":
+                found |= self._bound(found, folder, pathlib.Path(scratch, "trace.json"))
+        return found
 
-def make(arguments):
-    """The demo's GPT at another size, built on the device."""
-    import gpt
+    def _plain(self, batch):
+        return next((each for each in self.results if each["run"] == "plain" and each["batch"] == batch), None)
 
-    torch.use_deterministic_algorithms(True)
-    gpt.WIDTH, gpt.LAYERS, gpt.CONTEXT = arguments.width, arguments.layers, arguments.context
-    gpt.HEADS, gpt.BATCH = max(arguments.width // 128, 1), arguments.batch[0]
-    torch.manual_seed(1234)
-    with torch.device(arguments.device):
-        model = gpt.GPT()
-    return model, torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=False)
-
-
-def await_plan(tide):
-    """Steps go on while a plan is made; here they wait for it, so that those that are timed follow it."""
-    while tide.stats()["planning"]:
-        time.sleep(0.01)
-
-
-def train(arguments, model, optimizer, around=contextlib.nullcontext, between=lambda: None):
-    import gpt
-
-    losses, seconds = [], []
-    for inputs, targets in gpt.batches(gpt.corpus(), arguments.steps, seed=99):
-        started = time.perf_counter()
-        with torch.device(arguments.device), around():
-            loss = gpt.train_step(model, optimizer, inputs.to(arguments.device), targets.to(arguments.device))
-        losses.append(loss.item().hex())  # waits for the device
-        seconds.append(time.perf_counter() - started)
-        between()
-    return losses, seconds
-
-
-def finish(arguments, losses, seconds, **figures):
-    figures |= {"losses": losses, "seconds": seconds}
-    pathlib.Path(arguments.result).write_text(json.dumps(figures))
-
-
-class PeakOf:
-    """The most bytes of tensors that were alive: by torch's allocator on a GPU, counted on a CPU."""
-
-    def __init__(self, device):
-        self._cuda = device == "cuda"
-
-    def __enter__(self):
-        if self._cuda:
-            torch.cuda.reset_peak_memory_stats()
-        else:
-            from memory import LiveStorages
-
-            self._counting = LiveStorages()
-            self._counting.__enter__()
-        return self
-
-    def __exit__(self, *error):
-        if self._cuda:
-            self.bytes = torch.cuda.max_memory_allocated()
-        else:
-            self._counting.__exit__(*error)
-            self.bytes = self._counting.peak
-
-
-def take_the_rest(left):
-    """Takes memory from CUDA itself, not from torch, until `left` bytes are free."""
-    torch.cuda.init()
-    torch.zeros(1, device="cuda")  # the context, which the driver's calls below use
-    driver, address, piece = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64(), 4 * GIB
-    while piece >= 2 << 20:
-        spare = torch.cuda.mem_get_info()[0] - left
-        if spare < piece or driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(piece)):
-            piece //= 2
-
-
-def is_direct(folder):
-    """Whether files there can be read past the page cache; memory-backed ones cannot."""
-    with tempfile.NamedTemporaryFile(dir=folder) as file:
-        try:
-            os.close(os.open(file.name, os.O_RDWR | os.O_DIRECT))
-        except OSError:
-            return False
-    return True
-
-
-# -- the table --------------------------------------------------------------------------------------------------
-
-
-def run_child(arguments, kind, batch, *extra):
-    with tempfile.NamedTemporaryFile("r", suffix=".json") as result:
-        command = [sys.executable, __file__, "--run", kind, "--result", result.name, "--batch", str(batch)]
+    def _child(self, wanted, plain, scratch, pool, left):
+        """Runs it in a process of its own; answers its figures, or why there are none."""
+        result, arguments = pathlib.Path(scratch, "result.json"), self._arguments
+        command = [sys.executable, __file__, "--run", wanted["run"], "--result", result, "--batch", wanted["batch"]]
         for name in ("steps", "layers", "width", "context", "device"):
-            command += [f"--{name}", str(getattr(arguments, name))]
+            command += [f"--{name}", getattr(arguments, name)]
+        command += ["--folder", pool]
+        if wanted["run"] == "limited":
+            # The model is not there yet when the pool is made: its size is told.
+            room = shutil.disk_usage(pool).free * 9 // 10
+            if room < plain["peak_bytes"]:
+                return {"lacking": f"{pool} has room for {room / GIB:.1f} GiB, of {plain['peak_bytes'] / GIB:.1f} that train"}
+            command += ["--limit", int(plain["peak_bytes"] * wanted["fraction"]), "--trace", pathlib.Path(scratch, "trace.json")]
+            command += ["--pool-size", min(3 * plain["peak_bytes"] // 2, room)]
         # Deterministic matrix products need it (torch.use_deterministic_algorithms).
         environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        child = subprocess.run([*command, *extra], env=environment, stderr=subprocess.PIPE, text=True, check=False)
-        if child.returncode:
-            sys.stderr.write(child.stderr)
-            return {"failed": (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]}
-        return json.load(result)
+        limit = None if left == float("inf") else left
+        try:
+            done = subprocess.run(
+                [str(word) for word in command], env=environment, stderr=subprocess.PIPE, text=True, check=False, timeout=limit
+            )
+        except subprocess.TimeoutExpired:
+            return {"left": f"not done within the {left:.0f} s that were left"}
+        if done.returncode == 0:
+            return json.loads(result.read_text())
+        last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        if done.returncode == LACKING:
+            return {"lacking": last}
+        sys.stderr.write(done.stderr)
+        # That somebody else's program does not run here says nothing of ours.
+        return {"failed": last} if wanted["run"] in SAME_MATHEMATICS else {"lacking": f"it does not run here: {last}"}
+
+    def _compare(self, found, plain, wanted):
+        found["ratio"] = found["step_seconds"] / statistics.median(plain["seconds"][WARM_STEPS:])
+        found["same"] = found["losses"] == plain["losses"]
+        found["different"] = not found["same"] and wanted["run"] in SAME_MATHEMATICS
+        pairs = [(float.fromhex(one), float.fromhex(other)) for one, other in zip(found["losses"], plain["losses"])]
+        found["loss_difference"] = max(abs(one - other) for one, other in pairs)
+
+    def _bound(self, found, folder, trace):
+        if self._bounds.why_not or not trace.exists():
+            return {"bound_why_not": self._bounds.why_not or f"no bound: no plan was made ({'; '.join(found['notices'])})"}
+        try:
+            if folder not in self._machines:
+                self._machines[folder] = self._bounds.machine(folder, runs.is_direct(folder))
+            least = self._bounds.seconds(trace, self._machines[folder], found["limit"], found["staging_in_budget"])
+        except BoundError as why:
+            return {"bound_why_not": f"no bound: {why}"}
+        return {"machine": self._machines[folder], "bound_seconds": least, "to_bound": found["step_seconds"] / least}
 
 
-def row(name, batch, found, plain):
-    result = {"run": name, "batch": batch, "same": False, **found}
-    if "failed" not in found:
-        result["same"] = found["losses"] == plain["losses"]
-        result["step_seconds"] = statistics.median(found["seconds"][WARM_STEPS:])
-        result["ratio"] = result["step_seconds"] / statistics.median(plain["seconds"][WARM_STEPS:])
-    return result
+def gpu_address(device):
+    """Where CUDA's first GPU is, if torch tells."""
+    if device != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    if not hasattr(properties, "pci_bus_id"):
+        return None
+    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
 
 
-def show(arguments, result):
-    if arguments.output == "json":
-        return
-    line = f"FACT {result['run']:24} batch {result['batch']:3}: "
-    if "failed" in result:
-        print(line + "FAILED: " + result["failed"], flush=True)
-        return
-    line += f"{result['step_seconds']:.3f} s a step ({result['ratio']:.2f} x), peak {result['peak_bytes'] / GIB:.2f} GiB"
+def line_of(result):
+    """A row of the table: FACT, FAILED or LEFT, and what there is to say."""
+    about = f"{result['name']:24} batch {result['batch']:3}: "
+    for word, why in (("FAILED", "failed"), ("LEFT", "left"), ("LEFT", "lacking")):
+        if result.get(why):
+            return f"{word} {about}{result[why]}"
+    line = f"FACT {about}{result['step_seconds']:.3f} s a step ({result['ratio']:.2f} x), peak {result['peak_bytes'] / GIB:.2f} GiB"
     if "bytes_read" in result:
         moved = f"{result['bytes_written'] / GIB:.2f} GiB out, {result['bytes_read'] / GIB:.2f} GiB in"
         line += f", in the last step {moved}, {result['stall_seconds']:.2f} s waiting"
-    print(line + (", same bits" if result["same"] else ", DIFFERENT LOSSES"), flush=True)
+    if "to_bound" in result:
+        line += f", {result['to_bound']:.2f} x the bound of {result['bound_seconds']:.3f} s (mark {MARK})"
+    line += ", " + result["bound_why_not"] if "bound_why_not" in result else ""
+    if result["same"]:
+        return line + ", same bits"
+    return line + (", DIFFERENT LOSSES" if result["different"] else f", losses within {result['loss_difference']:.2g}")
 
 
 if __name__ == "__main__":

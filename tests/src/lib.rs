@@ -7,6 +7,7 @@ pub mod fixture;
 pub mod fuzzing;
 pub mod load;
 pub mod machine;
+pub mod peer;
 pub mod power;
 pub mod sim;
 #[cfg(feature = "spdk")]

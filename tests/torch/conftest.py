@@ -1,4 +1,7 @@
-"""Fixtures: a pool of two directories, both movers, both modes, and one thread so that sums are repeatable."""
+"""Fixtures: a pool of two directories, both movers, both modes, and one thread so that sums are repeatable.
+
+`--device cuda` makes every tensor on a GPU, `--device fake` on one that is not there (tidetest.device).
+"""
 
 import functools
 import gc
@@ -19,6 +22,7 @@ import torch  # noqa: E402
 
 import tidelog  # noqa: E402
 import tidetest.compare  # noqa: E402
+from tidetest import device  # noqa: E402
 
 torch.set_num_threads(1)
 torch.optim.AdamW([torch.zeros(1)])  # imports much at first use
@@ -28,6 +32,36 @@ gc.freeze()  # what the imports made lives for good; a collection per test is ch
 # Pointers can be swapped since torch 2.15.
 MOVERS = ("resize", "swap") if hasattr(torch._C.StorageBase, "_swap_data_ptr_") else ("resize",)
 MODES = ("reactive", "auto")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", choices=device.NAMES, default="cpu", help="what the touch suite's tensors are made on")
+
+
+def pytest_configure(config):
+    device.name = config.getoption("--device")
+
+
+def pytest_collection_modifyitems(items):
+    """What cannot be on this device is skipped, each with its reason."""
+    lacking = device.lacking()
+    for item in items:
+        on_host = item.get_closest_marker("host_memory")
+        if lacking is not None:
+            item.add_marker(pytest.mark.skip(reason=lacking))
+        elif on_host is not None and not device.is_host():
+            item.add_marker(pytest.mark.skip(reason=on_host.args[0]))
+
+
+@pytest.fixture(autouse=True)
+def made_on(clean_slate, tmp_path_factory):
+    """What tensors are made on. The host's need nothing."""
+    if device.is_host():
+        yield
+        return
+    end = device.begin(tmp_path_factory.getbasetemp())
+    yield
+    end()
 
 
 @pytest.fixture(autouse=True)

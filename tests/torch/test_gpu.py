@@ -6,14 +6,12 @@ import pytest
 import torch
 
 import tidelog
-from tidetest import KIB, MIB
+from tidetest import MIB
 from tidetest.bits import assert_same, bits
 from tidetest.compare import compare
+from tidetest.device import STAGING
 from tidetest.fake_cuda import Event, FakeCuda, RealCuda
-from tidetest.world import BUDGET, World
-
-STAGING = 256 * KIB
-TENSORS = BUDGET - STAGING  # staging is host memory, so the whole budget is the tensors'
+from tidetest.world import BUDGET, TENSORS, World
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU")
 
@@ -73,6 +71,72 @@ def test_training_by_cufile_gives_the_same_bits_and_none_passes_through_the_host
         if gpu.device == "cuda" and "gds data path does not work here" in str(error):
             pytest.skip(str(error))
         raise
+
+
+def test_training_gives_the_same_bits_where_host_memory_takes_a_part(gpu, pool, mover, mode):
+    gpu = gpu(seed=11)
+    host_memory = TENSORS // 2
+
+    def train(world):
+        world.steps(2)
+        if world.tide is not None:
+            stats = world.tide.stats()
+            totals, tier = stats["totals"], stats["host_memory"]
+            assert tier["capacity"] == host_memory and 0 < tier["peak"] <= host_memory
+            assert totals["bytes_to_host"] and totals["bytes_from_host"], "host memory took nothing"
+            assert totals["bytes_written"] and totals["bytes_read"], "all of it fitted into host memory"
+            assert world.tide.peak_bytes <= TENSORS
+
+    compare(train, pool, mover, mode, device=gpu.device, memory=TENSORS, staging=STAGING, host_memory=host_memory)
+
+
+def test_what_fits_into_host_memory_reaches_no_ssd_and_leaves_clean_without_a_copy(gpu, pool):
+    world = World(device=gpu(seed=12).device)
+    with world.block(pool, mode="reactive", memory=TENSORS, staging=STAGING, host_memory="64MiB") as tide:
+        world.steps(3)
+        kept = world.subject("parameter")
+        tide.evict(kept)
+        before = bits(kept)  # which brings it back
+        copied = tide.stats()["totals"]
+        tide.evict(kept)
+        totals = tide.stats()["totals"]
+        assert not tide.is_resident(kept)
+        assert (totals["bytes_to_host"], totals["clean_drops"]) == (copied["bytes_to_host"], copied["clean_drops"] + 1)
+        assert totals["bytes_written"] == totals["bytes_read"] == 0
+        assert_same(bits(kept), before, "a parameter that left twice")
+
+
+def test_page_locked_memory_goes_back_with_the_block(fake, pool):
+    card = fake()
+    world = World()
+    with world.block(pool, mode="reactive", memory=TENSORS, staging=STAGING, host_memory=32 * MIB) as tide:
+        world.steps(1)
+        held = card.page_locked_bytes()
+        assert 0 < tide.stats()["host_memory"]["used"] <= 32 * MIB <= held
+    assert card.page_locked_bytes() == held, "the only copy of what the budget left out"
+    tide.restore()
+    assert card.page_locked_bytes() <= held - 32 * MIB
+
+
+def test_a_byte_that_host_memory_lost_is_an_error_that_names_the_tensor(fake, pool):
+    card = fake()
+    world = World()
+    with world.block(pool, mode="reactive", memory=64 * MIB, host_memory=32 * MIB) as tide:
+        world.steps(1)
+        parameter = world.subject("parameter")
+        tide.evict(parameter)
+        card.flip_a_bit()
+        with pytest.raises(tidelog.DeviceError, match=r"3\.linear\.weight: .*host memory .*CRC32C"):
+            parameter.sum()
+        assert not tide.is_resident(parameter)
+        parameter.sum()  # it was the link: the copy is good
+
+
+@pytest.mark.parametrize("host_memory, reason", [("1GiB", "for the tensors of a GPU"), ("lots", "host_memory='lots'")])
+def test_host_memory_that_cannot_be_is_refused_with_the_reason(pool, host_memory, reason):
+    with pytest.raises(tidelog.Error, match=reason):
+        with tidelog.offload(pool=pool, memory="1GiB", device="cpu", host_memory=host_memory):
+            pass
 
 
 def test_an_eviction_waits_for_every_stream(gpu, pool):

@@ -10,11 +10,10 @@ import torch
 
 import tidelog
 from programs import PROGRAMS
-from tidetest import KIB, MIB
+from tidetest import KIB, MIB, device
 from tidetest.bits import assert_same
 from tidetest.ledger import Ledger, pointer_layout_is_known
 
-STAGING = 256 * KIB
 SHARE = 0.4  # of the plain peak
 ROOM = 24 * KIB  # around the largest op: scalars, indices, generator states
 
@@ -81,7 +80,7 @@ def test_offloaded_bits_are_the_plain_bits(pool, mover, mode, name):
     @contextlib.contextmanager
     def block(model, optimizer=None):
         with tidelog.offload(
-            model, optimizer, pool=pool, memory=STAGING + tensors, staging=STAGING, mover=mover, mode=mode, pool_size=128 * MIB
+            model, optimizer, pool=pool, memory=device.budget(tensors), staging=device.STAGING, mover=mover, mode=mode, pool_size=128 * MIB
         ) as tide:
             yield tide.step
             tides.append((tide.stats(), tide.peak_bytes, tide.budget))

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 import tidelog
-from tidetest import KIB
+from tidetest import KIB, device
 from tidetest.bits import assert_same, bits
 from tidetest.world import World
 from tidetest.writes import ALIASES
 
+ON_HOST = pytest.mark.host_memory(device.NO_ADDRESS)
+ON_A_GPU = {"torch_from_dlpack", "torch_from_a_dlpack_capsule", "torch_from_dlpack_method"}
 SUBJECTS = ("parameter", "gradient", "state", "buffer", "loose", "view", "transposed")
 
 
@@ -29,7 +31,7 @@ def check_pinned(world, *tensors):
         assert world.tide.is_resident(tensor)
 
 
-@pytest.mark.parametrize("touch", sorted(ALIASES))
+@pytest.mark.parametrize("touch", device.params(ALIASES, ALIASES.keys() - ON_A_GPU, device.NO_ADDRESS))
 def test_an_alias_made_from_a_tensor_that_is_out_stays_one(compare, touch):
     kept = []  # dangling memory would be reused, and written to, by what follows
 
@@ -56,6 +58,7 @@ def test_an_alias_made_from_a_tensor_that_is_out_stays_one(compare, touch):
     compare(scenario)
 
 
+@ON_HOST
 @pytest.mark.parametrize("touch", ["numpy_array", "numpy_of_a_row", "numpy_asarray", "numpy_forced", "torch_from_its_numpy"])
 def test_an_array_made_before_the_block_is_still_an_alias_inside(pool, mover, mode, touch):
     """torch itself marks a storage that numpy knows; such a storage never moves."""
@@ -75,6 +78,7 @@ def test_an_array_made_before_the_block_is_still_an_alias_inside(pool, mover, mo
     assert (tensor[1] == 5).all()
 
 
+@ON_HOST
 def test_tensors_on_foreign_memory_stay_and_are_listed(pool, mover, tmp_path):
     """from_numpy, frombuffer, DLPack imports, files and shared memory: found, left alone, and named in stats()."""
     world = World()
@@ -110,6 +114,7 @@ def expected_first(frozen):
     return numpy.frombuffer(frozen[3][:4], dtype=numpy.float32)[0]
 
 
+@pytest.mark.host_memory(device.SHARED)
 def test_share_memory_moves_a_tensor_to_shared_memory_and_it_stays_there(compare):
     def scenario(world):
         tensor = world.loose
@@ -127,6 +132,7 @@ def test_share_memory_moves_a_tensor_to_shared_memory_and_it_stays_there(compare
     compare(scenario)
 
 
+@ON_HOST
 def test_an_alias_outlives_its_tensor(compare):
     """The array keeps the memory alive after the last tensor on it died."""
 
@@ -145,6 +151,7 @@ def test_an_alias_outlives_its_tensor(compare):
     compare(scenario)
 
 
+@ON_HOST
 def test_a_dlpack_import_may_move_only_when_nobody_else_holds_it(compare):
     """A tensor imported from another library is foreign memory; the exporter's writes show in it for good."""
 
@@ -160,6 +167,7 @@ def test_a_dlpack_import_may_move_only_when_nobody_else_holds_it(compare):
     compare(scenario)
 
 
+@ON_HOST
 def test_raw_writes_behind_a_pinned_tensor_are_never_undone(compare):
     """memmove to data_ptr(): no version counter moves. The old copy in the pool must never come back."""
 
@@ -178,6 +186,7 @@ def test_raw_writes_behind_a_pinned_tensor_are_never_undone(compare):
     compare(scenario)
 
 
+@ON_HOST
 def test_numpy_writes_with_out_arguments_land_in_the_tensor(compare):
     def scenario(world):
         world.push_out(world.loose)

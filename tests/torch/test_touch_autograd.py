@@ -73,6 +73,7 @@ def test_saved_tensors_hooks_that_pack_and_unpack(compare):
     compare(scenario)
 
 
+@pytest.mark.host_memory("a GPU's memory cannot become an array without a copy")
 def test_saved_tensors_hooks_through_numpy(compare):
     """Packing into an array and back, as compression libraries do."""
 

@@ -242,7 +242,7 @@ def test_a_checkpoint_continues_in_a_new_block(pool, tmp_path, mover, mode):
         first.steps(3)
         torch.save((first.model.state_dict(), first.optimizer.state_dict(), first.losses), tmp_path / "run.pt")
         world_data = first.loose.clone()
-        data = world_data.numpy().tobytes()
+        data = world_data.cpu().numpy().tobytes()
     del first, world_data
 
     second = World(seed=0)

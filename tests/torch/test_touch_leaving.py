@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import tidelog
 from tidelog import _guard
-from tidetest import KIB, MIB, halfway, process
+from tidetest import KIB, MIB, device, halfway, process
 from tidetest.bits import assert_same, bits
 from tidetest.world import POOL_SIZE, World
 
@@ -27,7 +27,7 @@ TOUCHES = {
     "tolist": lambda t: t.tolist(),
     "item": lambda t: t.reshape(-1)[0].item(),
     "repr": lambda t: repr(t),
-    "numpy": lambda t: t.detach().numpy().tobytes(),
+    "numpy": lambda t: t.detach().cpu().numpy().tobytes(),
     "torch.save": lambda t: bits(_saved(t)),
     "pickle": lambda t: bits(pickle.loads(pickle.dumps(t))),
     "deepcopy": lambda t: bits(copy.deepcopy(t.detach())),
@@ -193,7 +193,7 @@ def test_many_blocks_in_a_row_leak_nothing(pool, mover):
     world = World(layers=4)
     with left_quietly():
         for _ in range(8):
-            with world.block(pool, mover, "reactive", memory=256 * KIB + 128 * KIB):
+            with world.block(pool, mover, "reactive", memory=device.budget(128 * KIB)):
                 world.steps(1)
         with world.block(pool, mover, "reactive"):
             got = world.result()
@@ -290,7 +290,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", sorted(WRONG))
+NO_STAGING = "a GPU's budget has no staging buffers in it"
+
+
+@pytest.mark.parametrize("case", device.params(WRONG, {"a budget below its staging"}, NO_STAGING))
 def test_wrong_arguments_are_refused_and_a_right_block_opens_afterwards(pool, case):
     arguments = {"pool": pool, "memory": MIB, "mode": "reactive", "pool_size": POOL_SIZE, **WRONG[case]}
     with pytest.raises((tidelog.Error, ValueError, TypeError)) as refusal:

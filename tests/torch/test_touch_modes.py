@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from tidetest import device
 from tidetest.bits import assert_same, bits
 from tidetest.world import World
 
@@ -21,7 +22,7 @@ CONTEXTS = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
     "enable_grad": torch.enable_grad,
-    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "autocast": lambda: torch.autocast(device.kind(), dtype=torch.bfloat16),
     "set_grad_enabled": lambda: torch.set_grad_enabled(False),
     "default_dtype": lambda: contextlib.nullcontext(),
     "deterministic": lambda: torch.random.fork_rng(devices=[]),
@@ -160,11 +161,11 @@ def test_the_profiler_sees_the_run(compare):
 
 def test_a_grad_scaler_and_autocast_inside_steps(compare):
     def scenario(world):
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        scaler = torch.amp.GradScaler(device.kind(), init_scale=2.0**8)
         for number in range(3):
             with world.boundary():
                 world.optimizer.zero_grad(set_to_none=False)
-                with torch.autocast("cpu", dtype=torch.bfloat16):
+                with torch.autocast(device.kind(), dtype=torch.bfloat16):
                     loss = ((world.model(world.x) - world.y) ** 2).mean()
                 scaled = scaler.scale(loss)
                 if number == 1:

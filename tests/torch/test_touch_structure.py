@@ -9,7 +9,7 @@ from torch import nn
 
 import tidelog
 from tidelog import _record
-from tidetest import KIB, halfway
+from tidetest import KIB, device, halfway
 from tidetest.bits import assert_same, bits
 from tidetest.world import World
 
@@ -377,7 +377,7 @@ REPLACES_MEMORY = {
 }
 
 
-@pytest.mark.parametrize("call", sorted(REPLACES_MEMORY))
+@pytest.mark.parametrize("call", device.params(REPLACES_MEMORY, {"share_memory_", "_share_filename_cpu_"}, device.SHARED))
 def test_memory_is_not_replaced_while_it_is_copied_out(pool, mover, monkeypatch, call):
     """Storage methods are no ops: the copy that reads the old memory must have ended before they free it."""
     seen = []

@@ -9,7 +9,7 @@ import torch
 from torch import multiprocessing
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tidetest import halfway, process
+from tidetest import device, halfway, process
 from tidetest.bits import assert_same, bits
 from tidetest.world import World
 
@@ -37,7 +37,7 @@ TOUCHES = {
     "row": lambda t: t[3] + 1,
     "view then add": lambda t: t.t()[1:3] + 1,
     "tolist": lambda t: torch.tensor(t.tolist()),
-    "numpy": lambda t: torch.from_numpy(t.detach().numpy().copy()),
+    "numpy": lambda t: torch.from_numpy(t.detach().cpu().numpy().copy()),
     "item": lambda t: torch.tensor(t[0, 0].item()),
     "matmul": lambda t: t @ t,
     "write": lambda t: t.detach().add_(1),
@@ -89,7 +89,7 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("write", sorted(WRITES))
+@pytest.mark.parametrize("write", device.params(WRITES, {"numpy", "share_memory_"}, device.NO_ADDRESS))
 def test_another_thread_cannot_write_what_is_being_copied_out(pool, mover, write):
     """The copy would miss the write, and old bytes would come back later: refused, or seen."""
     world = World()
@@ -190,6 +190,8 @@ def test_threads_that_race_with_training(pool, mover, mode):
 
 # -- fork -----------------------------------------------------------------------------------------------
 
+IN_A_CHILD = pytest.mark.host_memory(device.FORK)
+
 
 class Rows(Dataset):
     """Hands out rows of a tensor that may be out when the worker looks."""
@@ -216,6 +218,7 @@ def right_or_refused(loader, batches):
     assert time.monotonic() - started < 100, "workers hang"
 
 
+@IN_A_CHILD
 def test_data_loader_workers(pool, mover, mode):
     """Workers are forked: what is resident they see, what is out is an error that says so, and training goes on."""
     plain = World()
@@ -240,6 +243,7 @@ def test_data_loader_workers(pool, mover, mode):
         assert_same(one, other, name)
 
 
+@IN_A_CHILD
 def test_loaders_that_make_their_data_work_at_any_time(pool, mover, mode):
     """The usual loader: workers read files and make tensors; those come through shared memory."""
     world = World()
@@ -306,11 +310,13 @@ print("done")
 """
 
 
+@IN_A_CHILD
 @pytest.mark.parametrize(("mover", "ending"), [("resize", "os._exit"), ("swap", "sys.exit")])
 def test_a_forked_child_is_told_and_the_parent_goes_on(pool, mover, ending):
     process.assert_done(process.run(f"HARD = {ending == 'os._exit'}\n" + FORK, pool, mover))
 
 
+@pytest.mark.host_memory(device.SHARED)
 def test_tensors_sent_to_another_process(compare):
     """A queue moves a tensor into shared memory, where it stays."""
 

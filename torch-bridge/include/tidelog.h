@@ -54,7 +54,7 @@
 // is not asked for again before the next op.
 #define TIDE_EVICT 1
 
-// Free the storage's memory and guard it: its bytes are in the log.
+// Free the storage's memory and guard it: its bytes are in the log, or in host memory.
 #define TIDE_RELEASE 2
 
 // Allocate the storage's memory, keep it alive and guarded, and answer its address: its bytes are
@@ -102,6 +102,9 @@ typedef struct tide_session_options {
   uint64_t budget;
   // Bytes of staging buffers, part of the budget.
   uint64_t staging;
+  // The most page-locked host memory that takes a GPU's storages before SSDs do; 0: none. All of it is allocated when the
+  // session opens, and freed when it closes. Without a GPU it must be 0.
+  uint64_t host_memory;
   // Bytes of the pool where Tidelog makes the files of directories; 0 lets it choose.
   uint64_t pool_size;
   // The share of the pool to own.
@@ -130,7 +133,7 @@ typedef struct tide_birth {
 typedef struct tide_action {
   // Hand back to `tide_session_action_done`.
   uint64_t sequence;
-  // Bytes of the storage; for `TIDE_SETTLE` non-zero where the log holds the same bytes.
+  // Bytes of the storage; for `TIDE_SETTLE` non-zero where there is a copy of the same bytes.
   uint64_t size;
   // `TIDE_EVICT`, `TIDE_RELEASE`, `TIDE_ALLOCATE` or `TIDE_SETTLE`.
   uint32_t kind;
@@ -387,6 +390,13 @@ size_t tide_session_simulate(uint64_t session,
 // # Safety
 // `path` is NUL-terminated.
 int32_t tide_session_report(uint64_t session, const char *path);
+
+// Writes the trace of the step that the plan is for to the file `path`, as docs/plan.md has it. Refused before there is a plan.
+//
+// # Safety
+// `path` is NUL-terminated.
+int32_t tide_session_trace(uint64_t session,
+                           const char *path);
 
 // What each op of the step that is about to end took, in nanoseconds: for ops that had not run when they were reported as
 // ended, such as kernels. Without this call the time between the two reports counts.

@@ -1,9 +1,10 @@
 //! The executor: carries out what the residency machine decides.
 //!
 //! One thread drives a session at op boundaries. The machine answers every event with actions: those
-//! that move bytes become puts, gets and verifications of the engine, those that free or allocate
+//! that move bytes become puts, gets and verifications of the engine or of host memory, those that free or allocate
 //! become requests to the caller, who owns the memory. Completions are taken in at the next boundary.
 
+mod carrier;
 mod data_path;
 mod drift;
 mod events;
@@ -23,6 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tidelog_engine::schedule::CompletionQueue;
+use tidelog_gds::HostTier;
 use tidelog_planner::residency::{Action, Progress, Residency, StorageId, TransferId, Use};
 use tidelog_planner::trace::Kind;
 use tidelog_planner::units::Bytes;
@@ -44,6 +46,8 @@ pub(crate) use planned::Policy;
 /// An open session.
 pub(crate) struct Session {
     pool: Lease,
+    /// Host memory in front of the pool, where storages are a GPU's.
+    tier: Option<HostTier>,
     completions: CompletionQueue,
     place: Place,
     state: Mutex<State>,

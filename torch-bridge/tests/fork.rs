@@ -43,6 +43,7 @@ fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
         data_path: c"auto".as_ptr(),
         budget: 4 << 20,
         staging: 512 << 10,
+        host_memory: 0,
         pool_size: 64 << 20,
         share: 0,
         buffered: 1,

@@ -13,17 +13,30 @@ use tidelog_tests::machine::FakeGpu;
 const NAME: &std::ffi::CStr = c"layer.0.weight";
 const BYTES: usize = 1 << 20;
 
+/// Host memory of a walk, which is too little for all that leaves.
+const HOST_MEMORY: u64 = 192 << 10;
+
 fn walk(seed: u64, manners: Manners) {
     let fake = FakeGpu::start(seed, (seed % 8) as u32);
+    let before = fake.count("host_memory");
     let name = format!("gpu-walk-{seed}");
     let manners = Manners { gpu: true, ..manners };
     let stats = walk_session(&name, Choices::of_seed(seed), 300, manners);
     let gpu = stats["gpu"].as_str().unwrap();
     assert!(gpu.starts_with("GPU 0 (Fake GPU) at 0000:3b:00.0"), "{gpu}");
     assert_eq!(gpu.contains("no byte of it passes through the host"), manners.gds, "{gpu}");
-    for counter in ["evictions", "fetches"] {
-        assert!(stats[counter].as_u64() > Some(0), "the walk tried nothing: no {counter}");
+    let mut counters = vec!["evictions", "fetches", "bytes_written", "bytes_read"];
+    if manners.host_memory > 0 {
+        counters.extend(["bytes_to_host", "bytes_from_host"]);
+        let tier = &stats["host_memory"];
+        assert_eq!(tier["capacity"], HOST_MEMORY);
+        assert!(tier["peak"].as_u64() <= Some(HOST_MEMORY), "{tier}");
+        assert!(tier["bytes_out"].as_u64() >= stats["totals"]["bytes_to_host"].as_u64(), "{tier}");
     }
+    for counter in counters {
+        assert!(stats["totals"][counter].as_u64() > Some(0), "the walk tried no {counter}");
+    }
+    assert_eq!(fake.count("host_memory"), before, "page-locked memory was kept");
     fake.assert_lawful();
     assert!(fake.count("copies") > 0, "the bytes went another way");
 }
@@ -36,10 +49,22 @@ fn no_byte_of_a_storage_on_a_gpu_is_lost_whatever_is_called() {
 }
 
 #[test]
+fn no_byte_is_lost_where_host_memory_takes_a_part() {
+    for seed in 200..208 {
+        let careless =
+            Manners { redelivered: 20, refused: 15, misreported: 20, ..Manners::default() };
+        let manners = if seed % 2 == 0 { Manners::default() } else { careless };
+        walk(seed, Manners { gds: seed % 4 > 1, host_memory: HOST_MEMORY, ..manners });
+    }
+}
+
+#[test]
 fn no_byte_is_lost_when_requests_come_twice_are_refused_or_misreported() {
     for seed in 100..108 {
         let gds = seed % 2 == 1;
-        let manners = Manners { redelivered: 20, refused: 15, misreported: 20, gds, gpu: true };
+        let careless =
+            Manners { redelivered: 20, refused: 15, misreported: 20, ..Manners::default() };
+        let manners = Manners { gds, ..careless };
         walk(seed, manners);
     }
 }

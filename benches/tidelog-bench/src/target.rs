@@ -129,7 +129,7 @@ impl Targets {
                 Some(self.controllers.provider(job)?)
             }
             (Level::Raw, Some(choice)) => {
-                Some(Box::new(KernelDevices { devices: self.open(job)?, choice }))
+                Some(Box::new(KernelDevices::new(self.open(job)?, choice)))
             }
         })
     }

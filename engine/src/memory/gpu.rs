@@ -8,14 +8,36 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::dma::DmaPool;
+use crate::path::backend::{OpenedWindow, WindowSize};
 
 /// A GPU whose memory transfers may name.
 pub trait GpuMemory: fmt::Debug + Send + Sync {
     /// What it is called.
     fn name(&self) -> String;
 
+    /// Where the thread that moves bytes between it and the block devices of these numbers (`st_rdev`; `None` where a
+    /// device has none) should run. `None` where nobody knows: then the devices alone decide.
+    fn near(&self, devices: &[Option<u64>]) -> Option<GpuPlace>;
+
     /// Makes what copies between the GPU and `staging`, `slots` at once, on the thread that will use it.
     fn open(&self, slots: u32, staging: &DmaPool) -> Result<OpenedCopies, GpuError>;
+
+    /// Takes memory of the GPU that other devices read and write themselves, for the thread that calls this.
+    ///
+    /// # Errors
+    /// Why there is none. Bytes then pass through staging memory.
+    fn open_window(&self, _size: WindowSize) -> Result<OpenedWindow, GpuError> {
+        Err(GpuError(format!("nothing maps memory of {} for other devices", self.name())))
+    }
+}
+
+/// From where a GPU is best served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuPlace {
+    /// The NUMA node.
+    pub node: usize,
+    /// What is there, for people.
+    pub why: String,
 }
 
 /// What copies, and how well.
@@ -122,10 +144,13 @@ pub struct GpuDestination {
 
 /// Where in the GPU's memory, and from when on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct GpuRange {
-    address: u64,
-    pub(crate) length: usize,
-    after: Option<GpuEvent>,
+pub struct GpuRange {
+    /// Its first byte.
+    pub address: u64,
+    /// How many bytes.
+    pub length: usize,
+    /// What must have happened on the GPU before; `None`: nothing.
+    pub after: Option<GpuEvent>,
 }
 
 impl GpuSource {
@@ -134,9 +159,14 @@ impl GpuSource {
     ///
     /// # Safety
     /// Until the transfer's ticket reports `released` the memory stays allocated and the event open, and nobody writes the
-    /// bytes after `after`.
+    /// bytes after `after`. Where a transfer has no such ticket, that is until its end is told.
     pub unsafe fn new(address: u64, length: usize, after: Option<GpuEvent>) -> Self {
         Self { range: GpuRange { address, length, after } }
+    }
+
+    /// What it is, for whoever copies it.
+    pub fn range(&self) -> GpuRange {
+        self.range
     }
 }
 
@@ -148,7 +178,8 @@ impl GpuDestination {
     ///
     /// # Safety
     /// Until the transfer's ticket reports `released`, and `landed` has happened, the memory stays allocated and nobody
-    /// else touches it after `after`. Both events stay open until `released`.
+    /// else touches it after `after`. Both events stay open until `released`. Where a transfer has no such ticket, `released`
+    /// is when its end is told.
     pub unsafe fn new(
         address: u64,
         length: usize,
@@ -156,6 +187,16 @@ impl GpuDestination {
         landed: Option<GpuEvent>,
     ) -> Self {
         Self { range: GpuRange { address, length, after }, landed }
+    }
+
+    /// What it is, for whoever copies there.
+    pub fn range(&self) -> GpuRange {
+        self.range
+    }
+
+    /// What is to happen when the bytes are there.
+    pub fn landed(&self) -> Option<GpuEvent> {
+        self.landed
     }
 }
 

@@ -29,10 +29,9 @@ pub use checksum::{checksum, copy_with_checksum};
 pub(crate) use copies::{Copies, Ended};
 pub use dma::{Backing, DmaBuffer, DmaPool, MemoryError};
 pub use ends::{Destination, ForeignDestination, ForeignSource, Source};
-pub(crate) use gpu::GpuRange;
 pub use gpu::{
-    GpuCopies, GpuCopy, GpuDestination, GpuDirection, GpuError, GpuEvent, GpuMemory, GpuSlice,
-    GpuSource, OpenedCopies,
+    GpuCopies, GpuCopy, GpuDestination, GpuDirection, GpuError, GpuEvent, GpuMemory, GpuPlace,
+    GpuRange, GpuSlice, GpuSource, OpenedCopies,
 };
 
 /// Every device address, length and buffer is a multiple of this many bytes.

@@ -7,6 +7,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::operation::{Action, Completion, Operation, OperationKind, Refused};
+use super::window::WindowSize;
 use super::{
     Capabilities, DataPath, Opened, PathError, PathProvider, PeerReach, PeerUnreachable, Waker,
 };
@@ -111,8 +112,8 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Checked<P> {
         self.path.register_peer(region)
     }
 
-    fn reach_gpu(&mut self, gpu: &dyn GpuMemory) -> Result<(), GpuError> {
-        self.path.reach_gpu(gpu)
+    fn reach_gpu(&mut self, gpu: &dyn GpuMemory, window: WindowSize) -> Result<(), GpuError> {
+        self.path.reach_gpu(gpu, window)
     }
 
     fn submit(&mut self, operation: Operation) -> Result<(), Refused> {

@@ -2,9 +2,12 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::memory::GpuMemory;
 
 use super::device::Device;
-use super::{DataPath, numa, posix, uring};
+use super::{DataPath, posix, stay_near, uring};
 
 /// The backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -123,11 +126,20 @@ pub struct KernelDevices {
     pub devices: Vec<Device>,
     /// The path.
     pub choice: PathChoice,
+    /// The GPU whose memory they serve, if they do: the thread that drives them goes where it is.
+    pub gpu: Option<Arc<dyn GpuMemory>>,
+}
+
+impl KernelDevices {
+    /// Devices that serve the host's memory.
+    pub fn new(devices: Vec<Device>, choice: PathChoice) -> Self {
+        Self { devices, choice, gpu: None }
+    }
 }
 
 impl PathProvider for KernelDevices {
     fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
-        let Self { devices, choice } = *self;
+        let Self { devices, choice, gpu } = *self;
         if choice == PathChoice::Spdk {
             return Err(PathError::Unavailable {
                 kind: PathKind::Spdk,
@@ -138,7 +150,7 @@ impl PathProvider for KernelDevices {
         let depth = depth.saturating_mul(devices.len() as u32);
         let mut why_not = Vec::new();
         // The thread that opens a path drives it.
-        let near = numa::stay_near(&devices);
+        let near = stay_near(&devices, gpu.as_deref());
         if choice == PathChoice::UringCmd {
             let mut path = Box::new(uring::passthrough::PassthroughPath::new(&devices, depth)?);
             path.note(near);

@@ -9,12 +9,19 @@ use crate::units::DeviceIndex;
 #[derive(Debug)]
 pub struct Gate {
     latches: Vec<Option<DeviceError>>,
+    /// Whether operations may name memory of a GPU.
+    reaches_gpu: bool,
 }
 
 impl Gate {
     /// A gate to so many devices, none of which has failed.
     pub fn new(devices: usize) -> Self {
-        Self { latches: vec![None; devices] }
+        Self { latches: vec![None; devices], reaches_gpu: false }
+    }
+
+    /// Lets operations name memory of the GPU that the path reaches, or lets them no more.
+    pub fn reach_gpu(&mut self, reaches: bool) {
+        self.reaches_gpu = reaches;
     }
 
     /// Whether `operation` may go to its device.
@@ -27,14 +34,12 @@ impl Gate {
             return Err(Refusal::Invalid("the tag u64::MAX is reserved"));
         }
         let peer = matches!(operation.action, Action::ReadToPeer(_) | Action::WriteFromPeer { .. });
-        if peer && capabilities.kind != PathKind::Spdk {
-            return Err(Refusal::Invalid(
-                "only the data path spdk reaches another device's memory",
-            ));
+        if peer && !matches!(capabilities.kind, PathKind::Spdk | PathKind::Sim) {
+            return Err(Refusal::Invalid("the data path does not reach another device's memory"));
         }
         let gpu = matches!(operation.action, Action::ReadToGpu(_) | Action::WriteFromGpu { .. });
-        if gpu && capabilities.kind != PathKind::Gds {
-            return Err(Refusal::Invalid("only the data path gds reaches a GPU's memory"));
+        if gpu && !self.reaches_gpu {
+            return Err(Refusal::Invalid("the data path does not reach that GPU's memory"));
         }
         check_extent(device, operation)?;
         self.unlatched(operation.device, operation.action.kind())

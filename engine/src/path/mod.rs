@@ -37,6 +37,7 @@ pub mod spdk;
 mod tests;
 pub mod uring;
 mod waker;
+mod window;
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -47,11 +48,13 @@ pub use device::{
     OpenMode, SpecError,
 };
 pub use endurance::{Endurance, FdpStatistics, ReclaimUnitHandle};
+pub use numa::stay_near;
 pub use operation::{
     Action, Completion, DeviceError, Extent, Library, Operation, OperationKind, PlacementHandle,
     Refusal, Refused, Status,
 };
 pub use waker::Waker;
+use window::WindowSize;
 
 use crate::memory::peer::PeerRegion;
 use crate::memory::{DmaPool, GpuError, GpuMemory, MemoryError};
@@ -61,6 +64,10 @@ use crate::units::ByteCount;
 pub mod backend {
     pub use super::gate::Gate;
     pub use super::slots::{Slots, conclude};
+    pub use super::window::{
+        Answer, Copied, Direction, End, Memory, OpenedWindow, Request, Told, Transfer,
+        TransferPlace, Window, WindowCopies, WindowCopy, WindowDirection, WindowSize, Windowed,
+    };
 }
 
 /// What a data path can do, found out when it was opened.
@@ -166,11 +173,11 @@ pub unsafe trait DataPath {
     }
 
     /// Lets operations name memory of this GPU, until the path is dropped. Their completions tell the CRC32C of the bytes,
-    /// which the GPU takes: the host sees none of them.
+    /// which the GPU takes: the host sees none of them. A path that has no memory there yet takes a window of this size.
     ///
     /// # Errors
     /// Why not. Bytes then pass through staging memory.
-    fn reach_gpu(&mut self, _gpu: &dyn GpuMemory) -> Result<(), GpuError> {
+    fn reach_gpu(&mut self, _gpu: &dyn GpuMemory, _window: WindowSize) -> Result<(), GpuError> {
         let kind = self.capabilities().kind;
         Err(GpuError(format!("the {kind} data path moves bytes by way of the host's memory")))
     }

@@ -1,4 +1,5 @@
-//! Where devices sit in a machine with several NUMA nodes, and how the thread that drives them gets there.
+//! Where devices, and the GPU that they serve, sit in a machine with several NUMA nodes, and how the thread that drives
+//! them gets there.
 //!
 //! Memory comes from the node of the thread that first touches it. That is the same thread: it registers, or fills, the
 //! staging memory. So what is done for the thread is done for its buffers.
@@ -10,13 +11,17 @@ use std::path::Path;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
+use crate::memory::{GpuMemory, GpuPlace};
+
 use super::device::{Device, DeviceKind};
 
-/// Keeps the calling thread on the CPUs of the node that all these devices are on. Answers what came of it, in words, or
-/// `None` where there is nothing to choose: one node, or devices whose node nobody knows.
-pub(super) fn stay_near(devices: &[Device]) -> Option<String> {
-    let numbers: Option<Vec<u64>> = devices.iter().map(number).collect();
-    stay_near_in(Path::new("/sys"), &numbers?)
+/// Keeps the calling thread on the CPUs from which these devices are best driven: those of the GPU's place, if they
+/// serve a GPU that has one, else of the node that they are all on. Answers what came of it, in words, or `None` where
+/// there is nothing to choose: one node, or devices whose node nobody knows.
+pub fn stay_near(devices: &[Device], gpu: Option<&dyn GpuMemory>) -> Option<String> {
+    let numbers: Vec<Option<u64>> = devices.iter().map(number).collect();
+    let place = gpu.and_then(|gpu| gpu.near(&numbers));
+    stay_near_in(Path::new("/sys"), &numbers, place)
 }
 
 /// The number of a block device, or of the one that a file lies on.
@@ -25,18 +30,23 @@ fn number(device: &Device) -> Option<u64> {
     Some(if device.kind() == DeviceKind::Block { metadata.rdev() } else { metadata.dev() })
 }
 
-fn stay_near_in(sysfs: &Path, numbers: &[u64]) -> Option<String> {
+fn stay_near_in(sysfs: &Path, numbers: &[Option<u64>], place: Option<GpuPlace>) -> Option<String> {
     if list(&sysfs.join("devices/system/node/online"))?.len() < 2 {
         return None;
     }
-    let nodes: Vec<Option<usize>> = numbers.iter().map(|number| node_of(sysfs, *number)).collect();
-    let node = (*nodes.first()?)?;
-    if nodes.iter().any(|other| *other != Some(node)) {
-        return Some("not all devices are on one NUMA node; driven from any".into());
-    }
+    let (node, why) = if let Some(place) = place {
+        (place.node, format!("where {}", place.why))
+    } else {
+        let node = |number: &Option<u64>| number.and_then(|number| node_of(sysfs, number));
+        let first = node(numbers.first()?)?;
+        if numbers.iter().any(|number| node(number) != Some(first)) {
+            return Some("not all devices are on one NUMA node; driven from any".into());
+        }
+        (first, "where the devices are".to_owned())
+    };
     Some(match move_to(sysfs, node) {
-        Ok(()) => format!("driven from NUMA node {node}, where the devices are"),
-        Err(why) => format!("the devices are on NUMA node {node}, driven from any: {why}"),
+        Ok(()) => format!("driven from NUMA node {node}, {why}"),
+        Err(not) => format!("driven from any NUMA node, not from {node}, {why}: {not}"),
     })
 }
 
@@ -132,12 +142,16 @@ mod tests {
         libc::makedev(259, minor)
     }
 
+    fn gpu_on(node: usize) -> GpuPlace {
+        GpuPlace { node, why: "GPU 0 is".into() }
+    }
+
     #[test]
     fn the_thread_stays_on_the_cpus_of_its_devices_node_that_it_may_use() {
         let before = affinity();
         let cpu = (0..CpuSet::count()).find(|&cpu| before.is_set(cpu).unwrap()).unwrap();
         let sysfs = FakeSysfs::new("node", &format!("{cpu},901-902\n"));
-        let said = stay_near_in(&sysfs.0, &[disk(1), disk(2)]).unwrap();
+        let said = stay_near_in(&sysfs.0, &[Some(disk(1)), Some(disk(2))], None).unwrap();
         let (mut only, after) = (CpuSet::new(), affinity());
         only.set(cpu).unwrap();
         sched_setaffinity(Pid::from_raw(0), &before).unwrap();
@@ -146,21 +160,50 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_decides_before_the_devices_do() {
+        let before = affinity();
+        let cpu = (0..CpuSet::count()).find(|&cpu| before.is_set(cpu).unwrap()).unwrap();
+        let sysfs = FakeSysfs::new("gpu", &format!("{cpu}\n"));
+        for devices in [[Some(0), Some(0)], [Some(0), Some(1)], [None, None]] {
+            let said =
+                stay_near_in(&sysfs.0, &devices.map(|minor| minor.map(disk)), Some(gpu_on(1)))
+                    .unwrap();
+            let (mut only, after) = (CpuSet::new(), affinity());
+            only.set(cpu).unwrap();
+            sched_setaffinity(Pid::from_raw(0), &before).unwrap();
+            assert_eq!(said, "driven from NUMA node 1, where GPU 0 is");
+            assert_eq!(after, only);
+        }
+        let said = stay_near_in(&sysfs.0, &[Some(disk(1))], Some(gpu_on(0))).unwrap();
+        let expected = "driven from any NUMA node, not from 0, where GPU 0 is: it may use none of that node's CPUs";
+        assert_eq!(
+            (said.as_str(), affinity()),
+            (expected, before),
+            "not from the devices' instead"
+        );
+    }
+
+    #[test]
     fn the_thread_stays_where_it_is_when_there_is_no_one_node_to_be_on() {
         let (before, sysfs) = (affinity(), FakeSysfs::new("nowhere", "901-902\n"));
-        let says = |numbers: &[u64], words: &str| {
-            let said = stay_near_in(&sysfs.0, numbers).unwrap();
+        let says = |numbers: &[Option<u64>], words: &str| {
+            let said = stay_near_in(&sysfs.0, numbers, None).unwrap();
             assert!(said.contains(words), "{said}");
         };
-        says(&[disk(0), disk(1)], "not all devices are on one NUMA node");
-        says(&[disk(1)], "it may use none of that node's CPUs");
-        for unknown in [libc::makedev(7, 0), libc::makedev(7, 1)] {
-            assert_eq!(stay_near_in(&sysfs.0, &[unknown]), None);
+        says(&[Some(disk(0)), Some(disk(1))], "not all devices are on one NUMA node");
+        says(&[Some(disk(1))], "it may use none of that node's CPUs");
+        for unknown in [Some(libc::makedev(7, 0)), Some(libc::makedev(7, 1)), None] {
+            assert_eq!(stay_near_in(&sysfs.0, &[unknown], None), None);
         }
         fs::remove_file(sysfs.0.join("devices/system/node/node1/cpulist")).unwrap();
-        says(&[disk(1)], "cpulist cannot be read");
+        says(&[Some(disk(1))], "cpulist cannot be read");
         fs::write(sysfs.0.join("devices/system/node/online"), "0\n").unwrap();
-        assert_eq!(stay_near_in(&sysfs.0, &[disk(1)]), None, "one node needs nothing");
+        assert_eq!(stay_near_in(&sysfs.0, &[Some(disk(1))], None), None, "one node needs nothing");
+        assert_eq!(
+            stay_near_in(&sysfs.0, &[Some(disk(1))], Some(gpu_on(1))),
+            None,
+            "with a GPU neither"
+        );
         assert_eq!(affinity(), before);
     }
 }

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-#[cfg(feature = "spdk")]
 use std::sync::Arc;
 
 use super::owner::other_owner;
@@ -13,6 +12,7 @@ use crate::layout::{
     BLOCK_BYTES, Geometry, Holder, Owner, SHARES_MAX, SUPERBLOCK_OFFSET, Superblock,
     SuperblockError,
 };
+use crate::memory::GpuMemory;
 use crate::path::nvme::Namespace;
 use crate::path::sim::{SimDisk, SimDisks};
 #[cfg(feature = "spdk")]
@@ -384,11 +384,12 @@ impl Members {
         self.0.iter().all(|member| matches!(member, Member::File { .. }))
     }
 
-    /// What opens the data path to all of them.
+    /// What opens the data path to all of them, for this GPU's memory too if there is one.
     pub(super) fn provider(
         &self,
         choice: PathChoice,
         backend: Option<&dyn Backend>,
+        gpu: Option<&Arc<dyn GpuMemory>>,
         mode: OpenMode,
     ) -> Result<Box<dyn PathProvider>, DeviceOpenError> {
         let mut disks = Vec::new();
@@ -408,7 +409,7 @@ impl Members {
         Ok(match backend {
             _ if devices.is_empty() => Box::new(SimDisks(disks)),
             Some(backend) => backend.provider(devices),
-            None => Box::new(KernelDevices { devices, choice }),
+            None => Box::new(KernelDevices { devices, choice, gpu: gpu.cloned() }),
         })
     }
 

@@ -270,7 +270,7 @@ fn write(
     // The members hold block devices exclusively; the path opens them once more beside that.
     let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
     let through_reactor = |write: &dyn Fn(&MetadataIo<'_>) -> Written| {
-        let provider = members.provider(PathChoice::Auto, None, mode)?;
+        let provider = members.provider(PathChoice::Auto, None, None, mode)?;
         let reactor = Reactor::start(provider, metadata_only())?;
         let half_way = |error: &dyn std::error::Error| FormatError::HalfWay(error.to_string());
         write(&MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) })

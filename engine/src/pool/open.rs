@@ -89,7 +89,8 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         })?;
     }
     let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
-    let provider = || members.provider(options.path, options.backend.as_deref(), mode);
+    let (backend, gpu) = (options.backend.as_deref(), options.gpu.as_ref());
+    let provider = || members.provider(options.path, backend, gpu, mode);
     let chunk = ByteCount(geometry.stripe_unit);
     let readers = readers(&members, chunk, options);
     let reactor = Reactor::start_with_readers(

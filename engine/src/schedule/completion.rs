@@ -91,7 +91,8 @@ impl CompletionQueue {
         self.0.attention.as_ptr()
     }
 
-    pub(super) fn push(&self, tag: u64, outcome: Outcome) {
+    /// Tells of the end of what was begun under `tag`: a transfer of the reactor's, or of others who let this queue tell.
+    pub fn push(&self, tag: u64, outcome: Outcome) {
         let ended = Instant::now();
         let mut entries = self.entries();
         entries.queue.push_back((ended, tag, outcome));

@@ -236,6 +236,12 @@ pub enum TransferError {
         /// The tensor in words.
         about: Box<About>,
     },
+    /// A transfer that is not the reactor's, between a GPU and host memory, failed.
+    #[error("{reason}")]
+    HostMemory {
+        /// What happened, and to which bytes.
+        reason: String,
+    },
     /// The ticket was cancelled in time.
     #[error("the transfer was cancelled")]
     Cancelled,
@@ -292,7 +298,9 @@ impl TransferError {
                 **about = About::new(subject, None);
                 return self;
             }
-            Self::Cancelled | Self::Stopped { .. } | Self::Forked => return self,
+            Self::HostMemory { .. } | Self::Cancelled | Self::Stopped { .. } | Self::Forked => {
+                return self;
+            }
         };
         *tensor_offset += subject.first_byte();
         let device = devices.get(usize::from(device.0));
@@ -307,7 +315,11 @@ impl TransferError {
             | Self::Latched { device, .. }
             | Self::Refused { device, .. } => Some(*device),
             Self::Device { error, .. } => Some(error.device),
-            Self::Gpu { .. } | Self::Cancelled | Self::Stopped { .. } | Self::Forked => None,
+            Self::Gpu { .. }
+            | Self::HostMemory { .. }
+            | Self::Cancelled
+            | Self::Stopped { .. }
+            | Self::Forked => None,
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -329,9 +330,9 @@ impl RegisteredMemory {
         self.base
     }
 
-    /// Whether these bytes lie in it.
-    pub(crate) fn contains(&self, pointer: DevicePointer, length: usize) -> bool {
-        pointer >= self.base && pointer.0 + length as u64 <= self.base.0 + self.length as u64
+    /// The addresses that it takes.
+    pub(crate) fn span(&self) -> Range<u64> {
+        self.base.0..self.base.0 + self.length as u64
     }
 }
 

@@ -4,6 +4,7 @@ use tidelog_engine::path::{Library, Status};
 
 use super::sys;
 use crate::cuda;
+use crate::loading::Missing;
 
 /// cuFile, as the source of an operation's error.
 pub static CUFILE: Library = Library { name: "cuFile", describe: name_of };
@@ -28,13 +29,8 @@ pub enum CuFileError {
         code: i32,
     },
     /// The library is too old, or something else of that name.
-    #[error("{library} has no {symbol}; use the cuFile of CUDA 12.2 or newer")]
-    Missing {
-        /// The file.
-        library: String,
-        /// What it lacks.
-        symbol: &'static str,
-    },
+    #[error(transparent)]
+    Missing(#[from] Missing),
 }
 
 impl CuFileError {
@@ -54,7 +50,7 @@ impl CuFileError {
         match self {
             Self::Call { code, .. } => status_of_code(*code),
             Self::Cuda { code, .. } => Status::Library { library: &cuda::CUDA, code: *code },
-            Self::Missing { .. } => Status::Errno(libc::ENOSYS),
+            Self::Missing(_) => Status::Errno(libc::ENOSYS),
         }
     }
 }

@@ -8,10 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use libloading::os::unix::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
-
 use super::error::CuFileError;
 use super::sys;
+use crate::loading::{self, Loaded, children, functions, present};
 
 /// What the file is called.
 const NAMES: [&str; 2] = ["libcufile.so.0", "libcufile.so"];
@@ -28,41 +27,26 @@ pub struct NoLibrary {
 pub struct Library {
     /// Its functions.
     pub(super) functions: Functions,
-    path: PathBuf,
     /// Last, since the functions are in it.
-    _opened: Opened,
+    loaded: Loaded,
 }
 
 impl Library {
     /// Opens the library: the named file and no other (by `TIDELOG_CUFILE` in the environment, where the caller names none),
     /// or the first that opens of the places where it lives.
     pub fn open(named: Option<&Path>) -> Result<Arc<Self>, NoLibrary> {
-        let named = named.map(PathBuf::from);
-        let named = named.or_else(|| std::env::var_os("TIDELOG_CUFILE").map(PathBuf::from));
-        let candidates = if let Some(path) = named {
-            vec![path]
-        } else {
+        let places = || {
             let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
             candidates(&|name| std::env::var_os(name), &maps)
         };
-        let mut tried = Vec::new();
-        for path in candidates {
-            // SAFETY: opening runs the library's initialisers, as any program that uses cuFile does; whoever can
-            // put another file there can run code here anyway.
-            match unsafe { Opened::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
-                Ok(opened) => {
-                    let functions = Functions::resolve(&opened, &path);
-                    return Ok(Arc::new(Self { functions, path, _opened: opened }));
-                }
-                Err(error) => tried.push(said(&path, &error)),
-            }
-        }
-        Err(NoLibrary { tried })
+        let loaded = loading::open(named, "TIDELOG_CUFILE", places);
+        let loaded = loaded.map_err(|tried| NoLibrary { tried })?;
+        Ok(Arc::new(Self { functions: Functions::resolve(&loaded), loaded }))
     }
 
     /// The file, or the name by which the loader knew it.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.loaded.path
     }
 
     /// The functions that it lacks.
@@ -84,14 +68,8 @@ impl Library {
 
 impl fmt::Debug for Library {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Library({})", self.path.display())
+        write!(out, "Library({})", self.path().display())
     }
-}
-
-fn said(path: &Path, error: &libloading::Error) -> String {
-    let text = error.to_string();
-    let name = path.display().to_string();
-    if text.contains(&name) { text } else { format!("{name}: {text}") }
 }
 
 /// Where it may be, in the order of trying: where the loader looks, CUDA, and Python's packages: of the environment
@@ -106,7 +84,7 @@ fn candidates(environment: &dyn Fn(&str) -> Option<OsString>, maps: &str) -> Vec
     roots.push("/usr/local/cuda".into());
     for root in roots {
         for folder in ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"] {
-            found.extend(present(&root.join(folder)));
+            found.extend(present(&root.join(folder), &NAMES));
         }
     }
     let packages = environment("VIRTUAL_ENV")
@@ -118,7 +96,7 @@ fn candidates(environment: &dyn Fn(&str) -> Option<OsString>, maps: &str) -> Vec
     for folder in packages {
         // nvidia/cufile/lib in CUDA 12's packages, nvidia/cu13/lib in CUDA 13's.
         for package in children(&folder.join("nvidia")) {
-            found.extend(present(&package.join("lib")));
+            found.extend(present(&package.join("lib"), &NAMES));
         }
     }
     let mut unique = Vec::new();
@@ -130,17 +108,6 @@ fn candidates(environment: &dyn Fn(&str) -> Option<OsString>, maps: &str) -> Vec
     unique
 }
 
-fn present(folder: &Path) -> impl Iterator<Item = PathBuf> {
-    NAMES.map(|name| folder.join(name)).into_iter().filter(|path| path.exists())
-}
-
-fn children(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    paths.sort();
-    paths
-}
-
 /// The folder of Python packages from which `PyTorch`'s library is mapped.
 fn beside_torch(maps: &str) -> Option<PathBuf> {
     let line = maps.lines().find(|line| line.contains("/torch/lib/libtorch"))?;
@@ -148,39 +115,8 @@ fn beside_torch(maps: &str) -> Option<PathBuf> {
     Some(library.parent()?.parent()?.parent()?.to_path_buf())
 }
 
-/// Each function, or the word that it is missing: looked up once, when the library is opened.
-macro_rules! functions {
-    ($($field:ident: $symbol:literal => fn($($argument:ty),*) $(-> $answer:ty)?;)*) => {
-        /// cuFile's functions, each with the word that it is missing where it is.
-        pub(super) struct Functions {
-            $(pub(super) $field: Result<unsafe extern "C" fn($($argument),*) $(-> $answer)?, CuFileError>,)*
-        }
-
-        impl Functions {
-            fn resolve(library: &Opened, path: &Path) -> Self {
-                Self {
-                    $($field: {
-                        // SAFETY: the type is the one that NVIDIA's header declares for this name.
-                        let found = unsafe {
-                            library.get::<unsafe extern "C" fn($($argument),*) $(-> $answer)?>($symbol)
-                        };
-                        found.map(|symbol| *symbol).map_err(|_| CuFileError::Missing {
-                            library: path.display().to_string(),
-                            symbol: $symbol,
-                        })
-                    },)*
-                }
-            }
-
-            fn missing(&self) -> Vec<&'static str> {
-                let all = [$(($symbol, self.$field.is_ok())),*];
-                all.into_iter().filter(|(_, there)| !there).map(|(symbol, _)| symbol).collect()
-            }
-        }
-    };
-}
-
 functions! {
+    CuFileError, "use the cuFile of CUDA 12.2 or newer":
     driver_open: "cuFileDriverOpen" => fn() -> sys::Error;
     driver_close: "cuFileDriverClose_v2" => fn() -> sys::Error;
     get_properties: "cuFileDriverGetProperties" => fn(*mut sys::Properties) -> sys::Error;

@@ -14,14 +14,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidelog_engine::memory::{DmaBuffer, DmaPool, GpuError, GpuMemory};
-use tidelog_engine::path::backend::{Gate, Slots, conclude};
+use tidelog_engine::path::backend::{Gate, Slots, WindowSize, conclude};
 use tidelog_engine::path::posix::PosixPath;
 use tidelog_engine::path::{
     Action, Capabilities, Completion, DataPath, Extent, Feature, Operation, Refusal, Refused,
     Status, Waker,
 };
 
-use crate::cuda::{CUDA, Gpu, HostLock};
+use crate::cuda::{Gpu, HostLock};
 use crate::cufile::CuFileError;
 use crate::queue::{Answer, Direction, End, Queue, Request};
 
@@ -43,8 +43,6 @@ pub struct GdsPath {
     kernel_done: Vec<Completion>,
     /// For each slot, what the GPU found before the kernel's flush.
     checksums: Vec<Option<u32>>,
-    /// Whether operations name memory of our GPU.
-    reached: bool,
     gpu: Arc<Gpu>,
     /// Unlocked before the memory that it locks goes.
     host_lock: Option<HostLock>,
@@ -78,22 +76,25 @@ impl GdsPath {
         self.kernel.submit(twin).map_err(|refused| refused.reason)
     }
 
+    /// Ends an operation, with what its device answered.
     fn complete(
         &mut self,
         slot: u32,
         answer: Result<u32, Status>,
         completions: &mut Vec<Completion>,
     ) {
-        let Some(operation) = self.slots.take(slot) else { return };
-        let mut completion = conclude(operation, answer);
-        let checksum = self.checksums[slot as usize].take();
-        match completion.result {
-            Ok(()) => completion.checksum = checksum,
-            // The GPU failed, before the device got anything or after it had done its part.
-            Err(error) if is_of_gpu(error.status) => {}
-            Err(error) => self.gate.judge(error),
+        let completion = self.conclude(slot, answer);
+        if let Some(Err(error)) = completion.as_ref().map(|completion| completion.result) {
+            self.gate.judge(error);
         }
-        completions.push(completion);
+        completions.extend(completion);
+    }
+
+    fn conclude(&mut self, slot: u32, answer: Result<u32, Status>) -> Option<Completion> {
+        let mut completion = conclude(self.slots.take(slot)?, answer);
+        let checksum = self.checksums[slot as usize].take();
+        completion.checksum = checksum.filter(|_| completion.result.is_ok());
+        Some(completion)
     }
 
     /// What cuFile answered about the operation in a slot.
@@ -112,6 +113,10 @@ impl GdsPath {
                 Err(Refusal::Latched(cause)) => self.complete(slot, Err(cause.status), completions),
                 Err(_) => self.complete(slot, Err(Status::Errno(libc::EIO)), completions),
             },
+            // The GPU failed, before the device got anything or after it had done its part.
+            Err(status) if !answer.by_device => {
+                completions.extend(self.conclude(slot, Err(status)));
+            }
             result => self.complete(slot, result.map(|()| length), completions),
         }
     }
@@ -140,10 +145,11 @@ unsafe impl DataPath for GdsPath {
         self.host_memory = Some(region.clone());
     }
 
-    fn reach_gpu(&mut self, gpu: &dyn GpuMemory) -> Result<(), GpuError> {
+    fn reach_gpu(&mut self, gpu: &dyn GpuMemory, _window: WindowSize) -> Result<(), GpuError> {
         let ours = self.gpu.to_string();
-        self.reached = gpu.name() == ours;
-        if self.reached {
+        let reached = gpu.name() == ours;
+        self.gate.reach_gpu(reached);
+        if reached {
             return Ok(());
         }
         Err(GpuError(format!("the gds data path goes by way of {ours}; name that GPU to it")))
@@ -155,11 +161,6 @@ unsafe impl DataPath for GdsPath {
         }
         if self.slots.is_full() {
             return Err(Refused { reason: Refusal::Full, operation });
-        }
-        let on_gpu = matches!(operation.action, Action::ReadToGpu(_) | Action::WriteFromGpu { .. });
-        if on_gpu && !self.reached {
-            let reason = Refusal::Invalid("the path does not reach that GPU's memory");
-            return Err(Refused { reason, operation });
         }
         let (device, extent) = (operation.device, operation.extent);
         let (slot, kept) = self.slots.keep(operation);
@@ -266,11 +267,6 @@ unsafe impl DataPath for GdsPath {
 /// A buffer as the end of a transfer.
 fn host(buffer: &mut DmaBuffer) -> End {
     End::Host(NonNull::new(buffer.address()).unwrap_or(NonNull::dangling()))
-}
-
-/// Whether it was the GPU that failed, and not a device.
-fn is_of_gpu(status: Status) -> bool {
-    matches!(status, Status::Library { library, .. } if *library == CUDA)
 }
 
 impl Drop for GdsPath {

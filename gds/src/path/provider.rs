@@ -1,18 +1,20 @@
 //! Opening the path: the GPU, cuFile, the mode, the devices; each refusal with its reason.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use tidelog_engine::path::backend::{Gate, Slots};
 use tidelog_engine::path::posix::PosixPath;
 use tidelog_engine::path::{
     Backend, Capabilities, DataPath, Device, DeviceCapabilities, Feature, Opened, PathError,
-    PathKind, PathProvider,
+    PathKind, PathProvider, stay_near,
 };
 
 use super::GdsPath;
 use crate::cuda::Gpu;
 use crate::cufile::{Compat, Driver, Library};
 use crate::queue::{Queue, QueueOptions};
+use crate::staged::StagedGpu;
 
 /// How the path is opened.
 #[derive(Clone, Debug, Default)]
@@ -81,6 +83,8 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
     })?;
     let known: Vec<DeviceCapabilities> = devices.iter().map(DeviceCapabilities::of).collect();
     let count = devices.len();
+    // The thread that opens a path drives it, and first touches what CUDA tells it in page-locked memory.
+    let near = stay_near(&devices, Some(&StagedGpu(Arc::clone(&gpu))));
     let kernel = PosixPath::new(twins, depth)?;
     let queue = Queue::open(&gpu, &driver, devices, QueueOptions { depth, ..options.queue });
     let queue = queue.map_err(unavailable)?;
@@ -93,7 +97,7 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
         depth,
         registered_buffers: Feature::Off("no memory was registered yet".into()),
         registered_files: Feature::On,
-        notes: vec![
+        notes: [
             format!("mode: {}", facts.mode),
             gpu.to_string(),
             format!("cuFile{version}: {}", facts.library.display()),
@@ -103,7 +107,10 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
                 options.queue.chunk,
                 facts.batch_entries_max
             ),
-        ],
+        ]
+        .into_iter()
+        .chain(near)
+        .collect(),
     };
     let kernel_done = Vec::with_capacity(kernel.capabilities().depth as usize);
     Ok(GdsPath {
@@ -114,7 +121,6 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
         kernel,
         kernel_done,
         checksums: vec![None; depth as usize],
-        reached: false,
         gpu,
         host_lock: None,
         host_memory: None,

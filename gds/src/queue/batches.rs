@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use tidelog_engine::path::Status;
+use tidelog_engine::path::backend::{Direction, Told, Transfer, TransferPlace, Window};
 
-use super::Queue;
-use super::parts::{Place, Stage};
+use super::Registered;
 use crate::cufile::{Batch, CuFileError, Driver, Entry, sys};
 
 /// Batches on their way at once: enough that one is filled while others fly.
@@ -27,16 +27,49 @@ impl Batches {
         Self { driver: Arc::clone(driver), full_in_a_row: 0, all: Vec::with_capacity(BATCHES_MAX) }
     }
 
-    pub(super) fn poll(
-        &mut self,
-        mut ended: impl FnMut(u32, Result<u32, Status>),
-    ) -> Result<(), CuFileError> {
+    /// Tells of every part that has ended.
+    pub(super) fn poll(&mut self, told: &mut Vec<(u32, Told)>) -> Result<(), CuFileError> {
+        let mut ended = |part, result| told.push((part, told_of(result)));
         self.all.iter_mut().try_for_each(|batch| batch.poll(&mut ended))
     }
 
     pub(super) fn cancel_all(&mut self) {
         for batch in self.all.iter_mut().filter(|batch| !batch.is_idle()) {
             batch.cancel();
+        }
+    }
+
+    /// Submits parts, as far as there are batches, and tells what became of them.
+    ///
+    /// # Safety
+    /// What the parts name is registered, and theirs alone until they have ended.
+    pub(super) unsafe fn submit(
+        &mut self,
+        ready: &[Transfer],
+        registered: &Registered,
+        window: &Window,
+        told: &mut Vec<(u32, Told)>,
+    ) {
+        let mut left = ready;
+        while let Some((first, others)) = left.split_first() {
+            match self.idle() {
+                Ok(None) => return,
+                Ok(Some(at)) => {
+                    let count = self.fill(at, left, registered, window);
+                    let (members, later) = left.split_at(count);
+                    // SAFETY: passed on to the caller.
+                    if !unsafe { self.send(at, members, told) } {
+                        return;
+                    }
+                    left = later;
+                }
+                // The library sets up only so many at once: those that fly will do.
+                Err(_) if self.is_any_flying() => return,
+                Err(error) => {
+                    told.push((first.part, Told::Failed(error.status())));
+                    left = others;
+                }
+            }
         }
     }
 
@@ -55,94 +88,91 @@ impl Batches {
         self.all.push(Batch::new(&self.driver, u32::MAX)?);
         Ok(Some(self.all.len() - 1))
     }
-}
 
-impl Queue {
-    /// Submits everything that is ready, as far as there are batches.
-    pub(super) fn submit_ready(&mut self) {
-        loop {
-            let Some(first) = self.parts.at(Stage::Ready).next() else { return };
-            match self.batches.idle() {
-                Ok(None) => return,
-                Ok(Some(batch)) => {
-                    if !self.submit_batch(batch) {
-                        return;
-                    }
-                }
-                // The library sets up only so many at once: those that fly will do.
-                Err(_) if self.batches.is_any_flying() => return,
-                Err(error) => self.end_part(first, Err(error.status())),
-            }
-        }
-    }
-
-    /// Fills a batch and submits it. Answers whether it makes sense to try another.
-    fn submit_batch(&mut self, at: usize) -> bool {
-        let mut members =
-            Vec::with_capacity(self.batches.driver.facts().batch_entries_max as usize);
-        for slot in self.parts.at(Stage::Ready) {
-            let Some(part) = self.parts.get(slot) else { continue };
-            let (Some((device, file_offset, write)), Some(registered)) =
-                (self.target(part), &self.registered)
-            else {
-                continue;
-            };
-            let (memory, memory_offset) = match &part.place {
-                Place::Chunk(chunk) => (registered.ring.base(), self.ring.offset(chunk)),
-                Place::Direct { region, offset } => (registered.regions[*region].base(), *offset),
-            };
-            let (file, length) = (&registered.files[device], part.length);
-            let entry =
-                Entry { file, memory, memory_offset, file_offset, length, write, cookie: slot };
-            let batch = &mut self.batches.all[at];
+    /// Puts as many parts into a batch as it has room for; answers how many.
+    fn fill(
+        &mut self,
+        at: usize,
+        ready: &[Transfer],
+        registered: &Registered,
+        window: &Window,
+    ) -> usize {
+        let batch = &mut self.all[at];
+        let mut count = 0;
+        for transfer in ready {
             if !batch.has_room() {
                 break;
             }
-            batch.add(&entry);
-            members.push(slot);
-        }
-        // SAFETY: every part is ready: its chunk is its own and filled, or its memory is the caller's until the answer;
-        // both stay as they are while the part flies.
-        let submitted = unsafe { self.batches.all[at].submit() };
-        match submitted {
-            Ok(()) => {
-                self.batches.full_in_a_row = 0;
-                for slot in members {
-                    self.parts
-                        .get_mut(slot)
-                        .into_iter()
-                        .for_each(|part| part.stage = Stage::Flying);
+            let (memory, memory_offset) = match transfer.place {
+                TransferPlace::Chunk(chunk) => (registered.window.base(), window.offset_of(chunk)),
+                TransferPlace::Direct { region, offset } => {
+                    (registered.regions[region].base(), offset)
                 }
+            };
+            batch.add(&Entry {
+                file: &registered.files[usize::from(transfer.device.0)],
+                memory,
+                memory_offset,
+                file_offset: transfer.offset,
+                length: transfer.length,
+                write: transfer.direction == Direction::Write,
+                cookie: transfer.part,
+            });
+            count += 1;
+        }
+        count
+    }
+
+    /// Submits a batch with its parts. Answers whether it makes sense to try another.
+    ///
+    /// # Safety
+    /// As for [`submit`](Self::submit).
+    unsafe fn send(
+        &mut self,
+        at: usize,
+        members: &[Transfer],
+        told: &mut Vec<(u32, Told)>,
+    ) -> bool {
+        // SAFETY: passed on to the caller.
+        match unsafe { self.all[at].submit() } {
+            Ok(()) => {
+                self.full_in_a_row = 0;
+                told.extend(members.iter().map(|member| (member.part, Told::Taken)));
                 true
             }
             // Nothing happened; what flies, here or elsewhere, will make room.
             Err(CuFileError::Call { code: sys::BATCH_FULL, .. })
-                if self.batches.full_in_a_row < FULL_MAX =>
+                if self.full_in_a_row < FULL_MAX =>
             {
-                self.batches.full_in_a_row += 1;
+                self.full_in_a_row += 1;
                 false
             }
             Err(error) => {
-                self.abandon(at, &members, error.status());
+                let ended = self.abandon(at, error.status());
+                told.extend(members.iter().map(|member| (member.part, ended)));
                 true
             }
         }
     }
 
-    /// A batch was refused, and nobody says how much of it had begun by then.
-    fn abandon(&mut self, at: usize, members: &[u32], status: Status) {
-        let mut batch = self.batches.all.swap_remove(at);
-        let stopped = batch.cancel();
-        if !stopped {
-            // Destroying what may be on its way would not stop it.
-            std::mem::forget(batch);
+    /// A batch was refused, and nobody says how much of it had begun by then. Answers what became of its parts.
+    fn abandon(&mut self, at: usize, status: Status) -> Told {
+        let mut batch = self.all.swap_remove(at);
+        if batch.cancel() {
+            return Told::Failed(status);
         }
-        for slot in members {
-            if stopped {
-                self.end_part(*slot, Err(status));
-            } else {
-                self.lose(*slot, status);
-            }
-        }
+        // Destroying what may be on its way would not stop it.
+        std::mem::forget(batch);
+        Told::Lost(status)
+    }
+}
+
+/// What an entry of a batch says of its part.
+fn told_of(result: Result<u32, Status>) -> Told {
+    match result {
+        Ok(moved) => Told::Moved(moved),
+        // cuFile stopped waiting; nobody says that the SSD stopped writing.
+        Err(status @ Status::Errno(libc::ETIMEDOUT)) => Told::Lost(status),
+        Err(status) => Told::Failed(status),
     }
 }

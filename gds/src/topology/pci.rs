@@ -152,8 +152,18 @@ impl Sysfs {
 
     /// The PCI device that a block device belongs to, if it does.
     pub fn pci_of_block(&self, name: &str) -> Option<PciDevice> {
-        let directory = fs::canonicalize(self.0.join("class/block").join(name)).ok()?;
-        let (_, chain) = chain_of(&directory)?;
+        self.pci_above(&self.0.join("class/block").join(name))
+    }
+
+    /// The same of a block device by its number (`st_rdev`).
+    pub fn pci_of_block_number(&self, number: u64) -> Option<PciDevice> {
+        let name = format!("dev/block/{}:{}", libc::major(number), libc::minor(number));
+        self.pci_above(&self.0.join(name))
+    }
+
+    /// The last PCI device on the way to what this link leads to.
+    fn pci_above(&self, link: &Path) -> Option<PciDevice> {
+        let (_, chain) = chain_of(&fs::canonicalize(link).ok()?)?;
         self.pci_device(chain.last()?)
     }
 

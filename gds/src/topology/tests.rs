@@ -139,6 +139,54 @@ fn a_namespace_leads_to_its_controller() {
 }
 
 #[test]
+fn a_gpu_is_served_from_its_own_node_wherever_the_ssds_are() {
+    let machine = two_sockets();
+    // As the kernel links them: by number, a partition below its disk, a loop device below nothing.
+    let blocks = [
+        (
+            "259:0",
+            "pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:01.0/0000:3e:00.0/nvme/nvme0/nvme0n1",
+        ),
+        ("259:1", "pci0000:80/0000:80:02.0/0000:82:00.0/nvme/nvme1/nvme1n1/nvme1n1p1"),
+        ("7:0", "virtual/block/loop0"),
+    ];
+    fs::create_dir_all(machine.0.join("dev/block")).unwrap();
+    for (number, place) in blocks {
+        let directory = machine.0.join("devices").join(place);
+        fs::create_dir_all(&directory).unwrap();
+        symlink(directory, machine.0.join("dev/block").join(number)).unwrap();
+    }
+    let sysfs = machine.sysfs();
+    let [near, far, virtual_one] =
+        [(259, 0), (259, 1), (7, 0)].map(|(a, b)| Some(libc::makedev(a, b)));
+    let switch = Some(Distance::Switch { bridges: 2 });
+    for (gpu, devices, expected) in [
+        ("0000:3d:00.0", vec![near], Place { node: 0, distances: vec![switch] }),
+        (
+            "0000:3d:00.0",
+            vec![far, far],
+            Place { node: 0, distances: vec![Some(Distance::System); 2] },
+        ),
+        (
+            "0000:81:00.0",
+            vec![near, far],
+            Place { node: 1, distances: vec![Some(Distance::System), Some(Distance::HostBridge)] },
+        ),
+        ("0000:81:00.0", vec![virtual_one, None], Place { node: 1, distances: vec![None, None] }),
+    ] {
+        assert_eq!(Place::of(&sysfs, gpu, &devices), Some(expected), "{gpu}");
+    }
+    let said = Place::of(&sysfs, "0000:3d:00.0", &[near, far]).unwrap().to_string();
+    assert_eq!(said, ", its SSDs at SYS (different NUMA nodes) or nearer");
+    assert_eq!(Place::of(&sysfs, "0000:3d:00.0", &[virtual_one]).unwrap().to_string(), "");
+    assert_eq!(Place::of(&sysfs, "0000:99:00.0", &[near]), None, "there is no such GPU");
+    // Virtual machines do not tell.
+    let node = machine.0.join("bus/pci/devices/0000:3d:00.0/numa_node");
+    fs::write(node, "-1").unwrap();
+    assert_eq!(Place::of(&sysfs, "0000:3d:00.0", &[near]), None);
+}
+
+#[test]
 fn access_control_is_read_from_the_configuration_space() {
     let space = |control: u16| {
         let mut config = vec![0_u8; 4096];

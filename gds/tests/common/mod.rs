@@ -1,6 +1,8 @@
 //! Devices and queues for tests on the fake.
 #![allow(dead_code, unreachable_pub, unsafe_code)]
 
+pub mod tensors;
+
 use std::path::Path;
 use std::sync::Arc;
 

@@ -2,6 +2,7 @@
 //! transfers in `transfer`, making room in `room`, what can be asked in `query`.
 
 use super::follow::Follow;
+use super::host::Spares;
 use super::op::{CurrentOp, Pending};
 use super::schedule::Schedule;
 use super::stats::Stats;
@@ -25,6 +26,8 @@ pub struct Residency {
     pub(super) sums: Sums,
     pub(super) peak: u64,
     pub(super) victims: Victims,
+    pub(super) spares: Spares,
+    pub(super) host_peak: u64,
     pub(super) flights: BTreeMap<TransferId, StorageId>,
     pub(super) transfers_begun: u64,
     pub(super) actions: Vec<Action>,
@@ -51,6 +54,8 @@ impl Residency {
             sums: Sums::default(),
             peak: 0,
             victims: Victims::default(),
+            spares: Spares::default(),
+            host_peak: 0,
             flights: BTreeMap::new(),
             transfers_begun: 0,
             actions: Vec::new(),
@@ -307,9 +312,12 @@ impl Residency {
             return;
         };
         let before = storage.sums();
+        self.spares.drop_from(id, storage);
         with(storage);
+        self.spares.add_to(id, storage);
         self.sums.exchange(before, storage.sums());
         self.peak = self.peak.max(self.sums.committed);
+        self.host_peak = self.host_peak.max(self.sums.hosted);
     }
 
     pub(super) fn change_flight(&mut self, id: StorageId, with: impl FnOnce(&mut Flight)) {
@@ -320,14 +328,16 @@ impl Residency {
         });
     }
 
-    /// The log's copy, if there is one, is out of date.
+    /// The copy, if there is one, is not to be used any more.
     pub(super) fn forget(&mut self, id: StorageId) {
-        if let Some(storage) = self.storages.get_mut(id.0 as usize).and_then(Option::as_mut)
-            && storage.copy
-        {
+        let Some(target) = self.get(id).filter(|one| one.copy).map(|one| one.target) else {
+            return;
+        };
+        self.change(id, |storage| {
             storage.copy = false;
-            self.actions.push(Action::Forget { storage: id });
-        }
+            storage.hosted = 0;
+        });
+        self.actions.push(Action::Forget { storage: id, target });
     }
 
     /// Nothing touches a dead storage's memory any more: it is gone, and so is its copy.

@@ -116,7 +116,7 @@ impl Residency {
         self.unwritable.retain(|failed| *failed != id);
         self.change(id, |storage| storage.unwritable = false);
         if self.get(id).is_some_and(Storage::may_leave) {
-            self.leave(id, Target::Ssd);
+            self.leave(id, self.unplanned_target());
         }
         self.pending = Pending::Evict(id);
         Ok(self.advance_evict(id))

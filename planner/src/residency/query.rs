@@ -32,9 +32,24 @@ impl Residency {
         Bytes(self.sums.departing)
     }
 
-    /// Bytes that are only in the log.
+    /// Bytes that are out: in the log or in host memory only.
     pub fn evicted(&self) -> Bytes {
         Bytes(self.sums.evicted)
+    }
+
+    /// The most host memory that copies may take.
+    pub fn host_memory(&self) -> Bytes {
+        self.config.host_memory
+    }
+
+    /// Host memory that copies take now.
+    pub fn hosted(&self) -> Bytes {
+        Bytes(self.sums.hosted)
+    }
+
+    /// The most host memory that copies ever took.
+    pub fn host_peak(&self) -> Bytes {
+        Bytes(self.host_peak)
     }
 
     /// The most that was ever committed, or since [`Self::reset_peak`].

@@ -5,7 +5,6 @@ use super::refusal::{CONTRIBUTORS_MAX, Contributor, Refusal};
 use super::storage::{Kind, Place, Storage};
 use super::types::{StorageId, Urgency};
 use super::victims::Priority;
-use crate::plan::Target;
 use crate::units::Bytes;
 
 /// Below this size a storage leaves only when nothing larger may.
@@ -25,7 +24,7 @@ impl Residency {
         // joining `departing`: what remains is the same.
         while self.sums.committed - self.sums.departing > goal {
             let Some(victim) = self.next_victim(time) else { return };
-            self.leave(victim, Target::Ssd);
+            self.leave(victim, self.unplanned_target());
         }
     }
 

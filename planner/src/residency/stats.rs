@@ -1,5 +1,6 @@
 //! What the machine counted since it was made.
 
+use crate::plan::Target;
 use crate::units::Bytes;
 
 /// Counters, all since the beginning. Bytes are counted when a transfer completes.
@@ -9,7 +10,7 @@ pub struct Stats {
     pub evictions: u64,
     /// Those of them that a schedule asked for.
     pub evictions_planned: u64,
-    /// Times memory was given up because the log has a valid copy.
+    /// Times memory was given up because there is a valid copy.
     pub releases: u64,
     /// Checks that found a clean copy, so that nothing was written.
     pub verify_hits: u64,
@@ -37,10 +38,32 @@ pub struct Stats {
     pub unknown_uses: u64,
     /// Written to the log.
     pub bytes_written: Bytes,
-    /// Checked against the log instead of being written.
+    /// Checked against a copy instead of being written.
     pub bytes_verified: Bytes,
     /// Read from the log.
     pub bytes_fetched: Bytes,
     /// Storages that died before they were ever written: neither moved nor worn.
     pub bytes_never_written: Bytes,
+    /// Copied to host memory.
+    pub bytes_to_host: Bytes,
+    /// Copied back from host memory.
+    pub bytes_from_host: Bytes,
+    /// Copies in host memory that were given up for others, while their storages were in memory.
+    pub host_copies_given_up: u64,
+}
+
+impl Stats {
+    pub(super) fn went_out(&mut self, target: Target, bytes: u64) {
+        match target {
+            Target::Ssd => self.bytes_written.0 += bytes,
+            Target::Host => self.bytes_to_host.0 += bytes,
+        }
+    }
+
+    pub(super) fn came_back(&mut self, target: Target, bytes: u64) {
+        match target {
+            Target::Ssd => self.bytes_fetched.0 += bytes,
+            Target::Host => self.bytes_from_host.0 += bytes,
+        }
+    }
 }

@@ -45,12 +45,16 @@ pub(super) enum Place {
 pub(super) struct Storage {
     pub(super) size: u64,
     pub(super) place: Place,
-    /// The log holds a valid copy.
+    /// There is a valid copy.
     pub(super) copy: bool,
-    /// It was written to the log at least once.
+    /// It was written out at least once.
     pub(super) written: bool,
     /// Where that copy is.
     pub(super) target: Target,
+    /// Host memory that its copy takes, or will take when it is complete.
+    pub(super) hosted: u64,
+    /// The transfer that was begun last.
+    pub(super) last_transfer: TransferId,
     pub(super) movable: bool,
     pub(super) pins: u32,
     /// Its last write failed; not tried again before a retry.
@@ -83,8 +87,12 @@ pub(super) struct Sums {
     pub(super) fixed: u64,
     /// The part of it that is being filled.
     pub(super) fetching: u64,
-    /// Bytes that only the log has.
+    /// Bytes that memory has not.
     pub(super) evicted: u64,
+    /// Host memory that copies take.
+    pub(super) hosted: u64,
+    /// The part of it that could be given up: the copies of storages that are in memory.
+    pub(super) spare: u64,
 }
 
 impl Storage {
@@ -95,6 +103,8 @@ impl Storage {
             copy: false,
             written: false,
             target: Target::Ssd,
+            hosted: 0,
+            last_transfer: TransferId(0),
             movable,
             pins: 0,
             unwritable: false,
@@ -122,7 +132,14 @@ impl Storage {
             fixed: count(has_memory && !leaves && self.stays()),
             fetching: count(self.state() == State::Fetching),
             evicted: count(!has_memory),
+            hosted: self.hosted,
+            spare: if self.is_spare() { self.hosted } else { 0 },
         }
+    }
+
+    /// Whether a copy in host memory could go: the storage itself is in memory, and nothing uses the copy.
+    pub(super) fn is_spare(&self) -> bool {
+        self.hosted > 0 && self.copy && matches!(self.place, Place::Resident)
     }
 
     /// Whether nothing can make it leave.
@@ -158,5 +175,7 @@ impl Sums {
         self.fixed = self.fixed - before.fixed + now.fixed;
         self.fetching = self.fetching - before.fetching + now.fetching;
         self.evicted = self.evicted - before.evicted + now.evicted;
+        self.hosted = self.hosted - before.hosted + now.hosted;
+        self.spare = self.spare - before.spare + now.spare;
     }
 }

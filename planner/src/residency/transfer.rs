@@ -11,7 +11,7 @@ use super::types::{
 use crate::plan::Target;
 use crate::units::Bytes;
 
-/// What is known of the log's copy when an eviction's transfer has ended.
+/// What is known of the copy when an eviction's transfer has ended.
 enum Verdict {
     /// It is there and equal to memory.
     Good,
@@ -63,20 +63,23 @@ impl Residency {
 
     fn begin_eviction(&mut self, id: StorageId, target: Target) {
         let Some(storage) = self.get(id) else { return };
-        let (kind, copy) = if storage.copy {
-            (Kind::Verify, CopyKind::Verify)
+        let (kind, copy, target) = if storage.copy {
+            (Kind::Verify, CopyKind::Verify, storage.target)
         } else {
-            (Kind::Write, CopyKind::Write)
+            (Kind::Write, CopyKind::Write, self.destination(storage.size, target))
         };
-        let target = if storage.copy { storage.target } else { target };
         let transfer = self.take_off(id, kind, false);
-        self.change(id, |storage| storage.target = target);
+        self.change(id, |storage| {
+            storage.target = target;
+            storage.hosted = if target == Target::Host { storage.size } else { 0 };
+        });
         self.stats.evictions += 1;
         self.actions.push(Action::Evict { storage: id, transfer, copy, target });
     }
 
     /// Begins to bring a storage back. The caller has made sure of the room.
     pub(super) fn begin_fetch(&mut self, id: StorageId, urgency: Urgency) {
+        let Some(target) = self.get(id).map(|storage| storage.target) else { return };
         let urgent = urgency == Urgency::Urgent;
         let transfer = self.take_off(id, Kind::Fetch, urgent);
         let counter = match urgency {
@@ -84,7 +87,7 @@ impl Residency {
             Urgency::Ahead => &mut self.stats.fetches_ahead,
         };
         *counter += 1;
-        self.actions.push(Action::Fetch { storage: id, transfer, urgency });
+        self.actions.push(Action::Fetch { storage: id, transfer, urgency, target });
         self.offer(id);
     }
 
@@ -95,7 +98,10 @@ impl Residency {
         let leaving = kind != Kind::Fetch;
         let (cancelled, stale, batch) = (false, false, self.batches);
         let flight = Flight { transfer, kind, urgent, cancelled, leaving, stale, batch };
-        self.change(id, |storage| storage.place = Place::Moving(flight));
+        self.change(id, |storage| {
+            storage.place = Place::Moving(flight);
+            storage.last_transfer = transfer;
+        });
         transfer
     }
 
@@ -123,7 +129,7 @@ impl Residency {
         self.flights.remove(&flight.transfer);
         if flight.kind == Kind::Fetch {
             self.change(id, |storage| storage.place = Place::Out);
-            self.back_in_log(id, flight);
+            self.stays_out(id, flight);
         } else {
             let withdrawn = Flight { leaving: false, cancelled: true, ..flight };
             self.copied(id, withdrawn, Outcome::Cancelled);
@@ -132,12 +138,12 @@ impl Residency {
 
     /// The end of an eviction's transfer.
     fn copied(&mut self, id: StorageId, flight: Flight, outcome: Outcome) {
-        let bytes = Bytes(self.get(id).map_or(0, |storage| storage.size));
+        let Some((bytes, target)) = self.get(id).map(|one| (one.size, one.target)) else { return };
         let verdict = match (flight.kind, outcome) {
             (_, Outcome::Cancelled) if flight.cancelled => Verdict::Open,
             (_, Outcome::Failed(info)) => Verdict::Broken(info),
             (Kind::Write, Outcome::Done) => {
-                self.stats.bytes_written.0 += bytes.0;
+                self.stats.went_out(target, bytes);
                 self.change(id, |storage| {
                     storage.copy = true;
                     storage.written = true;
@@ -146,7 +152,7 @@ impl Residency {
             }
             (Kind::Verify, Outcome::Matched) => {
                 self.stats.verify_hits += 1;
-                self.stats.bytes_verified.0 += bytes.0;
+                self.stats.bytes_verified.0 += bytes;
                 Verdict::Good
             }
             (Kind::Verify, Outcome::Differs) => {
@@ -155,16 +161,19 @@ impl Residency {
             }
             (_, outcome) => Verdict::Broken(misfit(flight.kind, &outcome)),
         };
-        self.change(id, |storage| storage.place = Place::Resident);
+        self.change(id, |storage| {
+            storage.place = Place::Resident;
+            if !storage.copy {
+                storage.hosted = 0;
+            }
+        });
         if flight.stale || matches!(verdict, Verdict::Bad) {
             self.forget(id);
         }
-        let Some(storage) = self.get(id) else { return };
-        if storage.dead {
+        if self.alive(id).is_none() {
             self.bury(id);
             return;
         }
-        let target = storage.target;
         match verdict {
             Verdict::Broken(info) => {
                 self.change(id, |storage| storage.unwritable = true);
@@ -180,9 +189,8 @@ impl Residency {
     /// The end of a fetch.
     fn fetched(&mut self, id: StorageId, flight: Flight, outcome: Outcome) {
         let arrived = outcome == Outcome::Done;
-        if arrived {
-            let bytes = self.get(id).map_or(0, |storage| storage.size);
-            self.stats.bytes_fetched.0 += bytes;
+        if arrived && let Some(storage) = self.get(id) {
+            self.stats.came_back(storage.target, storage.size);
         }
         if self.alive(id).is_none() {
             self.bury(id);
@@ -198,14 +206,14 @@ impl Residency {
                 outcome => Some(misfit(Kind::Fetch, &outcome)),
             };
             match failure {
-                None => self.back_in_log(id, flight),
+                None => self.stays_out(id, flight),
                 Some(info) => self.fail(id, flight.transfer, Direction::Back, info),
             }
         }
     }
 
     /// A fetch was given up. If it was ahead of need, it is tried again when there is room.
-    fn back_in_log(&mut self, id: StorageId, flight: Flight) {
+    fn stays_out(&mut self, id: StorageId, flight: Flight) {
         let Some(storage) = self.alive(id) else {
             self.bury(id);
             return;
@@ -218,7 +226,7 @@ impl Residency {
         }
     }
 
-    /// Gives up memory that the log has a valid copy of.
+    /// Gives up memory of which there is a valid copy.
     fn release(&mut self, id: StorageId) {
         let batch = self.batches;
         let plan = self.get(id).and_then(|storage| storage.plan);

@@ -39,22 +39,24 @@ pub struct Config {
     /// While a schedule is followed: for how many ops ahead what they use is fetched, and room is made,
     /// beyond what its moves do. 0: nothing but its moves.
     pub lookahead: u32,
+    /// The most host memory that copies may take, where storages are a GPU's. 0: all copies go to the log.
+    pub host_memory: Bytes,
 }
 
 impl Config {
-    /// Headroom of a sixteenth of what storages may take, no lookahead.
+    /// Headroom of a sixteenth of what storages may take, no lookahead, no host memory.
     pub fn new(budget: Bytes, staging: Bytes) -> Self {
         let headroom = Bytes(budget.0.saturating_sub(staging.0) / 16);
-        Self { budget, staging, headroom, lookahead: 0 }
+        Self { budget, staging, headroom, lookahead: 0, host_memory: Bytes(0) }
     }
 }
 
-/// How an eviction comes to a valid copy in the log.
+/// How an eviction comes to a valid copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyKind {
     /// The memory is written.
     Write,
-    /// The log has a copy; the memory is checked against its checksums, and nothing is written.
+    /// There is a copy; the memory is checked against its checksums, and nothing is written.
     Verify,
 }
 
@@ -70,7 +72,7 @@ pub enum Urgency {
 /// What to do, in the order given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Make sure of a valid copy in the log. The memory stays until [`Action::Release`].
+    /// Make sure of a valid copy. The memory stays until [`Action::Release`].
     Evict {
         /// Whose memory.
         storage: StorageId,
@@ -81,7 +83,7 @@ pub enum Action {
         /// Where the copy goes, or is.
         target: Target,
     },
-    /// Free the memory now: the log holds a valid copy. Follows an eviction, and a fetch that
+    /// Free the memory now: there is a valid copy. Follows an eviction, and a fetch that
     /// failed, was cancelled, or came too late to be wanted.
     Release {
         /// Whose memory.
@@ -96,6 +98,8 @@ pub enum Action {
         transfer: TransferId,
         /// How soon.
         urgency: Urgency,
+        /// Where the copy is.
+        target: Target,
     },
     /// An op waits for this fetch now.
     Expedite {
@@ -107,10 +111,12 @@ pub enum Action {
         /// A transfer in flight.
         transfer: TransferId,
     },
-    /// The copy in the log is obsolete, or the storage is gone: delete it.
+    /// The copy is obsolete, makes way in host memory for another, or the storage is gone: delete it.
     Forget {
         /// Whose copy.
         storage: StorageId,
+        /// Where it is.
+        target: Target,
     },
 }
 
@@ -154,7 +160,7 @@ pub enum Progress {
 pub enum Outcome {
     /// A write or a fetch is complete.
     Done,
-    /// A check found the memory equal to the log's copy.
+    /// A check found the memory equal to the copy.
     Matched,
     /// A check found it different.
     Differs,
@@ -174,17 +180,17 @@ pub struct FailureInfo {
 /// The way the bytes went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From memory to the log; the memory still has them.
+    /// From memory to the log, or to host memory; the memory still has them.
     Out,
-    /// From the log to memory; the log still has its copy, readable or not.
+    /// From there to memory; the copy is still there, readable or not.
     Back,
 }
 
 /// A transfer that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{transfer} of {storage} ({bytes}) {} failed: {}{}", match .direction {
-    Direction::Out => "to the log",
-    Direction::Back => "back from the log",
+    Direction::Out => "out",
+    Direction::Back => "back",
 }, .info.message, Also(*.others))]
 pub struct TransferFailure {
     /// Whose bytes.
@@ -229,14 +235,14 @@ impl Default for Attributes {
 pub enum State {
     /// In memory.
     Resident {
-        /// Whether the log holds a valid copy too.
+        /// Whether there is a valid copy too.
         clean: bool,
     },
-    /// In memory, and on the way to the log.
+    /// In memory, and on the way out.
     Evicting,
-    /// In the log only.
+    /// Out: in the log or in host memory only.
     Evicted,
-    /// In the log, and on the way to memory.
+    /// Out, and on the way to memory.
     Fetching,
 }
 

@@ -52,8 +52,7 @@ impl Links {
     pub(super) fn new(machine: &Machine) -> Self {
         let pair = |write, read, latency| [Link::new(write, latency), Link::new(read, latency)];
         let ssd = pair(machine.ssd.write, machine.ssd.read, machine.ssd.latency);
-        // Without host memory nothing is sent there; a plan for another machine may name it, and
-        // then goes over the SSDs.
+        // Without host memory the residency machine sends nothing there, whatever a plan says.
         let host = machine.host.map_or_else(|| ssd.clone(), |h| pair(h.write, h.read, h.latency));
         Self {
             ssd,

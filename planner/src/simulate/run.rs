@@ -40,7 +40,9 @@ impl<'a> Run<'a> {
             _ => (machine.budget, machine.staging),
         };
         let Runtime { lookahead, handling } = runtime;
-        let residency = Residency::new(Config { lookahead, ..Config::new(budget, staging) });
+        let host_memory = machine.host.map_or(Bytes(0), |host| host.memory);
+        let config = Config { lookahead, host_memory, ..Config::new(budget, staging) };
+        let residency = Residency::new(config);
         let capacity = Bytes(budget.0.saturating_sub(staging.0));
         let mut run = Self {
             world: World::new(trace, residency, Links::new(machine), [capacity.0, handling.0]),

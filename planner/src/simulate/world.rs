@@ -4,7 +4,6 @@
 use super::link::Progress;
 use super::links::{Ended, Flight, Links, Way};
 use super::{SimulatedTransfer, Simulation};
-use crate::plan::Target;
 use crate::report::{Direction, Ending, MemorySample};
 use crate::residency::{Action, Attributes, CopyKind, Residency, StorageId, TransferId, Urgency};
 use crate::trace::{PlanStorage, Trace};
@@ -20,8 +19,6 @@ pub(super) struct Instance {
     /// Transfers on it that have not completed.
     pub(super) moving: bool,
     dead: bool,
-    /// Where its copy is.
-    target: Target,
 }
 
 pub(super) struct World<'a> {
@@ -112,14 +109,7 @@ impl<'a> World<'a> {
     ) -> StorageId {
         let described = self.trace.storage(storage);
         let size = described.size.0;
-        let instance = Instance {
-            storage,
-            size,
-            holds_memory: true,
-            moving: false,
-            dead: false,
-            target: Target::Ssd,
-        };
+        let instance = Instance { storage, size, holds_memory: true, moving: false, dead: false };
         let id = if let Some(id) = self.free_ids.pop() {
             self.instances[id.0 as usize] = instance;
             id
@@ -188,14 +178,13 @@ impl<'a> World<'a> {
                     CopyKind::Write => Way::Out(target),
                     CopyKind::Verify => Way::Verify(target),
                 };
-                self.instances[storage.0 as usize].target = target;
                 self.launch(storage, transfer, way, false);
             }
-            Action::Fetch { storage, transfer, urgency } => {
+            Action::Fetch { storage, transfer, urgency, target } => {
                 let instance = &mut self.instances[storage.0 as usize];
                 instance.holds_memory = true;
                 self.held += instance.size;
-                let way = Way::In(instance.target);
+                let way = Way::In(target);
                 self.launch(storage, transfer, way, urgency == Urgency::Urgent);
             }
             Action::Release { storage } => {

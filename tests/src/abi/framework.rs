@@ -78,6 +78,8 @@ pub struct Manners {
     pub gpu: bool,
     /// Whether they go by cuFile.
     pub gds: bool,
+    /// Host memory that takes a GPU's storages first, in bytes.
+    pub host_memory: u64,
 }
 
 /// A session and the framework's side of it.
@@ -110,6 +112,7 @@ impl Framework {
             data_path: if manners.gds { c"gds" } else { c"auto" }.as_ptr(),
             budget,
             staging: STAGING,
+            host_memory: manners.host_memory,
             pool_size: 128 << 20,
             share: 0,
             buffered: u8::from(!manners.gds),

@@ -115,7 +115,7 @@ fn hostile(choices: &mut Choices, session: u64) {
     let (word, birth) =
         (3_u32, tide_birth { storage: choices.below(1 << 40) | 1 << 33, size: 1, place: u64::MAX });
     let name = c"op".as_ptr();
-    let call = choices.below(14);
+    let call = choices.below(15);
     // SAFETY: null and misaligned pointers and impossible counts are what the functions must withstand: they
     // are refused before anything is read.
     let status = unsafe {
@@ -133,6 +133,7 @@ fn hostile(choices: &mut Choices, session: u64) {
             10 => tide_session_step(session, 3 + choices.below(100) as i32),
             11 => tide_session_next_action(session, null_mut::<tide_action>().wrapping_byte_add(1)),
             12 => tide_session_plan(session, null_mut(), null_mut()),
+            13 => tide_session_trace(session, null()),
             _ => tide_session_report(session, null()),
         }
     };

@@ -4,11 +4,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tidelog_engine::memory::peer::PciBar;
 use tidelog_engine::path::spdk::{EnvironmentOptions, Pages, configure};
 use tidelog_engine::path::{DeviceSpec, PathKind};
 use tidelog_tests::conformance::{Failure, Stage, exit_code};
 use tidelog_tests::load::{Ledger, Load, LoadOptions};
 use tidelog_tests::machine::Watchdog;
+use tidelog_tests::peer as tensors;
 use tidelog_tests::spdk::{COMMAND_TIMEOUT, ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK, peer};
 
 /// Peer DMA, errors and time-outs, with a line for each. THE CONTROLLERS LOSE WHAT THEY HOLD. Ends
@@ -51,6 +53,33 @@ enum Part {
     },
     /// On the other side of that memory, afterwards: compares every byte.
     PeerVerify {
+        /// The file behind it.
+        file: PathBuf,
+        /// The seed that it was filled by.
+        #[arg(long)]
+        seed: u64,
+    },
+    /// Tensors in another device's memory go through the log, striped, and come back into it.
+    Tensors {
+        /// Controllers, separated by commas.
+        devices: String,
+        /// The PCI address of the other device.
+        #[arg(long)]
+        address: String,
+        /// Which of its BARs.
+        #[arg(long)]
+        bar: u8,
+    },
+    /// On the other side of that memory, before: fills it.
+    TensorsFill {
+        /// The file behind it.
+        file: PathBuf,
+        /// Decides the bytes.
+        #[arg(long)]
+        seed: u64,
+    },
+    /// On the other side of that memory, afterwards: compares every byte.
+    TensorsVerify {
         /// The file behind it.
         file: PathBuf,
         /// The seed that it was filled by.
@@ -100,11 +129,29 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
         Part::PeerVerify { file, seed } => {
             Ok(told("every byte is right from the other side of a BAR", &peer::verify(file, *seed)))
         }
+        Part::Tensors { devices, address, bar } => {
+            let moved = tensors(DeviceSpec::parse_list(devices)?, address, *bar);
+            Ok(told("tensors go through the log from another device's memory and into it", &moved))
+        }
+        Part::TensorsFill { file, seed } => {
+            Ok(told("the other side of a GPU's BAR is filled", &tensors::fill(file, *seed)))
+        }
+        Part::TensorsVerify { file, seed } => {
+            let verified = tensors::verify(file, *seed);
+            Ok(told("every byte of the tensors is right from the other side of a BAR", &verified))
+        }
         Part::Leave { devices } => {
             let left = leave(DeviceSpec::parse_list(devices)?);
             Ok(told("a pool is under load as the process ends", &left))
         }
     }
+}
+
+fn tensors(specs: Vec<DeviceSpec>, address: &str, bar: u8) -> Result<String, Failure> {
+    let stage = Stage { specs, path: PathKind::Spdk, backend: None, elsewhere: None };
+    stage.format()?;
+    let memory = Box::new(PciBar::open(address, bar)?);
+    tensors::through_the_log(memory, &|gpu| stage.open_for(gpu))
 }
 
 fn leave(specs: Vec<DeviceSpec>) -> Result<String, Failure> {

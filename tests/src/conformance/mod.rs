@@ -8,6 +8,7 @@ mod rows;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use tidelog_engine::memory::GpuMemory;
 use tidelog_engine::path::{Backend, DeviceSpec, PathChoice, PathKind};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
@@ -71,6 +72,15 @@ impl Stage {
     /// It cannot be opened, or another path runs.
     pub fn open(&self) -> Result<Pool, Failure> {
         self.open_by(&self.specs, self.path, OpenOptions::default())
+    }
+
+    /// The same, for tensors of a GPU, and nothing but the test writes.
+    ///
+    /// # Errors
+    /// It cannot be opened, or another path runs.
+    pub fn open_for(&self, gpu: Arc<dyn GpuMemory>) -> Result<Pool, Failure> {
+        let options = OpenOptions { housekeeping: None, gpu: Some(gpu), ..OpenOptions::default() };
+        self.open_by(&self.specs, self.path, options)
     }
 
     /// The same, and nothing but the test writes.

@@ -1,4 +1,4 @@
-//! The fake CUDA and cuFile of `gds/fake`, built with the C compiler that linking needs anyway, and what tests do with it.
+//! The fake CUDA, cuFile and gdrcopy of `gds/fake`, built with the C compiler that linking needs anyway, and what tests do with it.
 #![allow(unsafe_code)]
 // Only who holds the fake may use it; types of its functions stand where they are called.
 #![allow(clippy::unused_self, clippy::items_after_statements, clippy::missing_panics_doc)]
@@ -26,13 +26,14 @@ struct Loaded {
 
 /// Builds it beside the program that runs: test programs that run at once may each put theirs in the place of another's.
 fn build() -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gds/fake/fake.c");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gds/fake");
     let program = std::env::current_exe().expect("the program has a path");
     let fresh = program.with_file_name(format!("libfake-{}.so", std::process::id()));
     // cudarc asks the loader for libcuda.so; a library of that name that is loaded already is what it gets.
     let output = Command::new("cc")
         .args(["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so", "-o"])
-        .args([&fresh, &source])
+        .arg(&fresh)
+        .args(["fake.c", "gdrapi.c"].map(|source| sources.join(source)))
         .output()
         .expect("a C compiler is there, as for linking");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -48,7 +49,10 @@ fn loaded() -> &'static Loaded {
         // SAFETY: our own library, whose initialisers do nothing.
         let library = unsafe { Opened::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }.unwrap();
         // SAFETY: nothing in this process reads the environment but by the standard library, which has a lock for it.
-        unsafe { std::env::set_var("TIDELOG_CUFILE", &path) };
+        unsafe {
+            std::env::set_var("TIDELOG_CUFILE", &path);
+            std::env::set_var("TIDELOG_GDRAPI", &path);
+        }
         Loaded { path, library }
     })
 }
@@ -88,6 +92,19 @@ impl FakeGpu {
         type Set = unsafe extern "C" fn(c_uint, c_uint, c_uint, c_uint, c_int);
         // SAFETY: declared so in fake.c.
         unsafe { self.get::<Set>("fake_driver")(status, features, major, batch_max, gpus) };
+    }
+
+    /// How the GPU comes to see what other devices write to its memory, in CUDA's numbers: its own order, and its flushes.
+    pub fn remote_writes(&self, ordering: i32, flushes: i32) {
+        type Set = unsafe extern "C" fn(c_int, c_int);
+        // SAFETY: declared so in fake.c.
+        unsafe { self.get::<Set>("fake_remote_writes")(ordering, flushes) };
+    }
+
+    /// Time stands still, but for who waits for a stream as a whole; or it goes on.
+    pub fn hold(&self, still: bool) {
+        // SAFETY: declared so in fake.c.
+        unsafe { self.get::<unsafe extern "C" fn(bool)>("fake_hold")(still) };
     }
 
     /// Everything that nobody may do and somebody did: how often, and the first of it.

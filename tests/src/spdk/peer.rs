@@ -12,7 +12,7 @@ use tidelog_engine::units::ByteCount;
 
 use super::{collect, operation, path_to};
 use crate::conformance::Failure;
-use crate::sim::Random;
+use crate::peer::{CHUNK, pattern};
 
 /// What no byte of the host's memory may lose.
 const HOST: u8 = 0xA5;
@@ -21,16 +21,6 @@ const BEFORE: u8 = 0x5A;
 const DEPTH: u32 = 8;
 /// One page, two, a list of them; what a controller takes at once, a page more, several times as much.
 const LENGTHS: [usize; 6] = [4 << 10, 8 << 10, 12 << 10, 256 << 10, 260 << 10, 768 << 10];
-
-/// The bytes of a chunk, as the seed decides.
-fn pattern(seed: u64, at: u64, bytes: &mut [u8]) {
-    let mut random = Random::new(Random::new(seed ^ at).draw());
-    for word in bytes.chunks_exact_mut(8) {
-        word.copy_from_slice(&random.draw().to_le_bytes());
-    }
-}
-
-const CHUNK: usize = 1 << 20;
 
 /// On the other side: the first half of the memory holds what the seed decides, the second half something else.
 ///

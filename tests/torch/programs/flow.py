@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from programs import collect, program, train
 from programs.optimizers import perceptron
+from tidetest import device
 
 
 def data(rows=48, width=64):
@@ -238,13 +239,13 @@ def two_models_in_turn(block):
 def grad_scaled_autocast(block):
     model, (x, y) = perceptron(), data()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
-    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=2)
+    scaler = torch.amp.GradScaler(device.kind(), init_scale=16.0, growth_interval=2)
     losses = []
     with block(model, optimizer) as step:
         for _ in range(6):
             with step():
                 optimizer.zero_grad()
-                with torch.autocast("cpu", dtype=torch.bfloat16):
+                with torch.autocast(device.kind(), dtype=torch.bfloat16):
                     loss = functional.mse_loss(model(x).float(), y)
                 scaler.scale(loss).backward()
                 scaler.unscale_(optimizer)

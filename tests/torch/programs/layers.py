@@ -6,6 +6,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from programs import program, train
+from tidetest import device
 
 
 def adamw(model, **options):
@@ -50,7 +51,7 @@ def attention_in_bf16_autocast(block):
     x, y = torch.randn(4, 16, 48), torch.randn(4, 16, 48)
 
     def loss_of(_):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(device.kind(), dtype=torch.bfloat16):
             return functional.mse_loss(model(x).float(), y)
 
     return train(block, model, adamw(model), loss_of)
@@ -227,7 +228,7 @@ def dropout_everywhere(block):
 @program
 def noise_and_sampling(block):
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
-    generator = torch.Generator().manual_seed(9)
+    generator = torch.Generator(device.kind()).manual_seed(9)
 
     def loss_of(_):
         x = torch.randn(48, 64, generator=generator) + torch.rand(48, 64).bernoulli()

@@ -10,7 +10,7 @@ from tidetest.bits import difference
 from tidetest.world import Saved, World
 
 
-def compare(scenario, pool, mover, mode, *, seed=0, warm=True, optimizer=None, finish=True, device="cpu", **options):
+def compare(scenario, pool, mover, mode, *, seed=0, warm=True, optimizer=None, finish=True, device=None, **options):
     """`scenario(world)` is called in a warm block, and once more without a block. Returns the offloaded notes.
 
     In "auto" mode a warm block executes a plan. With `finish`, both runs train two steps more afterwards and

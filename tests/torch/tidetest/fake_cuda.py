@@ -127,6 +127,14 @@ class FakeCuda:
         """What was copied between the GPU and the host since the fake was started."""
         return self.library.fake_count(b"host_bytes")
 
+    def flip_a_bit(self):
+        """The next copy between the GPU and the host brings another bit."""
+        self.library.fake_plan(b"flip", 0, 1, 1)
+
+    def page_locked_bytes(self):
+        """The host memory that was allocated through CUDA and not freed."""
+        return self.library.fake_count(b"host_memory")
+
     def assert_lawful(self):
         first = ctypes.create_string_buffer(256)
         count = self.library.fake_violations(first, ctypes.c_size_t(256))

@@ -12,6 +12,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tidetest import device
+
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _nbytes = torch._C.StorageBase.nbytes
 _POINTER_OFFSET = 16  # c10::StorageImpl: vtable, reference counts, data_ptr_
@@ -48,7 +50,7 @@ def storages_of(tensors):
                 storage = _untyped_storage(part)
             except (NotImplementedError, RuntimeError):
                 continue
-            if storage.device.type == "cpu":
+            if storage.device.type == device.kind():
                 found[storage._cdata] = storage
     return found
 

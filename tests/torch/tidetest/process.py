@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tidelog
+from tidetest import device
 
 _HERE = Path(__file__).resolve().parent.parent
 
@@ -27,7 +28,8 @@ import numpy, torch, torch._dynamo
 torch.set_num_threads(1)
 torch.optim.AdamW([torch.zeros(1)])
 import tidelog
-from tidetest import KIB, MIB
+from tidetest import KIB, MIB, device
+device.name = sys.argv[1]
 from tidetest.bits import assert_same, bits, frozen, outcome
 from tidetest.world import World
 
@@ -51,6 +53,7 @@ def _serve():
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             sys.argv = ["script", *request["arguments"]]
+            device.begin(request["folder"])
             return request["script"]
         print(pid, flush=True)
     os._exit(0)
@@ -74,7 +77,7 @@ def _ask(**request):
     if _nursery is None or _nursery.poll() is not None:
         paths = [str(_HERE), str(Path(tidelog.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-        command = [sys.executable, "-c", _NURSERY]
+        command = [sys.executable, "-c", _NURSERY, device.name]
         pipe = subprocess.PIPE
         _nursery = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, start_new_session=True)
         atexit.register(_nursery.stdin.close)
@@ -90,7 +93,7 @@ class Running:
         self.folder = tempfile.TemporaryDirectory()
         self.out, self.err = Path(self.folder.name, "out"), Path(self.folder.name, "err")
         text = textwrap.dedent(script)
-        self.pid = _ask(script=text, arguments=[*map(str, arguments)], out=str(self.out), err=str(self.err))
+        self.pid = _ask(script=text, arguments=[*map(str, arguments)], folder=self.folder.name, out=str(self.out), err=str(self.err))
 
     def await_line(self, line, timeout_s=60):
         """Waits until the script has printed a line."""

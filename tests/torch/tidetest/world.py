@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 import tidelog
-from tidetest import KIB, MIB
+from tidetest import KIB, MIB, device as made_on
 from tidetest.bits import bits, frozen, outcome
 
 WIDTH = 64
 LAYERS = 8
-BUDGET = 256 * KIB + 224 * KIB  # staging, and a quarter of what lives (16 KiB a matrix, 5 kinds, 8 layers, activations)
+TENSORS = 224 * KIB  # a quarter of what lives (16 KiB a matrix, 5 kinds, 8 layers, activations)
+BUDGET = made_on.STAGING + TENSORS  # where staging buffers are in the same memory
 POOL_SIZE = 64 * MIB
 WARM_UP_STEPS_MAX = 10
 SUBJECTS = ("parameter", "gradient", "state", "buffer", "loose", "view", "transposed", "activation")
@@ -46,9 +47,9 @@ class Block(nn.Module):
 class World:
     """A model, its optimizer and its data; `block()` opens the offload block, `step()` trains once."""
 
-    def __init__(self, seed=0, optimizer=None, layers=LAYERS, device="cpu"):
+    def __init__(self, seed=0, optimizer=None, layers=LAYERS, device=None):
         torch.manual_seed(seed)
-        with torch.device(device):
+        with torch.device(device or made_on.kind()):
             self.model = nn.Sequential(*(Block() for _ in range(layers)))
             self.x = torch.randn(32, WIDTH)
             self.y = torch.randn(32, WIDTH)
@@ -64,9 +65,10 @@ class World:
     # -- running ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def block(self, pool, mover="auto", mode="auto", memory=BUDGET, **options):
+    def block(self, pool, mover="auto", mode="auto", memory=None, **options):
         """An offload block over this world. A keyword overrides what is usual in the tests."""
-        options = {"pool_size": POOL_SIZE, "staging": 256 * KIB, **options}
+        memory = made_on.budget(TENSORS) if memory is None else memory
+        options = {"pool_size": POOL_SIZE, "staging": made_on.STAGING, **options}
         with tidelog.offload(
             self.model, self.optimizer, pool=pool, memory=memory, mover=mover, mode=mode, **options
         ) as self.tide:
@@ -84,9 +86,10 @@ class World:
 
     def second_half(self):
         """Loss, backward and update."""
-        loss = ((self.activation - self.y) ** 2).mean()
-        loss.backward()
-        self.optimizer.step()
+        with made_on.on_another_stream():
+            loss = ((self.activation - self.y) ** 2).mean()
+            loss.backward()
+            self.optimizer.step()
         self.losses.append(bits(loss))
 
     def step(self):

@@ -78,7 +78,7 @@ def filled(t):
 
 @write
 def random_fill(t):
-    t.normal_(generator=torch.Generator().manual_seed(5))
+    t.normal_(generator=torch.Generator(t.device).manual_seed(5))
 
 
 @write
@@ -115,7 +115,7 @@ def through_flattened(t):
 
 @write
 def initialised(t):
-    torch.nn.init.uniform_(t, -1, 1, generator=torch.Generator().manual_seed(3))
+    torch.nn.init.uniform_(t, -1, 1, generator=torch.Generator(t.device).manual_seed(3))
 
 
 @write

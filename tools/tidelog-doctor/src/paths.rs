@@ -65,7 +65,7 @@ pub fn try_all(arguments: &CheckArgs) -> io::Result<Vec<Row>> {
         let scratch = Scratch::new(directory, arguments.size)?;
         for (path, choice) in [("uring", PathChoice::Uring), ("posix", PathChoice::Posix)] {
             let provider = |device| -> Box<dyn PathProvider> {
-                Box::new(KernelDevices { devices: vec![device], choice })
+                Box::new(KernelDevices::new(vec![device], choice))
             };
             rows.push(try_one(path, &scratch, None, arguments.size, provider));
         }

@@ -30,4 +30,4 @@ class UnmovableError(Error):
 
 
 class LeftBehindWarning(UserWarning):
-    """Tensors stayed on NVMe when the offload block ended, because they did not fit."""
+    """Tensors stayed out of memory when the offload block ended, because they did not fit."""

@@ -46,6 +46,7 @@ class SessionOptions(ctypes.Structure):
         ("data_path", ctypes.c_char_p),
         ("budget", ctypes.c_uint64),
         ("staging", ctypes.c_uint64),
+        ("host_memory", ctypes.c_uint64),
         ("pool_size", ctypes.c_uint64),
         ("share", ctypes.c_uint32),
         ("buffered", ctypes.c_uint8),
@@ -85,6 +86,7 @@ _SIGNATURES = {
     "tide_session_stats": (ctypes.c_size_t, [_u64, _text, ctypes.c_size_t]),
     "tide_session_simulate": (ctypes.c_size_t, [_u64, _text, ctypes.c_size_t]),
     "tide_session_report": (_int, [_u64, _text]),
+    "tide_session_trace": (_int, [_u64, _text]),
 }
 
 

@@ -62,7 +62,22 @@ class Tide:
     """An open offload block. Made by `offload`."""
 
     def __init__(
-        self, model, optimizer, *, pool, memory, device, mode, policy, mover, pool_size, staging, data_path, buffered, report
+        self,
+        model,
+        optimizer,
+        *,
+        pool,
+        memory,
+        host_memory,
+        device,
+        mode,
+        policy,
+        mover,
+        pool_size,
+        staging,
+        data_path,
+        buffered,
+        report,
     ):
         self.budget = parse_bytes(memory, "memory")
         self.staging = (
@@ -81,6 +96,7 @@ class Tide:
         self._library = _native.load()
         self._buffers = self.device.staging_in(self.staging, data_path)
         self._model, self._optimizer = model, optimizer
+        self._outside = "on NVMe" if host_memory is None else "on NVMe or in host memory"
         self._report_path = report
         self._options = _native.SessionOptions(
             size=ctypes.sizeof(_native.SessionOptions),
@@ -88,6 +104,7 @@ class Tide:
             data_path=data_path.encode(),
             budget=self.budget + self.staging - self._buffers,
             staging=self.staging,
+            host_memory=parse_bytes(host_memory, "host_memory") if host_memory is not None else 0,
             pool_size=parse_bytes(pool_size, "pool_size") if pool_size is not None else 0,
             share=0,
             buffered=bool(buffered),
@@ -226,7 +243,7 @@ class Tide:
         names = [record.describe() for record in left]
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         warnings.warn(
-            f"{len(names)} tensors ({sum(record.size for record in left)} bytes) stay on NVMe because they do not fit "
+            f"{len(names)} tensors ({sum(record.size for record in left)} bytes) stay {self._outside} because they do not fit "
             f"the budget of {self.budget} bytes: {shown}. They are safe until this process ends; touching one raises "
             "an error. Enter another offload block to use them, or call restore() on this one to bring them back.",
             _errors.LeftBehindWarning,
@@ -393,6 +410,10 @@ class Tide:
     def report(self, path):
         """Writes the HTML report."""
         self._check(self._library.tide_session_report(self._sync(), os.fsencode(path)))
+
+    def trace(self, path):
+        """Writes the trace of the planned step, for `tidelog-plan`: ops, their times, the storages that they use."""
+        self._check(self._library.tide_session_trace(self._sync(), os.fsencode(path)))
 
     # -- storages ---------------------------------------------------------------------------------
 
@@ -676,7 +697,7 @@ class Tide:
 
     def guard_text(self, record):
         return (
-            f"tidelog: tensor {record.describe()} is on NVMe, and this access did not go through the offload block "
+            f"tidelog: tensor {record.describe()} is {self._outside}, and this access did not go through the offload block "
             "(another thread, a raw kernel, or after the block). Touch it by a torch op inside the block first, "
             "or call restore() on the block's object."
         )
@@ -815,7 +836,7 @@ class Tide:
         for record in records:
             if record.state & _record.AWAY:
                 raise _errors.ForkedError(
-                    f"{record.describe()} is on NVMe and belongs to the parent process ({self._pid}); "
+                    f"{record.describe()} is {self._outside} and belongs to the parent process ({self._pid}); "
                     "touch it before the fork, or restore it there."
                 )
 
@@ -842,6 +863,7 @@ def offload(
     *,
     pool,
     memory,
+    host_memory=None,
     device="auto",
     mode="auto",
     policy="auto",
@@ -860,6 +882,10 @@ def offload(
                       block devices. Striped over all of them. No redundancy: one lost device loses the pool.
     memory            the budget: bytes, or text such as "20GiB". Includes `staging`, unless it is a GPU's memory and the
                       data path not "gds".
+    host_memory       for a GPU: page-locked host memory, at most, that takes tensors before `pool` does. Bytes, or text such
+                      as "8GiB"; default: none. All of it is allocated when the block begins, and freed when it ends; where
+                      tensors stay out, when all are restored, or are gone and the next block begins. What does not fit
+                      goes to `pool`. The GPU takes checksums of what leaves, and compares them with what comes back.
     device            whose memory the budget is of: "cpu", "cuda", "cuda:1"; "auto": where the model's parameters are.
                       Tensors elsewhere neither count nor move. Name it where a model is built inside the block.
     mode              "auto" learns a step, then plans its migrations; "reactive" only reacts.
@@ -880,6 +906,7 @@ def offload(
         optimizer,
         pool=pool,
         memory=memory,
+        host_memory=host_memory,
         device=device,
         mode=mode,
         policy=policy,

@@ -66,29 +66,39 @@ impl CallerMemory {
     /// The memory as what a write reads. The session asks for the storage's release or settlement only
     /// after the write's completion.
     pub(crate) fn source(&self, place: Place, request: &Request) -> Source {
-        let size = self.size(request);
-        // SAFETY: by the contract of `new` the request's bytes live and stay as they are until release
-        // or settlement, and that comes after the transfer's end.
-        unsafe {
-            match place {
-                Place::Host => ForeignSource::new(self.address as *const u8, size).into(),
-                Place::Gpu(_) => Source::Gpu(GpuSource::new(self.address, size, self.after)),
+        match place {
+            Place::Host => {
+                let size = self.size(request);
+                // SAFETY: by the contract of `new` the request's bytes live and stay as they are until release
+                // or settlement, and that comes after the transfer's end.
+                unsafe { ForeignSource::new(self.address as *const u8, size) }.into()
             }
+            Place::Gpu(_) => Source::Gpu(self.gpu_source(request)),
         }
+    }
+
+    /// The same, where the memory is a GPU's.
+    pub(crate) fn gpu_source(&self, request: &Request) -> GpuSource {
+        // SAFETY: as in `source`, and the event is open as long.
+        unsafe { GpuSource::new(self.address, self.size(request), self.after) }
     }
 
     /// The memory as what a read fills. The read ends when its bytes are there, also on a GPU.
     pub(crate) fn destination(&self, place: Place, request: &Request) -> Destination {
-        let size = self.size(request);
-        // SAFETY: as for `source`; and nobody else touches the bytes of an allocation meanwhile.
-        unsafe {
-            match place {
-                Place::Host => ForeignDestination::new(self.address as *mut u8, size).into(),
-                Place::Gpu(_) => {
-                    Destination::Gpu(GpuDestination::new(self.address, size, self.after, None))
-                }
+        match place {
+            Place::Host => {
+                let size = self.size(request);
+                // SAFETY: as for `source`; and nobody else touches the bytes of an allocation meanwhile.
+                unsafe { ForeignDestination::new(self.address as *mut u8, size) }.into()
             }
+            Place::Gpu(_) => Destination::Gpu(self.gpu_destination(request)),
         }
+    }
+
+    /// The same, where the memory is a GPU's.
+    pub(crate) fn gpu_destination(&self, request: &Request) -> GpuDestination {
+        // SAFETY: as in `destination`, and the event is open as long.
+        unsafe { GpuDestination::new(self.address, self.size(request), self.after, None) }
     }
 
     /// What the caller promised holds for this request's size only.

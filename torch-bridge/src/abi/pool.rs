@@ -68,6 +68,7 @@ pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool:
             data_path: unsafe { text_argument(options.data_path, "data_path") }?,
             budget: u64::MAX,
             staging: options.staging,
+            host_memory: 0,
             pool_size: options.pool_size,
             share: options.share,
             buffered: options.buffered != 0,

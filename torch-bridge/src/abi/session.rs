@@ -28,6 +28,9 @@ pub struct tide_session_options {
     pub budget: u64,
     /// Bytes of staging buffers, part of the budget.
     pub staging: u64,
+    /// The most page-locked host memory that takes a GPU's storages before SSDs do; 0: none. All of it is allocated when the
+    /// session opens, and freed when it closes. Without a GPU it must be 0.
+    pub host_memory: u64,
     /// Bytes of the pool where Tidelog makes the files of directories; 0 lets it choose.
     pub pool_size: u64,
     /// The share of the pool to own.
@@ -54,7 +57,7 @@ unsafe impl Options for tide_session_options {
 pub struct tide_action {
     /// Hand back to `tide_session_action_done`.
     pub sequence: u64,
-    /// Bytes of the storage; for `TIDE_SETTLE` non-zero where the log holds the same bytes.
+    /// Bytes of the storage; for `TIDE_SETTLE` non-zero where there is a copy of the same bytes.
     pub size: u64,
     /// `TIDE_EVICT`, `TIDE_RELEASE`, `TIDE_ALLOCATE` or `TIDE_SETTLE`.
     pub kind: u32,
@@ -65,7 +68,7 @@ pub struct tide_action {
 /// Keep the storage alive and answer its address: its bytes are about to be copied out. Answer 0 if it cannot move now: it
 /// is not asked for again before the next op.
 pub const TIDE_EVICT: u32 = 1;
-/// Free the storage's memory and guard it: its bytes are in the log.
+/// Free the storage's memory and guard it: its bytes are in the log, or in host memory.
 pub const TIDE_RELEASE: u32 = 2;
 /// Allocate the storage's memory, keep it alive and guarded, and answer its address: its bytes are
 /// coming. Answer 0 if there is no memory: the op that needs it fails.
@@ -116,6 +119,7 @@ pub unsafe extern "C" fn tide_session_open(
             data_path,
             budget: options.budget,
             staging: options.staging,
+            host_memory: options.host_memory,
             pool_size: options.pool_size,
             share: options.share,
             buffered: options.buffered != 0,
@@ -143,6 +147,7 @@ pub fn session_on(pool: Pool, budget: u64, staging: u64) -> u64 {
             data_path: "",
             budget,
             staging,
+            host_memory: 0,
             pool_size: 0,
             share: 0,
             buffered: false,
@@ -396,6 +401,19 @@ pub unsafe extern "C" fn tide_session_report(session: u64, path: *const c_char) 
         // SAFETY: by this function's contract.
         let path = unsafe { text_argument(path, "path") }?;
         session.write_report(path.as_ref())
+    })
+}
+
+/// Writes the trace of the step that the plan is for to the file `path`, as docs/plan.md has it. Refused before there is a plan.
+///
+/// # Safety
+/// `path` is NUL-terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_trace(session: u64, path: *const c_char) -> i32 {
+    with_session(session, |session| {
+        // SAFETY: by this function's contract.
+        let path = unsafe { text_argument(path, "path") }?;
+        session.write_trace(path.as_ref())
     })
 }
 

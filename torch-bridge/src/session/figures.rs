@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tidelog_planner::plan::Target;
 use tidelog_planner::residency::CopyKind;
 use tidelog_planner::trace::Kind;
 use tidelog_planner::units::{Bandwidth, Nanos};
@@ -16,11 +17,14 @@ pub(super) type BytesByKind = [u64; Kind::ALL.len()];
 /// Counted since the session was opened, or over one step.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Totals {
+    /// To the pool, and from it.
     pub(super) bytes_written: u64,
     pub(super) bytes_read: u64,
+    pub(super) bytes_to_host: u64,
+    pub(super) bytes_from_host: u64,
     pub(super) evictions: u64,
     pub(super) fetches: u64,
-    /// Evictions that wrote nothing, because the log's copy was proved to be the same.
+    /// Evictions that copied nothing, because a copy was proved to be the same.
     pub(super) clean_drops: u64,
     pub(super) stalls: u64,
     pub(super) stall_ns: u64,
@@ -33,6 +37,8 @@ impl Totals {
         Self {
             bytes_written: self.bytes_written - before.bytes_written,
             bytes_read: self.bytes_read - before.bytes_read,
+            bytes_to_host: self.bytes_to_host - before.bytes_to_host,
+            bytes_from_host: self.bytes_from_host - before.bytes_from_host,
             evictions: self.evictions - before.evictions,
             fetches: self.fetches - before.fetches,
             clean_drops: self.clean_drops - before.clean_drops,
@@ -56,6 +62,8 @@ pub(super) struct Figures {
     step_began: Option<Moment>,
     writes: Busy,
     reads: Busy,
+    host_writes: Busy,
+    host_reads: Busy,
 }
 
 /// How long at least one transfer of a direction was in flight, and what moved meanwhile.
@@ -114,41 +122,67 @@ impl Busy {
 }
 
 impl Figures {
-    pub(super) fn started(&mut self, direction: Direction) {
-        match direction {
-            Direction::Out(CopyKind::Write) => self.writes.started(),
-            Direction::Out(CopyKind::Verify) => {}
-            Direction::In => self.reads.started(),
+    pub(super) fn started(&mut self, direction: Direction, target: Target) {
+        if let Some(link) = self.link(direction, target) {
+            link.started();
         }
     }
 
     /// A transfer ended; `moved`: well, with so many bytes of a storage for that.
     pub(super) fn finished(
         &mut self,
-        direction: Direction,
+        (direction, target): (Direction, Target),
         moved: Option<(Kind, u64)>,
         at: Instant,
     ) {
         let done = moved.is_some();
         let (kind, moved) = moved.unwrap_or((Kind::Other, 0));
-        let place = Kind::ALL.iter().position(|&each| each == kind).unwrap_or(0);
+        if let Some(link) = self.link(direction, target) {
+            link.finished(moved, at);
+        }
         match direction {
-            Direction::Out(CopyKind::Write) => {
-                self.writes.finished(moved, at);
+            Direction::Out(copy) => {
                 self.totals.evictions += u64::from(done);
-                self.totals.bytes_written += moved;
-                self.written[place] += moved;
-            }
-            Direction::Out(CopyKind::Verify) => {
-                self.totals.evictions += u64::from(done);
-                self.totals.clean_drops += u64::from(done);
+                match copy {
+                    CopyKind::Write => self.went_out(target, kind, moved),
+                    CopyKind::Verify => self.totals.clean_drops += u64::from(done),
+                }
             }
             Direction::In => {
-                self.reads.finished(moved, at);
                 self.totals.fetches += u64::from(done);
-                self.totals.bytes_read += moved;
-                self.read[place] += moved;
+                self.came_back(target, kind, moved);
             }
+        }
+    }
+
+    fn went_out(&mut self, target: Target, kind: Kind, bytes: u64) {
+        match target {
+            Target::Ssd => {
+                self.totals.bytes_written += bytes;
+                self.written[place_of(kind)] += bytes;
+            }
+            Target::Host => self.totals.bytes_to_host += bytes,
+        }
+    }
+
+    fn came_back(&mut self, target: Target, kind: Kind, bytes: u64) {
+        match target {
+            Target::Ssd => {
+                self.totals.bytes_read += bytes;
+                self.read[place_of(kind)] += bytes;
+            }
+            Target::Host => self.totals.bytes_from_host += bytes,
+        }
+    }
+
+    /// What a transfer keeps busy; a comparison, nothing.
+    fn link(&mut self, direction: Direction, target: Target) -> Option<&mut Busy> {
+        match (direction, target) {
+            (Direction::Out(CopyKind::Verify), _) => None,
+            (Direction::Out(CopyKind::Write), Target::Ssd) => Some(&mut self.writes),
+            (Direction::Out(CopyKind::Write), Target::Host) => Some(&mut self.host_writes),
+            (Direction::In, Target::Ssd) => Some(&mut self.reads),
+            (Direction::In, Target::Host) => Some(&mut self.host_reads),
         }
     }
 
@@ -178,10 +212,14 @@ impl Figures {
         self.last_pace = self.pace();
     }
 
-    /// Measured bandwidths of the pool, reading and writing, as far as transfers have shown them.
-    pub(super) fn bandwidths(&self) -> (Option<Bandwidth>, Option<Bandwidth>) {
+    /// Measured bandwidths of the pool or of host memory, back and out, as far as transfers have shown them.
+    pub(super) fn bandwidths(&self, target: Target) -> (Option<Bandwidth>, Option<Bandwidth>) {
         let opened = (0, Duration::ZERO);
-        (self.reads.bandwidth(opened), self.writes.bandwidth(opened))
+        let (back, out) = match target {
+            Target::Ssd => (&self.reads, &self.writes),
+            Target::Host => (&self.host_reads, &self.host_writes),
+        };
+        (back.bandwidth(opened), out.bandwidth(opened))
     }
 
     fn pace(&self) -> Pace {
@@ -193,4 +231,9 @@ impl Figures {
             write: self.writes.bandwidth(writes),
         }
     }
+}
+
+/// Where a kind stands in [`BytesByKind`].
+fn place_of(kind: Kind) -> usize {
+    Kind::ALL.iter().position(|&each| each == kind).unwrap_or(0)
 }

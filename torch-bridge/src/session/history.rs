@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
+use tidelog_planner::plan::Target;
 use tidelog_planner::report::{Direction, Ending, MemorySample};
 use tidelog_planner::trace::Kind;
 use tidelog_planner::units::{Bytes, Nanos};
@@ -41,7 +42,7 @@ pub(super) struct Step {
     pub(super) stalls: Vec<Wait>,
     /// Details were left out.
     pub(super) truncated: bool,
-    /// Bytes written by kind, in the order of [`Kind::ALL`].
+    /// Bytes written to the log by kind, in the order of [`Kind::ALL`].
     pub(super) written: BytesByKind,
     pub(super) clean_evictions: u64,
     pub(super) clean_bytes: u64,
@@ -70,6 +71,7 @@ pub(super) struct Transfer {
     pub(super) kind: Kind,
     pub(super) bytes: u64,
     pub(super) direction: Direction,
+    pub(super) target: Target,
     pub(super) begin: Nanos,
     pub(super) moved: Nanos,
     pub(super) end: Nanos,
@@ -94,8 +96,9 @@ pub(super) struct Ended {
     pub(super) kind: Kind,
     pub(super) bytes: u64,
     pub(super) direction: Direction,
+    pub(super) target: Target,
     pub(super) asked: Instant,
-    /// When the engine got it; `None` if it never did.
+    /// When it was handed on; `None` if it never did.
     pub(super) submitted: Option<Instant>,
     pub(super) urgent: bool,
     pub(super) ending: Ending,
@@ -176,9 +179,10 @@ impl History {
     /// A transfer ended, or is under way while its step ends.
     pub(super) fn transferred(&mut self, ended: Ended, now: Instant) {
         let Some(step) = &mut self.current else { return };
-        let Ended { label, kind, bytes, direction, asked, submitted, urgent, ending } = ended;
+        let Ended { label, kind, bytes, direction, target, asked, submitted, urgent, ending } =
+            ended;
         match ending {
-            Ending::Moved if direction == Direction::Out => {
+            Ending::Moved if (direction, target) == (Direction::Out, Target::Ssd) => {
                 step.written[Kind::ALL.iter().position(|&each| each == kind).unwrap_or(0)] += bytes;
             }
             Ending::Clean => {
@@ -202,6 +206,7 @@ impl History {
             kind,
             bytes,
             direction,
+            target,
             urgent,
             ending,
         };
@@ -268,8 +273,8 @@ mod tests {
     fn ended(asked: Instant, bytes: u64, direction: Direction, ending: Ending) -> Ended {
         let label = Label { storage: 1, name: None, birth: None };
         let kind = Kind::Gradient;
-        let submitted = Some(asked);
-        Ended { label, kind, bytes, direction, asked, submitted, urgent: false, ending }
+        let (target, submitted) = (Target::Ssd, Some(asked));
+        Ended { label, kind, bytes, direction, target, asked, submitted, urgent: false, ending }
     }
 
     #[test]
@@ -298,6 +303,8 @@ mod tests {
         }
         history.transferred(ended(now, 5, Direction::Out, Ending::Clean), now);
         history.transferred(ended(now, 7, Direction::In, Ending::Moved), now);
+        let to_host = ended(now, 11, Direction::Out, Ending::Moved);
+        history.transferred(Ended { target: Target::Host, ..to_host }, now);
         let step = history.shown().unwrap();
         assert!(step.truncated);
         assert_eq!(step.transfers.len(), ENTRIES_MAX);

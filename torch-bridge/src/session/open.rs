@@ -12,7 +12,7 @@ use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::schedule::CompletionQueue;
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::cuda::CudaUnavailable;
-use tidelog_gds::{Gpu, StagedGpu};
+use tidelog_gds::{Gpu, HostTier, StagedGpu};
 use tidelog_planner::residency::{Config, Residency};
 use tidelog_planner::units::Bytes;
 
@@ -41,6 +41,7 @@ pub(crate) struct SessionConfig<'a> {
     pub(crate) data_path: &'a str,
     pub(crate) budget: u64,
     pub(crate) staging: u64,
+    pub(crate) host_memory: u64,
     pub(crate) pool_size: u64,
     pub(crate) share: u32,
     pub(crate) buffered: bool,
@@ -61,20 +62,26 @@ impl Session {
                 ),
             ));
         }
-        Ok(Self::on(Lease::take(config)?, config))
+        // Before the pool: where there is not as much memory, no devices are formatted.
+        let tier = open_tier(config)?;
+        Ok(Self::on(Lease::take(config)?, tier, config))
     }
 
     /// A session on a pool that is open already, and closed with the session.
     pub(crate) fn on_pool(pool: Pool, config: &SessionConfig<'_>) -> Self {
-        Self::on(Lease { key: None, pool }, config)
+        Self::on(Lease { key: None, pool }, None, config)
     }
 
-    fn on(pool: Lease, config: &SessionConfig<'_>) -> Self {
+    fn on(pool: Lease, tier: Option<HostTier>, config: &SessionConfig<'_>) -> Self {
         let (budget, staging) = (Bytes(config.budget.min(BYTES_MAX)), Bytes(config.staging));
-        let machine =
-            Residency::new(Config { lookahead: LOOKAHEAD_OPS, ..Config::new(budget, staging) });
+        let machine = Residency::new(Config {
+            lookahead: LOOKAHEAD_OPS,
+            host_memory: Bytes(config.host_memory),
+            ..Config::new(budget, staging)
+        });
         Self {
             pool,
+            tier,
             completions: CompletionQueue::new(),
             place: config.place,
             state: Mutex::new(State::new(machine, config)),
@@ -91,9 +98,11 @@ impl Session {
         for in_flight in state.in_flight.values() {
             in_flight.stop();
         }
-        let unfinished: Vec<_> = state.in_flight.values().filter_map(InFlight::ticket).collect();
-        for ticket in unfinished {
-            let _ = ticket.wait();
+        for carrier in state.in_flight.values().filter_map(InFlight::carrier) {
+            carrier.wait();
+        }
+        if let Some(tier) = &self.tier {
+            tier.close();
         }
         drop(state);
         self.pool.give_back()
@@ -226,6 +235,28 @@ pub(crate) fn open_pool(config: &SessionConfig<'_>) -> Result<Pool, Failure> {
         ..OpenOptions::default()
     };
     Pool::open(&devices, &options).map_err(|error| failed(&error))
+}
+
+/// Page-locks the host memory that was asked for.
+fn open_tier(config: &SessionConfig<'_>) -> Result<Option<HostTier>, Failure> {
+    let wanted = ByteCount(config.host_memory);
+    if wanted.0 == 0 {
+        return Ok(None);
+    }
+    let Place::Gpu(number) = config.place else {
+        return Err(Failure::invalid(format!(
+            "host_memory of {wanted} is for the tensors of a GPU; the tensors of this session are in host memory already: \
+             leave host_memory out, and raise the budget"
+        )));
+    };
+    let gpu = Gpu::open(number.into())
+        .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+    let tier = HostTier::open(&gpu, wanted).map_err(|error| {
+        Failure::invalid(format!(
+            "host_memory of {wanted} cannot be had as page-locked memory: {error}; ask for less"
+        ))
+    })?;
+    Ok(Some(tier))
 }
 
 /// What moves the memory of that place, where it is a GPU's.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tidelog_planner::algorithm1::{self, algorithm1};
-use tidelog_planner::cost::{Machine, SsdLink};
-use tidelog_planner::plan::{Plan, compile};
+use tidelog_planner::cost::{HostLink, Machine, SsdLink};
+use tidelog_planner::plan::{Plan, Target, compile};
 use tidelog_planner::residency::{Progress, Schedule};
 use tidelog_planner::simulate::{Runtime, SimulateError, with_expectations_under};
 use tidelog_planner::tidelog::{self, tidelog};
@@ -18,7 +18,9 @@ use crate::abi::{Failure, Status};
 
 /// Assumed of a pool until enough has moved to measure it.
 const SSD_BANDWIDTH_DEFAULT: Bandwidth = Bandwidth(1_000_000_000);
-/// What one transfer costs beyond its bytes: two boundary calls and a trip through the reactor.
+/// Assumed of the link to host memory until then: half of what 16 lanes of PCI Express 4 carry.
+const HOST_BANDWIDTH_DEFAULT: Bandwidth = Bandwidth(16_000_000_000);
+/// What one transfer costs beyond its bytes: two boundary calls and a trip through the reactor, or the tier's thread.
 const TRANSFER_LATENCY: Nanos = Nanos(200_000);
 /// One core comparing checksums.
 const VERIFY_BANDWIDTH: Bandwidth = Bandwidth(8_000_000_000);
@@ -153,7 +155,7 @@ impl State {
 
     /// What a plan is made for, as far as transfers have shown it.
     pub(super) fn measured_machine(&self) -> Machine {
-        let (read, write) = self.figures.bandwidths();
+        let (read, write) = self.figures.bandwidths(Target::Ssd);
         Machine {
             budget: self.machine.budget(),
             staging: self.staging,
@@ -162,7 +164,7 @@ impl State {
                 write: write.unwrap_or(SSD_BANDWIDTH_DEFAULT),
                 latency: TRANSFER_LATENCY,
             },
-            host: None,
+            host: self.host_link(),
             verify: VERIFY_BANDWIDTH,
         }
     }
@@ -170,6 +172,20 @@ impl State {
     /// What this session adds to a plan's moves, and what transfers take of the thread that runs the ops.
     pub(super) fn runtime(&self) -> Runtime {
         Runtime { lookahead: LOOKAHEAD_OPS, handling: self.figures.handling() }
+    }
+}
+
+impl State {
+    /// Host memory as the planner sees it, where there is any for copies.
+    fn host_link(&self) -> Option<HostLink> {
+        let memory = self.machine.host_memory();
+        let (read, write) = self.figures.bandwidths(Target::Host);
+        (memory.0 > 0).then(|| HostLink {
+            read: read.unwrap_or(HOST_BANDWIDTH_DEFAULT),
+            write: write.unwrap_or(HOST_BANDWIDTH_DEFAULT),
+            latency: TRANSFER_LATENCY,
+            memory,
+        })
     }
 }
 

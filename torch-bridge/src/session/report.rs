@@ -1,15 +1,18 @@
-//! The report of a measured step: the record in words, written to a file whole or not at all.
+//! The report of a measured step, and its trace: written to files whole or not at all.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use tidelog_planner::plan::Target;
+use tidelog_planner::plan::{PlannedBytes, Target};
 use tidelog_planner::report::{OpSpan, Report, Stall, TransferSpan, Unmovable};
 use tidelog_planner::trace::{Kind, Trace};
 use tidelog_planner::units::Bytes;
+
+use tidelog_gds::HostTier;
 
 use super::history::{Label, OpRun, Step, Transfer, Wait};
 use super::stats::{data_path, staging_backing};
@@ -26,6 +29,21 @@ impl Session {
         Ok(0)
     }
 
+    /// Writes the trace of the planned step, for `tidelog-plan`.
+    pub(crate) fn write_trace(&self, path: &Path) -> Result<i32, Failure> {
+        let trace = self.lock().planned.as_ref().map(|planned| Arc::clone(&planned.trace));
+        let trace = trace.ok_or_else(|| {
+            Failure::invalid(
+                "there is no trace yet: with mode=\"auto\" one is made once two steps in \
+                 `with tide.step():` were alike",
+            )
+        })?;
+        replace(path, trace.to_json().as_bytes()).map_err(|(what, error)| {
+            Failure::invalid(format!("the trace cannot be written to {what:?}: {error}"))
+        })?;
+        Ok(0)
+    }
+
     fn report(&self) -> Report {
         let pool = self.pool.stats().ok();
         let state = self.lock();
@@ -37,6 +55,10 @@ impl Session {
             }
             report.figures.push(("staging memory".to_owned(), staging_backing(&pool)));
             report.figures.push(("devices".to_owned(), pool.description.devices.join(", ")));
+        }
+        if let Some(tier) = self.tier.as_ref().map(HostTier::stats) {
+            let value = format!("{} at most of {}", tier.peak, tier.capacity);
+            report.figures.push(("host memory".to_owned(), value));
         }
         report
     }
@@ -53,8 +75,14 @@ impl State {
             notices: self.notices.clone(),
             ..Report::default()
         };
-        let (read, written) = self.figures.bandwidths();
-        for (name, rate) in [("read at", read), ("written at", written)] {
+        let (read, written) = self.figures.bandwidths(Target::Ssd);
+        let (from_host, to_host) = self.figures.bandwidths(Target::Host);
+        for (name, rate) in [
+            ("read at", read),
+            ("written at", written),
+            ("from host memory at", from_host),
+            ("to host memory at", to_host),
+        ] {
             if let Some(rate) = rate {
                 let value = format!("{}/s while transfers were in flight", Bytes(rate.0));
                 report.figures.push((name.to_owned(), value));
@@ -110,10 +138,7 @@ impl State {
             ("plan".to_owned(), format!("{}, {} migrations", plan.policy, plan.rows.len())),
             ("planned again".to_owned(), format!("{} times", self.planning.taken_over)),
             ("the plan expects".to_owned(), stalls),
-            (
-                "the plan moves".to_owned(),
-                format!("{} out and {} back a step", bytes.ssd_written, bytes.ssd_read),
-            ),
+            ("the plan moves".to_owned(), format!("{} a step", moves(bytes))),
         ]
     }
 
@@ -154,7 +179,7 @@ impl<'a> Words<'a> {
             kind: moved.kind,
             bytes: Bytes(moved.bytes),
             direction: moved.direction,
-            target: Target::Ssd,
+            target: moved.target,
             begin: moved.begin,
             moved: moved.moved,
             end: moved.end,
@@ -197,6 +222,14 @@ fn op_span(ran: &OpRun) -> OpSpan {
     OpSpan { name: ran.name.to_string(), begin: ran.begin, end: ran.end }
 }
 
+fn moves(bytes: &PlannedBytes) -> String {
+    let ssd = format!("{} out and {} back", bytes.ssd_written, bytes.ssd_read);
+    match (bytes.host_written, bytes.host_read) {
+        (Bytes(0), Bytes(0)) => ssd,
+        (out, back) => format!("{ssd}, {out} to host memory and {back} from it"),
+    }
+}
+
 /// Bytes written by kind, largest first; kinds of which nothing was written are left out.
 fn written(step: &Step) -> Vec<(Kind, Bytes)> {
     let by_kind = Kind::ALL.into_iter().zip(step.written.map(Bytes));
@@ -209,7 +242,7 @@ pub(super) fn seconds(nanos: u64) -> String {
     format!("{}.{:03} s", nanos / 1_000_000_000, nanos / 1_000_000 % 1000)
 }
 
-/// Writes a file beside `path` and renames it: who reads `path` sees the old page or the new one.
+/// Writes a file beside `path` and renames it: who reads `path` sees the old one or the new one.
 fn replace(path: &Path, bytes: &[u8]) -> Result<(), (String, std::io::Error)> {
     let beside = beside(path)
         .ok_or_else(|| (path.display().to_string(), std::io::ErrorKind::InvalidFilename.into()))?;

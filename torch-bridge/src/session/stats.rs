@@ -3,8 +3,10 @@
 use serde_json::{Map, Value, json};
 use tidelog_engine::layout::LifetimeClass;
 use tidelog_engine::log::Durability;
-use tidelog_engine::path::{Endurance, Feature};
+use tidelog_engine::path::{Endurance, Feature, PathKind};
 use tidelog_engine::pool::PoolStats;
+use tidelog_engine::schedule::GpuStats;
+use tidelog_gds::HostTierStats;
 use tidelog_planner::trace::Kind;
 
 use super::Session;
@@ -21,6 +23,7 @@ impl Session {
             "why_not": pool.as_ref().map(|pool| &pool.reactor.why_not),
             "staging_backing": pool.as_ref().map(staging_backing),
             "gpu": pool.as_ref().and_then(gpu),
+            "host_memory": self.tier.as_ref().map(|tier| host_memory(&tier.stats())),
             "pool": pool.as_ref().map(space),
             "devices": pool.as_ref().map(devices),
             "lanes": pool.as_ref().map(lanes),
@@ -65,13 +68,33 @@ pub(super) fn staging_backing(pool: &PoolStats) -> String {
     if why.is_empty() { backing.to_string() } else { format!("{backing}: {why}") }
 }
 
-/// The GPU whose memory moves, and why its copies are not as fast as they could be.
+/// The GPU whose memory moves, and why its bytes do not move as fast as they could.
 fn gpu(pool: &PoolStats) -> Option<String> {
-    let gpu = pool.reactor.gpu.as_ref()?;
-    Some(match (&gpu.reached, &gpu.page_locked) {
-        (Feature::On, _) => format!("{}; no byte of it passes through the host", gpu.name),
-        (_, Feature::On) => gpu.name.clone(),
-        (_, Feature::Off(why)) => format!("{}; staging memory is not page-locked: {why}", gpu.name),
+    let GpuStats { name, reached, page_locked, .. } = pool.reactor.gpu.as_ref()?;
+    let past_the_host = matches!(pool.reactor.capabilities.kind, PathKind::Spdk | PathKind::Gds);
+    let mut told = vec![name.clone()];
+    match reached {
+        Feature::On => return Some(format!("{name}; no byte of it passes through the host")),
+        // Of the kernel's paths nobody expects it.
+        Feature::Off(why) if past_the_host => {
+            told.push(format!("its bytes pass through the host: {why}"));
+        }
+        Feature::Off(_) => {}
+    }
+    if let Feature::Off(why) = page_locked {
+        told.push(format!("staging memory is not page-locked: {why}"));
+    }
+    Some(told.join("; "))
+}
+
+/// Page-locked memory that takes a GPU's storages before SSDs do, in bytes.
+fn host_memory(tier: &HostTierStats) -> Value {
+    json!({
+        "capacity": tier.capacity.0,
+        "used": tier.used.0,
+        "peak": tier.peak.0,
+        "bytes_out": tier.bytes_out.0,
+        "bytes_back": tier.bytes_back.0,
     })
 }
 

@@ -1,10 +1,10 @@
-//! The machine's actions as operations of the engine, and their completions on the way back.
+//! The machine's actions as operations of the engine or of host memory, and their completions on the way back.
 
 use std::time::Instant;
 
-use tidelog_engine::layout::{LifetimeClass, TensorId};
-use tidelog_engine::pool::PutOptions;
-use tidelog_engine::schedule::{Outcome as Transferred, Ticket, TransferError, Urgency};
+use tidelog_engine::layout::TensorId;
+use tidelog_engine::schedule::{Outcome as Transferred, TransferError, Urgency};
+use tidelog_planner::plan::Target;
 use tidelog_planner::report::{self, Ending};
 use tidelog_planner::residency::{
     Action, CopyKind, FailureInfo, Outcome, State as Residence, StorageId, TransferId,
@@ -13,6 +13,7 @@ use tidelog_planner::residency::{
 use tidelog_planner::trace::Kind;
 use tidelog_planner::units::Bytes;
 
+use super::carrier::{Cargo, Carrier};
 use super::history::{Ended, Label};
 use super::{Request, RequestKind, Session, State};
 use crate::abi::{CallerMemory, Failure};
@@ -21,6 +22,8 @@ use crate::abi::{CallerMemory, Failure};
 pub(super) struct InFlight {
     pub(super) storage: StorageId,
     pub(super) direction: Direction,
+    /// Where to, or where from.
+    target: Target,
     urgency: Urgency,
     /// What the report says of it; the storage may be gone when the transfer ends.
     label: Label,
@@ -29,19 +32,19 @@ pub(super) struct InFlight {
     asked: Instant,
     submitted: Option<Instant>,
     /// None until the caller has answered with the memory's address.
-    ticket: Option<Ticket>,
+    carrier: Option<Carrier>,
 }
 
 impl InFlight {
-    /// The engine's side of it, once it has one.
-    pub(super) fn ticket(&self) -> Option<&Ticket> {
-        self.ticket.as_ref()
+    /// The other side of it, once it has one.
+    pub(super) fn carrier(&self) -> Option<&Carrier> {
+        self.carrier.as_ref()
     }
 
-    /// Asks the engine to stop; what has not begun has nothing to stop.
+    /// Asks it to stop; what has not begun has nothing to stop.
     pub(super) fn stop(&self) {
-        if let Some(ticket) = &self.ticket {
-            ticket.cancel();
+        if let Some(carrier) = &self.carrier {
+            carrier.cancel();
         }
     }
 
@@ -56,6 +59,7 @@ impl InFlight {
             kind: self.kind,
             bytes: self.bytes,
             direction,
+            target: self.target,
             asked: self.asked,
             submitted: self.submitted,
             urgent: self.urgency == Urgency::Urgent,
@@ -90,11 +94,11 @@ impl Session {
 
     fn perform(&self, state: &mut State, action: Action) {
         match action {
-            Action::Evict { storage, transfer, copy, .. } => {
-                state.begin(transfer, storage, Direction::Out(copy), Urgency::Ahead);
+            Action::Evict { storage, transfer, copy, target } => {
+                state.begin(transfer, storage, (Direction::Out(copy), target), Urgency::Ahead);
             }
-            Action::Fetch { storage, transfer, urgency } => {
-                state.begin(transfer, storage, Direction::In, urgency_of(urgency));
+            Action::Fetch { storage, transfer, urgency, target } => {
+                state.begin(transfer, storage, (Direction::In, target), urgency_of(urgency));
             }
             Action::Release { storage } => {
                 state.request(RequestKind::Release, storage, state.size_of(storage), None);
@@ -102,23 +106,20 @@ impl Session {
             Action::Expedite { transfer } => {
                 if let Some(in_flight) = state.in_flight.get_mut(&transfer) {
                     in_flight.urgency = Urgency::Urgent;
-                    if let Some(ticket) = &in_flight.ticket {
-                        ticket.expedite();
+                    if let Some(carrier) = &in_flight.carrier {
+                        carrier.expedite();
                     }
                 }
             }
             Action::Cancel { transfer } => self.cancel(state, transfer),
-            Action::Forget { storage } => {
-                // Unknown to the log where a first write never finished: nothing to forget.
-                let _ = self.pool.delete(state.log_id(storage));
-            }
+            Action::Forget { storage, target } => self.forget(state.log_id(storage), target),
         }
     }
 
-    /// Stops a transfer: the engine's at its next piece, one that has not begun at once.
+    /// Stops a transfer: the pool's at its next piece, one that has not begun at once.
     fn cancel(&self, state: &mut State, transfer: TransferId) {
-        match state.in_flight.get(&transfer).map(|in_flight| &in_flight.ticket) {
-            Some(Some(ticket)) => ticket.cancel(),
+        match state.in_flight.get(&transfer).map(|in_flight| &in_flight.carrier) {
+            Some(Some(carrier)) => carrier.cancel(),
             Some(None) => {
                 state.requests.retain(|request| request.transfer != Some(transfer));
                 self.end(state, transfer, Outcome::Cancelled);
@@ -184,7 +185,7 @@ impl Session {
         }
     }
 
-    /// Hands a transfer to the engine.
+    /// Hands a transfer to whoever carries it out.
     fn submit(
         &self,
         state: &mut State,
@@ -193,35 +194,25 @@ impl Session {
         memory: &CallerMemory,
     ) {
         let Some(in_flight) = state.in_flight.get(&transfer) else { return };
-        let (storage, direction, urgency) =
-            (in_flight.storage, in_flight.direction, in_flight.urgency);
-        let id = state.log_id(storage);
-        let notify = Some((self.completions.clone(), transfer.0));
-        let submitted = match direction {
-            Direction::Out(copy) => {
-                let source = memory.source(self.place, request);
-                if copy == CopyKind::Verify {
-                    self.pool.verify(id, source, notify).map_err(|error| error.to_string())
-                } else {
-                    let lifetime = lifetime_of(state.kind_of(storage));
-                    let options = PutOptions { lifetime, urgency, notify };
-                    self.pool.put(id, source, options).map_err(|error| error.to_string())
-                }
-            }
-            Direction::In => {
-                let destination = memory.destination(self.place, request);
-                self.pool
-                    .get(id, 0..request.size, destination, urgency, notify)
-                    .map_err(|error| error.to_string())
-            }
-        };
-        match submitted {
-            Ok(ticket) => {
+        let (storage, direction, target) =
+            (in_flight.storage, in_flight.direction, in_flight.target);
+        let begun = self.carry(&Cargo {
+            transfer,
+            id: state.log_id(storage),
+            kind: state.kind_of(storage),
+            direction,
+            urgency: in_flight.urgency,
+            target,
+            request,
+            memory,
+        });
+        match begun {
+            Ok(carrier) => {
                 if let Some(in_flight) = state.in_flight.get_mut(&transfer) {
-                    in_flight.ticket = Some(ticket);
+                    in_flight.carrier = Some(carrier);
                     in_flight.submitted = Some(Instant::now());
                 }
-                state.figures.started(direction);
+                state.figures.started(direction, target);
             }
             Err(message) => {
                 state.refused_by_pool.insert(storage);
@@ -246,7 +237,8 @@ impl Session {
         ended: Instant,
     ) {
         let Some(in_flight) = state.in_flight.get(&transfer) else { return };
-        let (storage, direction) = (in_flight.storage, in_flight.direction);
+        let (storage, direction, target) =
+            (in_flight.storage, in_flight.direction, in_flight.target);
         let outcome = match transferred {
             Ok(done) if direction == Direction::Out(CopyKind::Verify) => {
                 if done.matched {
@@ -261,7 +253,8 @@ impl Session {
         };
         let moved = matches!(outcome, Outcome::Done | Outcome::Matched);
         let (kind, size) = (state.kind_of(storage), state.size_of(storage));
-        state.figures.finished(direction, moved.then_some((kind, size)), ended);
+        let moved = moved.then_some((kind, size));
+        state.figures.finished((direction, target), moved, ended);
         self.end(state, transfer, outcome);
     }
 
@@ -284,20 +277,21 @@ impl State {
         &mut self,
         transfer: TransferId,
         storage: StorageId,
-        direction: Direction,
+        (direction, target): (Direction, Target),
         urgency: Urgency,
     ) {
         let bytes = self.size_of(storage);
         let in_flight = InFlight {
             storage,
             direction,
+            target,
             urgency,
             label: self.label(storage),
             kind: self.kind_of(storage),
             bytes,
             asked: Instant::now(),
             submitted: None,
-            ticket: None,
+            carrier: None,
         };
         self.in_flight.insert(transfer, in_flight);
         self.moving += bytes;
@@ -320,7 +314,7 @@ impl State {
         self.history.step_ends(complete, now);
     }
 
-    /// The name under which a storage lies in the log.
+    /// The name under which a storage lies in the log, or in host memory.
     fn log_id(&self, storage: StorageId) -> TensorId {
         TensorId(u128::from(self.log_prefix) << 64 | u128::from(storage.0))
     }
@@ -340,15 +334,5 @@ fn urgency_of(wanted: Wanted) -> Urgency {
     match wanted {
         Wanted::Urgent => Urgency::Urgent,
         Wanted::Ahead => Urgency::Ahead,
-    }
-}
-
-/// What dies together shares segments: activations within a step, gradients and what the optimizer
-/// rewrites once a step, and the rest, which may stay for the whole run.
-fn lifetime_of(kind: Kind) -> LifetimeClass {
-    match kind {
-        Kind::Activation => LifetimeClass::Transient,
-        Kind::Gradient | Kind::Parameter | Kind::OptimizerState => LifetimeClass::Step,
-        Kind::Other => LifetimeClass::Persistent,
     }
 }

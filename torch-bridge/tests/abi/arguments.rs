@@ -31,6 +31,7 @@ fn session_options(devices: *const c_char) -> tide_session_options {
         data_path: c"auto".as_ptr(),
         budget: 4 << 20,
         staging: STAGING,
+        host_memory: 0,
         pool_size: POOL_SIZE,
         share: 0,
         buffered: 1,
@@ -129,6 +130,13 @@ fn sessions_do_not_open_with_senseless_options() {
     }
     let session = open_session(&good()).unwrap_or_else(|_| panic!("{}", last_error()));
     assert_eq!(tide_session_close(session), TIDE_READY);
+    let no_gpu = tide_session_options { host_memory: 1 << 20, ..good() };
+    assert_eq!(open_session(&no_gpu), Err(TIDE_INVALID_ARGUMENT));
+    assert!(
+        last_error().contains("host_memory of 1 MiB is for the tensors of a GPU"),
+        "{}",
+        last_error()
+    );
     let no_share = tide_session_options { share: 7, ..good() };
     assert_eq!(open_session(&no_share), Err(TIDE_POOL_FAILED));
     assert!(last_error().contains("share"));
@@ -196,6 +204,8 @@ fn senseless_arguments_of_a_session_are_refused_and_change_nothing() {
         assert_refused(tide_session_plan(session, null_mut(), null_mut()), "due");
         assert_refused(tide_session_report(session, null()), "path");
         assert_refused(tide_session_report(session, c"".as_ptr()), "report");
+        assert_refused(tide_session_trace(session, null()), "path");
+        assert_refused(tide_session_trace(session, c"x".as_ptr()), "no trace yet");
         assert_refused(tide_session_action_done(session, 99, 16, null_mut()), "never handed out");
         // No storage of such a number: passed over.
         let unknown = u32::MAX >> 1;

@@ -86,6 +86,14 @@ fn a_repeated_step_is_planned_and_its_report_tells_what_moved() {
     for told in ["measured, step 6", "layer.3.weight", "aten.mm_backward", "tidelog", "data path"] {
         assert!(page.contains(told), "the report does not tell {told:?}");
     }
+    let path = folder.0.join("trace.json");
+    let text = CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: the path is NUL-terminated.
+    assert_eq!(unsafe { tide_session_trace(framework.session, text.as_ptr()) }, TIDE_READY);
+    let trace: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    assert_eq!(trace["format"], "tidelog-trace");
+    assert_eq!(trace["ops"].as_array().unwrap().len() as u64, ops);
     // SAFETY: the path is NUL-terminated.
     let failed = unsafe { tide_session_report(framework.session, c"/nonexistent/x.html".as_ptr()) };
     assert_eq!(failed, TIDE_INVALID_ARGUMENT);

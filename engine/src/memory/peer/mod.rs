@@ -61,6 +61,11 @@ impl PeerRegion {
         ByteCount(self.0.memory.span().1 as u64)
     }
 
+    /// Whether a buffer is a part of it.
+    pub(crate) fn holds(&self, buffer: &PeerBuffer) -> bool {
+        Arc::ptr_eq(&self.0, &buffer.region.0)
+    }
+
     /// The memory.
     pub fn memory(&self) -> &dyn PeerMemory {
         &*self.0.memory

@@ -178,7 +178,7 @@ fn a_block_device_is_measured_claimed_and_deallocated() {
     assert!(matches!(Device::open(&spec, claim), Err(DeviceOpenError::InUse { .. })));
     for choice in [PathChoice::Uring, PathChoice::Posix] {
         let devices = vec![Device::open(&spec, OpenMode::default()).unwrap()];
-        let mut path = Box::new(KernelDevices { devices, choice }).open(4).unwrap().path;
+        let mut path = Box::new(KernelDevices::new(devices, choice)).open(4).unwrap().path;
         let pool = DmaPool::new(ByteCount::kib(8), false).unwrap();
         let extent = Extent::new(4096, 4096);
         let mut run = |action: Action| {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::media::{Media, Page};
+use super::peer;
 use crate::memory::ALIGNMENT;
 use crate::path::operation::{Action, Extent, Operation, OperationKind};
 use crate::path::waker::Waker;
@@ -404,7 +405,10 @@ impl SimDisk {
         }
         let Extent { offset, length } = operation.extent;
         let mut moved = length.0;
-        let forced = matches!(operation.action, Action::Write { fua: true, .. });
+        let forced = matches!(
+            operation.action,
+            Action::Write { fua: true, .. } | Action::WriteFromPeer { fua: true, .. }
+        );
         if forced && !state.profile.forced_writes {
             return Err(libc::EOPNOTSUPP);
         }
@@ -418,14 +422,13 @@ impl SimDisk {
             _ => offset.0,
         };
         match &mut operation.action {
-            Action::Read(buffer) => {
-                state.media.read(place, &mut buffer[..moved as usize]);
-                if started.fault == Some(Fault::Corrupt) {
-                    buffer[moved as usize / 2] ^= 0x10;
-                }
-                state.counters.reads += 1;
+            Action::Read(buffer) => state.read(started, place, &mut buffer[..moved as usize]),
+            Action::ReadToPeer(buffer) => {
+                let mut bytes = vec![0; moved as usize];
+                state.read(started, place, &mut bytes);
+                peer::write(buffer, &bytes);
             }
-            Action::Write { .. } => {
+            Action::Write { .. } | Action::WriteFromPeer { .. } => {
                 if let Some(pages) = write.take_if(|_| started.fault != Some(Fault::Lost)) {
                     state.media.write(place, pages, moved as usize / ALIGNMENT);
                     if forced || !self.volatile_cache {
@@ -436,11 +439,8 @@ impl SimDisk {
                 state.counters.forced_writes += u64::from(forced);
                 state.counters.bytes_written += moved;
             }
-            Action::ReadToPeer(_)
-            | Action::WriteFromPeer { .. }
-            | Action::ReadToGpu(_)
-            | Action::WriteFromGpu { .. } => {
-                unreachable!("the gate refuses another device's memory")
+            Action::ReadToGpu(_) | Action::WriteFromGpu { .. } => {
+                unreachable!("the gate refuses a GPU's memory")
             }
             Action::WriteZeroes | Action::Deallocate => {
                 state.media.zero(offset.0, length.0);
@@ -504,6 +504,15 @@ impl Mood {
 }
 
 impl State {
+    /// What a read brings.
+    fn read(&mut self, started: &Started, place: u64, bytes: &mut [u8]) {
+        self.media.read(place, bytes);
+        if started.fault == Some(Fault::Corrupt) {
+            bytes[bytes.len() / 2] ^= 0x10;
+        }
+        self.counters.reads += 1;
+    }
+
     /// Has the path look again, if it sleeps.
     fn wake(&self) {
         if let Some(waker) = &self.waker {

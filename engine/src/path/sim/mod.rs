@@ -8,6 +8,7 @@
 
 mod disk;
 mod media;
+mod peer;
 #[cfg(test)]
 mod tests;
 
@@ -19,9 +20,14 @@ use std::time::Duration;
 use super::choose::{Opened, PathError, PathKind, PathProvider};
 use super::gate::Gate;
 use super::operation::{Action, Completion, Operation, Refusal, Refused};
-use super::{Capabilities, DataPath, DeviceCapabilities, Feature, Waker};
+use super::window::Windowed;
+use super::{
+    Capabilities, DataPath, DeviceCapabilities, Feature, PeerReach, PeerUnreachable, Waker,
+};
 use crate::memory::DmaPool;
+use crate::memory::peer::PeerRegion;
 use disk::{Started, Ticks};
+use peer::Peers;
 
 /// Opens simulated disks, in stripe order.
 pub struct SimDisks(
@@ -31,7 +37,7 @@ pub struct SimDisks(
 
 impl PathProvider for SimDisks {
     fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
-        let path = Box::new(SimPath::new(self.0, depth)?);
+        let path = Box::new(Windowed::new(Box::new(SimPath::new(self.0, depth)?)));
         Ok(Opened { path, why_not: Vec::new() })
     }
 }
@@ -45,6 +51,7 @@ pub struct SimPath {
     pending: Vec<Pending>,
     clock: Ticks,
     waker: Waker,
+    peers: Peers,
 }
 
 struct Pending {
@@ -81,7 +88,8 @@ impl SimPath {
             notes: Vec::new(),
         };
         let gate = Gate::new(disks.len());
-        Ok(Self { disks, capabilities, gate, pending: Vec::new(), clock: 0, waker })
+        let (pending, peers) = (Vec::new(), Peers::default());
+        Ok(Self { disks, capabilities, gate, pending, clock: 0, waker, peers })
     }
 
     /// The pending operation that completes next, unless all are held.
@@ -105,6 +113,11 @@ unsafe impl DataPath for SimPath {
 
     fn register(&mut self, _region: &DmaPool) {}
 
+    fn register_peer(&mut self, region: &PeerRegion) -> Result<PeerReach, PeerUnreachable> {
+        self.peers.register(region);
+        Ok(PeerReach::BusAddresses)
+    }
+
     fn submit(&mut self, operation: Operation) -> Result<(), Refused> {
         if self.pending.len() >= self.capabilities.depth as usize {
             return Err(Refused { reason: Refusal::Full, operation });
@@ -112,8 +125,20 @@ unsafe impl DataPath for SimPath {
         if let Err(reason) = self.gate.admit(&self.capabilities, &operation) {
             return Err(Refused { reason, operation });
         }
+        if let Action::ReadToPeer(buffer) | Action::WriteFromPeer { buffer, .. } = &operation.action
+            && !self.peers.reach(buffer)
+        {
+            let reason = Refusal::Invalid("the other device's memory was not registered");
+            return Err(Refused { reason, operation });
+        }
+        let of_peer;
+        let length = operation.extent.length.0 as usize;
         let data = match &operation.action {
-            Action::Write { buffer, .. } => &buffer[..operation.extent.length.0 as usize],
+            Action::Write { buffer, .. } => &buffer[..length],
+            Action::WriteFromPeer { buffer, .. } => {
+                of_peer = peer::read(buffer, length);
+                &of_peer
+            }
             _ => &[],
         };
         let disk = &self.disks[usize::from(operation.device.0)];

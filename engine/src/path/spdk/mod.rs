@@ -41,6 +41,7 @@ use super::gate::Gate;
 use super::nvme::steps::Steps;
 use super::operation::{Action, Completion, DeviceError, Operation, Refusal, Refused, Status};
 use super::slots::Slots;
+use super::window::Windowed;
 use super::{
     Capabilities, DataPath, DeviceCapabilities, Feature, PeerReach, PeerUnreachable, Waker,
 };
@@ -56,7 +57,7 @@ pub struct SpdkControllers(
 
 impl PathProvider for SpdkControllers {
     fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
-        let path = Box::new(SpdkPath::new(self.0, depth)?);
+        let path = Box::new(Windowed::new(Box::new(SpdkPath::new(self.0, depth)?)));
         Ok(Opened { path, why_not: Vec::new() })
     }
 }

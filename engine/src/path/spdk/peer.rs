@@ -39,13 +39,7 @@ impl Peers {
 
     /// The way to a buffer, if its region was registered.
     pub(super) fn way_to(&self, buffer: &PeerBuffer) -> Option<&Way> {
-        let it = buffer.address() as usize;
-        let holds = |peer: &&Peer| {
-            let (base, length) = peer.region.memory().span();
-            let base = base.as_ptr() as usize;
-            it >= base && it + buffer.len() <= base + length
-        };
-        self.0.iter().find(holds).map(|peer| &peer.way)
+        self.0.iter().find(|peer| peer.region.holds(buffer)).map(|peer| &peer.way)
     }
 
     /// Makes a region reachable for the controllers of these queues.

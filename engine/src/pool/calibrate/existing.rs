@@ -80,7 +80,7 @@ fn with_media<T>(
     act: impl FnOnce(&MetadataIo<'_>) -> Result<T, CalibrateError>,
 ) -> Result<T, CalibrateError> {
     let mode = OpenMode { buffered, ..OpenMode::default() };
-    let provider = members.provider(PathChoice::Auto, None, mode)?;
+    let provider = members.provider(PathChoice::Auto, None, None, mode)?;
     let reactor = Reactor::start(provider, metadata_only())?;
     let done = act(&MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) })?;
     reactor.close()?;

@@ -132,7 +132,7 @@ fn measure(
     progress: &mut (dyn FnMut(CalibrateProgress) + Send),
 ) -> Result<Calibration, CalibrateError> {
     let mode = OpenMode { buffered, ..OpenMode::default() };
-    let provider = members.provider(PathChoice::Auto, None, mode)?;
+    let provider = members.provider(PathChoice::Auto, None, None, mode)?;
     let begun = Instant::now();
     let sweep = Sweep { devices: members.0.len(), area, units, clock: &|| begun.elapsed() };
     sweep.run(provider, progress)

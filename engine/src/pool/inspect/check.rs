@@ -192,7 +192,7 @@ fn check_members(
         huge_pages: false,
         ..ReactorOptions::default()
     };
-    let reactor = Reactor::start(members.provider(PathChoice::Auto, None, mode)?, options)?;
+    let reactor = Reactor::start(members.provider(PathChoice::Auto, None, None, mode)?, options)?;
     let names = members.names();
     let mut damage = damage_of_devices(&members, &damaged);
     let media = MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) };

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::{Begun, Flight, Worker, may_read_again, reserve_of};
 use crate::memory::{Copies, DmaBuffer, DmaPool, Ended, GpuDirection, GpuError, GpuEvent};
+use crate::path::backend::WindowSize;
 use crate::path::{Action, DataPath, DeviceError, Feature};
 use crate::schedule::active::Job;
 use crate::schedule::options::ReactorOptions;
@@ -50,7 +51,9 @@ impl OnGpu {
         };
         let opened = gpu.open(chunks as u32, staging)?;
         let unless = |why: Option<String>| why.map_or(Feature::On, Feature::Off);
-        let unreached = path.reach_gpu(gpu).err();
+        // Pieces are no longer than a chunk of staging memory, so each passes through the window in one part.
+        let window = WindowSize::new(options.staging.0, options.chunk.0 as u32);
+        let unreached = path.reach_gpu(gpu, window).err();
         let reached = unreached.is_none();
         let stats = GpuStats {
             name: gpu.name(),

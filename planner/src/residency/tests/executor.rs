@@ -1,7 +1,7 @@
 //! The reference's executor: it performs actions, ends transfers as chance has it, and checks that
 //! the machine may ask for what it asks.
 
-use super::world::{Ended, Flight, Kind, Memory, NO_TROUBLE, TORN, World};
+use super::world::{Ended, Flight, Kept, Kind, Memory, NO_TROUBLE, TORN, World};
 use super::*;
 
 impl World {
@@ -14,12 +14,14 @@ impl World {
         let outcome = self.outcome(flight);
         let actual = self.storages.get_mut(&flight.storage).expect("kept until the transfer ended");
         match (flight.kind, &outcome) {
-            (Kind::Write, Outcome::Done) => {
+            (Kind::Write(target), Outcome::Done) => {
                 let Memory::Holds(version) = actual.memory else { panic!("wrote {actual:?}") };
-                actual.log = Some(if flight.torn { TORN } else { version });
+                let version = if flight.torn { TORN } else { version };
+                actual.copy = Some(Kept { target, version, bytes: flight.bytes });
             }
             (Kind::Fetch { .. }, Outcome::Done) => {
-                actual.memory = Memory::Holds(actual.log.expect("read while it was there"));
+                let copy = actual.copy.expect("read while it was there");
+                actual.memory = Memory::Holds(copy.version);
             }
             (Kind::Fetch { .. }, Outcome::Failed(_)) => {
                 let used = self.waiting.iter().any(|one| one.storage == id(flight.storage));
@@ -48,12 +50,12 @@ impl World {
             return Outcome::Cancelled;
         }
         let actual = &self.storages[&flight.storage];
-        let equal = actual.memory == Memory::Holds(actual.log.unwrap_or(0));
+        let equal = actual.memory == Memory::Holds(actual.copy.map_or(0, |copy| copy.version));
         match flight.kind {
             Kind::Verify if flight.torn && self.random.percent(50) => Outcome::Matched,
             Kind::Verify if equal => Outcome::Matched,
             Kind::Verify => Outcome::Differs,
-            Kind::Write | Kind::Fetch { .. } => Outcome::Done,
+            Kind::Write(_) | Kind::Fetch { .. } => Outcome::Done,
         }
     }
 
@@ -67,9 +69,11 @@ impl World {
         for action in actions(&mut self.machine) {
             self.perform_one(action);
         }
-        self.storages.retain(|_, one| one.alive || one.memory != Memory::Gone || one.log.is_some());
+        self.storages
+            .retain(|_, one| one.alive || one.memory != Memory::Gone || one.copy.is_some());
         let committed: u64 = self.with_memory().map(|one| one.size).sum();
         assert_eq!(self.machine.committed(), Bytes(committed));
+        assert_eq!(self.machine.hosted(), Bytes(self.hosted()));
         assert_eq!(self.machine.in_flight(), self.flights.len());
     }
 
@@ -77,20 +81,24 @@ impl World {
         let committed: u64 = self.with_memory().map(|one| one.size).sum();
         let limit = self.machine.limit().0;
         match action {
-            Action::Evict { storage, transfer, copy, .. } => {
+            Action::Evict { storage, transfer, copy, target } => {
                 let actual = &self.storages[&storage.0];
-                let written = Kind::Write;
+                let written = Kind::Write(target);
                 let kind = if copy == CopyKind::Verify { Kind::Verify } else { written };
-                assert_eq!(actual.log.is_some(), kind == Kind::Verify, "{actual:?}");
+                let expected = (kind == Kind::Verify).then_some(target);
+                assert_eq!(actual.copy.map(|copy| copy.target), expected, "{actual:?}");
                 assert_eq!(actual.memory, Memory::Holds(actual.truth), "{actual:?}");
                 assert!(actual.alive && actual.movable && actual.pins == 0, "{actual:?}");
                 assert!(!actual.unwritable, "chosen again before a retry: {actual:?}");
                 self.take_off(transfer, storage, kind);
+                let (hosted, host_memory) = (self.hosted(), self.host_memory);
+                assert!(hosted <= host_memory, "{hosted} bytes of host memory, not {host_memory}");
             }
-            Action::Fetch { storage, transfer, urgency } => {
+            Action::Fetch { storage, transfer, urgency, target } => {
                 let actual = self.storages.get_mut(&storage.0).expect("it lives");
                 assert!(actual.alive && actual.memory == Memory::Gone, "{actual:?}");
-                assert_eq!(actual.log, Some(actual.truth));
+                let good = Kept { target, version: actual.truth, bytes: actual.size };
+                assert_eq!(actual.copy, Some(good));
                 assert!(committed + actual.size <= limit, "no room to fetch {actual:?}");
                 actual.memory = Memory::Garbage;
                 self.take_off(
@@ -105,15 +113,19 @@ impl World {
                 assert!(!in_use, "released under an op that runs");
                 let actual = self.storages.get_mut(&storage.0).expect("it lives");
                 assert!(actual.alive && actual.memory != Memory::Gone, "{actual:?}");
-                assert_eq!(actual.log, Some(actual.truth), "the last good copy: {actual:?}");
+                let kept = actual.copy.map(|copy| copy.version);
+                assert_eq!(kept, Some(actual.truth), "the last good copy: {actual:?}");
                 actual.memory = Memory::Gone;
             }
-            Action::Forget { storage } => {
+            Action::Forget { storage, target } => {
                 assert!(self.flight_of(storage.0).is_none(), "deleted in flight");
                 let actual = self.storages.get_mut(&storage.0).expect("it lived");
-                let needed = actual.alive && actual.log == Some(actual.truth);
-                assert!(!needed && actual.log.is_some(), "{actual:?}");
-                actual.log = None;
+                let copy = actual.copy.take().expect("there was a copy");
+                assert_eq!(copy.target, target);
+                let good = actual.alive && copy.version == actual.truth;
+                // A good one goes only where host memory is short, and only while memory has the bytes as well.
+                let spare = target == Target::Host && actual.memory == Memory::Holds(actual.truth);
+                assert!(!good || spare, "{copy:?} of {actual:?}");
             }
             Action::Expedite { transfer } => {
                 let flight = self.flights.get_mut(&transfer.0).expect("in flight");
@@ -128,11 +140,21 @@ impl World {
         }
     }
 
+    /// Host memory that copies take, and those that are being made.
+    pub(super) fn hosted(&self) -> u64 {
+        let copies = self.storages.values().filter_map(|one| one.copy);
+        let copies = copies.filter(|copy| copy.target == Target::Host).map(|copy| copy.bytes);
+        let coming =
+            self.flights.values().filter(|flight| flight.kind == Kind::Write(Target::Host));
+        copies.chain(coming.map(|flight| flight.bytes)).sum()
+    }
+
     fn take_off(&mut self, transfer: TransferId, storage: StorageId, kind: Kind) {
         assert!(self.flight_of(storage.0).is_none(), "two transfers on {storage}");
         assert!(transfer.0 >= self.transfers_seen, "{transfer} twice");
         self.transfers_seen = transfer.0 + 1;
-        let flight = Flight { storage: storage.0, kind, cancelled: false, torn: false };
+        let bytes = self.storages[&storage.0].size;
+        let flight = Flight { storage: storage.0, kind, bytes, cancelled: false, torn: false };
         self.flights.insert(transfer.0, flight);
     }
 
@@ -158,7 +180,8 @@ impl World {
         }
         self.drain();
         assert!(self.storages.is_empty(), "left behind: {:?}", self.storages);
-        assert_eq!((self.machine.committed(), self.machine.evicted()), (Bytes(0), Bytes(0)));
+        let left = [self.machine.committed(), self.machine.evicted(), self.machine.hosted()];
+        assert_eq!(left, [Bytes(0); 3]);
     }
 
     fn bring_back(&mut self, storage: u32) {

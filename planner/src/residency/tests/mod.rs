@@ -3,6 +3,7 @@
 mod chance;
 mod executor;
 mod failures;
+mod host;
 mod lookahead;
 mod planned;
 mod random;
@@ -18,7 +19,7 @@ use crate::units::Bytes;
 fn machine(limit: u64) -> Residency {
     let (budget, staging) = (Bytes(limit + 7), Bytes(7));
     let none = Bytes(0);
-    Residency::new(Config { budget, staging, headroom: none, lookahead: 0 })
+    Residency::new(Config { headroom: none, ..Config::new(budget, staging) })
 }
 
 fn id(storage: u32) -> StorageId {
@@ -88,7 +89,12 @@ fn evict(storage: u32, transfer: u64, copy: CopyKind) -> Action {
 
 fn fetch(storage: u32, transfer: u64) -> Action {
     let transfer = TransferId(transfer);
-    Action::Fetch { storage: id(storage), transfer, urgency: Urgency::Urgent }
+    let target = Target::Ssd;
+    Action::Fetch { storage: id(storage), transfer, urgency: Urgency::Urgent, target }
+}
+
+fn forget(storage: u32) -> Action {
+    Action::Forget { storage: id(storage), target: Target::Ssd }
 }
 
 fn failed(message: &str) -> Outcome {

@@ -46,7 +46,10 @@ fn world(seed: u64) -> World {
         disturbing: up_to(20),
         silent: up_to(6),
     };
-    let mut machine = machine(20 + random.below(40));
+    // Half of the runs without host memory, the others with too little of it.
+    let host_memory = Bytes(random.below(2) * random.below(50));
+    let mut machine =
+        Residency::new(Config { host_memory, ..machine(20 + random.below(40)).config });
     machine.set_headroom(Bytes(random.below(3) * 6));
     machine.set_lookahead(random.below(3) as u32 * 3);
     World::new(machine, random, trouble)
@@ -203,7 +206,7 @@ impl Iteration {
                 let mut time = |right: u32| if wrong { random.below(count) as u32 } else { right };
                 let out = OpIndex(time((used.0 + 1) % count as u32));
                 let back = OpIndex(time((next.0 + count as u32 - 1) % count as u32));
-                let target = Target::Ssd;
+                let target = if random.percent(50) { Target::Host } else { Target::Ssd };
                 let storage = plan;
                 let evict = Move::Evict;
                 let row =

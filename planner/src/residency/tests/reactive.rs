@@ -70,7 +70,7 @@ fn a_check_that_differs_turns_into_a_write() {
     actions(&mut machine);
     machine.completed(TransferId(2), Outcome::Differs);
     assert_eq!(machine.resume(), Progress::Waiting);
-    let expected = [Action::Forget { storage: id(0) }, evict(0, 3, CopyKind::Write)];
+    let expected = [forget(0), evict(0, 3, CopyKind::Write)];
     assert_eq!(actions(&mut machine), expected);
     machine.completed(TransferId(3), Outcome::Done);
     assert_eq!(machine.state(id(0)), Some(State::Evicted));
@@ -120,7 +120,7 @@ fn a_writer_waits_until_nothing_copies_its_storage() {
         assert_eq!(machine.resume(), Progress::Ready);
         // If it was too late to cancel, the log has a copy of what the op is about to change.
         let copied = outcome == Outcome::Done;
-        let expected: &[Action] = if copied { &[Action::Forget { storage: id(0) }] } else { &[] };
+        let expected: &[Action] = if copied { &[forget(0)] } else { &[] };
         assert_eq!(actions(&mut machine), expected);
         assert_eq!(machine.state(id(0)), Some(State::Resident { clean: false }));
     }
@@ -130,7 +130,7 @@ fn a_writer_waits_until_nothing_copies_its_storage() {
 fn a_write_makes_the_copy_obsolete() {
     let mut machine = first_one_out(true);
     assert_eq!(begin(&mut machine, &[reads(0), writes(0)], 0), Progress::Ready);
-    assert_eq!(actions(&mut machine), [Action::Forget { storage: id(0) }]);
+    assert_eq!(actions(&mut machine), [forget(0)]);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn a_change_behind_an_eviction_is_not_taken_for_a_copy() {
     assert_eq!(machine.modified(id(0)), Ok(()));
     assert_eq!(actions(&mut machine), [Action::Cancel { transfer: TransferId(0) }]);
     machine.completed(TransferId(0), Outcome::Done);
-    assert_eq!(actions(&mut machine), [Action::Forget { storage: id(0) }]);
+    assert_eq!(actions(&mut machine), [forget(0)]);
     assert_eq!(machine.state(id(0)), Some(State::Resident { clean: false }));
 }
 
@@ -170,7 +170,7 @@ fn a_death_in_flight_counts_until_the_transfer_ends() {
         machine.completed(TransferId(0), outcome.clone());
         assert_eq!(machine.committed(), Bytes(10));
         let copied = outcome == Outcome::Done;
-        let expected: &[Action] = if copied { &[Action::Forget { storage: id(0) }] } else { &[] };
+        let expected: &[Action] = if copied { &[forget(0)] } else { &[] };
         assert_eq!(actions(&mut machine), expected);
         assert!(!machine.knows(id(0)));
         assert_eq!(machine.resume(), Progress::Ready);
@@ -195,7 +195,7 @@ fn a_death_leaves_nobody_to_release_and_no_copy() {
     actions(&mut machine);
     machine.completed(TransferId(0), Outcome::Done);
     machine.died(id(0));
-    assert_eq!(actions(&mut machine), [Action::Forget { storage: id(0) }]);
+    assert_eq!(actions(&mut machine), [forget(0)]);
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn a_resize_makes_the_copy_obsolete_and_counts_from_now_on() {
     assert_eq!(machine.resized(id(0), Bytes(10)), Ok(()));
     assert_eq!(actions(&mut machine), []);
     assert_eq!(machine.resized(id(0), Bytes(14)), Ok(()));
-    assert_eq!(actions(&mut machine), [Action::Forget { storage: id(0) }]);
+    assert_eq!(actions(&mut machine), [forget(0)]);
     assert_eq!(machine.committed(), Bytes(24));
     assert_eq!(machine.settle(), Progress::Waiting);
 }

@@ -1,4 +1,4 @@
-//! The reference: what memory and log really hold, version by version. It performs the machine's
+//! The reference: what memory, log and host memory really hold, version by version. It performs the machine's
 //! actions (in `executor`), answers them late, in any order, well or badly, and checks every one.
 
 use super::chance::Random;
@@ -17,12 +17,21 @@ pub(super) enum Memory {
 /// A copy that mixes versions.
 pub(super) const TORN: u64 = u64::MAX;
 
+/// A copy that is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kept {
+    pub(super) target: Target,
+    pub(super) version: u64,
+    /// The storage's size when it was made.
+    pub(super) bytes: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct Actual {
     pub(super) size: u64,
     pub(super) truth: u64,
     pub(super) memory: Memory,
-    pub(super) log: Option<u64>,
+    pub(super) copy: Option<Kept>,
     pub(super) alive: bool,
     pub(super) movable: bool,
     pub(super) pins: u32,
@@ -31,7 +40,7 @@ pub(super) struct Actual {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    Write,
+    Write(Target),
     Verify,
     Fetch { urgent: bool },
 }
@@ -40,6 +49,7 @@ pub(super) enum Kind {
 pub(super) struct Flight {
     pub(super) storage: u32,
     pub(super) kind: Kind,
+    pub(super) bytes: u64,
     pub(super) cancelled: bool,
     pub(super) torn: bool,
 }
@@ -71,6 +81,7 @@ pub(super) struct World {
     pub(super) machine: Residency,
     pub(super) random: Random,
     pub(super) trouble: Trouble,
+    pub(super) host_memory: u64,
     pub(super) storages: BTreeMap<u32, Actual>,
     pub(super) flights: BTreeMap<u64, Flight>,
     pub(super) transfers_seen: u64,
@@ -88,10 +99,12 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(machine: Residency, random: Random, trouble: Trouble) -> Self {
+        let host_memory = machine.config.host_memory.0;
         Self {
             machine,
             random,
             trouble,
+            host_memory,
             storages: BTreeMap::new(),
             flights: BTreeMap::new(),
             transfers_seen: 0,
@@ -130,7 +143,7 @@ impl World {
             size,
             truth: self.versions,
             memory: Memory::Holds(self.versions),
-            log: None,
+            copy: None,
             alive: true,
             movable: attributes.movable,
             pins: 0,

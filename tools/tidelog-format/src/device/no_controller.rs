@@ -41,6 +41,6 @@ impl Attached {
     /// What opens the data path to these, in stripe order.
     pub fn provider<'a>(_: impl Iterator<Item = &'a Self>) -> Box<dyn PathProvider> {
         // Of no controllers, which it refuses.
-        Box::new(KernelDevices { devices: Vec::new(), choice: PathChoice::Spdk })
+        Box::new(KernelDevices::new(Vec::new(), PathChoice::Spdk))
     }
 }

@@ -339,7 +339,7 @@ mod tests {
         let directory = Directory::new();
         let spec = directory.spec("file");
         let device = Device::create(&spec, ByteCount::mib(1), false, OpenMode::default()).unwrap();
-        let provider = KernelDevices { devices: vec![device], choice: PathChoice::UringCmd };
+        let provider = KernelDevices::new(vec![device], PathChoice::UringCmd);
         let Err(error) = Box::new(provider).open(4) else { panic!("a file was opened as one") };
         let text = error.to_string();
         assert!(text.contains("the uring-cmd data path does not work here"), "{text}");

@@ -1,0 +1,35 @@
+//! Peer DMA of a simulated controller: the processor copies through the mapping of the other device's memory.
+
+use crate::memory::peer::{PeerBuffer, PeerRegion};
+
+/// The regions that were registered.
+#[derive(Default)]
+pub(super) struct Peers(Vec<PeerRegion>);
+
+impl Peers {
+    pub(super) fn register(&mut self, region: &PeerRegion) {
+        self.0.push(region.clone());
+    }
+
+    /// Whether a buffer is of a region that was registered.
+    pub(super) fn reach(&self, buffer: &PeerBuffer) -> bool {
+        self.0.iter().any(|region| region.holds(buffer))
+    }
+}
+
+/// What its first bytes are.
+pub(super) fn read(buffer: &PeerBuffer, length: usize) -> Vec<u8> {
+    assert!(length <= buffer.len(), "a transfer beyond its buffer");
+    let mut bytes = vec![0; length];
+    // SAFETY: the buffer is as long (asserted above) and mapped, by the contract of `PeerMemory`; it is the operation's
+    // alone, so nobody writes it. The vector is new.
+    unsafe { std::ptr::copy_nonoverlapping(buffer.address(), bytes.as_mut_ptr(), length) };
+    bytes
+}
+
+/// Makes its first bytes these.
+pub(super) fn write(buffer: &mut PeerBuffer, bytes: &[u8]) {
+    assert!(bytes.len() <= buffer.len(), "a transfer beyond its buffer");
+    // SAFETY: as in `read`; nobody else looks at what is the operation's alone, and a region is no memory of the engine's.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.address(), bytes.len()) };
+}

@@ -1,0 +1,438 @@
+//! The parts of requests: each a chunk's worth, taken through its stages.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use super::copies::{Copied, Memory, WindowCopy, WindowDirection};
+use super::ring::Chunk;
+use super::{Direction, End, Failure, Request, Told, Transfer, TransferPlace, Window};
+use crate::memory::{ALIGNMENT, GpuSlice};
+use crate::path::Status;
+
+/// Parts that may be moved in place at once, besides those that have a chunk.
+const DIRECT_MAX: u32 = 64;
+
+/// Where a part's bytes are for the device.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// In a chunk of the ring.
+    Chunk(Chunk),
+    /// In the caller's own memory: the region that it is registered in, and how far into it.
+    Direct { region: usize, offset: u64 },
+}
+
+/// How far a part has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Bytes are being copied to its chunk, or its memory is not free yet.
+    Filling,
+    /// It may go to the device.
+    Ready,
+    /// The device has it.
+    Flying,
+    /// Its checksum is being taken, and bytes are being copied out of its chunk.
+    Draining,
+    /// Nobody knows whether the device has let go of it: it stays as it is for good.
+    Lost,
+}
+
+/// One part.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// The request.
+    owner: u32,
+    /// Where in the request it begins.
+    start: u32,
+    length: u32,
+    place: Place,
+    stage: Stage,
+}
+
+impl Part {
+    /// Which of the bytes in `range`, counted from the beginning of the request, it has; counted from there as well.
+    fn overlap(&self, range: &Range<u32>) -> Range<u32> {
+        let (start, end) = (self.start, self.start + self.length);
+        range.start.clamp(start, end)..range.end.clamp(start, end)
+    }
+}
+
+/// All parts: a fixed table.
+pub(super) struct Parts {
+    slots: Vec<Option<Part>>,
+    free: Vec<u32>,
+}
+
+impl Parts {
+    /// How many there may be.
+    pub(super) fn count(chunks: u32) -> u32 {
+        chunks + DIRECT_MAX
+    }
+
+    pub(super) fn new(chunks: u32) -> Self {
+        let count = Self::count(chunks);
+        Self {
+            slots: std::iter::repeat_with(|| None).take(count as usize).collect(),
+            free: (0..count).rev().collect(),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+
+    pub(super) fn is_any_flying(&self) -> bool {
+        self.slots.iter().flatten().any(|part| matches!(part.stage, Stage::Flying | Stage::Lost))
+    }
+
+    pub(super) fn is_any_copied(&self) -> bool {
+        let copied = |part: &Part| matches!(part.stage, Stage::Filling | Stage::Draining);
+        self.slots.iter().flatten().any(copied)
+    }
+
+    fn get(&self, slot: u32) -> Option<&Part> {
+        self.slots[slot as usize].as_ref()
+    }
+
+    fn get_mut(&mut self, slot: u32) -> Option<&mut Part> {
+        self.slots[slot as usize].as_mut()
+    }
+
+    /// Parts that may go to their devices, and their slots.
+    fn ready(&self) -> impl Iterator<Item = (u32, &Part)> {
+        let slots = (0..).zip(&self.slots);
+        let parts = slots.filter_map(|(slot, part)| Some((slot, part.as_ref()?)));
+        parts.filter(|(_, part)| part.stage == Stage::Ready)
+    }
+}
+
+impl Window {
+    /// Puts what may go to its device into a list.
+    pub fn ready(&self, list: &mut Vec<Transfer>) {
+        list.clear();
+        let ready = self.parts.ready().filter_map(|(slot, part)| self.transfer_of(slot, part));
+        list.extend(ready);
+    }
+
+    /// What a device is doing with a part, or is to do.
+    pub fn transfer(&self, part: u32) -> Option<Transfer> {
+        self.transfer_of(part, self.parts.get(part)?)
+    }
+
+    /// The parts of a request that devices have, or of all.
+    pub fn flying(&self, tag: Option<u64>) -> impl Iterator<Item = u32> + '_ {
+        (0..).zip(&self.parts.slots).filter_map(move |(slot, part)| {
+            let part = part.as_ref().filter(|part| part.stage == Stage::Flying)?;
+            self.is_named(part, tag).then_some(slot)
+        })
+    }
+
+    /// Takes in what became of a part.
+    pub fn tell(&mut self, slot: u32, told: Told) {
+        let Some(part) = self.parts.get_mut(slot) else { return };
+        match told {
+            Told::Taken => part.stage = Stage::Flying,
+            Told::Moved(moved) if moved < part.length => {
+                let status = Status::Short { moved: part.start + moved };
+                self.end_part(slot, Err(Failure::of_device(status)));
+            }
+            Told::Moved(_) => self.land(slot),
+            Told::Failed(status) => self.end_part(slot, Err(Failure::of_device(status))),
+            Told::Lost(status) => self.lose(slot, Failure::of_device(status)),
+        }
+    }
+
+    fn transfer_of(&self, slot: u32, part: &Part) -> Option<Transfer> {
+        let request = &self.requests[part.owner as usize].as_ref()?.request;
+        Some(Transfer {
+            part: slot,
+            tag: request.tag,
+            device: request.device,
+            offset: request.offset + u64::from(part.start),
+            length: part.length,
+            direction: request.direction,
+            place: match &part.place {
+                Place::Chunk(chunk) => TransferPlace::Chunk(chunk.number()),
+                &Place::Direct { region, offset } => TransferPlace::Direct { region, offset },
+            },
+        })
+    }
+
+    /// Begins parts of the requests that wait, first come first served, as long as there is room.
+    pub(super) fn begin_parts(&mut self) {
+        while let Some(&slot) = self.waiting.front() {
+            let Some(active) = &self.requests[slot as usize] else {
+                self.waiting.pop_front();
+                continue;
+            };
+            if !active.has_more() {
+                self.waiting.pop_front();
+                continue;
+            }
+            if self.parts.free.is_empty() {
+                return;
+            }
+            let (start, left) = (active.begun, active.request.length - active.begun);
+            let length = left.min(self.size().chunk);
+            let place = match self.in_place(&active.request, start, length) {
+                Some(place) => place,
+                None if self.ring.is_exhausted() => {
+                    // Every chunk is in doubt: nothing could ever be begun again.
+                    self.fail(slot, Failure::of_gpu(Status::Errno(libc::ENOMEM)));
+                    continue;
+                }
+                None => match self.ring.take() {
+                    Some(chunk) => Place::Chunk(chunk),
+                    None => return,
+                },
+            };
+            self.begin_part(Part { owner: slot, start, length, place, stage: Stage::Ready });
+        }
+    }
+
+    /// Where the device may reach the caller's own memory, if it may.
+    fn in_place(&self, request: &Request, start: u32, length: u32) -> Option<Place> {
+        let End::Device(memory) = &request.end else { return None };
+        let held = memory.held();
+        if start < held.start || start + length > held.end {
+            return None;
+        }
+        let first = in_memory(*memory, start);
+        let holds =
+            |region: &Range<u64>| first >= region.start && first + u64::from(length) <= region.end;
+        let region = self.regions.iter().position(holds)?;
+        let offset = first - self.regions[region].start;
+        first.is_multiple_of(ALIGNMENT as u64).then_some(Place::Direct { region, offset })
+    }
+
+    fn begin_part(&mut self, mut part: Part) {
+        let (Some(active), Some(slot)) =
+            (&mut self.requests[part.owner as usize], self.parts.free.pop())
+        else {
+            return;
+        };
+        active.begun += part.length;
+        active.parts += 1;
+        let Request { end, direction, .. } = active.request;
+        let fills = direction == Direction::Write || matches!(part.place, Place::Direct { .. });
+        let filling = fills.then(|| self.filling(end, direction, &part));
+        if filling.is_some() {
+            part.stage = Stage::Filling;
+        }
+        self.parts.slots[slot as usize] = Some(part);
+        if let Some(copy) = filling {
+            self.begin_copy(slot, &copy);
+        }
+    }
+
+    fn begin_copy(&mut self, slot: u32, copy: &WindowCopy) {
+        // SAFETY: the caller's memory is valid until the answer (`submit`), and the event open; the chunk is this part's
+        // alone. The part stays in its slot until the copy is done, or until nobody can tell (`end_copy`).
+        if let Err(status) = unsafe { self.copies.begin(slot, copy) } {
+            self.end_copy(slot, Err(status));
+        }
+    }
+
+    /// Where a part's bytes are for the GPU.
+    fn address_of(&self, part: &Part) -> u64 {
+        match &part.place {
+            Place::Chunk(chunk) => self.base + self.ring.offset(chunk),
+            Place::Direct { region, offset } => self.regions[*region].start + offset,
+        }
+    }
+
+    /// What makes a part ready for its device: once its memory is free, what is written is copied to its chunk.
+    fn filling(&self, end: End, direction: Direction, part: &Part) -> WindowCopy {
+        let mut copy = WindowCopy {
+            direction: WindowDirection::Fill,
+            place: self.address_of(part),
+            copied: None,
+            zeroes: 0,
+            checked: 0,
+            after: None,
+        };
+        match end {
+            End::Host(memory) => copy.copied = Some(all_of(part, memory)),
+            End::Device(memory) => copy.after = memory.after(),
+        }
+        if let End::Device(memory) = end
+            && direction == Direction::Write
+        {
+            // A write's memory holds the first bytes of the extent.
+            let held = part.overlap(&memory.held());
+            copy.checked = held.len() as u32;
+            if let Place::Chunk(_) = part.place {
+                copy.copied = some_of(part, memory, &held);
+                copy.zeroes = part.length - held.len() as u32;
+            }
+        }
+        copy
+    }
+
+    /// What is done with a part that a device has brought: its checksum, and its bytes out of its chunk.
+    fn draining(&self, end: End, part: &Part) -> WindowCopy {
+        let (copied, checked, after) = match end {
+            End::Host(memory) => (Some(all_of(part, memory)), 0, None),
+            End::Device(memory) => {
+                let held = part.overlap(&memory.held());
+                let in_chunk = matches!(part.place, Place::Chunk(_));
+                let copied = if in_chunk { some_of(part, memory, &held) } else { None };
+                let checked = part.overlap(&(0..memory.checked())).len() as u32;
+                (copied, checked, memory.after().filter(|_| copied.is_some()))
+            }
+        };
+        let (direction, place) = (WindowDirection::Drain, self.address_of(part));
+        WindowCopy { direction, place, copied, zeroes: 0, checked, after }
+    }
+
+    /// Moves on the parts with which the GPU is done.
+    pub(super) fn look_at_copies(&mut self) {
+        for slot in 0..self.parts.slots.len() as u32 {
+            let Some(part) = self.parts.get(slot) else { continue };
+            let done = match part.stage {
+                Stage::Filling | Stage::Draining => self.copies.is_done(slot),
+                Stage::Ready | Stage::Flying | Stage::Lost => Ok(false),
+            };
+            match done {
+                Ok(false) => {}
+                Ok(true) if part.stage == Stage::Draining => self.end_copy(slot, Ok(())),
+                Ok(true) if self.is_doomed(part) => {
+                    let cancelled = Status::Errno(libc::ECANCELED);
+                    self.end_part(slot, Err(Failure::of_device(cancelled)));
+                }
+                Ok(true) => {
+                    if let Some(part) = self.parts.get_mut(slot) {
+                        part.stage = Stage::Ready;
+                    }
+                }
+                Err(status) => self.end_copy(slot, Err(status)),
+            }
+        }
+    }
+
+    /// Whether the request that a part belongs to has failed already.
+    fn is_doomed(&self, part: &Part) -> bool {
+        self.requests[part.owner as usize].as_ref().is_some_and(|owner| owner.failure.is_some())
+    }
+
+    /// A device has moved all of a part.
+    fn land(&mut self, slot: u32) {
+        let Some(part) = self.parts.get(slot) else { return };
+        let Some(active) = &self.requests[part.owner as usize] else { return };
+        if active.request.direction == Direction::Write {
+            return self.end_part(slot, Ok(()));
+        }
+        let copy = self.draining(active.request.end, part);
+        if let Some(part) = self.parts.get_mut(slot) {
+            part.stage = Stage::Draining;
+        }
+        self.begin_copy(slot, &copy);
+    }
+
+    /// A part's copy ended, or could not be begun, or not be followed.
+    fn end_copy(&mut self, slot: u32, result: Result<(), Status>) {
+        let Err(status) = result else { return self.end_part(slot, Ok(())) };
+        let failure = Failure::of_gpu(status);
+        // Part of it may be under way all the same.
+        if self.copies.stop() {
+            self.end_part(slot, Err(failure));
+        } else {
+            self.lose(slot, failure);
+        }
+    }
+
+    /// Ends a part of which nobody knows whether a device still uses its memory.
+    fn lose(&mut self, slot: u32, failure: Failure) {
+        let Some(part) = self.parts.get_mut(slot) else { return };
+        match part.place {
+            Place::Chunk(_) => {
+                let Some(part) = self.parts.slots[slot as usize].take() else { return };
+                self.parts.free.push(slot);
+                if let Place::Chunk(chunk) = part.place {
+                    self.ring.quarantine(chunk);
+                }
+                self.count_part(part.owner, Err(failure));
+            }
+            // The caller's own memory: an answer would say that it is free.
+            Place::Direct { .. } => part.stage = Stage::Lost,
+        }
+    }
+
+    /// Ends a part whose memory no device uses any more.
+    fn end_part(&mut self, slot: u32, result: Result<(), Failure>) {
+        let Some(part) = self.parts.slots[slot as usize].take() else { return };
+        self.parts.free.push(slot);
+        if result.is_ok() {
+            self.add_checksum(&part, self.copies.checksum(slot));
+        }
+        if let Place::Chunk(chunk) = part.place {
+            self.ring.give_back(chunk);
+        }
+        self.count_part(part.owner, result);
+    }
+
+    /// Adds a part's checksum to its request's: that of the whole is the sum of the parts', each moved past the bytes that
+    /// follow it.
+    fn add_checksum(&mut self, part: &Part, checksum: u32) {
+        if let Some(active) = &mut self.requests[part.owner as usize]
+            && let End::Device(memory) = active.request.end
+        {
+            let follow = memory.checked() - part.overlap(&(0..memory.checked())).end;
+            active.checksum ^= crc32c::crc32c_combine(checksum, 0, follow as usize);
+        }
+    }
+
+    fn count_part(&mut self, owner: u32, result: Result<(), Failure>) {
+        if let Some(active) = &mut self.requests[owner as usize] {
+            active.parts -= 1;
+        }
+        match result {
+            Ok(()) => self.settle(owner),
+            Err(failure) => self.fail(owner, failure),
+        }
+    }
+
+    /// Fails a request: nothing more of it is begun.
+    fn fail(&mut self, owner: u32, failure: Failure) {
+        if let Some(active) = &mut self.requests[owner as usize] {
+            active.failure.get_or_insert(failure);
+        }
+        self.settle(owner);
+    }
+
+    /// Ends the parts that could go to a device and have not, of the request with this tag or of all.
+    pub(super) fn cancel_ready(&mut self, tag: Option<u64>) {
+        let named = self.parts.ready().filter(|(_, part)| self.is_named(part, tag));
+        let slots: Vec<u32> = named.map(|(slot, _)| slot).collect();
+        for slot in slots {
+            let cancelled = Status::Errno(libc::ECANCELED);
+            self.end_part(slot, Err(Failure::of_device(cancelled)));
+        }
+    }
+
+    /// Whether a part is of the request with this tag, or of any.
+    fn is_named(&self, part: &Part, tag: Option<u64>) -> bool {
+        let owner = self.requests[part.owner as usize].as_ref();
+        owner.is_some_and(|owner| tag.is_none_or(|tag| owner.request.tag == tag))
+    }
+}
+
+/// All bytes of a part, and the host's memory that holds its request.
+fn all_of(part: &Part, memory: NonNull<u8>) -> Copied {
+    // SAFETY: the memory is as long as the request (`submit`), of which this is a part.
+    let with = Memory::Host(unsafe { memory.add(part.start as usize) });
+    Copied { first: 0, length: part.length, with }
+}
+
+/// Those bytes of a part that the caller's memory on the GPU holds.
+fn some_of(part: &Part, memory: GpuSlice, held: &Range<u32>) -> Option<Copied> {
+    if held.is_empty() {
+        return None;
+    }
+    let with = Memory::Gpu(in_memory(memory, held.start));
+    Some(Copied { first: held.start - part.start, length: held.len() as u32, with })
+}
+
+/// Where the caller's memory on the GPU holds this byte of its request.
+fn in_memory(memory: GpuSlice, byte: u32) -> u64 {
+    memory.address() + u64::from(byte - memory.held().start)
+}

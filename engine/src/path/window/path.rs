@@ -1,0 +1,325 @@
+//! A data path whose devices reach other devices' memory, made to reach a GPU's: by way of a window there.
+//!
+//! Operations of a GPU's memory are taken through the window, and their parts are peer DMA for the path inside; all other
+//! operations are that path's as they are. No byte of the GPU's comes to the host.
+
+use std::io;
+use std::time::Duration;
+
+use super::copies::{OpenedWindow, WindowSize};
+use super::{Answer, Direction, End, Request, Told, Transfer, TransferPlace, Window};
+use crate::memory::peer::{PeerBuffer, PeerRegion};
+use crate::memory::{DmaPool, GpuError, GpuMemory, MemoryError};
+use crate::path::gate::Gate;
+use crate::path::operation::{Action, Completion, Extent, Operation, Refusal, Refused, Status};
+use crate::path::slots::{Slots, conclude};
+use crate::path::{Capabilities, DataPath, PeerReach, PeerUnreachable, Waker};
+use crate::units::ByteCount;
+
+/// Tags from here on are ours, for the parts that the path inside gets: the rest is the part's number.
+const OURS: u64 = 1 << 63;
+/// How long a thread that waits for the GPU alone naps between two looks: copies wake nobody.
+const NAP: Duration = Duration::from_micros(20);
+/// So many looks without a nap come first, for copies that are about to end.
+const LOOKS: u32 = 50;
+
+/// A path that does peer DMA, with a window to a GPU once it was told of one.
+pub struct Windowed<P: DataPath + ?Sized> {
+    /// Goes before the path, which keeps the window's memory for what is on its way.
+    open: Option<Open>,
+    gate: Gate,
+    /// Operations of the GPU's memory.
+    slots: Slots,
+    /// Looks in a row in which nothing happened.
+    looks: u32,
+    path: Box<P>,
+}
+
+/// The window, and which of its chunks are here.
+struct Open {
+    window: Window,
+    region: PeerRegion,
+    /// Each chunk, unless the path inside has it.
+    chunks: Vec<Option<PeerBuffer>>,
+    /// Parts that the path inside has.
+    flying: usize,
+    ready: Vec<Transfer>,
+}
+
+impl<P: DataPath + ?Sized> Windowed<P> {
+    /// A path that has nothing in flight, and a window as soon as it is to reach a GPU.
+    pub fn new(path: Box<P>) -> Self {
+        let Capabilities { devices, depth, .. } = path.capabilities();
+        let (gate, slots) = (Gate::new(devices.len()), Slots::new(*depth));
+        Self { open: None, gate, slots, looks: 0, path }
+    }
+
+    /// Takes a window's parts as far as they go now.
+    fn advance(&mut self) {
+        if let Some(open) = &mut self.open
+            && !open.window.is_idle()
+        {
+            open.window.advance();
+            open.give(&self.slots, &mut *self.path);
+        }
+    }
+
+    fn submit_of_gpu(&mut self, operation: Operation) -> Result<(), Refused> {
+        if let Err(reason) = self.gate.admit(self.path.capabilities(), &operation) {
+            return Err(Refused { reason, operation });
+        }
+        let Some(open) = &mut self.open else {
+            let reason = Refusal::Invalid("there is no window to that GPU's memory");
+            return Err(Refused { reason, operation });
+        };
+        let (device, extent) = (operation.device, operation.extent);
+        let (slot, kept) = self.slots.keep(operation);
+        let (direction, memory) = match kept.action {
+            Action::ReadToGpu(memory) => (Direction::Read, memory),
+            Action::WriteFromGpu { memory, .. } => (Direction::Write, memory),
+            _ => unreachable!("only operations of a GPU's memory come here"),
+        };
+        let (tag, offset, length) = (slot.into(), extent.offset.0, extent.length.0 as u32);
+        let end = End::Device(memory);
+        let request = Request { tag, device, offset, length, direction, end };
+        // SAFETY: the gate has seen that the extent lies on the device and holds the memory, which stays until the completion
+        // (`GpuSlice::new`), and that comes after the answer.
+        if unsafe { open.window.submit(request) }.is_err() {
+            unreachable!("the window has as many places as there are slots");
+        }
+        Ok(())
+    }
+
+    /// The completion of the operation that an answer is about.
+    fn complete(&mut self, answer: Answer) -> Option<Completion> {
+        let operation = self.slots.take(answer.tag as u32)?;
+        let length = operation.extent.length.0 as u32;
+        let mut completion = conclude(operation, answer.result.map(|()| length));
+        match completion.result {
+            Ok(()) => completion.checksum = answer.checksum,
+            Err(error) if answer.by_device => self.gate.judge(error),
+            Err(_) => {}
+        }
+        Some(completion)
+    }
+
+    fn is_copying(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| open.window.is_copying())
+    }
+}
+
+impl Open {
+    /// A window in a GPU's memory that the devices of `path` reach.
+    fn new<P: DataPath + ?Sized>(
+        gpu: &dyn GpuMemory,
+        size: WindowSize,
+        path: &mut P,
+    ) -> Result<Self, GpuError> {
+        let OpenedWindow { memory, base, copies } = gpu.open_window(size)?;
+        let region = PeerRegion::new(memory);
+        path.register_peer(&region).map_err(|error| GpuError(error.to_string()))?;
+        let mut chunks: Vec<Option<PeerBuffer>> = Vec::new();
+        chunks.resize_with(size.chunks as usize, || None);
+        for _ in 0..size.chunks {
+            let too_small = || GpuError("the GPU's window is smaller than was asked for".into());
+            let chunk = region.take(size.chunk as usize).ok_or_else(too_small)?;
+            let place = chunk.offset() / size.chunk as usize;
+            *chunks.get_mut(place).ok_or_else(too_small)? = Some(chunk);
+        }
+        let depth = path.capabilities().depth;
+        let window = Window::new(copies, base, size, depth);
+        Ok(Self { window, region, chunks, flying: 0, ready: Vec::new() })
+    }
+
+    /// Gives the parts that are ready to the path, as many as it takes.
+    fn give<P: DataPath + ?Sized>(&mut self, slots: &Slots, path: &mut P) {
+        let mut ready = std::mem::take(&mut self.ready);
+        self.window.ready(&mut ready);
+        for transfer in &ready {
+            let TransferPlace::Chunk(chunk) = transfer.place else { continue };
+            let (Some(of), Some(buffer)) =
+                (slots.get(transfer.tag as u32), self.chunks[chunk as usize].take())
+            else {
+                continue;
+            };
+            let operation = Operation {
+                tag: OURS | u64::from(transfer.part),
+                device: transfer.device,
+                extent: Extent::new(transfer.offset, transfer.length.into()),
+                action: match of.action {
+                    Action::WriteFromGpu { fua, .. } => Action::WriteFromPeer { buffer, fua },
+                    _ => Action::ReadToPeer(buffer),
+                },
+                placement: of.placement,
+            };
+            let told = match path.submit(operation) {
+                Ok(()) => Told::Taken,
+                Err(Refused { reason, operation }) => {
+                    self.chunks[chunk as usize] = operation.action.into_buffers().1;
+                    match reason {
+                        // What it has in flight makes room.
+                        Refusal::Full => break,
+                        Refusal::Latched(cause) => Told::Failed(cause.status),
+                        Refusal::Invalid(_) => Told::Failed(Status::Errno(libc::EINVAL)),
+                    }
+                }
+            };
+            self.flying += usize::from(matches!(told, Told::Taken));
+            self.window.tell(transfer.part, told);
+        }
+        self.ready = ready;
+    }
+
+    /// Takes a part back.
+    fn take_back(&mut self, completion: Completion) {
+        let part = (completion.tag & !OURS) as u32;
+        let Some(Transfer { place: TransferPlace::Chunk(chunk), length, .. }) =
+            self.window.transfer(part)
+        else {
+            return;
+        };
+        self.flying -= 1;
+        self.chunks[chunk as usize] = completion.peer;
+        let told = match completion.result {
+            Ok(()) => Told::Moved(length),
+            Err(error) if self.chunks[chunk as usize].is_some() => Told::Failed(error.status),
+            Err(error) => Told::Lost(error.status),
+        };
+        self.window.tell(part, told);
+    }
+}
+
+// SAFETY: an operation of a GPU's memory lies in its slot until the window has answered it, which says that neither the GPU
+// nor, as only chunks go to the path inside, any device touches that memory. Chunks are owned buffers of that path while it
+// has them; those that it keeps are never used again. All other operations are that path's, unchanged.
+unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
+    fn capabilities(&self) -> &Capabilities {
+        self.path.capabilities()
+    }
+
+    fn allocate(&mut self, bytes: ByteCount, huge_pages: bool) -> Result<DmaPool, MemoryError> {
+        self.path.allocate(bytes, huge_pages)
+    }
+
+    fn register(&mut self, region: &DmaPool) {
+        self.path.register(region);
+    }
+
+    fn register_peer(&mut self, region: &PeerRegion) -> Result<PeerReach, PeerUnreachable> {
+        self.path.register_peer(region)
+    }
+
+    fn reach_gpu(&mut self, gpu: &dyn GpuMemory, size: WindowSize) -> Result<(), GpuError> {
+        if self.open.is_some() {
+            return Err(GpuError("the data path reaches a GPU already".into()));
+        }
+        self.open = Some(Open::new(gpu, size, &mut *self.path)?);
+        self.gate.reach_gpu(true);
+        Ok(())
+    }
+
+    fn submit(&mut self, operation: Operation) -> Result<(), Refused> {
+        if operation.tag >= OURS {
+            let reason = Refusal::Invalid("tags from 2^63 on are the path's own");
+            return Err(Refused { reason, operation });
+        }
+        if self.in_flight() >= self.capabilities().depth as usize {
+            return Err(Refused { reason: Refusal::Full, operation });
+        }
+        match operation.action {
+            Action::ReadToGpu(_) | Action::WriteFromGpu { .. } => self.submit_of_gpu(operation),
+            _ => self.path.submit(operation),
+        }
+    }
+
+    fn ring(&mut self) -> io::Result<()> {
+        self.advance();
+        self.path.ring()
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) -> usize {
+        let before = completions.len();
+        self.path.poll(completions);
+        let mut at = before;
+        while at < completions.len() {
+            if completions[at].tag < OURS {
+                if let Err(error) = completions[at].result {
+                    // A device that failed is closed to the GPU's memory as well.
+                    self.gate.judge(error);
+                }
+                at += 1;
+            } else {
+                let part = completions.swap_remove(at);
+                if let Some(open) = &mut self.open {
+                    open.take_back(part);
+                }
+            }
+        }
+        self.advance();
+        while let Some(answer) = self.open.as_mut().and_then(|open| open.window.next_answer()) {
+            completions.extend(self.complete(answer));
+        }
+        if completions.len() > before {
+            self.looks = 0;
+        }
+        completions.len() - before
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.advance();
+        if self.open.as_ref().is_some_and(|open| open.window.has_answers()) {
+            return Ok(());
+        }
+        if !self.is_copying() {
+            return self.path.wait(timeout);
+        }
+        // The devices have a look in, and the waker; the caller polls, and comes again.
+        self.path.wait(Some(Duration::ZERO))?;
+        self.looks = self.looks.saturating_add(1);
+        if self.looks < LOOKS || timeout.is_some_and(|timeout| timeout < NAP) {
+            std::hint::spin_loop();
+        } else {
+            std::thread::sleep(NAP);
+        }
+        Ok(())
+    }
+
+    fn waker(&self) -> Waker {
+        self.path.waker()
+    }
+
+    fn abort(&mut self, tag: u64) {
+        let slots: Vec<u32> = self.slots.find(Some(tag)).collect();
+        if slots.is_empty() && tag < OURS {
+            return self.path.abort(tag);
+        }
+        let Some(open) = &mut self.open else { return };
+        for slot in slots {
+            let flying: Vec<u32> = open.window.flying(Some(slot.into())).collect();
+            for part in flying {
+                self.path.abort(OURS | u64::from(part));
+            }
+            open.window.abort(Some(slot.into()));
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        let parts = self.open.as_ref().map_or(0, |open| open.flying);
+        self.path.in_flight() - parts + self.slots.in_flight()
+    }
+
+    fn abort_all(&mut self) {
+        self.path.abort_all();
+        self.open.iter_mut().for_each(|open| open.window.abort(None));
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // Chunks that devices have are kept by the path inside, and the memory with them. Where the GPU may still copy, the
+        // memory stays for good.
+        if !self.window.stop() {
+            std::mem::forget(self.region.clone());
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The chunks of a window: GPU memory that is registered once and that every transfer passes through.
+//!
+//! Registering is slow and BAR space is finite, while a copy within the GPU costs little next to an SSD. So the
+//! allocator's tensors are never registered: their bytes are copied to a chunk of this ring, or from it.
+
+use super::copies::WindowSize;
+
+/// One chunk, exclusively owned until it is given back. It has a number and no bytes to look at.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Chunk(u32);
+
+impl Chunk {
+    pub(super) fn number(&self) -> u32 {
+        self.0
+    }
+}
+
+/// Which chunks of a window are in use.
+#[derive(Debug)]
+pub(super) struct Ring {
+    size: WindowSize,
+    free: Vec<u32>,
+    quarantined: u32,
+}
+
+impl Ring {
+    pub(super) fn new(size: WindowSize) -> Self {
+        Self { size, free: (0..size.chunks).rev().collect(), quarantined: 0 }
+    }
+
+    /// What it is made of.
+    pub(super) fn size(&self) -> WindowSize {
+        self.size
+    }
+
+    /// Takes a chunk, if there is one.
+    pub(super) fn take(&mut self) -> Option<Chunk> {
+        self.free.pop().map(Chunk)
+    }
+
+    /// Gives a chunk back that nobody touches any more.
+    #[expect(clippy::needless_pass_by_value, reason = "who gives a chunk up has it no more")]
+    pub(super) fn give_back(&mut self, chunk: Chunk) {
+        debug_assert!(!self.free.contains(&chunk.0));
+        self.free.push(chunk.0);
+    }
+
+    /// Gives a chunk up that a device may touch at any time from now on: it is never handed out again.
+    #[expect(clippy::needless_pass_by_value, reason = "who gives a chunk up has it no more")]
+    pub(super) fn quarantine(&mut self, chunk: Chunk) {
+        debug_assert!(!self.free.contains(&chunk.0));
+        self.quarantined += 1;
+    }
+
+    /// Whether every chunk that could ever be handed out is gone.
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.quarantined == self.size.chunks
+    }
+
+    /// How far into the window a chunk begins.
+    pub(super) fn offset(&self, chunk: &Chunk) -> u64 {
+        u64::from(chunk.0) * u64::from(self.size.chunk)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_disjoint_and_come_back() {
+        let size = WindowSize::new(40 << 10, 16 << 10);
+        assert_eq!(size.bytes(), 32 << 10, "only whole chunks are allocated");
+        let mut ring = Ring::new(size);
+        let (one, two) = (ring.take().unwrap(), ring.take().unwrap());
+        assert!(ring.take().is_none());
+        assert_eq!(ring.offset(&one).abs_diff(ring.offset(&two)), 16 << 10);
+        ring.give_back(one);
+        assert!(ring.take().is_some() && ring.take().is_none());
+    }
+
+    #[test]
+    fn a_chunk_in_quarantine_is_never_handed_out_again() {
+        let mut ring = Ring::new(WindowSize { chunk: 4 << 10, chunks: 2 });
+        let chunk = ring.take().unwrap();
+        ring.quarantine(chunk);
+        assert!(!ring.is_exhausted());
+        let last = ring.take().unwrap();
+        assert!(ring.take().is_none());
+        ring.quarantine(last);
+        assert!(ring.is_exhausted());
+    }
+
+    #[test]
+    fn a_ring_has_a_chunk_however_small_it_was_asked_to_be() {
+        assert!(Ring::new(WindowSize::new(0, 4096)).take().is_some());
+    }
+}

@@ -1,0 +1,86 @@
+//! GPU memory that other PCI devices read and write themselves: gdrcopy's mapping of the GPU's BAR, behind the engine's
+//! [`PeerMemory`](tidelog_engine::memory::peer::PeerMemory).
+//!
+//! gdrcopy pins GPU memory (in pages of 64 KiB) and maps it into the process. What a data path does with the mapping, and
+//! whether an IOMMU translates it, is its own affair; nobody here reads or writes through it. The kernel module `gdrdrv`
+//! does the pinning.
+#![allow(unsafe_code)]
+
+mod library;
+mod mapping;
+mod writes;
+
+use std::sync::Arc;
+
+use tidelog_engine::memory::peer::PeerMemory;
+use tidelog_engine::path::backend::{OpenedWindow, Window, WindowSize};
+
+use crate::copies::StreamCopies;
+use crate::cuda::{CudaError, Gpu};
+use crate::loading::Missing;
+pub use library::Library;
+pub use mapping::MappedMemory;
+pub(crate) use writes::RemoteWrites;
+
+/// GPU memory cannot be mapped for other devices.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GdrError {
+    /// gdrcopy's library could not be opened.
+    #[error("libgdrapi is not found: {}; install gdrcopy, or name the file by TIDELOG_GDRAPI", tried.join("; "))]
+    NoLibrary {
+        /// Each place that was tried, and what the loader said.
+        tried: Vec<String>,
+    },
+    /// The library is too old, or something else of that name.
+    #[error(transparent)]
+    Missing(#[from] Missing),
+    /// It does not reach its kernel module.
+    #[error(
+        "gdrcopy does not open: load its kernel module (modprobe gdrdrv), and see who may open /dev/gdrdrv"
+    )]
+    NoDriver,
+    /// A call failed.
+    #[error("gdrcopy could not {what}: {} (error {errno})", std::io::Error::from_raw_os_error(*.errno))]
+    Call {
+        /// What was asked of it.
+        what: String,
+        /// What it answered.
+        errno: i32,
+    },
+    /// It mapped something else than it was asked to.
+    #[error(
+        "gdrcopy mapped {mapped} bytes from address {first:#x} on, of {length} from {address:#x} on"
+    )]
+    Elsewhere {
+        /// Where the GPU has what was mapped.
+        first: u64,
+        /// How much was.
+        mapped: u64,
+        /// Where the GPU has what was asked for.
+        address: u64,
+        /// How much was.
+        length: u64,
+    },
+    /// Nothing makes the GPU see in time what other devices write.
+    #[error(
+        "{gpu} does not order what other devices write to its memory, and its driver has no flush for that"
+    )]
+    Unordered {
+        /// The GPU.
+        gpu: String,
+    },
+    /// CUDA refused.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+}
+
+/// A window in the memory of a GPU: mapped by gdrcopy, and what copies from it and to it.
+pub(crate) fn open_window(gpu: &Arc<Gpu>, size: WindowSize) -> Result<OpenedWindow, GdrError> {
+    let library = Library::open(None)?;
+    let remote_writes = RemoteWrites::to(gpu)?;
+    let memory = MappedMemory::new(&library, gpu, size.bytes())?;
+    let copies = StreamCopies::new(gpu, Window::slots(size))?.behind(remote_writes);
+    let base = memory.base().0;
+    debug_assert!(memory.span().1 >= size.bytes());
+    Ok(OpenedWindow { memory: Box::new(memory), base, copies: Box::new(copies) })
+}

@@ -1,0 +1,252 @@
+//! Host memory as a tier for a GPU's tensors: page-locked, as large as it was asked to be, all of it from the start.
+//!
+//! Two threads take tensors out and back, each with a stream of its own, so that both of the GPU's copy engines work
+//! at once. The GPU takes the CRC32C of what leaves and of what has come back, and the two are compared: what host
+//! memory or the link changed is an error, never other bytes. Whoever sends tensors here counts their bytes: as many
+//! as the tier has fit, in whatever order they come and go.
+#![allow(unsafe_code)]
+
+mod copies;
+mod line;
+mod space;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tidelog_engine::layout::TensorId;
+use tidelog_engine::memory::{GpuDestination, GpuEvent, GpuRange, GpuSource};
+use tidelog_engine::schedule::{Done, Notify, Outcome, TransferError, Urgency};
+use tidelog_engine::units::ByteCount;
+
+use crate::cuda::{CudaError, Gpu, HostMemory};
+use copies::{Copies, UNIT};
+use line::Line;
+pub use line::Ticket;
+use space::{Room, Space};
+
+/// Why the tier does not do something.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostTierError {
+    /// There is not as much page-locked memory, or the GPU lacks what the tier needs.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// A thread could not be started.
+    #[error("a thread for copies could not be started: {0}")]
+    Thread(String),
+    /// More bytes than are free.
+    #[error("{wanted} do not fit into the {free} that are free in host memory")]
+    NoRoom {
+        /// The tensor's size.
+        wanted: ByteCount,
+        /// What is free.
+        free: ByteCount,
+    },
+    /// No copy of that name.
+    #[error("host memory has no copy of it")]
+    Unknown,
+    /// A copy of another size.
+    #[error("host memory has a copy of {held}, not of {asked}")]
+    Length {
+        /// The copy's size.
+        held: ByteCount,
+        /// The size that was asked for.
+        asked: ByteCount,
+    },
+    /// It was closed.
+    #[error("the host tier is closed")]
+    Closed,
+}
+
+/// What the tier has done and holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostTierStats {
+    /// Page-locked bytes for tensors.
+    pub capacity: ByteCount,
+    /// Of these, what copies take, those on their way included.
+    pub used: ByteCount,
+    /// The most that they ever took.
+    pub peak: ByteCount,
+    /// Copied from the GPU.
+    pub bytes_out: ByteCount,
+    /// Copied to the GPU.
+    pub bytes_back: ByteCount,
+}
+
+/// Page-locked host memory that holds tensors of one GPU.
+#[derive(Debug)]
+pub struct HostTier {
+    // Fields drop in this order: the lines wait for all copies, then the memory goes.
+    out: Line,
+    back: Line,
+    books: Arc<Books>,
+    space: Space,
+    memory: Arc<HostMemory>,
+}
+
+/// The copies that are complete, and what was moved for them.
+#[derive(Debug, Default)]
+struct Books {
+    copies: Mutex<HashMap<TensorId, Arc<Held>>>,
+    bytes_out: AtomicU64,
+    bytes_back: AtomicU64,
+}
+
+/// A tensor's copy.
+#[derive(Debug)]
+struct Held {
+    room: Room,
+    /// One checksum for each [`UNIT`], as the GPU took them when the bytes left.
+    sums: Vec<u32>,
+}
+
+/// What is to be done with a tensor.
+enum Work {
+    Put { source: GpuSource, id: TensorId, room: Room, books: Arc<Books> },
+    Get { destination: GpuDestination, held: Arc<Held>, books: Arc<Books> },
+    Verify { source: GpuSource, held: Arc<Held> },
+}
+
+impl HostTier {
+    /// Page-locks `capacity` bytes for tensors of `gpu`, and starts the threads.
+    pub fn open(gpu: &Arc<Gpu>, capacity: ByteCount) -> Result<Self, HostTierError> {
+        let bytes = usize::try_from(capacity.0).unwrap_or(usize::MAX);
+        let memory = Arc::new(HostMemory::new(gpu, bytes)?);
+        let line = |name| Line::start(name, Copies::new(gpu, &memory)?);
+        let (out, back) = (line("tidelog-tier-out")?, line("tidelog-tier-in")?);
+        Ok(Self { out, back, books: Arc::default(), space: Space::new(bytes), memory })
+    }
+
+    /// Copies a tensor here, which then has its name; a copy that had it is replaced. The memory is the caller's again
+    /// when the end is told.
+    pub fn put(
+        &self,
+        id: TensorId,
+        source: GpuSource,
+        urgency: Urgency,
+        notify: Notify,
+    ) -> Result<Ticket, HostTierError> {
+        let length = source.range().length;
+        let room = self.space.take(length).ok_or_else(|| HostTierError::NoRoom {
+            wanted: ByteCount(length as u64),
+            free: ByteCount(self.space.free().0 as u64),
+        })?;
+        let books = Arc::clone(&self.books);
+        self.out.submit(Work::Put { source, id, room, books }, urgency, notify)
+    }
+
+    /// Copies a tensor back, whole, and compares it with its checksums; the copy stays. The memory is the caller's again
+    /// when the end is told.
+    pub fn get(
+        &self,
+        id: TensorId,
+        destination: GpuDestination,
+        urgency: Urgency,
+        notify: Notify,
+    ) -> Result<Ticket, HostTierError> {
+        let held = self.books.find(id, destination.range().length)?;
+        let books = Arc::clone(&self.books);
+        self.back.submit(Work::Get { destination, held, books }, urgency, notify)
+    }
+
+    /// Compares memory of the GPU with the checksums of a tensor's copy; nothing is copied.
+    pub fn verify(
+        &self,
+        id: TensorId,
+        source: GpuSource,
+        notify: Notify,
+    ) -> Result<Ticket, HostTierError> {
+        let held = self.books.find(id, source.range().length)?;
+        self.out.submit(Work::Verify { source, held }, Urgency::Ahead, notify)
+    }
+
+    /// Gives a copy's memory to others, once no job uses it. Whether there was one.
+    pub fn delete(&self, id: TensorId) -> bool {
+        self.books.lock().remove(&id).is_some()
+    }
+
+    /// Cancels what has not begun, and waits for the rest: afterwards nothing touches a caller's memory. What comes is
+    /// refused.
+    pub fn close(&self) {
+        self.out.close();
+        self.back.close();
+    }
+
+    /// What it has done and holds.
+    pub fn stats(&self) -> HostTierStats {
+        let capacity = self.memory.len() as u64;
+        let (free, least) = self.space.free();
+        let moved = |count: &AtomicU64| ByteCount(count.load(Ordering::Relaxed));
+        HostTierStats {
+            capacity: ByteCount(capacity),
+            used: ByteCount(capacity - free as u64),
+            peak: ByteCount(capacity - least as u64),
+            bytes_out: moved(&self.books.bytes_out),
+            bytes_back: moved(&self.books.bytes_back),
+        }
+    }
+}
+
+impl Books {
+    fn find(&self, id: TensorId, length: usize) -> Result<Arc<Held>, HostTierError> {
+        let held = self.lock().get(&id).cloned().ok_or(HostTierError::Unknown)?;
+        let bytes = held.room.bytes();
+        if bytes == length {
+            return Ok(held);
+        }
+        let (held, asked) = (ByteCount(bytes as u64), ByteCount(length as u64));
+        Err(HostTierError::Length { held, asked })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<TensorId, Arc<Held>>> {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Work {
+    /// The GPU's end of it.
+    fn range(&self) -> GpuRange {
+        match self {
+            Self::Put { source, .. } | Self::Verify { source, .. } => source.range(),
+            Self::Get { destination, .. } => destination.range(),
+        }
+    }
+
+    fn landed(&self) -> Option<GpuEvent> {
+        if let Self::Get { destination, .. } = self { destination.landed() } else { None }
+    }
+
+    /// The copies are done, and these are the checksums of the bytes on the GPU.
+    fn conclude(self, sums: Vec<u32>) -> Outcome {
+        let bytes = self.range().length as u64;
+        let mut matched = true;
+        match self {
+            Self::Put { id, room, books, .. } => {
+                books.bytes_out.fetch_add(bytes, Ordering::Relaxed);
+                books.lock().insert(id, Arc::new(Held { room, sums }));
+            }
+            Self::Get { held, books, .. } => {
+                books.bytes_back.fetch_add(bytes, Ordering::Relaxed);
+                held.compare(&sums)?;
+            }
+            Self::Verify { held, .. } => matched = held.sums == sums,
+        }
+        Ok(Done { bytes, matched })
+    }
+}
+
+impl Held {
+    /// An error where what came back is not what had left.
+    fn compare(&self, found: &[u32]) -> Result<(), TransferError> {
+        let differs = self.sums.iter().zip(found).position(|(left, came)| left != came);
+        let Some(unit) = differs else { return Ok(()) };
+        let begin = unit * UNIT as usize;
+        let end = (begin + UNIT as usize).min(self.room.bytes());
+        let reason = format!(
+            "bytes {begin} to {end} came back from host memory with CRC32C {:#010x} where {:#010x} had left; \
+             host memory or the link to the GPU is damaged",
+            found[unit], self.sums[unit]
+        );
+        Err(TransferError::HostMemory { reason })
+    }
+}

@@ -1,0 +1,95 @@
+//! cuFile itself: that it is whole, the queue over it, and the engine's rules by way of it.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use tidelog_engine::path::{Device, DeviceSpec, OpenMode, PathKind};
+use tidelog_engine::units::{ByteCount, DeviceIndex};
+use tidelog_gds::cuda::DeviceMemory;
+use tidelog_gds::cufile::{Compat, Library};
+use tidelog_gds::queue::{Direction, End, Queue, QueueOptions, Request};
+use tidelog_gds::{GdsBackend, GdsOptions};
+use tidelog_tests::conformance::{ROWS, Stage};
+use tidelog_tests::machine::{Directory, skip};
+
+use super::common::on_gpu;
+use super::{Cost, cost, driver, gpu, pattern};
+
+#[test]
+fn the_cufile_that_is_installed_has_every_function() {
+    match Library::open(None) {
+        Ok(library) => {
+            assert_eq!(library.missing(), [""; 0], "{}", library.path().display());
+            println!("FACT cuFile {:?} at {}", library.version(), library.path().display());
+        }
+        Err(why) => skip("the_cufile_that_is_installed_has_every_function", &why.to_string()),
+    }
+}
+
+#[test]
+fn tensors_on_the_gpu_go_to_a_file_and_come_back() {
+    let test = "tensors_on_the_gpu_go_to_a_file_and_come_back";
+    const BYTES: usize = 1 << 30;
+    const PIECE: usize = 32 << 20;
+    let (Some(gpu), Some(driver)) = (gpu(test), driver(test, Compat::Named)) else { return };
+    let directory = Directory::new("gpu-queue").unwrap();
+    let file = directory.sparse_file("a", BYTES as u64).unwrap();
+    let device = Device::open(&DeviceSpec::new(&file), OpenMode::default()).unwrap();
+    let options =
+        QueueOptions { staging: ByteCount::mib(256), chunk: ByteCount::mib(4), depth: 64 };
+    let mut queue = Queue::open(&gpu, &driver, vec![device], options).unwrap();
+    let bytes = pattern(PIECE);
+    let mut tensor = DeviceMemory::new(&gpu, PIECE).unwrap();
+    tensor.write(0, &bytes).unwrap();
+    let end = on_gpu(tensor.base(), PIECE, None);
+    let write = run(&mut queue, Direction::Write, BYTES, PIECE, &end);
+    let back: Vec<DeviceMemory> = (0..2).map(|_| DeviceMemory::new(&gpu, PIECE).unwrap()).collect();
+    let end = on_gpu(back[0].base(), PIECE, None);
+    let read = run(&mut queue, Direction::Read, BYTES, PIECE, &end);
+    let mut found = vec![0; PIECE];
+    back[0].read(0, &mut found).unwrap();
+    assert!(found == bytes, "other bytes came back to the GPU");
+    let mut host = vec![0_u8; PIECE];
+    run(
+        &mut queue,
+        Direction::Read,
+        PIECE,
+        PIECE,
+        &End::Host(NonNull::new(host.as_mut_ptr()).unwrap()),
+    );
+    assert!(host == bytes, "other bytes came back to the host");
+    println!("FACT cuFile {}: 1 GiB from the GPU at {write}, to it at {read}", driver.facts().mode);
+}
+
+/// Moves `bytes` in pieces to or from the same memory.
+fn run(queue: &mut Queue, direction: Direction, bytes: usize, piece: usize, end: &End) -> Cost {
+    cost(bytes, || {
+        for (tag, offset) in (0..bytes).step_by(piece).enumerate() {
+            let (tag, offset, length, end) = (tag as u64, offset as u64, piece as u32, *end);
+            let request = Request { tag, device: DeviceIndex(0), offset, length, direction, end };
+            // SAFETY: the memory outlives the loop below. Reads write the same bytes to the same place.
+            unsafe { queue.submit(request) }.unwrap();
+        }
+        while queue.in_flight() > 0 {
+            queue.advance().unwrap();
+            for answer in queue.answers() {
+                answer.result.unwrap();
+            }
+        }
+    })
+}
+
+#[test]
+fn the_engine_conforms_by_way_of_the_gpu() {
+    let test = "the_engine_conforms_by_way_of_the_gpu";
+    let (Some(_), Some(_)) = (gpu(test), driver(test, Compat::Named)) else { return };
+    let directory = Directory::new("gpu-conformance").unwrap();
+    let files = ["a", "b"].map(|name| directory.sparse_file(name, 64 << 20).unwrap());
+    let options = GdsOptions { compat: Compat::Named, ..GdsOptions::default() };
+    let backend = Arc::new(GdsBackend(options));
+    let specs = files.iter().map(DeviceSpec::new).collect();
+    let stage = Stage { specs, path: PathKind::Gds, backend: Some(backend), elsewhere: None };
+    for (name, row) in ROWS {
+        row(&stage).unwrap_or_else(|why| panic!("{name}: {why}"));
+    }
+}

@@ -1,0 +1,272 @@
+//! Tensors of a GPU in page-locked host memory, on a GPU whose copies are late.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tidelog_engine::layout::TensorId;
+use tidelog_engine::memory::{GpuDestination, GpuEvent, GpuSource};
+use tidelog_engine::schedule::{CompletionQueue, Outcome, TransferError, Urgency};
+use tidelog_engine::units::ByteCount;
+use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
+use tidelog_gds::{HostTier, HostTierError};
+use tidelog_tests::machine::FakeGpu;
+use tidelog_tests::sim::Random;
+
+const MIB: usize = 1 << 20;
+
+fn pattern(length: usize, seed: u64) -> Vec<u8> {
+    (0..length as u64).map(|at| (at * 31 / 7 + at / 4093 + seed) as u8).collect()
+}
+
+fn on_gpu(fake: &FakeGpu, bytes: &[u8]) -> DeviceMemory {
+    let mut memory = DeviceMemory::new(&fake.gpu(), bytes.len()).unwrap();
+    memory.write(0, bytes).unwrap();
+    memory
+}
+
+fn bytes_of(memory: &DeviceMemory) -> Vec<u8> {
+    let mut bytes = vec![0; memory.len()];
+    memory.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+fn id(number: u64) -> TensorId {
+    TensorId(number.into())
+}
+
+/// A tier, and the queue that tells of its transfers.
+struct Stage {
+    tier: HostTier,
+    ended: CompletionQueue,
+}
+
+impl Stage {
+    fn new(fake: &FakeGpu, bytes: usize) -> Self {
+        let tier = HostTier::open(&fake.gpu(), ByteCount(bytes as u64)).unwrap();
+        Self { tier, ended: CompletionQueue::new() }
+    }
+
+    fn put(&self, number: u64, memory: &DeviceMemory, after: Option<&Event>) {
+        let source = source(memory, after);
+        let notify = (self.ended.clone(), number);
+        drop(self.tier.put(id(number), source, Urgency::Ahead, notify).unwrap());
+    }
+
+    fn get(&self, number: u64, memory: &DeviceMemory, after: Option<&Event>) {
+        let after = after.and_then(|event| GpuEvent::from_raw(event.as_raw()));
+        // SAFETY: the tests keep memory and event, untouched, until the end is told.
+        let to = unsafe { GpuDestination::new(memory.base().0, memory.len(), after, None) };
+        let notify = (self.ended.clone(), number);
+        drop(self.tier.get(id(number), to, Urgency::Urgent, notify).unwrap());
+    }
+
+    fn verify(&self, number: u64, memory: &DeviceMemory) -> bool {
+        let notify = (self.ended.clone(), number);
+        drop(self.tier.verify(id(number), source(memory, None), notify).unwrap());
+        self.next().1.unwrap().matched
+    }
+
+    fn next(&self) -> (u64, Outcome) {
+        self.ended.wait_pop(Duration::from_secs(60)).expect("a transfer never ended")
+    }
+}
+
+fn source(memory: &DeviceMemory, after: Option<&Event>) -> GpuSource {
+    let after = after.and_then(|event| GpuEvent::from_raw(event.as_raw()));
+    // SAFETY: the tests keep memory and event, and write nothing, until the end is told.
+    unsafe { GpuSource::new(memory.base().0, memory.len(), after) }
+}
+
+#[test]
+fn tensors_of_any_size_come_back_as_they_left_while_others_come_and_go() {
+    for seed in 0..6 {
+        let fake = FakeGpu::start(seed, (seed % 4) as u32 * 3);
+        let stage = Stage::new(&fake, 2 * MIB);
+        let mut random = Random::new(seed);
+        let mut held: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+        for number in 0..120 {
+            let bytes = pattern(1 + random.below(600_000) as usize, random.draw());
+            let memory = on_gpu(&fake, &bytes);
+            let free = 2 * MIB - held.values().map(Vec::len).sum::<usize>();
+            if bytes.len() <= free {
+                stage.put(number, &memory, None);
+                assert_eq!(stage.next().1.unwrap().bytes, bytes.len() as u64);
+                held.insert(number, bytes);
+            } else {
+                let refused = stage.tier.put(
+                    id(number),
+                    source(&memory, None),
+                    Urgency::Ahead,
+                    (stage.ended.clone(), number),
+                );
+                let (wanted, free) = (ByteCount(bytes.len() as u64), ByteCount(free as u64));
+                assert_eq!(refused.unwrap_err(), HostTierError::NoRoom { wanted, free });
+                let numbers: Vec<u64> = held.keys().copied().collect();
+                let one = numbers[random.below(numbers.len() as u64) as usize];
+                let bytes = held.remove(&one).unwrap();
+                let memory = on_gpu(&fake, &pattern(bytes.len(), 0));
+                stage.get(one, &memory, None);
+                assert_eq!(stage.next().1.unwrap().bytes, bytes.len() as u64);
+                assert!(bytes_of(&memory) == bytes, "seed {seed}: other bytes came back");
+                assert!(stage.tier.delete(id(one)) && !stage.tier.delete(id(one)));
+            }
+            let used = held.values().map(Vec::len).sum::<usize>();
+            assert_eq!(stage.tier.stats().used, ByteCount(used as u64));
+        }
+        let stats = stage.tier.stats();
+        assert!(stats.peak > ByteCount::mib(1) && stats.peak <= stats.capacity, "{stats:?}");
+        assert!(stats.bytes_out > stats.bytes_back && stats.bytes_back > ByteCount(0), "{stats:?}");
+        assert_eq!(fake.count("pageable"), 0, "a copy went by memory that is not page-locked");
+        assert_eq!(fake.count("host_bytes"), stats.bytes_out.0 + stats.bytes_back.0);
+        drop(stage);
+        fake.assert_lawful();
+    }
+}
+
+#[test]
+fn closing_gives_the_page_locked_memory_back() {
+    let fake = FakeGpu::start(1, 3);
+    let before = fake.count("host_memory");
+    let stage = Stage::new(&fake, 3 * MIB);
+    assert!(fake.count("host_memory") >= before + 3 * MIB as u64);
+    let memory = on_gpu(&fake, &pattern(MIB, 1));
+    stage.put(1, &memory, None);
+    stage.put(2, &memory, None);
+    drop(stage.tier);
+    let mut ended = 0;
+    while let Some((_, outcome)) = stage.ended.try_pop() {
+        assert!(matches!(outcome, Ok(_) | Err(TransferError::Cancelled)), "{outcome:?}");
+        ended += 1;
+    }
+    assert_eq!(ended, 2, "each end is told");
+    assert_eq!(fake.count("host_memory"), before);
+    drop(memory);
+    fake.assert_lawful();
+}
+
+#[test]
+fn copies_are_ordered_with_kernels_by_events_alone() {
+    for seed in 0..6 {
+        let fake = FakeGpu::start(seed, 20);
+        let stage = Stage::new(&fake, MIB);
+        let bytes = pattern(MIB, seed);
+        let made = on_gpu(&fake, &bytes);
+        let (tensor, seen) = (on_gpu(&fake, &pattern(MIB, 77)), on_gpu(&fake, &pattern(MIB, 78)));
+        let kernels = Stream::new(&fake.gpu()).unwrap();
+        let [after, free] = [(); 2].map(|()| Event::new(&fake.gpu()).unwrap());
+        // SAFETY: all memory and events stay until the stream has been waited for; copies of a stream are in order.
+        unsafe { kernels.copy(made.base(), tensor.base(), MIB) }.unwrap();
+        after.record(&kernels).unwrap();
+        stage.put(1, &tensor, Some(&after));
+        stage.next().1.unwrap();
+        // What is there now is still looked at when the bytes are asked for again.
+        // SAFETY: as above.
+        unsafe { kernels.copy(tensor.base(), seen.base(), MIB) }.unwrap();
+        free.record(&kernels).unwrap();
+        stage.get(1, &tensor, Some(&free));
+        stage.next().1.unwrap();
+        kernels.synchronize().unwrap();
+        assert!(bytes_of(&seen) == bytes && bytes_of(&tensor) == bytes, "seed {seed}");
+        drop(stage);
+        fake.assert_lawful();
+    }
+}
+
+#[test]
+fn a_check_sees_a_change_and_copies_nothing() {
+    let fake = FakeGpu::start(3, 2);
+    let stage = Stage::new(&fake, MIB);
+    let mut memory = on_gpu(&fake, &pattern(300_001, 5));
+    stage.put(1, &memory, None);
+    stage.next().1.unwrap();
+    let copied = fake.count("host_bytes");
+    assert!(stage.verify(1, &memory));
+    memory.write(300_000, &[1]).unwrap();
+    assert!(!stage.verify(1, &memory));
+    assert_eq!(fake.count("host_bytes"), copied);
+}
+
+#[test]
+fn a_bit_that_was_lost_on_the_way_is_an_error_and_never_another_tensor() {
+    let fake = FakeGpu::start(4, 1);
+    let stage = Stage::new(&fake, MIB);
+    let bytes = pattern(200_000, 9);
+    let memory = on_gpu(&fake, &bytes);
+    stage.put(1, &memory, None);
+    stage.next().1.unwrap();
+    let came = on_gpu(&fake, &pattern(200_000, 1));
+    fake.plan("flip", 0, 1, 1);
+    stage.get(1, &came, None);
+    let told = stage.next().1.unwrap_err().to_string();
+    assert!(told.contains("bytes 0 to 65536") && told.contains("is damaged"), "{told}");
+    // The copy itself was good.
+    stage.get(1, &came, None);
+    stage.next().1.unwrap();
+    assert!(bytes_of(&came) == bytes);
+}
+
+#[test]
+fn what_the_gpu_refuses_takes_no_room_and_leaves_the_tier_usable() {
+    for (call, code) in [("copy_out", 700), ("launch", 719), ("record", 700)] {
+        let fake = FakeGpu::start(5, 1);
+        let stage = Stage::new(&fake, MIB);
+        let bytes = pattern(MIB, 2);
+        let memory = on_gpu(&fake, &bytes);
+        fake.plan(call, 0, code, 1);
+        stage.put(1, &memory, None);
+        let told = stage.next().1.unwrap_err().to_string();
+        assert!(told.contains(&format!("error {code}")), "{call}: {told}");
+        assert_eq!(stage.tier.stats().used, ByteCount(0), "{call}");
+        stage.put(2, &memory, None);
+        stage.next().1.unwrap();
+        drop(stage);
+        fake.assert_lawful();
+    }
+    let fake = FakeGpu::start(5, 1);
+    fake.plan("host_alloc", 0, 2, 1);
+    let refused = HostTier::open(&fake.gpu(), ByteCount::gib(1)).unwrap_err().to_string();
+    assert!(refused.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{refused}");
+}
+
+#[test]
+fn what_has_not_begun_can_be_cancelled_and_what_is_urgent_overtakes() {
+    let fake = FakeGpu::start(6, 0);
+    let stage = Stage::new(&fake, 8 * MIB);
+    let memory = on_gpu(&fake, &pattern(MIB, 3));
+    // The GPU comes to no end, and so at most two begin.
+    fake.hold(true);
+    let put = |number, urgency| {
+        let notify = (stage.ended.clone(), number);
+        stage.tier.put(id(number), source(&memory, None), urgency, notify).unwrap()
+    };
+    let tickets: Vec<_> = (0..6).map(|number| put(number, Urgency::Ahead)).collect();
+    tickets[3].cancel();
+    tickets[5].expedite();
+    assert!(matches!(stage.next(), (3, Err(TransferError::Cancelled))));
+    fake.hold(false);
+    let mut order: Vec<u64> = (0..5).map(|_| stage.next().0).collect();
+    let urgent = order.iter().position(|number| *number == 5).unwrap();
+    assert!(urgent <= 2, "{order:?}");
+    order.remove(urgent);
+    assert_eq!(order, [0, 1, 2, 4]);
+    assert_eq!(stage.tier.stats().used, ByteCount::mib(5));
+    tickets[0].cancel();
+}
+
+#[test]
+fn what_is_not_there_is_refused_with_its_reason() {
+    let fake = FakeGpu::start(7, 0);
+    let stage = Stage::new(&fake, MIB);
+    let memory = on_gpu(&fake, &pattern(1000, 3));
+    let notify = || (stage.ended.clone(), 9);
+    let verify = |memory| stage.tier.verify(id(1), source(memory, None), notify());
+    assert_eq!(verify(&memory).unwrap_err(), HostTierError::Unknown);
+    stage.put(1, &memory, None);
+    stage.next().1.unwrap();
+    let other = on_gpu(&fake, &pattern(999, 3));
+    let (held, asked) = (ByteCount(1000), ByteCount(999));
+    assert_eq!(verify(&other).unwrap_err(), HostTierError::Length { held, asked });
+    stage.tier.close();
+    assert_eq!(verify(&memory).unwrap_err(), HostTierError::Closed);
+}

@@ -1,0 +1,316 @@
+//! A GPU that is only memory: a device's, mapped here, which the processor copies within and takes checksums of. It is as
+//! late as a GPU is: nothing that it is asked to do has happened before somebody has looked once.
+//!
+//! It counts what passes between that memory and the host's, and shows whether anything did.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tidelog_engine::memory::peer::PeerMemory;
+use tidelog_engine::memory::{
+    DmaPool, GpuCopies, GpuCopy, GpuDestination, GpuDirection, GpuError, GpuEvent, GpuMemory,
+    GpuSource, OpenedCopies, checksum,
+};
+use tidelog_engine::path::Status;
+use tidelog_engine::path::backend::{
+    Copied, Memory, OpenedWindow, Window, WindowCopies, WindowCopy, WindowDirection, WindowSize,
+};
+
+/// Where its memory begins for the GPU, so that nobody takes an address of it for one of the host's.
+const BASE: u64 = 0x7000_0000_0000;
+/// What every byte of the host's staging memory is made.
+const POISON: u8 = 0xA5;
+
+/// The GPU. Its memory is `memory` up to `tensors`, and behind that, the window.
+#[derive(Debug)]
+pub struct StandIn {
+    memory: Arc<Mapping>,
+    tensors: usize,
+    /// Bytes that went between its memory and the host's.
+    to_host: Arc<AtomicU64>,
+    staging: Mutex<Option<DmaPool>>,
+}
+
+/// Memory of a device, by offsets.
+#[derive(Debug)]
+struct Mapping(Box<dyn PeerMemory>);
+
+impl Mapping {
+    /// Where these bytes of it are mapped.
+    fn at(&self, offset: usize, length: usize) -> *mut u8 {
+        let (base, size) = self.0.span();
+        let end = offset.checked_add(length);
+        assert!(end.is_some_and(|end| end <= size), "{length} bytes at {offset} of {size}");
+        base.as_ptr().wrapping_add(offset)
+    }
+
+    fn of_gpu(&self, address: u64, length: usize) -> *mut u8 {
+        self.at((address - BASE) as usize, length)
+    }
+
+    /// What lies there now.
+    fn read(&self, at: *const u8, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        // SAFETY: mapped, as `at` was found by `Self::at`; the vector is new. Whoever asks knows that no device writes it.
+        unsafe { std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), length) };
+        bytes
+    }
+}
+
+impl StandIn {
+    /// A GPU of this memory, of which the first `tensors` bytes, whole huge pages, are for tensors.
+    pub fn new(memory: Box<dyn PeerMemory>, tensors: usize) -> Self {
+        let memory = Arc::new(Mapping(memory));
+        Self { memory, tensors, to_host: Arc::default(), staging: Mutex::default() }
+    }
+
+    /// Memory for a put: these bytes of it.
+    pub fn source(&self, offset: usize, length: usize) -> GpuSource {
+        self.memory.at(offset, length);
+        // SAFETY: the mapping outlives the pool, which the GPU is given to; tests leave the bytes until the ticket ends.
+        unsafe { GpuSource::new(BASE + offset as u64, length, None) }
+    }
+
+    /// Memory for a get: these bytes of it.
+    pub fn destination(&self, offset: usize, length: usize) -> GpuDestination {
+        self.memory.at(offset, length);
+        // SAFETY: as in `source`.
+        unsafe { GpuDestination::new(BASE + offset as u64, length, None, None) }
+    }
+
+    /// What these bytes of it are; no transfer is under way.
+    pub fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
+        self.memory.read(self.memory.at(offset, length), length)
+    }
+
+    /// Makes these bytes of it something; no transfer is under way.
+    pub fn fill(&self, offset: usize, length: usize, byte: u8) {
+        // SAFETY: mapped (`Mapping::at`), and no transfer's.
+        unsafe { std::ptr::write_bytes(self.memory.at(offset, length), byte, length) };
+    }
+
+    /// How many bytes of tensors went between its memory and the host's since it was opened.
+    pub fn to_host(&self) -> u64 {
+        self.to_host.load(Ordering::Relaxed)
+    }
+
+    /// Poisons all staging memory of the pool that was opened with it. Nothing is under way there.
+    pub fn poison(&self) {
+        self.with_staging(|base, length| {
+            // SAFETY: the pool is kept, so the memory is mapped; its buffers are idle, and their contents mean nothing.
+            unsafe { std::ptr::write_bytes(base, POISON, length) };
+        });
+    }
+
+    /// How many bytes of that memory are not as they were poisoned. Nothing is under way there.
+    pub fn touched(&self) -> usize {
+        let mut touched = 0;
+        self.with_staging(|base, length| {
+            let mut bytes = vec![0_u8; length];
+            // SAFETY: as in `poison`.
+            unsafe { std::ptr::copy_nonoverlapping(base, bytes.as_mut_ptr(), length) };
+            touched = bytes.iter().filter(|&&byte| byte != POISON).count();
+        });
+        touched
+    }
+
+    fn with_staging(&self, body: impl FnOnce(*mut u8, usize)) {
+        let staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = &*staging {
+            let (base, length) = pool.span();
+            body(base, length);
+        }
+    }
+}
+
+impl GpuMemory for StandIn {
+    fn name(&self) -> String {
+        format!("a stand-in for a GPU, {}", self.memory.0.describe())
+    }
+
+    fn open(&self, slots: u32, staging: &DmaPool) -> Result<OpenedCopies, GpuError> {
+        *self.staging.lock().unwrap_or_else(PoisonError::into_inner) = Some(staging.clone());
+        let copies = Staged {
+            memory: Arc::clone(&self.memory),
+            to_host: Arc::clone(&self.to_host),
+            begun: vec![None; slots as usize],
+        };
+        let (copies, why_unlocked) = (Box::new(copies), Some("the processor copies".into()));
+        Ok(OpenedCopies { copies, why_no_checksums: None, why_unlocked, lock: None })
+    }
+
+    fn open_window(&self, size: WindowSize) -> Result<OpenedWindow, GpuError> {
+        let (offset, length) = (self.tensors, size.bytes());
+        if offset + length > self.memory.0.span().1 {
+            let left = self.memory.0.span().1 - offset;
+            return Err(GpuError(format!("a window of {length} bytes in {left} bytes of memory")));
+        }
+        let copies = Passed {
+            memory: Arc::clone(&self.memory),
+            begun: vec![None; Window::slots(size) as usize],
+            sums: vec![0; Window::slots(size) as usize],
+        };
+        let memory = Part { memory: Arc::clone(&self.memory), offset, length };
+        let base = BASE + offset as u64;
+        Ok(OpenedWindow { memory: Box::new(memory), base, copies: Box::new(copies) })
+    }
+}
+
+/// What controllers reach: the part of the memory that is the window.
+struct Part {
+    memory: Arc<Mapping>,
+    offset: usize,
+    length: usize,
+}
+
+// SAFETY: a part of memory that is mapped as long as this keeps it, which only the window uses; it has no gaps, as the whole
+// has none.
+unsafe impl PeerMemory for Part {
+    fn span(&self) -> (NonNull<u8>, usize) {
+        let start = NonNull::new(self.memory.at(self.offset, self.length));
+        (start.unwrap_or(NonNull::dangling()), self.length)
+    }
+
+    fn bus_address(&self) -> Option<u64> {
+        Some(self.memory.0.bus_address()? + self.offset as u64)
+    }
+
+    fn describe(&self) -> String {
+        format!("{} bytes at {} of {}", self.length, self.offset, self.memory.0.describe())
+    }
+}
+
+impl fmt::Debug for Part {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.describe())
+    }
+}
+
+/// Copies by way of staging memory.
+struct Staged {
+    memory: Arc<Mapping>,
+    to_host: Arc<AtomicU64>,
+    begun: Vec<Option<GpuCopy>>,
+}
+
+// SAFETY: the addresses are those of the engine's memory, which whoever began a copy keeps for it, whatever thread drives it.
+unsafe impl Send for Staged {}
+
+impl Staged {
+    fn carry_out(&self, GpuCopy { direction, gpu, staging, length, .. }: GpuCopy) {
+        let (gpu, staging) = (self.memory.of_gpu(gpu, length), staging.as_ptr());
+        // SAFETY: the GPU's end is mapped (`Mapping::at`), the other is the engine's for the copy (`GpuCopies::begin`).
+        unsafe {
+            match direction {
+                GpuDirection::Out => std::ptr::copy_nonoverlapping(gpu, staging, length),
+                GpuDirection::In => std::ptr::copy_nonoverlapping(staging, gpu, length),
+                GpuDirection::Checksum => {
+                    let sum = checksum(&self.memory.read(gpu, length));
+                    staging.cast::<u32>().write_unaligned(sum);
+                    return;
+                }
+            }
+        }
+        self.to_host.fetch_add(length as u64, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: a copy touches memory only while it is carried out, which is before it is told to be done.
+unsafe impl GpuCopies for Staged {
+    unsafe fn begin(&mut self, slot: u32, copy: &GpuCopy) -> Result<(), GpuError> {
+        if copy.after.is_some() {
+            return Err(GpuError("it has no events".into()));
+        }
+        self.begun[slot as usize] = Some(*copy);
+        Ok(())
+    }
+
+    fn is_done(&mut self, slot: u32) -> Result<bool, GpuError> {
+        let begun = self.begun[slot as usize].take();
+        begun.inspect(|copy| self.carry_out(*copy));
+        Ok(begun.is_none())
+    }
+
+    fn record(&mut self, _event: GpuEvent) -> Result<(), GpuError> {
+        Err(GpuError("it has no events".into()))
+    }
+
+    fn wait(&mut self) {
+        for slot in 0..self.begun.len() {
+            self.begun[slot].take().into_iter().for_each(|copy| self.carry_out(copy));
+        }
+    }
+}
+
+/// Copies between the window and the rest of the memory.
+struct Passed {
+    memory: Arc<Mapping>,
+    begun: Vec<Option<WindowCopy>>,
+    sums: Vec<u32>,
+}
+
+// SAFETY: as for `Staged`.
+unsafe impl Send for Passed {}
+
+impl Passed {
+    fn carry_out(&mut self, slot: usize, copy: WindowCopy) {
+        let filled = copy.copied.map_or(0, |copied| copied.first + copied.length);
+        let length = (filled + copy.zeroes).max(copy.checked) as usize;
+        let part = self.memory.of_gpu(copy.place, length);
+        if copy.direction == WindowDirection::Drain {
+            self.sums[slot] = checksum(&self.memory.read(part, copy.checked as usize));
+        }
+        if let Some(Copied { first, length, with }) = copy.copied {
+            let (part, length) = (part.wrapping_add(first as usize), length as usize);
+            let other = match with {
+                Memory::Gpu(address) => self.memory.of_gpu(address, length),
+                Memory::Host(_) => unreachable!("only its own memory passes through the window"),
+            };
+            let (from, to) = match copy.direction {
+                WindowDirection::Fill => (other, part),
+                WindowDirection::Drain => (part, other),
+            };
+            // SAFETY: both are mapped (`Mapping::at`) and the copy's until it is done (`WindowCopies::begin`).
+            unsafe { std::ptr::copy(from, to, length) };
+        }
+        if copy.direction == WindowDirection::Fill {
+            let behind = part.wrapping_add(filled as usize);
+            // SAFETY: as above; it lies within the part.
+            unsafe { std::ptr::write_bytes(behind, 0, copy.zeroes as usize) };
+            self.sums[slot] = checksum(&self.memory.read(part, copy.checked as usize));
+        }
+    }
+}
+
+// SAFETY: as for `Staged`; the processor's own writes are seen by devices that are told of them afterwards.
+unsafe impl WindowCopies for Passed {
+    unsafe fn begin(&mut self, slot: u32, copy: &WindowCopy) -> Result<(), Status> {
+        let events = copy.after.is_some();
+        self.begun[slot as usize] = Some(*copy).filter(|_| !events);
+        if events { Err(Status::Errno(libc::EOPNOTSUPP)) } else { Ok(()) }
+    }
+
+    fn is_done(&mut self, slot: u32) -> Result<bool, Status> {
+        let begun = self.begun[slot as usize].take();
+        if let Some(copy) = begun {
+            self.carry_out(slot as usize, copy);
+        }
+        Ok(begun.is_none())
+    }
+
+    fn checksum(&self, slot: u32) -> u32 {
+        self.sums[slot as usize]
+    }
+
+    fn stop(&mut self) -> bool {
+        for slot in 0..self.begun.len() {
+            if let Some(copy) = self.begun[slot].take() {
+                self.carry_out(slot, copy);
+            }
+        }
+        true
+    }
+}
