@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import os
 import sys
+import time
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch starts its threads
@@ -19,6 +20,7 @@ if importlib.util.find_spec("tidelog") is None:
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+import tidelog  # noqa: E402
 import tidetest.compare  # noqa: E402
 from tidetest import device  # noqa: E402
 
@@ -70,6 +72,23 @@ def clean_slate():
     torch.manual_seed(0)
     yield
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def plans_are_awaited(monkeypatch):
+    """Steps go on while a plan is made. Here each waits for it, so that which step follows the plan is no matter of luck."""
+    end_step = tidelog.Tide._end_step
+
+    def end_and_wait(tide, *arguments):
+        end_step(tide, *arguments)
+        await_plan(tide)
+
+    monkeypatch.setattr(tidelog.Tide, "_end_step", end_and_wait)
+
+
+def await_plan(tide):
+    while tide.stats()["planning"]:
+        time.sleep(0.001)
 
 
 @pytest.fixture

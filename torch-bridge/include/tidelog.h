@@ -375,6 +375,16 @@ size_t tide_session_stats(uint64_t session,
                           char *buffer,
                           size_t capacity);
 
+// What the plan's simulation makes of a step at the pace of the last one, as JSON, written to `buffer`: `time_ns`, `stall_ns`,
+// `stalls`, `bytes_written`, `bytes_read`; null where the last step followed no plan to its end. Simulates, which may take a while.
+// Answers the text's length, 0 for a stale handle.
+//
+// # Safety
+// `buffer` is null or has `capacity` bytes.
+size_t tide_session_simulate(uint64_t session,
+                             char *buffer,
+                             size_t capacity);
+
 // Writes the HTML report to the file `path`.
 //
 // # Safety

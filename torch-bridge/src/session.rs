@@ -12,9 +12,10 @@ mod figures;
 mod history;
 mod open;
 mod planned;
+mod planning;
 mod profile;
-mod replan;
 mod report;
+mod simulated;
 mod stats;
 mod transfers;
 
@@ -32,8 +33,8 @@ use figures::Figures;
 use history::{History, Label};
 use open::Lease;
 use planned::Planned;
+use planning::Planning;
 use profile::Profile;
-use replan::Replanning;
 use transfers::InFlight;
 
 use crate::abi::Place;
@@ -73,10 +74,14 @@ struct State {
     moving: u64,
     profile: Profile,
     planned: Option<Planned>,
-    replanning: Replanning,
+    /// Whether the last step followed the plan to its end.
+    last_followed: bool,
+    planning: Planning,
     policy: Policy,
     op: CurrentOp,
     waiting: Option<Waiting>,
+    /// Since when the caller has been answering requests.
+    handing_out: Option<Instant>,
     actions: Vec<Action>,
     uses: Vec<Use>,
     notices: Vec<String>,

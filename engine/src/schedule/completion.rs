@@ -26,7 +26,8 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct Entries {
-    queue: VecDeque<(u64, Outcome)>,
+    /// When each ended, its tag, and how it ended.
+    queue: VecDeque<(Instant, u64, Outcome)>,
     /// Threads that sleep until an entry comes. Where there is none, waking one would still cost a system call.
     sleepers: u32,
 }
@@ -65,6 +66,14 @@ impl CompletionQueue {
         }
     }
 
+    /// When the transfer ended whose entry is taken next. It may be looked at long after.
+    pub fn oldest_end(&self) -> Option<Instant> {
+        if self.is_empty() {
+            return None;
+        }
+        self.entries().queue.front().map(|(at, ..)| *at)
+    }
+
     /// How many entries wait.
     pub fn len(&self) -> usize {
         self.0.attention.load(Ordering::Acquire) as usize
@@ -84,8 +93,9 @@ impl CompletionQueue {
 
     /// Tells of the end of what was begun under `tag`: a transfer of the reactor's, or of others who let this queue tell.
     pub fn push(&self, tag: u64, outcome: Outcome) {
+        let ended = Instant::now();
         let mut entries = self.entries();
-        entries.queue.push_back((tag, outcome));
+        entries.queue.push_back((ended, tag, outcome));
         self.0.attention.store(entries.queue.len() as u32, Ordering::Release);
         let sleepers = entries.sleepers;
         drop(entries);
@@ -95,9 +105,9 @@ impl CompletionQueue {
     }
 
     fn pop(&self, entries: &mut Entries) -> Option<(u64, Outcome)> {
-        let entry = entries.queue.pop_front()?;
+        let (_, tag, outcome) = entries.queue.pop_front()?;
         self.0.attention.store(entries.queue.len() as u32, Ordering::Release);
-        Some(entry)
+        Some((tag, outcome))
     }
 
     fn entries(&self) -> MutexGuard<'_, Entries> {

@@ -46,6 +46,18 @@ impl Policy<'_> {
     }
 }
 
+/// What carries a plan out beside the links. By default it takes no time and does nothing of its own: figures are
+/// then the plan's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Runtime {
+    /// For how many ops ahead what they use is fetched, and gets its room, whatever the plan's moves do
+    /// ([`crate::residency::Config::lookahead`]).
+    pub lookahead: u32,
+    /// What one transfer takes of the thread that runs the ops, in which none of them runs: memory is given up or
+    /// asked for, the transfer is handed over, its end is taken in.
+    pub handling: Nanos,
+}
+
 /// One iteration in the steady state. Times count from its beginning.
 #[derive(Clone, Debug, Default)]
 pub struct Simulation {
@@ -144,7 +156,20 @@ pub fn simulate(
     machine: &Machine,
     policy: Policy<'_>,
 ) -> Result<Simulation, SimulateError> {
-    let mut run = run::Run::new(trace, machine, policy)?;
+    simulate_under(Runtime::default(), trace, machine, policy)
+}
+
+/// [`simulate`] with what the runtime that carries it out does and takes.
+///
+/// # Panics
+/// As [`simulate`].
+pub fn simulate_under(
+    runtime: Runtime,
+    trace: &Trace,
+    machine: &Machine,
+    policy: Policy<'_>,
+) -> Result<Simulation, SimulateError> {
+    let mut run = run::Run::new(trace, machine, runtime, policy)?;
     for _ in 0..WARM_UP {
         run.iteration()?;
     }
@@ -164,7 +189,7 @@ pub fn run_many(
     policy: Policy<'_>,
     iterations: u32,
 ) -> Result<(Nanos, Stats), SimulateError> {
-    let mut run = run::Run::new(trace, machine, policy)?;
+    let mut run = run::Run::new(trace, machine, Runtime::default(), policy)?;
     for _ in 0..iterations {
         run.iteration()?;
     }
@@ -197,11 +222,21 @@ impl Simulation {
 
 /// Simulates a plan and writes what came out into its expectations.
 pub fn with_expectations(
+    plan: Plan,
+    trace: &Trace,
+    machine: &Machine,
+) -> Result<(Plan, Simulation), SimulateError> {
+    with_expectations_under(Runtime::default(), plan, trace, machine)
+}
+
+/// [`with_expectations`] with what the runtime that carries it out does and takes.
+pub fn with_expectations_under(
+    runtime: Runtime,
     mut plan: Plan,
     trace: &Trace,
     machine: &Machine,
 ) -> Result<(Plan, Simulation), SimulateError> {
-    let simulation = simulate(trace, machine, Policy::Planned(&plan))?;
+    let simulation = simulate_under(runtime, trace, machine, Policy::Planned(&plan))?;
     plan.expects = simulation.expectation(&plan.expects);
     Ok((plan, simulation))
 }

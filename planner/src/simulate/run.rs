@@ -2,7 +2,7 @@
 
 use super::links::Links;
 use super::world::World;
-use super::{OpStall, Policy, SimulateError, Simulation};
+use super::{OpStall, Policy, Runtime, SimulateError, Simulation};
 use crate::cost::Machine;
 use crate::plan::{born_bytes, compile};
 use crate::residency::{Config, OpBegin, Progress, Residency, StorageId, Use};
@@ -32,17 +32,20 @@ impl<'a> Run<'a> {
     pub(super) fn new(
         trace: &'a Trace,
         machine: &Machine,
+        runtime: Runtime,
         policy: Policy<'_>,
     ) -> Result<Self, SimulateError> {
         let (budget, staging) = match policy {
             Policy::Ideal => (UNLIMITED, Bytes(0)),
             _ => (machine.budget, machine.staging),
         };
+        let Runtime { lookahead, handling } = runtime;
         let host_memory = machine.host.map_or(Bytes(0), |host| host.memory);
-        let residency = Residency::new(Config { host_memory, ..Config::new(budget, staging) });
+        let config = Config { lookahead, host_memory, ..Config::new(budget, staging) };
+        let residency = Residency::new(config);
         let capacity = Bytes(budget.0.saturating_sub(staging.0));
         let mut run = Self {
-            world: World::new(trace, residency, Links::new(machine), capacity),
+            world: World::new(trace, residency, Links::new(machine), [capacity.0, handling.0]),
             named: vec![Instances::default(); trace.storages.len()],
             ends_late: ends_late(trace),
         };
@@ -116,22 +119,21 @@ impl<'a> Run<'a> {
         let op_index = OpIndex(index as u32);
         let uses = self.uses(op);
         self.world.residency.expect(op_index, op.fingerprint);
-        let ready_at = self.world.now;
         let waited_for = self.first_absent(&uses);
         let begin = OpBegin { index: Some(op_index), uses: &uses, needs: born_bytes(trace, op) };
         let progress = self.world.residency.op_begin(&begin);
-        self.until_ready(progress, || format!("op {index} ({})", op.name))?;
+        let mut waited = self.until_ready(progress, || format!("op {index} ({})", op.name))?;
         for birth in &op.births {
             self.make(birth.storage, Some((op_index, birth.slot)));
         }
         let progress = self.world.residency.settle();
-        self.until_ready(progress, || format!("the outputs of op {index} ({})", op.name))?;
+        waited +=
+            self.until_ready(progress, || format!("the outputs of op {index} ({})", op.name))?;
         if self.world.recording {
-            let (begin, now) =
-                (self.world.since_origin(ready_at), self.world.since_origin(self.world.now));
+            let now = self.world.since_origin(self.world.now);
             self.world.result.begins.push(now);
-            if begin < now {
-                let length = Nanos(now.0 - begin.0);
+            if waited > 0 {
+                let (begin, length) = (Nanos(now.0.saturating_sub(waited)), Nanos(waited));
                 self.world.result.stalls.push(OpStall { op: op_index, begin, length, waited_for });
             }
         }
@@ -165,16 +167,18 @@ impl<'a> Run<'a> {
         instances.find(|i| !i.holds_memory || i.moving).map(|instance| instance.storage)
     }
 
-    /// Performs actions and lets time pass until what was asked for can go on.
+    /// Performs actions and lets time pass until what was asked for can go on. Answers how much of it was waiting.
     fn until_ready(
         &mut self,
         mut progress: Progress,
         what: impl Fn() -> String,
-    ) -> Result<(), SimulateError> {
+    ) -> Result<u64, SimulateError> {
+        let mut waited = 0;
         loop {
             self.world.perform();
+            self.world.handle();
             match progress {
-                Progress::Ready => return Ok(()),
+                Progress::Ready => return Ok(waited),
                 Progress::Waiting => {}
                 Progress::Refused(refusal) => {
                     return Err(SimulateError::Refused { what: what(), refusal });
@@ -186,7 +190,9 @@ impl<'a> Run<'a> {
             let Some(next) = self.world.links.next_completion() else {
                 return Err(SimulateError::Stuck { what: what() });
             };
-            self.world.now = self.world.now.max(next);
+            let next = self.world.now.max(next);
+            waited += next - self.world.now;
+            self.world.now = next;
             self.world.complete();
             progress = self.world.residency.resume();
         }

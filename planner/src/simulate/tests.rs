@@ -51,6 +51,34 @@ fn the_plan_hides_what_lru_waits_for() {
 }
 
 #[test]
+fn what_transfers_take_of_the_ops_thread_delays_ops_and_shortens_waits() {
+    let trace = one_peak();
+    let mut machine = machine(20);
+    machine.ssd.write = Bandwidth(2_000_000_000);
+    let runtime = Runtime { handling: Nanos(4), ..Runtime::default() };
+    let plan = algorithm1(&trace, &machine, Options::default());
+    let planned = simulate_under(runtime, &trace, &machine, Policy::Planned(&plan)).unwrap();
+    assert_eq!((planned.time, planned.stalls.len()), (Nanos(68), 0), "two transfers, no wait");
+    let lru = simulate_under(runtime, &trace, &machine, Policy::Lru).unwrap();
+    // Bytes move while the thread is busy with the transfer: of 5 and of 10 ns it waits for the rest.
+    assert_eq!((lru.time, lru.stall_time()), (Nanos(75), Nanos(7)));
+    assert_eq!(lru.stalls[0].begin, Nanos(24), "a wait ends when its op begins");
+}
+
+#[test]
+fn a_runtime_that_looks_ahead_makes_up_for_what_a_plan_leaves_out() {
+    let trace = one_peak();
+    let mut machine = machine(20);
+    machine.ssd.write = Bandwidth(2_000_000_000);
+    let nothing = Plan::new("nothing", &trace, &machine, Vec::new(), Expectation::default());
+    let time = |lookahead| {
+        let runtime = Runtime { lookahead, ..Runtime::default() };
+        simulate_under(runtime, &trace, &machine, Policy::Planned(&nothing)).unwrap().time
+    };
+    assert_eq!([time(0), time(4)], [Nanos(75), Nanos(60)]);
+}
+
+#[test]
 fn every_policy_stays_within_the_budget_and_above_the_ideal_time() {
     let mut random = Random(22);
     let (mut simulated, mut moved) = (0, 0);

@@ -28,7 +28,7 @@ pub(super) struct World<'a> {
     pub(super) now: u64,
     pub(super) recording: bool,
     pub(super) result: Simulation,
-    /// What tensors may hold, staging taken off.
+    /// What tensors may hold, staging taken off, in bytes.
     capacity: u64,
     /// When the current iteration began.
     origin: u64,
@@ -40,6 +40,9 @@ pub(super) struct World<'a> {
     moving: u64,
     wanted: u64,
     actions: Vec<Action>,
+    /// What a transfer takes of the thread that runs the ops, in ns, and what it has not yet spent on those begun.
+    handling: u64,
+    unhandled: u64,
 }
 
 impl<'a> World<'a> {
@@ -47,7 +50,7 @@ impl<'a> World<'a> {
         trace: &'a Trace,
         residency: Residency,
         links: Links,
-        capacity: Bytes,
+        [capacity, handling]: [u64; 2],
     ) -> Self {
         Self {
             trace,
@@ -56,7 +59,7 @@ impl<'a> World<'a> {
             now: 0,
             recording: false,
             result: Simulation::default(),
-            capacity: capacity.0,
+            capacity,
             origin: 0,
             moved_before: HashMap::new(),
             instances: Vec::new(),
@@ -65,6 +68,8 @@ impl<'a> World<'a> {
             moving: 0,
             wanted: 0,
             actions: Vec::new(),
+            handling,
+            unhandled: 0,
         }
     }
 
@@ -196,10 +201,16 @@ impl<'a> World<'a> {
         self.sample();
     }
 
+    /// The thread that runs the ops spends its time on the transfers that were begun.
+    pub(super) fn handle(&mut self) {
+        self.now += std::mem::take(&mut self.unhandled);
+    }
+
     fn launch(&mut self, id: StorageId, transfer: TransferId, way: Way, urgent: bool) {
         let instance = &mut self.instances[id.0 as usize];
         instance.moving = true;
         self.moving += instance.size;
+        self.unhandled += self.handling;
         let (storage, bytes) = (instance.storage, Bytes(instance.size));
         let flight = Flight { id, storage, way, bytes, begin: self.now, urgent, cancelled: false };
         self.links.submit(transfer, flight);

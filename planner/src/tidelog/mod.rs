@@ -13,7 +13,7 @@ use crate::algorithm1::{self, Score, algorithm1};
 use crate::cost::Machine;
 use crate::lifetime::Lifetimes;
 use crate::plan::{Expectation, Plan, Row};
-use crate::simulate::{SimulateError, Simulation, with_expectations};
+use crate::simulate::{Runtime, SimulateError, Simulation, with_expectations_under};
 use crate::trace::{Op, Trace};
 use candidates::Candidates;
 use rounding::Rounding;
@@ -36,6 +36,8 @@ pub struct Options {
     /// How many ops may be simulated to improve the plan by trial. Only short traces profit: a long one is
     /// left as it is where this is not enough to look at each of its ops.
     pub trials: u64,
+    /// What carries the plan out. A session tells what it has measured, so that a plan that moves more has to be worth it.
+    pub runtime: Runtime,
     /// An idea to leave out, to see what it brings.
     pub without: Option<Idea>,
 }
@@ -48,6 +50,7 @@ impl Default for Options {
             published: 100_000,
             goal: Goal::Time,
             trials: 100_000,
+            runtime: Runtime::default(),
             without: None,
         }
     }
@@ -187,7 +190,7 @@ pub fn tidelog(
 ) -> Result<(Plan, Simulation), SimulateError> {
     let best = Search::run(trace, machine, options)?.best(options.goal);
     match options.goal {
-        Goal::Time => trials::improve(trace, machine, best, options.trials),
+        Goal::Time => trials::improve(trace, machine, best, options),
         Goal::Wear => Ok(best),
     }
 }
@@ -244,7 +247,7 @@ impl<'a> Search<'a> {
             let options = algorithm1::Options { score, ..Default::default() };
             let mut plan = algorithm1(self.trace, self.machine, options);
             "tidelog".clone_into(&mut plan.policy);
-            let (plan, simulation) = with_expectations(plan, self.trace, self.machine)?;
+            let (plan, simulation) = self.simulated(plan)?;
             self.found.offer_published(plan, simulation);
         }
         Ok(())
@@ -330,13 +333,17 @@ impl<'a> Search<'a> {
     /// Offers the plan of these rows, and answers when its ops run.
     fn try_rows(&mut self, rows: Vec<Row>) -> Result<Guess, SimulateError> {
         let plan = Plan::new("tidelog", self.trace, self.machine, rows, Expectation::default());
-        let (plan, simulation) = with_expectations(plan, self.trace, self.machine)?;
+        let (plan, simulation) = self.simulated(plan)?;
         let mut guess = Guess::without_waits(self.trace);
         for stall in &simulation.stalls {
             guess.durations[stall.op.0 as usize] += stall.length.0;
         }
         self.found.offer(plan, simulation);
         Ok(guess)
+    }
+
+    fn simulated(&self, plan: Plan) -> Result<(Plan, Simulation), SimulateError> {
+        with_expectations_under(self.options.runtime, plan, self.trace, self.machine)
     }
 }
 

@@ -1,13 +1,32 @@
 use super::*;
 use crate::cost::SsdLink;
+use crate::instances::random_machine;
 use crate::lifetime::Lifetimes;
-use crate::simulate::{Policy, run_many, simulate};
+use crate::simulate::{Policy, run_many, simulate, simulate_under};
 use crate::testing::{Builder, Random, every_plan, machine, random_trace, training};
 use crate::trace::Access;
 use crate::units::{Bandwidth, Bytes, Nanos};
 
 fn time(trace: &Trace, machine: &Machine) -> u64 {
     tidelog(trace, machine, Options::default()).expect("it can be simulated").1.time.0
+}
+
+#[test]
+fn a_plan_made_for_what_transfers_take_is_faster_where_they_take_it() {
+    let mut random = Random(77);
+    let runtime = Runtime { lookahead: 0, handling: Nanos(3) };
+    let (mut told, mut untold) = (0, 0);
+    for _ in 0..100 {
+        let trace = random_trace(&mut random, 14, 9);
+        let machine = random_machine(&mut random, &trace);
+        let options = Options { trials: 0, ..Options::default() };
+        let Ok((plan, _)) = tidelog(&trace, &machine, options) else { continue };
+        let (_, simulation) = tidelog(&trace, &machine, Options { runtime, ..options }).unwrap();
+        told += simulation.time.0;
+        let policy = Policy::Planned(&plan);
+        untold += simulate_under(runtime, &trace, &machine, policy).unwrap().time.0;
+    }
+    assert!(told < untold, "{told} ns, {untold} ns without being told");
 }
 
 #[test]

@@ -1,41 +1,52 @@
 //! Improving a plan by trial, where trials are cheap: on short traces every period's other choices are
 //! simulated in turn, until none of them helps.
 
+use super::Options;
 use crate::cost::Machine;
 use crate::lifetime::{Lifetimes, Period, PeriodEnd};
 use crate::plan::{Action, Expectation, Plan, Row, Target};
-use crate::simulate::{SimulateError, Simulation, with_expectations};
+use crate::simulate::{Runtime, SimulateError, Simulation, with_expectations_under};
 use crate::trace::Trace;
 use crate::units::{Bytes, Nanos, OpIndex};
 
 /// Iterations that one simulation runs.
 const ITERATIONS: u64 = 3;
 
+/// Where trials run.
+#[derive(Clone, Copy)]
+struct Course<'a> {
+    trace: &'a Trace,
+    machine: &'a Machine,
+    runtime: Runtime,
+}
+
 /// The best plan that `best`, or one that moves nothing or a single period, becomes by changing one period
-/// after the other, simulating at most `ops_max` ops: where two storages have to move, moving either alone
+/// after the other, simulating at most `options.trials` ops: where two storages have to move, moving either alone
 /// may be worse than neither. A trace too long to look at each period once is left as it is.
 pub(super) fn improve(
     trace: &Trace,
     machine: &Machine,
     best: (Plan, Simulation),
-    ops_max: u64,
+    options: Options,
 ) -> Result<(Plan, Simulation), SimulateError> {
     let ops = trace.ops.len() as u64;
-    let mut left = ops_max / (ITERATIONS * ops.max(1));
+    let Options { trials, runtime, .. } = options;
+    let mut left = trials / (ITERATIONS * ops.max(1));
     if left < ops {
         return Ok(best);
     }
+    let course = Course { trace, machine, runtime };
     let mut periods = Lifetimes::of(trace).periods;
     periods.retain(|period| period.end == PeriodEnd::Use);
-    let mut best = climb(trace, machine, &periods, best, &mut left)?;
+    let mut best = climb(course, &periods, best, &mut left)?;
     let single = periods.iter().flat_map(|period| choices(trace, period).into_iter().skip(1));
     for rows in [Vec::new()].into_iter().chain(single) {
         if left == 0 || best.1.stalls.is_empty() {
             break;
         }
         left -= 1;
-        let start = with_rows(trace, machine, rows)?;
-        let other = climb(trace, machine, &periods, start, &mut left)?;
+        let start = with_rows(course, rows)?;
+        let other = climb(course, &periods, start, &mut left)?;
         if merit(&other.1) < merit(&best.1) {
             best = other;
         }
@@ -45,8 +56,7 @@ pub(super) fn improve(
 
 /// Changes one period after the other for the better, until no change of one helps.
 fn climb(
-    trace: &Trace,
-    machine: &Machine,
+    course: Course<'_>,
     periods: &[Period],
     mut best: (Plan, Simulation),
     left: &mut u64,
@@ -54,14 +64,14 @@ fn climb(
     loop {
         let before = merit(&best.1);
         for period in periods {
-            let others = without(&best.0, trace, period);
-            for choice in choices(trace, period) {
+            let others = without(&best.0, course.trace, period);
+            for choice in choices(course.trace, period) {
                 if *left == 0 || best.1.stalls.is_empty() {
                     return Ok(best);
                 }
                 *left -= 1;
                 let rows = others.iter().cloned().chain(choice).collect();
-                let tried = with_rows(trace, machine, rows)?;
+                let tried = with_rows(course, rows)?;
                 if merit(&tried.1) < merit(&best.1) {
                     best = tried;
                 }
@@ -77,13 +87,10 @@ fn merit(one: &Simulation) -> (Nanos, Bytes) {
     (one.time, one.bytes.ssd_written)
 }
 
-fn with_rows(
-    trace: &Trace,
-    machine: &Machine,
-    rows: Vec<Row>,
-) -> Result<(Plan, Simulation), SimulateError> {
+fn with_rows(course: Course<'_>, rows: Vec<Row>) -> Result<(Plan, Simulation), SimulateError> {
+    let Course { trace, machine, runtime } = course;
     let plan = Plan::new("tidelog", trace, machine, rows, Expectation::default());
-    with_expectations(plan, trace, machine)
+    with_expectations_under(runtime, plan, trace, machine)
 }
 
 /// The plan's rows without those of one period.

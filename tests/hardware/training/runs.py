@@ -99,7 +99,7 @@ def run_limited(arguments):
     options = {"memory": arguments.limit, "pool_size": arguments.pool_size, "device": arguments.device}
     options |= {"buffered": not is_direct(arguments.folder)}
     with tidelog.offload(pool=arguments.folder, **options) as tide:
-        losses, seconds = train(arguments, own_step(make(arguments)), tide.step)
+        losses, seconds = train(arguments, own_step(make(arguments)), tide.step, lambda: await_plan(tide))
         stats, last = tide.stats(), tide.last_step()
         if stats["plan"]:
             tide.trace(arguments.trace)
@@ -139,7 +139,13 @@ def own_step(model):
     return lambda inputs, targets: gpt.train_step(model, optimizer, inputs, targets)
 
 
-def train(arguments, step, around=contextlib.nullcontext):
+def await_plan(tide):
+    """Steps go on while a plan is made; here they wait for it, so that those that are timed follow it."""
+    while tide.stats()["planning"]:
+        time.sleep(0.01)
+
+
+def train(arguments, step, around=contextlib.nullcontext, between=lambda: None):
     import gpt
 
     losses, seconds = [], []
@@ -149,6 +155,7 @@ def train(arguments, step, around=contextlib.nullcontext):
             loss = step(inputs.to(arguments.device), targets.to(arguments.device))
         losses.append(loss.item().hex())  # waits for the device
         seconds.append(time.perf_counter() - started)
+        between()
     return losses, seconds
 
 

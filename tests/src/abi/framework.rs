@@ -421,12 +421,23 @@ impl Framework {
 
     /// The session's figures.
     pub fn stats(&self) -> serde_json::Value {
+        self.told_by(tide_session_stats)
+    }
+
+    /// What the plan's simulation makes of the last step; null where that followed none.
+    pub fn simulated(&self) -> serde_json::Value {
+        self.told_by(tide_session_simulate)
+    }
+
+    fn told_by(
+        &self,
+        tell: unsafe extern "C" fn(u64, *mut c_char, usize) -> usize,
+    ) -> serde_json::Value {
         // SAFETY: null with no capacity asks for the length; then the buffer is as long as it says.
         let text = unsafe {
-            let length = tide_session_stats(self.session, std::ptr::null_mut(), 0);
+            let length = tell(self.session, std::ptr::null_mut(), 0);
             let mut text = vec![0_u8; length + 65];
-            let written =
-                tide_session_stats(self.session, text.as_mut_ptr().cast::<c_char>(), text.len());
+            let written = tell(self.session, text.as_mut_ptr().cast::<c_char>(), text.len());
             text.truncate(written);
             text
         };

@@ -84,6 +84,7 @@ _SIGNATURES = {
     "tide_session_leave_plan": (_int, [_u64]),
     "tide_session_plan": (_int, [_u64, ctypes.POINTER(_ptr), ctypes.POINTER(_u64)]),
     "tide_session_stats": (ctypes.c_size_t, [_u64, _text, ctypes.c_size_t]),
+    "tide_session_simulate": (ctypes.c_size_t, [_u64, _text, ctypes.c_size_t]),
     "tide_session_report": (_int, [_u64, _text]),
     "tide_session_trace": (_int, [_u64, _text]),
 }

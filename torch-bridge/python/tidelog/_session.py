@@ -281,12 +281,19 @@ class Tide:
         self._drive(self._library.tide_session_step(self._sync(), 1))
         self._free_ids += self._retired_ids
         self._retired_ids.clear()
-        self._funcs, self._needs = [], []
+        self._take_plan()
         if not hook.quiet:
             hook.next_op = 0
-            if self._plan is not None:
-                self._plan.read(self._library, self._handle)
             hook.plan = self._plan
+
+    def _take_plan(self):
+        """A plan may have become ready: the first for steps like the last one, or another for the same ops."""
+        if self._plan is not None:
+            self._plan.read(self._library, self._handle)
+        elif self.mode == "auto" and self._funcs:
+            plan = Plan(self._library, self._handle, self._funcs, self._needs)
+            self._plan = plan if plan.ops else None
+        self._funcs, self._needs = [], []
 
     def _end_step(self, completed, started):
         if not self._hook.quiet:
@@ -301,9 +308,6 @@ class Tide:
             return  # an exception is on its way: what else is wrong surfaces at the next touch
         self._drive(status)
         self._hook.quiet = self._is_quiet()
-        if self.mode == "auto" and self._plan is None and self._funcs:
-            plan = Plan(self._library, self._handle, self._funcs, self._needs)
-            self._plan = plan if plan.ops else None
         self._last_step = {"seconds": time.perf_counter() - started}
 
     def _is_quiet(self):
@@ -391,6 +395,17 @@ class Tide:
         """Figures of the last complete step: seconds, bytes_written, bytes_read, evictions, fetches, stalls, stall_seconds."""
         figures = self.stats()["last_step"]
         return {**self._last_step, **figures, "stall_seconds": figures["stall_ns"] / 1e9}
+
+    def simulate_step(self):
+        """What the plan's simulation makes of a step at the pace of the last one, in the words of `last_step`. None where
+        the last step followed no plan to its end."""
+        text = _native.text_of(lambda buffer, size: self._library.tide_session_simulate(self._handle, buffer, size))
+        figures = json.loads(text)
+        if figures is None:
+            return None
+        if "why_not" in figures:
+            raise _errors.Error(f"the plan cannot be simulated: {figures['why_not']}")
+        return {**figures, "seconds": figures["time_ns"] / 1e9, "stall_seconds": figures["stall_ns"] / 1e9}
 
     def report(self, path):
         """Writes the HTML report."""
@@ -874,7 +889,7 @@ def offload(
     device            whose memory the budget is of: "cpu", "cuda", "cuda:1"; "auto": where the model's parameters are.
                       Tensors elsewhere neither count nor move. Name it where a model is built inside the block.
     mode              "auto" learns a step, then plans its migrations; "reactive" only reacts.
-    policy            who plans: "algorithm1" as published, "tidelog" the planner's own, "auto" the better one so far.
+    policy            who plans: "algorithm1" as published, "tidelog" the planner's own; "auto" takes the latter.
     mover             "auto", "resize" or "swap": how a storage loses its memory.
     pool_size         size of the pool where Tidelog makes its files; default: 8 times the tensors alive,
                       at least 1 GiB, at most half of the free space.

@@ -369,6 +369,28 @@ pub unsafe extern "C" fn tide_session_stats(
     }
 }
 
+/// What the plan's simulation makes of a step at the pace of the last one, as JSON, written to `buffer`: `time_ns`, `stall_ns`,
+/// `stalls`, `bytes_written`, `bytes_read`; null where the last step followed no plan to its end. Simulates, which may take a while.
+/// Answers the text's length, 0 for a stale handle.
+///
+/// # Safety
+/// `buffer` is null or has `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_session_simulate(
+    session: u64,
+    buffer: *mut c_char,
+    capacity: usize,
+) -> usize {
+    match SESSIONS.get(session) {
+        // SAFETY: by this function's contract.
+        Ok(session) => unsafe { write_text(&session.simulated_json(), buffer, capacity) },
+        Err(failure) => {
+            remember(failure);
+            0
+        }
+    }
+}
+
 /// Writes the HTML report to the file `path`.
 ///
 /// # Safety

@@ -190,9 +190,11 @@ impl Session {
 
     /// Waits for one completion at most `timeout`, without the lock, then looks again.
     pub(crate) fn wait(&self, timeout: Duration) -> Result<i32, Failure> {
+        let ended = self.completions.oldest_end();
         let completed = self.completions.wait_pop(timeout);
         if let Some((tag, outcome)) = completed {
-            self.complete(&mut self.lock(), TransferId(tag), outcome);
+            let ended = ended.unwrap_or_else(Instant::now);
+            self.complete(&mut self.lock(), TransferId(tag), outcome, ended);
         }
         self.resume()
     }
@@ -204,6 +206,7 @@ impl Session {
         event: impl FnOnce(&mut State) -> Progress,
     ) -> Result<i32, Failure> {
         let mut state = self.lock();
+        state.requests_answered();
         self.take_in(&mut state);
         let progress = event(&mut state);
         self.carry_out(&mut state);
@@ -211,6 +214,7 @@ impl Session {
             if matches!(progress, Progress::Refused(_) | Progress::Failed(_)) {
                 state.held = Some(progress);
             }
+            state.handing_out = Some(Instant::now());
             return Ok(Status::Action as i32);
         }
         state.count_stall(&progress);
@@ -289,6 +293,7 @@ impl State {
             self.declined.retain(|&each| each != storage);
             self.machine.died(storage);
             self.profile.died(storage);
+            self.planning.died(storage);
         }
     }
 
@@ -327,6 +332,13 @@ impl State {
         self.op.open = false;
         if let Some(since) = self.op.running_since.take() {
             self.history.ran(&self.op.name, self.op.index, since, Instant::now());
+        }
+    }
+
+    /// The caller comes back: what it did since it was given requests is the handling of transfers.
+    fn requests_answered(&mut self) {
+        if let Some(since) = self.handing_out.take() {
+            self.figures.handled(since.elapsed());
         }
     }
 

@@ -28,6 +28,8 @@ pub(super) struct Totals {
     pub(super) clean_drops: u64,
     pub(super) stalls: u64,
     pub(super) stall_ns: u64,
+    /// What the caller took to answer requests: to let memory go, to get some, to hand transfers over.
+    pub(super) handling_ns: u64,
 }
 
 impl Totals {
@@ -42,6 +44,7 @@ impl Totals {
             clean_drops: self.clean_drops - before.clean_drops,
             stalls: self.stalls - before.stalls,
             stall_ns: self.stall_ns - before.stall_ns,
+            handling_ns: self.handling_ns - before.handling_ns,
         }
     }
 }
@@ -53,6 +56,8 @@ pub(super) struct Figures {
     pub(super) written: BytesByKind,
     pub(super) read: BytesByKind,
     pub(super) last_step: Totals,
+    /// How fast the last step went.
+    pub(super) last_pace: Pace,
     step_began_at: Totals,
     step_began: Option<Moment>,
     writes: Busy,
@@ -66,6 +71,8 @@ pub(super) struct Figures {
 struct Busy {
     in_flight: u32,
     since: Option<Instant>,
+    /// When the last transfer ended: before it was seen to, at the next op boundary.
+    ended: Option<Instant>,
     time: Duration,
     bytes: u64,
 }
@@ -84,11 +91,15 @@ impl Busy {
         self.since.get_or_insert_with(Instant::now);
     }
 
-    fn finished(&mut self, bytes: u64) {
+    fn finished(&mut self, bytes: u64, at: Instant) {
         self.bytes += bytes;
         self.in_flight = self.in_flight.saturating_sub(1);
+        let ended = self.ended.map_or(at, |before| before.max(at));
+        self.ended = Some(ended);
         if self.in_flight == 0 {
-            self.time += self.since.take().map_or(Duration::ZERO, |since| since.elapsed());
+            let since = self.since.take();
+            self.time +=
+                since.map_or(Duration::ZERO, |since| ended.saturating_duration_since(since));
         }
     }
 
@@ -117,16 +128,17 @@ impl Figures {
         }
     }
 
+    /// A transfer ended; `moved`: well, with so many bytes of a storage for that.
     pub(super) fn finished(
         &mut self,
         (direction, target): (Direction, Target),
-        done: bool,
-        kind: Kind,
-        bytes: u64,
+        moved: Option<(Kind, u64)>,
+        at: Instant,
     ) {
-        let moved = if done { bytes } else { 0 };
+        let done = moved.is_some();
+        let (kind, moved) = moved.unwrap_or((Kind::Other, 0));
         if let Some(link) = self.link(direction, target) {
-            link.finished(moved);
+            link.finished(moved, at);
         }
         match direction {
             Direction::Out(copy) => {
@@ -179,6 +191,16 @@ impl Figures {
         self.totals.stall_ns += time.as_nanos() as u64;
     }
 
+    pub(super) fn handled(&mut self, time: Duration) {
+        self.totals.handling_ns += time.as_nanos() as u64;
+    }
+
+    /// What one transfer has taken of the caller so far, on average.
+    pub(super) fn handling(&self) -> Nanos {
+        let Totals { evictions, fetches, handling_ns, .. } = self.totals;
+        Nanos(handling_ns / (evictions + fetches).max(1))
+    }
+
     pub(super) fn step_begins(&mut self) {
         self.step_began_at = self.totals;
         let (reads, writes) = (self.reads.so_far(), self.writes.so_far());
@@ -187,6 +209,7 @@ impl Figures {
 
     pub(super) fn step_ends(&mut self) {
         self.last_step = self.totals.since(self.step_began_at);
+        self.last_pace = self.pace();
     }
 
     /// Measured bandwidths of the pool or of host memory, back and out, as far as transfers have shown them.
@@ -199,8 +222,7 @@ impl Figures {
         (back.bandwidth(opened), out.bandwidth(opened))
     }
 
-    /// How fast the step that just ended went.
-    pub(super) fn pace(&self) -> Pace {
+    fn pace(&self) -> Pace {
         let Some(Moment { at, reads, writes }) = self.step_began else { return Pace::default() };
         let took = at.elapsed().as_nanos() as u64;
         Pace {

@@ -21,8 +21,8 @@ use super::events::BYTES_MAX;
 use super::figures::Figures;
 use super::history::History;
 use super::planned::Policy;
+use super::planning::Planning;
 use super::profile::Profile;
-use super::replan::Replanning;
 use super::transfers::InFlight;
 use super::{CurrentOp, Session, State};
 use crate::abi::{Failure, Place, Status};
@@ -31,7 +31,7 @@ use crate::abi::{Failure, Place, Status};
 const FREE_SPACE_PARTS: u64 = 2;
 /// Ops ahead whose storages are brought back and get their room, whatever the plan's moves do: enough for a
 /// transfer of some MiB to be through in time, few enough that what comes back early takes little room.
-const LOOKAHEAD_OPS: u32 = 32;
+pub(super) const LOOKAHEAD_OPS: u32 = 32;
 /// The size of a pool that Tidelog makes, where the caller does not say.
 const POOL_SIZE_DEFAULT: ByteCount = ByteCount::gib(8);
 
@@ -305,10 +305,12 @@ impl State {
             moving: 0,
             profile: Profile::new(!config.reactive),
             planned: None,
-            replanning: Replanning::default(),
+            last_followed: false,
+            planning: Planning::default(),
             policy: config.policy,
             op: CurrentOp::default(),
             waiting: None,
+            handing_out: None,
             actions: Vec::new(),
             uses: Vec::new(),
             notices: Vec::new(),

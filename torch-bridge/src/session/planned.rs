@@ -1,4 +1,4 @@
-//! Steps, and the plan that is made once two of them were alike; `replan` makes the later ones.
+//! Steps, and the plan that they follow; `planning` says when one is made.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,12 +7,12 @@ use tidelog_planner::algorithm1::{self, algorithm1};
 use tidelog_planner::cost::{HostLink, Machine, SsdLink};
 use tidelog_planner::plan::{Plan, Target, compile};
 use tidelog_planner::residency::{Progress, Schedule};
-use tidelog_planner::simulate::{SimulateError, with_expectations};
+use tidelog_planner::simulate::{Runtime, SimulateError, with_expectations_under};
 use tidelog_planner::tidelog::{self, tidelog};
 use tidelog_planner::trace::{Kind, Trace};
 use tidelog_planner::units::{Bandwidth, Nanos, OpIndex};
 
-use super::profile::Profiled;
+use super::open::LOOKAHEAD_OPS;
 use super::{CurrentOp, Session, State};
 use crate::abi::{Failure, Status};
 
@@ -29,9 +29,9 @@ const VERIFY_BANDWIDTH: Bandwidth = Bandwidth(8_000_000_000);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Policy {
     /// TERAIO's algorithm, with clean drops.
-    #[default]
     Algorithm1,
-    /// The planner's own, simulated on what the devices were measured to do.
+    /// The planner's own, simulated on what the devices and the runtime were measured to do.
+    #[default]
     Tidelog,
 }
 
@@ -46,16 +46,25 @@ impl Policy {
         }
     }
 
-    fn plan(self, trace: &Trace, machine: &Machine) -> Result<Plan, SimulateError> {
+    fn plan(
+        self,
+        trace: &Trace,
+        machine: &Machine,
+        runtime: Runtime,
+    ) -> Result<Plan, SimulateError> {
         match self {
             Self::Algorithm1 => {
                 let options =
                     algorithm1::Options { clean_drop: true, unused: true, ..Default::default() };
                 let plan = algorithm1(trace, machine, options);
                 // One that cannot be simulated serves all the same; it only promises less.
-                Ok(with_expectations(plan.clone(), trace, machine).map_or(plan, |(plan, _)| plan))
+                let simulated = with_expectations_under(runtime, plan.clone(), trace, machine);
+                Ok(simulated.map_or(plan, |(plan, _)| plan))
             }
-            Self::Tidelog => Ok(tidelog(trace, machine, tidelog::Options::default())?.0),
+            Self::Tidelog => {
+                let options = tidelog::Options { runtime, ..Default::default() };
+                Ok(tidelog(trace, machine, options)?.0)
+            }
         }
     }
 }
@@ -115,10 +124,11 @@ impl State {
             })
         });
         if let Some(profiled) = profiled {
-            self.plan(profiled);
+            self.plan_for(profiled);
         }
         self.figures.step_ends();
-        if complete && self.machine.in_sync() {
+        self.last_followed = complete && self.machine.in_sync();
+        if self.last_followed {
             self.watch_drift();
         }
         self.end_history(complete);
@@ -143,10 +153,10 @@ impl State {
         }
     }
 
-    fn plan(&mut self, profiled: Profiled) {
-        let Profiled { trace, bindings } = profiled;
+    /// What a plan is made for, as far as transfers have shown it.
+    pub(super) fn measured_machine(&self) -> Machine {
         let (read, write) = self.figures.bandwidths(Target::Ssd);
-        let machine = Machine {
+        Machine {
             budget: self.machine.budget(),
             staging: self.staging,
             ssd: SsdLink {
@@ -156,21 +166,12 @@ impl State {
             },
             host: self.host_link(),
             verify: VERIFY_BANDWIDTH,
-        };
-        self.profile.recording = false;
-        let (planned, schedule) = match Planned::make(self.policy, trace, machine) {
-            Ok(made) => made,
-            Err(error) => {
-                self.notices.push(format!("no plan: {error}; going on reactively"));
-                return;
-            }
-        };
-        self.machine.load_schedule(Arc::new(schedule));
-        for (planned, storage) in bindings {
-            self.machine.bind(planned, storage);
         }
-        self.replanning.planned(&planned);
-        self.planned = Some(planned);
+    }
+
+    /// What this session adds to a plan's moves, and what transfers take of the thread that runs the ops.
+    pub(super) fn runtime(&self) -> Runtime {
+        Runtime { lookahead: LOOKAHEAD_OPS, handling: self.figures.handling() }
     }
 }
 
@@ -194,8 +195,9 @@ impl Planned {
         policy: Policy,
         trace: Trace,
         machine: Machine,
+        runtime: Runtime,
     ) -> Result<(Self, Schedule), SimulateError> {
-        let plan = policy.plan(&trace, &machine)?;
+        let plan = policy.plan(&trace, &machine, runtime)?;
         let schedule = compile(&plan, &trace)?;
         let mut due = vec![0; trace.ops.len()];
         for row in &plan.rows {

@@ -136,7 +136,7 @@ impl State {
         let bytes = &expects.bytes;
         vec![
             ("plan".to_owned(), format!("{}, {} migrations", plan.policy, plan.rows.len())),
-            ("planned again".to_owned(), format!("{} times", self.replanning.taken_over)),
+            ("planned again".to_owned(), format!("{} times", self.planning.taken_over)),
             ("the plan expects".to_owned(), stalls),
             ("the plan moves".to_owned(), format!("{} a step", moves(bytes))),
         ]

@@ -38,7 +38,9 @@ impl Session {
             "stalls": state.figures.totals.stalls,
             "stall_ns": state.figures.totals.stall_ns,
             "resident_bytes": state.machine.committed().0,
+            "planning": state.planning.is_under_way(),
             "plan": state.planned.as_ref().map(|planned| json!({
+                "policy": planned.plan.policy,
                 "ops": planned.trace.ops.len(),
                 "storages": planned.trace.storages.len(),
                 "migrations": planned.plan.rows.len(),
@@ -46,7 +48,8 @@ impl Session {
                 "simulated_ns": planned.plan.expects.simulated.then_some(planned.plan.expects.time.0),
                 "read_bytes_per_second": planned.machine.ssd.read.0,
                 "write_bytes_per_second": planned.machine.ssd.write.0,
-                "replans": state.replanning.taken_over,
+                "handling_ns": state.figures.handling().0,
+                "replans": state.planning.taken_over,
             })),
             "notices": state.notices,
         })

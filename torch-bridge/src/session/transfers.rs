@@ -223,8 +223,9 @@ impl Session {
 
     /// Takes in every completion that is there.
     pub(super) fn take_in(&self, state: &mut State) {
-        while let Some((tag, transferred)) = self.completions.try_pop() {
-            self.complete(state, TransferId(tag), transferred);
+        while let Some(ended) = self.completions.oldest_end() {
+            let Some((tag, transferred)) = self.completions.try_pop() else { return };
+            self.complete(state, TransferId(tag), transferred, ended);
         }
     }
 
@@ -233,6 +234,7 @@ impl Session {
         state: &mut State,
         transfer: TransferId,
         transferred: Transferred,
+        ended: Instant,
     ) {
         let Some(in_flight) = state.in_flight.get(&transfer) else { return };
         let (storage, direction, target) =
@@ -251,7 +253,8 @@ impl Session {
         };
         let moved = matches!(outcome, Outcome::Done | Outcome::Matched);
         let (kind, size) = (state.kind_of(storage), state.size_of(storage));
-        state.figures.finished((direction, target), moved, kind, size);
+        let moved = moved.then_some((kind, size));
+        state.figures.finished((direction, target), moved, ended);
         self.end(state, transfer, outcome);
     }
 

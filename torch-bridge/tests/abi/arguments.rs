@@ -85,6 +85,8 @@ fn a_stale_handle_is_an_error_everywhere() {
         assert!(tide_session_attention(handle).is_null());
         // SAFETY: null is allowed.
         assert_eq!(unsafe { tide_session_stats(handle, null_mut(), 0) }, 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { tide_session_simulate(handle, null_mut(), 0) }, 0);
     }
 }
 

@@ -71,6 +71,11 @@ fn a_repeated_step_is_planned_and_its_report_tells_what_moved() {
     let plan = &stats["plan"];
     assert!(plan["simulated_ns"].as_u64() >= plan["compute_ns"].as_u64(), "{plan}");
     assert!(stats["last_step"]["bytes_read"].as_u64() > Some(0), "{stats}");
+    assert_eq!(plan["policy"], "tidelog", "the default");
+    assert!(
+        plan["handling_ns"].as_u64() > Some(0),
+        "answering requests takes the caller's time: {plan}"
+    );
 
     let folder = Folder::new("reports");
     let path = folder.0.join("step.html");
@@ -78,9 +83,7 @@ fn a_repeated_step_is_planned_and_its_report_tells_what_moved() {
     // SAFETY: the path is NUL-terminated.
     assert_eq!(unsafe { tide_session_report(framework.session, text.as_ptr()) }, TIDE_READY);
     let page = std::fs::read_to_string(&path).unwrap();
-    for told in
-        ["measured, step 6", "layer.3.weight", "aten.mm_backward", "algorithm1", "data path"]
-    {
+    for told in ["measured, step 6", "layer.3.weight", "aten.mm_backward", "tidelog", "data path"] {
         assert!(page.contains(told), "the report does not tell {told:?}");
     }
     let path = folder.0.join("trace.json");
@@ -96,6 +99,40 @@ fn a_repeated_step_is_planned_and_its_report_tells_what_moved() {
     assert_eq!(failed, TIDE_INVALID_ARGUMENT);
     assert!(last_error().contains("/nonexistent/"), "{}", last_error());
     framework.end();
+}
+
+#[test]
+fn steps_go_on_while_the_first_plan_is_made() {
+    let budget = STAGING + (448 << 10);
+    let framework = Framework::open("planning", budget, 15, Manners::default());
+    let mut training = Training::new(framework, 64 * KIB);
+    let mut reactive = 0;
+    while training.framework.stats()["plan"].is_null() {
+        training.step();
+        reactive += 1;
+        assert!(reactive < 100_000, "no plan: {}", training.framework.stats());
+    }
+    training.steps(2);
+    let stats = training.framework.stats();
+    assert_eq!(stats["planning"], false, "{stats}");
+    assert!(!stats["notices"].to_string().contains("left the plan"), "{stats}");
+    training.framework.end();
+}
+
+#[test]
+fn a_step_that_followed_its_plan_is_simulated_at_its_own_pace() {
+    let budget = STAGING + (448 << 10);
+    let framework = Framework::open("simulated", budget, 16, Manners::default());
+    let mut training = Training::new(framework, 64 * KIB);
+    training.steps(1);
+    assert!(training.framework.simulated().is_null(), "there is no plan yet");
+    training.steps(7);
+    let (simulated, stats) = (training.framework.simulated(), training.framework.stats());
+    let figure = |key: &str| simulated[key].as_u64().unwrap();
+    let ops = stats["plan"]["compute_ns"].as_u64().unwrap();
+    assert!(figure("time_ns") > figure("stall_ns") && ops > 0, "{simulated}");
+    assert!(figure("bytes_read") > 0 && figure("bytes_written") > 0, "{simulated}");
+    training.framework.end();
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Training steps as a framework without tensors runs them.
 use std::ffi::CString;
+use std::time::Duration;
 
 use tidelog::abi::*;
 
@@ -30,6 +31,7 @@ impl Training {
     pub(crate) fn steps(&mut self, steps: u32) {
         for _ in 0..steps {
             self.step();
+            self.await_plan();
         }
     }
 
@@ -37,6 +39,7 @@ impl Training {
     pub(crate) fn until(&mut self, most: u32, wanted: impl Fn(&serde_json::Value) -> bool) -> u32 {
         for steps in 1..=most {
             self.step();
+            self.await_plan();
             if wanted(&self.framework.stats()) {
                 return steps;
             }
@@ -44,7 +47,7 @@ impl Training {
         panic!("not within {most} steps: {}", self.framework.stats());
     }
 
-    fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         let (framework, size) = (&mut self.framework, self.size);
         // Numbers within a step are its own, as Python keeps it.
         let base = LAYERS + (self.step % 2) * LAYERS;
@@ -65,5 +68,12 @@ impl Training {
             index += 1;
         }
         framework.step(0);
+    }
+
+    /// Steps go on while a plan is made; here they wait, so that it is no matter of luck which of them follows it.
+    fn await_plan(&self) {
+        while self.framework.stats()["planning"] == true {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
