@@ -126,7 +126,9 @@ fn many_tensors_share_a_window_and_are_there_when_the_pool_is_opened_again() {
                     batch.put(id(at), source(tensor, None), PutOptions::default()).unwrap()
                 };
                 let tickets: Vec<_> = tensors.iter().enumerate().map(put).collect();
-                tickets.iter().for_each(|ticket| assert!(ticket.wait().is_ok()));
+                for ticket in &tickets {
+                    assert!(ticket.wait().is_ok());
+                }
                 batch.commit().unwrap();
                 come_back(&fake, &pool, &of(version), id);
             }
@@ -154,7 +156,9 @@ fn come_back(fake: &FakeGpu, pool: &Pool, expected: &[Vec<u8>], id: fn(usize) ->
         pool.get(id(at), range, Destination::Gpu(destination), Urgency::Urgent, None).unwrap()
     };
     let tickets: Vec<_> = back.iter().enumerate().map(get).collect();
-    tickets.iter().for_each(|ticket| assert!(ticket.wait().is_ok()));
+    for ticket in &tickets {
+        assert!(ticket.wait().is_ok());
+    }
     for (at, (memory, expected)) in back.iter().zip(expected).enumerate() {
         assert!(bytes_of(memory) == *expected, "tensor {at}");
         let verified = pool.verify(id(at), source(memory, None), None).unwrap();

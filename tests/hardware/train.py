@@ -62,7 +62,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fraction", type=float, nargs="+", default=[0.5, 0.33, 0.25], help="limits, as parts of the peak")
     parser.add_argument("--pool", nargs="+", metavar="NAME=DIR", help="folders for the pool, the fastest first (memory=/dev/shm)")
-    parser.add_argument("--batch", type=int, nargs="+", default=[8, 4, 16], help="sequences a step, one comparison each")
+    parser.add_argument("--batch", type=int, nargs="+", default=[8, 4, 16], help="sequences a step, one comparison each, the first before the others")
     parser.add_argument("--steps", type=int, default=6, help=f"steps of each run; the first {WARM_STEPS} are not timed")
     parser.add_argument("--layers", type=int, default=20)
     parser.add_argument("--width", type=int, default=2048, help="20 layers of 2048 are 1.01 billion parameters")
@@ -133,7 +133,8 @@ class Comparison:
         key = json.dumps({**wanted, **{name: getattr(self._arguments, name) for name in ("device", "layers", "width", "context", "steps")}})
         result = self._known.get(key)
         if result is None:
-            result = {"name": name_of(wanted), **wanted, **self._attempt(wanted)}
+            tokens = wanted["batch"] * self._arguments.context
+            result = {"name": name_of(wanted), **wanted, "tokens": tokens, **self._attempt(wanted)}
             if "left" not in result and self._arguments.resume:
                 with self._arguments.resume.open("a") as file:
                     file.write(json.dumps({"key": key, "result": result}) + "\n")
@@ -234,7 +235,7 @@ def gpu_address(device):
 
 def line_of(result):
     """A row of the table: FACT, FAILED or LEFT, and what there is to say."""
-    about = f"{result['name']:24} batch {result['batch']:3}: "
+    about = f"{result['name']:24} {result['tokens']:5} tokens a step: "
     for word, why in (("FAILED", "failed"), ("LEFT", "left"), ("LEFT", "lacking")):
         if result.get(why):
             return f"{word} {about}{result[why]}"

@@ -1,10 +1,12 @@
 """What stats(), the report and the notices say about a run, checked against what the test knows itself."""
 
+import json
 import warnings
 
 import pytest
 import torch
 
+import tidelog
 from tidetest import KIB, MIB
 from tidetest.bits import assert_same, bits
 from tidetest.world import World
@@ -101,6 +103,22 @@ def test_figures_have_their_names_and_types(pool, mover, mode):
             assert 0 < tide.live_bytes <= tide.peak_bytes
             assert tide.budget == 480 * KIB
             assert tide.phase == ("reactive" if mode == "reactive" else "planned")
+
+
+def test_the_trace_of_the_planned_step_is_written(pool, mover, tmp_path):
+    world, path = World(), tmp_path / "trace.json"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
+        with world.block(pool, mover, "auto") as tide:
+            with pytest.raises(tidelog.Error, match="no trace yet"):
+                tide.trace(path)
+            world.warm_up("auto")
+            tide.trace(path)
+            trace, plan = json.loads(path.read_text()), tide.stats()["plan"]
+    assert trace["format"] == "tidelog-trace"
+    assert len(trace["ops"]) == plan["ops"] and len(trace["storages"]) == plan["storages"]
+    assert sum(op["duration_ns"] for op in trace["ops"]) == plan["compute_ns"]
+    assert {"parameter", "gradient", "optimizer_state"} <= {storage["kind"] for storage in trace["storages"]}
 
 
 def test_the_report_is_one_page_without_references(pool, mover, mode, tmp_path):

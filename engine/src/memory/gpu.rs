@@ -17,7 +17,9 @@ pub trait GpuMemory: fmt::Debug + Send + Sync {
 
     /// Where the thread that moves bytes between it and the block devices of these numbers (`st_rdev`; `None` where a
     /// device has none) should run. `None` where nobody knows: then the devices alone decide.
-    fn near(&self, devices: &[Option<u64>]) -> Option<GpuPlace>;
+    fn near(&self, _devices: &[Option<u64>]) -> Option<GpuPlace> {
+        None
+    }
 
     /// Makes what copies between the GPU and `staging`, `slots` at once, on the thread that will use it.
     fn open(&self, slots: u32, staging: &DmaPool) -> Result<OpenedCopies, GpuError>;

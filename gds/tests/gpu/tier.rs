@@ -73,9 +73,9 @@ fn source(memories: &[DeviceMemory], number: u64) -> GpuSource {
 }
 
 /// Begins a transfer of every tensor and waits for all; answers GB/s.
-fn rate(ended: &CompletionQueue, begin: impl Fn(u64)) -> f64 {
+fn rate(ended: &CompletionQueue, transfer: impl Fn(u64)) -> f64 {
     let begun = Instant::now();
-    (0..TENSORS).for_each(begin);
+    (0..TENSORS).for_each(transfer);
     for _ in 0..TENSORS {
         let (_, outcome) = ended.wait_pop(Duration::from_secs(60)).expect("a transfer never ended");
         assert!(outcome.unwrap().matched);

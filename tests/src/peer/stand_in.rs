@@ -50,14 +50,14 @@ impl Mapping {
     fn of_gpu(&self, address: u64, length: usize) -> *mut u8 {
         self.at((address - BASE) as usize, length)
     }
+}
 
-    /// What lies there now.
-    fn read(&self, at: *const u8, length: usize) -> Vec<u8> {
-        let mut bytes = vec![0; length];
-        // SAFETY: mapped, as `at` was found by `Self::at`; the vector is new. Whoever asks knows that no device writes it.
-        unsafe { std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), length) };
-        bytes
-    }
+/// What lies in mapped memory now, which [`Mapping::at`] has found.
+fn read(at: *const u8, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    // SAFETY: mapped, as `at` was found by `Mapping::at`; the vector is new. Whoever asks knows that no device writes it.
+    unsafe { std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), length) };
+    bytes
 }
 
 impl StandIn {
@@ -83,7 +83,7 @@ impl StandIn {
 
     /// What these bytes of it are; no transfer is under way.
     pub fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
-        self.memory.read(self.memory.at(offset, length), length)
+        read(self.memory.at(offset, length), length)
     }
 
     /// Makes these bytes of it something; no transfer is under way.
@@ -208,7 +208,7 @@ impl Staged {
                 GpuDirection::Out => std::ptr::copy_nonoverlapping(gpu, staging, length),
                 GpuDirection::In => std::ptr::copy_nonoverlapping(staging, gpu, length),
                 GpuDirection::Checksum => {
-                    let sum = checksum(&self.memory.read(gpu, length));
+                    let sum = checksum(&read(gpu, length));
                     staging.cast::<u32>().write_unaligned(sum);
                     return;
                 }
@@ -261,7 +261,7 @@ impl Passed {
         let length = (filled + copy.zeroes).max(copy.checked) as usize;
         let part = self.memory.of_gpu(copy.place, length);
         if copy.direction == WindowDirection::Drain {
-            self.sums[slot] = checksum(&self.memory.read(part, copy.checked as usize));
+            self.sums[slot] = checksum(&read(part, copy.checked as usize));
         }
         if let Some(Copied { first, length, with }) = copy.copied {
             let (part, length) = (part.wrapping_add(first as usize), length as usize);
@@ -280,7 +280,7 @@ impl Passed {
             let behind = part.wrapping_add(filled as usize);
             // SAFETY: as above; it lies within the part.
             unsafe { std::ptr::write_bytes(behind, 0, copy.zeroes as usize) };
-            self.sums[slot] = checksum(&self.memory.read(part, copy.checked as usize));
+            self.sums[slot] = checksum(&read(part, copy.checked as usize));
         }
     }
 }

@@ -17,6 +17,7 @@
 
 mod copies;
 mod parts;
+mod passage;
 mod path;
 mod ring;
 

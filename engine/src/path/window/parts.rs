@@ -1,12 +1,12 @@
 //! The parts of requests: each a chunk's worth, taken through its stages.
 
 use std::ops::Range;
-use std::ptr::NonNull;
 
-use super::copies::{Copied, Memory, WindowCopy, WindowDirection};
+use super::copies::WindowCopy;
+use super::passage::in_memory;
 use super::ring::Chunk;
 use super::{Direction, End, Failure, Request, Told, Transfer, TransferPlace, Window};
-use crate::memory::{ALIGNMENT, GpuSlice};
+use crate::memory::ALIGNMENT;
 use crate::path::Status;
 
 /// Parts that may be moved in place at once, besides those that have a chunk.
@@ -42,15 +42,15 @@ pub(super) struct Part {
     /// The request.
     owner: u32,
     /// Where in the request it begins.
-    start: u32,
-    length: u32,
-    place: Place,
+    pub(super) start: u32,
+    pub(super) length: u32,
+    pub(super) place: Place,
     stage: Stage,
 }
 
 impl Part {
     /// Which of the bytes in `range`, counted from the beginning of the request, it has; counted from there as well.
-    fn overlap(&self, range: &Range<u32>) -> Range<u32> {
+    pub(super) fn overlap(&self, range: &Range<u32>) -> Range<u32> {
         let (start, end) = (self.start, self.start + self.length);
         range.start.clamp(start, end)..range.end.clamp(start, end)
     }
@@ -232,58 +232,6 @@ impl Window {
         }
     }
 
-    /// Where a part's bytes are for the GPU.
-    fn address_of(&self, part: &Part) -> u64 {
-        match &part.place {
-            Place::Chunk(chunk) => self.base + self.ring.offset(chunk),
-            Place::Direct { region, offset } => self.regions[*region].start + offset,
-        }
-    }
-
-    /// What makes a part ready for its device: once its memory is free, what is written is copied to its chunk.
-    fn filling(&self, end: End, direction: Direction, part: &Part) -> WindowCopy {
-        let mut copy = WindowCopy {
-            direction: WindowDirection::Fill,
-            place: self.address_of(part),
-            copied: None,
-            zeroes: 0,
-            checked: 0,
-            after: None,
-        };
-        match end {
-            End::Host(memory) => copy.copied = Some(all_of(part, memory)),
-            End::Device(memory) => copy.after = memory.after(),
-        }
-        if let End::Device(memory) = end
-            && direction == Direction::Write
-        {
-            // A write's memory holds the first bytes of the extent.
-            let held = part.overlap(&memory.held());
-            copy.checked = held.len() as u32;
-            if let Place::Chunk(_) = part.place {
-                copy.copied = some_of(part, memory, &held);
-                copy.zeroes = part.length - held.len() as u32;
-            }
-        }
-        copy
-    }
-
-    /// What is done with a part that a device has brought: its checksum, and its bytes out of its chunk.
-    fn draining(&self, end: End, part: &Part) -> WindowCopy {
-        let (copied, checked, after) = match end {
-            End::Host(memory) => (Some(all_of(part, memory)), 0, None),
-            End::Device(memory) => {
-                let held = part.overlap(&memory.held());
-                let in_chunk = matches!(part.place, Place::Chunk(_));
-                let copied = if in_chunk { some_of(part, memory, &held) } else { None };
-                let checked = part.overlap(&(0..memory.checked())).len() as u32;
-                (copied, checked, memory.after().filter(|_| copied.is_some()))
-            }
-        };
-        let (direction, place) = (WindowDirection::Drain, self.address_of(part));
-        WindowCopy { direction, place, copied, zeroes: 0, checked, after }
-    }
-
     /// Moves on the parts with which the GPU is done.
     pub(super) fn look_at_copies(&mut self) {
         for slot in 0..self.parts.slots.len() as u32 {
@@ -414,25 +362,4 @@ impl Window {
         let owner = self.requests[part.owner as usize].as_ref();
         owner.is_some_and(|owner| tag.is_none_or(|tag| owner.request.tag == tag))
     }
-}
-
-/// All bytes of a part, and the host's memory that holds its request.
-fn all_of(part: &Part, memory: NonNull<u8>) -> Copied {
-    // SAFETY: the memory is as long as the request (`submit`), of which this is a part.
-    let with = Memory::Host(unsafe { memory.add(part.start as usize) });
-    Copied { first: 0, length: part.length, with }
-}
-
-/// Those bytes of a part that the caller's memory on the GPU holds.
-fn some_of(part: &Part, memory: GpuSlice, held: &Range<u32>) -> Option<Copied> {
-    if held.is_empty() {
-        return None;
-    }
-    let with = Memory::Gpu(in_memory(memory, held.start));
-    Some(Copied { first: held.start - part.start, length: held.len() as u32, with })
-}
-
-/// Where the caller's memory on the GPU holds this byte of its request.
-fn in_memory(memory: GpuSlice, byte: u32) -> u64 {
-    memory.address() + u64::from(byte - memory.held().start)
 }
