@@ -31,6 +31,7 @@ lint: setup ## Formatting, lints, licences
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	scripts/deny.sh
+	tests/planted.sh check
 
 test-rust: setup ## The engine, the planner and the C ABI
 	cargo test --workspace
