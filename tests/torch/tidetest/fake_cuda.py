@@ -11,7 +11,7 @@ import torch
 
 from tidelog import _device, _movers
 
-_SOURCE = Path(__file__).resolve().parents[3] / "gds" / "fake" / "fake.c"
+_SOURCES = sorted((Path(__file__).resolve().parents[3] / "gds" / "fake").glob("*.c"))
 _library = None
 _SLEEP_CYCLES = 50_000_000  # some 30 ms
 
@@ -22,7 +22,7 @@ def library(folder):
         built = Path(folder) / "libcuda.so"
         # Tidelog asks the loader for libcuda.so; a library of that name that is loaded already is what it gets.
         name = "-Wl,-soname,libcuda.so"
-        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-pthread", name, "-o", built, _SOURCE], check=True)
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-pthread", name, "-o", built, *_SOURCES], check=True)
         _library = ctypes.CDLL(str(built))
         _library.fake_count.restype = ctypes.c_uint64
         os.environ["TIDELOG_CUFILE"] = str(built)
