@@ -33,12 +33,15 @@ pub(super) struct CurrentOp {
     pub(super) reserve: u64,
     /// A fetch that it waited for failed.
     pub(super) failure: Option<TransferFailure>,
+    /// The caller has moved a storage out since it ended: nothing comes back ahead of need before the next one begins.
+    pub(super) follows_eviction: bool,
 }
 
 impl Default for CurrentOp {
     fn default() -> Self {
         let (outputs, expected, reserve) = (0, 0, 0);
-        Self { serial: 1, uses: Vec::new(), outputs, expected, reserve, failure: None }
+        let (failure, follows_eviction) = (None, false);
+        Self { serial: 1, uses: Vec::new(), outputs, expected, reserve, failure, follows_eviction }
     }
 }
 
@@ -54,6 +57,7 @@ impl Residency {
     /// An op wants to run. If an op ran or waited without an end being told, it ended here.
     pub fn op_begin(&mut self, begin: &OpBegin<'_>) -> Progress {
         self.abandon();
+        self.op.follows_eviction = false;
         if let Some(failure) = self.failure.take() {
             return Progress::Failed(Box::new(failure));
         }
@@ -98,7 +102,8 @@ impl Residency {
     }
 
     /// Moves one storage out, also one whose last write failed. `Ready` when it is out, or when
-    /// something wanted it back meanwhile. Takes the place of an op that waits.
+    /// something wanted it back meanwhile. Takes the place of an op that waits. No schedule brings it back before
+    /// the next op begins.
     pub fn evict(&mut self, id: StorageId) -> Result<Progress, EvictError> {
         let storage = self.alive(id).ok_or(EvictError::Unknown(id))?;
         if !storage.movable {
@@ -115,6 +120,7 @@ impl Residency {
         }
         self.unwritable.retain(|failed| *failed != id);
         self.change(id, |storage| storage.unwritable = false);
+        self.op.follows_eviction = true;
         if self.get(id).is_some_and(Storage::may_leave) {
             self.leave(id, self.unplanned_target());
         }

@@ -30,6 +30,9 @@ impl Residency {
 
     /// Keeps memory free ahead of need, so that evictions run while ops compute.
     pub(super) fn keep_headroom(&mut self) {
+        if self.op.follows_eviction {
+            return;
+        }
         let (headroom, until) = if self.in_sync() {
             let ahead = self.look_ahead();
             (ahead.missing.saturating_add(ahead.outputs), ahead.until)
@@ -49,7 +52,7 @@ impl Residency {
     /// Begins the prefetches that are due, earliest deadline first, as far as there is room that
     /// nobody else was promised.
     pub(super) fn pump(&mut self) {
-        if self.look_ahead().missing > 0 {
+        if self.op.follows_eviction || self.look_ahead().missing > 0 {
             return;
         }
         while let Some(follow) = self.follow.as_mut().filter(|follow| follow.has_due()) {

@@ -5,9 +5,19 @@ import array
 from tidelog import _native, _record
 
 
-def _begin(tide, status):
-    assert status == _native.ACTION, status
-    tide._perform()  # hands the memory to the engine; what comes of it is not taken in
+def _begin(tide, record, status, before):
+    """Until the storage is half way: its memory is in the engine's hands then, and what comes of that is not taken in."""
+    while True:
+        if status == _native.ACTION:
+            tide._perform()
+        if record.state not in before:
+            return
+        # Others make room first, or have to arrive.
+        assert status in (_native.ACTION, _native.WAITING), status
+        if status == _native.ACTION:
+            status = tide._library.tide_session_resume(tide._sync())
+        else:
+            status = tide._library.tide_session_wait(tide._sync(), 50)
 
 
 def begin_eviction(tide, tensor):
@@ -15,7 +25,7 @@ def begin_eviction(tide, tensor):
     tide.restore(tensor)
     tide._hook.end_touch()
     record = tensor.untyped_storage()._tide
-    _begin(tide, tide._library.tide_session_evict(tide._sync(), record.id))
+    _begin(tide, record, tide._library.tide_session_evict(tide._sync(), record.id), (_record.SETTLED, _record.CLEAN))
     assert record.state == _record.LEAVING, record.state
 
 
@@ -25,7 +35,7 @@ def begin_fetch(tide, tensor):
     uses = array.array("I", [record.id])
     address, count = uses.buffer_info()
     begin = tide._library.tide_session_op_begin
-    _begin(tide, begin(tide._sync(), -1, 0, b"half a fetch", address, count, 0))
+    _begin(tide, record, begin(tide._sync(), -1, 0, b"half a fetch", address, count, 0), (_record.OUT,))
     assert record.state == _record.COMING, record.state
 
 

@@ -319,7 +319,7 @@ class Tide:
     # -- what users ask ---------------------------------------------------------------------------
 
     def evict(self, tensor):
-        """Moves a tensor's memory out now and waits until it is out."""
+        """Moves a tensor's memory out now and waits until it is out. No plan brings it back before the next op."""
         self._require_open()
         storage = _untyped_storage(tensor)
         record = self.record_of(storage)

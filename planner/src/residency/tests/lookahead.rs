@@ -48,6 +48,29 @@ fn what_an_op_ahead_uses_comes_back_in_time() {
     assert_eq!(op(&mut machine, 7, &[reads(0)], 0), Progress::Ready);
 }
 
+/// A caller who moves two storages out finds both out, whatever the schedule would rather have.
+#[test]
+fn what_the_caller_moved_out_comes_back_when_an_op_begins() {
+    let mut machine = looking(&[10, 10], &[&[3], &[4]]);
+    for storage in 0..2 {
+        out(&mut machine, storage);
+    }
+    assert_eq!(op(&mut machine, 0, &[], 0), Progress::Ready);
+    for transfer in begun(&actions(&mut machine)) {
+        machine.completed(transfer, Outcome::Done);
+    }
+    machine.op_end();
+    for storage in 0..2 {
+        machine.op_end();
+        assert_eq!(machine.settle(), Progress::Ready);
+        out(&mut machine, storage);
+        let fetched = fetched(&actions(&mut machine));
+        assert!(fetched.is_empty(), "{fetched:?}, and storage {storage} has just left");
+    }
+    assert_eq!(op(&mut machine, 1, &[], 0), Progress::Ready);
+    assert_eq!(fetched(&actions(&mut machine)), [0, 1]);
+}
+
 #[test]
 fn the_nearest_comes_first_and_what_comes_at_once_is_bounded() {
     let mut machine = looking(&[10, 10, 10, 50], &[&[4], &[2], &[3], &[12]]);
