@@ -15,27 +15,30 @@ pub(super) struct Marks {
     /// How many of the bytes that algorithm1 (as printed) writes may be written, in a time no worse than the best
     /// published score's.
     written: f64,
+    /// What the best plan may take to make, in seconds of one core: the mark is of Llama3-70B, others may be near it.
+    planning: f64,
 }
 
 impl Marks {
     pub(super) const LLAMA3_8B: Self =
-        Self { over_bound: 1.02, over_published: 1.0, written: 0.65 };
+        Self { over_bound: 1.02, over_published: 1.0, written: 0.65, planning: 1.25 };
     pub(super) const LLAMA3_8B_TF32: Self =
-        Self { over_bound: 1.10, over_published: 1.0, written: 0.65 };
+        Self { over_bound: 1.10, over_published: 1.0, written: 0.65, planning: 1.25 };
     pub(super) const GRANITE_8B: Self =
-        Self { over_bound: 1.06, over_published: 1.0, written: 0.85 };
+        Self { over_bound: 1.06, over_published: 1.0, written: 0.85, planning: 1.25 };
     pub(super) const LLAMA3_70B: Self =
-        Self { over_bound: 1.15, over_published: 0.85, written: 0.75 };
+        Self { over_bound: 1.15, over_published: 0.85, written: 0.75, planning: 1.0 };
     /// Reported; the one mark is never to be worse than what is published.
-    pub(super) const HELD_OUT: Self =
-        Self { over_bound: f64::INFINITY, over_published: 1.0, written: f64::INFINITY };
+    pub(super) const HELD_OUT: Self = Self {
+        over_bound: f64::INFINITY,
+        over_published: 1.0,
+        written: f64::INFINITY,
+        planning: 1.25,
+    };
 }
 
 /// Where no plan reaches the mark of bytes, proved by a floor above it: the most over that floor.
 const OVER_FLOOR: f64 = 1.06;
-
-/// What the best plan of a recorded model may take to make, in seconds of one core.
-const PLANNING_SECONDS: f64 = 1.0;
 
 /// Small instances: the most that tidelog's plan may take over the best of all.
 const OVER_BEST: f64 = 1.1;
@@ -91,7 +94,7 @@ pub(super) fn missed_by(cell: &Cell) -> Vec<String> {
     }
     let most = if cell.bound.is_some() { marks.over_published } else { 1.0 };
     at_most("time over the best published score", ratio(ours.time, best.time), most);
-    at_most("seconds to plan", ours.planning, PLANNING_SECONDS);
+    at_most("seconds to plan", ours.planning, marks.planning);
     demands.0
 }
 
