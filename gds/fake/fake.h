@@ -1,24 +1,107 @@
-/* What the fake CUDA and the fake gdrcopy know of each other. */
+/* A GPU and cuFile that are not there: the symbols of libcuda and libcufile that we use, over host memory.
+ *
+ * What the real ones leave open happens here on purpose, from a seed: a copy is done only some time after it was put
+ * into its stream, streams overtake each other, the transfers of a batch end late and in any order. Time passes only
+ * when somebody asks (an event's state, a batch's state). Device pointers are no host addresses: a host that follows
+ * one crashes. Every transfer and every copy is checked against all others that are on their way over the same bytes;
+ * a race is counted, with the first one's description, and so is every other misuse. */
 #ifndef TIDELOG_FAKE_H
 #define TIDELOG_FAKE_H
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
+
+typedef int CUresult;
+typedef uint64_t CUdeviceptr;
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_READY = 600, ALREADY_LOCKED = 712, NOT_LOCKED = 713 };
+
+/* Device addresses are host addresses with this added: no canonical address, so nobody follows one by mistake. */
+#define FAR 0x4000000000000000ull
+#define MAX 1024
 
 #pragma GCC visibility push(hidden)
 
 extern pthread_mutex_t fake_lock;
+#define LOCKED(expression) ({ pthread_mutex_lock(&fake_lock); __typeof__(expression) _a = (expression); pthread_mutex_unlock(&fake_lock); _a; })
 
+/* ---- plan.c: what tests set and read ---- */
+
+extern struct State {
+    unsigned status, features, major, minor, batch_max, driver_opens, driver_closes;
+    bool allow_compat, force_compat, p2pdma, driver_open;
+    int gpus;
+    bool unified; /* host addresses are device addresses too: for frameworks whose tensors are really in host memory */
+    int ordering, flushes_by; /* how other devices' writes come to be seen: CUDA's numbers */
+    unsigned flushes;
+    unsigned handles, buffers, batches, submitted, batch_longest, copies, allocated, modules, kernels;
+    uint64_t host_bytes; /* that streams copied between the GPU and the host */
+    uint64_t pageable;   /* of these, to or from host memory that is not page-locked */
+} state;
+extern unsigned laziness; /* a step does nothing this many times out of (this + 1) */
+extern bool held;         /* time stands still */
+
+uint64_t chance(void);
 /* The code that a planned failure of this call answers, or 0. The lock is held. */
 int planned(const char *what);
 void violated(const char *what, uint64_t at, uint64_t length);
+
+/* ---- memory.c: what is allocated, page-locked and pinned ---- */
+
+extern struct Allocation { CUdeviceptr base; size_t length; bool synchronous; } memory[MAX];
+struct Range { char *base; size_t length; };
+extern struct Range words[MAX]; /* host memory that kernels may write */
+extern struct Range locks[MAX]; /* host memory that was page-locked where it was */
+
+bool is_locked(uint64_t at, size_t length);
 /* Whether an allocation of the GPU's holds these bytes, and whether its copies were told to be synchronous. */
-bool allocated(uint64_t at, size_t length);
-bool is_synchronous(uint64_t at);
+bool allocated(CUdeviceptr at, size_t length);
+bool is_synchronous(CUdeviceptr at);
+/* The bytes of all that cuMemHostAlloc gave and nobody has freed. */
+uint64_t host_memory_bytes(void);
 /* Where the host has what the GPU has at this address. */
-char *near(uint64_t at);
+char *near(CUdeviceptr at);
 bool overlap(uint64_t a, size_t n, uint64_t b, size_t m);
+
+/* ---- streams.c: what is on its way, and when it happens ---- */
+
+enum Kind { COPY_IN, COPY_OUT, COPY, ZERO, SUM, RECORD, WAIT };
+struct Event { uint64_t recorded, happened; bool destroyed; };
+struct Step {
+    enum Kind kind;
+    uint64_t from, to;
+    size_t length;
+    struct Event *event;
+    uint64_t ticket;
+    void *owned;
+    struct Step *next;
+};
+struct Stream { struct Step *head, *tail; bool destroyed; };
+extern struct Stream *streams[MAX], default_stream;
+extern unsigned stream_count;
+
+struct Transfer {
+    bool used, write;
+    uint64_t memory;
+    size_t length;
+    off_t offset;
+    int file;
+    void *cookie;
+};
+struct Batch { struct Transfer transfers[128]; unsigned capacity; bool destroyed, cancelled; };
+extern struct Batch *batches[MAX];
+extern unsigned batch_count;
+
+/* A transfer that is submitted now: no copy may be on its way that it depends on or that depends on its memory. */
+void check_transfer(uint64_t at, size_t length, bool write);
+/* Some time passes: now and then one stream that can, whichever, does one step. */
+void tick(void);
+void append(struct Stream *stream, struct Step step);
+/* Everything that a stream waits for happens, then everything in it. */
+void drain(struct Stream *stream);
+
+/* ---- gdrapi.c ---- */
 
 /* Whether any of these bytes is pinned for other devices. */
 bool is_pinned(uint64_t at, size_t length);

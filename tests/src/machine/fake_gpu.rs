@@ -24,6 +24,8 @@ struct Loaded {
     library: Opened,
 }
 
+const SOURCES: [&str; 6] = ["plan.c", "memory.c", "streams.c", "cuda.c", "cufile.c", "gdrapi.c"];
+
 /// Builds it beside the program that runs: test programs that run at once may each put theirs in the place of another's.
 fn build() -> PathBuf {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gds/fake");
@@ -33,7 +35,7 @@ fn build() -> PathBuf {
     let output = Command::new("cc")
         .args(["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so", "-o"])
         .arg(&fresh)
-        .args(["fake.c", "gdrapi.c"].map(|source| sources.join(source)))
+        .args(SOURCES.map(|source| sources.join(source)))
         .output()
         .expect("a C compiler is there, as for linking");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -63,7 +65,7 @@ impl FakeGpu {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let fake = Self { _turn: turn };
-        // SAFETY: declared so in fake.c.
+        // SAFETY: declared so in plan.c.
         unsafe { fake.get::<unsafe extern "C" fn(u64, c_uint)>("fake_reset")(seed, laziness) };
         fake
     }
@@ -73,7 +75,7 @@ impl FakeGpu {
     /// # Panics
     /// It has none of that name.
     pub fn get<T: Copy>(&self, name: &str) -> T {
-        // SAFETY: callers name the type that fake.c declares.
+        // SAFETY: callers name the type that the sources declare.
         let symbol: Symbol<T> = unsafe { loaded().library.get(name) }.unwrap();
         *symbol
     }
@@ -83,27 +85,27 @@ impl FakeGpu {
     pub fn plan(&self, what: &str, after: i32, code: i32, times: i32) {
         let name = CString::new(what).unwrap();
         type Plan = unsafe extern "C" fn(*const c_char, c_int, c_int, c_int);
-        // SAFETY: declared so in fake.c, which copies the name.
+        // SAFETY: declared so in plan.c, which copies the name.
         unsafe { self.get::<Plan>("fake_plan")(name.as_ptr(), after, code, times) };
     }
 
     /// What the driver says of itself: bits of status and features, nvidia-fs's version, a batch's limit, GPUs.
     pub fn driver(&self, status: u32, features: u32, major: u32, batch_max: u32, gpus: i32) {
         type Set = unsafe extern "C" fn(c_uint, c_uint, c_uint, c_uint, c_int);
-        // SAFETY: declared so in fake.c.
+        // SAFETY: declared so in plan.c.
         unsafe { self.get::<Set>("fake_driver")(status, features, major, batch_max, gpus) };
     }
 
     /// How the GPU comes to see what other devices write to its memory, in CUDA's numbers: its own order, and its flushes.
     pub fn remote_writes(&self, ordering: i32, flushes: i32) {
         type Set = unsafe extern "C" fn(c_int, c_int);
-        // SAFETY: declared so in fake.c.
+        // SAFETY: declared so in plan.c.
         unsafe { self.get::<Set>("fake_remote_writes")(ordering, flushes) };
     }
 
     /// Time stands still, but for who waits for a stream as a whole; or it goes on.
     pub fn hold(&self, still: bool) {
-        // SAFETY: declared so in fake.c.
+        // SAFETY: declared so in plan.c.
         unsafe { self.get::<unsafe extern "C" fn(bool)>("fake_hold")(still) };
     }
 
@@ -111,7 +113,7 @@ impl FakeGpu {
     pub fn violations(&self) -> (u32, String) {
         let mut first = [0_u8; 256];
         type Get = unsafe extern "C" fn(*mut u8, usize) -> c_uint;
-        // SAFETY: declared so in fake.c, which writes at most as much as it is told.
+        // SAFETY: declared so in plan.c, which writes at most as much as it is told.
         let count = unsafe { self.get::<Get>("fake_violations")(first.as_mut_ptr(), first.len()) };
         let text = first.split(|byte| *byte == 0).next().unwrap();
         (count, String::from_utf8_lossy(text).into_owned())
@@ -125,7 +127,7 @@ impl FakeGpu {
     /// How many there are of something.
     pub fn count(&self, what: &str) -> u64 {
         let name = CString::new(what).unwrap();
-        // SAFETY: declared so in fake.c.
+        // SAFETY: declared so in plan.c.
         unsafe {
             self.get::<unsafe extern "C" fn(*const c_char) -> u64>("fake_count")(name.as_ptr())
         }

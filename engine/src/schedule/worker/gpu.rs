@@ -9,7 +9,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{Begun, Flight, Worker, may_read_again, reserve_of};
+use super::landing::may_read_again;
+use super::{Begun, Flight, Worker, reserve_of};
 use crate::memory::{Copies, DmaBuffer, DmaPool, Ended, GpuDirection, GpuError, GpuEvent};
 use crate::path::backend::WindowSize;
 use crate::path::{Action, DataPath, DeviceError, Feature};

@@ -1,0 +1,181 @@
+//! What the path answers: taken in, compared with its checksum, or read once more.
+
+use super::{Flight, Worker, reserve_of};
+use crate::memory::DmaBuffer;
+use crate::path::{Action, Completion};
+use crate::schedule::active::Job;
+use crate::schedule::transfer::TransferError;
+
+impl Worker {
+    /// Polls the path and lands what has completed; answers whether anything had.
+    pub(super) fn land(&mut self) -> bool {
+        let mut completions = std::mem::take(&mut self.completions);
+        self.path.poll(&mut completions);
+        let some = !completions.is_empty();
+        for completion in completions.drain(..) {
+            self.land_one(completion);
+        }
+        self.completions = completions;
+        some
+    }
+
+    fn land_one(&mut self, completion: Completion) {
+        let Completion { tag, buffer, checksum, result, .. } = completion;
+        let flight = self.flights.land(tag);
+        let Some((flight, active)) =
+            flight.and_then(|flight| Some((flight, self.transfers.get_mut(&flight.transfer)?)))
+        else {
+            return self.chunks.extend(buffer);
+        };
+        active.flying -= 1;
+        let piece = active.pieces[flight.piece];
+        let counters = &self.counters[usize::from(piece.device.0)];
+        counters.ended(active.job.kind(), piece.extent().length.0, result.is_err());
+        if active.is_reached() {
+            return self.land_reached(flight, piece, checksum, result);
+        }
+        let moves_bytes = matches!(active.job, Job::Write { .. } | Job::Read { .. });
+        if buffer.is_none() && moves_bytes && active.parts().is_none() {
+            self.living -= 1;
+            self.reserve = reserve_of(self.living);
+        }
+        match (result, buffer) {
+            (Ok(()), Some(chunk)) if piece.checksum.is_some() && active.wants_bytes() => {
+                active.unchecked += 1;
+                self.unchecked.push_back((flight, chunk));
+            }
+            (Ok(()), buffer) => self.take_in(flight, None, buffer),
+            (Err(error), buffer) => {
+                let (tensor_offset, about) = (piece.tensor_offset, Box::default());
+                let failure = TransferError::Device { tensor_offset, error, about };
+                self.take_in(flight, Some(failure), buffer);
+            }
+        }
+    }
+
+    /// Compares what was read with its checksums, some of it, so that devices are given new work in between; answers
+    /// whether there was any.
+    pub(super) fn check_some(&mut self) -> bool {
+        /// A piece that is longer than all of this is checked whole.
+        const BYTES: usize = 256 << 10;
+        let mut left = BYTES;
+        let some = !self.unchecked.is_empty();
+        while left > 0
+            && let Some((flight, chunk)) = self.unchecked.pop_front()
+        {
+            left = left.saturating_sub(chunk.len());
+            self.check(flight, chunk);
+        }
+        some
+    }
+
+    fn check(&mut self, flight: Flight, chunk: DmaBuffer) {
+        let Some(active) = self.transfers.get_mut(&flight.transfer) else {
+            return self.chunks.push(chunk);
+        };
+        active.unchecked -= 1;
+        let failure = active.mismatch(flight.piece, &chunk);
+        self.take_in(flight, failure, Some(chunk));
+    }
+
+    /// A piece has come back, checked where that is to be, or has failed.
+    pub(super) fn take_in(
+        &mut self,
+        flight: Flight,
+        failure: Option<TransferError>,
+        buffer: Option<DmaBuffer>,
+    ) {
+        let Some(active) = self.transfers.get_mut(&flight.transfer) else {
+            return self.chunks.extend(buffer);
+        };
+        let piece = active.pieces[flight.piece];
+        let counters = &self.counters[usize::from(piece.device.0)];
+        match (failure, buffer) {
+            // A flip on the way to us does not repeat, nor does every error; rot on the medium does.
+            (Some(failure), Some(chunk))
+                if !flight.again && active.wants_bytes() && may_read_again(&failure) =>
+            {
+                if matches!(failure, TransferError::Checksum { .. }) {
+                    counters.mismatched(false);
+                }
+                self.read_again(flight, Action::Read(chunk));
+            }
+            (None, Some(chunk)) if active.fills_gpu() => self.begin_copy_in(flight, chunk),
+            (failure, buffer) => {
+                match failure {
+                    None => active.landed(flight.piece, buffer.as_ref()),
+                    Some(failure) => {
+                        if matches!(failure, TransferError::Checksum { .. }) {
+                            counters.mismatched(true);
+                        }
+                        self.blame(flight.transfer, failure);
+                    }
+                }
+                self.take_back(flight, buffer);
+            }
+        }
+        self.settle(flight.transfer);
+    }
+
+    /// Takes in a buffer that no device has any more: a part of its transfer's memory, or a chunk.
+    pub(super) fn take_back(&mut self, flight: Flight, buffer: Option<DmaBuffer>) {
+        let Some(buffer) = buffer else { return };
+        match self.transfers.get_mut(&flight.transfer).and_then(|active| active.parts()) {
+            Some(parts) => parts.put_back(flight.piece, buffer),
+            None => self.chunks.push(buffer),
+        }
+    }
+
+    /// Has a piece read once more as soon as its device has room, which others may have taken meanwhile.
+    fn read_again(&mut self, flight: Flight, read: Action) {
+        if let Some(active) = self.transfers.get_mut(&flight.transfer) {
+            active.unchecked += 1;
+        }
+        self.again.push_back((Flight { again: true, ..flight }, read));
+    }
+
+    /// Reads once more what waits for it, before anything else is begun; answers whether anything moved.
+    pub(super) fn launch_again(&mut self) -> bool {
+        let waiting = self.again.len();
+        for _ in 0..waiting {
+            let Some((flight, read)) = self.again.pop_front() else { break };
+            self.launch_one_again(flight, read);
+        }
+        self.again.len() < waiting
+    }
+
+    fn launch_one_again(&mut self, flight: Flight, read: Action) {
+        let Some(active) = self.transfers.get_mut(&flight.transfer) else {
+            return self.chunks.extend(read.into_buffer());
+        };
+        let piece = active.pieces[flight.piece];
+        let wanted = active.wants_bytes();
+        if wanted && !self.flights.has_room(piece.device) {
+            return self.again.push_back((flight, read));
+        }
+        active.unchecked -= 1;
+        if !wanted {
+            self.take_back(flight, read.into_buffer());
+        } else if let Err(refused) = self.launch(flight, piece, read) {
+            // The table has room, so the path has.
+            let full = || TransferError::Refused {
+                device: piece.device,
+                offset: piece.offset,
+                tensor_offset: piece.tensor_offset,
+                reason: "the queue has no room to read it again",
+                about: Box::default(),
+            };
+            self.blame(flight.transfer, refused.unwrap_or_else(full));
+        }
+        self.settle(flight.transfer);
+    }
+}
+
+/// Whether reading once more may help.
+pub(super) fn may_read_again(failure: &TransferError) -> bool {
+    match failure {
+        TransferError::Checksum { .. } => true,
+        TransferError::Device { error, .. } => error.status.is_transient(),
+        _ => false,
+    }
+}

@@ -1,0 +1,238 @@
+/* The symbols of libcuda that we use. */
+#include "fake.h"
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+CUresult cuInit(unsigned flags) { (void)flags; return planned("cuInit"); }
+CUresult cuDriverGetVersion(int *version) { *version = 12020; return OK; }
+CUresult cuDeviceGetCount(int *count) { *count = state.gpus; return OK; }
+CUresult cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal < state.gpus ? OK : 101; }
+CUresult cuDeviceGetName(char *name, int room, int device) { (void)device; snprintf(name, room, "Fake GPU"); return OK; }
+CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {
+    *value = attribute == 33 ? 0x3b + device : attribute == 117 ? state.flushes_by : attribute == 118 ? state.ordering : 0;
+    return OK;
+}
+CUresult cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(uintptr_t)(device + 1); return planned("retain"); }
+CUresult cuDevicePrimaryCtxRelease_v2(int device) { (void)device; return OK; }
+CUresult cuCtxSetCurrent(void *context) { (void)context; return OK; }
+CUresult cuCtxSynchronize(void) {
+    pthread_mutex_lock(&fake_lock);
+    for (unsigned i = 0; i < stream_count; i++) drain(streams[i]);
+    pthread_mutex_unlock(&fake_lock);
+    return OK;
+}
+CUresult cuMemGetInfo_v2(size_t *free_, size_t *all) { *free_ = 1u << 30; *all = 1u << 30; return OK; }
+
+CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t length) {
+    int code = LOCKED(planned("alloc"));
+    if (code) return code;
+    void *host = aligned_alloc(65536, (length + 65535) / 65536 * 65536);
+    if (!host) return NO_MEMORY;
+    memset(host, 0xDB, length);
+    pthread_mutex_lock(&fake_lock);
+    *at = (CUdeviceptr)(uintptr_t)host + FAR;
+    for (unsigned i = 0; i < MAX; i++)
+        if (!memory[i].base) { memory[i].base = *at; memory[i].length = length; memory[i].synchronous = false; break; }
+    state.allocated++;
+    pthread_mutex_unlock(&fake_lock);
+    return OK;
+}
+
+CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr at) {
+    if (attribute != 6) return INVALID;
+    int code = LOCKED(planned("attribute"));
+    for (unsigned i = 0; i < MAX && !code; i++)
+        if (memory[i].base && at >= memory[i].base && at < memory[i].base + memory[i].length)
+            memory[i].synchronous = *(const unsigned *)value;
+    return code;
+}
+CUresult cuFlushGPUDirectRDMAWrites(int target, int scope) {
+    if (target != 0 || scope != 100) return INVALID;
+    int code = LOCKED(planned("flush"));
+    if (!code) LOCKED(state.flushes++);
+    return code;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr at) {
+    pthread_mutex_lock(&fake_lock);
+    for (unsigned i = 0; i < MAX; i++)
+        if (memory[i].base == at) {
+            for (unsigned b = 0; b < batch_count; b++)
+                for (unsigned k = 0; k < 128 && !batches[b]->destroyed; k++) {
+                    const struct Transfer *t = &batches[b]->transfers[k];
+                    if (t->used && overlap(at, memory[i].length, t->memory, t->length))
+                        violated("memory is freed that an SSD uses", t->memory, t->length);
+                }
+            if (is_pinned(at, memory[i].length)) violated("memory is freed that is pinned", at, memory[i].length);
+            memory[i].base = 0;
+            state.allocated--;
+            free(near(at));
+        }
+    pthread_mutex_unlock(&fake_lock);
+    return OK;
+}
+
+CUresult cuMemHostRegister_v2(void *at, size_t length, unsigned flags) {
+    (void)flags;
+    char *base = at;
+    pthread_mutex_lock(&fake_lock);
+    int code = planned("lock"), place = -1;
+    for (int i = 0; i < MAX; i++) {
+        if (!locks[i].base) place = i;
+        else if (base < locks[i].base + locks[i].length && locks[i].base < base + length && !code) code = ALREADY_LOCKED;
+    }
+    if (!code && place >= 0) { locks[place].base = base; locks[place].length = length; }
+    pthread_mutex_unlock(&fake_lock);
+    return code;
+}
+CUresult cuMemHostUnregister(void *at) {
+    int code = NOT_LOCKED;
+    pthread_mutex_lock(&fake_lock);
+    for (int i = 0; i < MAX; i++)
+        if (locks[i].base == at) { locks[i].base = NULL; code = OK; }
+    pthread_mutex_unlock(&fake_lock);
+    return code;
+}
+
+/* As the driver does it from memory that is not page-locked: it takes the bytes, and they are there some time later. */
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t length) {
+    if (!LOCKED(allocated(to, length))) return INVALID;
+    void *taken = malloc(length);
+    memcpy(taken, from, length);
+    pthread_mutex_lock(&fake_lock);
+    append(&default_stream, (struct Step){ .kind = COPY_IN, .from = (uintptr_t)taken, .to = to, .length = length, .owned = taken });
+    pthread_mutex_unlock(&fake_lock);
+    return OK;
+}
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t length) {
+    if (!LOCKED(allocated(from, length))) return INVALID;
+    memcpy(to, near(from), length);
+    return OK;
+}
+
+static CUresult put(struct Stream *stream, enum Kind kind, uint64_t from, uint64_t to, size_t length) {
+    pthread_mutex_lock(&fake_lock);
+    int code = planned(kind == COPY_IN ? "copy_in" : kind == COPY_OUT ? "copy_out" : kind == COPY ? "copy" : "");
+    if (!code) append(stream ? stream : &default_stream, (struct Step){ .kind = kind, .from = from, .to = to, .length = length });
+    pthread_mutex_unlock(&fake_lock);
+    return code;
+}
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t length, struct Stream *stream) { return put(stream, COPY_IN, (uintptr_t)from, to, length); }
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t length, struct Stream *stream) { return put(stream, COPY_OUT, from, (uintptr_t)to, length); }
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t length, struct Stream *stream) { return put(stream, COPY, from, to, length); }
+
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t length, struct Stream *stream) {
+    return value ? INVALID : put(stream, ZERO, 0, to, length);
+}
+
+CUresult cuMemHostAlloc(void **at, size_t length, unsigned flags) {
+    (void)flags;
+    pthread_mutex_lock(&fake_lock);
+    int code = planned("host_alloc");
+    if (!code) {
+        *at = calloc(1, length);
+        if (!*at) code = NO_MEMORY;
+    }
+    if (!code) {
+        for (unsigned i = 0; i < MAX; i++)
+            if (!words[i].base) { words[i].base = *at; words[i].length = length; break; }
+        state.allocated++;
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return code;
+}
+CUresult cuMemFreeHost(void *at) {
+    pthread_mutex_lock(&fake_lock);
+    for (unsigned i = 0; i < MAX; i++)
+        if (words[i].base == at) { words[i].base = NULL; state.allocated--; free(at); }
+    pthread_mutex_unlock(&fake_lock);
+    return OK;
+}
+
+/* The one kernel there is, whatever the module says. */
+CUresult cuModuleLoadData(void **module, const void *image) {
+    int code = LOCKED(planned("module"));
+    if (!code && !strstr(image, ".entry crc32c_units")) code = 500;
+    if (!code) { *module = &state.modules; LOCKED(state.modules++); }
+    return code;
+}
+CUresult cuModuleGetFunction(void **function, void *module, const char *name) {
+    *function = module;
+    return strcmp(name, "crc32c_units") ? 500 : OK;
+}
+CUresult cuModuleUnload(void *module) { (void)module; LOCKED(state.modules--); return OK; }
+CUresult cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                        struct Stream *stream, void **arguments, void **extra) {
+    (void)function; (void)shared; (void)extra;
+    uint64_t data = *(uint64_t *)arguments[0], length = *(uint64_t *)arguments[1], sums = *(uint64_t *)arguments[3];
+    unsigned unit = *(unsigned *)arguments[2];
+    int code = LOCKED(planned("launch"));
+    if (code) return code;
+    if (!unit || x != (length + unit - 1) / unit || y != 1 || z != 1 || bx != 256 || by != 1 || bz != 1) return INVALID;
+    for (uint64_t at = 0; at < length && !code; at += unit, sums += 4)
+        code = put(stream, SUM, data + at, sums, length - at < unit ? length - at : unit);
+    return code;
+}
+
+CUresult cuStreamCreate(struct Stream **stream, unsigned flags) {
+    (void)flags;
+    pthread_mutex_lock(&fake_lock);
+    *stream = calloc(1, sizeof **stream);
+    if (stream_count < MAX) streams[stream_count++] = *stream;
+    pthread_mutex_unlock(&fake_lock);
+    return OK;
+}
+CUresult cuStreamDestroy_v2(struct Stream *stream) {
+    pthread_mutex_lock(&fake_lock);
+    drain(stream);
+    for (unsigned i = 0; i < stream_count; i++)
+        if (streams[i] == stream) streams[i] = streams[--stream_count];
+    pthread_mutex_unlock(&fake_lock);
+    return OK;
+}
+CUresult cuStreamSynchronize(struct Stream *stream) {
+    pthread_mutex_lock(&fake_lock);
+    int code = planned("synchronize");
+    if (!code) drain(stream ? stream : &default_stream);
+    pthread_mutex_unlock(&fake_lock);
+    return code;
+}
+CUresult cuStreamWaitEvent(struct Stream *stream, struct Event *event, unsigned flags) {
+    (void)flags;
+    pthread_mutex_lock(&fake_lock);
+    append(stream, (struct Step){ .kind = WAIT, .event = event, .ticket = event->recorded });
+    pthread_mutex_unlock(&fake_lock);
+    return OK;
+}
+CUresult cuEventCreate(struct Event **event, unsigned flags) { (void)flags; *event = calloc(1, sizeof **event); return OK; }
+CUresult cuEventDestroy_v2(struct Event *event) { (void)event; return OK; } /* Steps may still name it. */
+CUresult cuEventRecord(struct Event *event, struct Stream *stream) {
+    pthread_mutex_lock(&fake_lock);
+    int code = planned("record");
+    if (!code) append(stream, (struct Step){ .kind = RECORD, .event = event, .ticket = ++event->recorded });
+    pthread_mutex_unlock(&fake_lock);
+    return code;
+}
+CUresult cuEventQuery(struct Event *event) {
+    pthread_mutex_lock(&fake_lock);
+    int code = planned("query");
+    tick();
+    if (!code) code = event->happened >= event->recorded ? OK : NOT_READY;
+    pthread_mutex_unlock(&fake_lock);
+    return code;
+}
+CUresult cuEventSynchronize(struct Event *event) {
+    bool happened = false;
+    while (!happened) { /* Time passes for others meanwhile. */
+        pthread_mutex_lock(&fake_lock);
+        tick();
+        happened = event->happened >= event->recorded;
+        pthread_mutex_unlock(&fake_lock);
+        sched_yield();
+    }
+    return OK;
+}
+CUresult cuGetErrorName(CUresult code, const char **name) { (void)code; *name = "FAKE"; return OK; }
+CUresult cuGetErrorString(CUresult code, const char **text) { (void)code; *text = "fake"; return OK; }

@@ -1,0 +1,202 @@
+/* The symbols of libcufile that we use. Its transfers move their bytes when somebody asks for their state. */
+#include "fake.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef struct { int code, cuda; } Answer;
+static Answer answer(int code) {
+    /* Numbers below cuFile's own are CUDA's. */
+    return code > 0 && code < 5000 ? (Answer){ 5011, code } : (Answer){ code, 0 };
+}
+
+struct Properties {
+    unsigned major, minor; size_t poll_threshold, direct_io_max; unsigned status, control;
+    unsigned features, cache, per_buffer, pinned, batch_max, batch_timeout;
+};
+struct Description { unsigned kind; union { int file; void *handle; } u; const void *operations; };
+struct Handle { int file; bool registered; };
+struct Entry {
+    unsigned mode; void *memory; int64_t file_offset, memory_offset; size_t length; struct Handle *file;
+    unsigned opcode; void *cookie;
+};
+struct Told { void *cookie; unsigned status; ssize_t moved; };
+
+static struct { uint64_t base; size_t length; } buffers[MAX];
+
+static bool registered(uint64_t at, size_t length) {
+    for (unsigned i = 0; i < MAX; i++)
+        if (buffers[i].base && at >= buffers[i].base && at + length <= buffers[i].base + buffers[i].length) return true;
+    return false;
+}
+
+Answer cuFileDriverOpen(void) {
+    pthread_mutex_lock(&fake_lock);
+    int code = planned("driver_open");
+    if (!code && state.driver_open) code = 5026;
+    if (!code) { state.driver_open = true; state.driver_opens++; }
+    pthread_mutex_unlock(&fake_lock);
+    return answer(code);
+}
+Answer cuFileDriverClose_v2(void) { state.driver_open = false; state.driver_closes++; return answer(0); }
+Answer cuFileGetVersion(int *version) { *version = 1150; return answer(0); }
+Answer cuFileDriverGetProperties(struct Properties *p) {
+    *p = (struct Properties){ .major = state.major, .minor = state.minor, .direct_io_max = 16384, .status = state.status,
+        .control = state.allow_compat ? 2 : 0, .features = state.features, .pinned = 1 << 20, .batch_max = state.batch_max };
+    return answer(planned("properties"));
+}
+Answer cuFileGetParameterBool(unsigned parameter, bool *value) {
+    *value = parameter == 1 ? state.allow_compat : parameter == 2 ? state.force_compat : state.p2pdma;
+    return answer(0);
+}
+Answer cuFileSetParameterBool(unsigned parameter, bool value) {
+    if (state.driver_open) return answer(5026);
+    if (parameter == 1) state.allow_compat = value;
+    return answer(0);
+}
+Answer cuFileHandleRegister(struct Handle **handle, struct Description *description) {
+    pthread_mutex_lock(&fake_lock);
+    int code = planned("handle_register");
+    if (!code) {
+        *handle = malloc(sizeof **handle);
+        **handle = (struct Handle){ .file = description->u.file, .registered = true };
+        state.handles++;
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return answer(code);
+}
+void cuFileHandleDeregister(struct Handle *handle) { handle->registered = false; state.handles--; } /* Leaked: a use after shows. */
+Answer cuFileBufRegister(const void *at, size_t length, int flags) {
+    (void)flags;
+    pthread_mutex_lock(&fake_lock);
+    int code = planned("buffer_register");
+    if (!code && !allocated((uintptr_t)at, length)) code = 5012;
+    if (!code && registered((uintptr_t)at, length)) code = 5023;
+    if (!code) {
+        for (unsigned i = 0; i < MAX; i++)
+            if (!buffers[i].base) { buffers[i].base = (uintptr_t)at; buffers[i].length = length; break; }
+        state.buffers++;
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return answer(code);
+}
+Answer cuFileBufDeregister(const void *at) {
+    pthread_mutex_lock(&fake_lock);
+    for (unsigned i = 0; i < MAX; i++)
+        if (buffers[i].base == (uintptr_t)at) {
+            for (unsigned b = 0; b < batch_count; b++)
+                for (unsigned k = 0; k < 128 && !batches[b]->destroyed; k++)
+                    if (batches[b]->transfers[k].used && overlap(buffers[i].base, buffers[i].length,
+                            batches[b]->transfers[k].memory, batches[b]->transfers[k].length))
+                        violated("memory is deregistered that an SSD uses", buffers[i].base, buffers[i].length);
+            buffers[i].base = 0; state.buffers--;
+        }
+    pthread_mutex_unlock(&fake_lock);
+    return answer(0);
+}
+
+/* The bytes really move: through a buffer that O_DIRECT takes. */
+static ssize_t move(const struct Transfer *t) {
+    void *bounce = aligned_alloc(4096, (t->length + 4095) / 4096 * 4096);
+    ssize_t moved;
+    if (t->write) {
+        memcpy(bounce, near(t->memory), t->length);
+        moved = pwrite(t->file, bounce, t->length, t->offset);
+    } else {
+        moved = pread(t->file, bounce, t->length, t->offset);
+        if (moved > 0) memcpy(near(t->memory), bounce, moved);
+    }
+    if (moved < 0) moved = -errno;
+    free(bounce);
+    return moved;
+}
+
+ssize_t cuFileRead(struct Handle *file, void *base, size_t length, off_t offset, off_t into) {
+    int code = LOCKED(planned("probe"));
+    if (code) return -code;
+    struct Transfer t = { .memory = (uintptr_t)base + into, .length = length, .offset = offset, .file = file->file };
+    if (!LOCKED(registered(t.memory, length))) violated("an unregistered read", t.memory, length);
+    return move(&t);
+}
+
+Answer cuFileBatchIOSetUp(struct Batch **batch, unsigned capacity) {
+    pthread_mutex_lock(&fake_lock);
+    int code = planned("batch_set_up");
+    if (!code && (capacity == 0 || capacity > state.batch_max)) code = 5022;
+    if (!code) {
+        *batch = calloc(1, sizeof **batch);
+        (*batch)->capacity = capacity;
+        if (batch_count < MAX) batches[batch_count++] = *batch; else violated("too many batches", 0, 0);
+        state.batches++;
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return answer(code);
+}
+
+Answer cuFileBatchIOSubmit(struct Batch *batch, unsigned count, struct Entry *entries, unsigned flags) {
+    (void)flags;
+    pthread_mutex_lock(&fake_lock);
+    int code = planned("batch_submit");
+    if (!code && count > batch->capacity) { code = 5022; violated("a batch beyond its limit", 0, count); }
+    for (unsigned i = 0; i < count && !code; i++) {
+        struct Entry *e = &entries[i];
+        uint64_t at = (uintptr_t)e->memory + e->memory_offset;
+        struct Transfer *t = &batch->transfers[i];
+        if (t->used) violated("a batch is used again before it ended", at, e->length);
+        if (!e->file->registered) violated("a file that is not registered", at, e->length);
+        if (!registered(at, e->length)) violated("memory that is not registered", at, e->length);
+        if (at % 4096 || e->file_offset % 4096 || e->length % 4096) violated("an unaligned transfer", at, e->length);
+        check_transfer(at, e->length, e->opcode == 1);
+        *t = (struct Transfer){ .used = true, .write = e->opcode == 1, .memory = at, .length = e->length,
+            .offset = e->file_offset, .file = e->file->file, .cookie = e->cookie };
+        state.submitted++;
+    }
+    if (!code) { batch->cancelled = false; if (count > state.batch_longest) state.batch_longest = count; }
+    pthread_mutex_unlock(&fake_lock);
+    return answer(code);
+}
+
+Answer cuFileBatchIOGetStatus(struct Batch *batch, unsigned min, unsigned *count, struct Told *told, struct timespec *timeout) {
+    (void)min; (void)timeout;
+    pthread_mutex_lock(&fake_lock);
+    int code = planned("batch_status");
+    tick();
+    unsigned room = *count, found = 0;
+    unsigned first = chance() % 128;
+    for (unsigned i = 0; i < 128 && found < room && !code; i++) {
+        struct Transfer *t = &batch->transfers[(first + i) % 128];
+        if (!t->used || (!batch->cancelled && chance() % (laziness + 1))) continue;
+        struct Told *it = &told[found++];
+        int failure = planned(t->write ? "write" : "read");
+        it->cookie = t->cookie;
+        if (batch->cancelled && chance() % 2) { it->status = 8; it->moved = 0; }
+        else if (failure == -1) { it->status = 0x10; it->moved = t->length / 2 / 4096 * 4096; }
+        else if (failure == -2) { it->moved = move(t); it->status = 0x10; near(t->memory)[0] ^= 1; } /* a flip on the way */
+        else if (failure == ETIMEDOUT) { it->status = 0x20; it->moved = 0; }
+        else if (failure) { it->status = 0x40; it->moved = -failure; }
+        else { it->moved = move(t); it->status = it->moved < 0 ? 0x40 : 0x10; }
+        t->used = false;
+    }
+    *count = found;
+    pthread_mutex_unlock(&fake_lock);
+    return answer(code);
+}
+Answer cuFileBatchIOCancel(struct Batch *batch) {
+    pthread_mutex_lock(&fake_lock);
+    int code = planned("batch_cancel");
+    if (!code) batch->cancelled = true;
+    pthread_mutex_unlock(&fake_lock);
+    return answer(code);
+}
+void cuFileBatchIODestroy(struct Batch *batch) {
+    pthread_mutex_lock(&fake_lock);
+    for (unsigned k = 0; k < 128; k++)
+        if (batch->transfers[k].used) violated("a batch is destroyed on its way", batch->transfers[k].memory, 0);
+    batch->destroyed = true;
+    state.batches--;
+    for (unsigned i = 0; i < batch_count; i++)
+        if (batches[i] == batch) { batches[i] = batches[--batch_count]; break; }
+    pthread_mutex_unlock(&fake_lock);
+}

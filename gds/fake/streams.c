@@ -1,0 +1,116 @@
+/* Copies and events in their streams, transfers in their batches, and which of them would race. */
+#include "fake.h"
+#include <stdlib.h>
+#include <string.h>
+
+/* Whether such a step reads memory of the GPU, and whether it writes such memory. */
+static bool reads(enum Kind kind) { return kind == COPY_OUT || kind == COPY || kind == SUM; }
+static bool writes(enum Kind kind) { return kind == COPY_IN || kind == COPY || kind == ZERO; }
+struct Stream *streams[MAX], default_stream;
+unsigned stream_count;
+
+struct Batch *batches[MAX];
+unsigned batch_count;
+
+/* A copy that happens now: no transfer may be on its way that writes what it touches, or reads what it writes. */
+static void check_copy(const struct Step *s) {
+    for (unsigned i = 0; i < batch_count; i++) {
+        if (batches[i]->destroyed) continue;
+        for (unsigned k = 0; k < 128; k++) {
+            const struct Transfer *t = &batches[i]->transfers[k];
+            if (!t->used) continue;
+            if (writes(s->kind) && overlap(s->to, s->length, t->memory, t->length))
+                violated("a copy writes what an SSD uses", s->to, s->length);
+            if (reads(s->kind) && !t->write && overlap(s->from, s->length, t->memory, t->length))
+                violated("a copy reads what an SSD writes", s->from, s->length);
+        }
+    }
+}
+
+void check_transfer(uint64_t at, size_t length, bool write) {
+    for (unsigned i = 0; i < stream_count; i++)
+        for (const struct Step *s = streams[i]->head; s; s = s->next) {
+            if (writes(s->kind) && overlap(s->to, s->length, at, length))
+                violated("an SSD is given memory that a copy still writes", at, length);
+            if (reads(s->kind) && !write && overlap(s->from, s->length, at, length))
+                violated("an SSD writes memory that a copy still reads", at, length);
+        }
+    for (unsigned i = 0; i < batch_count; i++) {
+        if (batches[i]->destroyed) continue;
+        for (unsigned k = 0; k < 128; k++) {
+            const struct Transfer *t = &batches[i]->transfers[k];
+            if (t->used && !(write && t->write) && overlap(at, length, t->memory, t->length))
+                violated("two transfers use the same memory", at, length);
+        }
+    }
+}
+
+/* What the checksum kernel computes. */
+static uint32_t crc32c(const unsigned char *data, size_t length) {
+    static uint32_t table[256];
+    if (!table[1])
+        for (uint32_t i = 0; i < 256; i++) {
+            uint32_t entry = i;
+            for (int bit = 0; bit < 8; bit++) entry = (entry >> 1) ^ (entry & 1 ? 0x82F63B78u : 0);
+            table[i] = entry;
+        }
+    uint32_t crc = ~0u;
+    while (length--) crc = (crc >> 8) ^ table[(crc ^ *data++) & 0xff];
+    return ~crc;
+}
+
+/* The first step of a stream happens, if it can; answers whether it did. */
+static bool step(struct Stream *stream) {
+    struct Step *s = stream->head;
+    if (!s) return false;
+    if (s->kind == WAIT && s->event->happened < s->ticket) return false;
+    if (s->kind == RECORD) s->event->happened = s->ticket;
+    if (reads(s->kind) || writes(s->kind)) {
+        bool from_there = !reads(s->kind) || allocated(s->from, s->length);
+        bool to_there = s->kind == SUM ? allocated(s->to, 4) : !writes(s->kind) || allocated(s->to, s->length);
+        if (!from_there) violated("a copy reads freed memory", s->from, s->length);
+        if (!to_there) violated("a copy writes freed memory", s->to, s->length);
+        check_copy(s);
+        char *from = s->kind == COPY_IN ? (char *)(uintptr_t)s->from : near(s->from);
+        char *to = s->kind == COPY_OUT ? (char *)(uintptr_t)s->to : near(s->to);
+        if (!from_there || !to_there) ;
+        else if (s->kind == ZERO) memset(to, 0, s->length);
+        else if (s->kind == SUM) { uint32_t sum = crc32c((unsigned char *)from, s->length); memcpy(to, &sum, sizeof sum); }
+        else memcpy(to, from, s->length);
+        if (s->kind == SUM) state.kernels++;
+        else if (s->kind != ZERO && !s->owned) state.copies++;
+        if (!s->owned && (s->kind == COPY_IN || s->kind == COPY_OUT)) {
+            state.host_bytes += s->length;
+            if (!is_locked(s->kind == COPY_IN ? s->from : s->to, s->length)) state.pageable += s->length;
+            if (from_there && to_there && planned("flip")) to[0] ^= 1; /* on the link */
+        }
+    }
+    stream->head = s->next;
+    if (!stream->head) stream->tail = NULL;
+    free(s->owned);
+    free(s);
+    return true;
+}
+
+void tick(void) {
+    if (held || stream_count == 0 || chance() % (laziness + 1)) return;
+    unsigned first = chance() % stream_count;
+    for (unsigned i = 0; i < stream_count; i++)
+        if (step(streams[(first + i) % stream_count])) return;
+}
+
+void append(struct Stream *stream, struct Step step_) {
+    struct Step *s = malloc(sizeof *s);
+    *s = step_; s->next = NULL;
+    if (stream->tail) stream->tail->next = s; else stream->head = s;
+    stream->tail = s;
+}
+
+void drain(struct Stream *stream) {
+    while (stream->head) {
+        if (step(stream)) continue;
+        bool moved = false;
+        for (unsigned i = 0; i < stream_count; i++) moved |= step(streams[i]);
+        if (!moved) return;
+    }
+}
