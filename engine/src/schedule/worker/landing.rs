@@ -19,7 +19,7 @@ impl Worker {
         some
     }
 
-    fn land_one(&mut self, completion: Completion) {
+    pub(super) fn land_one(&mut self, completion: Completion) {
         let Completion { tag, buffer, checksum, result, .. } = completion;
         let flight = self.flights.land(tag);
         let Some((flight, active)) =
@@ -127,7 +127,7 @@ impl Worker {
     }
 
     /// Has a piece read once more as soon as its device has room, which others may have taken meanwhile.
-    fn read_again(&mut self, flight: Flight, read: Action) {
+    pub(super) fn read_again(&mut self, flight: Flight, read: Action) {
         if let Some(active) = self.transfers.get_mut(&flight.transfer) {
             active.unchecked += 1;
         }
