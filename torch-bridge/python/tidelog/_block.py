@@ -261,6 +261,7 @@ class Tide:
     def stats(self):
         """Figures of the block so far, as a dict."""
         stats = self._session_stats()
+        stats["notices"] += self.steps.notices
         stats["unmovable"] = [
             record.describe()
             for record in list(self.ledger.records.values())

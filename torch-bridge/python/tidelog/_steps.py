@@ -25,7 +25,7 @@ class Steps:
         self._rested = False  # whether the last step needed no migration at all
         self._pressed = False  # whether the budget was ever reached: from then on ops are looked at
         self._last = {}
-        self._notices = []
+        self.notices = []  # for the user; those of the machine are its session's
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -115,8 +115,8 @@ class Steps:
         expected = plan.funcs[index] if index < plan.ops else "the end of the step"
         self.plan = None
         self._session.leave_plan()
-        if not any("left the plan" in notice for notice in self._notices):
-            self._notices.append(
+        if not any("left the plan" in notice for notice in self.notices):
+            self.notices.append(
                 f"a step left the plan at op {index}: {func} ran where {expected} was planned; "
                 "that step went on reactively (said once)"
             )
