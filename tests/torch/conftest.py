@@ -8,7 +8,6 @@ import gc
 import importlib.util
 import os
 import sys
-import time
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch starts its threads
@@ -81,14 +80,9 @@ def plans_are_awaited(monkeypatch):
 
     def end_and_wait(tide, *arguments):
         end_step(tide, *arguments)
-        await_plan(tide)
+        tide.await_plan()
 
     monkeypatch.setattr(tidelog.Tide, "_end_step", end_and_wait)
-
-
-def await_plan(tide):
-    while tide.stats()["planning"]:
-        time.sleep(0.001)
 
 
 @pytest.fixture

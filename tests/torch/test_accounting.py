@@ -162,6 +162,19 @@ def test_a_changed_program_is_said_once(pool, mover):
         assert_same(one, other, name)
 
 
+def test_an_op_that_was_not_planned_is_named(pool, mover):
+    world = World()
+    with world.block(pool, mover, "auto") as tide:
+        world.warm_up("auto")
+        for _ in range(2):
+            with world.boundary():
+                world.x.cos()
+                world.first_half()
+                world.second_half()
+        (notice,) = [notice for notice in tide.stats()["notices"] if "left the plan" in notice]
+        assert "aten.cos" in notice, notice
+
+
 @pytest.mark.parametrize("change", ["batch size", "skipped update", "evaluation", "frozen layer", "longer model", "two in one"])
 def test_a_planned_run_whose_steps_change_stays_right(compare, change):
     def scenario(world):

@@ -110,7 +110,7 @@ def test_ctrl_c_at_a_known_place(compare, how):
 
 @pytest.mark.filterwarnings("ignore::tidelog.LeftBehindWarning")
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("place", ["_mark", "_await_loans", "take", "give"])
+@pytest.mark.parametrize("place", ["mark", "_await_loans", "take", "give"])
 def test_ctrl_c_while_memory_goes_or_comes(pool, mover, mode, place, when, monkeypatch):
     """At a call within the handling of a request: the request comes again, and nothing is counted twice or not at all."""
     world = World()
@@ -133,7 +133,8 @@ def test_ctrl_c_while_memory_goes_or_comes(pool, mover, mode, place, when, monke
         world.warm_up(mode)
         losses = len(world.losses)
         interrupts = 0
-        owner = tide._mover if place in ("take", "give") else tide
+        performer = tide.performer
+        owner = {"mark": tide.ledger, "_await_loans": performer}.get(place, performer._mover)
         for _ in range(40):
             with monkeypatch.context() as patch:
                 patch.setattr(owner, place, interrupting(getattr(owner, place)), raising=True)
@@ -153,11 +154,12 @@ def test_ctrl_c_while_memory_goes_or_comes(pool, mover, mode, place, when, monke
 
 
 def _assert_counted(tide):
-    alive = [record for record in tide._records.values() if record() is not None]
+    ledger = tide.ledger
+    alive = [record for record in ledger.records.values() if record() is not None]
     marked = [record for record in alive if record.state]
-    untold = sum(record.size for record in tide._births if record.id is None and record() is not None)
-    assert tide.live == untold + sum(record.size for record in alive if not record.state & _record.OUT)
-    assert tide._marked == len(marked)
+    untold = sum(record.size for record in ledger.births if record.id is None and record() is not None)
+    assert ledger.live == untold + sum(record.size for record in alive if not record.state & _record.OUT)
+    assert ledger.marked == len(marked)
 
 
 RANDOM_INTERRUPTS = """
@@ -306,10 +308,10 @@ def test_a_death_whose_report_was_interrupted_is_found(pool):
             world.warm_up("auto")
             lost = torch.randn(64, 64)
             world.push_out(world.loose)  # the machine hears of every storage
-            records = tide._records
-            tide._records = Interrupted(records)
+            records = tide.ledger.records
+            tide.ledger.records = Interrupted(records)
             del lost
-            tide._records = records
+            tide.ledger.records = records
             assert any(record() is None for record in records.values())
             world.step()
             assert not any(record() is None for record in records.values())

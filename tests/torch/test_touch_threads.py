@@ -103,7 +103,7 @@ def test_another_thread_cannot_write_what_is_being_copied_out(pool, mover, write
         world.tide.restore(tensor)
         assert_same(before, bits(tensor))
         # Once it is here and at rest, the same write is free.
-        world.tide._drive(world.tide._library.tide_session_settle(world.tide._sync()))
+        world.tide.performer.settle()
         while halfway.is_moving(tensor):
             world.steps(1)  # which may have moved it out by its end
             world.tide.restore(tensor)

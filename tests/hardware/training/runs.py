@@ -99,7 +99,7 @@ def run_limited(arguments):
     options = {"memory": arguments.limit, "pool_size": arguments.pool_size, "device": arguments.device}
     options |= {"buffered": not is_direct(arguments.folder)}
     with tidelog.offload(pool=arguments.folder, **options) as tide:
-        losses, seconds = train(arguments, own_step(make(arguments)), tide.step, lambda: await_plan(tide))
+        losses, seconds = train(arguments, own_step(make(arguments)), tide.step, tide.await_plan)
         stats, last = tide.stats(), tide.last_step()
         if stats["plan"]:
             tide.trace(arguments.trace)
@@ -137,12 +137,6 @@ def own_step(model):
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, foreach=False)
     return lambda inputs, targets: gpt.train_step(model, optimizer, inputs, targets)
-
-
-def await_plan(tide):
-    """Steps go on while a plan is made; here they wait for it, so that those that are timed follow it."""
-    while tide.stats()["planning"]:
-        time.sleep(0.01)
 
 
 def train(arguments, step, around=contextlib.nullcontext, between=lambda: None):

@@ -7,35 +7,37 @@ from tidelog import _native, _record
 
 def _begin(tide, record, status, before):
     """Until the storage is half way: its memory is in the engine's hands then, and what comes of that is not taken in."""
+    session = tide.session
     while True:
         if status == _native.ACTION:
-            tide._perform()
+            tide.performer.perform()
         if record.state not in before:
             return
         # Others make room first, or have to arrive.
         assert status in (_native.ACTION, _native.WAITING), status
         if status == _native.ACTION:
-            status = tide._library.tide_session_resume(tide._sync())
+            status = session.library.tide_session_resume(session.sync())
         else:
-            status = tide._library.tide_session_wait(tide._sync(), 50)
+            status = session.library.tide_session_wait(session.sync(), 50)
 
 
 def begin_eviction(tide, tensor):
     """The tensor's bytes are being copied out."""
     tide.restore(tensor)
     tide._hook.end_touch()
-    record = tensor.untyped_storage()._tide
-    _begin(tide, record, tide._library.tide_session_evict(tide._sync(), record.id), (_record.SETTLED, _record.CLEAN))
+    record, session = tensor.untyped_storage()._tide, tide.session
+    status = session.library.tide_session_evict(session.sync(), record.id)
+    _begin(tide, record, status, (_record.SETTLED, _record.CLEAN))
     assert record.state == _record.LEAVING, record.state
 
 
 def begin_fetch(tide, tensor):
     """The tensor has memory again, and a device is writing its bytes there."""
-    record = tensor.untyped_storage()._tide
+    record, session = tensor.untyped_storage()._tide, tide.session
     uses = array.array("I", [record.id])
     address, count = uses.buffer_info()
-    begin = tide._library.tide_session_op_begin
-    _begin(tide, record, begin(tide._sync(), -1, 0, b"half a fetch", address, count, 0), (_record.OUT,))
+    begin = session.library.tide_session_op_begin
+    _begin(tide, record, begin(session.sync(), -1, 0, b"half a fetch", address, count, 0), (_record.OUT,))
     assert record.state == _record.COMING, record.state
 
 

@@ -10,6 +10,7 @@
 Results are bit-identical to the same run without offloading. See ``help(tidelog.offload)``.
 """
 
+from tidelog._block import Tide
 from tidelog._errors import (
     BudgetError,
     DeviceError,
@@ -20,7 +21,7 @@ from tidelog._errors import (
     PoolError,
     UnmovableError,
 )
-from tidelog._session import Tide, offload
+from tidelog._offload import offload
 
 __version__ = "0.1.0"
 

@@ -36,9 +36,9 @@ class Host:
         """How much of the budget staging buffers take."""
         return staging
 
-    def keeper(self, before, tensors_max):
-        """What sees to it that freed memory leaves the process."""
-        return _heap.Heap(before, tensors_max)
+    def keeper(self, tensors_max):
+        """What sees to it that freed memory leaves the process, of whose tensors `tensors_max` bytes may be in memory."""
+        return _heap.Heap(tensors_max)
 
     def at_work(self):
         """While a block is open."""
@@ -88,7 +88,7 @@ class Gpu(Host):
         # By cuFile there is a ring on the GPU, as large as the one in host memory.
         return staging if data_path.startswith("gds") else 0
 
-    def keeper(self, before, tensors_max):
+    def keeper(self, tensors_max):
         return _heap.Cache(self.device, tensors_max)
 
     def at_work(self):

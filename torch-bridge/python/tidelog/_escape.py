@@ -102,8 +102,8 @@ def _wrap(tide, owner, name, before, after=None):
 
 def _lent(tide, storages):
     """In another thread than the block's, what a call uses must not lose its memory meanwhile."""
-    lends = tide.is_elsewhere() and tide.is_open and not tide.forked
-    return lend(tide, storages) if lends else contextlib.nullcontext()
+    lends = tide.access.is_elsewhere() and tide.is_open and not tide.session.forked
+    return lend(storages) if lends else contextlib.nullcontext()
 
 
 def _storage_of(thing):
@@ -119,19 +119,19 @@ def _read(tide, *storages):
     """Brings back what is out of the storages, all at once."""
     for storage in storages:
         if storage._tide is not None and storage._tide.state & AWAY:
-            tide.bring_back(*storages)
+            tide.access.bring_back(*storages)
             return
 
 
 def _write(tide, *storages):
     """The first is written, and may get other memory: nothing may be reading the old."""
     if storages:
-        tide.bring_back(*storages, written=storages[0])
+        tide.access.bring_back(*storages, written=storages[0])
 
 
 def _modified(tide, *storages):
     if storages:
-        tide.storage_modified(storages[0])
+        tide.access.wrote(storages[0])
 
 
 def _alias(tide, *storages):
@@ -143,9 +143,9 @@ def _alias(tide, *storages):
     storage._aliased = True  # whoever takes it on later pins it
     record = storage._tide
     if record is not None and not record.pins:
-        if record.state & LEAVING and tide.is_elsewhere():
-            tide.refuse(record)  # only the block's own thread can stop it
-        record.tide.pin(record)
+        if record.state & LEAVING and tide.access.is_elsewhere():
+            record.refuse()  # only the block's own thread can stop it
+        record.ledger.pin(record)
 
 
 def _part(tide, original):
@@ -156,7 +156,7 @@ def _part(tide, original):
             _read(tide, storage)
             part = original(storage, index)
             if isinstance(part, torch.UntypedStorage):
-                part._tide_whole = tide.hold(storage)
+                part._tide_whole = tide.access.hold(storage)
         return part
 
     return wrapper
@@ -243,7 +243,7 @@ def _through_a_file(tide, original):
     def wrapper(tensor):
         with _pointers_mean("momentary"):
             data, owner = original(tensor)
-            if data.nbytes == 0 or not tide.moves(tensor):
+            if data.nbytes == 0 or not tide.access.moves(tensor):
                 return data, owner
             copy = numpy.memmap(tempfile.TemporaryFile(), dtype=data.dtype, mode="w+", shape=data.shape)
             copy[...] = data

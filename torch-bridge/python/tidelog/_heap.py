@@ -6,6 +6,7 @@ So blocks stay in the heap, where they serve again, and the heap is trimmed when
 """
 
 import ctypes
+import sys
 
 import torch
 
@@ -22,11 +23,15 @@ _PAGE_BYTES = 4096
 class Heap:
     """Keeps a process's anonymous memory near what its tensors take."""
 
-    def __init__(self, base, tensors_max):
-        """`base`: what the process holds beside its tensors, which take `tensors_max` at most."""
-        self._most = base + tensors_max + _ALLOWANCE_BYTES
+    def __init__(self, tensors_max):
+        self._tensors_max = tensors_max
+        self._most = sys.maxsize  # until it is known what the process holds beside its tensors
         self._unseen = 0  # bytes allocated since the last look
         self._libc = ctypes.CDLL(None)
+
+    def begin(self, base):
+        """`base`: what the process holds beside its tensors."""
+        self._most = base + self._tensors_max + _ALLOWANCE_BYTES
 
     def take_over(self):
         """Sets glibc's thresholds. On another C library freed memory is left as that library has it."""
@@ -54,6 +59,9 @@ class Cache:
         self._device = device
         self._most = tensors_max + _ALLOWANCE_BYTES
         self._unseen = 0
+
+    def begin(self, base):
+        """What the process holds in the host's memory is not asked here."""
 
     def take_over(self):
         """The budget is reached: what is cached beyond it goes."""

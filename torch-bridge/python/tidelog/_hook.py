@@ -30,37 +30,41 @@ _FORESIGHT_ENTRIES_MAX = 1 << 16
 class Hook(TorchDispatchMode):
     """Asks the residency machine before each op and reports to it afterwards."""
 
-    def __init__(self, tide):
+    def __init__(self, ledger, session, steps):
         super().__init__()
-        self._tide = tide
-        self.quiet = False  # set by the session whenever its conditions change
-        self.plan = None  # the Plan that this step follows, as long as it matches
-        self.next_op = -1  # outside a step; inside, the index of the next op
+        self._ledger = ledger
+        self._session = session
+        self._steps = steps
+        self._chunk_bytes_max = max(ledger.limit // 4, 1)  # ops over lists are done in pieces of this
         self._uses = {}  # storage id -> use, of the op that is running
         self._foresight = {}  # (op, shapes, sizes) -> bytes of its new outputs, when last seen
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if self.quiet:
+        ledger = self._ledger
+        if ledger.quiet:
             result = func(*args, **kwargs) if kwargs else func(*args)
             kind = type(result)
             if kind is Tensor:
                 storage = _untyped_storage(result)
                 if storage._tide is None:
-                    self._tide.take_on(storage, func)
+                    ledger.take_on(storage, func)
             elif kind is not _NONE:
                 self._take_on_all(result, func)
             return result
         if kwargs is None:
             kwargs = {}
-        if self._tide.forked:
+        plan = self._steps.plan  # None in a child of a fork
+        if plan is not None:
+            return self._watchful(plan, func, info_of(func), args, kwargs)
+        if self._session.forked:
             return self._in_forked_child(func, args, kwargs)
-        if self.plan is not None:
-            return self._watchful(func, info_of(func), args, kwargs)
         return self._observed(func, info_of(func), args, kwargs)
 
     def _in_forked_child(self, func, args, kwargs):
         """Memory that the fork copied is as good as any; what was out when it happened stays with the parent."""
-        self._tide.bring_back(*storages_of(args, kwargs))
+        for storage in storages_of(args, kwargs):
+            if storage._tide is not None:
+                storage._tide.refuse_in_child()
         return func(*args, **kwargs)
 
     def _take_on_all(self, result, func):
@@ -68,40 +72,46 @@ class Hook(TorchDispatchMode):
         storages_in(result, storages)
         for storage in storages:
             if storage._tide is None:
-                self._tide.take_on(storage, func)
+                self._ledger.take_on(storage, func)
 
     # -- a plan is being followed ---------------------------------------------------------------------
 
-    def _watchful(self, func, info, args, kwargs):
-        tide, plan, index = self._tide, self.plan, self.next_op
+    def _watchful(self, plan, func, info, args, kwargs):
+        ledger, steps = self._ledger, self._steps
+        index = steps.next_op
         if index >= plan.ops or func is not plan.funcs[index]:
-            tide.leave_plan(index, func)
+            steps.leave_plan(func)
             return self._observed(func, info, args, kwargs)
-        if info.chunks or plan.due[index] or tide.attention[0] or tide.live + plan.needs[index] > tide.limit:
+        if (
+            info.chunks
+            or plan.due[index]
+            or self._session.attention[0]
+            or ledger.live + plan.needs[index] > ledger.limit
+        ):
             return self._observed(func, info, args, kwargs)
         for storage in storages_of(args, kwargs):
             record = storage._tide
-            if record is None or record.tide is not tide or (
+            if record is None or record.ledger is not ledger or (
                 record.state and (record.state != _record.CLEAN or info.written)
             ):
                 return self._observed(func, info, args, kwargs)
-        self.next_op = index + 1
-        tide.notice()
+        steps.next_op = index + 1
+        steps.notice()
         result = func(*args, **kwargs)
         self._take_on(result, index, info)
-        tide.heap.allocated(plan.needs[index])
-        if tide.live > tide.limit:
-            tide.end_op()
+        steps.heap.allocated(plan.needs[index])
+        if ledger.live > ledger.limit:
+            steps.end_op()
         return result
 
     # -- one op, looked at in full ----------------------------------------------------------------------
 
     def _observed(self, func, info, args, kwargs):
-        tide = self._tide
+        steps = self._steps
         shapes, sizes = [info.seed], []
         storages = storages_of(args, kwargs, shapes, sizes)
         records = self._records_of(storages)
-        if info.chunks and sum(record.size for record in records) > tide.chunk_limit:
+        if info.chunks and sum(record.size for record in records) > self._chunk_bytes_max:
             pieces = halves(args, kwargs)
             if pieces is not None:
                 return merged([self._observed(func, info, *piece) for piece in pieces])
@@ -110,16 +120,16 @@ class Hook(TorchDispatchMode):
         if info.written:
             for record in self._records_of(info.modified(args, kwargs)):
                 uses[record.id] = MODIFIES
-                tide.modifies(record)
+                self._ledger.modifies(record)
         fingerprint = _fingerprint(shapes, records)
         foreseen = (fingerprint, *sizes)
-        index = self.next_op
+        index = steps.next_op
         needs = self._foresight.get(foreseen)
         if needs is None:
             needs = foresee(func, args, kwargs)
         self._begin(index, info.text, fingerprint, uses, needs)
         if index >= 0:
-            self.next_op = index + 1
+            steps.next_op = index + 1
         try:
             result = func(*args, **kwargs)
         finally:
@@ -130,17 +140,17 @@ class Hook(TorchDispatchMode):
         self._foresight[foreseen] = born
         if info.resizes:
             for storage in storages:
-                tide.measure_again(storage)
-        tide.op_ran(index, func, born)
+                self._session.measure_again(storage)
+        steps.op_ran(index, func, born)
         return result
 
     def _records_of(self, storages):
-        tide = self._tide
+        ledger = self._ledger
         records = []
         for storage in storages:
             record = storage._tide
-            if record is None or record.tide is not tide:
-                record = tide.record_of(storage)
+            if record is None or record.ledger is not ledger:
+                record = ledger.record_of(storage)
             if record is not None:
                 records.append(record)
         return records
@@ -149,17 +159,18 @@ class Hook(TorchDispatchMode):
         packed = array.array("I", [storage | use for storage, use in uses.items()])
         address, count = packed.buffer_info()
         self._uses = uses
-        self._tide.begin_op(index, fingerprint, name, address, count, needs)
+        self._steps.begin_op(index, fingerprint, name, address, count, needs)
 
     def _take_on(self, result, index, info):
         """Registers the storages that an op brought into the world; returns their bytes."""
+        ledger = self._ledger
         storages = []
         storages_in(result, storages)
         born = 0
         for slot, storage in enumerate(storages):
             record = storage._tide
-            if record is None or record.tide is not self._tide:
-                record = self._tide.record_of(storage, (index, slot, info.name))
+            if record is None or record.ledger is not ledger:
+                record = ledger.record_of(storage, (index, slot, info.name))
                 if record is not None:
                     born += record.size
         return born
@@ -173,12 +184,12 @@ class Hook(TorchDispatchMode):
         outer = self._uses
         self._begin(-1, b"an access outside the dispatcher", 0, {**outer, **uses}, 0)
         self._uses = outer
-        self._tide.note_peak()
+        self._ledger.note_peak()
 
     def end_touch(self):
         """What was brought back for an access may leave again."""
         if not self._uses:
-            self._tide.end_op()
+            self._steps.end_op()
 
 
 def _fingerprint(shapes, records):

@@ -7,6 +7,8 @@ never outlives its storage unnoticed: the weak reference's callback reports the 
 import threading
 import weakref
 
+from tidelog import _errors
+
 # Record.state: the mark that the residency machine put on a storage. 0: resident, no copy in the log.
 SETTLED = 0
 CLEAN = 1  # resident, and the log holds the same bytes: a modification must be reported
@@ -28,7 +30,9 @@ class _Newborn(weakref.ref):
 class Record(_Newborn):
     """Made once per new storage, on the hot path: what most records never need is a default of the class."""
 
-    tide = None  # set by each block in a class of its own
+    ledger = None  # that it stands in; this and the next two are set by each block in a class of its own
+    outside = None  # where it is when it is out, in words
+    process = None  # whose block it is
     id = None  # the machine's number for it, given when the machine must hear of it
     state = SETTLED
     told = False  # whether the residency machine has heard of it
@@ -57,11 +61,31 @@ class Record(_Newborn):
             return f"output {slot} of {op} ({where})"
         return f"a tensor of {self.size} bytes (storage {self.id})"
 
+    def guard_text(self):
+        """What an access meets that nothing has brought the bytes back for."""
+        return (
+            f"tidelog: tensor {self.describe()} is {self.outside}, and this access did not go through the offload block "
+            "(another thread, a raw kernel, or after the block). Touch it by a torch op inside the block first, "
+            "or call restore() on the block's object."
+        )
+
+    def refuse(self):
+        """Raises the error that the guard would give."""
+        raise _errors.Error(self.guard_text())
+
+    def refuse_in_child(self):
+        """Memory that a fork copied is as good as any; what was out when it happened stays with the parent."""
+        if self.state & AWAY:
+            raise _errors.ForkedError(
+                f"{self.describe()} is {self.outside} and belongs to the parent process ({self.process}); "
+                "touch it before the fork, or restore it there."
+            )
+
 
 class _Hold:
     def __init__(self, record):
         self._record = record
-        record.tide.pin(record)
+        record.ledger.pin(record)
 
     def __del__(self):
-        self._record.tide.unpin(self._record)
+        self._record.ledger.unpin(self._record)

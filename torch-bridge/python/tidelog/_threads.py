@@ -23,16 +23,16 @@ class Bystander(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         tide = self._tide
-        if tide.forked or not tide.is_open:
+        if tide.session.forked or not tide.is_open:
             return func(*args, **kwargs)
         written = info_of(func).modified(args, kwargs)
-        tide.notice()
-        with lend(tide, storages_of(args, kwargs), written):
+        tide.steps.notice()
+        with lend(storages_of(args, kwargs), written):
             return func(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def lend(tide, storages, written=()):
+def lend(storages, written=()):
     """Lends another thread what it is about to use: meanwhile nothing of it loses its memory. Refuses what is out,
     and a write to what is being copied out: the copy might miss it."""
     records = [storage._tide for storage in storages if storage._tide is not None]
@@ -42,10 +42,10 @@ def lend(tide, storages, written=()):
         # Loans first, then the look: the block's thread marks a storage before it looks for loans.
         for record in records:
             if record.state & AWAY:
-                tide.refuse(record)
+                record.refuse()
         for storage in written:
             if storage._tide is not None and storage._tide.state & LEAVING:
-                tide.refuse(storage._tide)
+                storage._tide.refuse()
         yield
     finally:
         for record in records:

@@ -1,0 +1,322 @@
+"""The offload block: how it begins and ends, and what the user asks of it."""
+
+import atexit
+import contextlib
+import gc
+import os
+import time
+import warnings
+
+import torch
+
+from tidelog import _errors, _escape, _heap, _record, _threads
+from tidelog._access import Access
+from tidelog._hook import Hook
+from tidelog._ledger import Ledger
+from tidelog._names import Names
+from tidelog._performer import Performer
+from tidelog._session import Session
+from tidelog._steps import Steps
+
+_untyped_storage = torch._C.TensorBase.untyped_storage
+
+_EVICTION_ATTEMPTS = 8
+_PLAN_POLL_SECONDS = 0.001
+
+# The block that is open (at most one in a process), and those that ended with tensors out.
+_active = None
+_left_behind = []
+
+
+class Tide:
+    """An open offload block. Made by `offload`."""
+
+    def __init__(self, model, optimizer, options):
+        self.budget, self.staging = options.budget, options.staging
+        self.mode, self.device = options.mode, options.device
+        self._options = options
+        self.ledger = Ledger(self, self.device, options.limit, options.outside)
+        self.session = Session(self.ledger)
+        self._heap = self.device.keeper(self.budget)
+        self.performer = Performer(self.session, self.ledger, self.device, options.mover, self._heap)
+        self.steps = Steps(
+            self.ledger, self.session, self.performer, self.device, self._heap, learns=self.mode == "auto"
+        )
+        self._hook = Hook(self.ledger, self.session, self.steps)
+        self.access = Access(self.ledger, self.session, self._hook)
+        self._names = Names(model, optimizer, self.ledger, self.session)
+        self._stop_watching = lambda: None
+        self._at_work = contextlib.ExitStack()
+        self._open = False
+
+    # -- the block ------------------------------------------------------------------------------
+
+    def __enter__(self):
+        global _active
+        if _active is not None:
+            raise _errors.Error(
+                "an offload block is open already in this process; leave it before entering another "
+                "(one block can hold several models: pass a torch.nn.ModuleList)."
+            )
+        self.session.open(self._options.native)
+        _active = self
+        ledger = self.ledger
+        try:
+            _escape.install(self)
+            self._stop_watching = _threads.watch(self)
+            self._at_work.enter_context(self.device.at_work())
+            self._open = True
+            before = _heap.anonymous_bytes()
+            self._adopt_what_lives()
+            self._names.name_all()
+            self._heap.begin(before - sum(record.size for record in ledger.records.values()))
+            self.performer.settle()
+            if ledger.marked:
+                self._heap.take_over()
+            ledger.peak = ledger.live
+            self.steps.judge_quiet()
+            self._hook.__enter__()
+        except BaseException:
+            self._end_block()
+            raise
+        return self
+
+    def _adopt_what_lives(self):
+        """Every tensor of this process counts against the budget from the start, ours or not."""
+        ledger = self.ledger
+        for thing in gc.get_objects():
+            if issubclass(type(thing), torch.Tensor):
+                for tensor in (thing, thing.grad if thing.is_leaf else None):
+                    ledger.adopt(tensor)
+                    if ledger.live > ledger.limit:
+                        self.performer.settle()
+        for earlier in list(_left_behind):
+            if not earlier.ledger.has_away():
+                earlier._close()
+
+    def __exit__(self, kind, error, trace):
+        self._hook.__exit__(kind, error, trace)
+        if self.session.forked:
+            return False  # the block is the parent's; whatever ends the child goes on
+        try:
+            if kind is None and self._options.report is not None:
+                self.report(self._options.report)
+        finally:
+            self._end_block()
+        return False
+
+    def _end_block(self):
+        global _active
+        self.ledger.find_the_dead()
+        try:
+            self._stop_migrations()
+            self._restore_what_fits()
+        finally:
+            self._open = False
+            self._names.forget()
+            self._stop_watching()
+            self._at_work.close()
+            _escape.remove()
+            _active = None
+            if self.ledger.has_away():
+                _left_behind.append(self)
+                self._leave_behind([record for record in self.ledger.records.values() if record.state & _record.AWAY])
+            else:
+                self._close()
+
+    def _stop_migrations(self):
+        """From here on nobody says which tensors are used and written, so nothing may leave or be prefetched."""
+        self.session.leave_plan()
+        self.session.lift_budget()
+        with contextlib.suppress(_errors.Error):  # a write that failed: its tensor is still here
+            self.performer.settle()
+        for record in list(self.ledger.records.values()):
+            storage = record()
+            if storage is not None and record.state & _record.LEAVING:
+                with contextlib.suppress(_errors.Error):
+                    self.access.bring_back(storage, written=storage)
+
+    def _restore_what_fits(self):
+        ledger = self.ledger
+        # What is coming has its memory already, so it comes first.
+        for record in sorted(ledger.records.values(), key=lambda record: (-record.state, record.id)):
+            storage = record()
+            if storage is None or not record.state & _record.AWAY:
+                continue
+            if record.state & _record.COMING or ledger.live + record.size <= ledger.limit:
+                with contextlib.suppress(_errors.Error):  # damaged on the device: it is named with those that stay
+                    self.access.bring_back(storage)
+
+    def _leave_behind(self, left):
+        for record in left:
+            if record.state & _record.OUT:  # what is coming has memory, and a device may be writing it
+                self._options.mover.leave(record(), record.size, record.guard_text())
+        names = [record.describe() for record in left]
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        warnings.warn(
+            f"{len(names)} tensors ({sum(record.size for record in left)} bytes) stay {self._options.outside} because they "
+            f"do not fit the budget of {self.budget} bytes: {shown}. They are safe until this process ends; touching one "
+            "raises an error. Enter another offload block to use them, or call restore() on this one to bring them back.",
+            _errors.LeftBehindWarning,
+            stacklevel=4,
+        )
+
+    def _close(self):
+        self.session.close()
+        self.performer.drop_all()
+        if self in _left_behind:
+            _left_behind.remove(self)
+
+    @contextlib.contextmanager
+    def step(self):
+        """Marks one training step. Results do not depend on it; plans do."""
+        self._require_open()
+        steps = self.steps
+        started = time.perf_counter()
+        steps.begin()
+        completed = False
+        try:
+            yield self
+            completed = True
+        finally:
+            steps.next_op, steps.plan = -1, None
+            if self._open and not self.session.forked:
+                self._end_step(completed, started)
+
+    def _end_step(self, completed, started):
+        if not self.ledger.quiet:
+            self._names.name_states()
+        self.steps.end(completed, started)
+
+    # -- what users ask ---------------------------------------------------------------------------
+
+    def evict(self, tensor):
+        """Moves a tensor's memory out now and waits until it is out. No plan brings it back before the next op."""
+        self._require_open()
+        storage = _untyped_storage(tensor)
+        record = self.ledger.record_of(storage)
+        if record is not None and record.state & _record.OUT:
+            return
+        if record is None or not self.ledger.movable(storage):
+            raise _errors.UnmovableError(f"{record.describe() if record else 'the tensor'} cannot move: its memory is not torch's own.")
+        if record.pins:
+            raise _errors.PinnedError(
+                f"{record.describe()} cannot move: numpy, DLPack or a raw pointer holds an alias of its memory."
+            )
+        self._hook.end_touch()
+        session = self.session
+        for _ in range(_EVICTION_ATTEMPTS):  # what is on its way in must arrive before it can leave
+            self.performer.settle()
+            self.performer.drive(session.library.tide_session_evict(session.handle, record.id))
+            if record.state & _record.OUT:
+                return
+        raise _errors.Error(f"{record.describe()} could not be moved out; stats()['notices'] says why.")
+
+    def is_resident(self, tensor):
+        """Whether the tensor's bytes are in memory now."""
+        record = _untyped_storage(tensor)._tide
+        return record is None or not record.state & _record.AWAY
+
+    def restore(self, *tensors):
+        """Brings tensors back; without arguments, everything that is out, whatever the budget says."""
+        if tensors:
+            for tensor in tensors:
+                self.access.bring_back(_untyped_storage(tensor))
+            return
+        self.session.lift_budget()
+        for record in list(self.ledger.records.values()):
+            storage = record()
+            if storage is not None and record.state & _record.AWAY:
+                self.access.bring_back(storage)
+        if not self._open:
+            self._close()
+
+    def await_plan(self):
+        """Waits until no plan is being made. Steps go on meanwhile, as they are; what is to be timed under the plan, or
+        compared step by step, waits for it between two of them. Where nothing is planned, there is nothing to wait for."""
+        self._require_open()
+        while self._session_stats()["planning"]:
+            time.sleep(_PLAN_POLL_SECONDS)
+
+    @property
+    def is_open(self):
+        """Whether the block is running."""
+        return self._open
+
+    @property
+    def live_bytes(self):
+        """Bytes of storages in memory, staging included where that is in the same memory."""
+        return self.ledger.live + self._options.buffers
+
+    @property
+    def peak_bytes(self):
+        """The highest `live_bytes` at an op boundary so far."""
+        return self.ledger.peak + self._options.buffers
+
+    @property
+    def phase(self):
+        """"profiling", "planned" or "reactive"."""
+        return self.steps.phase()
+
+    def stats(self):
+        """Figures of the block so far, as a dict."""
+        stats = self._session_stats()
+        stats["notices"] += self.steps.notices
+        stats["unmovable"] = [
+            record.describe()
+            for record in list(self.ledger.records.values())
+            if (storage := record()) is not None and not self.ledger.movable(storage)
+        ]
+        return stats
+
+    def _session_stats(self):
+        self.session.sync()
+        return self.session.figures(self.session.library.tide_session_stats)
+
+    def last_step(self):
+        """Figures of the last complete step: seconds, bytes_written, bytes_read, evictions, fetches, stalls, stall_seconds."""
+        return self.steps.last_step(self.stats()["last_step"])
+
+    def simulate_step(self):
+        """What the plan's simulation makes of a step at the pace of the last one, in the words of `last_step`. None where
+        the last step followed no plan to its end."""
+        figures = self.session.figures(self.session.library.tide_session_simulate)
+        if figures is None:
+            return None
+        if "why_not" in figures:
+            raise _errors.Error(f"the plan cannot be simulated: {figures['why_not']}")
+        return {**figures, "seconds": figures["time_ns"] / 1e9, "stall_seconds": figures["stall_ns"] / 1e9}
+
+    def report(self, path):
+        """Writes the HTML report."""
+        session = self.session
+        session.check(session.library.tide_session_report(session.sync(), os.fsencode(path)))
+
+    def trace(self, path):
+        """Writes the trace of the planned step, for `tidelog-plan`: ops, their times, the storages that they use."""
+        session = self.session
+        session.check(session.library.tide_session_trace(session.sync(), os.fsencode(path)))
+
+    def _require_open(self):
+        if not self._open:
+            raise _errors.Error("this offload block is not open: use `with tidelog.offload(...) as tide:`.")
+        if self.session.forked:
+            raise _errors.ForkedError("this offload block belongs to the parent process.")
+
+
+@atexit.register
+def _drain_at_exit():
+    """No device may write into memory that the interpreter is about to free."""
+    for tide in [_active, *_left_behind]:
+        if tide is not None:
+            tide._close()
+
+
+def _mark_forked():
+    for tide in [_active, *_left_behind]:
+        if tide is not None:
+            tide.session.forked = True
+            tide.steps.plan = None
+
+
+os.register_at_fork(after_in_child=_mark_forked)

@@ -1,0 +1,47 @@
+"""Names of tensors, for errors and figures: as the model and the optimizer call them."""
+
+import torch
+
+# What a tensor is for, in the C ABI.
+_PARAMETER, _GRADIENT, _STATE, _BUFFER = 1, 2, 3, 5
+
+
+class Names:
+    def __init__(self, model, optimizer, ledger, session):
+        self._model, self._optimizer = model, optimizer
+        self._ledger = ledger
+        self._session = session
+
+    def name_all(self):
+        """Names what a model and its optimizer have from the start."""
+        if self._model is not None:
+            for name, tensor in self._model.named_parameters():
+                self._name(tensor, _PARAMETER, name)
+            for name, tensor in self._model.named_buffers():
+                self._name(tensor, _BUFFER, name)
+        self.name_states()
+
+    def name_states(self):
+        """Gradients and optimizer state appear as training goes."""
+        names = {}
+        if self._model is not None:
+            for name, parameter in self._model.named_parameters():
+                names[parameter] = name
+                if parameter.grad is not None:
+                    self._name(parameter.grad, _GRADIENT, f"grad of {name}")
+        if self._optimizer is not None:
+            for parameter, state in self._optimizer.state.items():
+                for key, value in state.items():
+                    if isinstance(value, torch.Tensor):
+                        self._name(value, _STATE, f"{key} of {names.get(parameter, 'a parameter')}")
+
+    def forget(self):
+        """Lets go of the model and the optimizer: what stays out lives as long as its owner does."""
+        self._model = self._optimizer = None
+
+    def _name(self, tensor, kind, name):
+        record = self._ledger.adopt(tensor)
+        if record is not None and record.name != name:
+            record.name = name
+            session = self._session
+            session.library.tide_session_name(session.sync(), record.id, kind, name.encode())
