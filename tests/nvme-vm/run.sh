@@ -53,7 +53,7 @@ if [ ! -e "$work/kernel/nvmet-tcp.ko" ]; then
     rm -r "$work/package" "$work/$package"_*.deb
 fi
 
-features="" spdk_missing="" programs="tidelog-conformance tidelog-powercut tidelog-format tidelog-bench"
+features="" spdk_missing="" programs="tidelog-conformance tidelog-powercut tidelog-format tidelog-bench tidelog-doctor"
 # SPDK's own, to compare with.
 perf=$(command -v spdk_nvme_perf || pkg-config --libs-only-L spdk_nvme 2>/dev/null | sed 's|^-L\([^ ]*\).*|\1/../bin/spdk_nvme_perf|' || true)
 if pkg-config --exists spdk_nvme 2>/dev/null; then
@@ -65,7 +65,7 @@ else
 fi
 profile=${PROFILE:-release}
 # shellcheck disable=SC2046,SC2086
-cargo build --profile "$profile" -q -p tidelog-tests -p tidelog-format -p tidelog-bench $features $(printf -- '--bin %s ' $programs)
+cargo build --profile "$profile" -q -p tidelog-tests -p tidelog-format -p tidelog-bench -p tidelog-doctor $features $(printf -- '--bin %s ' $programs)
 built=target/$([ "$profile" = dev ] && echo debug || echo "$profile")
 root=$work/root
 rm -rf "$root"

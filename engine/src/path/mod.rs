@@ -45,7 +45,7 @@ use std::time::{Duration, Instant};
 pub use choose::{Backend, KernelDevices, Opened, PathChoice, PathError, PathKind, PathProvider};
 pub use device::{
     ControllerName, DEVICES_MAX, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec,
-    OpenMode, SpecError,
+    OpenMode, SpecError, controllers_of,
 };
 pub use endurance::{Endurance, FdpStatistics, ReclaimUnitHandle};
 pub use numa::stay_near;

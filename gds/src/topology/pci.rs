@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use tidelog_engine::path::controllers_of;
 use tidelog_engine::units::ByteCount;
 
 /// A link of PCI Express.
@@ -150,15 +151,25 @@ impl Sysfs {
         })
     }
 
-    /// The PCI device that a block device belongs to, if it does.
-    pub fn pci_of_block(&self, name: &str) -> Option<PciDevice> {
-        self.pci_above(&self.0.join("class/block").join(name))
+    /// The PCI devices that a block device belongs to: several where several `NVMe` controllers share a namespace.
+    pub fn pci_of_block(&self, name: &str) -> Vec<PciDevice> {
+        self.pci_behind(&self.0.join("class/block").join(name))
     }
 
-    /// The same of a block device by its number (`st_rdev`).
+    /// The one that the block device of this number (`st_rdev`) belongs to, if it is one.
     pub fn pci_of_block_number(&self, number: u64) -> Option<PciDevice> {
         let name = format!("dev/block/{}:{}", libc::major(number), libc::minor(number));
-        self.pci_above(&self.0.join(name))
+        let mut found = self.pci_behind(&self.0.join(name));
+        if found.len() == 1 { found.pop() } else { None }
+    }
+
+    fn pci_behind(&self, link: &Path) -> Vec<PciDevice> {
+        let Ok(shown) = fs::canonicalize(link) else { return Vec::new() };
+        if let Some(above) = self.pci_above(&shown) {
+            return vec![above];
+        }
+        // Shared namespaces are shown beneath their subsystem, far from PCI.
+        controllers_of(&shown).iter().filter_map(|it| self.pci_above(it)).collect()
     }
 
     /// The last PCI device on the way to what this link leads to.
@@ -167,15 +178,18 @@ impl Sysfs {
         self.pci_device(chain.last()?)
     }
 
-    /// The names of the namespaces of an `NVMe` controller, as in `nvme0n1`.
+    /// The names of the namespaces of an `NVMe` controller, as in `nvme0n1`; of one that it may share with others, too,
+    /// whether or not the kernel shows a device of that name.
     pub fn namespaces(&self, controller: &PciDevice) -> Vec<String> {
-        let mut found: Vec<String> = names(&self.0.join("class/block"))
-            .into_iter()
-            .filter(|name| !self.0.join("class/block").join(name).join("partition").exists())
-            .filter(|name| {
-                self.pci_of_block(name).is_some_and(|pci| pci.address == controller.address)
-            })
-            .collect();
+        let blocks = self.0.join("class/block");
+        let is_beneath = |name: &String| {
+            !blocks.join(name).join("partition").exists()
+                && self
+                    .pci_above(&blocks.join(name))
+                    .is_some_and(|pci| pci.address == controller.address)
+        };
+        let mut found: Vec<String> =
+            names(&blocks).into_iter().filter(is_beneath).map(|name| namespace_of(&name)).collect();
         found.sort();
         found
     }
@@ -234,6 +248,14 @@ fn is_address(name: &str) -> bool {
         && groups.iter().zip(lengths).all(|(group, length)| {
             group.len() >= length && group.bytes().all(|byte| byte.is_ascii_hexdigit())
         })
+}
+
+/// The namespace to which a block device of a controller leads. With multipath it is a path, hidden and without a number:
+/// `nvme0c1n1` leads through the controller 1 to `nvme0n1`.
+fn namespace_of(name: &str) -> String {
+    let path =
+        name.split_once('c').and_then(|(system, path)| Some((system, path.split_once('n')?)));
+    path.map_or_else(|| name.to_owned(), |(system, (_, number))| format!("{system}n{number}"))
 }
 
 fn names(directory: &Path) -> Vec<String> {

@@ -133,9 +133,59 @@ fn a_namespace_leads_to_its_controller() {
     symlink(&namespace, machine.0.join("class/block/nvme0n1")).unwrap();
     symlink(namespace.join("nvme0n1p1"), machine.0.join("class/block/nvme0n1p1")).unwrap();
     let sysfs = machine.sysfs();
-    let controller = sysfs.pci_of_block("nvme0n1p1").unwrap();
+    let [controller] = sysfs.pci_of_block("nvme0n1p1").try_into().unwrap();
     assert_eq!(controller.address, "0000:40:00.0");
     assert_eq!(sysfs.namespaces(&controller), ["nvme0n1"]);
+}
+
+/// With multipath the kernel shows a namespace beneath its subsystem, and beneath each controller a hidden path to it.
+#[test]
+fn a_namespace_that_controllers_share_leads_to_all_of_them() {
+    let machine = two_sockets();
+    let make = |place: &str| {
+        let directory = machine.0.join("devices").join(place);
+        fs::create_dir_all(&directory).unwrap();
+        directory
+    };
+    let block = |directory: PathBuf| {
+        let name = directory.file_name().unwrap().to_owned();
+        symlink(&directory, machine.0.join("class/block").join(name)).unwrap();
+    };
+    let subsystem = make("virtual/nvme-subsystem/nvme-subsys0");
+    fs::write(subsystem.join("subsysnqn"), "nqn\n").unwrap();
+    block(make("virtual/nvme-subsystem/nvme-subsys0/nvme0n1"));
+    block(make("virtual/nvme-subsystem/nvme-subsys0/nvme0n1/nvme0n1p1"));
+    fs::write(subsystem.join("nvme0n1/nvme0n1p1/partition"), "1").unwrap();
+    let places = [
+        "pci0000:3a/0000:3a:02.0/0000:40:00.0/nvme/nvme0",
+        "pci0000:50/0000:50:00.0/0000:51:00.0/nvme/nvme1",
+    ];
+    for (number, place) in places.into_iter().enumerate() {
+        let controller = make(place);
+        fs::write(controller.join("transport"), "pcie\n").unwrap();
+        fs::write(controller.join("subsysnqn"), "nqn\n").unwrap();
+        symlink(&controller, subsystem.join(format!("nvme{number}"))).unwrap();
+        block(make(&format!("{place}/nvme0c{number}n1")));
+    }
+    // The second controller alone has one more, which the kernel does not show yet.
+    block(make(&format!("{}/nvme0c1n12", places[1])));
+    fs::create_dir_all(machine.0.join("dev/block")).unwrap();
+    symlink(subsystem.join("nvme0n1"), machine.0.join("dev/block/259:3")).unwrap();
+
+    let sysfs = machine.sysfs();
+    for name in ["nvme0n1", "nvme0n1p1"] {
+        let mut found: Vec<_> =
+            sysfs.pci_of_block(name).into_iter().map(|pci| pci.address).collect();
+        found.sort();
+        assert_eq!(found, ["0000:40:00.0", "0000:51:00.0"], "{name}");
+    }
+    let namespaces = |address| sysfs.namespaces(&sysfs.pci_device(address).unwrap());
+    assert_eq!(namespaces("0000:40:00.0"), ["nvme0n1"]);
+    assert_eq!(namespaces("0000:51:00.0"), ["nvme0n1", "nvme0n12"]);
+    assert_eq!(sysfs.pci_of_block_number(libc::makedev(259, 3)), None, "it lies on several");
+    fs::remove_file(subsystem.join("nvme1")).unwrap();
+    let alone = sysfs.pci_of_block_number(libc::makedev(259, 3)).unwrap();
+    assert_eq!(alone.address, "0000:40:00.0");
 }
 
 #[test]

@@ -7,14 +7,16 @@ use clap_complete::Shell;
 use tidelog_engine::units::ByteCount;
 use tidelog_format::quantity::parse_size;
 
+use crate::bind::DriverChoice;
+
 const AFTER_HELP: &str = "\
 Exit codes:
   0   a path is proven to work, and none failed its trial
   1   no path that was tried works
   2   a path gave other bytes back than were written
   3   nothing was tried: neither --scratch nor --pool was given
-  4   refused: the device is in use, or not one to hand over
-  5   the operating system refused
+  4   refused: the device is in use (by a mount, a pool, a program that drives it), or not one to hand over
+  5   the operating system refused, or a driver did not take the device
   64  the command line makes no sense
 
 Examples:
@@ -24,7 +26,9 @@ Examples:
       proves every path on a file that it makes there, and removes
   tidelog-doctor check --scratch /mnt/nvme0 --output json
   tidelog-doctor bind 0000:3b:00.0
-      shows how the SSD would be handed to user space; add --yes to do it";
+      shows how the SSD would be handed to user space; add --yes to do it
+  tidelog-doctor unbind 0000:3b:00.0 --yes
+      gives it back, once no program drives it any more";
 
 /// Says which data paths work on this machine, and exactly why the others do not.
 #[derive(Debug, Parser)]
@@ -39,6 +43,12 @@ pub struct Cli {
     /// Where the kernel's other tables are.
     #[arg(long, global = true, hide = true, default_value = "/proc")]
     pub procfs: PathBuf,
+    /// Where the nodes of devices are.
+    #[arg(long, global = true, hide = true, default_value = "/dev")]
+    pub devfs: PathBuf,
+    /// Where SPDK locks a file for each controller.
+    #[arg(long, global = true, hide = true, default_value = "/var/tmp")]
+    pub claims: PathBuf,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -59,10 +69,10 @@ pub enum Output {
 pub enum Command {
     /// Look at the machine, and try every path on each scratch area; writes nowhere else
     Check(CheckArgs),
-    /// Hand an SSD from the kernel to user space (vfio-pci)
+    /// Hand an SSD from the kernel to user space
     Bind(BindArgs),
     /// Hand an SSD back to the kernel
-    Unbind(BindArgs),
+    Unbind(HandOverArgs),
     /// Write shell completions to standard output
     Completions {
         /// The shell
@@ -90,9 +100,20 @@ pub struct CheckArgs {
     pub compat: bool,
 }
 
-/// Arguments of `bind` and `unbind`.
+/// Arguments of `bind`.
 #[derive(Args, Clone, Debug)]
 pub struct BindArgs {
+    /// The driver that is to have it
+    #[arg(long, value_enum, default_value_t)]
+    pub driver: DriverChoice,
+    /// What `unbind` takes, too.
+    #[command(flatten)]
+    pub hand_over: HandOverArgs,
+}
+
+/// Arguments of `bind` and `unbind`.
+#[derive(Args, Clone, Debug)]
+pub struct HandOverArgs {
     /// A PCI address, as in 0000:3b:00.0, or a namespace, as in nvme0n1
     #[arg(value_name = "DEVICE")]
     pub device: String,

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 use serde_json::json;
-use tidelog_doctor::bind::{Plan, Towards, carry_out, plan};
-use tidelog_doctor::cli::{BindArgs, CheckArgs, Cli, Command, Output};
+use tidelog_doctor::bind::{Machine, Plan, Towards, carry_out, plan};
+use tidelog_doctor::cli::{CheckArgs, Cli, Command, HandOverArgs, Output};
 use tidelog_doctor::facts::{Roots, all};
 use tidelog_doctor::outcome::{Exit, Failure};
 use tidelog_doctor::page::Page;
@@ -48,7 +48,9 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<(String, Exit), Failure> {
     match &cli.command {
         Command::Check(arguments) => check(cli, arguments),
-        Command::Bind(arguments) => hand_over(cli, arguments, Towards::UserSpace),
+        Command::Bind(arguments) => {
+            hand_over(cli, &arguments.hand_over, Towards::UserSpace(arguments.driver))
+        }
         Command::Unbind(arguments) => hand_over(cli, arguments, Towards::Kernel),
         Command::Completions { shell } => {
             let mut out = Vec::new();
@@ -82,17 +84,27 @@ fn check(cli: &Cli, arguments: &CheckArgs) -> Result<(String, Exit), Failure> {
     Ok((text, page.exit()))
 }
 
-fn hand_over(cli: &Cli, arguments: &BindArgs, towards: Towards) -> Result<(String, Exit), Failure> {
+fn hand_over(
+    cli: &Cli,
+    arguments: &HandOverArgs,
+    towards: Towards,
+) -> Result<(String, Exit), Failure> {
     let (sysfs, system) = tables(cli);
-    let plan = plan(&arguments.device, towards, &sysfs, &system)?;
+    let machine = Machine { sysfs, system, nodes: cli.devfs.clone(), claims: cli.claims.clone() };
+    let plan = plan(&arguments.device, towards, &machine)?;
     if arguments.yes {
-        carry_out(&plan)?;
+        carry_out(&plan, &machine)?;
     }
     let text = match cli.output {
         Output::Text => steps_text(&plan, arguments.yes),
         Output::Json => {
-            let document =
-                json!({"device": plan.address, "steps": plan.steps, "done": arguments.yes});
+            let document = json!({
+                "device": plan.address,
+                "driver": plan.driver,
+                "notes": plan.notes,
+                "steps": plan.steps,
+                "done": arguments.yes,
+            });
             format!("{document:#}\n")
         }
     };
@@ -101,12 +113,17 @@ fn hand_over(cli: &Cli, arguments: &BindArgs, towards: Towards) -> Result<(Strin
 
 fn steps_text(plan: &Plan, done: bool) -> String {
     if plan.steps.is_empty() {
-        return format!("{} is there already; nothing to do\n", plan.address);
+        return format!("{} has {} already; nothing to do\n", plan.driver, plan.address);
     }
+    let notes = plan.notes.iter().map(|note| format!("{}\n", printable(note)));
     let steps =
         plan.steps.iter().map(|step| format!("  echo {:?} > {}\n", step.text, step.file.display()));
-    let end = if done { "done\n" } else { "nothing was done; add --yes to do it\n" };
-    steps.collect::<String>() + end
+    let end = if done {
+        format!("{} has {} now\n", plan.driver, plan.address)
+    } else {
+        "nothing was done; add --yes to do it\n".to_owned()
+    };
+    notes.chain(steps).chain([end]).collect()
 }
 
 fn tables(cli: &Cli) -> (Sysfs, System) {

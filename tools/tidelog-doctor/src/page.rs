@@ -26,7 +26,7 @@ pub struct Page {
 
 /// What nothing here can try: said on every page, so that its absence is no riddle.
 const SPDK: &str =
-    "not tried by this tool: it takes a whole SSD that is bound to vfio-pci (see `bind`)";
+    "not tried by this tool: it takes a whole SSD that was handed to user space (see `bind`)";
 
 impl Page {
     /// How it ends.

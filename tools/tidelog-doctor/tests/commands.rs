@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 
-use common::{CARD, Machine, SSD, command, doctor, ran};
+use common::{Machine, command, doctor, ran};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::Source;
@@ -160,52 +160,6 @@ fn a_filter_that_forbids_io_uring_is_named_and_the_other_path_is_proven() {
         assert!(told.out.contains("  io_uring        refused: "), "{}", told.out);
     });
     thread.join().unwrap();
-}
-
-#[test]
-fn binding_shows_its_steps_and_takes_them_only_when_told_to() {
-    let machine = Machine::new("bind");
-    let shown = machine.doctor(&["bind", "nvme0n1"]);
-    assert_eq!(shown.code, 0, "{}", shown.err);
-    assert!(
-        shown.out.contains("echo \"vfio-pci\" > ") && shown.out.contains("add --yes"),
-        "{}",
-        shown.out
-    );
-    assert_eq!(machine.read("bus/pci/drivers/nvme/unbind"), "");
-    let done = machine.doctor(&["bind", SSD, "--yes"]);
-    assert_eq!(done.code, 0, "{}", done.err);
-    let overridden = fs::read_to_string(machine.device(SSD).join("driver_override")).unwrap();
-    assert!(overridden.starts_with("vfio-pci"), "{overridden}");
-    assert_eq!(machine.read("bus/pci/drivers/nvme/unbind"), SSD);
-    assert_eq!(machine.read("bus/pci/drivers_probe"), SSD);
-    machine.set_driver(SSD, "vfio-pci");
-    assert!(machine.doctor(&["bind", SSD]).out.contains("nothing to do"));
-    let back = machine.doctor(&["unbind", SSD, "--yes", "--output", "json"]);
-    assert_eq!(back.code, 5, "this machine's vfio-pci has no unbind file");
-    assert!(back.json()["help"].as_str().unwrap().contains("undoes it"));
-}
-
-#[test]
-fn what_is_in_use_or_no_ssd_is_never_handed_over() {
-    let machine = Machine::new("refused");
-    machine.mount("/srv/data");
-    let refused = machine.doctor(&["bind", SSD, "--yes"]);
-    assert_eq!(refused.code, 4);
-    assert!(refused.err.contains("of nvme0n1, nvme0n1 is mounted at /srv/data"), "{}", refused.err);
-    assert!(refused.err.contains("umount /srv/data"), "{}", refused.err);
-    machine.mount("/");
-    assert!(machine.doctor(&["bind", SSD, "--yes"]).err.contains("it holds the root file system"));
-    machine.write_proc("self/mountinfo", "");
-    let card = machine.doctor(&["bind", CARD, "--yes"]);
-    assert_eq!(card.code, 4);
-    assert!(card.err.contains("is no NVMe controller (class 020000)"), "{}", card.err);
-    machine.set_group(CARD, 2);
-    let shared = machine.doctor(&["bind", SSD, "--yes"]);
-    assert_eq!(shared.code, 4);
-    assert!(shared.err.contains(&format!("shares IOMMU group 2 with {CARD}")), "{}", shared.err);
-    assert_eq!(machine.read("bus/pci/drivers/nvme/unbind"), "", "nothing was done");
-    assert_eq!(machine.doctor(&["bind", "0000:ff:00.0"]).code, 64);
 }
 
 #[test]

@@ -339,8 +339,8 @@ fn is_over_a_fabric(shown: &Path) -> bool {
     controllers_of(shown).iter().filter_map(|it| transport(it).ok()).any(|it| it.trim() != "pcie")
 }
 
-/// Where the kernel shows the NVMe controllers of a block device that it shows here.
-pub(super) fn controllers_of(shown: &Path) -> Vec<PathBuf> {
+/// Where the kernel shows the NVMe controllers of a block device that it shows here: several lead to a namespace that they share.
+pub fn controllers_of(shown: &Path) -> Vec<PathBuf> {
     let is_controller = |it: &PathBuf| it.join("transport").exists();
     let among = |above: &Path| -> Vec<PathBuf> {
         // Controllers have a `subsysnqn`, too.

@@ -33,7 +33,8 @@ impl DeviceNumber {
         metadata.file_type().is_block_device().then(|| Self::from_raw(metadata.rdev()))
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    /// From what sysfs writes, as in `259:0`.
+    pub fn parse(text: &str) -> Option<Self> {
         let (major, minor) = text.trim().split_once(':')?;
         Some(Self { major: major.parse().ok()?, minor: minor.parse().ok()? })
     }
