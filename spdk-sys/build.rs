@@ -187,14 +187,15 @@ mod native {
 
     const FUNCTIONS: &str = "spdk_env_opts_init|spdk_env_init|spdk_zmalloc|spdk_free|spdk_vtophys\
         |spdk_iommu_is_enabled|spdk_mem_register|spdk_mem_unregister|spdk_log_set_print_level\
-        |spdk_nvme_transport_id_(parse|compare)|spdk_nvme_(connect|detach|scan_attached)\
+        |spdk_nvme_transport_id_(parse|compare)|spdk_nvme_(connect_async|probe_poll_async|detach_async\
+        |detach_poll_async|scan_attached)\
         |spdk_nvme_ctrlr_(get_default_ctrlr_opts|get_ns\
         |process_admin_completions|reset|cmd_abort_ext|cmd_get_log_page_ext|cmd_io_raw|io_cmd_raw_no_payload_build|get_default_io_qpair_opts\
         |alloc_io_qpair|free_io_qpair|connect_io_qpair|disconnect_io_qpair)\
         |spdk_nvme_poll_group_(create|add|all_connected|process_completions|destroy)\
         |spdk_nvme_qpair_(process_completions|add_cmd_error_injection\
         |remove_cmd_error_injection)\
-        |spdk_nvme_ns_(get_id|get_data|get_sector_size|get_num_sectors|get_md_size|get_csi|get_flags|get_max_io_xfer_size)\
+        |spdk_nvme_ns_(get_id|get_data|get_uuid|get_sector_size|get_num_sectors|get_md_size|get_csi|get_flags|get_max_io_xfer_size)\
         |spdk_nvme_ns_cmd_(read|write|write_zeroes|flush|dataset_management|io_mgmt_recv)";
     const VARIABLES: &str = "SPDK_VERSION_(MAJOR|MINOR)|SPDK_MALLOC_DMA|SPDK_VTOPHYS_ERROR\
         |SPDK_NVME_IO_FLAGS_FORCE_UNIT_ACCESS|SPDK_NVME_DATASET_MANAGEMENT_.*|SPDK_NVMF_NQN_MAX_LEN";
