@@ -7,12 +7,16 @@ fn main() {
 }
 
 #[cfg(feature = "native")]
+#[path = "build/find.rs"]
+mod find;
+
+#[cfg(feature = "native")]
 mod native {
     use std::path::{Path, PathBuf};
     use std::process::Command;
 
-    /// The oldest SPDK that has every function used.
-    const OLDEST: (u32, u32) = (24, 9);
+    use super::find::{Found, PkgConfig};
+
     /// SPDK's NVMe driver, its environment, and the sockets of NVMe over TCP.
     const PACKAGES: [&str; 3] = ["spdk_nvme", "spdk_env_dpdk", "spdk_sock_modules"];
     /// System libraries that SPDK uses; the package has no library of its own.
@@ -23,62 +27,21 @@ mod native {
         {
             println!("cargo:rerun-if-env-changed={variable}");
         }
-        println!("cargo:rerun-if-changed=src/headers.h");
-        if let Err(why) = link().and_then(|()| bind()) {
+        println!("cargo:rerun-if-changed=build/find.rs");
+        if let Err(why) = build_with(&PkgConfig::default()) {
             // cargo shows the last lines of a build script that fails; a panic's backtrace would bury the reason.
             eprintln!("\ntidelog-spdk-sys: {why}\n");
             std::process::exit(1);
         }
     }
 
-    // -- finding it ------------------------------------------------------------------------------------------
-
-    fn pkg_config(arguments: &[&str]) -> Result<String, String> {
-        let program = std::env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".into());
-        let output = Command::new(&program)
-            .args(arguments)
-            .output()
-            .map_err(|error| format!("cannot run {program}: {error}; install pkg-config"))?;
-        if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
-        }
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said = said.lines().next().unwrap_or_default();
-        Err(format!(
-            "the feature `spdk` needs an installed SPDK ({:02}.{:02} or newer), and pkg-config does not find it: \
-             {said}; install SPDK, and put the directory of spdk_nvme.pc into PKG_CONFIG_PATH",
-            OLDEST.0, OLDEST.1
-        ))
-    }
-
-    /// The version stands in a header: pkg-config has that of each library's interface.
-    fn check_version() -> Result<(), String> {
-        let flags = pkg_config(&["--cflags-only-I", "--keep-system-cflags", PACKAGES[0]])?;
-        let header = flags
-            .split_whitespace()
-            .filter_map(|flag| flag.strip_prefix("-I"))
-            .find_map(|directory| {
-                std::fs::read_to_string(Path::new(directory).join("spdk/version.h")).ok()
-            })
-            .ok_or("SPDK's header spdk/version.h is not where pkg-config says")?;
-        let number = |name: &str| -> Result<u32, String> {
-            let define = format!("#define {name}");
-            header
-                .lines()
-                .find_map(|line| line.strip_prefix(define.as_str())?.trim().parse().ok())
-                .ok_or_else(|| format!("SPDK's header spdk/version.h has no {name}"))
-        };
-        let found = (number("SPDK_VERSION_MAJOR")?, number("SPDK_VERSION_MINOR")?);
-        let text = |(year, month)| format!("{year:02}.{month:02}");
-        println!("cargo:rustc-env=TIDELOG_SPDK_VERSION={}", text(found));
-        if found < OLDEST {
-            return Err(format!(
-                "SPDK {} is too old; install {} or newer",
-                text(found),
-                text(OLDEST)
-            ));
-        }
-        Ok(())
+    fn build_with(pkg_config: &PkgConfig) -> Result<(), String> {
+        let Found { version, header } = pkg_config.find(PACKAGES[0])?;
+        println!("cargo:rustc-env=TIDELOG_SPDK_VERSION={version}");
+        // Where SPDK is replaced in its place, all of this is done again. Bindgen names the other headers.
+        println!("cargo:rerun-if-changed={}", header.display());
+        link(pkg_config)?;
+        bind(pkg_config)
     }
 
     // -- linking it ------------------------------------------------------------------------------------------
@@ -110,12 +73,11 @@ mod native {
 
     /// Transports, sockets, buses and memory pools are registered by constructors, which nothing refers to: of an
     /// archive the linker must take everything.
-    fn link() -> Result<(), String> {
-        check_version()?;
+    fn link(pkg_config: &PkgConfig) -> Result<(), String> {
         let mut query = vec!["--libs", "--static"];
         query.extend(PACKAGES);
-        let found = pkg_config(&query)?;
-        let system = pkg_config(&["--libs", "--static", SYSTEM])?;
+        let found = pkg_config.ask(&query)?;
+        let system = pkg_config.ask(&["--libs", "--static", SYSTEM])?;
         let words: Vec<Word<'_>> =
             found.split_whitespace().chain(system.split_whitespace()).map(read_word).collect();
         let mut directories: Vec<&str> = Vec::new();
@@ -140,15 +102,18 @@ mod native {
         for directory in &directories {
             println!("cargo:rustc-link-search=native={directory}");
         }
-        let shared = wants_shared(&directories)?;
+        check_archives(&directories)?;
         for library in libraries {
             let registers = library.starts_with("spdk_") || library.starts_with("rte_");
-            let archive = has(&directories, &format!("lib{library}.a"));
-            if archive && !(shared && has(&directories, &format!("lib{library}.so"))) {
+            if has(&directories, &format!("lib{library}.a")) {
                 let kind =
                     if registers { "static:+whole-archive,-bundle" } else { "static:-bundle" };
                 println!("cargo:rustc-link-lib={kind}={library}");
-            } else if registers || is_installed(library) {
+            } else if registers {
+                return Err(format!(
+                    "this SPDK has no archive lib{library}.a, and is linked statically only; install its static libraries"
+                ));
+            } else if is_installed(library) {
                 println!("cargo:rustc-link-lib=dylib={library}");
             }
         }
@@ -164,19 +129,25 @@ mod native {
         asked.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).trim() != file)
     }
 
-    /// Whether to link shared libraries: if asked to (`TIDELOG_SPDK_LINK=shared`), or if there are no archives.
-    fn wants_shared(directories: &[&str]) -> Result<bool, String> {
-        let [archive, shared] =
-            ["libspdk_nvme.a", "libspdk_nvme.so"].map(|it| has(directories, it));
-        match std::env::var("TIDELOG_SPDK_LINK").as_deref() {
-            Ok("shared") if shared => Ok(true),
-            Ok("static") if archive => Ok(false),
-            Ok(asked @ ("shared" | "static")) => {
-                Err(format!("TIDELOG_SPDK_LINK={asked}, and this SPDK has no such libraries"))
-            }
-            Ok(asked) => Err(format!("TIDELOG_SPDK_LINK={asked:?}; write static or shared")),
-            Err(_) => Ok(!archive),
+    /// Only archives will do. A linker takes of shared libraries those that are referred to (rustc has it leave out the
+    /// others), and what a program refers to in those that register themselves is nothing: it would link, start, and know no
+    /// transport.
+    fn check_archives(directories: &[&str]) -> Result<(), String> {
+        let asked = std::env::var("TIDELOG_SPDK_LINK");
+        if let Ok(asked) = asked.as_deref().map(str::trim)
+            && asked != "static"
+        {
+            return Err(format!(
+                "TIDELOG_SPDK_LINK={asked}: SPDK is linked statically only, as its transports register themselves and a \
+                 linker leaves out shared libraries that nothing refers to; unset it, or write static"
+            ));
         }
+        if has(directories, "libspdk_nvme.a") {
+            return Ok(());
+        }
+        Err("this SPDK has no archives (libspdk_nvme.a), and is linked statically only; install its static libraries \
+             (`make install` of SPDK's sources does, and some distributions have a package spdk-static)"
+            .into())
     }
 
     fn has(directories: &[&str], file: &str) -> bool {
@@ -187,14 +158,15 @@ mod native {
 
     const FUNCTIONS: &str = "spdk_env_opts_init|spdk_env_init|spdk_zmalloc|spdk_free|spdk_vtophys\
         |spdk_iommu_is_enabled|spdk_mem_register|spdk_mem_unregister|spdk_log_set_print_level\
-        |spdk_nvme_transport_id_(parse|compare)|spdk_nvme_(connect|detach|scan_attached)\
+        |spdk_nvme_transport_id_(parse|compare)|spdk_nvme_(connect_async|probe_poll_async|detach_async\
+        |detach_poll_async|scan_attached)\
         |spdk_nvme_ctrlr_(get_default_ctrlr_opts|get_ns\
         |process_admin_completions|reset|cmd_abort_ext|cmd_get_log_page_ext|cmd_io_raw|io_cmd_raw_no_payload_build|get_default_io_qpair_opts\
         |alloc_io_qpair|free_io_qpair|connect_io_qpair|disconnect_io_qpair)\
         |spdk_nvme_poll_group_(create|add|all_connected|process_completions|destroy)\
         |spdk_nvme_qpair_(process_completions|add_cmd_error_injection\
         |remove_cmd_error_injection)\
-        |spdk_nvme_ns_(get_id|get_data|get_sector_size|get_num_sectors|get_md_size|get_csi|get_flags|get_max_io_xfer_size)\
+        |spdk_nvme_ns_(get_id|get_data|get_uuid|get_sector_size|get_num_sectors|get_md_size|get_csi|get_flags|get_max_io_xfer_size)\
         |spdk_nvme_ns_cmd_(read|write|write_zeroes|flush|dataset_management|io_mgmt_recv)";
     const VARIABLES: &str = "SPDK_VERSION_(MAJOR|MINOR)|SPDK_MALLOC_DMA|SPDK_VTOPHYS_ERROR\
         |SPDK_NVME_IO_FLAGS_FORCE_UNIT_ACCESS|SPDK_NVME_DATASET_MANAGEMENT_.*|SPDK_NVMF_NQN_MAX_LEN";
@@ -202,10 +174,10 @@ mod native {
         |command_specific_status_code|media_error_status_code|path_status_code|dsm_attribute|transport_type|csi\
         |nvm_opcode|dsm_range|cpl|status)|spdk_log_level";
 
-    fn bind() -> Result<(), String> {
+    fn bind(pkg_config: &PkgConfig) -> Result<(), String> {
         let mut query = vec!["--cflags"];
         query.extend(PACKAGES);
-        let flags = pkg_config(&query)?;
+        let flags = pkg_config.ask(&query)?;
         let bindings = bindgen::Builder::default()
             .header("src/headers.h")
             .clang_args(flags.split_whitespace())
@@ -216,6 +188,7 @@ mod native {
             .blocklist_type("spdk_nvme_(cmd|cmd_cdw.*|cmd__.*|feat_.*)")
             .raw_line("#[repr(C)] pub struct spdk_nvme_cmd { _private: [u8; 0] }")
             .derive_default(true)
+            .parse_callbacks(Box::new(bindgen::CargoCallbacks::new()))
             .generate_comments(false)
             .prepend_enum_name(false)
             .rust_edition(bindgen::RustEdition::Edition2024)

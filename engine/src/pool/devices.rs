@@ -30,7 +30,7 @@ pub(super) enum Member {
         lock: LockedFile,
         device: Device,
     },
-    /// A controller, which is this process's alone: there is no other lock.
+    /// A namespace that is this process's alone on this host: there is no other lock.
     #[cfg(feature = "spdk")]
     Controller {
         name: String,
@@ -212,9 +212,7 @@ impl Member {
         match self {
             Self::File { device, .. } => device.is_remote(),
             #[cfg(feature = "spdk")]
-            Self::Controller { name, .. } => {
-                DeviceSpec::new(name).controller().is_some_and(|name| name.is_remote())
-            }
+            Self::Controller { controller, .. } => controller.is_remote(),
             Self::Sim { .. } => false,
         }
     }

@@ -2,6 +2,8 @@
 //! the loopback, and over vfio-user. Where that cannot be, one line says why.
 
 #[cfg(feature = "spdk")]
+mod processes;
+#[cfg(feature = "spdk")]
 mod rows;
 
 #[cfg(not(feature = "spdk"))]
@@ -13,5 +15,5 @@ fn main() {
 
 #[cfg(feature = "spdk")]
 fn main() -> std::process::ExitCode {
-    rows::run()
+    processes::other_process().unwrap_or_else(rows::run)
 }

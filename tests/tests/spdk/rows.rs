@@ -16,6 +16,8 @@ use tidelog_tests::machine::Watchdog;
 use tidelog_tests::spdk::target::{self, Target, Transport};
 use tidelog_tests::spdk::{COMMAND_TIMEOUT, ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK};
 
+use super::processes;
+
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// All rows; a line for each.
@@ -70,6 +72,7 @@ pub(crate) fn run() -> ExitCode {
     }
     println!();
     tell("a process may end with a pool under load", processes_end(&program));
+    processes::run(&program, &mut tell);
     match python() {
         Ok(()) => {
             tell("a Python program stays on the cores that it chose", affinity_in_python(&program));

@@ -42,13 +42,6 @@ impl ControllerName {
         self.namespace
     }
 
-    /// Whether other machines can reach it, too.
-    pub fn is_remote(&self) -> bool {
-        let mut words = self.transport.split_whitespace();
-        let kind = words.find_map(|word| word.strip_prefix("trtype:")).unwrap_or_default();
-        ["TCP", "RDMA", "FC"].iter().any(|remote| kind.eq_ignore_ascii_case(remote))
-    }
-
     /// The PCI address, if it is on this machine's bus.
     pub fn pci_address(&self) -> Option<&str> {
         self.transport.strip_prefix("trtype:PCIe traddr:")
@@ -88,9 +81,6 @@ mod tests {
         assert_eq!((remote.pci_address(), remote.namespace()), (None, 2));
         assert!(remote.transport().ends_with("subnqn:nqn.2016-06.io:c"), "{remote}");
         assert_eq!(remote.to_string(), name);
-        assert!(remote.is_remote() && !local.is_remote());
-        let process = ControllerName::read("spdk:trtype:VFIOUSER traddr:/run/c").unwrap();
-        assert!(!process.is_remote());
     }
 
     #[test]

@@ -70,7 +70,10 @@ extern "C" fn end() {
         std::thread::sleep(PAUSE);
     }
     // The keeper cannot have ended; if it has, it polls nothing.
-    let _ = environment.ask(|keeper| keeper.attached.clear());
+    let _ = environment.ask(|keeper, left| {
+        keeper.leave();
+        let _ = left.send(());
+    });
 }
 
 /// Wakes whoever has not halted. Answers whether there is anybody.

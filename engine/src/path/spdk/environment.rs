@@ -7,66 +7,26 @@
 
 use std::ffi::CString;
 use std::ptr::{self, NonNull};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Sender, SyncSender};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
 
 use tidelog_spdk_sys as sys;
 
-use super::controller::Attached;
-use crate::memory::{Backing, DmaPool, MemoryError};
+use super::keeper::Keeper;
+use super::options::{EnvironmentOptions, Pages};
+use crate::memory::{Backing, DmaPool, MemoryError, process};
 use crate::units::ByteCount;
-
-/// How to start the environment. It is started by the first device that needs it.
-#[derive(Clone, Copy, Debug)]
-pub struct EnvironmentOptions {
-    /// What the memory lies on.
-    pub pages: Pages,
-    /// All memory for queues and staging. On huge pages it is only the beginning, and more is taken when needed. On
-    /// plain ones VFIO counts each of 4 KiB as a mapping, of which it allows 65,535: not quite 256 MiB.
-    pub memory: ByteCount,
-    /// The core whose thread looks after the controllers at first; any that this process may run on if `None`.
-    pub core: Option<usize>,
-    /// How long a command may take before it is aborted; as long again, and the controller is reset.
-    pub timeout: Duration,
-}
-
-impl Default for EnvironmentOptions {
-    fn default() -> Self {
-        Self {
-            pages: Pages::Auto,
-            memory: ByteCount::mib(128),
-            core: None,
-            timeout: Duration::from_secs(30),
-        }
-    }
-}
-
-/// What the environment's memory lies on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pages {
-    /// Huge pages if as many are free as needed, else plain ones.
-    Auto,
-    /// Huge pages or nothing. A controller without an IOMMU (uio) needs them.
-    Huge,
-    /// Plain ones.
-    Plain,
-}
 
 /// The environment could not be started, or not like this any more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("SPDK's environment: {0}")]
 pub struct EnvironmentError(pub(super) String);
 
-/// How often the controllers are looked after.
-const ROUND: Duration = Duration::from_millis(10);
-/// How often removals are looked for.
-const SCAN: Duration = Duration::from_millis(200);
 /// Buffers begin at whole huge pages if they are that long.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// What is done on the keeper's thread.
-type Task = Box<dyn FnOnce(&mut Keeper) + Send>;
+/// What is done on the keeper's thread, and waits for nothing there.
+pub(super) type Task = Box<dyn FnOnce(&mut Keeper) + Send>;
 
 /// The started environment.
 pub(super) struct Environment {
@@ -91,11 +51,24 @@ pub fn configure(options: EnvironmentOptions) -> Result<(), EnvironmentError> {
 impl Environment {
     /// The process's environment, started if nobody has done so yet.
     pub(super) fn get() -> Result<&'static Self, EnvironmentError> {
-        STARTED.get_or_init(Self::start).as_ref().map_err(Clone::clone)
+        let environment = STARTED.get_or_init(Self::start).as_ref().map_err(Clone::clone)?;
+        if environment.is_of_this_process() {
+            return Ok(environment);
+        }
+        Err(EnvironmentError(format!(
+            "process {} started it, of which this one is a fork, and its thread is there alone; open the devices in a \
+             process that is started anew (in Python: multiprocessing's start method \"spawn\")",
+            environment.process
+        )))
     }
 
     fn start() -> Result<Self, EnvironmentError> {
-        let options = *WISHES.get_or_init(EnvironmentOptions::default);
+        let options = if let Some(options) = WISHES.get() {
+            *options
+        } else {
+            let options = EnvironmentOptions::of_the_user()?;
+            *WISHES.get_or_init(|| options)
+        };
         let huge = match options.pages {
             Pages::Auto => free_huge_pages() >= options.memory.0.div_ceil(HUGE_PAGE as u64),
             Pages::Huge => true,
@@ -118,13 +91,16 @@ impl Environment {
                 EnvironmentError(format!("its thread could not be started: {error}"))
             })?;
         started.recv().map_err(|_| EnvironmentError("its thread ended".into()))??;
-        Ok(Self { tasks: Mutex::new(tasks), options, huge, process: std::process::id() })
+        Ok(Self { tasks: Mutex::new(tasks), options, huge, process: process::id() })
     }
 
     /// The environment, if it was started, and not by a process of which this one is a fork.
     pub(super) fn of_this_process() -> Option<&'static Self> {
-        let environment = STARTED.get()?.as_ref().ok()?;
-        (environment.process == std::process::id()).then_some(environment)
+        STARTED.get()?.as_ref().ok().filter(|environment| environment.is_of_this_process())
+    }
+
+    fn is_of_this_process(&self) -> bool {
+        self.process == process::id()
     }
 
     pub(super) fn options(&self) -> &EnvironmentOptions {
@@ -137,17 +113,14 @@ impl Environment {
         format!("SPDK {} on {pages}", sys::VERSION)
     }
 
-    /// Runs `work` on the keeper's thread, and waits for what it answers.
+    /// Runs `work` on the keeper's thread, and waits for what it answers, be it later.
     pub(super) fn ask<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Keeper) -> T + Send + 'static,
+        work: impl FnOnce(&mut Keeper, SyncSender<T>) + Send + 'static,
     ) -> Result<T, EnvironmentError> {
         let gone = || EnvironmentError("its thread has ended".into());
         let (answer, answered) = mpsc::sync_channel(1);
-        let task: Task = Box::new(move |keeper| {
-            // Whoever asked waits for it.
-            let _ = answer.send(work(keeper));
-        });
+        let task: Task = Box::new(move |keeper| work(keeper, answer));
         let tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         tasks.send(task).map_err(|_| gone())?;
         drop(tasks);
@@ -270,45 +243,4 @@ impl Affinity {
 fn affinity_error() -> EnvironmentError {
     let error = std::io::Error::last_os_error();
     EnvironmentError(format!("the thread's affinity: {error}"))
-}
-
-/// What the keeper's thread owns: the attached controllers.
-pub(super) struct Keeper {
-    pub(super) attached: Vec<Attached>,
-    scanned: Instant,
-}
-
-impl Keeper {
-    fn new() -> Self {
-        Self { attached: Vec::new(), scanned: Instant::now() }
-    }
-
-    fn run(mut self, tasks: &Receiver<Task>) {
-        loop {
-            let task = if self.attached.is_empty() {
-                tasks.recv().map_err(|_| RecvTimeoutError::Disconnected)
-            } else {
-                tasks.recv_timeout(ROUND)
-            };
-            match task {
-                Ok(task) => task(&mut self),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-            self.look_after();
-        }
-    }
-
-    /// Takes in what the controllers' own queues have, and whether one is gone.
-    fn look_after(&mut self) {
-        for attached in &self.attached {
-            attached.process_admin();
-        }
-        if self.scanned.elapsed() >= SCAN {
-            self.scanned = Instant::now();
-            for attached in &self.attached {
-                attached.scan();
-            }
-        }
-    }
 }

@@ -1,9 +1,11 @@
-//! One command and its answer, waited for: what is asked of a controller now and then, beside input and output.
+//! One command and its answer, waited for: what is asked of a controller now and then, beside input and output. The
+//! controller is locked for each step, not for the whole: others abort commands and reset it meanwhile.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::c_void;
 use std::io;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tidelog_spdk_sys as sys;
@@ -24,9 +26,10 @@ const PAGE_MAX: usize = 512;
 /// A command that is waited for. Where no answer comes its memory stays, as one may come later.
 struct Exchange(NonNull<Answer>);
 
-/// What the driver is given to answer into. Only by pointers: both sides have it at once.
+/// What the driver is given to answer into, on whatever thread polls. Only by pointers: both sides have it at once.
 struct Answer {
-    outstanding: Cell<bool>,
+    /// The rest is the driver's while this is set.
+    outstanding: AtomicBool,
     status: Cell<Option<Status>>,
     page: UnsafeCell<[u8; PAGE_MAX]>,
 }
@@ -34,7 +37,7 @@ struct Answer {
 impl Exchange {
     fn new() -> Self {
         let answer = Box::new(Answer {
-            outstanding: Cell::new(false),
+            outstanding: AtomicBool::new(false),
             status: Cell::new(None),
             page: UnsafeCell::new([0; PAGE_MAX]),
         });
@@ -50,33 +53,43 @@ impl Exchange {
         self.answer().page.get().cast()
     }
 
-    /// Sends the command with the context that `answered` is called with, and polls until it was.
+    /// Sends the command with the context that `answered` is called with, and polls until it was. What polling fails
+    /// with is the error then; that no answer came in time is [`TimedOut`](io::ErrorKind::TimedOut).
     fn run(
         &self,
         send: impl FnOnce(*mut c_void) -> i32,
         mut poll: impl FnMut() -> i32,
     ) -> io::Result<()> {
         let answer = self.answer();
-        answer.outstanding.set(true);
+        answer.outstanding.store(true, Ordering::Relaxed);
         let refused = send(self.0.as_ptr().cast());
         if refused != 0 {
-            answer.outstanding.set(false);
+            answer.outstanding.store(false, Ordering::Relaxed);
             return Err(errno(refused));
         }
         let begun = Instant::now();
-        while answer.outstanding.get() {
-            if poll() < 0 || begun.elapsed() > PATIENCE {
+        while self.is_outstanding() {
+            let polled = poll();
+            if polled < 0 && self.is_outstanding() {
+                return Err(errno(polled));
+            }
+            if begun.elapsed() > PATIENCE {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             std::thread::yield_now();
         }
         answer.status.get().map_or(Ok(()), |status| Err(io::Error::other(status.to_string())))
     }
+
+    /// Whether the driver may still answer.
+    fn is_outstanding(&self) -> bool {
+        self.answer().outstanding.load(Ordering::Acquire)
+    }
 }
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        if !self.answer().outstanding.get() {
+        if !self.is_outstanding() {
             // SAFETY: it was boxed, and the driver does not have it any more.
             drop(unsafe { Box::from_raw(self.0.as_ptr()) });
         }
@@ -85,10 +98,11 @@ impl Drop for Exchange {
 
 /// SPDK calls this with the answer.
 unsafe extern "C" fn answered(context: *mut c_void, answer: *const sys::spdk_nvme_cpl) {
-    // SAFETY: the context is an exchange's, which stays while no answer came; the answer is SPDK's, for the call.
+    // SAFETY: the context is an exchange's, which stays while no answer came, and of which only this is used meanwhile;
+    // the answer is SPDK's, for the call.
     let (exchange, answer) = unsafe { (&*context.cast::<Answer>(), &*answer) };
     exchange.status.set(status_of(answer));
-    exchange.outstanding.set(false);
+    exchange.outstanding.store(false, Ordering::Release);
 }
 
 impl Controller {
@@ -100,27 +114,26 @@ impl Controller {
     ) -> io::Result<[u8; N]> {
         const { assert!(N <= PAGE_MAX) };
         let exchange = Exchange::new();
-        self.alone(|handle| {
-            // SAFETY: the controller is attached and its own queue is locked; the page and the context are the
-            // exchange's, which outlives the command.
-            let send = |context| unsafe {
-                sys::spdk_nvme_ctrlr_cmd_get_log_page_ext(
-                    handle,
-                    number,
-                    ALL_NAMESPACES,
-                    exchange.page(),
-                    N as u32,
-                    0,
-                    0,
-                    u32::from(specific) << 16,
-                    0,
-                    Some(answered as unsafe extern "C" fn(_, _)),
-                    context,
-                )
-            };
-            // SAFETY: as above.
-            exchange.run(send, || unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(handle) })
-        })?;
+        // SAFETY: the controller is attached and its own queue is locked; the page and the context are the exchange's,
+        // which outlives the command.
+        let send = |handle, context| unsafe {
+            sys::spdk_nvme_ctrlr_cmd_get_log_page_ext(
+                handle,
+                number,
+                ALL_NAMESPACES,
+                exchange.page(),
+                N as u32,
+                0,
+                0,
+                u32::from(specific) << 16,
+                0,
+                Some(answered as unsafe extern "C" fn(_, _)),
+                context,
+            )
+        };
+        // SAFETY: as above. The keeper polls as well, and may be the one that takes the answer in.
+        let poll = |handle| unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(handle) };
+        exchange.run(|context| self.alone(|handle| send(handle, context)), || self.alone(poll))?;
         // SAFETY: the answer came, so nobody writes the page any more.
         let page = unsafe { &*exchange.answer().page.get() };
         let mut bytes = [0; N];
@@ -140,8 +153,8 @@ impl Controller {
         });
         let pair = NonNull::new(pair).ok_or_else(|| io::Error::other("no queue pair is left"))?;
         let pair = pair.as_ptr();
-        // SAFETY: the pair is this thread's; buffer and context outlive the command.
-        let send = |context| unsafe {
+        // SAFETY: the pair is this thread's, and a reset is kept away; buffer and context outlive the command.
+        let mut send = |context| unsafe {
             sys::spdk_nvme_ns_cmd_io_mgmt_recv(
                 self.namespace(),
                 pair,
@@ -155,13 +168,15 @@ impl Controller {
         };
         // SAFETY: as above.
         let poll = || unsafe { sys::spdk_nvme_qpair_process_completions(pair, 0) };
-        let outcome = Exchange::new().run(send, poll);
+        let exchange = Exchange::new();
+        let outcome =
+            exchange.run(|context| self.alone(|_| send(context)), || self.alone(|_| poll()));
         if outcome.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut) {
             // The controller may still write the buffer, and answer on the pair.
             std::mem::forget(buffer);
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // SAFETY: nothing is in flight on the pair, which is ours.
+        // SAFETY: the pair is ours. Nothing is in flight on it, unless it was lost: then SPDK ends that here.
         self.alone(|_| unsafe { sys::spdk_nvme_ctrlr_free_io_qpair(pair) });
         outcome.map(|()| buffer.to_vec())
     }
@@ -196,6 +211,17 @@ mod tests {
         answered_late(0).unwrap();
         let refused = answered_late(1 << 1).unwrap_err();
         assert_ne!(refused.kind(), io::ErrorKind::TimedOut, "{refused}");
+    }
+
+    #[test]
+    fn what_polling_fails_with_is_the_error() {
+        let exchange = Exchange::new();
+        let lost = exchange.run(|_| 0, || -libc::ENXIO).unwrap_err();
+        assert_eq!(lost.raw_os_error(), Some(libc::ENXIO));
+        assert!(exchange.is_outstanding(), "the driver still has it");
+        let completion = sys::spdk_nvme_cpl::default();
+        // SAFETY: the context was given with the command, which is answered once: so the driver ends it.
+        unsafe { answered(exchange.0.as_ptr().cast(), &raw const completion) };
     }
 
     #[test]

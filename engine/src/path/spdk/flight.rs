@@ -1,13 +1,14 @@
 //! What is known of an operation while its commands are on the controller.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::time::Instant;
 
 use tidelog_spdk_sys as sys;
 
 use crate::path::Status;
-use crate::path::nvme::steps::Steps;
+use crate::path::nvme::steps::{Step, Steps};
 
 /// How far the path has gone with an operation that takes too long, or was to be aborted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,12 +33,14 @@ pub(super) struct Flight {
     pub(super) failure: Cell<Option<Status>>,
     pub(super) impatience: Cell<Impatience>,
     pub(super) since: Cell<Instant>,
+    /// Whether the controller has heard of it.
+    was_sent: Cell<bool>,
     abandoned: Cell<bool>,
     board: *const Board,
 }
 
 /// Flights whose commands have all come back.
-struct Board(RefCell<Vec<u32>>);
+struct Board(RefCell<VecDeque<u32>>);
 
 /// A flight for every slot. Nothing is allocated after `new`.
 pub(super) struct Flights {
@@ -47,7 +50,7 @@ pub(super) struct Flights {
 
 impl Flights {
     pub(super) fn new(depth: u32) -> Self {
-        let board = Box::new(Board(RefCell::new(Vec::with_capacity(2 * depth as usize))));
+        let board = Box::new(Board(RefCell::new(VecDeque::with_capacity(2 * depth as usize))));
         let flight = |slot| Flight {
             slot,
             outstanding: Cell::new(0),
@@ -56,6 +59,7 @@ impl Flights {
             failure: Cell::new(None),
             impatience: Cell::default(),
             since: Cell::new(Instant::now()),
+            was_sent: Cell::new(false),
             abandoned: Cell::new(false),
             board: &raw const *board,
         };
@@ -66,9 +70,9 @@ impl Flights {
         &self.flights[slot as usize]
     }
 
-    /// One whose commands have all come back.
+    /// The first one whose commands have all come back.
     pub(super) fn take_landed(&self) -> Option<u32> {
-        self.board.0.borrow_mut().pop()
+        self.board.0.borrow_mut().pop_front()
     }
 
     pub(super) fn has_landed(&self) -> bool {
@@ -85,7 +89,26 @@ impl Flight {
         self.failure.set(None);
         self.impatience.set(Impatience::None);
         self.since.set(Instant::now());
+        self.was_sent.set(false);
         self.abandoned.set(false);
+    }
+
+    /// Notes that the next of its commands was sent.
+    pub(super) fn sent(&self, step: Step) {
+        self.unsent.set(self.unsent.get().after(step));
+        self.was_sent.set(true);
+    }
+
+    pub(super) fn was_sent(&self) -> bool {
+        self.was_sent.get()
+    }
+
+    /// Nothing is left to be sent. So it ends with the last command that is out, or now.
+    pub(super) fn leave_waiting(&self) {
+        self.waiting.set(false);
+        if !self.is_out() {
+            self.land();
+        }
     }
 
     /// Whether the controller has commands of it.
@@ -120,7 +143,7 @@ impl Flight {
     /// Says that every command is back.
     pub(super) fn land(&self) {
         // SAFETY: the board is boxed beside the flights and lives as long.
-        unsafe { &*self.board }.0.borrow_mut().push(self.slot);
+        unsafe { &*self.board }.0.borrow_mut().push_back(self.slot);
     }
 }
 

@@ -110,9 +110,12 @@ impl PageLists {
         Ok(Self { bus, tables, pages })
     }
 
-    /// The two PRP fields of a command that moves `bytes` from byte `offset` of the region on; `None` where the lists
-    /// themselves cannot be reached.
+    /// The two PRP fields of a command that moves `bytes` from byte `offset` of the region on; `None` where that is not
+    /// the beginning of a page, or the lists themselves cannot be reached.
     pub(super) fn fields(&self, offset: usize, bytes: usize) -> Option<(u64, u64)> {
+        if !offset.is_multiple_of(PAGE) {
+            return None;
+        }
         let address = |page: usize| self.bus + (page * PAGE) as u64;
         let (first, count) = (offset / PAGE, bytes.div_ceil(PAGE));
         match count {
@@ -159,6 +162,15 @@ fn fill(tables: &mut [u8], bus: u64, pages: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::DmaPool;
+
+    #[test]
+    fn what_does_not_begin_with_a_page_has_no_fields() {
+        let tables = DmaPool::new(ByteCount(PAGE as u64), false).unwrap().take(PAGE).unwrap();
+        let lists = PageLists { bus: 0x1000_0000, tables, pages: 4 };
+        assert_eq!(lists.fields(PAGE, 2 * PAGE), Some((0x1000_1000, 0x1000_2000)));
+        assert_eq!(lists.fields(PAGE + 512, PAGE), None);
+    }
 
     #[test]
     fn every_run_of_half_a_page_of_entries_lies_in_one_page_and_names_its_pages() {

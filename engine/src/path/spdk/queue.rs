@@ -36,7 +36,7 @@ pub(super) struct Queue {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Working,
-    /// The controller, or the connection to it, is gone; commands that were outstanding have come back.
+    /// The controller, or the connection to it, is gone; commands that were outstanding come back by draining it.
     Lost,
     /// As lost, and commands may still be on a controller that could not be stopped.
     Dead,
@@ -52,7 +52,7 @@ pub(super) enum Sent {
 
 impl Queue {
     pub(super) fn new(controller: Arc<Controller>, depth: u32) -> Result<Self, String> {
-        let connects = controller.facts().reach == Reach::Connection;
+        let connects = matches!(controller.facts().reach, Reach::Connection { .. });
         let group = connects.then(Group::new).transpose()?;
         let mut options = sys::spdk_nvme_io_qpair_opts::default();
         let size = size_of::<sys::spdk_nvme_io_qpair_opts>();
@@ -132,7 +132,7 @@ impl Queue {
     }
 
     pub(super) fn needs_registered_memory(&self) -> bool {
-        self.controller.facts().reach != Reach::Connection
+        self.controller.facts().reach != Reach::Connection { by_socket: true }
     }
 
     /// Sends one command of an operation that lies in its slot.
@@ -311,19 +311,28 @@ impl Queue {
 
     /// Takes in what was answered. Answers whether the device was just lost.
     pub(super) fn process(&mut self) -> bool {
-        // A pair that is lost is never polled again: its flights may have been abandoned.
-        if self.is_lost() {
+        if self.is_lost() || self.poll() {
             return false;
         }
-        let lost = match &self.group {
-            Some(group) => group.process(),
-            // SAFETY: the pair is this thread's.
-            None => unsafe { sys::spdk_nvme_qpair_process_completions(self.pair.as_ptr(), 0) < 0 },
-        };
-        if lost {
-            self.state = State::Lost;
+        self.state = State::Lost;
+        true
+    }
+
+    /// Takes in what SPDK ends of itself on a queue pair that is lost. One that is dead is never polled again: its
+    /// flights were abandoned.
+    pub(super) fn drain(&self) {
+        if !self.is_dead() {
+            self.poll();
         }
-        lost
+    }
+
+    /// Answers whether it is there.
+    fn poll(&self) -> bool {
+        match &self.group {
+            Some(group) => !group.process(),
+            // SAFETY: the pair is this thread's.
+            None => unsafe { sys::spdk_nvme_qpair_process_completions(self.pair.as_ptr(), 0) >= 0 },
+        }
     }
 
     /// Asks for the commands of a flight back.
@@ -347,27 +356,38 @@ impl Queue {
         });
     }
 
-    /// Gets back the commands that are outstanding on a controller that does not answer. A last resort, which takes
+    /// Makes a controller that does not answer let go of the commands that are outstanding. A last resort, which takes
     /// its time.
     pub(super) fn recall(&mut self) {
         match self.controller.facts().reach {
             Reach::Bus if self.reset() => {}
-            Reach::Connection => {
+            Reach::Connection { .. } => {
                 // SAFETY: the pair is this thread's. With its connection closed nothing arrives any more.
                 unsafe { sys::spdk_nvme_ctrlr_disconnect_io_qpair(self.pair.as_ptr()) };
-                // What was never sent comes back in another round.
-                self.group.as_ref().map(Group::process);
                 self.state = State::Lost;
             }
-            Reach::Bus | Reach::Process => self.state = State::Dead,
+            Reach::Bus | Reach::Process => self.give_up(),
         }
+    }
+
+    /// What is outstanding will never be heard of.
+    pub(super) fn give_up(&mut self) {
+        self.state = State::Dead;
+        self.controller.give_up();
+    }
+
+    /// Leaves it to the driver for good.
+    pub(super) fn leak(self) {
+        self.controller.give_up();
+        std::mem::forget(self);
     }
 
     /// Resets the controller, so that it lets go of everything.
     fn reset(&self) -> bool {
         let pair = self.pair.as_ptr();
-        // SAFETY: nobody else uses the controller: its only queue pair is ours, and its own queue is locked. What
-        // was in flight comes back when the pair is polled again.
+        // SAFETY: nobody else uses the controller meanwhile: its own queue is locked, and whoever has another queue pair
+        // (`Controller::reclaim_unit_handles`) uses it under the same lock, and finds it lost afterwards. What was in
+        // flight comes back when the pair is polled again.
         self.controller.alone(|handle| unsafe {
             sys::spdk_nvme_ctrlr_reset(handle) == 0
                 && sys::spdk_nvme_qpair_process_completions(pair, 0) >= 0

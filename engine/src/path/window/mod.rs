@@ -156,6 +156,11 @@ impl Failure {
     fn of_gpu(status: Status) -> Self {
         Self { status, by_device: false }
     }
+
+    /// It was to be aborted, and no device had heard of it.
+    fn cancelled() -> Self {
+        Self { status: Status::Errno(libc::ECANCELED), by_device: false }
+    }
 }
 
 impl Active {
@@ -285,7 +290,7 @@ impl Window {
             if tag.is_none_or(|tag| active.request.tag == tag)
                 && active.begun < active.request.length
             {
-                active.failure.get_or_insert(Failure::of_device(Status::Errno(libc::ECANCELED)));
+                active.failure.get_or_insert(Failure::cancelled());
                 self.settle(slot);
             }
         }
@@ -313,5 +318,61 @@ impl Window {
             by_device: failure.is_some_and(|failure| failure.by_device),
             checksum: summed.then_some(checksum),
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A GPU that is done at once, and copies nothing.
+    struct AtOnce;
+
+    // SAFETY: nothing is ever touched.
+    unsafe impl WindowCopies for AtOnce {
+        unsafe fn begin(&mut self, _: u32, _: &WindowCopy) -> Result<(), Status> {
+            Ok(())
+        }
+
+        fn is_done(&mut self, _: u32) -> Result<bool, Status> {
+            Ok(true)
+        }
+
+        fn checksum(&self, _: u32) -> u32 {
+            0
+        }
+
+        fn stop(&mut self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn what_is_cancelled_before_a_device_has_it_is_no_failure_of_the_device() {
+        let size = WindowSize { chunk: 4096, chunks: 1 };
+        for taken in [false, true] {
+            let mut window = Window::new(Box::new(AtOnce), 0, size, 2);
+            let mut memory = vec![0_u8; 8192];
+            let end = End::Host(NonNull::new(memory.as_mut_ptr()).unwrap());
+            let (device, direction) = (DeviceIndex(0), Direction::Write);
+            let request = Request { tag: 7, device, offset: 0, length: 8192, direction, end };
+            // SAFETY: the memory is as long as the request, and outlives the window's use of it.
+            unsafe { window.submit(request) }.unwrap();
+            window.advance();
+            window.advance();
+            let mut ready = Vec::new();
+            window.ready(&mut ready);
+            assert_eq!(ready.len(), 1, "of two parts one has the only chunk");
+            if taken {
+                window.tell(ready[0].part, Told::Taken);
+            }
+            window.abort(Some(7));
+            if taken {
+                window.tell(ready[0].part, Told::Moved(4096));
+            }
+            let answer = window.next_answer().unwrap();
+            assert_eq!(answer.result, Err(Status::Errno(libc::ECANCELED)));
+            assert!(!answer.by_device);
+        }
     }
 }

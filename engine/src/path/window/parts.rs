@@ -244,8 +244,7 @@ impl Window {
                 Ok(false) => {}
                 Ok(true) if part.stage == Stage::Draining => self.end_copy(slot, Ok(())),
                 Ok(true) if self.is_doomed(part) => {
-                    let cancelled = Status::Errno(libc::ECANCELED);
-                    self.end_part(slot, Err(Failure::of_device(cancelled)));
+                    self.end_part(slot, Err(Failure::cancelled()));
                 }
                 Ok(true) => {
                     if let Some(part) = self.parts.get_mut(slot) {
@@ -352,8 +351,7 @@ impl Window {
         let named = self.parts.ready().filter(|(_, part)| self.is_named(part, tag));
         let slots: Vec<u32> = named.map(|(slot, _)| slot).collect();
         for slot in slots {
-            let cancelled = Status::Errno(libc::ECANCELED);
-            self.end_part(slot, Err(Failure::of_device(cancelled)));
+            self.end_part(slot, Err(Failure::cancelled()));
         }
     }
 

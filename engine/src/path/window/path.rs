@@ -243,8 +243,11 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
         let mut at = before;
         while at < completions.len() {
             if completions[at].tag < OURS {
-                if let Err(error) = completions[at].result {
-                    // A device that failed is closed to the GPU's memory as well.
+                // A device that failed is closed to the GPU's memory as well. Whether one that was to abort has is for the
+                // path inside to say.
+                if let Err(error) = completions[at].result
+                    && !error.status.is_aborted()
+                {
                     self.gate.judge(error);
                 }
                 at += 1;

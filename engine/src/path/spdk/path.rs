@@ -1,0 +1,398 @@
+//! The data path itself: operations into slots, slots onto queue pairs, answers into completions.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::controller::{Controller, command_timeout};
+use super::ending::Polled;
+use super::environment::Environment;
+use super::flight::{Flights, Impatience};
+use super::peer::{BY_BUS_MAX, Peers, Way};
+use super::queue::{self, Queue, Sent};
+use super::waiting::Waiting;
+use crate::memory::peer::PeerRegion;
+use crate::memory::{DmaPool, MemoryError};
+use crate::path::choose::{PathError, PathKind};
+use crate::path::gate::Gate;
+use crate::path::nvme::steps::Steps;
+use crate::path::operation::{
+    Action, Completion, DeviceError, Operation, OperationKind, Refusal, Refused, Status,
+};
+use crate::path::slots::Slots;
+use crate::path::{
+    Capabilities, DataPath, DeviceCapabilities, Feature, PeerReach, PeerUnreachable, Waker,
+};
+use crate::units::{ByteCount, DeviceIndex};
+
+/// A queue pair on each of a few controllers.
+pub struct SpdkPath {
+    pub(super) queues: Vec<Queue>,
+    capabilities: Capabilities,
+    gate: Gate,
+    pub(super) slots: Slots,
+    pub(super) flights: Flights,
+    /// Slots whose operation waits for room in its queue pair.
+    pub(super) waiting: Waiting,
+    /// Pools that are reachable by every controller: where they lie, and those that we must unregister.
+    reachable: Vec<(usize, usize)>,
+    registered: Vec<DmaPool>,
+    /// Memory of other devices.
+    peers: Peers,
+    waker: Waker,
+    pub(super) timeout: Duration,
+    /// When operations were last looked over for ones that take too long.
+    pub(super) looked: Instant,
+    polled: Polled,
+}
+
+/// After so many empty polls the clock is looked at, and other threads of this core have their turn; after so long it
+/// sleeps.
+const SPINS: u32 = 64;
+const SPIN_TIME: Duration = Duration::from_millis(10);
+/// The shortest sleep that there is.
+const NAP: Duration = Duration::from_millis(1);
+
+impl SpdkPath {
+    /// Opens a queue pair on each controller, for this thread, with room for `depth` operations on each.
+    pub fn new(controllers: Vec<Arc<Controller>>, depth: u32) -> Result<Self, PathError> {
+        let kind = PathKind::Spdk;
+        let unavailable = |reason: String| PathError::Unavailable { kind, reason };
+        let environment = Environment::get().map_err(|error| unavailable(error.to_string()))?;
+        let waker = Waker::new().map_err(|source| PathError::System {
+            kind,
+            what: "make an eventfd",
+            source,
+        })?;
+        let polled = Polled::new(&waker);
+        let devices = controllers.iter().map(|it| DeviceCapabilities::of_controller(it)).collect();
+        let mut notes = vec![environment.describe()];
+        notes.extend(controllers.iter().flat_map(|it| it.facts().notes.clone()));
+        let queues = controllers
+            .into_iter()
+            .map(|controller| Queue::new(controller, depth).map_err(unavailable))
+            .collect::<Result<Vec<_>, _>>()?;
+        let depth = depth.saturating_mul(queues.len() as u32);
+        let capabilities = Capabilities {
+            kind,
+            devices,
+            depth,
+            registered_buffers: Feature::Off("no memory was registered yet".into()),
+            registered_files: Feature::On,
+            notes,
+        };
+        Ok(Self {
+            gate: Gate::new(queues.len()),
+            slots: Slots::new(depth),
+            flights: Flights::new(depth),
+            waiting: Waiting::new(queues.len(), depth),
+            reachable: Vec::new(),
+            registered: Vec::new(),
+            peers: Peers::new(),
+            waker,
+            timeout: command_timeout(),
+            looked: Instant::now(),
+            polled,
+            queues,
+            capabilities,
+        })
+    }
+
+    /// Lets the next `count` commands of one kind fail, or never be answered before `held` has passed: SPDK's own
+    /// error injection, for tests of what is above.
+    pub fn inject(
+        &mut self,
+        device: DeviceIndex,
+        kind: OperationKind,
+        count: u32,
+        (code_type, code): (u8, u8),
+        held: Option<Duration>,
+    ) -> io::Result<()> {
+        let queue = self.queues.get_mut(usize::from(device.0));
+        let queue = queue.ok_or(io::ErrorKind::NotFound)?;
+        queue.inject(kind, count, (code_type, code), held)
+    }
+
+    /// Sends a new operation, behind those that wait already.
+    fn start(&mut self, slot: u32, device: usize) {
+        if !self.waiting.is_empty(device) || !self.send(slot) {
+            self.flights.get(slot).waiting.set(true);
+            self.waiting.join(device, slot);
+        }
+    }
+
+    /// Sends what there is room for. Answers whether nothing is left to be sent.
+    fn send(&mut self, slot: u32) -> bool {
+        let Some(operation) = self.slots.get_mut(slot) else { return true };
+        let flight = self.flights.get(slot);
+        let queue = &self.queues[usize::from(operation.device.0)];
+        // SPDK may answer from within the call, and must not take that for the end.
+        flight.waiting.set(true);
+        while let Some(step) = flight.unsent.get().peek() {
+            flight.outstanding.set(flight.outstanding.get() + 1);
+            let sent = queue.send(operation, step, flight, &self.peers);
+            if matches!(sent, Sent::Yes) {
+                flight.sent(step);
+                continue;
+            }
+            flight.outstanding.set(flight.outstanding.get() - 1);
+            match sent {
+                Sent::Full => return false,
+                Sent::Refused(status) => flight.fail(status),
+                Sent::Yes => {}
+            }
+        }
+        flight.leave_waiting();
+        true
+    }
+
+    /// Takes in what the controllers have answered, and lets them see what is new.
+    pub(super) fn process(&mut self) {
+        self.polled.go_on();
+        for device in 0..self.queues.len() {
+            if self.queues[device].process() {
+                self.recall(device);
+            }
+            while let Some(slot) = self.waiting.first(device)
+                && self.send(slot)
+            {
+                self.waiting.leave_first(device);
+            }
+        }
+    }
+
+    /// The completion of a slot whose commands are all back.
+    fn complete(&mut self, slot: u32) -> Option<Completion> {
+        let flight = self.flights.get(slot);
+        let Operation { tag, device, extent, action, .. } = self.slots.take(slot)?;
+        let kind = action.kind();
+        let queue = &self.queues[usize::from(device.0)];
+        let status = flight.failure.get().map(|status| match flight.impatience.get() {
+            // Whatever it was answered then, it was late.
+            Impatience::TimedOut => Status::Errno(libc::ETIMEDOUT),
+            _ if status.is_ended_by_driver() && queue.is_lost() => Status::Errno(libc::ENODEV),
+            Impatience::Asked if status.is_ended_by_driver() => Status::Errno(libc::ECANCELED),
+            _ => status,
+        });
+        let result = status.map_or(Ok(()), |status| {
+            let error = DeviceError { device, kind, extent, status };
+            // What was aborted before the device heard of it has changed nothing there.
+            if flight.was_sent() || !status.is_aborted() {
+                self.gate.judge(error);
+            }
+            Err(error)
+        });
+        let (mut buffer, mut peer) = action.into_buffers();
+        if flight.was_abandoned() {
+            std::mem::forget((buffer.take(), peer.take()));
+        }
+        Some(Completion { tag, buffer, peer, checksum: None, result })
+    }
+
+    /// Whether every controller can reach the operation's buffer.
+    fn can_reach(&self, operation: &mut Operation) -> bool {
+        let needed = self.queues[usize::from(operation.device.0)].needs_registered_memory();
+        let buffer = match &mut operation.action {
+            Action::Read(buffer) | Action::Write { buffer, .. } => buffer,
+            Action::ReadToPeer(buffer) | Action::WriteFromPeer { buffer, .. } => {
+                return self.peers.way_to(buffer).is_some();
+            }
+            Action::ReadToGpu(_)
+            | Action::WriteFromGpu { .. }
+            | Action::WriteZeroes
+            | Action::Flush
+            | Action::Deallocate => return true,
+        };
+        let (start, length) = (buffer.address() as usize, buffer.len());
+        let holds = |&(base, size): &(usize, usize)| start >= base && start + length <= base + size;
+        !needed || self.reachable.iter().any(holds)
+    }
+
+    fn steps(&self, operation: &Operation) -> Steps {
+        let limits = self.queues[usize::from(operation.device.0)].limits();
+        let (offset, length) = (operation.extent.offset.0, operation.extent.length.0);
+        match operation.action {
+            Action::Read(_)
+            | Action::Write { .. }
+            | Action::ReadToGpu(_)
+            | Action::WriteFromGpu { .. } => limits.transfer(offset, length),
+            Action::ReadToPeer(ref buffer) | Action::WriteFromPeer { ref buffer, .. } => {
+                let limits = match self.peers.way_to(buffer) {
+                    Some(Way::Bus(_)) => limits.at_most(BY_BUS_MAX.0),
+                    _ => limits,
+                };
+                limits.transfer(offset, length)
+            }
+            Action::WriteZeroes => limits.zeroes(offset, length),
+            Action::Deallocate => limits.deallocate(offset, length),
+            Action::Flush => Steps::flush(),
+        }
+    }
+}
+
+// SAFETY: an accepted operation stays in its slot, with its buffer, until SPDK has answered its last command; `drop`
+// leaks what is left, and the queue pairs with it. Success is claimed only when every command that the extent was cut
+// into succeeded, and an NVMe command that succeeds has moved everything.
+unsafe impl DataPath for SpdkPath {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn allocate(&mut self, bytes: ByteCount, _huge_pages: bool) -> Result<DmaPool, MemoryError> {
+        let pool = Environment::get()
+            .map_err(|error| MemoryError::Map { bytes, source: io::Error::other(error) })?
+            .allocate(bytes)?;
+        let (base, length) = pool.span();
+        self.reachable.push((base as usize, length));
+        Ok(pool)
+    }
+
+    fn register(&mut self, region: &DmaPool) {
+        let (base, length) = region.span();
+        let known = self.reachable.contains(&(base as usize, length));
+        if known {
+            self.capabilities.registered_buffers = Feature::On;
+            return;
+        }
+        self.capabilities.registered_buffers = match queue::register(base, length, &self.queues) {
+            Ok(()) => {
+                self.reachable.push((base as usize, length));
+                self.registered.push(region.clone());
+                Feature::On
+            }
+            Err(why) => Feature::Off(why),
+        };
+    }
+
+    fn register_peer(&mut self, region: &PeerRegion) -> Result<PeerReach, PeerUnreachable> {
+        self.peers.register(region, &self.queues)
+    }
+
+    fn submit(&mut self, mut operation: Operation) -> Result<(), Refused> {
+        if let Err(reason) = self.gate.admit(&self.capabilities, &operation) {
+            return Err(Refused { reason, operation });
+        }
+        if !self.can_reach(&mut operation) {
+            let reason = Refusal::Invalid(
+                "the controller cannot reach the buffer: its memory was not registered",
+            );
+            return Err(Refused { reason, operation });
+        }
+        if self.slots.is_full() {
+            return Err(Refused { reason: Refusal::Full, operation });
+        }
+        let (steps, device) = (self.steps(&operation), usize::from(operation.device.0));
+        let (slot, _) = self.slots.keep(operation);
+        self.flights.get(slot).begin(steps);
+        self.start(slot, device);
+        Ok(())
+    }
+
+    fn ring(&mut self) -> io::Result<()> {
+        // Submissions are seen when the queue pair is next polled.
+        self.process();
+        Ok(())
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) -> usize {
+        if self.slots.in_flight() == 0 {
+            return 0;
+        }
+        // What has landed while it was waited for is enough for now.
+        if !self.flights.has_landed() {
+            self.process();
+        }
+        self.look_over();
+        let before = completions.len();
+        while let Some(slot) = self.flights.take_landed() {
+            completions.extend(self.complete(slot));
+        }
+        completions.len() - before
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.polled.go_on();
+        if self.slots.in_flight() == 0 {
+            return self.waker.sleep(timeout).map(drop);
+        }
+        let begun = Instant::now();
+        let mut spins = 0_u32;
+        loop {
+            self.process();
+            if self.flights.has_landed() || self.waker.was_woken() {
+                return Ok(());
+            }
+            spins += 1;
+            if spins < SPINS {
+                std::hint::spin_loop();
+                continue;
+            }
+            self.look_over();
+            let waited = begun.elapsed();
+            if timeout.is_some_and(|timeout| waited >= timeout) {
+                return Ok(());
+            }
+            if waited >= SPIN_TIME {
+                self.waker.sleep(Some(NAP))?;
+            } else {
+                std::thread::yield_now();
+                spins = 0;
+            }
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    fn abort(&mut self, tag: u64) {
+        let slots: Vec<u32> = self.slots.find(Some(tag)).collect();
+        for slot in slots {
+            self.abort_slot(slot);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.in_flight()
+    }
+
+    fn abort_all(&mut self) {
+        let slots: Vec<u32> = self.slots.find(None).collect();
+        for slot in slots {
+            self.abort_slot(slot);
+        }
+    }
+}
+
+impl Drop for SpdkPath {
+    fn drop(&mut self) {
+        if self.slots.in_flight() == 0 && !self.queues.iter().any(Queue::is_dead) {
+            for pool in &self.registered {
+                queue::unregister(pool.span());
+            }
+            self.peers.unregister();
+            return;
+        }
+        // A controller may still write the buffers, and SPDK will still call back: all of it stays.
+        self.slots.leak();
+        std::mem::forget(std::mem::replace(&mut self.flights, Flights::new(0)));
+        self.queues.drain(..).for_each(Queue::leak);
+        self.registered.drain(..).for_each(std::mem::forget);
+        std::mem::forget(std::mem::replace(&mut self.peers, Peers::new()));
+    }
+}
+
+impl DeviceCapabilities {
+    fn of_controller(controller: &Controller) -> Self {
+        let facts = controller.facts();
+        Self {
+            name: facts.name.clone(),
+            size: facts.size,
+            logical_block: facts.limits.block,
+            direct: true,
+            volatile_cache: facts.volatile_cache,
+            deallocate: facts.deallocate,
+            placement_handles: facts.placement.len() as u16,
+        }
+    }
+}
