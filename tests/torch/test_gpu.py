@@ -54,7 +54,7 @@ def test_training_gives_the_same_bits(gpu, pool, mover, mode):
             assert stats["gpu"].startswith(gpu.name)
             assert stats["totals"]["evictions"] and stats["totals"]["fetches"], "everything fitted"
             assert world.tide.peak_bytes <= TENSORS
-            assert world.tide.live_bytes == world.tide.live
+            assert world.tide.live_bytes == world.tide.ledger.live
 
     compare(train, pool, mover, mode, device=gpu.device, memory=TENSORS, staging=STAGING)
 
