@@ -47,7 +47,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(WIDTH, 256, bias=False)
 
     def forward(self, x):
-        x = self.tokens(x) + self.positions(torch.arange(x.shape[1]))
+        x = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

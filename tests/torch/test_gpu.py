@@ -1,12 +1,19 @@
 """Blocks whose memory is a GPU's: on a fake CUDA, whose copies are late, and on a GPU where there is one."""
 
 import gc
+import os
+import subprocess
+import sys
 
+import numpy as np
 import pytest
+import safetensors.numpy
 import torch
+from torch import nn
 
 import tidelog
 from tidetest import MIB
+from tidetest.ballast import Ballast
 from tidetest.bits import assert_same, bits
 from tidetest.compare import compare
 from tidetest.device import STAGING
@@ -176,11 +183,25 @@ def test_cached_blocks_go_back_when_they_would_break_the_budget(fake, pool):
         assert card.emptied > before
 
 
+@pytest.fixture
+def ballast():
+    """`ballast(left)`: all memory of the GPU is taken past torch, but so many bytes."""
+    taken = []
+    yield lambda left: taken.append(Ballast(left))
+    for each in taken:
+        each.release()
+
+
 @needs_cuda
-def test_cuda_itself_has_back_what_left(pool):
-    """Four times the budget is made: CUDA itself says that the process never holds much more than the budget."""
+@pytest.mark.parametrize("others", ["alone", "all other memory taken"])
+def test_cuda_itself_has_back_what_left(pool, ballast, others):
+    """Four times the budget is made: CUDA itself says that the process never holds much more than the budget, and where others
+    have the rest of the GPU it could not."""
     budget, allowance = 256 * MIB, 96 * MIB  # what torch's allocator and its libraries take beside
     torch.zeros(1, device="cuda")
+    torch.cuda.empty_cache()
+    if others != "alone":
+        ballast(budget + allowance)
     free_before, _ = torch.cuda.mem_get_info()
     with tidelog.offload(pool=pool, memory=budget, device="cuda", mode="reactive", pool_size=2048 * MIB) as tide:
         tensors = []
@@ -192,6 +213,103 @@ def test_cuda_itself_has_back_what_left(pool):
             assert tensor.min().item() == tensor.max().item() == number
         tensors.clear()
         assert tide.stats()["totals"]["evictions"] > 0
+
+
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+@needs_cuda
+def test_training_gives_the_same_bits_in_expandable_segments(mover, mode):
+    """The allocator is asked before it starts, so this is a process of its own; it shows that it did as it was asked."""
+    tests = [f"{__file__}::{name}" for name in ("test_segments_are_expandable", "test_training_gives_the_same_bits")]
+    chosen = f"segments or (cuda and {mover} and {mode})"
+    words = [sys.executable, "-m", "pytest", "-q", "-rs", *tests, "-k", chosen]
+    done = subprocess.run(words, env={**os.environ, **EXPANDABLE}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout[-2000:]
+
+
+@pytest.mark.skipif(not all(os.environ.get(name) == value for name, value in EXPANDABLE.items()), reason="for the test above")
+def test_segments_are_expandable():
+    kept = torch.zeros(MIB, device="cuda")
+    assert any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot()), kept.shape
+
+
+LAYERS, WIDTH = 8, 256
+LAYER = 4 * WIDTH * WIDTH  # the bytes of a layer's weight
+MODEL_BUDGET = LAYERS * LAYER // 2
+
+
+def layer_weights():
+    """The same for every way to make the model, in the host's memory, one at a time."""
+    for number in range(LAYERS):
+        yield np.random.default_rng(number).standard_normal((WIDTH, WIDTH), dtype=np.float32)
+
+
+def layers(device):
+    with torch.device(device):
+        return nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
+
+
+def from_meta(device, folder):
+    """Each layer gets its memory on the GPU, and is filled there."""
+    model = layers("meta")
+    for layer, weight in zip(model, layer_weights()):
+        layer.to_empty(device=device)
+        with torch.no_grad():
+            layer.weight.copy_(torch.from_numpy(weight))
+    return model
+
+
+def from_cpu(device, folder):
+    """The whole is in the host's memory, and goes over a layer at a time."""
+    model = layers("cpu")
+    for layer, weight in zip(model, layer_weights()):
+        with torch.no_grad():
+            layer.weight.copy_(torch.from_numpy(weight))
+    return nn.ModuleList(layer.to(device) for layer in model)
+
+
+def from_safetensors(device, folder):
+    """A checkpoint in shards, as large ones are. Where the tensors that it makes are a file that is mapped (the fake's are) they
+    cannot move: they are copied, and die."""
+    model = layers("meta")
+    for number, layer in enumerate(model):
+        layer.to_empty(device=device)
+        with safetensors.safe_open(folder / f"{number}.safetensors", framework="pt", device=device) as shard:
+            layer.load_state_dict({name: shard.get_tensor(name) for name in shard.keys()})
+    return model
+
+
+@pytest.mark.parametrize("build", [from_meta, from_cpu, from_safetensors])
+def test_a_model_that_the_gpu_never_holds_whole(gpu, pool, mover, tmp_path, build):
+    """It is made inside the block, with memory for half of it, and trains to the bits of a run without a limit."""
+    card = gpu(seed=13)
+    if build is from_cpu and card.device == "cpu":
+        pytest.skip("the fake's memory is the host's: nothing could be on the host alone")
+    for number, weight in enumerate(layer_weights()):
+        safetensors.numpy.save_file({"weight": weight}, tmp_path / f"{number}.safetensors")
+
+    def train():
+        model, found = build(card.device, tmp_path), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            x = torch.ones(4, WIDTH, device=card.device) / WIDTH
+            for layer in model:
+                x = torch.tanh(layer(x))
+            x.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(bits(x))
+        return [*found, *(bits(parameter) for parameter in model.parameters())]
+
+    options = {"pool_size": 64 * MIB, "staging": STAGING, "device": card.device, "mode": "reactive", "mover": mover}
+    with tidelog.offload(pool=pool, memory=MODEL_BUDGET, **options) as tide:
+        limited = train()
+        assert tide.peak_bytes <= MODEL_BUDGET < LAYERS * LAYER
+        assert tide.stats()["totals"]["evictions"] >= LAYERS // 2
+    del tide
+    for one, other in zip(train(), limited, strict=True):
+        assert_same(one, other, "what it trained to")
 
 
 @pytest.mark.parametrize("device, reason", [("cuda:99", "GPU"), ("meta", "not of this"), ("gpu", "device='gpu'")])

@@ -1,11 +1,14 @@
 """The training comparison for machines with a GPU runs, and tells when losses differ: here on a CPU, at a small size."""
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 SCRIPT = Path(__file__).resolve().parents[1] / "hardware" / "train.py"
 SMALL = ["--device", "cpu", "--tiny", "--fraction", "0.5"]
@@ -35,11 +38,88 @@ def test_every_run_gives_the_same_losses_and_none_beats_the_bound(tmp_path):
         assert "tidelog-plan" in limited["bound_why_not"]  # the tools are not built
     else:
         assert limited["machine"]["drives"]["read"] > 0 and limited["bound_seconds"] > 0
+        assert limited["plan"]["compute_ns"] > 0
     assert not list(pool.iterdir()), "the pool was left behind"
 
     again = run(*arguments, "--within", "0")
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("same bits") >= 3, "rows that ran are not run again, whatever time there is"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """train.py as a module."""
+    monkeypatch.setattr(sys, "path", [str(SCRIPT.parent), str(SCRIPT.parents[2] / "demo"), *sys.path])
+    return importlib.import_module("train")
+
+
+PLAIN = {"run": "plain", "name": "no limit", "tokens": 64, "step_seconds": 1.0, "ratio": 1.0, "peak_bytes": 1 << 30, "same": True, "different": False}
+LIMITED = {**PLAIN, "run": "limited", "name": "50% on a folder", "bytes_read": 1, "bytes_written": 1, "stall_seconds": 0.1, "data_path": "posix"}
+LIMITED |= {"to_bound": 1.05, "bound_seconds": 0.95, "plain_seconds": 0.5, "plan": {"compute_ns": 600_000_000}}
+OTHER = {"same": False, "different": True, "loss_difference": 0.25}
+
+
+@pytest.mark.parametrize(
+    "result, word, says",
+    [
+        (PLAIN, "FACT", "same bits"),
+        (LIMITED, "FACT", "1.05 x the bound of 0.950 s (from ops of 0.600 s; a plain step takes 0.500 s), same bits"),
+        ({**LIMITED, "to_bound": 1.11}, "FAILED", "ABOVE THE MARK of 1.10 x: "),
+        ({**LIMITED, **OTHER}, "FAILED", "DIFFERENT LOSSES: "),
+        ({**LIMITED, **OTHER, "to_bound": 2.0}, "FAILED", "ABOVE THE MARK of 1.10 x and DIFFERENT LOSSES: "),
+        ({**PLAIN, **OTHER, "different": False}, "FACT", "losses within 0.25"),
+        ({**PLAIN, "failed": "it broke"}, "FAILED", "it broke"),
+        ({**PLAIN, "lacking": "no deepspeed"}, "LEFT", "no deepspeed"),
+    ],
+)
+def test_a_row_says_what_was_found(script, result, word, says):
+    line = script.line_of(result, mark=1.10)
+    assert line.startswith(f"{word} ") and says in line
+
+
+def test_a_run_with_other_losses_fails_the_comparison(script, monkeypatch, capsys, tmp_path):
+    """And is run again by a later call, as one that broke is; what passed is not."""
+    asked = []
+
+    def child(comparison, wanted, plain, *rest):
+        asked.append(wanted["run"])
+        losses = ["0x1.1p0" if wanted["run"] == "hooks" else "0x1.0p0"] * 5
+        return {"failed": "it broke"} if wanted["run"] == "fsdp" else {"losses": losses, "seconds": [1.0] * 5, "peak_bytes": 1 << 30, "notices": []}
+
+    monkeypatch.setattr(script.Comparison, "_child", child)
+    monkeypatch.setattr(sys, "argv", ["train.py", *SMALL, "--tools", "/nowhere", "--pool", str(tmp_path), "--resume", str(tmp_path / "rows")])
+    assert script.main() == 1
+    lines = {line[7:30].strip(): line for line in capsys.readouterr().out.splitlines()}
+    assert [line.split()[0] for line in lines.values()] == ["FACT", "FACT", "FAILED", "FAILED", "FACT"]
+    assert "DIFFERENT LOSSES" in lines["save_on_cpu"]
+    assert asked == ["plain", "limited", "hooks", "fsdp", "deepspeed"]
+    asked.clear()
+    assert script.main() == 1
+    assert asked == ["hooks", "fsdp"]
+
+
+def test_a_step_runs_with_no_default_device(script):
+    """save_on_cpu makes page-locked memory on the default device, which must be the host then."""
+    seen = []
+
+    def step(inputs, targets):
+        seen.append((inputs.device.type, torch.empty(1).device.type))
+        return torch.zeros(())
+
+    script.runs.train(SimpleNamespace(device="meta", steps=1), step)
+    assert seen == [("meta", "cpu")]
+
+
+def test_the_bound_is_measured_by_the_path_that_ran(script, tmp_path):
+    bench = tmp_path / "tidelog-bench"
+    bench.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n')
+    plan = tmp_path / "tidelog-plan"
+    plan.write_text("#!/bin/sh\necho '{}'\n")
+    for tool in (bench, plan):
+        tool.chmod(0o755)
+    assert script.Bounds(tmp_path).machine(tmp_path, "posix", direct=True) == {}
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert len(asked) == 3 and all("--ioengine=tidelog-posix" in words for words in asked)
 
 
 def test_what_does_not_fit_into_the_time_is_listed():

@@ -10,6 +10,7 @@ mod common;
 mod checksum;
 mod copies;
 mod cufile;
+mod gdr;
 mod log;
 mod tier;
 

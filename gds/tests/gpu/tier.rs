@@ -10,7 +10,7 @@ use tidelog_engine::units::ByteCount;
 use tidelog_gds::cuda::DeviceMemory;
 use tidelog_gds::{Gpu, HostTier};
 
-use super::{gpu, pattern};
+use super::{Cost, cost, gpu, pattern};
 
 const TENSORS: u64 = 16;
 const BYTES: usize = 64 << 20;
@@ -25,19 +25,19 @@ fn tensors_on_the_gpu_go_to_host_memory_and_come_back() {
     let locked = begun.elapsed();
     let ended = CompletionQueue::new();
     let mut memories = filled(&gpu, &pattern(BYTES));
-    let out = rate(&ended, |number| {
+    let out = transfers(&ended, |number| {
         let notify = (ended.clone(), number);
         drop(tier.put(id(number), source(&memories, number), Urgency::Ahead, notify).unwrap());
     });
     assert_eq!(tier.stats().used, whole, "any byte can be used");
-    let checked = rate(&ended, |number| {
+    let checked = transfers(&ended, |number| {
         let notify = (ended.clone(), number);
         drop(tier.verify(id(number), source(&memories, number), notify).unwrap());
     });
     for memory in &mut memories {
         memory.write(0, &vec![0; BYTES]).unwrap();
     }
-    let back = rate(&ended, |number| {
+    let back = transfers(&ended, |number| {
         let base = memories[number as usize].base().0;
         // SAFETY: the memory outlives the transfer, and nobody else touches it meanwhile.
         let to = unsafe { GpuDestination::new(base, BYTES, None, None) };
@@ -49,7 +49,7 @@ fn tensors_on_the_gpu_go_to_host_memory_and_come_back() {
         assert!(found == pattern(BYTES), "other bytes came back to the GPU");
     }
     println!(
-        "FACT host memory: 1 GiB page-locked in {:.2} s, to it at {out:.1} GB/s, from it at {back:.1} GB/s, compared with its checksums at {checked:.1} GB/s",
+        "FACT host memory: 1 GiB page-locked in {:.2} s, to it at {out}, from it at {back}, compared with its checksums at {checked}",
         locked.as_secs_f64()
     );
 }
@@ -72,13 +72,14 @@ fn source(memories: &[DeviceMemory], number: u64) -> GpuSource {
     unsafe { GpuSource::new(memories[number as usize].base().0, BYTES, None) }
 }
 
-/// Begins a transfer of every tensor and waits for all; answers GB/s.
-fn rate(ended: &CompletionQueue, transfer: impl Fn(u64)) -> f64 {
-    let begun = Instant::now();
-    (0..TENSORS).for_each(transfer);
-    for _ in 0..TENSORS {
-        let (_, outcome) = ended.wait_pop(Duration::from_secs(60)).expect("a transfer never ended");
-        assert!(outcome.unwrap().matched);
-    }
-    (TENSORS as usize * BYTES) as f64 / begun.elapsed().as_secs_f64() / 1e9
+/// Begins a transfer of every tensor and waits for all.
+fn transfers(ended: &CompletionQueue, transfer: impl Fn(u64)) -> Cost {
+    cost(TENSORS as usize * BYTES, || {
+        (0..TENSORS).for_each(transfer);
+        for _ in 0..TENSORS {
+            let told = ended.wait_pop(Duration::from_secs(60));
+            let (_, outcome) = told.expect("a transfer never ended");
+            assert!(outcome.unwrap().matched);
+        }
+    })
 }

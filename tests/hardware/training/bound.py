@@ -1,5 +1,5 @@
-"""The planner's lower bound of a step on the machine as it is measured here: tidelog-bench measures the pool's folder as the
-data path will use it, tidelog-plan makes a machine of that and of the GPU's link, and says what no policy can beat."""
+"""The planner's lower bound of a step on the machine as it is measured here: tidelog-bench measures the pool's folder by the
+data path that ran, tidelog-plan makes a machine of that and of the GPU's link, and says what no policy can beat."""
 
 import json
 import pathlib
@@ -12,7 +12,7 @@ BENCH_SECONDS = 2
 
 
 class Bounds:
-    """Measures each folder once. `tools` is where the binaries are; without them `why_not` says so."""
+    """`tools` is where the binaries are; without them `why_not` says so."""
 
     def __init__(self, tools, gpu_at=None, bench_bytes=BENCH_BYTES, bench_seconds=BENCH_SECONDS):
         self._bench, self._plan = (pathlib.Path(tools) / name for name in ("tidelog-bench", "tidelog-plan"))
@@ -20,12 +20,12 @@ class Bounds:
         missing = [str(binary) for binary in (self._bench, self._plan) if not binary.exists()]
         self.why_not = f"no bound: {' and '.join(missing)} missing" if missing else None
 
-    def machine(self, folder, direct):
+    def machine(self, folder, data_path, direct):
         """What the devices behind a folder do, and the GPU's link: a machine without its memory, as tidelog-plan writes it."""
         with tempfile.TemporaryDirectory(prefix="tidelog-bench-", dir=folder) as scratch:
             runs = []
             for name, how, depth in [("write", "write", 16), ("read", "read", 16), ("alone", "read", 1)]:
-                target = ["--ioengine=tidelog-uring", f"--rw={how}", f"--filename={scratch}/device", f"--size={self._bytes}"]
+                target = [f"--ioengine=tidelog-{data_path}", f"--rw={how}", f"--filename={scratch}/device", f"--size={self._bytes}"]
                 options = ["--bs=1m", f"--iodepth={depth}", f"--direct={int(direct)}", f"--runtime={self._seconds}", "--time_based"]
                 runs.append(pathlib.Path(scratch, f"{name}.json"))
                 runs[-1].write_text(self._run(self._bench, f"--name={name}", *target, *options, "--output-format=json"))

@@ -5,7 +5,6 @@ a machine lacks for one is a `Lacking`, with the reason.
 """
 
 import contextlib
-import ctypes
 import importlib.util
 import json
 import os
@@ -18,6 +17,7 @@ import warnings
 
 import torch
 
+from tidetest.ballast import Ballast
 from training import GIB
 
 # What torch's libraries take of the GPU beside tensors, and the allocator's segments around those.
@@ -95,7 +95,7 @@ def run_limited(arguments):
     # The process ends with the block: what stays on NVMe then is of no use to anybody.
     warnings.simplefilter("ignore", tidelog.LeftBehindWarning)
     if arguments.device == "cuda":
-        take_the_rest(arguments.limit + LIBRARIES_BYTES)
+        Ballast(arguments.limit + LIBRARIES_BYTES)
     options = {"memory": arguments.limit, "pool_size": arguments.pool_size, "device": arguments.device}
     options |= {"buffered": not is_direct(arguments.folder)}
     with tidelog.offload(pool=arguments.folder, **options) as tide:
@@ -145,7 +145,8 @@ def train(arguments, step, around=contextlib.nullcontext, between=lambda: None):
     losses, seconds = [], []
     for inputs, targets in gpt.batches(gpt.corpus(), arguments.steps, seed=99):
         started = time.perf_counter()
-        with torch.device(arguments.device), around():
+        # No device is set for what the step makes: hooks that page-lock host memory would ask for it on the GPU.
+        with around():
             loss = step(inputs.to(arguments.device), targets.to(arguments.device))
         losses.append(loss.item().hex())  # waits for the device
         seconds.append(time.perf_counter() - started)
@@ -195,17 +196,6 @@ def one_rank(backend):
         yield
     finally:
         torch.distributed.destroy_process_group()
-
-
-def take_the_rest(left):
-    """Takes memory from CUDA itself, not from torch, until `left` bytes are free."""
-    torch.cuda.init()
-    torch.zeros(1, device="cuda")  # the context, which the driver's calls below use
-    driver, address, piece = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64(), 4 * GIB
-    while piece >= 2 << 20:
-        spare = torch.cuda.mem_get_info()[0] - left
-        if spare < piece or driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(piece)):
-            piece //= 2
 
 
 def is_direct(folder):
