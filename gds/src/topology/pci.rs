@@ -94,6 +94,15 @@ impl PciDevice {
         let pair = self.link.zip(self.link_max);
         pair.is_some_and(|(link, max)| link.bytes_per_second() < max.bytes_per_second())
     }
+
+    /// Its link in words, and what it could be where it is less than that.
+    pub fn link_text(&self) -> Option<String> {
+        let link = self.link?;
+        Some(match self.link_max {
+            Some(max) if self.is_degraded() => format!("{link}, could be {max}"),
+            _ => link.to_string(),
+        })
+    }
 }
 
 /// The kernel's tables.

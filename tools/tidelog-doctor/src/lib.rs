@@ -7,6 +7,7 @@
 pub mod bind;
 pub mod cli;
 pub mod facts;
+pub mod gpus;
 pub mod outcome;
 pub mod page;
 pub mod paths;

@@ -8,6 +8,7 @@ use serde_json::json;
 use tidelog_doctor::bind::{Machine, Plan, Towards, carry_out, plan};
 use tidelog_doctor::cli::{CheckArgs, Cli, Command, HandOverArgs, Output};
 use tidelog_doctor::facts::{Roots, all};
+use tidelog_doctor::gpus::gpus;
 use tidelog_doctor::outcome::{Exit, Failure};
 use tidelog_doctor::page::Page;
 use tidelog_doctor::paths::{devices, try_all};
@@ -71,9 +72,11 @@ fn check(cli: &Cli, arguments: &CheckArgs) -> Result<(String, Exit), Failure> {
         )
     })?;
     let (sysfs, system) = tables(cli);
+    let nvml = nvml_gpus();
     let page = Page {
         facts: all(&roots),
-        gpus: nvml_gpus(),
+        gpus: gpus(&sysfs, &nvml),
+        nvml_why_not: nvml.err(),
         devices: devices(&sysfs, &system, &program_directories()),
         rows,
     };

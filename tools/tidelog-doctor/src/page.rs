@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 
-use serde::Serialize;
 use tidelog_engine::units::ByteCount;
 use tidelog_format::outcome::printable;
-use tidelog_gds::topology::{NvmlGpu, NvmlUnavailable};
+use tidelog_gds::topology::NvmlUnavailable;
 
 use crate::facts::Fact;
+use crate::gpus::GpuRow;
 use crate::outcome::Exit;
 use crate::paths::{DeviceRow, Row, Verdict};
 
@@ -16,8 +16,10 @@ use crate::paths::{DeviceRow, Row, Verdict};
 pub struct Page {
     /// What the kernel shows.
     pub facts: Vec<Fact>,
-    /// The GPUs, or why there are none.
-    pub gpus: Result<Vec<NvmlGpu>, NvmlUnavailable>,
+    /// The GPUs.
+    pub gpus: Vec<GpuRow>,
+    /// Why NVML says nothing of them.
+    pub nvml_why_not: Option<NvmlUnavailable>,
     /// The SSDs.
     pub devices: Vec<DeviceRow>,
     /// What was tried.
@@ -47,13 +49,13 @@ impl Page {
             line(&mut out, fact.name, &fact.found, &fact.next);
         }
         out.push_str("\nGPUs\n");
-        match &self.gpus {
-            Err(why) => line(&mut out, "none", &why.to_string(), ""),
-            Ok(gpus) => {
-                for gpu in gpus {
-                    line(&mut out, &gpu.pci_address, &about(gpu), "");
-                }
-            }
+        if let Some(why) = &self.nvml_why_not {
+            let name = if self.gpus.is_empty() { "none" } else { "little known" };
+            line(&mut out, name, &why.to_string(), "");
+        }
+        for gpu in &self.gpus {
+            line(&mut out, &gpu.pci_address, &gpu.text(), &gpu.next);
+            gpu.ssds_text().iter().for_each(|text| line(&mut out, "", text, ""));
         }
         out.push_str("\nNVMe SSDs\n");
         if self.devices.is_empty() {
@@ -85,28 +87,10 @@ impl Page {
 
     /// For programs.
     pub fn json(&self) -> serde_json::Value {
-        #[derive(Serialize)]
-        struct Gpu<'a> {
-            name: &'a str,
-            pci_address: &'a str,
-            driver: Option<&'a str>,
-            bar1_bytes: Option<u64>,
-            bar1_used_bytes: Option<u64>,
-        }
-        let gpus = self.gpus.as_ref().map(Vec::as_slice).unwrap_or_default().iter();
-        let gpus: Vec<Gpu<'_>> = gpus
-            .map(|gpu| Gpu {
-                name: &gpu.name,
-                pci_address: &gpu.pci_address,
-                driver: gpu.driver.as_deref(),
-                bar1_bytes: gpu.bar1.map(|bytes| bytes.0),
-                bar1_used_bytes: gpu.bar1_used.map(|bytes| bytes.0),
-            })
-            .collect();
         serde_json::json!({
             "machine": self.facts,
-            "gpus": gpus,
-            "gpus_why_not": self.gpus.as_ref().err().map(ToString::to_string),
+            "gpus": self.gpus,
+            "gpus_why_not": self.nvml_why_not.as_ref().map(ToString::to_string),
             "devices": self.devices,
             "paths": self.rows,
             "spdk": SPDK,
@@ -120,11 +104,6 @@ fn line(out: &mut String, name: &str, found: &str, next: &str) {
     if !next.is_empty() {
         let _ = writeln!(out, "  {:<16}-> {}", "", printable(next));
     }
-}
-
-fn about(gpu: &NvmlGpu) -> String {
-    let bar1 = gpu.bar1.map_or_else(|| "unknown".to_owned(), |bytes| bytes.to_string());
-    format!("{}, driver {}, BAR1 {bar1}", gpu.name, gpu.driver.as_deref().unwrap_or("unknown"))
 }
 
 fn device_lines(out: &mut String, device: &DeviceRow) {

@@ -257,10 +257,7 @@ fn device_row(
         pci_address: Some(controller.address.clone()),
         driver: controller.driver.clone(),
         numa_node: controller.numa_node,
-        link: controller.link.map(|link| match controller.link_max {
-            Some(max) if controller.is_degraded() => format!("{link}, could be {max}"),
-            _ => link.to_string(),
-        }),
+        link: controller.link_text(),
         users: Vec::new(),
         gpus: gpus.iter().map(near).collect(),
         wear: None,

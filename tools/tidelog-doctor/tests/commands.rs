@@ -48,6 +48,8 @@ fn the_page_for_people_fits_on_one_and_names_the_next_command() {
         "nvme0n1         0000:3e:00.0, driver nvme, x2 at 16.0 GT/s, could be x4 at 16.0 GT/s, NUMA node 0",
         "tidelog-format format /dev/nvme0n1 for uring; tidelog-doctor bind 0000:3e:00.0 for SPDK",
         "0000:3d:00.0: PIX (one switch)",
+        "0000:3d:00.0    a GPU of NVIDIA's, driver nvidia, link x2 at 16.0 GT/s, could be x4 at 16.0 GT/s, BAR1 unknown, NUMA node 0",
+        "served best by nvme0n1",
         "tidelog-doctor check --scratch DIRECTORY",
     ] {
         assert!(told.out.contains(expected), "{expected:?} is not in\n{}", told.out);
