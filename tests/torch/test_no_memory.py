@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tidelog
-from tidelog import _heap, _movers
+from tidelog import _device, _heap, _movers
 from tidetest import MIB
 from tidetest.bits import assert_same, bits
 from tidetest.compare import compare
@@ -139,3 +139,21 @@ def test_a_cache_that_is_in_pieces_is_not_emptied_again_and_again(monkeypatch):
     reserved[0], before = 1 << 40, len(emptied)
     cache.allocated(4 * MIB)
     assert len(emptied) == before + 1
+
+
+@pytest.mark.parametrize(
+    "data_path, pool, counted",
+    [
+        ("auto", "/mnt/nvme", 0),
+        ("uring", "/mnt/nvme", 0),
+        ("gds", "/mnt/nvme", 1),
+        ("gds-compat", "/mnt/nvme", 1),
+        ("spdk", "spdk:0000:01:00.0", 1),
+        ("auto", "/mnt/spdk:not", 0),
+        ("auto", "spdk:0000:01:00.0, spdk:0000:02:00.0", 1),
+    ],
+)
+def test_what_stands_in_the_gpus_memory_counts_against_its_budget(data_path, pool, counted):
+    gpu = _device.Gpu(torch.device("cuda", 0))
+    assert gpu.staging_in(4096, data_path, pool) == counted * 4096
+    assert _device.Host().staging_in(4096, data_path, pool) == 4096
