@@ -16,8 +16,15 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {
 }
 CUresult cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(uintptr_t)(device + 1); return planned("retain"); }
 CUresult cuDevicePrimaryCtxRelease_v2(int device) { (void)device; return OK; }
-CUresult cuCtxSetCurrent(void *context) { (void)context; return OK; }
+/* The context that a thread is in, or none. Whatever works in a context asks for one, as the driver does; not so where a
+ * framework is played whose tensors are in host memory, for it has none. */
+static __thread void *current;
+bool in_context(void) { return current || state.unified; }
+CUresult cuCtxSetCurrent(void *context) { current = context; LOCKED(state.entered++); return OK; }
+CUresult cuCtxGetCurrent(void **context) { *context = current; return OK; }
+#define IN_CONTEXT if (!in_context()) return NO_CONTEXT
 CUresult cuCtxSynchronize(void) {
+    IN_CONTEXT;
     pthread_mutex_lock(&fake_lock);
     for (unsigned i = 0; i < stream_count; i++) drain(streams[i]);
     pthread_mutex_unlock(&fake_lock);
@@ -25,16 +32,19 @@ CUresult cuCtxSynchronize(void) {
 }
 CUresult cuMemGetInfo_v2(size_t *free_, size_t *all) { *free_ = 1u << 30; *all = 1u << 30; return OK; }
 
+#define ALIGNED 512
 CUresult cuMemAlloc_v2(CUdeviceptr *at, size_t length) {
+    IN_CONTEXT;
     int code = LOCKED(planned("alloc"));
     if (code) return code;
-    void *host = aligned_alloc(65536, (length + 65535) / 65536 * 65536);
+    /* Small allocations share pages: nothing beyond 512 bytes is promised. */
+    char *host = aligned_alloc(65536, (length + ALIGNED + 65535) / 65536 * 65536);
     if (!host) return NO_MEMORY;
-    memset(host, 0xDB, length);
+    memset(host += ALIGNED, 0xDB, length);
     pthread_mutex_lock(&fake_lock);
     *at = (CUdeviceptr)(uintptr_t)host + FAR;
     for (unsigned i = 0; i < MAX; i++)
-        if (!memory[i].base) { memory[i].base = *at; memory[i].length = length; memory[i].synchronous = false; break; }
+        if (!memory[i].base) { memory[i] = (struct Allocation){ .base = *at, .length = length, .context = current }; break; }
     state.allocated++;
     pthread_mutex_unlock(&fake_lock);
     return OK;
@@ -49,6 +59,7 @@ CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr at)
     return code;
 }
 CUresult cuFlushGPUDirectRDMAWrites(int target, int scope) {
+    IN_CONTEXT;
     if (target != 0 || scope != 100) return INVALID;
     int code = LOCKED(planned("flush"));
     if (!code) LOCKED(state.flushes++);
@@ -56,6 +67,7 @@ CUresult cuFlushGPUDirectRDMAWrites(int target, int scope) {
 }
 
 CUresult cuMemFree_v2(CUdeviceptr at) {
+    IN_CONTEXT;
     pthread_mutex_lock(&fake_lock);
     for (unsigned i = 0; i < MAX; i++)
         if (memory[i].base == at) {
@@ -68,13 +80,14 @@ CUresult cuMemFree_v2(CUdeviceptr at) {
             if (is_pinned(at, memory[i].length)) violated("memory is freed that is pinned", at, memory[i].length);
             memory[i].base = 0;
             state.allocated--;
-            free(near(at));
+            free(near(at) - ALIGNED);
         }
     pthread_mutex_unlock(&fake_lock);
     return OK;
 }
 
 CUresult cuMemHostRegister_v2(void *at, size_t length, unsigned flags) {
+    IN_CONTEXT;
     (void)flags;
     char *base = at;
     pthread_mutex_lock(&fake_lock);
@@ -88,6 +101,7 @@ CUresult cuMemHostRegister_v2(void *at, size_t length, unsigned flags) {
     return code;
 }
 CUresult cuMemHostUnregister(void *at) {
+    IN_CONTEXT;
     int code = NOT_LOCKED;
     pthread_mutex_lock(&fake_lock);
     for (int i = 0; i < MAX; i++)
@@ -98,6 +112,7 @@ CUresult cuMemHostUnregister(void *at) {
 
 /* As the driver does it from memory that is not page-locked: it takes the bytes, and they are there some time later. */
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t length) {
+    IN_CONTEXT;
     if (!LOCKED(allocated(to, length))) return INVALID;
     void *taken = malloc(length);
     memcpy(taken, from, length);
@@ -107,12 +122,14 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t length) {
     return OK;
 }
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t length) {
+    IN_CONTEXT;
     if (!LOCKED(allocated(from, length))) return INVALID;
     memcpy(to, near(from), length);
     return OK;
 }
 
 static CUresult put(struct Stream *stream, enum Kind kind, uint64_t from, uint64_t to, size_t length) {
+    IN_CONTEXT;
     pthread_mutex_lock(&fake_lock);
     int code = planned(kind == COPY_IN ? "copy_in" : kind == COPY_OUT ? "copy_out" : kind == COPY ? "copy" : "");
     if (!code) append(stream ? stream : &default_stream, (struct Step){ .kind = kind, .from = from, .to = to, .length = length });
@@ -128,6 +145,7 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t length, str
 }
 
 CUresult cuMemHostAlloc(void **at, size_t length, unsigned flags) {
+    IN_CONTEXT;
     (void)flags;
     pthread_mutex_lock(&fake_lock);
     int code = planned("host_alloc");
@@ -144,6 +162,7 @@ CUresult cuMemHostAlloc(void **at, size_t length, unsigned flags) {
     return code;
 }
 CUresult cuMemFreeHost(void *at) {
+    IN_CONTEXT;
     pthread_mutex_lock(&fake_lock);
     for (unsigned i = 0; i < MAX; i++)
         if (words[i].base == at) { words[i].base = NULL; state.allocated--; free(at); }
@@ -153,6 +172,7 @@ CUresult cuMemFreeHost(void *at) {
 
 /* The one kernel there is, whatever the module says. */
 CUresult cuModuleLoadData(void **module, const void *image) {
+    IN_CONTEXT;
     int code = LOCKED(planned("module"));
     if (!code && !strstr(image, ".entry crc32c_units")) code = 500;
     if (!code) { *module = &state.modules; LOCKED(state.modules++); }
@@ -177,6 +197,7 @@ CUresult cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsi
 }
 
 CUresult cuStreamCreate(struct Stream **stream, unsigned flags) {
+    IN_CONTEXT;
     (void)flags;
     pthread_mutex_lock(&fake_lock);
     *stream = calloc(1, sizeof **stream);
@@ -185,6 +206,7 @@ CUresult cuStreamCreate(struct Stream **stream, unsigned flags) {
     return OK;
 }
 CUresult cuStreamDestroy_v2(struct Stream *stream) {
+    IN_CONTEXT;
     pthread_mutex_lock(&fake_lock);
     drain(stream);
     for (unsigned i = 0; i < stream_count; i++)
@@ -193,6 +215,7 @@ CUresult cuStreamDestroy_v2(struct Stream *stream) {
     return OK;
 }
 CUresult cuStreamSynchronize(struct Stream *stream) {
+    IN_CONTEXT;
     pthread_mutex_lock(&fake_lock);
     int code = planned("synchronize");
     if (!code) drain(stream ? stream : &default_stream);
@@ -200,15 +223,17 @@ CUresult cuStreamSynchronize(struct Stream *stream) {
     return code;
 }
 CUresult cuStreamWaitEvent(struct Stream *stream, struct Event *event, unsigned flags) {
+    IN_CONTEXT;
     (void)flags;
     pthread_mutex_lock(&fake_lock);
     append(stream, (struct Step){ .kind = WAIT, .event = event, .ticket = event->recorded });
     pthread_mutex_unlock(&fake_lock);
     return OK;
 }
-CUresult cuEventCreate(struct Event **event, unsigned flags) { (void)flags; *event = calloc(1, sizeof **event); return OK; }
+CUresult cuEventCreate(struct Event **event, unsigned flags) { (void)flags; IN_CONTEXT; *event = calloc(1, sizeof **event); return OK; }
 CUresult cuEventDestroy_v2(struct Event *event) { (void)event; return OK; } /* Steps may still name it. */
 CUresult cuEventRecord(struct Event *event, struct Stream *stream) {
+    IN_CONTEXT;
     pthread_mutex_lock(&fake_lock);
     int code = planned("record");
     if (!code) append(stream, (struct Step){ .kind = RECORD, .event = event, .ticket = ++event->recorded });
@@ -216,6 +241,7 @@ CUresult cuEventRecord(struct Event *event, struct Stream *stream) {
     return code;
 }
 CUresult cuEventQuery(struct Event *event) {
+    IN_CONTEXT;
     pthread_mutex_lock(&fake_lock);
     int code = planned("query");
     tick();
@@ -224,6 +250,7 @@ CUresult cuEventQuery(struct Event *event) {
     return code;
 }
 CUresult cuEventSynchronize(struct Event *event) {
+    IN_CONTEXT;
     bool happened = false;
     while (!happened) { /* Time passes for others meanwhile. */
         pthread_mutex_lock(&fake_lock);
@@ -234,5 +261,19 @@ CUresult cuEventSynchronize(struct Event *event) {
     }
     return OK;
 }
-CUresult cuGetErrorName(CUresult code, const char **name) { (void)code; *name = "FAKE"; return OK; }
+/* As the driver has them; it knows no other number. */
+CUresult cuGetErrorName(CUresult code, const char **name) {
+    static const struct { CUresult code; const char *name; } names[] = {
+        { 0, "CUDA_SUCCESS" }, { 1, "CUDA_ERROR_INVALID_VALUE" }, { 2, "CUDA_ERROR_OUT_OF_MEMORY" }, { 100, "CUDA_ERROR_NO_DEVICE" },
+        { 101, "CUDA_ERROR_INVALID_DEVICE" }, { 201, "CUDA_ERROR_INVALID_CONTEXT" }, { 214, "CUDA_ERROR_ECC_UNCORRECTABLE" },
+        { 226, "CUDA_ERROR_CONTAINED" }, { 500, "CUDA_ERROR_NOT_FOUND" }, { 600, "CUDA_ERROR_NOT_READY" },
+        { 700, "CUDA_ERROR_ILLEGAL_ADDRESS" }, { 712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED" },
+        { 713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED" }, { 719, "CUDA_ERROR_LAUNCH_FAILED" },
+        { 801, "CUDA_ERROR_NOT_SUPPORTED" }, { 999, "CUDA_ERROR_UNKNOWN" },
+    };
+    for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i].code == code) { *name = names[i].name; return OK; }
+    *name = NULL;
+    return INVALID;
+}
 CUresult cuGetErrorString(CUresult code, const char **text) { (void)code; *text = "fake"; return OK; }

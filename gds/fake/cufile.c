@@ -1,4 +1,7 @@
-/* The symbols of libcufile that we use. Its transfers move their bytes when somebody asks for their state. */
+/* The symbols of libcufile 1.17 that we use, and what it answers: a process without nvidia-fs or peer-to-peer DMA gets
+ * 5001 where compat mode is forbidden; its setting is read as false until somebody sets it, while what its configuration
+ * says is a bit of its properties; features are told when it is open. -DCUFILE_OLDER has what an older one has.
+ * Its transfers move their bytes when somebody asks for their state. */
 #include "fake.h"
 #include <errno.h>
 #include <stdlib.h>
@@ -17,7 +20,8 @@ struct Properties {
     unsigned features, cache, per_buffer, pinned, batch_max, batch_timeout;
 };
 struct Description { unsigned kind; union { int file; void *handle; } u; const void *operations; };
-struct Handle { int file; bool registered; };
+struct Handle { int file; bool registered; struct Handle *next; };
+static struct Handle *handles; /* also those that were given back: a use after shows */
 struct Entry {
     unsigned mode; void *memory; int64_t file_offset, memory_offset; size_t length; struct Handle *file;
     unsigned opcode; void *cookie;
@@ -32,37 +36,54 @@ static bool registered(uint64_t at, size_t length) {
     return false;
 }
 
+static bool compat_allowed(void) { return state.allow_compat < 0 ? state.configured_compat : state.allow_compat; }
+static bool direct(void) {
+    return !state.force_compat && (state.major || state.p2p_flags & 1 || state.status & 1u << 11);
+}
+
 Answer cuFileDriverOpen(void) {
     pthread_mutex_lock(&fake_lock);
     int code = planned("driver_open");
     if (!code && state.driver_open) code = 5026;
+    if (!code && !direct() && !compat_allowed()) { code = 5001; state.allow_compat = -1; }
     if (!code) { state.driver_open = true; state.driver_opens++; }
     pthread_mutex_unlock(&fake_lock);
     return answer(code);
 }
-Answer cuFileDriverClose_v2(void) { state.driver_open = false; state.driver_closes++; return answer(0); }
+Answer cuFileDriverClose_v2(void) { state.driver_open = false; state.allow_compat = -1; state.driver_closes++; return answer(0); }
 Answer cuFileGetVersion(int *version) { *version = 1150; return answer(0); }
 Answer cuFileDriverGetProperties(struct Properties *p) {
     *p = (struct Properties){ .major = state.major, .minor = state.minor, .direct_io_max = 16384, .status = state.status,
-        .control = state.allow_compat ? 2 : 0, .features = state.features, .pinned = 1 << 20, .batch_max = state.batch_max };
+        .control = compat_allowed() ? 2 : 0, .features = state.driver_open ? state.features : 0, .pinned = 1 << 20, .batch_max = state.batch_max };
     return answer(planned("properties"));
 }
 Answer cuFileGetParameterBool(unsigned parameter, bool *value) {
-    *value = parameter == 1 ? state.allow_compat : parameter == 2 ? state.force_compat : state.p2pdma;
+    *value = parameter == 1 ? state.allow_compat > 0 : parameter == 2 ? state.force_compat : state.p2pdma;
     return answer(0);
+}
+#ifndef CUFILE_OLDER
+Answer cuFileDriverGetP2PFlags(unsigned kind, unsigned *flags) {
+    if (!state.driver_open) return answer(5001);
+    *flags = kind == 4 ? state.p2p_flags : 0;
+    return answer(planned("p2p_flags"));
 }
 Answer cuFileSetParameterBool(unsigned parameter, bool value) {
     if (state.driver_open) return answer(5026);
     if (parameter == 1) state.allow_compat = value;
     return answer(0);
 }
+#endif
 Answer cuFileHandleRegister(struct Handle **handle, struct Description *description) {
     pthread_mutex_lock(&fake_lock);
     int code = planned("handle_register");
+    for (struct Handle *each = handles; each && !code; each = each->next)
+        if (each->registered && each->file == description->u.file) code = 5028;
     if (!code) {
         *handle = malloc(sizeof **handle);
-        **handle = (struct Handle){ .file = description->u.file, .registered = true };
+        **handle = (struct Handle){ .file = description->u.file, .registered = true, .next = handles };
+        handles = *handle;
         state.handles++;
+        state.handles_made++;
     }
     pthread_mutex_unlock(&fake_lock);
     return answer(code);
@@ -72,6 +93,7 @@ Answer cuFileBufRegister(const void *at, size_t length, int flags) {
     (void)flags;
     pthread_mutex_lock(&fake_lock);
     int code = planned("buffer_register");
+    if (!code && !in_context()) code = 5047;
     if (!code && !allocated((uintptr_t)at, length)) code = 5012;
     if (!code && registered((uintptr_t)at, length)) code = 5023;
     if (!code) {
@@ -115,8 +137,10 @@ static ssize_t move(const struct Transfer *t) {
 
 ssize_t cuFileRead(struct Handle *file, void *base, size_t length, off_t offset, off_t into) {
     int code = LOCKED(planned("probe"));
+    if (!code && !in_context()) code = 5047;
     if (code) return -code;
     struct Transfer t = { .memory = (uintptr_t)base + into, .length = length, .offset = offset, .file = file->file };
+    if (t.memory % 4096 || length % 4096) violated("a read that bounces", t.memory, length);
     if (!LOCKED(registered(t.memory, length))) violated("an unregistered read", t.memory, length);
     return move(&t);
 }
@@ -139,6 +163,7 @@ Answer cuFileBatchIOSubmit(struct Batch *batch, unsigned count, struct Entry *en
     (void)flags;
     pthread_mutex_lock(&fake_lock);
     int code = planned("batch_submit");
+    if (!code && !in_context()) code = 5047;
     if (!code && count > batch->capacity) { code = 5022; violated("a batch beyond its limit", 0, count); }
     for (unsigned i = 0; i < count && !code; i++) {
         struct Entry *e = &entries[i];

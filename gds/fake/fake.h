@@ -15,7 +15,7 @@
 
 typedef int CUresult;
 typedef uint64_t CUdeviceptr;
-enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_READY = 600, ALREADY_LOCKED = 712, NOT_LOCKED = 713 };
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, NOT_READY = 600, ALREADY_LOCKED = 712, NOT_LOCKED = 713 };
 
 /* Device addresses are host addresses with this added: no canonical address, so nobody follows one by mistake. */
 #define FAR 0x4000000000000000ull
@@ -30,11 +30,15 @@ extern pthread_mutex_t fake_lock;
 
 extern struct State {
     unsigned status, features, major, minor, batch_max, driver_opens, driver_closes;
-    bool allow_compat, force_compat, p2pdma, driver_open;
+    bool configured_compat;  /* what cufile.json says of compat mode; it is allowed there unless somebody forbids it */
+    int allow_compat;        /* what a program set, or -1 */
+    bool force_compat, p2pdma, driver_open;
+    unsigned p2p_flags;      /* of NVMe, by the call that newer libraries have */
     int gpus;
     bool unified; /* host addresses are device addresses too: for frameworks whose tensors are really in host memory */
     int ordering, flushes_by; /* how other devices' writes come to be seen: CUDA's numbers */
     unsigned flushes;
+    unsigned entered, handles_made; /* contexts that threads were put into; files that were taken */
     unsigned handles, buffers, batches, submitted, batch_longest, copies, allocated, modules, kernels;
     uint64_t host_bytes; /* that streams copied between the GPU and the host */
     uint64_t pageable;   /* of these, to or from host memory that is not page-locked */
@@ -49,7 +53,7 @@ void violated(const char *what, uint64_t at, uint64_t length);
 
 /* ---- memory.c: what is allocated, page-locked and pinned ---- */
 
-extern struct Allocation { CUdeviceptr base; size_t length; bool synchronous; } memory[MAX];
+extern struct Allocation { CUdeviceptr base; size_t length; bool synchronous; void *context; } memory[MAX];
 struct Range { char *base; size_t length; };
 extern struct Range words[MAX]; /* host memory that kernels may write */
 extern struct Range locks[MAX]; /* host memory that was page-locked where it was */
@@ -100,6 +104,11 @@ void tick(void);
 void append(struct Stream *stream, struct Step step);
 /* Everything that a stream waits for happens, then everything in it. */
 void drain(struct Stream *stream);
+
+/* ---- cuda.c ---- */
+
+/* Whether the calling thread is in a context. */
+bool in_context(void);
 
 /* ---- gdrapi.c ---- */
 

@@ -9,7 +9,7 @@ unsigned laziness = 4;
 static char first_violation[256];
 static unsigned violations;
 static struct { char what[32]; int after, code, times; } plans[16];
-struct State state = { .status = 1u << 4, .features = 1u << 1, .major = 2, .minor = 17, .batch_max = 128, .gpus = 1, .p2pdma = true, .flushes_by = 1 };
+struct State state = { .status = 1u << 4, .features = 1u << 1, .major = 2, .minor = 17, .batch_max = 128, .gpus = 1, .configured_compat = true, .allow_compat = -1, .flushes_by = 1 };
 
 bool held;
 
@@ -40,7 +40,7 @@ void fake_reset(uint64_t new_seed, unsigned new_laziness) {
     seed = new_seed * 2 + 1; laziness = new_laziness; violations = 0; first_violation[0] = 0;
     memset(plans, 0, sizeof plans); held = false;
     state.status = 1u << 4; state.features = 1u << 1; state.major = 2; state.minor = 17; state.batch_max = 128;
-    state.force_compat = false; state.p2pdma = true; state.gpus = 1; state.ordering = 0; state.flushes_by = 1; state.flushes = 0;
+    state.configured_compat = true; if (!state.driver_open) state.allow_compat = -1; state.force_compat = false; state.p2pdma = false; state.p2p_flags = 0; state.entered = state.handles_made = 0; state.gpus = 1; state.ordering = 0; state.flushes_by = 1; state.flushes = 0;
     state.submitted = state.batch_longest = state.copies = state.kernels = 0; state.host_bytes = state.pageable = 0; state.driver_opens = state.driver_closes = 0;
     pthread_mutex_unlock(&fake_lock);
 }
@@ -62,6 +62,9 @@ void fake_driver(unsigned status, unsigned features, unsigned major, unsigned ba
     state.status = status; state.features = features; state.major = major; state.batch_max = batch_max; state.gpus = gpus;
 }
 
+/* Whether cufile.json allows compat mode, and what the library says of peer-to-peer DMA for NVMe. */
+void fake_configure(bool compat, unsigned p2p_flags) { state.configured_compat = compat; state.p2p_flags = p2p_flags; }
+
 /* How the GPU comes to see what other devices write: in order (100), by itself not (0); by which flushes (1, the host's). */
 void fake_remote_writes(int ordering, int flushes_by) { state.ordering = ordering; state.flushes_by = flushes_by; }
 void fake_hold(bool still) { held = still; }
@@ -75,6 +78,8 @@ unsigned fake_violations(char *first, size_t room) {
 
 uint64_t fake_count(const char *what) {
     if (!strcmp(what, "handles")) return state.handles;
+    if (!strcmp(what, "handles_made")) return state.handles_made;
+    if (!strcmp(what, "entered")) return state.entered;
     if (!strcmp(what, "buffers")) return state.buffers;
     if (!strcmp(what, "batches")) return state.batches;
     if (!strcmp(what, "submitted")) return state.submitted;

@@ -50,7 +50,7 @@ impl StreamCopies {
     /// # Safety
     /// As for [`WindowCopies::begin`].
     unsafe fn enqueue(&self, slot: u32, copy: &WindowCopy) -> Result<(), CudaError> {
-        self.gpu.enter()?;
+        let _entered = self.gpu.enter()?;
         // SAFETY: passed on to the caller.
         unsafe {
             match copy.direction {
@@ -143,8 +143,7 @@ unsafe impl WindowCopies for StreamCopies {
     }
 
     fn stop(&mut self) -> bool {
-        let entered = self.gpu.enter().is_ok();
-        entered && self.fills.synchronize().is_ok() && self.drains.synchronize().is_ok()
+        self.fills.synchronize().is_ok() && self.drains.synchronize().is_ok()
     }
 }
 

@@ -5,7 +5,9 @@
 //! dereferences it.
 #![allow(unsafe_code)]
 
+mod context;
 mod host;
+mod names;
 
 use std::ffi::c_void;
 use std::fmt;
@@ -15,7 +17,9 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use tidelog_engine::path::Library;
 
+pub use context::Entered;
 pub(crate) use host::{HostLock, HostMemory, HostWords};
+pub use names::name_of;
 
 /// CUDA, as the source of an operation's error.
 pub static CUDA: Library = Library { name: "CUDA", describe: name_of };
@@ -38,34 +42,6 @@ impl CudaError {
             let code = error.0 as i32;
             Self { what, code, name: name_of(code) }
         }
-    }
-}
-
-/// CUDA's names for what storage code meets; the number says the rest.
-pub fn name_of(code: i32) -> &'static str {
-    match code {
-        1 => "CUDA_ERROR_INVALID_VALUE",
-        2 => "CUDA_ERROR_OUT_OF_MEMORY",
-        3 => "CUDA_ERROR_NOT_INITIALIZED",
-        4 => "CUDA_ERROR_DEINITIALIZED",
-        34 => "CUDA_ERROR_STUB_LIBRARY",
-        46 => "CUDA_ERROR_DEVICE_UNAVAILABLE",
-        100 => "CUDA_ERROR_NO_DEVICE",
-        101 => "CUDA_ERROR_INVALID_DEVICE",
-        201 => "CUDA_ERROR_INVALID_CONTEXT",
-        214 => "CUDA_ERROR_ECC_UNCORRECTABLE",
-        400 => "CUDA_ERROR_INVALID_HANDLE",
-        600 => "CUDA_ERROR_NOT_READY",
-        700 => "CUDA_ERROR_ILLEGAL_ADDRESS",
-        712 => "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
-        719 => "CUDA_ERROR_LAUNCH_FAILED",
-        800 => "CUDA_ERROR_NOT_PERMITTED",
-        801 => "CUDA_ERROR_NOT_SUPPORTED",
-        802 => "CUDA_ERROR_SYSTEM_NOT_READY",
-        803 => "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
-        804 => "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
-        999 => "CUDA_ERROR_UNKNOWN",
-        _ => "see CUresult in CUDA's documentation",
     }
 }
 
@@ -133,16 +109,17 @@ impl Gpu {
         // SAFETY: `device` came from the driver; `drop` releases what is retained here.
         let context = unsafe { result::primary_ctx::retain(device) }
             .map_err(CudaError::of("open the GPU's context"))?;
-        let gpu = Self { device, context, ordinal, name, pci_address };
-        gpu.enter()?;
-        Ok(Arc::new(gpu))
+        Ok(Arc::new(Self { device, context, ordinal, name, pci_address }))
     }
 
-    /// Makes the GPU the one that calls of this thread mean.
-    pub fn enter(&self) -> Result<(), CudaError> {
-        // SAFETY: the context is retained for as long as this lives.
-        unsafe { result::ctx::set_current(self.context) }
-            .map_err(CudaError::of("enter the GPU's context"))
+    /// Makes the GPU the one that calls of this thread mean, until what is answered goes.
+    pub fn enter(&self) -> Result<Entered<'_>, CudaError> {
+        Entered::new(self)
+    }
+
+    /// The same for good, on a thread of our own: what it does then need not come and go.
+    pub fn stay(&self) -> Result<(), CudaError> {
+        context::set(self.context)
     }
 
     /// What the driver says of the device.
@@ -171,7 +148,7 @@ impl Gpu {
 
     /// Bytes of its memory: free, and all.
     pub fn memory(&self) -> Result<(u64, u64), CudaError> {
-        self.enter()?;
+        let _entered = self.enter()?;
         let (free, all) =
             result::mem_get_info().map_err(CudaError::of("read its memory's size"))?;
         Ok((free as u64, all as u64))
@@ -179,7 +156,7 @@ impl Gpu {
 
     /// Waits until everything that was asked of the GPU in this context is done.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        self.enter()?;
+        let _entered = self.enter()?;
         result::ctx::synchronize().map_err(CudaError::of("wait for the GPU"))
     }
 }
@@ -224,10 +201,16 @@ impl DevicePointer {
     }
 }
 
+/// The pages in which a GPU's memory is pinned for other devices. Memory that does not begin on one goes through a bounce
+/// buffer of cuFile's, or cannot be mapped.
+pub(crate) const PAGE: usize = 64 << 10;
+
 /// Memory of a GPU, freed on drop.
 #[derive(Debug)]
 pub struct DeviceMemory {
     gpu: Arc<Gpu>,
+    /// What the driver gave, and gets back.
+    allocated: DevicePointer,
     base: DevicePointer,
     length: usize,
 }
@@ -235,11 +218,21 @@ pub struct DeviceMemory {
 impl DeviceMemory {
     /// Allocates; what it holds is undefined.
     pub fn new(gpu: &Arc<Gpu>, length: usize) -> Result<Self, CudaError> {
-        gpu.enter()?;
+        let _entered = gpu.enter()?;
         // SAFETY: the memory is owned by what is made here, and never read by the host.
         let base =
             unsafe { result::malloc_sync(length) }.map_err(CudaError::of("allocate GPU memory"))?;
-        Ok(Self { gpu: Arc::clone(gpu), base: DevicePointer(base), length })
+        let base = DevicePointer(base);
+        Ok(Self { gpu: Arc::clone(gpu), allocated: base, base, length })
+    }
+
+    /// Allocates whole pages, for other devices: at least `length` bytes. The driver by itself aligns to 256 bytes.
+    pub fn in_pages(gpu: &Arc<Gpu>, length: usize) -> Result<Self, CudaError> {
+        let length = length.next_multiple_of(PAGE);
+        let mut memory = Self::new(gpu, length + PAGE)?;
+        memory.base = DevicePointer(memory.allocated.0.next_multiple_of(PAGE as u64));
+        memory.length = length;
+        Ok(memory)
     }
 
     /// Where it begins.
@@ -266,7 +259,7 @@ impl DeviceMemory {
     /// other devices reach.
     pub(crate) fn synchronize_copies(&self) -> Result<(), CudaError> {
         let (on, attribute) = (1_u32, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS);
-        self.gpu.enter()?;
+        let _entered = self.gpu.enter()?;
         // SAFETY: the attribute is a word, which the call reads; the memory is allocated.
         let answer =
             unsafe { sys::cuPointerSetAttribute((&raw const on).cast(), attribute, self.base.0) };
@@ -276,7 +269,7 @@ impl DeviceMemory {
     /// Copies from host memory and waits for it.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
         assert!(offset + bytes.len() <= self.length, "a copy beyond the GPU memory it goes to");
-        self.gpu.enter()?;
+        let _entered = self.gpu.enter()?;
         // SAFETY: the range lies within the allocation. From memory that is not page-locked the call returns when the driver
         // has taken the bytes; they are there when its stream, the default one, is done.
         unsafe {
@@ -289,7 +282,7 @@ impl DeviceMemory {
     /// Copies to host memory and waits for it.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
         assert!(offset + bytes.len() <= self.length, "a copy beyond the GPU memory it comes from");
-        self.gpu.enter()?;
+        let _entered = self.gpu.enter()?;
         // SAFETY: as in `write`.
         unsafe { result::memcpy_dtoh_sync(bytes, self.base.0 + offset as u64) }
             .map_err(CudaError::of("copy from the GPU"))
@@ -298,9 +291,9 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        if self.gpu.enter().is_ok() {
+        if let Ok(_entered) = self.gpu.enter() {
             // SAFETY: allocated in `new`, freed once. A failure means that the context is gone, and the memory with it.
-            let _ = unsafe { result::free_sync(self.base.0) };
+            let _ = unsafe { result::free_sync(self.allocated.0) };
         }
     }
 }
@@ -332,7 +325,7 @@ impl Event {
     }
 
     fn with(gpu: &Arc<Gpu>, flags: u32) -> Result<Self, CudaError> {
-        gpu.enter()?;
+        let _entered = gpu.enter()?;
         let mut event = std::ptr::null_mut();
         // SAFETY: the handle is written to a place of ours.
         unsafe { sys::cuEventCreate(&raw mut event, flags) }
@@ -349,6 +342,7 @@ impl Event {
 
     /// Whether it has happened. An error is the error of anything that came before it.
     pub fn has_happened(&self) -> Result<bool, CudaError> {
+        let _entered = self.gpu.enter()?;
         // SAFETY: the handle is open.
         match unsafe { result::event::query(self.event) } {
             Ok(()) => Ok(true),
@@ -359,6 +353,7 @@ impl Event {
 
     /// Waits until it has happened. An error is the error of anything that came before it.
     pub(crate) fn wait(&self) -> Result<(), CudaError> {
+        let _entered = self.gpu.enter()?;
         // SAFETY: the handle is open.
         unsafe { result::event::synchronize(self.event) }.map_err(CudaError::of("reach an event"))
     }
@@ -371,7 +366,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.gpu.enter().is_ok() {
+        if let Ok(_entered) = self.gpu.enter() {
             // SAFETY: made in `new`, destroyed once; the driver defers it where somebody still waits.
             let _ = unsafe { result::event::destroy(self.event) };
         }
@@ -398,7 +393,7 @@ unsafe impl Sync for Stream {}
 impl Stream {
     /// A stream that does not wait for the default one.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
-        gpu.enter()?;
+        let _entered = gpu.enter()?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
             .map_err(CudaError::of("make a stream"))?;
         Ok(Self { gpu: Arc::clone(gpu), stream })
@@ -415,6 +410,7 @@ impl Stream {
     /// # Safety
     /// `event` is the handle of an open event.
     pub unsafe fn wait_for_raw(&self, event: *mut c_void) -> Result<(), CudaError> {
+        let _entered = self.gpu.enter()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: the stream is open, and the caller says so of the event.
         unsafe { result::stream::wait_event(self.stream, event.cast(), flags) }
@@ -426,6 +422,7 @@ impl Stream {
     /// # Safety
     /// `event` is the handle of an open event.
     pub unsafe fn record_raw(&self, event: *mut c_void) -> Result<(), CudaError> {
+        let _entered = self.gpu.enter()?;
         // SAFETY: as in `wait_for_raw`.
         unsafe { result::event::record(event.cast(), self.stream) }
             .map_err(CudaError::of("record an event"))
@@ -441,6 +438,7 @@ impl Stream {
         to: DevicePointer,
         length: usize,
     ) -> Result<(), CudaError> {
+        let _entered = self.gpu.enter()?;
         // SAFETY: passed on to the caller.
         unsafe { result::memcpy_dtod_async(to.0, from.0, length, self.stream) }
             .map_err(CudaError::of("copy within the GPU"))
@@ -456,6 +454,7 @@ impl Stream {
         to: DevicePointer,
         length: usize,
     ) -> Result<(), CudaError> {
+        let _entered = self.gpu.enter()?;
         // SAFETY: the slice is only handed to the driver; its validity is passed on to the caller.
         unsafe {
             let bytes = std::slice::from_raw_parts(from, length);
@@ -474,6 +473,7 @@ impl Stream {
         to: *mut u8,
         length: usize,
     ) -> Result<(), CudaError> {
+        let _entered = self.gpu.enter()?;
         // SAFETY: as in `copy_in`.
         unsafe {
             let bytes = std::slice::from_raw_parts_mut(to, length);
@@ -491,6 +491,7 @@ impl Stream {
         to: DevicePointer,
         length: usize,
     ) -> Result<(), CudaError> {
+        let _entered = self.gpu.enter()?;
         // SAFETY: passed on to the caller.
         unsafe { result::memset_d8_async(to.0, 0, length, self.stream) }
             .map_err(CudaError::of("fill GPU memory with zeroes"))
@@ -498,6 +499,7 @@ impl Stream {
 
     /// Waits until everything in it is done.
     pub fn synchronize(&self) -> Result<(), CudaError> {
+        let _entered = self.gpu.enter()?;
         // SAFETY: the handle is open.
         unsafe { result::stream::synchronize(self.stream) }
             .map_err(CudaError::of("wait for a stream"))
@@ -510,7 +512,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.gpu.enter().is_ok() {
+        if let Ok(_entered) = self.gpu.enter() {
             // SAFETY: made in `new`, destroyed once; what is in it still happens.
             let _ = unsafe { result::stream::destroy(self.stream) };
         }

@@ -40,6 +40,8 @@ impl GpuMemory for StagedGpu {
 
     fn open(&self, slots: u32, staging: &DmaPool) -> Result<OpenedCopies, GpuError> {
         let gpu = &self.0;
+        // The thread that opens copies drives them.
+        gpu.stay().map_err(told)?;
         let checksums = Checksums::new(gpu, slots);
         let why_no_checksums = checksums.as_ref().err().map(ToString::to_string);
         let copies = Copies {
@@ -92,7 +94,7 @@ impl Copies {
     /// # Safety
     /// As for [`GpuCopies::begin`].
     unsafe fn enqueue(&self, slot: u32, copy: &GpuCopy) -> Result<(), CudaError> {
-        self.gpu.enter()?;
+        let _entered = self.gpu.enter()?;
         let (pointer, length) = (DevicePointer(copy.gpu), copy.length);
         let stream = self.stream(copy.direction);
         // SAFETY: the caller keeps the event open and both ends as they are until the copy is done.
@@ -157,7 +159,7 @@ unsafe impl GpuCopies for Copies {
     fn wait(&mut self) {
         // A failure is that of the whole context, in which then nothing runs.
         for stream in [&self.out, &self.into] {
-            let _ = self.gpu.enter().and_then(|()| stream.synchronize());
+            let _ = stream.synchronize();
         }
     }
 }

@@ -57,7 +57,7 @@ fn memory_in_place_that_an_ssd_may_still_write_is_never_answered_for() {
     let fake = FakeGpu::start(9, 0);
     let directory = Directory::new("gds-lost").unwrap();
     let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
-    let region = DeviceMemory::new(&fake.gpu(), BLOCK).unwrap();
+    let region = DeviceMemory::in_pages(&fake.gpu(), BLOCK).unwrap();
     // SAFETY: dropped after the queue.
     unsafe { queue.register(region.base(), region.len()) }.unwrap();
     fake.plan("read", 0, libc::ETIMEDOUT, 1);

@@ -14,9 +14,10 @@ use tidelog_engine::path::{
     Operation, PathError, PathKind, PathProvider, Refusal, Status,
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
-use tidelog_gds::cufile::{CUFILE, Compat, Driver, Mode, OpenError};
-use tidelog_gds::queue::QueueOptions;
-use tidelog_gds::{GdsBackend, GdsOptions};
+use tidelog_gds::cuda::{DeviceMemory, Event, Gpu, Stream};
+use tidelog_gds::cufile::{CUFILE, Compat, Driver, Library, Mode, OpenError};
+use tidelog_gds::queue::{Queue, QueueOptions};
+use tidelog_gds::{GdsBackend, GdsOptions, HostTier};
 use tidelog_tests::conformance::{ROWS, Stage};
 use tidelog_tests::machine::{Directory, FakeGpu, LoopDevice, LoopOptions, skip};
 
@@ -104,17 +105,160 @@ fn the_mode_in_force_is_told_and_compat_runs_only_when_it_was_named() {
     drop(driver);
     fake.driver(0, 1 << 1, 0, 128, 1);
     let refused = refusal(options(&fake));
-    assert!(refused.contains("nvidia-fs is not loaded"), "{refused}");
+    assert!(
+        refused.contains("error 5001, DRIVER_NOT_INITIALIZED: nvidia-fs is not loaded"),
+        "{refused}"
+    );
     assert!(refused.contains("ask for compat mode by name"), "{refused}");
     let named = Driver::open(fake.library(), Compat::Named).unwrap();
     assert_eq!(named.facts().mode, Mode::Compat);
     drop(named);
-    fake.driver(1 << 11, 1 << 1, 0, 128, 1);
+    fake.configure(true, 1);
     assert_eq!(fake.open_driver().facts().mode, Mode::PeerToPeer);
-    fake.driver(1 << 4, 0, 2, 128, 1);
-    let error = Driver::open(fake.library(), Compat::Forbidden).unwrap_err();
-    assert_eq!(error, OpenError::NoBatches);
     assert_eq!(fake.count("driver_opens"), fake.count("driver_closes"));
+}
+
+#[test]
+fn what_keeps_the_driver_from_a_direct_way_is_told_with_what_to_do() {
+    let fake = FakeGpu::start(1, 0);
+    for code in [5001, 5004, 5005, 5007, 5010, 5033, 5048] {
+        fake.plan("driver_open", 0, code, 1);
+        let refused = refusal(options(&fake));
+        assert!(refused.contains(&format!("error {code}, ")), "{refused}");
+        assert!(refused.contains("load nvidia-fs, or turn on PCI peer-to-peer DMA"), "{refused}");
+        assert!(refused.contains("ask for compat mode by name"), "{refused}");
+    }
+    fake.plan("driver_open", 0, 5025, 1);
+    let refused = refusal(options(&fake));
+    assert!(
+        refused.contains("cuFile could not open its driver: error 5025 (PERMISSION_DENIED)"),
+        "{refused}"
+    );
+    assert_eq!(fake.count("driver_closes"), 0);
+}
+
+#[test]
+fn batches_are_tried_and_not_believed_of_a_bit() {
+    let fake = FakeGpu::start(1, 0);
+    fake.driver(1 << 4, 0, 2, 128, 1);
+    drop(fake.open_driver());
+    fake.plan("batch_set_up", 0, 5039, 1);
+    let error = Driver::open(fake.library(), Compat::Forbidden).unwrap_err();
+    assert!(matches!(error, OpenError::NoBatches(_)), "{error}");
+    let told = error.to_string();
+    assert!(told.contains("error 5039 (INTERNAL_BATCH_SETUP_ERROR)"), "{told}");
+    assert_eq!(fake.count("driver_opens"), fake.count("driver_closes"));
+    assert_eq!(fake.count("batches"), 0);
+}
+
+#[test]
+fn compat_mode_that_somebody_else_allowed_is_refused_with_who_and_what_to_do() {
+    let fake = FakeGpu::start(1, 0);
+    let refused = || {
+        let error = Driver::open(fake.library(), Compat::Forbidden).unwrap_err();
+        assert!(matches!(error, OpenError::CompatAllowed { .. }), "{error}");
+        error.to_string()
+    };
+    // Another user of this process.
+    let named = Driver::open(fake.library(), Compat::Named).unwrap();
+    let told = refused();
+    assert!(
+        told.contains("another user in this process") && told.contains("close that one"),
+        "{told}"
+    );
+    drop(named);
+    drop(fake.open_driver());
+
+    // A framework, which keeps it open.
+    // SAFETY: declared so in cufile.c.
+    let (open, close) = unsafe {
+        type Call = unsafe extern "C" fn() -> [i32; 2];
+        let (open, close) =
+            (fake.get::<Call>("cuFileDriverOpen"), fake.get::<Call>("cuFileDriverClose_v2"));
+        assert_eq!(open(), [0, 0]);
+        (open, close)
+    };
+    let told = refused();
+    assert!(told.contains("another library in this process opened cuFile first"), "{told}");
+    assert!(told.contains("set allow_compat_mode to false in cufile.json"), "{told}");
+    drop(Driver::open(fake.library(), Compat::Named).unwrap());
+    // SAFETY: as above.
+    unsafe { close() };
+    fake.configure(false, 0);
+    // SAFETY: as above.
+    unsafe { open() };
+    drop(fake.open_driver());
+    // SAFETY: as above.
+    unsafe { close() };
+}
+
+#[test]
+fn an_older_library_does_without_what_it_lacks_and_names_it() {
+    let fake = FakeGpu::start(1, 0);
+    let older = Library::open(Some(&fake.older_library())).unwrap();
+    let names = |library: &Library| library.missing().join(" ");
+    assert_eq!(names(&older), "cuFileDriverGetP2PFlags cuFileSetParameterBool");
+    assert_eq!(names(&fake.library()), "");
+    let error = Driver::open(Arc::clone(&older), Compat::Forbidden).unwrap_err().to_string();
+    assert!(
+        error.contains("too old to be told otherwise") && error.contains("cufile.json"),
+        "{error}"
+    );
+    drop(Driver::open(older, Compat::Named).unwrap());
+}
+
+#[test]
+fn a_device_is_taken_once_whatever_is_moved() {
+    let fake = FakeGpu::start(5, 1);
+    let directory = Directory::new("gds-once").unwrap();
+    let devices = ["a", "b"].map(|name| device(directory.path(), name, 64 * BLOCK));
+    let mut path = open(&fake, devices.into());
+    let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
+    for round in 0..4 {
+        let extent = Extent::new(round * BLOCK, BLOCK);
+        let buffer = pool.take(4096).unwrap();
+        run(path.as_mut(), extent, Action::Write { buffer, fua: false }).result.unwrap();
+    }
+    assert_eq!((fake.count("handles"), fake.count("handles_made")), (2, 2));
+    drop(path);
+    assert_eq!(fake.count("handles"), 0);
+}
+
+#[test]
+fn callers_threads_stay_with_the_gpu_that_they_are_with() {
+    let fake = FakeGpu::start(5, 1);
+    fake.driver(1 << 4, 1 << 1, 2, 128, 2);
+    let mine = fake.gpu();
+    for (gpu, place) in [(0, 1_usize), (1, 2)] {
+        fake.go_to(gpu);
+        for ordinal in [0, 1] {
+            let other = Gpu::open(ordinal).unwrap();
+            let mut memory = DeviceMemory::new(&other, 4096).unwrap();
+            memory.write(0, &[7; 4096]).unwrap();
+            let (stream, event) = (Stream::new(&other).unwrap(), Event::new(&other).unwrap());
+            event.record(&stream).unwrap();
+            stream.wait_for(&event).unwrap();
+            stream.synchronize().unwrap();
+            assert!(event.has_happened().unwrap());
+            other.synchronize().unwrap();
+            let tier = HostTier::open(&other, ByteCount::kib(64)).unwrap();
+            drop((tier, memory, stream, event));
+            let directory = Directory::new("gds-context").unwrap();
+            let file = device(directory.path(), "a", 64 * BLOCK);
+            let queue =
+                QueueOptions { staging: ByteCount::kib(64), chunk: ByteCount::kib(8), depth: 4 };
+            drop(Queue::open(&other, &fake.open_driver(), vec![file], queue).unwrap());
+            assert_eq!(fake.context() as usize, place, "GPU {ordinal}");
+        }
+    }
+    // One that was with none is with none, and calls work all the same.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            drop(DeviceMemory::new(&mine, 4096).unwrap());
+            assert!(fake.context().is_null());
+        });
+    });
+    fake.assert_lawful();
 }
 
 #[test]
@@ -148,6 +292,13 @@ fn what_is_missing_is_named() {
     fake.plan("buffer_register", 0, 2, 1);
     let reason = refusal(options(&fake));
     assert!(reason.contains("CUDA error 2 (CUDA_ERROR_OUT_OF_MEMORY)"), "{reason}");
+    // The driver knows more names than anybody would write down.
+    fake.plan("buffer_register", 0, 226, 1);
+    let reason = refusal(options(&fake));
+    assert!(reason.contains("CUDA error 226 (CUDA_ERROR_CONTAINED)"), "{reason}");
+    fake.plan("buffer_register", 0, 4000, 1);
+    let reason = refusal(options(&fake));
+    assert!(reason.contains("CUDA error 4000 (see CUresult in CUDA's documentation)"), "{reason}");
     assert_eq!(fake.count("allocated"), 0);
 }
 

@@ -221,10 +221,14 @@ fn registered_and_aligned_memory_is_moved_in_place_and_other_memory_is_not() {
     let directory = Directory::new("gds-direct").unwrap();
     let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
     let gpu = fake.gpu();
-    let mut region = DeviceMemory::new(&gpu, 16 * BLOCK).unwrap();
+    let mut region = DeviceMemory::in_pages(&gpu, 16 * BLOCK).unwrap();
     region.write(0, &pattern(7, 16 * BLOCK)).unwrap();
     // SAFETY: the region is dropped after the queue.
     unsafe { queue.register(region.base(), region.len()) }.unwrap();
+    fake.plan("buffer_register", 0, 5013, 1);
+    // SAFETY: as above.
+    let refused = unsafe { queue.register(region.base(), BLOCK) }.unwrap_err().to_string();
+    assert!(refused.contains("expandable segments") && refused.contains("5013"), "{refused}");
     submit(
         &mut queue,
         request(

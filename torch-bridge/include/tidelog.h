@@ -58,7 +58,8 @@
 #define TIDE_RELEASE 2
 
 // Allocate the storage's memory, keep it alive and guarded, and answer its address: its bytes are
-// coming. Answer 0 if there is no memory: the op that needs it fails.
+// coming. Answer 0 if there is no memory: other storages leave and it is asked again; where none is left that could leave, the op
+// that needs it fails.
 #define TIDE_ALLOCATE 3
 
 // Lift the guard: the storage is resident, no transfer touches it.

@@ -37,6 +37,7 @@ fn walk(seed: u64, manners: Manners) {
         assert!(stats["totals"][counter].as_u64() > Some(0), "the walk tried no {counter}");
     }
     assert_eq!(fake.count("host_memory"), before, "page-locked memory was kept");
+    assert!(fake.context().is_null(), "the caller's thread was left in a context");
     fake.assert_lawful();
     assert!(fake.count("copies") > 0, "the bytes went another way");
 }
@@ -67,6 +68,32 @@ fn no_byte_is_lost_when_requests_come_twice_are_refused_or_misreported() {
         let manners = Manners { gds, ..careless };
         walk(seed, manners);
     }
+}
+
+#[test]
+fn the_callers_gpu_stays_the_one_that_it_is_with() {
+    let fake = FakeGpu::start(3, 4);
+    fake.driver(1 << 4, 1 << 1, 2, 128, 2);
+    let folder = Folder::new("gpu-current");
+    for data_path in [c"auto", c"gds"] {
+        fake.go_to(1);
+        let theirs = fake.context();
+        let pool = try_open_pool(&folder, 64 << 20, 1, data_path).unwrap();
+        let memory = DeviceMemory::new(&fake.gpu(), BYTES).unwrap();
+        let mut ticket = 0;
+        // SAFETY: the memory stays until the put has ended.
+        let put = unsafe {
+            let (address, length) = (memory.base().0, BYTES as u64);
+            tide_put_gpu(pool, NAME.as_ptr(), address, length, null_mut(), 0, &raw mut ticket)
+        };
+        assert_eq!(put, TIDE_READY, "{}", last_error());
+        wait(ticket);
+        assert_eq!(tide_ticket_drop(ticket), TIDE_READY);
+        assert_eq!(tide_pool_close(pool), TIDE_READY);
+        drop(memory);
+        assert_eq!(fake.context(), theirs);
+    }
+    fake.assert_lawful();
 }
 
 fn open(folder: &Folder, gpu: u8) -> Result<u64, i32> {

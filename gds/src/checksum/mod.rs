@@ -33,7 +33,7 @@ impl Crc32c {
     /// Loads it.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
         let image = CString::new(PTX).unwrap_or_else(|_| unreachable!("text has no zero in it"));
-        gpu.enter()?;
+        let _entered = gpu.enter()?;
         // SAFETY: the image is PTX that ends with a zero, and lives across the call, which copies it.
         let module = unsafe { result::module::load_data(image.as_ptr().cast()) }
             .map_err(CudaError::of("load the checksum kernel"))?;
@@ -68,7 +68,7 @@ impl Crc32c {
             (&raw mut unit).cast(),
             (&raw mut sums).cast(),
         ];
-        self.gpu.enter()?;
+        let _entered = self.gpu.enter()?;
         // SAFETY: four arguments of the types that the kernel declares, copied by the call; the kernel reads `length`
         // bytes and writes as many words as there are units, which is what the caller vouches for.
         unsafe {
@@ -87,7 +87,7 @@ impl Crc32c {
 
 impl Drop for Crc32c {
     fn drop(&mut self) {
-        if self.gpu.enter().is_ok() {
+        if let Ok(_entered) = self.gpu.enter() {
             // SAFETY: loaded in `new`, unloaded once; the driver waits for what still runs.
             let _ = unsafe { result::module::unload(self.module) };
         }

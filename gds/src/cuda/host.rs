@@ -25,7 +25,7 @@ impl HostLock {
         base: *mut u8,
         length: usize,
     ) -> Result<Self, CudaError> {
-        gpu.enter()?;
+        let _entered = gpu.enter()?;
         // SAFETY: passed on to the caller. Every context of the process sees it locked.
         let answer = unsafe {
             sys::cuMemHostRegister_v2(base.cast(), length, sys::CU_MEMHOSTREGISTER_PORTABLE)
@@ -37,7 +37,7 @@ impl HostLock {
 
 impl Drop for HostLock {
     fn drop(&mut self) {
-        if self.gpu.enter().is_ok() {
+        if let Ok(_entered) = self.gpu.enter() {
             // SAFETY: registered in `new`, unregistered once.
             let _ = unsafe { sys::cuMemHostUnregister(self.base) };
         }
@@ -59,7 +59,7 @@ unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
     pub(crate) fn new(gpu: &Arc<Gpu>, length: usize) -> Result<Self, CudaError> {
-        gpu.enter()?;
+        let _entered = gpu.enter()?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the memory is owned by what is made here.
         let base = unsafe { result::malloc_host(length.max(1), flags) }
@@ -83,7 +83,7 @@ impl HostMemory {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        if self.gpu.enter().is_ok() {
+        if let Ok(_entered) = self.gpu.enter() {
             // SAFETY: allocated in `new`, freed once; whoever began copies or kernels here has waited for them.
             let _ = unsafe { result::free_host(self.base.as_ptr().cast()) };
         }

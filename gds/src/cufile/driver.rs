@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tidelog_engine::path::Status;
 
-use super::error::{CuFileError, transfer_result};
+use super::batch::Batch;
+use super::error::{CuFileError, name_of, transfer_result};
 use super::library::{Library, NoLibrary};
 use super::sys;
 use crate::cuda::{DeviceMemory, DevicePointer};
@@ -86,21 +87,34 @@ pub enum OpenError {
         /// What the driver said.
         why: String,
     },
+    /// Nobody asked for compat mode, and cuFile may take it all the same.
+    #[error(
+        "cuFile may go through host memory here without being asked: its compat mode is allowed ({why}); {advice}, or ask \
+         for compat mode by name"
+    )]
+    CompatAllowed {
+        /// Who allowed it.
+        why: &'static str,
+        /// What forbids it.
+        advice: &'static str,
+    },
     /// It does no batches.
-    #[error("this cuFile has no batches; use the one of CUDA 12.2 or newer")]
-    NoBatches,
+    #[error("this cuFile does no batches ({0}); use the one of CUDA 12.2 or newer")]
+    NoBatches(CuFileError),
 }
 
 /// Batches are cut to this even where the driver allows more: cuFile documents it as the most.
 const BATCH_ENTRIES_MAX: u32 = 128;
 
 /// Drivers open in this process. cuFile's state is the process's, so the count of its users is, too.
-static USERS: Mutex<Users> = Mutex::new(Users { count: 0, ours: false });
+static USERS: Mutex<Users> = Mutex::new(Users { count: 0, ours: false, compat: Compat::Forbidden });
 
 struct Users {
     count: usize,
     /// Whether we opened it, rather than the framework beside us.
     ours: bool,
+    /// What the first of them asked for, which holds until the last has gone.
+    compat: Compat,
 }
 
 /// cuFile, open.
@@ -125,15 +139,20 @@ impl Driver {
             // SAFETY: the function takes nothing.
             let answer = unsafe { open() };
             users.ours = answer.code != sys::DRIVER_ALREADY_OPEN;
+            users.compat = compat;
             if users.ours {
-                CuFileError::check(answer, "open its driver")?;
+                CuFileError::check(answer, "open its driver")
+                    .map_err(|error| not_opened(error, compat))?;
             }
         }
-        match read_facts(&library, compat) {
+        match read_facts(&library, compat, &users) {
             Ok(facts) => {
                 users.count += 1;
                 drop(users);
-                Ok(Arc::new(Self { library, facts, process: std::process::id() }))
+                let this = Arc::new(Self { library, facts, process: std::process::id() });
+                // What it says of its features does not tell: the bit is not set before it has opened by itself.
+                Batch::new(&this, 1).map_err(OpenError::NoBatches)?;
+                Ok(this)
             }
             Err(error) => {
                 if users.count == 0 && users.ours {
@@ -183,18 +202,42 @@ impl fmt::Debug for Driver {
     }
 }
 
-fn read_facts(library: &Library, compat: Compat) -> Result<Facts, OpenError> {
+/// What an open that failed means: without compat mode the library does not open where there is no direct way.
+fn not_opened(error: CuFileError, compat: Compat) -> OpenError {
+    match error {
+        CuFileError::Call { code, .. }
+            if compat == Compat::Forbidden && sys::NOT_DIRECT.contains(&code) =>
+        {
+            let meaning = match code {
+                5001 => ": nvidia-fs is not loaded, and peer-to-peer DMA is not in force",
+                5004 | 5005 => ": nvidia-fs is of another version than this library",
+                5007 => ": this platform has none",
+                _ => ": nvidia-fs does not work",
+            };
+            let why = format!("it opens with error {code}, {}{meaning}", name_of(code));
+            OpenError::NotDirect { why }
+        }
+        error => error.into(),
+    }
+}
+
+fn read_facts(library: &Library, compat: Compat, users: &Users) -> Result<Facts, OpenError> {
     let functions = &library.functions;
     let get = functions.get_properties.clone()?;
     let mut found = sys::Properties::default();
     // SAFETY: the call writes one structure, laid out as its header says.
     CuFileError::check(unsafe { get(&raw mut found) }, "read its properties")?;
-    if found.features & (1 << sys::BATCH_SUPPORTED) == 0 || functions.batch_submit.is_err() {
-        return Err(OpenError::NoBatches);
-    }
-    let mode = mode_in_force(&found, &|parameter| parameter_of(library, parameter));
-    if mode == Mode::Compat && compat == Compat::Forbidden {
-        return Err(OpenError::NotDirect { why: why_not_direct(&found) });
+    let parameter = |parameter| parameter_of(library, parameter);
+    let mode = mode_in_force(&found, peer_to_peer(library), &parameter);
+    if compat == Compat::Forbidden {
+        if mode == Mode::Compat {
+            return Err(OpenError::NotDirect { why: why_not_direct(&found) });
+        }
+        // The parameter reads false where nobody has set it, whatever the configuration says; the bit counts as well.
+        let allowed = found.control & (1 << sys::ALLOW_COMPAT) != 0;
+        if allowed || parameter(sys::PARAMETER_ALLOW_COMPAT) == Some(true) {
+            return Err(why_allowed(library, users));
+        }
     }
     Ok(Facts {
         mode,
@@ -214,14 +257,45 @@ fn parameter_of(library: &Library, parameter: u32) -> Option<bool> {
     (answer.code == 0).then_some(value)
 }
 
-/// The mode that the driver's own words amount to.
-fn mode_in_force(found: &sys::Properties, parameter: &dyn Fn(u32) -> Option<bool>) -> Mode {
+/// Whether NVMe goes by peer-to-peer DMA, from a library that has a call to tell.
+fn peer_to_peer(library: &Library) -> Option<bool> {
+    let get = library.functions.get_p2p_flags.as_ref().ok()?;
+    let mut flags = 0;
+    // SAFETY: the call writes one word.
+    let answer = unsafe { get(sys::NVME_SUPPORTED, &raw mut flags) };
+    (answer.code == 0).then_some(flags & (1 << sys::P2PDMA) != 0)
+}
+
+/// Why compat mode is allowed although whoever opens forbids it.
+fn why_allowed(library: &Library, users: &Users) -> OpenError {
+    const CONFIGURE: &str =
+        "set allow_compat_mode to false in cufile.json (CUFILE_ENV_PATH_JSON names the file)";
+    let (why, advice) = if users.count > 0 && users.compat == Compat::Named {
+        ("another user in this process asked for it by name", "close that one first")
+    } else if !users.ours {
+        ("another library in this process opened cuFile first, with that setting", CONFIGURE)
+    } else if library.functions.set_parameter.is_err() {
+        ("this library is too old to be told otherwise by a program", CONFIGURE)
+    } else {
+        ("its configuration outranks what it was told", CONFIGURE)
+    };
+    OpenError::CompatAllowed { why, advice }
+}
+
+/// The mode that the driver's own words amount to. `peer_to_peer` is its answer where it has a call for that.
+fn mode_in_force(
+    found: &sys::Properties,
+    peer_to_peer: Option<bool>,
+    parameter: &dyn Fn(u32) -> Option<bool>,
+) -> Mode {
     let has = |bit: u32| found.status & (1 << bit) != 0;
     if parameter(sys::PARAMETER_FORCE_COMPAT) == Some(true) {
         return Mode::Compat;
     }
-    // The peer-to-peer bit counts unless the setting was read and is off.
-    if has(sys::NVME_P2P_SUPPORTED) && parameter(sys::PARAMETER_USE_P2PDMA) != Some(false) {
+    // Older libraries have a bit, which counts unless the setting was read and is off.
+    let by_bit =
+        || has(sys::NVME_P2P_SUPPORTED) && parameter(sys::PARAMETER_USE_P2PDMA) != Some(false);
+    if peer_to_peer.unwrap_or_else(by_bit) {
         return Mode::PeerToPeer;
     }
     if has(sys::NVME_SUPPORTED) && (found.major, found.minor) != (0, 0) {
@@ -363,18 +437,32 @@ mod tests {
     #[test]
     fn the_mode_is_what_the_driver_says_and_nothing_is_guessed() {
         let direct = properties(2, &[sys::NVME_SUPPORTED]);
-        assert_eq!(mode_in_force(&direct, &none), Mode::NvidiaFs { major: 2, minor: 17 });
+        assert_eq!(mode_in_force(&direct, None, &none), Mode::NvidiaFs { major: 2, minor: 17 });
         let peer = properties(0, &[sys::NVME_P2P_SUPPORTED]);
-        assert_eq!(mode_in_force(&peer, &none), Mode::PeerToPeer);
-        assert_eq!(mode_in_force(&properties(2, &[]), &none), Mode::Compat);
-        assert_eq!(mode_in_force(&sys::Properties::default(), &none), Mode::Compat);
+        assert_eq!(mode_in_force(&peer, None, &none), Mode::PeerToPeer);
+        assert_eq!(mode_in_force(&properties(2, &[]), None, &none), Mode::Compat);
+        assert_eq!(mode_in_force(&sys::Properties::default(), None, &none), Mode::Compat);
+    }
+
+    #[test]
+    fn where_the_library_has_a_call_that_tells_of_peer_to_peer_dma_it_outranks_the_old_bit() {
+        let newer = properties(0, &[]);
+        assert_eq!(mode_in_force(&newer, Some(true), &none), Mode::PeerToPeer);
+        let stale = properties(0, &[sys::NVME_P2P_SUPPORTED]);
+        assert_eq!(mode_in_force(&stale, Some(false), &none), Mode::Compat);
     }
 
     #[test]
     fn a_setting_that_was_read_outranks_a_capability() {
         let forced = |parameter| (parameter == sys::PARAMETER_FORCE_COMPAT).then_some(true);
-        assert_eq!(mode_in_force(&properties(2, &[sys::NVME_SUPPORTED]), &forced), Mode::Compat);
+        assert_eq!(
+            mode_in_force(&properties(2, &[sys::NVME_SUPPORTED]), Some(true), &forced),
+            Mode::Compat
+        );
         let off = |parameter| (parameter == sys::PARAMETER_USE_P2PDMA).then_some(false);
-        assert_eq!(mode_in_force(&properties(0, &[sys::NVME_P2P_SUPPORTED]), &off), Mode::Compat);
+        assert_eq!(
+            mode_in_force(&properties(0, &[sys::NVME_P2P_SUPPORTED]), None, &off),
+            Mode::Compat
+        );
     }
 }

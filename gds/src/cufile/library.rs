@@ -120,6 +120,7 @@ functions! {
     driver_open: "cuFileDriverOpen" => fn() -> sys::Error;
     driver_close: "cuFileDriverClose_v2" => fn() -> sys::Error;
     get_properties: "cuFileDriverGetProperties" => fn(*mut sys::Properties) -> sys::Error;
+    get_p2p_flags: "cuFileDriverGetP2PFlags" => fn(c_uint, *mut c_uint) -> sys::Error;
     get_version: "cuFileGetVersion" => fn(*mut c_int) -> sys::Error;
     get_parameter: "cuFileGetParameterBool" => fn(c_uint, *mut bool) -> sys::Error;
     set_parameter: "cuFileSetParameterBool" => fn(c_uint, bool) -> sys::Error;

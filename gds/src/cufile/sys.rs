@@ -15,6 +15,9 @@ pub(crate) struct Error {
 
 /// `CU_FILE_CUDA_DRIVER_ERROR`.
 pub(crate) const CUDA_DRIVER_ERROR: c_int = 5011;
+/// Codes by which an open says that no direct way works: nvidia-fs is not loaded, is another version, is not for this
+/// platform, or does not start.
+pub(crate) const NOT_DIRECT: [c_int; 7] = [5001, 5004, 5005, 5007, 5010, 5033, 5048];
 /// `CU_FILE_DRIVER_ALREADY_OPEN`.
 pub(crate) const DRIVER_ALREADY_OPEN: c_int = 5026;
 /// `CU_FILE_BATCH_FULL`.
@@ -88,12 +91,12 @@ pub(crate) struct Properties {
 
 /// `CU_FILE_NVME_SUPPORTED`, a bit of [`Properties::status`].
 pub(crate) const NVME_SUPPORTED: u32 = 4;
-/// `CU_FILE_NVME_P2P_SUPPORTED`.
+/// `CU_FILE_NVME_P2P_SUPPORTED`: of libraries without `cuFileDriverGetP2PFlags`; newer ones do not set it.
 pub(crate) const NVME_P2P_SUPPORTED: u32 = 11;
+/// `CUFILE_P2PDMA`, a bit of what `cuFileDriverGetP2PFlags` answers.
+pub(crate) const P2PDMA: u32 = 0;
 /// `CU_FILE_ALLOW_COMPAT_MODE`, a bit of [`Properties::control`].
 pub(crate) const ALLOW_COMPAT: u32 = 1;
-/// `CU_FILE_BATCH_IO_SUPPORTED`, a bit of [`Properties::features`].
-pub(crate) const BATCH_SUPPORTED: u32 = 1;
 
 /// `CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE`.
 pub(crate) const PARAMETER_ALLOW_COMPAT: c_uint = 1;
@@ -208,7 +211,6 @@ mod tests {
             ALLOW_COMPAT,
             header::CUfileDriverControlFlags::CU_FILE_ALLOW_COMPAT_MODE as u32
         );
-        assert_eq!(BATCH_SUPPORTED, header::CUfileFeatureFlags::CU_FILE_BATCH_IO_SUPPORTED as u32);
         assert_eq!(STATUS_COMPLETE, header::CUFILEStatus_enum::CUFILE_COMPLETE as u32);
         assert_eq!(STATUS_FAILED, header::CUFILEStatus_enum::CUFILE_FAILED as u32);
         assert_eq!(STATUS_TIMEOUT, header::CUFILEStatus_enum::CUFILE_TIMEOUT as u32);

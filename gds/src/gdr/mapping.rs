@@ -12,9 +12,6 @@ use super::GdrError;
 use super::library::{Info, Library, Pinned, Session};
 use crate::cuda::{DeviceMemory, DevicePointer, Gpu};
 
-/// What is pinned begins and ends at multiples of this (`GPU_PAGE_SIZE`).
-const PAGE: usize = 64 << 10;
-
 /// Memory of a GPU with an address in this process, for devices that read and write it.
 pub struct MappedMemory {
     library: Arc<Library>,
@@ -53,11 +50,10 @@ impl MappedMemory {
         functions.close.clone()?;
         functions.unpin.clone()?;
         functions.unmap.clone()?;
-        let whole = length.next_multiple_of(PAGE);
-        // The driver aligns to less than that.
-        let memory = DeviceMemory::new(gpu, whole + PAGE)?;
+        // What is pinned begins and ends on pages.
+        let memory = DeviceMemory::in_pages(gpu, length)?;
         memory.synchronize_copies()?;
-        let base = DevicePointer(memory.base().0.next_multiple_of(PAGE as u64));
+        let (base, whole) = (memory.base(), memory.len());
         // SAFETY: takes nothing, and answers null where it fails.
         let session = unsafe { open() };
         if session.is_null() {

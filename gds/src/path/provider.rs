@@ -73,6 +73,8 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
         )));
     }
     let gpu = Gpu::open(options.gpu).map_err(unavailable)?;
+    // The thread that opens a path drives it: it is nobody's who counts on another GPU.
+    gpu.stay().map_err(unavailable)?;
     let library = Library::open(options.library.as_deref()).map_err(unavailable)?;
     let driver = Driver::open(library, options.compat).map_err(unavailable)?;
     let twins: Result<Vec<Device>, _> = devices.iter().map(Device::try_clone).collect();
@@ -83,7 +85,7 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
     })?;
     let known: Vec<DeviceCapabilities> = devices.iter().map(DeviceCapabilities::of).collect();
     let count = devices.len();
-    // The thread that opens a path drives it, and first touches what CUDA tells it in page-locked memory.
+    // This thread also first touches what CUDA tells it in page-locked memory.
     let near = stay_near(&devices, Some(&StagedGpu(Arc::clone(&gpu))));
     let kernel = PosixPath::new(twins, depth)?;
     let queue = Queue::open(&gpu, &driver, devices, QueueOptions { depth, ..options.queue });

@@ -72,6 +72,7 @@ struct Registered {
 /// Transfers to a few devices, driven by one thread.
 pub struct Queue {
     driver: Arc<Driver>,
+    gpu: Arc<Gpu>,
     window: Window,
     batches: Batches,
     ready: Vec<Transfer>,
@@ -95,7 +96,9 @@ impl Queue {
             })
             .ok_or(QueueError::Chunk(options.chunk))?;
         let size = WindowSize::new(options.staging.0, chunk);
-        let memory = DeviceMemory::new(gpu, size.bytes())?;
+        // cuFile's calls on this thread need the GPU's context.
+        let _entered = gpu.enter()?;
+        let memory = DeviceMemory::in_pages(gpu, size.bytes())?;
         let registered = RegisteredMemory::of(driver, &memory)?;
         let mut files = Vec::with_capacity(devices.len());
         for device in &devices {
@@ -109,6 +112,7 @@ impl Queue {
         let copies = Box::new(StreamCopies::new(gpu, Window::slots(size))?);
         Ok(Self {
             driver: Arc::clone(driver),
+            gpu: Arc::clone(gpu),
             window: Window::new(copies, memory.base().0, size, options.depth),
             batches: Batches::new(driver),
             ready: Vec::new(),
@@ -133,7 +137,8 @@ impl Queue {
         self.window.in_flight()
     }
 
-    /// Registers memory of the caller, so that aligned transfers of it need no copy.
+    /// Registers memory of the caller, so that aligned transfers of it need no copy. Memory of `cuMemAlloc`: what was mapped by
+    /// `cuMemMap`, as frameworks' expandable segments are, is refused with that said, and goes through the ring.
     ///
     /// # Safety
     /// The memory stays allocated for as long as the queue.
@@ -142,8 +147,10 @@ impl Queue {
         base: DevicePointer,
         length: usize,
     ) -> Result<(), CuFileError> {
+        let _entered = self.gpu.enter()?;
         // SAFETY: passed on to the caller.
-        let region = unsafe { RegisteredMemory::new(&self.driver, base, length) }?;
+        let region = unsafe { RegisteredMemory::new(&self.driver, base, length) };
+        let region = region.map_err(CuFileError::of_callers_memory)?;
         // SAFETY: the registration is kept beside the window; the rest is passed on to the caller.
         unsafe { self.window.add_region(region.span()) };
         self.registered
@@ -168,6 +175,8 @@ impl Queue {
         if self.window.is_idle() {
             return Ok(());
         }
+        let gpu = Arc::clone(&self.gpu);
+        let _entered = gpu.enter()?;
         let polled = self.batches.poll(&mut self.told);
         self.take_in();
         polled?;
@@ -210,10 +219,12 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
+        let _entered = self.gpu.enter();
         // Copies end by themselves. What an SSD has not let go of is leaked: unmapping it would let the SSD write
         // into memory that is somebody else's by then.
         if !self.window.stop() || self.window.is_any_flying() {
             std::mem::forget(self.registered.take());
         }
+        drop(self.registered.take());
     }
 }

@@ -44,9 +44,13 @@ impl Copies {
         })
     }
 
+    /// The calling thread is this one's for good.
+    pub(super) fn stay(&self) -> Result<(), CudaError> {
+        self.gpu.stay()
+    }
+
     /// Puts a job into the stream, in a slot in which none runs. If that fails, nothing touches its memory.
     pub(super) fn begin(&mut self, slot: usize, work: &Work) -> Result<(), CudaError> {
-        self.gpu.enter()?;
         self.reserve(slot, work.range().length)?;
         self.enqueue(slot, work).inspect_err(|_| {
             // A part may be under way. Where this fails too, the context is lost and nothing runs in it.
@@ -56,7 +60,6 @@ impl Copies {
 
     /// Waits for the job in a slot, and answers the checksums of its bytes on the GPU, one for each [`UNIT`].
     pub(super) fn finish(&self, slot: usize) -> Result<Vec<u32>, CudaError> {
-        self.gpu.enter()?;
         let slot = &self.slots[slot];
         slot.done.wait()?;
         Ok((0..slot.units).map(|unit| slot.sums.read(unit)).collect())
@@ -127,7 +130,7 @@ impl Copies {
 impl Drop for Copies {
     fn drop(&mut self) {
         // A failure is that of the whole context, in which then nothing runs.
-        let _ = self.gpu.enter().and_then(|()| self.stream.synchronize());
+        let _ = self.stream.synchronize();
     }
 }
 

@@ -217,6 +217,8 @@ impl Drop for Leaving {
 
 impl Worker {
     fn work(mut self) {
+        // A failure shows in every job.
+        let _ = self.copies.stay();
         let mut slot = 0;
         loop {
             while self.running.len() < SLOTS {

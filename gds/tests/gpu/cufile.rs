@@ -19,7 +19,10 @@ use super::{Cost, cost, driver, gpu, pattern};
 fn the_cufile_that_is_installed_has_every_function() {
     match Library::open(None) {
         Ok(library) => {
-            assert_eq!(library.missing(), [""; 0], "{}", library.path().display());
+            // Of 1.17; before, a bit tells what it does.
+            let newer = "cuFileDriverGetP2PFlags";
+            let lacking: Vec<_> = library.missing().into_iter().filter(|it| *it != newer).collect();
+            assert_eq!(lacking, [""; 0], "{}", library.path().display());
             println!("FACT cuFile {:?} at {}", library.version(), library.path().display());
         }
         Err(why) => skip("the_cufile_that_is_installed_has_every_function", &why.to_string()),

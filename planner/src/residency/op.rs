@@ -33,6 +33,8 @@ pub(super) struct CurrentOp {
     pub(super) reserve: u64,
     /// A fetch that it waited for failed.
     pub(super) failure: Option<TransferFailure>,
+    /// Memory for a fetch could not be had.
+    pub(super) squeeze: Option<Squeeze>,
     /// The caller has moved a storage out since it ended: nothing comes back ahead of need before the next one begins.
     pub(super) follows_eviction: bool,
 }
@@ -40,9 +42,20 @@ pub(super) struct CurrentOp {
 impl Default for CurrentOp {
     fn default() -> Self {
         let (outputs, expected, reserve) = (0, 0, 0);
-        let (failure, follows_eviction) = (None, false);
-        Self { serial: 1, uses: Vec::new(), outputs, expected, reserve, failure, follows_eviction }
+        let (uses, failure, squeeze, follows_eviction) = (Vec::new(), None, None, false);
+        Self { serial: 1, uses, outputs, expected, reserve, failure, squeeze, follows_eviction }
     }
+}
+
+/// More must leave than the budget asks for, before a fetch whose memory could not be had asks again.
+#[derive(Debug)]
+pub(super) struct Squeeze {
+    /// Bytes that leave this time: twice as many as the last time.
+    pub(super) bytes: u64,
+    /// Whether they have been told to.
+    pub(super) begun: bool,
+    /// What is told when nothing is left that could leave.
+    pub(super) failure: TransferFailure,
 }
 
 /// What an op still lacks.
@@ -51,6 +64,13 @@ struct Lacks {
     transfers: bool,
     /// Bytes that are in the log only.
     bytes: u64,
+}
+
+/// How far it is with a [`Squeeze`].
+enum Squeezed {
+    Enough,
+    Waiting,
+    InVain(TransferFailure),
 }
 
 impl Residency {
@@ -134,6 +154,7 @@ impl Residency {
         self.op.serial += 1;
         self.op.reserve = 0;
         self.op.failure = None;
+        self.op.squeeze = None;
         let mut uses = std::mem::take(&mut self.op.uses);
         for one in uses.drain(..) {
             self.offer(one.storage);
@@ -204,6 +225,14 @@ impl Residency {
         let limit = self.limit().0;
         loop {
             let lacks = self.look_at_uses();
+            match self.squeeze() {
+                Squeezed::Enough => {}
+                Squeezed::Waiting => return Progress::Waiting,
+                Squeezed::InVain(failure) => {
+                    self.abandon();
+                    return Progress::Failed(Box::new(failure));
+                }
+            }
             let outputs = self.op.outputs.max(self.op.expected);
             let wanted = self.sums.committed.saturating_add(outputs);
             if !lacks.transfers && lacks.bytes == 0 && wanted <= limit {
@@ -227,12 +256,29 @@ impl Residency {
             if self.sums.committed < committed {
                 continue;
             }
-            if shortage == 0 {
+            // What was squeezed out must not come back before the op has what it waits for.
+            if shortage == 0 && self.op.squeeze.is_none() {
                 self.op.reserve = outputs;
                 self.pump();
             }
             return Progress::Waiting;
         }
+    }
+
+    /// Has storages leave where memory could not be had, more each time, until none is left that may: so this ends.
+    fn squeeze(&mut self) -> Squeezed {
+        let Some(squeeze) = &mut self.op.squeeze else { return Squeezed::Enough };
+        if !squeeze.begun {
+            squeeze.begun = true;
+            let (bytes, committed) = (squeeze.bytes, self.sums.committed);
+            self.make_room(bytes);
+            let freed = self.sums.committed < committed;
+            if self.sums.departing == 0 && !freed {
+                let squeeze = self.op.squeeze.take();
+                return squeeze.map_or(Squeezed::Enough, |it| Squeezed::InVain(it.failure));
+            }
+        }
+        if self.sums.departing > 0 { Squeezed::Waiting } else { Squeezed::Enough }
     }
 
     /// Finds what the op lacks, and turns transfers on what it uses to its side: a storage that is
@@ -301,6 +347,7 @@ impl Residency {
     /// The op may run: copies of what it modifies are out of date from now on.
     fn grant(&mut self, outputs: u64) -> Progress {
         self.pending = Pending::Nothing;
+        self.op.squeeze = None;
         self.grants += 1;
         let now = self.follow.as_ref().map_or(0, Follow::now);
         for index in 0..self.op.uses.len() {

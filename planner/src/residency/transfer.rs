@@ -2,7 +2,7 @@
 
 use super::follow::Due;
 use super::machine::Residency;
-use super::op::Pending;
+use super::op::{Pending, Squeeze};
 use super::storage::{Flight, Kind, Place};
 use super::types::{
     Action, CopyKind, Direction, FailureInfo, Outcome, StorageId, TransferFailure, TransferId,
@@ -141,7 +141,7 @@ impl Residency {
         let Some((bytes, target)) = self.get(id).map(|one| (one.size, one.target)) else { return };
         let verdict = match (flight.kind, outcome) {
             (_, Outcome::Cancelled) if flight.cancelled => Verdict::Open,
-            (_, Outcome::Failed(info)) => Verdict::Broken(info),
+            (_, Outcome::Failed(info) | Outcome::NoMemory(info)) => Verdict::Broken(info),
             (Kind::Write, Outcome::Done) => {
                 self.stats.went_out(target, bytes);
                 self.change(id, |storage| {
@@ -202,6 +202,10 @@ impl Residency {
             let failure = match outcome {
                 Outcome::Done => None,
                 Outcome::Cancelled if flight.cancelled => None,
+                Outcome::NoMemory(info) => {
+                    self.ask_again(id, flight.transfer, info);
+                    return;
+                }
                 Outcome::Failed(info) => Some(info),
                 outcome => Some(misfit(Kind::Fetch, &outcome)),
             };
@@ -224,6 +228,20 @@ impl Residency {
         {
             follow.put_off(deadline, Due { storage: plan, cautious: true });
         }
+    }
+
+    /// There was no memory for a fetch. The op that waits for it asks again when others have left; a prefetch is left until
+    /// something touches the storage.
+    fn ask_again(&mut self, storage: StorageId, transfer: TransferId, info: FailureInfo) {
+        let Some(size) = self.used(storage).map(|one| one.size) else { return };
+        if self.pending != Pending::Op {
+            return;
+        }
+        let before = self.op.squeeze.take().map_or(0, |squeeze| squeeze.bytes);
+        let (direction, bytes) = (Direction::Back, Bytes(size));
+        let failure = TransferFailure { storage, transfer, direction, bytes, info, others: 0 };
+        let bytes = size.max(before.saturating_mul(2));
+        self.op.squeeze = Some(Squeeze { bytes, begun: false, failure });
     }
 
     /// Gives up memory of which there is a valid copy.

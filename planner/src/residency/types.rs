@@ -168,6 +168,9 @@ pub enum Outcome {
     Cancelled,
     /// It went wrong; nothing touches the memory any more. A failed write left no copy.
     Failed(FailureInfo),
+    /// A fetch did not begin: its memory could not be had, whatever the budget says (what is free is in pieces, or somebody
+    /// else's). Others leave, and an op that waits for it asks again.
+    NoMemory(FailureInfo),
 }
 
 /// What went wrong, in the words of whoever performed the transfer.

@@ -3,7 +3,7 @@
 // Only who holds the fake may use it; types of its functions stand where they are called.
 #![allow(clippy::unused_self, clippy::items_after_statements, clippy::missing_panics_doc)]
 
-use std::ffi::{CString, c_char, c_int, c_uint};
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -28,18 +28,25 @@ const SOURCES: [&str; 6] = ["plan.c", "memory.c", "streams.c", "cuda.c", "cufile
 
 /// Builds it beside the program that runs: test programs that run at once may each put theirs in the place of another's.
 fn build() -> PathBuf {
+    build_as("libfake-gpu.so", &[])
+}
+
+/// The same with other options of the compiler's, under a name.
+fn build_as(name: &str, options: &[&str]) -> PathBuf {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gds/fake");
     let program = std::env::current_exe().expect("the program has a path");
-    let fresh = program.with_file_name(format!("libfake-{}.so", std::process::id()));
+    let fresh = program.with_file_name(format!("{name}-{}", std::process::id()));
     // cudarc asks the loader for libcuda.so; a library of that name that is loaded already is what it gets.
     let output = Command::new("cc")
-        .args(["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so", "-o"])
+        .args(["-O1", "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so"])
+        .args(options)
+        .arg("-o")
         .arg(&fresh)
         .args(SOURCES.map(|source| sources.join(source)))
         .output()
         .expect("a C compiler is there, as for linking");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let place = program.with_file_name("libfake-gpu.so");
+    let place = program.with_file_name(name);
     std::fs::rename(&fresh, &place).expect("both lie in one folder");
     place
 }
@@ -96,6 +103,29 @@ impl FakeGpu {
         unsafe { self.get::<Set>("fake_driver")(status, features, major, batch_max, gpus) };
     }
 
+    /// Whether cufile.json allows compat mode, and what the library says of peer-to-peer DMA for NVMe.
+    pub fn configure(&self, compat: bool, p2p_flags: u32) {
+        type Set = unsafe extern "C" fn(bool, c_uint);
+        // SAFETY: declared so in plan.c.
+        unsafe { self.get::<Set>("fake_configure")(compat, p2p_flags) };
+    }
+
+    /// The context that this thread is in; null: none.
+    pub fn context(&self) -> *mut c_void {
+        let mut context = std::ptr::null_mut();
+        type Get = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
+        // SAFETY: declared so in cuda.c, which writes one address.
+        unsafe { self.get::<Get>("cuCtxGetCurrent")(&raw mut context) };
+        context
+    }
+
+    /// Puts this thread into the context of a GPU, as a framework does.
+    pub fn go_to(&self, gpu: usize) {
+        type Set = unsafe extern "C" fn(*mut c_void) -> c_int;
+        // SAFETY: declared so in cuda.c; contexts are numbers there, and nobody follows them.
+        unsafe { self.get::<Set>("cuCtxSetCurrent")((gpu + 1) as *mut c_void) };
+    }
+
     /// How the GPU comes to see what other devices write to its memory, in CUDA's numbers: its own order, and its flushes.
     pub fn remote_writes(&self, ordering: i32, flushes: i32) {
         type Set = unsafe extern "C" fn(c_int, c_int);
@@ -136,6 +166,11 @@ impl FakeGpu {
     /// cuFile, as the fake has it.
     pub fn library(&self) -> Arc<Library> {
         Library::open(Some(self.library_path())).unwrap()
+    }
+
+    /// A cuFile that is older: what newer ones have it lacks. It shares nothing with the fake that this is.
+    pub fn older_library(&self) -> PathBuf {
+        build_as("libfake-older.so", &["-DCUFILE_OLDER", "-Wl,-soname,libcufile-older.so"])
     }
 
     /// Where the fake is.

@@ -32,7 +32,7 @@ class Host:
     def movable(self, storage):
         return _resizable(storage) and not _is_shared(storage)
 
-    def staging_in(self, staging, data_path):
+    def staging_in(self, staging, data_path, pool):
         """How much of the budget staging buffers take."""
         return staging
 
@@ -84,9 +84,12 @@ class Gpu(Host):
     def movable(self, storage):
         return _resizable(storage)  # torch calls every storage of a GPU shared
 
-    def staging_in(self, staging, data_path):
-        # By cuFile there is a ring on the GPU, as large as the one in host memory.
-        return staging if data_path.startswith("gds") else 0
+    def staging_in(self, staging, data_path, pool):
+        # By cuFile there is a ring on the GPU, as large as the one in host memory; so is the window for peer DMA, which is
+        # counted before it is known whether controllers reach it.
+        names = (name.strip() for name in str(pool).split(","))
+        peer = data_path == "spdk" or any(name.startswith("spdk:") for name in names)
+        return staging if peer or data_path.startswith("gds") else 0
 
     def keeper(self, tensors_max):
         return _heap.Cache(self.device, tensors_max)

@@ -42,6 +42,10 @@ class Heap:
         except AttributeError:
             self.allocated = lambda size: None
 
+    def give_back(self):
+        """There was no memory: what is kept for later goes back to the kernel."""
+        self._libc.malloc_trim(0)
+
     def allocated(self, size):
         """A tensor got memory. Freed memory goes back to the kernel where the process holds too much."""
         self._unseen += size
@@ -58,7 +62,7 @@ class Cache:
     def __init__(self, device, tensors_max):
         self._device = device
         self._most = tensors_max + _ALLOWANCE_BYTES
-        self._unseen = 0
+        self._unseen, self._look_every = 0, _LOOK_EVERY_BYTES
 
     def begin(self, base):
         """What the process holds in the host's memory is not asked here."""
@@ -67,12 +71,24 @@ class Cache:
         """The budget is reached: what is cached beyond it goes."""
         torch.cuda.empty_cache()
 
+    def give_back(self):
+        """There was no memory: blocks that no tensor has a part of go back to the driver."""
+        torch.cuda.empty_cache()
+
     def allocated(self, size):
         self._unseen += size
-        if self._unseen >= _LOOK_EVERY_BYTES:
+        if self._unseen >= self._look_every:
             self._unseen = 0
-            if torch.cuda.memory_reserved(self._device) > self._most:
+            if self._is_too_much():
                 torch.cuda.empty_cache()
+                # What is still too much is in blocks that tensors have parts of. To empty the cache costs a wait for the GPU
+                # and every block anew, so what did not help is not done again soon.
+                self._look_every = 2 * self._look_every if self._is_too_much() else _LOOK_EVERY_BYTES
+            else:
+                self._look_every = _LOOK_EVERY_BYTES
+
+    def _is_too_much(self):
+        return torch.cuda.memory_reserved(self._device) > self._most
 
 
 def anonymous_bytes():

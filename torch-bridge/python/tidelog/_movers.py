@@ -45,12 +45,16 @@ class ResizeMover:
 
     @staticmethod
     def give(storage, size, message):
-        _, _, address, _ = _in_one_go(
-            _guard.lifting(storage),
-            partial(_resize, storage, size),
-            partial(_data_ptr, storage),
-            _guard.setting(storage, message),
-        )
+        try:
+            _, _, address, _ = _in_one_go(
+                _guard.lifting(storage),
+                partial(_resize, storage, size),
+                partial(_data_ptr, storage),
+                _guard.setting(storage, message),
+            )
+        except RuntimeError:  # of memory there was none: it stays out, and guarded
+            _guard.setting(storage, message)()
+            raise
         return address
 
 

@@ -37,7 +37,7 @@ def offload(
     pool              devices separated by commas: directories (Tidelog makes its file there), files or raw
                       block devices. Striped over all of them. No redundancy: one lost device loses the pool.
     memory            the budget: bytes, or text such as "20GiB". Includes `staging`, unless it is a GPU's memory and the
-                      data path not "gds".
+                      data path neither "gds" nor "spdk", which have as much of it on the GPU.
     host_memory       for a GPU: page-locked host memory, at most, that takes tensors before `pool` does. Bytes, or text such
                       as "8GiB"; default: none. All of it is allocated when the block begins, and freed when it ends; where
                       tensors stay out, when all are restored, or are gone and the next block begins. What does not fit
@@ -108,7 +108,8 @@ class Options:
         self.mode = mode
         self.device = _device.choose(device, model)
         self.mover = _movers.choose(mover, self.device.default_mover)
-        self.buffers = self.device.staging_in(self.staging, data_path)  # staging that is in the same memory as tensors
+        # Staging that is in the same memory as tensors.
+        self.buffers = self.device.staging_in(self.staging, data_path, pool)
         self.outside = "on NVMe" if host_memory is None else "on NVMe or in host memory"
         self.report = report
         self.native = _native.SessionOptions(

@@ -93,13 +93,25 @@ class Performer:
         return 0
 
     def _allocate(self, record, storage, size):
-        address = self._mover.give(storage, size, record.guard_text())
+        address = self._memory_for(record, storage, size)
+        if not address:
+            return 0  # declined: the machine has others leave, and asks again, or says so
         if record.state & _record.OUT:
             self._ledger.live += record.size
             record.state = _record.COMING
         self._in_flight[record.id] = storage
         self._heap.allocated(size)
         return address
+
+    def _memory_for(self, record, storage, size):
+        """The address of memory that the storage got. 0: there is none, also not in what the allocator keeps for later."""
+        for last in (False, True):
+            try:
+                return self._mover.give(storage, size, record.guard_text())
+            except torch.OutOfMemoryError:
+                if not last:
+                    self._heap.give_back()
+        return 0
 
     def _settle(self, record, storage, clean):
         if record.state & _record.AWAY:

@@ -71,7 +71,8 @@ pub const TIDE_EVICT: u32 = 1;
 /// Free the storage's memory and guard it: its bytes are in the log, or in host memory.
 pub const TIDE_RELEASE: u32 = 2;
 /// Allocate the storage's memory, keep it alive and guarded, and answer its address: its bytes are
-/// coming. Answer 0 if there is no memory: the op that needs it fails.
+/// coming. Answer 0 if there is no memory: other storages leave and it is asked again; where none is left that could leave, the op
+/// that needs it fails.
 pub const TIDE_ALLOCATE: u32 = 3;
 /// Lift the guard: the storage is resident, no transfer touches it.
 pub const TIDE_SETTLE: u32 = 4;

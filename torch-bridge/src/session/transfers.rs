@@ -169,8 +169,13 @@ impl Session {
     fn decline(&self, state: &mut State, transfer: TransferId, request: &Request) {
         let storage = StorageId(request.storage);
         if request.kind == RequestKind::Allocate {
-            let message = format!("there was no memory for its {}", Bytes(request.size));
-            self.end(state, transfer, Outcome::Failed(FailureInfo { message }));
+            let message = format!(
+                "there was no memory for its {}, with all out that could leave: what is free is in pieces, or others in this \
+                 process hold it; lower memory=, or use what keeps the allocator from fragmenting \
+                 (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)",
+                Bytes(request.size)
+            );
+            self.end(state, transfer, Outcome::NoMemory(FailureInfo { message }));
             return;
         }
         // It stays, until the next op at least: asked again at once, it would be declined again.
@@ -326,7 +331,7 @@ fn ending_of(outcome: &Outcome) -> Ending {
         Outcome::Matched => Ending::Clean,
         // What differs from its copy is written next, and that transfer tells of itself.
         Outcome::Cancelled | Outcome::Differs => Ending::Cancelled,
-        Outcome::Failed(_) => Ending::Failed,
+        Outcome::Failed(_) | Outcome::NoMemory(_) => Ending::Failed,
     }
 }
 

@@ -44,7 +44,9 @@ impl World {
 
     fn outcome(&mut self, flight: Flight) -> Outcome {
         if self.random.percent(self.trouble.failing) {
-            return Outcome::Failed(FailureInfo { message: "injected".to_owned() });
+            let info = FailureInfo { message: "injected".to_owned() };
+            let declined = matches!(flight.kind, Kind::Fetch { .. }) && self.random.percent(50);
+            return if declined { Outcome::NoMemory(info) } else { Outcome::Failed(info) };
         }
         if flight.cancelled && self.random.percent(70) {
             return Outcome::Cancelled;

@@ -38,6 +38,51 @@ fn a_failed_fetch_is_told_at_every_touch_and_costs_no_memory() {
     assert_eq!(begin(&mut machine, &[reads(1)], 0), Progress::Ready);
 }
 
+fn no_memory() -> Outcome {
+    Outcome::NoMemory(FailureInfo { message: "no memory".to_owned() })
+}
+
+#[test]
+fn a_fetch_without_memory_is_asked_for_again_when_others_have_left() {
+    let mut machine = machine(100);
+    populate(&mut machine, &[10, 10, 10, 10]);
+    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    actions(&mut machine);
+    machine.completed(TransferId(0), Outcome::Done);
+    assert_eq!(machine.resume(), Progress::Ready);
+    actions(&mut machine);
+
+    assert_eq!(begin(&mut machine, &[reads(0)], 0), Progress::Waiting);
+    assert_eq!(actions(&mut machine), [fetch(0, 1)]);
+    // There is room by the budget, and others leave all the same: one, then twice as much.
+    let mut asked = 1;
+    for leaving in [1, 2] {
+        machine.completed(TransferId(asked), no_memory());
+        assert_eq!(machine.resume(), Progress::Waiting);
+        let told = actions(&mut machine);
+        let evictions = begun(&told);
+        assert_eq!(evictions.len(), leaving);
+        for &eviction in &evictions {
+            assert_eq!(machine.resume(), Progress::Waiting);
+            machine.completed(eviction, Outcome::Done);
+        }
+        assert_eq!(machine.resume(), Progress::Waiting);
+        asked += leaving as u64 + 1;
+        assert!(actions(&mut machine).contains(&fetch(0, asked)), "it is asked for again");
+    }
+    // Nothing is left that could leave.
+    machine.completed(TransferId(asked), no_memory());
+    let Progress::Failed(failure) = machine.resume() else { panic!("it asks for ever") };
+    assert_eq!((failure.storage, failure.direction), (id(0), Direction::Back));
+    actions(&mut machine);
+    assert_eq!(machine.in_flight(), 0);
+    // The next op asks anew.
+    assert_eq!(begin(&mut machine, &[reads(0)], 0), Progress::Waiting);
+    let told = actions(&mut machine);
+    machine.completed(begun(&told)[0], Outcome::Done);
+    assert_eq!(machine.resume(), Progress::Ready);
+}
+
 #[test]
 fn a_completion_told_twice_changes_nothing() {
     let mut machine = first_one_out(true);

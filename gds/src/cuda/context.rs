@@ -1,0 +1,44 @@
+//! Which GPU a thread's calls mean: borrowed for a call and given back, for the framework beside us counts on its own.
+
+use std::marker::PhantomData;
+
+use cudarc::driver::{result, sys};
+
+use super::{CudaError, Gpu};
+
+/// A thread that has entered a GPU's context. When this goes the thread is in the one that it came from, or in none.
+#[derive(Debug)]
+pub struct Entered<'a> {
+    /// What the thread was in, where that was another.
+    before: Option<sys::CUcontext>,
+    /// The context stays open, and this on its thread.
+    _gpu: PhantomData<(&'a Gpu, *const ())>,
+}
+
+impl<'a> Entered<'a> {
+    pub(super) fn new(gpu: &'a Gpu) -> Result<Self, CudaError> {
+        let before = result::ctx::get_current()
+            .map_err(CudaError::of("tell which context a thread is in"))?
+            .unwrap_or(std::ptr::null_mut());
+        let before = (before != gpu.context).then_some(before);
+        if before.is_some() {
+            set(gpu.context)?;
+        }
+        Ok(Self { before, _gpu: PhantomData })
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // A failure means that the context is gone, and then there is nothing to go back to.
+            let _ = set(before);
+        }
+    }
+}
+
+/// Puts the calling thread into a context, or by null into none.
+pub(super) fn set(context: sys::CUcontext) -> Result<(), CudaError> {
+    // SAFETY: the context is a GPU's, which keeps it, or what the thread was in a moment ago.
+    unsafe { result::ctx::set_current(context) }.map_err(CudaError::of("enter the GPU's context"))
+}

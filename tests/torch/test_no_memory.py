@@ -1,0 +1,159 @@
+"""Memory that the allocator does not have although the budget has room, because what is free is in pieces."""
+
+import pytest
+import torch
+
+import tidelog
+from tidelog import _device, _heap, _movers
+from tidetest import MIB
+from tidetest.bits import assert_same, bits
+from tidetest.compare import compare
+from tidetest.device import STAGING
+from tidetest.world import BUDGET, World
+
+
+class Scarce:
+    """A mover in whose hands memory is not to be had: at these calls of `give`, counted from 0, or at all."""
+
+    def __init__(self, mover, lacking):
+        self.take, self.leave, self.name = mover.take, mover.leave, mover.name
+        self._give, self._lacking, self.calls, self.refused = mover.give, lacking, 0, 0
+
+    def give(self, storage, size, message):
+        call, self.calls = self.calls, self.calls + 1
+        if self._lacking is None or call in self._lacking:
+            self.refused += 1
+            raise torch.OutOfMemoryError("tried to allocate: what is free is in pieces")
+        return self._give(storage, size, message)
+
+    def end(self):
+        self._lacking = ()
+
+
+@pytest.fixture
+def scarce(monkeypatch):
+    """`scarce(lacking)`: blocks that are opened from here on have such a mover; answers it."""
+
+    def begin(lacking):
+        mover = Scarce(_movers.choose("auto"), lacking)
+        monkeypatch.setattr(_movers, "choose", lambda name, default="swap": mover)
+        return mover
+
+    return begin
+
+
+@pytest.fixture
+def given_back(monkeypatch):
+    """How often what the allocator keeps for later went back."""
+    times = []
+    plain = _heap.Heap.give_back
+    monkeypatch.setattr(_heap.Heap, "give_back", lambda heap: (times.append(1), plain(heap)))
+    return times
+
+
+def test_what_the_allocator_keeps_goes_back_and_the_memory_is_there(scarce, pool, given_back):
+    mover = scarce([0])
+    world = World()
+    with world.block(pool, mode="reactive", memory=64 * MIB) as tide:
+        parameter = world.subject("parameter")
+        before = bits(parameter)
+        tide.evict(parameter)
+        assert_same(bits(parameter), before, "a parameter that came back at the second try")
+        assert (mover.refused, len(given_back)) == (1, 1)
+        assert tide.stats()["totals"]["evictions"] == 1, "others had to leave for it"
+
+
+def test_others_leave_and_the_memory_is_asked_for_again(scarce, pool, given_back):
+    mover = scarce([0, 1, 2, 3])  # twice two tries
+    world = World()
+    with world.block(pool, mode="reactive", memory=64 * MIB) as tide:
+        parameter = world.subject("parameter")
+        before = bits(parameter)
+        tide.evict(parameter)
+        assert_same(bits(parameter), before, "a parameter for which others made room")
+        assert (mover.refused, len(given_back)) == (4, 2)
+        assert tide.stats()["totals"]["evictions"] >= 3, "one left, then more"
+
+
+def test_memory_that_is_never_there_is_an_error_that_names_the_tensor_and_ends(scarce, pool):
+    mover = scarce(None)
+    world = World()
+    with world.block(pool, mode="reactive", memory=64 * MIB) as tide:
+        world.steps(1)
+        parameter = world.subject("parameter")
+        before = bits(parameter)
+        tide.evict(parameter)
+        with pytest.raises(tidelog.Error, match=r"3\.linear\.weight: there was no memory for its 16\.0 KiB.*expandable_segments"):
+            parameter.sum()
+        assert not tide.is_resident(parameter)
+        assert mover.refused < 40, "each time twice as much leaves"
+        mover.end()
+        assert_same(bits(parameter), before, "a parameter whose memory came at last")
+        world.steps(1)
+
+
+def test_training_with_memory_that_is_scarce_now_and_then_gives_the_same_bits(scarce, pool, mode):
+    def train(world):
+        world.steps(3)
+        if world.tide is not None:
+            assert world.tide.stats()["totals"]["fetches"], "everything fitted"
+
+    mover = scarce({call + two for call in range(0, 4000, 11) for two in (0, 1)})
+    compare(train, pool, "auto", mode, memory=BUDGET, staging=STAGING)
+    assert mover.refused > 10
+
+
+@pytest.mark.parametrize("name", ["resize", "swap"])
+def test_a_storage_that_got_no_memory_is_still_guarded(monkeypatch, name):
+    mover = _movers.choose(name)
+    tensor = torch.arange(4096.0)
+    storage = tensor.untyped_storage()
+    size = storage.nbytes()
+    mover.take(storage, "it is out")
+
+    def no_memory(*_, **__):
+        raise torch.OutOfMemoryError("none")
+
+    with monkeypatch.context() as scarce:
+        scarce.setattr(_movers, "_resize", no_memory)
+        scarce.setattr(torch, "UntypedStorage", no_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            mover.give(storage, size, "it is out")
+    with pytest.raises(RuntimeError, match="it is out"):
+        tensor.untyped_storage().data_ptr()
+    assert mover.give(storage, size, "it is coming")
+    _movers.open_to_reads(storage)
+
+
+def test_a_cache_that_is_in_pieces_is_not_emptied_again_and_again(monkeypatch):
+    reserved, emptied = [1 << 40], []
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved[0])
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    cache = _heap.Cache("cuda:0", 64 * MIB)
+    for _ in range(1024):
+        cache.allocated(4 * MIB)
+    assert 5 <= len(emptied) <= 12, "4 GiB, in each of which it did not help"
+    reserved[0] = 0
+    for _ in range(2048):
+        cache.allocated(4 * MIB)  # it is well meanwhile, and is looked at often again
+    reserved[0], before = 1 << 40, len(emptied)
+    cache.allocated(4 * MIB)
+    assert len(emptied) == before + 1
+
+
+@pytest.mark.parametrize(
+    "data_path, pool, counted",
+    [
+        ("auto", "/mnt/nvme", 0),
+        ("uring", "/mnt/nvme", 0),
+        ("gds", "/mnt/nvme", 1),
+        ("gds-compat", "/mnt/nvme", 1),
+        ("spdk", "spdk:0000:01:00.0", 1),
+        ("auto", "/mnt/spdk:not", 0),
+        ("auto", "spdk:0000:01:00.0, spdk:0000:02:00.0", 1),
+    ],
+)
+def test_what_stands_in_the_gpus_memory_counts_against_its_budget(data_path, pool, counted):
+    gpu = _device.Gpu(torch.device("cuda", 0))
+    assert gpu.staging_in(4096, data_path, pool) == counted * 4096
+    assert _device.Host().staging_in(4096, data_path, pool) == 4096
