@@ -46,7 +46,7 @@ crash: setup ## Processes that commit are killed RUNS times, on files and on loo
 	cargo run --release -q -p tidelog-tests --bin tidelog-crash -- --runs $(RUNS)
 	cargo run --release -q -p tidelog-tests --bin tidelog-crash -- --runs $(RUNS) --sector 4096
 
-test-spdk: setup ## The data path spdk over NVMe/TCP and vfio-user, where an SPDK is installed
+test-spdk: setup ## The data path spdk over NVMe/TCP and vfio-user, where an SPDK is installed; REQUIRE=spdk: or fail
 	cargo test -p tidelog-engine --features spdk --lib path
 	cargo test -p tidelog-tests --features spdk --test spdk
 	cargo test -p tidelog-bench --features spdk --test spdk

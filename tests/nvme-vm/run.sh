@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Boots a machine with emulated NVMe controllers and runs the engine's conformance suite and faults in it:
 # `make nvme-vm`. Where an SPDK is installed (pkg-config finds it) its rows run as well, through vfio-pci behind an IOMMU
-# and, in a second boot without one, through uio_pci_generic; REQUIRE=spdk makes it a failure if they do not.
-# PLANS names the boots, if not all are wanted: the files plan* beside this script. Needs qemu-system-x86_64, a kernel with NVMe
+# and, in a second boot without one, through uio_pci_generic; REQUIRE=spdk makes it a failure if any of them, or all, do not.
+# PLANS names the boots, if not all are wanted: the files plan* beside this script. Each declares how many rows it has: one
+# that says nothing is a failure, and those of plans that were skipped are in the total. Needs qemu-system-x86_64, a kernel with NVMe
 # built in (Debian's cloud kernel) and busybox; on Debian and Ubuntu they are installed where that is allowed. Ends with 1 on any failure, and says what it skipped and why.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -53,11 +54,12 @@ if [ ! -e "$work/kernel/nvmet-tcp.ko" ]; then
     rm -r "$work/package" "$work/$package"_*.deb
 fi
 
-features="" spdk_missing="" programs="tidelog-conformance tidelog-powercut tidelog-format tidelog-bench tidelog-doctor"
+features="" loopback_features="" spdk_missing="" programs="tidelog-conformance tidelog-powercut tidelog-format tidelog-bench tidelog-doctor"
 # SPDK's own, to compare with.
 perf=$(command -v spdk_nvme_perf || pkg-config --libs-only-L spdk_nvme 2>/dev/null | sed 's|^-L\([^ ]*\).*|\1/../bin/spdk_nvme_perf|' || true)
 if pkg-config --exists spdk_nvme 2>/dev/null; then
     features="--features tidelog-tests/spdk,tidelog-bench/spdk"
+    loopback_features="--features spdk"
     programs="$programs tidelog-spdk"
     modules="$modules $spdk_modules"
 else
@@ -117,20 +119,23 @@ arguments+=(
     -device "nvme-ns,drive=odd1,bus=odd,nsid=1,zoned=on,zoned.zone_size=16M,zoned.zone_capacity=16M"
     -device "nvme-ns,drive=odd2,bus=odd,nsid=2,logical_block_size=4096,physical_block_size=4096,ms=8"
 )
-# A disk of which every write and flush is recorded: two partitions for a pool and one for notes. Not an NVMe one: QEMU's
-# takes no notice of forced writes (FUA), which would look as if they had not been asked for. Virtio has none, and
-# Linux flushes instead.
+# Disks of which every write and flush is recorded: two partitions for a pool and one for notes. The engine skips its flushes
+# on the second one. Not NVMe ones: QEMU's take no notice of forced writes (FUA), which would look as if they had not been
+# asked for. Virtio has none, and Linux flushes instead. QEMU records a flush when it is done; here it is done as soon as it
+# is begun, and the only one at a time, so that nothing completes meanwhile that would look as if it were covered.
 mib=1048576
-rm -f "$work/recorded" "$work/writes"
-truncate -s 64M "$work/recorded"
-truncate -s 0 "$work/writes"
-printf 'start=2048,size=49152\nstart=51200,size=49152\nstart=100352,size=2048\n' | sfdisk -q --label dos "$work/recorded"
-arguments+=(
-    -blockdev "driver=file,filename=$work/recorded,node-name=disk,discard=unmap"
-    -blockdev "driver=file,filename=$work/writes,node-name=writes"
-    -blockdev "driver=blklogwrites,node-name=recorded,file=disk,log=writes,log-sector-size=512"
-    -device "virtio-blk-pci,drive=recorded"
-)
+for disk in recorded unflushed; do
+    rm -f "$work/$disk" "$work/$disk.writes"
+    truncate -s 64M "$work/$disk"
+    truncate -s 0 "$work/$disk.writes"
+    printf 'start=2048,size=49152\nstart=51200,size=49152\nstart=100352,size=2048\n' | sfdisk -q --label dos "$work/$disk"
+    arguments+=(
+        -blockdev "driver=file,filename=$work/$disk,node-name=$disk-file,discard=unmap,cache.no-flush=on"
+        -blockdev "driver=file,filename=$work/$disk.writes,node-name=$disk-writes"
+        -blockdev "driver=blklogwrites,node-name=$disk,file=$disk-file,log=$disk-writes,log-sector-size=512"
+        -device "virtio-blk-pci,drive=$disk,num-queues=1"
+    )
+done
 . tests/nvme-vm/devices
 log=$work/console.log
 version=$(qemu-system-x86_64 --version | head -1 | grep -o 'version [^ ]*')
@@ -154,16 +159,22 @@ boot() { # PLAN MACHINE KERNEL-ARGUMENTS ARGUMENTS
 }
 
 : >"$log"
-plans=${PLANS:-plan}
-[ -n "${PLANS:-}" ] || plans="plan plan-poll plan-fdp"
-[ -n "${PLANS:-}" ] || [ -n "$spdk_missing" ] || plans="$plans plan-vfio plan-uio plan-peer-vfio plan-peer-uio plan-faults plan-perf"
+over_spdk="plan-vfio plan-uio plan-peer-vfio plan-peer-uio plan-faults plan-perf plan-loopback"
+plans=${PLANS:-plan plan-poll plan-fdp $over_spdk}
 booted=0
 for plan in $plans; do
+    rows=$(sed -n 's/^# Rows: //p' "tests/nvme-vm/$plan")
+    echo "PLAN $plan $rows" >>"$log"
     if why=$(missing_for "$plan"); then
-        echo "SKIPPED $plan: $why" >>"$log"
+        echo "SKIPPED $rows rows of $plan: $why" >>"$log"
         continue
     fi
     case $plan in
+        plan-loopback)
+            # shellcheck source=tests/nvme-vm/plan-loopback
+            . tests/nvme-vm/plan-loopback >>"$log" 2>>"$log.loopback"
+            continue
+            ;;
         plan-vfio | plan-peer-vfio | plan-fdp) boot "$plan" q35,kernel-irqchip=split intel_iommu=on -device intel-iommu,intremap=on,caching-mode=on,aw-bits=48 ;;
         plan-uio | plan-peer-uio | plan-faults | plan-perf) boot "$plan" q35 hugepages=256 ;;
         plan-poll) boot "$plan" q35 nvme.poll_queues=2 ;;
@@ -177,22 +188,48 @@ done
 # -- what it said ----------------------------------------------------------------------------------------------
 
 powercuts() { # NAME ARGUMENTS
-    local name=$1 said
-    shift
-    if said=$($built/tidelog-powercut rebuild "$work/writes" --directory "$work/images" "$@" \
+    local name=$1 disk=$2 said
+    shift 2
+    if said=$($built/tidelog-powercut rebuild "$work/$disk.writes" --directory "$work/images" "$@" \
         --devices "$((1 * mib))+$((24 * mib)),$((25 * mib))+$((24 * mib))" --notes "$((49 * mib))+$mib" 2>"$work/powercut.err"); then
         echo "ok      $name: $said"
     else
         echo "FAILED  $name: $(tail -2 "$work/powercut.err" | tr '\n' ' ')"
     fi >>"$log"
 }
-if grep -aq '^ok .*commits for the power cuts' "$log"; then
-    powercuts "power cuts lose no commit" --images "${IMAGES:-1000}"
-    powercuts "power cuts of a disk that ignores flushes are found out" --images 100 --blind
-fi
+case " $plans " in
+    *" plan "*)
+        echo "PLAN plan" >>"$log"
+        powercuts "power cuts lose no commit" recorded --images "${IMAGES:-1000}"
+        powercuts "power cuts of a disk that ignores flushes are found out" recorded --images 100 --blind
+        powercuts "power cuts under an engine that skips its flushes are found out" unflushed --images 500 --lossy
+        ;;
+esac
+
+# How many rows of each plan ended well, and which plans have others than they declare; last, the sums: ok, all, skipped, and
+# how many over spdk ended well.
+count() {
+    tr -d '\r' <"$log" | awk -v over_spdk=" $over_spdk " '
+        /^PLAN / { plan = $2; if ($3 != "") { planned[plan] = $3; order[++plans] = plan } }
+        /^ok  / { ok[plan]++ }
+        /^FAILED/ { failed[plan]++ }
+        /^SKIPPED [0-9]/ { skipped[plan] += $2 }
+        END {
+            for (at = 1; at <= plans; at++) {
+                plan = order[at]
+                ended = ok[plan] + failed[plan] + skipped[plan]
+                if (ended != planned[plan]) printf "%s declares %d rows, and %d said how they ended\n", plan, planned[plan], ended
+                good += ok[plan]; all += planned[plan]; left += skipped[plan]
+                if (index(over_spdk, " " plan " ")) spdk += ok[plan]
+            }
+            print good + 0, all + 0, left + 0, spdk + 0
+        }'
+}
 
 tr -d '\r' <"$log" | grep -aE '^(SECTION|ok  |FAILED|SKIPPED)' | sed 's/^SECTION /\n/' || true
-ok=$(grep -ac '^ok  ' "$log" || true)
+counted=$(count)
+read -r ok all left spdk_ok <<<"$(tail -n 1 <<<"$counted")"
+differing=$(head -n -1 <<<"$counted")
 failed=$(grep -ac '^FAILED' "$log" || true)
 echo
 if [ "$(grep -ac '^DONE' "$log" || true)" != "$booted" ]; then
@@ -202,9 +239,14 @@ if [ "$(grep -ac '^DONE' "$log" || true)" != "$booted" ]; then
 fi
 skipped=$(tr -d '\r' <"$log" | sed -n 's/^SKIPPED *\(.*\)/\1; /p' | tr -d '\n')
 [ -z "${PLANS:-}" ] || skipped="${skipped}all but $PLANS; "
-[ -z "$spdk_missing" ] || skipped="${skipped}rows over spdk: $spdk_missing; "
 skipped=${skipped:-nothing}
-echo "nvme-vm: $ok of $((ok + failed)) rows ok; skipped: ${skipped%; }"
-[ "${REQUIRE:-}" != spdk ] || [ -z "$spdk_missing" ] || exit 1
-[ "${REQUIRE:-}" != spdk ] || ! grep -aq '^SKIPPED plan' "$log" || exit 1
+echo "nvme-vm: $ok of $all rows ok, $failed failed, $left skipped; skipped: ${skipped%; }"
+if [ -n "$differing" ]; then
+    echo "nvme-vm: $differing" >&2
+    exit 1
+fi
+if [ "${REQUIRE:-}" = spdk ]; then
+    [ "$spdk_ok" -gt 0 ] || { echo "nvme-vm: no row over spdk ran, and REQUIRE=spdk wants them" >&2 && exit 1; }
+    ! grep -aq '^SKIPPED .* rows of plan' "$log" || { echo "nvme-vm: plans were skipped, and REQUIRE=spdk wants them" >&2 && exit 1; }
+fi
 [ "$failed" = 0 ] && [ "$ok" -gt 0 ]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Parser;
 use tidelog_engine::path::{DeviceSpec, PathKind};
 use tidelog_tests::conformance::{
-    Failure, Fault, Noticed, PLACEMENT_ROWS, ROWS, Stage, exit_code, find,
+    Answer, Failure, Fault, Noticed, PLACEMENT_ROWS, ROWS, Stage, exit_code, find, told,
 };
 
 /// Runs the same rows on whatever devices and data path are named, and prints one line for each. THE DEVICES LOSE
@@ -48,6 +48,9 @@ struct Arguments {
     /// Whether operations fail of it.
     #[arg(long, value_enum, default_value = "always")]
     noticed: Noticed,
+    /// What devices may answer then, separated by commas: ENODEV, or type and code of an NVMe status, as in 2:80.
+    #[arg(long, value_delimiter = ',')]
+    answers: Vec<Answer>,
     /// The name of what happens.
     #[arg(long)]
     row: Option<String>,
@@ -87,8 +90,12 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
         return Ok(told(name, &find(&stage)));
     }
     if let (Some(begin), Some(name)) = (&arguments.begin, &arguments.row) {
-        let fault =
-            Fault { begin: begin.clone(), end: arguments.end.clone(), noticed: arguments.noticed };
+        let fault = Fault {
+            begin: begin.clone(),
+            end: arguments.end.clone(),
+            noticed: arguments.noticed,
+            answers: arguments.answers.clone(),
+        };
         return Ok(told(name, &fault.happen(&stage)));
     }
     let mut good = true;
@@ -120,12 +127,4 @@ fn configure_spdk(name: &str, timeout: Option<u64>) -> Result<(), Failure> {
         ("auto", None) => Ok(()),
         _ => Err("this build has no data path spdk; build it with the feature spdk".into()),
     }
-}
-
-fn told(name: &str, result: &Result<String, Failure>) -> bool {
-    match result {
-        Ok(fact) => println!("ok      {name}: {fact}"),
-        Err(why) => println!("FAILED  {name}: {why}"),
-    }
-    result.is_ok()
 }

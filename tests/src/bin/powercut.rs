@@ -6,12 +6,13 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
-use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::pool::{FormatOptions, Pool};
+use tidelog_engine::path::{Backend, DeviceSpec};
+use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
-use tidelog_tests::power::{Layout, Rebuilder, WriteLog};
+use tidelog_tests::power::{Layout, Rebuilder, Unflushed, WriteLog};
 use tidelog_tests::sim::Random;
 use tidelog_tests::victim::{self, Failure, open_options};
 
@@ -36,6 +37,9 @@ enum Part {
         /// How many commits.
         #[arg(long, default_value_t = 150)]
         commits: u64,
+        /// The engine's flushes do not reach the devices: then images must lose tensors.
+        #[arg(long)]
+        skip_flushes: bool,
         /// What the devices and the notes hold may be lost.
         #[arg(long)]
         overwrite: bool,
@@ -62,6 +66,9 @@ enum Part {
         /// Ignores flushes, as a disk that lies does: then something must be lost, or the test sees nothing.
         #[arg(long)]
         blind: bool,
+        /// The engine skipped its flushes: then something must be lost, too.
+        #[arg(long)]
+        lossy: bool,
     },
 }
 
@@ -70,10 +77,13 @@ fn main() -> ExitCode {
         Part::Commit { overwrite: false, .. } => {
             Err("the devices would lose what they hold; pass --overwrite if they may".into())
         }
-        Part::Commit { devices, notes, commits, .. } => commit(&devices, &notes, commits),
-        Part::Rebuild { log, devices, notes, images, seed, directory, blind } => {
+        Part::Commit { devices, notes, commits, skip_flushes, .. } => {
+            commit(&devices, &notes, commits, skip_flushes)
+        }
+        Part::Rebuild { log, devices, notes, images, seed, directory, blind, lossy } => {
+            let loses = Loses { blind, lossy };
             layout(&devices, &notes)
-                .and_then(|layout| rebuild(&log, &layout, images, seed, &directory, blind))
+                .and_then(|layout| rebuild(&log, &layout, images, seed, &directory, loses))
         }
     };
     match ended {
@@ -89,7 +99,14 @@ fn main() -> ExitCode {
 #[repr(align(4096))]
 struct Block([u8; 4096]);
 
-fn commit(devices: &str, notes: &Path, commits: u64) -> Result<(), Failure> {
+/// Why images must have lost something, if they must.
+#[derive(Clone, Copy)]
+struct Loses {
+    blind: bool,
+    lossy: bool,
+}
+
+fn commit(devices: &str, notes: &Path, commits: u64, skip_flushes: bool) -> Result<(), Failure> {
     let specs = DeviceSpec::parse_list(devices)?;
     let options = FormatOptions {
         stripe_unit: ByteCount::kib(16),
@@ -100,7 +117,9 @@ fn commit(devices: &str, notes: &Path, commits: u64) -> Result<(), Failure> {
     let flags = libc::O_DIRECT | libc::O_DSYNC | libc::O_EXCL;
     let notes = File::options().write(true).custom_flags(flags).open(notes)?;
     Pool::format(&specs, &options)?;
-    victim::commit(&specs, &open_options(false), 1, |commit| {
+    let backend = skip_flushes.then(|| Arc::new(Unflushed) as Arc<dyn Backend>);
+    let options = OpenOptions { backend, ..open_options(false) };
+    victim::commit(&specs, &options, 1, |commit| {
         let mut block = Box::new(Block([0; 4096]));
         block.0[..8].copy_from_slice(&commit.to_le_bytes());
         notes.write_all_at(&block.0, 0)?;
@@ -126,7 +145,7 @@ fn rebuild(
     images: usize,
     seed: u64,
     directory: &Path,
-    blind: bool,
+    Loses { blind, lossy }: Loses,
 ) -> Result<(), Failure> {
     if let Some(parent) = directory.parent() {
         std::fs::create_dir_all(parent)?;
@@ -171,9 +190,9 @@ fn rebuild(
         log.entries.len(),
         notes.len(),
     );
-    match (bad, blind) {
+    match (bad, blind || lossy) {
         (0, true) => {
-            Err(format!("{what}, although flushes were ignored: the test sees nothing").into())
+            Err(format!("{what}, although flushes were skipped: the test sees nothing").into())
         }
         (1.., false) => Err(what.into()),
         _ => {

@@ -7,11 +7,13 @@ use clap::{Parser, Subcommand};
 use tidelog_engine::memory::peer::PciBar;
 use tidelog_engine::path::spdk::{EnvironmentOptions, Pages, configure};
 use tidelog_engine::path::{DeviceSpec, PathKind};
-use tidelog_tests::conformance::{Failure, Stage, exit_code};
+use tidelog_tests::conformance::{Failure, Stage, exit_code, told};
 use tidelog_tests::load::{Ledger, Load, LoadOptions};
 use tidelog_tests::machine::Watchdog;
 use tidelog_tests::peer as tensors;
-use tidelog_tests::spdk::{COMMAND_TIMEOUT, ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK, peer};
+use tidelog_tests::spdk::{
+    COMMAND_TIMEOUT, ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK, WHERE_READS_ARE_SLOW, peer,
+};
 
 /// Peer DMA, errors and time-outs, with a line for each. THE CONTROLLERS LOSE WHAT THEY HOLD. Ends
 /// with 1 where a row fails.
@@ -86,6 +88,19 @@ enum Part {
         #[arg(long)]
         seed: u64,
     },
+    /// Opens a pool and keeps it until standard input ends.
+    Own {
+        /// Controllers, separated by commas.
+        devices: String,
+        /// Makes the pool first. THE CONTROLLERS LOSE WHAT THEY HOLD.
+        #[arg(long)]
+        format: bool,
+    },
+    /// On a controller that answers a read each second: an abort of the next one reaches it.
+    Slow {
+        /// The controller.
+        device: String,
+    },
     /// Ends the process with a pool under load, as a program that closes nothing does. THE CONTROLLERS LOSE WHAT THEY
     /// HOLD.
     Leave {
@@ -140,6 +155,13 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
             let verified = tensors::verify(file, *seed);
             Ok(told("every byte of the tensors is right from the other side of a BAR", &verified))
         }
+        Part::Own { devices, format } => own(DeviceSpec::parse_list(devices)?, *format),
+        Part::Slow { device } => {
+            let specs = DeviceSpec::parse_list(device)?;
+            Ok(WHERE_READS_ARE_SLOW
+                .iter()
+                .fold(true, |good, (name, row)| told(name, &row(&specs)) && good))
+        }
         Part::Leave { devices } => {
             let left = leave(DeviceSpec::parse_list(devices)?);
             Ok(told("a pool is under load as the process ends", &left))
@@ -154,6 +176,24 @@ fn tensors(specs: Vec<DeviceSpec>, address: &str, bar: u8) -> Result<String, Fai
     tensors::through_the_log(memory, &|gpu| stage.open_for(gpu))
 }
 
+fn own(specs: Vec<DeviceSpec>, format: bool) -> Result<bool, Failure> {
+    let stage = Stage { specs, path: PathKind::Spdk, backend: None, elsewhere: None };
+    let open = || {
+        if format {
+            stage.format()?;
+        }
+        stage.open()
+    };
+    let pool = match open() {
+        Ok(pool) => pool,
+        Err(why) => return Ok(told("the pool is open", &Err(why))),
+    };
+    told("the pool is open", &Ok(String::new()));
+    std::io::stdin().lines().for_each(drop);
+    pool.close()?;
+    Ok(true)
+}
+
 fn leave(specs: Vec<DeviceSpec>) -> Result<String, Failure> {
     const WRITES: u64 = 20;
     let stage = Stage { specs, path: PathKind::Spdk, backend: None, elsewhere: None };
@@ -164,12 +204,4 @@ fn leave(specs: Vec<DeviceSpec>) -> Result<String, Failure> {
     load.run(WRITES, COMMAND_TIMEOUT * 10);
     std::mem::forget((pool, load));
     Ok(format!("{} writes went well", ledger.record().writes()))
-}
-
-fn told(name: &str, result: &Result<String, Failure>) -> bool {
-    match result {
-        Ok(fact) => println!("ok      {name}: {fact}"),
-        Err(why) => println!("FAILED  {name}: {why}"),
-    }
-    result.is_ok()
 }

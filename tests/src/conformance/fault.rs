@@ -2,8 +2,10 @@
 //! acknowledged is there.
 
 use std::process::Command;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use tidelog_engine::path::Status;
 use tidelog_engine::pool::Pool;
 
 use super::{Failure, Stage};
@@ -19,7 +21,55 @@ pub struct Fault {
     pub end: String,
     /// Whether the pool notices.
     pub noticed: Noticed,
+    /// What devices may answer then, and nothing else.
+    pub answers: Vec<Answer>,
 }
+
+/// What a device answers, as a plan names it: `ENODEV`, or the type and the code of an NVMe status, `2:80`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// An error number.
+    Errno(i32),
+    /// Status code type and status code.
+    Nvme(u8, u8),
+    /// Nothing: a read of a disk that is gone ends at once. `nothing`.
+    Nothing,
+}
+
+impl FromStr for Answer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = ERRNOS.iter().find(|(name, _)| *name == text).map(|it| Self::Errno(it.1));
+        let nvme = || {
+            let (code_type, code) = text.split_once(':')?;
+            let number = |text| u8::from_str_radix(text, 16).ok();
+            Some(Self::Nvme(number(code_type)?, number(code)?))
+        };
+        let nothing = (text == "nothing").then_some(Self::Nothing);
+        known.or(nothing).or_else(nvme).ok_or_else(|| format!("{text:?} is no answer of a device"))
+    }
+}
+
+impl Answer {
+    fn is(self, status: Status) -> bool {
+        match status {
+            Status::Errno(errno) => self == Self::Errno(errno),
+            Status::Nvme { code_type, code, .. } => self == Self::Nvme(code_type, code),
+            Status::Short { moved: 0 } => self == Self::Nothing,
+            _ => false,
+        }
+    }
+}
+
+const ERRNOS: [(&str, i32); 6] = [
+    ("ENODEV", libc::ENODEV),
+    ("ENXIO", libc::ENXIO),
+    ("EIO", libc::EIO),
+    ("ENOSPC", libc::ENOSPC),
+    ("EINVAL", libc::EINVAL),
+    ("ETIMEDOUT", libc::ETIMEDOUT),
+];
 
 /// Whether operations fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -51,26 +101,37 @@ impl Fault {
         let ledger = Ledger::new(LoadOptions::default());
         let load = Load::start(&pool, &ledger);
         load.run(WRITES, PATIENCE);
+        let before = ledger.record().writes();
+        if before < WRITES || !ledger.record().failures().is_empty() {
+            let first = ledger.record().failures().first().map(ToString::to_string);
+            return Err(format!("{before} writes before anything happened; {first:?}").into());
+        }
         shell(&self.begin)?;
         load.run(WRITES, PATIENCE);
         load.stop();
         let failures = ledger.record().failures();
+        let audited = pool.audit();
+        // A pool that lost a device may say so once more when it is closed.
+        let closed =
+            pool.close().err().map_or_else(String::new, |error| format!("; closing: {error}"));
+        // Undone before anything is judged: what comes next needs the device.
+        shell(&self.end)?;
         let wrong = failures.iter().find(|it| matches!(it, Unanswered::Wrong(_)));
         if let Some(wrong) = wrong {
             return Err(wrong.to_string().into());
         }
-        pool.audit()?;
-        // A pool that lost a device may say so once more when it is closed.
-        let closed =
-            pool.close().err().map_or_else(String::new, |error| format!("; closing: {error}"));
-        shell(&self.end)?;
+        audited?;
         let pool = opened_again(stage)?;
         ledger.verify_durable(&pool, |_, _| false)?;
         pool.audit()?;
         pool.close()?;
+        let answered = self.expect_answers(&failures)?;
         match (failures.first(), self.noticed) {
             (Some(failure), Noticed::Never) => Err(format!("it was noticed: {failure}").into()),
             (None, Noticed::Always) => Err("nothing failed: the fault did not happen".into()),
+            (Some(first), _) if answered == 0 => {
+                Err(format!("no failure says what a device answered: {first}").into())
+            }
             (first, _) => {
                 let first = first.map_or_else(String::new, |it| format!("; the first: {it}"));
                 Ok(format!(
@@ -80,6 +141,23 @@ impl Fault {
                 ))
             }
         }
+    }
+}
+
+impl Fault {
+    /// What devices answered is among what they may answer. Says how many failures told of it.
+    fn expect_answers(&self, failures: &[Unanswered]) -> Result<usize, Failure> {
+        let mut answered = 0;
+        for failure in failures {
+            let Unanswered::Refused { status: Some(status), what } = failure else { continue };
+            if !self.answers.iter().any(|answer| answer.is(*status)) {
+                return Err(
+                    format!("it ended as {status:?}, which was not expected: {what}").into()
+                );
+            }
+            answered += 1;
+        }
+        Ok(answered)
     }
 }
 

@@ -13,7 +13,7 @@ use tidelog_engine::path::{Backend, DeviceSpec, PathChoice, PathKind};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
 
-pub use fault::{Fault, Noticed};
+pub use fault::{Answer, Fault, Noticed};
 pub use placement::PLACEMENT_ROWS;
 pub use rows::{ROWS, find};
 
@@ -21,6 +21,26 @@ pub use crate::victim::Failure;
 
 /// One thing that must be so: its name, and what shows it. Answers a fact worth printing.
 pub type Row = (&'static str, fn(&Stage) -> Result<String, Failure>);
+
+/// What a row answers that has nothing to do here begins like this.
+pub const NOTHING_TO_DO: &str = "nothing to do: ";
+
+/// The line that says how a row ended, as `tests/nvme-vm/run.sh` counts them.
+pub fn line(name: &str, result: &Result<String, Failure>) -> String {
+    match result {
+        Ok(fact) => match fact.strip_prefix(NOTHING_TO_DO) {
+            Some(why) => format!("SKIPPED 1 row, {name}: {why}"),
+            None => format!("ok      {name}: {fact}"),
+        },
+        Err(why) => format!("FAILED  {name}: {why}"),
+    }
+}
+
+/// Prints that line; answers whether the row is as it must be.
+pub fn told(name: &str, result: &Result<String, Failure>) -> bool {
+    println!("{}", line(name, result));
+    result.is_ok()
+}
 
 /// How a program ends whose rows were all as they must be, or not, or could not be run.
 pub fn exit_code(program: &str, all_well: Result<bool, Failure>) -> ExitCode {

@@ -8,7 +8,7 @@ use tidelog_engine::path::Feature;
 use tidelog_engine::pool::inspect::check;
 use tidelog_engine::pool::{Pool, PutOptions};
 
-use super::{Failure, Row, STRIPE_UNIT, Stage};
+use super::{Failure, NOTHING_TO_DO, Row, STRIPE_UNIT, Stage};
 use crate::load::{Ledger, Load, LoadOptions};
 use crate::sim::Content;
 use crate::victim::read_range;
@@ -25,6 +25,8 @@ pub const ROWS: &[Row] = &[
     ("check and scrub find nothing wrong", nothing_is_wrong),
 ];
 
+/// Writes of the load.
+const LOAD: u64 = 400;
 /// What a machine that others use too may take for a load's writes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -126,7 +128,7 @@ fn commits_stay(stage: &Stage) -> Result<String, Failure> {
 
 fn another_path_reads_it(stage: &Stage) -> Result<String, Failure> {
     let Some(pool) = stage.open_by_another()? else {
-        return Ok("nothing to do: no other path reaches these devices now".into());
+        return Ok(format!("{NOTHING_TO_DO}no other path reaches these devices now"));
     };
     let other = pool.stats()?.reactor.capabilities.kind;
     let found = expect_durable(&pool)?;
@@ -168,10 +170,14 @@ fn a_load_is_answered_right(stage: &Stage) -> Result<String, Failure> {
     let pool = stage.open()?;
     let ledger = Ledger::new(LoadOptions { longest: 400_000, ..LoadOptions::default() });
     let load = Load::start(&pool, &ledger);
-    load.run(400, PATIENCE);
+    load.run(LOAD, PATIENCE);
     load.stop();
     if let Some(failure) = ledger.record().failures().first() {
         return Err(failure.to_string().into());
+    }
+    let (writes, reads) = (ledger.record().writes(), ledger.record().reads());
+    if writes < LOAD || reads == 0 {
+        return Err(format!("{writes} writes and {reads} reads in {PATIENCE:?}").into());
     }
     ledger.verify_scratch(&pool)?;
     pool.audit()?;
@@ -184,16 +190,32 @@ fn a_load_is_answered_right(stage: &Stage) -> Result<String, Failure> {
 }
 
 fn free_segments_are_discarded(stage: &Stage) -> Result<String, Failure> {
-    let pool = stage.open()?;
+    const FREED: u64 = 4 << 20;
+    // The housekeeper would do it as well, and before us.
+    let pool = stage.open_alone()?;
     let devices = pool.stats()?.reactor.capabilities.devices;
     if let Some(device) = devices.iter().find(|device| !device.deallocate) {
         pool.close()?;
-        return Ok(format!("nothing to do: {} cannot deallocate", device.name));
+        return Ok(format!("{NOTHING_TO_DO}{} cannot deallocate", device.name));
     }
     let mut segments = 0;
-    while pool.discard_once()?.is_some() {
-        segments += 1;
+    let discard_all = |segments: &mut u64| -> Result<(), Failure> {
+        while pool.discard_once()?.is_some() {
+            *segments += 1;
+        }
+        Ok(())
+    };
+    discard_all(&mut segments)?;
+    // The devices know of all that is free; so what is freed now is what they are told of.
+    let scratch = TensorId(3001);
+    pool.put(scratch, Source::from(vec![1; FREED as usize]), PutOptions::default())?.wait()?;
+    pool.delete(scratch)?;
+    let mut freed = 0;
+    discard_all(&mut freed)?;
+    if freed == 0 {
+        return Err("no segment of what was deleted was given back".into());
     }
+    segments += freed;
     let kept = expect_durable(&pool)?;
     pool.close()?;
     Ok(format!("{segments} segments; {kept} kept"))

@@ -91,8 +91,8 @@ impl Ledger {
             match self.read(pool, index, true) {
                 Ok(()) => (),
                 Err(Failure::Wrong(what)) => return Err(what),
-                Err(Failure::Refused(what)) if lost(id(index, true), &what) => (),
-                Err(Failure::Refused(what)) => return Err(format!("LOST: {what}")),
+                Err(Failure::Refused { what, .. }) if lost(id(index, true), &what) => (),
+                Err(Failure::Refused { what, .. }) => return Err(format!("LOST: {what}")),
             }
         }
         Ok(())
@@ -289,7 +289,7 @@ impl Thread {
         if let Some(bytes) = bytes {
             let put = self.pool.put(id, Source::from(bytes), options);
             let ended = put.map_err(|error| Failure::refused(&error))?.wait();
-            ended.map_err(|error| Failure::Refused(format!("{id}: {error}")))?;
+            ended.map_err(|error| Failure::of(id, &error))?;
         } else {
             // A failed put of the version before may have left nothing to delete.
             let _ = self.pool.delete(id);
@@ -310,7 +310,7 @@ fn read_whole(pool: &Pool, id: TensorId) -> Result<Option<Vec<u8>>, Failure> {
         let memory = Destination::buffer(length as usize);
         match pool.get(id, 0..length, memory, Urgency::Urgent, None) {
             Ok(ticket) => {
-                ticket.wait().map_err(|error| Failure::Refused(format!("{id}: {error}")))?;
+                ticket.wait().map_err(|error| Failure::of(id, &error))?;
                 return Ok(ticket.take_bytes());
             }
             // Another version, of another length, came or went meanwhile.

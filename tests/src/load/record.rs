@@ -4,6 +4,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use tidelog_engine::path::Status;
+use tidelog_engine::pool::{CommitError, GetError, PutError};
+use tidelog_engine::schedule::{ControlError, TransferError};
+
 /// So many messages are kept.
 const KEPT: usize = 1000;
 
@@ -11,23 +15,72 @@ const KEPT: usize = 1000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// It was refused, or failed, and said so.
-    Refused(String),
+    Refused {
+        /// In words.
+        what: String,
+        /// What a device answered, where one did.
+        status: Option<Status>,
+    },
     /// It answered something that is not so: never excused.
     Wrong(String),
 }
 
 impl Failure {
-    pub(super) fn refused(error: &impl fmt::Display) -> Self {
-        Self::Refused(error.to_string())
+    pub(super) fn refused(error: &(impl fmt::Display + Answered)) -> Self {
+        Self::Refused { what: error.to_string(), status: error.status() }
+    }
+
+    /// The same of a tensor that the error does not name.
+    pub(super) fn of(tensor: impl fmt::Display, error: &TransferError) -> Self {
+        Self::Refused { what: format!("{tensor}: {error}"), status: error.status() }
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refused(what) => write!(out, "failed: {what}"),
+            Self::Refused { what, .. } => write!(out, "failed: {what}"),
             Self::Wrong(what) => write!(out, "WRONG: {what}"),
         }
+    }
+}
+
+/// An error behind which may be what a device answered.
+pub(super) trait Answered {
+    fn status(&self) -> Option<Status>;
+}
+
+impl Answered for TransferError {
+    fn status(&self) -> Option<Status> {
+        match self {
+            Self::Device { error, .. } => Some(error.status),
+            Self::Latched { cause, .. } => Some(cause.status),
+            _ => None,
+        }
+    }
+}
+
+impl Answered for CommitError {
+    fn status(&self) -> Option<Status> {
+        match self {
+            Self::Write { source, .. }
+            | Self::Flush(ControlError::Transfer(source))
+            | Self::InDoubt(ControlError::Transfer(source)) => source.status(),
+            _ => None,
+        }
+    }
+}
+
+/// Before anything is asked of a device.
+impl Answered for PutError {
+    fn status(&self) -> Option<Status> {
+        None
+    }
+}
+
+impl Answered for GetError {
+    fn status(&self) -> Option<Status> {
+        None
     }
 }
 

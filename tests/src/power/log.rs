@@ -1,4 +1,6 @@
-//! The log of a disk's writes and flushes, in the order in which they completed. The format is that of Linux's
+//! The log of a disk's writes and flushes, in the order in which they completed. So that what stands before a flush is
+//! what was complete when the disk began it, the machine gives it flushes one at a time (a single queue) and does them at once
+//! (`cache.no-flush`): nothing completes while one is under way. The format is that of Linux's
 //! dm-log-writes (Documentation/admin-guide/device-mapper/log-writes.rst), which QEMU writes, too.
 
 use std::fs::File;
@@ -18,7 +20,7 @@ pub struct Entry {
     pub offset: u64,
     /// How many bytes it is about.
     pub length: u64,
-    /// Everything that completed before it was submitted is on the medium.
+    /// Everything that stands before it is on the medium.
     pub flush: bool,
     /// It is on the medium itself.
     pub fua: bool,

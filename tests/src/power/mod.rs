@@ -3,6 +3,8 @@
 
 mod images;
 mod log;
+mod unflushed;
 
 pub use images::{Layout, Rebuilder};
 pub use log::{Entry, WriteLog};
+pub use unflushed::Unflushed;

@@ -11,7 +11,9 @@ use tidelog_engine::path::spdk::{Controller, SpdkPath};
 use tidelog_engine::path::{Action, Completion, DataPath, DeviceSpec, Extent, Operation};
 use tidelog_engine::units::DeviceIndex;
 
-pub use path::{ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK};
+pub use path::{
+    ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK, WHERE_READS_ARE_HELD, WHERE_READS_ARE_SLOW,
+};
 
 use crate::conformance::Failure;
 
@@ -21,8 +23,46 @@ pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(2);
 /// One thing that must be so: its name, and what shows it.
 pub type Row = (&'static str, fn(&[DeviceSpec]) -> Result<String, Failure>);
 
+/// How a controller is reached, as its name says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    Bus,
+    Connection,
+    Process,
+}
+
+impl Reach {
+    fn of(spec: &DeviceSpec) -> Self {
+        match spec.to_string() {
+            name if name.contains("trtype:TCP") => Self::Connection,
+            name if name.contains("trtype:VFIOUSER") => Self::Process,
+            _ => Self::Bus,
+        }
+    }
+
+    /// Whether memory of ours can be registered there: without an IOMMU only what lies on huge pages, and for another
+    /// process none, as there is no file behind it that it could map.
+    fn takes_memory(self, spec: &DeviceSpec, huge: bool) -> bool {
+        match self {
+            Self::Connection => true,
+            Self::Process => false,
+            Self::Bus => huge || is_behind_an_iommu(spec),
+        }
+    }
+}
+
+fn is_behind_an_iommu(spec: &DeviceSpec) -> bool {
+    let name = spec.to_string();
+    let address = name.trim_start_matches("spdk:");
+    let group = format!("/sys/bus/pci/devices/{address}/iommu_group");
+    std::path::Path::new(&group).exists()
+}
+
 /// A path to these controllers.
-fn path_to(specs: &[DeviceSpec], depth: u32) -> Result<SpdkPath, Failure> {
+///
+/// # Errors
+/// They cannot be attached, or give no queue.
+pub fn path_to(specs: &[DeviceSpec], depth: u32) -> Result<SpdkPath, Failure> {
     let attach = |spec: &DeviceSpec| -> Result<_, Failure> {
         Ok(Controller::attach(&spec.controller().ok_or("it names no controller")?)?)
     };
@@ -30,12 +70,16 @@ fn path_to(specs: &[DeviceSpec], depth: u32) -> Result<SpdkPath, Failure> {
     Ok(SpdkPath::new(controllers, depth)?)
 }
 
-fn operation(tag: u64, device: u8, extent: Extent, action: Action) -> Operation {
+/// An operation without a placement handle.
+pub fn operation(tag: u64, device: u8, extent: Extent, action: Action) -> Operation {
     Operation { tag, device: DeviceIndex(device), extent, action, placement: None }
 }
 
 /// Waits until so many operations have come back.
-fn collect(path: &mut dyn DataPath, count: usize) -> Result<Vec<Completion>, Failure> {
+///
+/// # Errors
+/// They do not.
+pub fn collect(path: &mut dyn DataPath, count: usize) -> Result<Vec<Completion>, Failure> {
     let deadline = Instant::now() + 20 * COMMAND_TIMEOUT;
     let mut completions = Vec::new();
     while completions.len() < count {

@@ -1,123 +1,366 @@
-//! Errors, time-outs and aborts of single commands, by SPDK's own error injection.
+//! Errors, time-outs and aborts of single commands, by SPDK's own error injection and on devices that are slow; and
+//! memory that is not SPDK's.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tidelog_engine::memory::DmaPool;
+use tidelog_engine::memory::{Backing, DmaBuffer, DmaPool};
 use tidelog_engine::path::checked::Checked;
-use tidelog_engine::path::spdk::SpdkPath;
 use tidelog_engine::path::{
-    Action, Completion, DataPath, DeviceSpec, Extent, OperationKind, Refusal, Status,
+    Action, Completion, DataPath, DeviceError, DeviceSpec, Extent, Feature, OperationKind, Refusal,
+    Status,
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
-use super::{COMMAND_TIMEOUT, Row, collect, operation, path_to};
+use super::{COMMAND_TIMEOUT, Reach, Row, collect, operation, path_to};
 use crate::conformance::Failure;
 
-/// What is so on every controller. The first one's bytes from 4 KiB on are lost.
+/// What is so on every controller. The first one's first 16 MiB are lost.
 pub const ON_EVERY_CONTROLLER: &[Row] = &[
     ("an error is that operation's, with its status", an_error_is_reported),
-    ("what is aborted comes back", an_abort_ends),
-    ("memory of another pool is refused or works", foreign_memory),
+    ("flushes, zeroes and deallocations are commands, whose errors come back", each_is_a_command),
+    ("zeroes and deallocations keep to their extent", they_keep_to_their_extent),
+    ("what is aborted in a burst comes back once, aborted or right", an_aborted_burst_comes_back),
+    ("memory of another pool is refused until it is registered", foreign_memory),
 ];
 
 /// What is so where something gets a command back that the controller keeps: not over vfio-user.
 pub const WHERE_COMMANDS_COME_BACK: &[Row] =
-    &[("what takes too long times out and comes back", a_time_out_ends)];
+    &[("what takes too long and is not aborted is ended by a reset", a_reset_ends)];
+
+/// What is so where the second read of a second is held, and an abort of it reaches the controller.
+pub const WHERE_READS_ARE_SLOW: &[Row] = &[("what is aborted ends as aborted", an_abort_ends)];
+
+/// What is so where reads take much longer than commands may, and an abort gets them back.
+pub const WHERE_READS_ARE_HELD: &[Row] = &[
+    ("what is aborted ends as aborted", an_abort_ends),
+    ("what takes too long is ended by an abort", a_time_out_aborts),
+];
 
 const BLOCK: u64 = 4096;
+/// Errors that nobody gives by himself here.
+const WRITE_FAULT: (u8, u8) = (2, 0x80);
+const READ_ERROR: (u8, u8) = (2, 0x81);
 
-fn an_error_is_reported(specs: &[DeviceSpec]) -> Result<String, Failure> {
-    const WRITE_FAULT: (u8, u8) = (2, 0x80);
-    const READ_ERROR: (u8, u8) = (2, 0x81);
+fn submit(path: &mut dyn DataPath, extent: Extent, action: Action) -> Result<(), Refusal> {
+    path.submit(operation(1, 0, extent, action)).map_err(|refused| refused.reason)
+}
+
+fn run(path: &mut dyn DataPath, extent: Extent, action: Action) -> Result<Completion, Failure> {
+    submit(path, extent, action)?;
+    collect(path, 1)?.pop().ok_or_else(|| "nothing came back".into())
+}
+
+/// The error that an operation must end with.
+fn failed(path: &mut dyn DataPath, extent: Extent, action: Action) -> Result<DeviceError, Failure> {
+    let kind = action.kind();
+    let error = run(path, extent, action)?.result.err();
+    error.ok_or_else(|| format!("the {kind} went well").into())
+}
+
+fn is(status: Status, (expected_type, expected): (u8, u8)) -> bool {
+    matches!(status, Status::Nvme { code_type, code, .. } if (code_type, code) == (expected_type, expected))
+}
+
+fn filled(pool: &DmaPool, length: u64, byte: u8) -> Result<DmaBuffer, Failure> {
+    let mut buffer = pool.take(length as usize).ok_or("no buffer")?;
+    buffer.fill(byte);
+    Ok(buffer)
+}
+
+/// The extent holds this byte all over.
+fn write(path: &mut dyn DataPath, pool: &DmaPool, extent: Extent, byte: u8) -> Result<(), Failure> {
+    let buffer = filled(pool, extent.length.0, byte)?;
+    run(path, extent, Action::Write { buffer, fua: false })?.result?;
+    Ok(())
+}
+
+fn read(path: &mut dyn DataPath, pool: &DmaPool, extent: Extent) -> Result<Vec<u8>, Failure> {
+    let done = run(path, extent, Action::Read(filled(pool, extent.length.0, 0xEE)?))?;
+    done.result?;
+    let buffer = done.buffer.ok_or("its buffer did not come back")?;
+    Ok(buffer[..extent.length.0 as usize].to_vec())
+}
+
+fn expect(bytes: &[u8], byte: u8, what: &str) -> Result<(), Failure> {
+    match bytes.iter().find(|&&found| found != byte) {
+        Some(found) => Err(format!("{what}: {found:#04x} and not {byte:#04x}").into()),
+        None => Ok(()),
+    }
+}
+
+/// A new path to the first controller works: what was written to the extent before is there.
+fn works_again(specs: &[DeviceSpec], extent: Extent, byte: u8) -> Result<(), Failure> {
     let mut path = path_to(&specs[..1], 4)?;
     let pool = path.allocate(ByteCount::kib(64), false)?;
     path.register(&pool);
-    let buffer = || pool.take(BLOCK as usize).ok_or("no buffer");
+    expect(&read(&mut path, &pool, extent)?, byte, "when it was opened again")?;
+    write(&mut path, &pool, extent, byte ^ 0xFF)?;
+    expect(&read(&mut path, &pool, extent)?, byte ^ 0xFF, "written when it was opened again")
+}
+
+fn an_error_is_reported(specs: &[DeviceSpec]) -> Result<String, Failure> {
+    let mut path = path_to(&specs[..1], 4)?;
+    let pool = path.allocate(ByteCount::kib(64), false)?;
+    path.register(&pool);
     path.inject(DeviceIndex(0), OperationKind::Read, 1, READ_ERROR, None)?;
     path.inject(DeviceIndex(0), OperationKind::Write, 1, WRITE_FAULT, None)?;
     let mut path = Checked::new(Box::new(path));
     let extent = Extent::new(BLOCK, BLOCK);
-    let mut run = |action: Action| -> Result<Completion, Failure> {
-        path.submit(operation(1, 0, extent, action)).map_err(|refused| refused.reason)?;
-        collect(&mut path, 1)?.pop().ok_or_else(|| "nothing came back".into())
-    };
-    let failed = run(Action::Read(buffer()?))?.result.err().ok_or("the read went well")?;
-    let said = failed.to_string();
-    if !matches!(failed.status, Status::Nvme { code_type: 2, code: 0x81, .. }) {
-        return Err(format!("another status: {said}").into());
+    let error = failed(&mut path, extent, Action::Read(filled(&pool, BLOCK, 0)?))?;
+    if !is(error.status, READ_ERROR) {
+        return Err(format!("another status: {error}").into());
     }
-    run(Action::Read(buffer()?))?.result?;
-    let write = || Ok::<_, Failure>(Action::Write { buffer: buffer()?, fua: true });
-    let failed = run(write()?)?.result.err().ok_or("the write went well")?;
-    if !matches!(failed.status, Status::Nvme { code_type: 2, code: 0x80, .. }) {
-        return Err(format!("another status: {failed}").into());
+    read(&mut path, &pool, extent)?;
+    let write = || Ok::<_, Failure>(Action::Write { buffer: filled(&pool, BLOCK, 0)?, fua: true });
+    let cause = failed(&mut path, extent, write()?)?;
+    if !is(cause.status, WRITE_FAULT) {
+        return Err(format!("another status: {cause}").into());
     }
-    run(Action::Read(buffer()?))?.result?;
-    let refused = path.submit(operation(2, 0, extent, write()?)).err().ok_or("not latched")?;
-    match refused.reason {
-        Refusal::Latched(cause) if cause == failed => Ok(said),
-        other => Err(format!("refused as {other}").into()),
+    read(&mut path, &pool, extent)?;
+    refuses_writes(&mut path, extent, write()?, cause)?;
+    Ok(error.to_string())
+}
+
+fn refuses_writes(
+    path: &mut dyn DataPath,
+    extent: Extent,
+    write: Action,
+    cause: DeviceError,
+) -> Result<(), Failure> {
+    match submit(path, extent, write) {
+        Err(Refusal::Latched(latched)) if latched == cause => Ok(()),
+        Err(other) => Err(format!("after {cause} a write is refused as {other}").into()),
+        Ok(()) => Err(format!("after {cause} a write is taken").into()),
     }
 }
 
-fn a_time_out_ends(specs: &[DeviceSpec]) -> Result<String, Failure> {
+/// Errors are injected into answers of the controller, so one that comes back was a command that it had.
+fn each_is_a_command(specs: &[DeviceSpec]) -> Result<String, Failure> {
+    let extent = Extent::new(BLOCK, 2 * BLOCK);
+    let kinds = [
+        (Extent::NOTHING, Action::Flush),
+        (extent, Action::WriteZeroes),
+        (extent, Action::Deallocate),
+    ];
+    let mut said = Vec::new();
+    for (extent, action) in kinds {
+        let kind = action.kind();
+        let mut path = path_to(&specs[..1], 4)?;
+        let pool = path.allocate(ByteCount::kib(64), false)?;
+        path.register(&pool);
+        let again = match action {
+            Action::Flush => Action::Flush,
+            Action::WriteZeroes => Action::WriteZeroes,
+            _ => Action::Deallocate,
+        };
+        run(&mut path, extent, again)?.result?;
+        path.inject(DeviceIndex(0), kind, 1, WRITE_FAULT, None)?;
+        let mut path = Checked::new(Box::new(path));
+        let error = failed(&mut path, extent, action)?;
+        if error.kind != kind || !is(error.status, WRITE_FAULT) {
+            return Err(format!("another error: {error}").into());
+        }
+        let write = Action::Write { buffer: filled(&pool, BLOCK, 0)?, fua: false };
+        refuses_writes(&mut path, Extent::new(0, BLOCK), write, error)?;
+        said.push(kind.to_string());
+    }
+    Ok(said.join(", "))
+}
+
+fn they_keep_to_their_extent(specs: &[DeviceSpec]) -> Result<String, Failure> {
+    let mut path = Checked::new(Box::new(path_to(&specs[..1], 4)?));
+    let pool = path.allocate(ByteCount::kib(64), false)?;
+    path.register(&pool);
+    let (whole, middle) = (Extent::new(0, 4 * BLOCK), Extent::new(BLOCK, 2 * BLOCK));
+    write(&mut path, &pool, whole, 9)?;
+    let done = run(&mut path, middle, Action::WriteZeroes)?;
+    done.result?;
+    let bytes = read(&mut path, &pool, whole)?;
+    let expected =
+        [[9; BLOCK as usize], [0; BLOCK as usize], [0; BLOCK as usize], [9; BLOCK as usize]];
+    if bytes != expected.concat() {
+        return Err("other bytes were zeroed".into());
+    }
+    write(&mut path, &pool, whole, 7)?;
+    run(&mut path, middle, Action::Deallocate)?.result?;
+    let bytes = read(&mut path, &pool, whole)?;
+    let (before, after) = (&bytes[..BLOCK as usize], &bytes[3 * BLOCK as usize..]);
+    expect(before, 7, "before what was deallocated")?;
+    expect(after, 7, "behind what was deallocated")?;
+    Ok(format!("{} of {}", middle.length, whole.length))
+}
+
+/// SPDK holds the command itself, where no abort finds it: a reset ends it, or the end of the connection.
+fn a_reset_ends(specs: &[DeviceSpec]) -> Result<String, Failure> {
+    let extent = Extent::new(0, BLOCK);
     let mut path = path_to(&specs[..1], 4)?;
     let pool = path.allocate(ByteCount::kib(64), false)?;
     path.register(&pool);
-    // Held back by SPDK for longer than the abort and the reset take, with an answer that no device gives.
+    write(&mut path, &pool, extent, 0x3C)?;
+    // Held for longer than the abort and the reset take, with an answer that no device gives.
     let held = Some(COMMAND_TIMEOUT * 8);
     path.inject(DeviceIndex(0), OperationKind::Read, 1, (7, 0x77), held)?;
-    let buffer = pool.take(BLOCK as usize).ok_or("no buffer")?;
     let begun = Instant::now();
-    let read = operation(1, 0, Extent::new(0, BLOCK), Action::Read(buffer));
-    path.submit(read).map_err(|refused| refused.reason)?;
-    let done = collect(&mut path, 1)?.pop().ok_or("nothing came back")?;
+    let error = failed(&mut path, extent, Action::Read(filled(&pool, BLOCK, 0)?))?;
     let took = begun.elapsed();
-    match done.result {
-        Err(error) if error.status == Status::Errno(libc::ETIMEDOUT) => {
-            Ok(format!("after {:.1} s", took.as_secs_f64()))
-        }
-        other => Err(format!("{other:?} after {took:?}").into()),
+    if error.status != Status::Errno(libc::ETIMEDOUT) {
+        return Err(format!("{error} after {took:?}").into());
     }
+    if took < 2 * COMMAND_TIMEOUT || took >= 4 * COMMAND_TIMEOUT {
+        return Err(format!("it ended after {took:?}, so by no reset").into());
+    }
+    // A controller on the bus was reset and goes on; a connection is closed for good.
+    let then = run(&mut path, extent, Action::Read(filled(&pool, BLOCK, 0)?))?;
+    let goes_on = match (Reach::of(&specs[0]), then.result) {
+        (Reach::Bus, Ok(())) => "and it goes on",
+        (Reach::Connection, Err(error)) if error.status.is_removal() => {
+            "and the connection is closed"
+        }
+        (reach, result) => return Err(format!("{reach:?}: then it answers {result:?}").into()),
+    };
+    drop(path);
+    works_again(specs, extent, 0x3C)?;
+    Ok(format!("after {:.1} s, {goes_on}; opened anew it works", took.as_secs_f64()))
+}
+
+/// A read that is still out after a moment, on a device where a second one is slow.
+fn begin_slow_read(path: &mut dyn DataPath, pool: &DmaPool) -> Result<Instant, Failure> {
+    let first = Action::Read(filled(pool, BLOCK, 0)?);
+    submit(path, Extent::new(0, BLOCK), first)?;
+    let begun = Instant::now();
+    let mut done = Vec::new();
+    while begun.elapsed() < Duration::from_millis(100) {
+        path.poll(&mut done);
+    }
+    match done.pop() {
+        // There was none before it.
+        Some(first) => first.result?,
+        None => return Ok(begun),
+    }
+    submit(path, Extent::new(0, BLOCK), Action::Read(filled(pool, BLOCK, 0)?))?;
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(100) {
+        if path.poll(&mut done) > 0 {
+            return Err("no read is slow here".into());
+        }
+    }
+    Ok(begun)
 }
 
 fn an_abort_ends(specs: &[DeviceSpec]) -> Result<String, Failure> {
-    let mut path = path_to(&specs[..1], 8)?;
+    let mut path = Checked::new(Box::new(path_to(&specs[..1], 4)?));
+    let pool = path.allocate(ByteCount::kib(64), false)?;
+    path.register(&pool);
+    let begun = begin_slow_read(&mut path, &pool)?;
+    path.abort(1);
+    let error = collect(&mut path, 1)?.remove(0).result.err().ok_or("the read went well")?;
+    let took = begun.elapsed();
+    if error.status != Status::Errno(libc::ECANCELED) || took >= COMMAND_TIMEOUT {
+        return Err(format!("{error} after {took:?}").into());
+    }
+    Ok(format!("after {:.1} s: {error}", took.as_secs_f64()))
+}
+
+fn a_time_out_aborts(specs: &[DeviceSpec]) -> Result<String, Failure> {
+    let mut path = Checked::new(Box::new(path_to(&specs[..1], 4)?));
+    let pool = path.allocate(ByteCount::kib(64), false)?;
+    path.register(&pool);
+    let begun = begin_slow_read(&mut path, &pool)?;
+    let error = collect(&mut path, 1)?.remove(0).result.err().ok_or("the read went well")?;
+    let took = begun.elapsed();
+    if error.status != Status::Errno(libc::ETIMEDOUT) {
+        return Err(format!("{error} after {took:?}").into());
+    }
+    if took < COMMAND_TIMEOUT || took >= 2 * COMMAND_TIMEOUT {
+        return Err(format!("it ended after {took:?}, so by no abort").into());
+    }
+    // Nothing was reset, so the same queue goes on.
+    let write = Action::Write { buffer: filled(&pool, BLOCK, 1)?, fua: false };
+    run(&mut path, Extent::new(BLOCK, BLOCK), write)?.result?;
+    Ok(format!("after {:.1} s, and it goes on", took.as_secs_f64()))
+}
+
+fn an_aborted_burst_comes_back(specs: &[DeviceSpec]) -> Result<String, Failure> {
+    const LENGTH: u64 = 512 << 10;
+    let mut path = Checked::new(Box::new(path_to(&specs[..1], 8)?));
     let pool = path.allocate(ByteCount::mib(4), false)?;
     path.register(&pool);
+    let extent = |tag: u64| Extent::new(tag << 20, LENGTH);
     for tag in 0..8 {
-        let buffer = pool.take(512 << 10).ok_or("no buffer")?;
-        let extent = Extent::new(tag << 20, 512 << 10);
-        let read = operation(tag, 0, extent, Action::Read(buffer));
+        write(&mut path, &pool, extent(tag), tag as u8 + 1)?;
+    }
+    for tag in 0..8 {
+        let buffer = filled(&pool, LENGTH, 0xEE)?;
+        let read = operation(tag, 0, extent(tag), Action::Read(buffer));
         path.submit(read).map_err(|refused| refused.reason)?;
     }
     path.ring()?;
     path.abort_all();
-    let done = collect(&mut path, 8)?;
-    let wrong =
-        done.iter().find_map(|it| it.result.err().filter(|error| !error.status.is_aborted()));
-    if let Some(wrong) = wrong {
-        return Err(wrong.to_string().into());
+    let (mut aborted, mut tags) = (0, Vec::new());
+    for done in collect(&mut path, 8)? {
+        tags.push(done.tag);
+        match done.result {
+            Ok(()) => {
+                let buffer = done.buffer.ok_or("its buffer did not come back")?;
+                expect(&buffer[..LENGTH as usize], done.tag as u8 + 1, "what was not aborted")?;
+            }
+            Err(error) if error.status.is_aborted() => aborted += 1,
+            Err(other) => return Err(other.into()),
+        }
     }
-    let aborted = done.iter().filter(|it| it.result.is_err()).count();
-    Ok(format!("{aborted} of 8 were aborted in time"))
+    tags.sort_unstable();
+    if tags != (0..8).collect::<Vec<_>>() {
+        return Err(format!("{tags:?} came back").into());
+    }
+    // No abort gets to the controller there.
+    if Reach::of(&specs[0]) == Reach::Process && aborted > 0 {
+        return Err(format!("{aborted} were aborted over vfio-user").into());
+    }
+    Ok(format!("{aborted} of 8 aborted in time, {} right", 8 - aborted))
 }
 
 fn foreign_memory(specs: &[DeviceSpec]) -> Result<String, Failure> {
-    let mut path = path_to(&specs[..1], 4)?;
-    let pool = DmaPool::new(ByteCount::mib(2), false)?;
-    let submit = |path: &mut SpdkPath| {
-        let buffer = pool.take(BLOCK as usize).ok_or("no buffer")?;
-        let taken = path.submit(operation(1, 0, Extent::new(0, BLOCK), Action::Read(buffer)));
-        Ok::<_, Failure>(taken.map_err(|refused| refused.reason))
-    };
-    match submit(&mut path)? {
-        Ok(()) => collect(&mut path, 1)?
-            .remove(0)
-            .result
-            .map(|()| "it works".to_owned())
-            .map_err(Into::into),
-        Err(reason @ Refusal::Invalid(_)) => Ok(reason.to_string()),
-        Err(other) => Err(other.into()),
+    let reach = Reach::of(&specs[0]);
+    let mut said = Vec::new();
+    for huge in [false, true] {
+        let pool = DmaPool::new(ByteCount::mib(2), huge)?;
+        if huge && pool.backing() != Backing::HugeTlb {
+            continue;
+        }
+        let mut path = path_to(&specs[..1], 4)?;
+        let own = path.allocate(ByteCount::kib(64), false)?;
+        path.register(&own);
+        let extent = Extent::new(BLOCK, 4 * BLOCK);
+        write(&mut path, &own, extent, 0x11)?;
+        let refused = submit(&mut path, extent, Action::Read(filled(&pool, extent.length.0, 0)?));
+        match (reach, refused) {
+            (Reach::Connection, Ok(())) => {
+                let done = collect(&mut path, 1)?.remove(0);
+                done.result?;
+                expect(&done.buffer.ok_or("no buffer")?[..extent.length.0 as usize], 0x11, "read")?;
+            }
+            (Reach::Bus | Reach::Process, Err(Refusal::Invalid(_))) => {}
+            (_, other) => return Err(format!("memory that was not registered: {other:?}").into()),
+        }
+        path.register(&pool);
+        let registered = path.capabilities().registered_buffers.clone();
+        let must = reach.takes_memory(&specs[0], huge);
+        match registered {
+            Feature::On if must => {
+                expect(&read(&mut path, &pool, extent)?, 0x11, "read into registered memory")?;
+                write(&mut path, &pool, extent, 0x22)?;
+                expect(&read(&mut path, &own, extent)?, 0x22, "written out of registered memory")?;
+                said.push(format!("{} on {}: registered", pool.size(), pool.backing()));
+            }
+            Feature::Off(why) if !must => {
+                let read = Action::Read(filled(&pool, extent.length.0, 0)?);
+                if !matches!(submit(&mut path, extent, read), Err(Refusal::Invalid(_))) {
+                    return Err(format!("not registered ({why}), and taken").into());
+                }
+                said.push(format!("{} on {}: {why}", pool.size(), pool.backing()));
+            }
+            other => return Err(format!("{} on {}: {other:?}", pool.size(), pool.backing()).into()),
+        }
     }
+    Ok(said.join("; "))
 }

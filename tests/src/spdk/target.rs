@@ -16,6 +16,8 @@ use crate::conformance::Failure;
 /// How many files are served.
 pub const DEVICES: usize = 2;
 const DEVICE_BYTES: u64 = 256 << 20;
+/// How long a read of the other namespace takes, in microseconds: much longer than any test.
+const HELD_US: u64 = 60_000_000;
 /// The target starts slowly on a machine that others use too.
 const START: Duration = Duration::from_secs(60);
 /// What a target that was asked to end gets for it.
@@ -103,9 +105,25 @@ impl Target {
         (0..DEVICES).map(|number| DeviceSpec::new(name(number))).collect()
     }
 
+    /// On the same controllers, namespaces whose reads take a minute.
+    pub fn held(&self) -> Vec<DeviceSpec> {
+        let held = |spec: &DeviceSpec| DeviceSpec::new(format!("{spec} ns:2"));
+        self.controllers().iter().map(held).collect()
+    }
+
     /// The files behind them.
     pub fn files(&self) -> Vec<DeviceSpec> {
         (0..DEVICES).map(|number| DeviceSpec::new(file(&self.directory, number))).collect()
+    }
+
+    /// Stops the program where it is, or lets it go on.
+    ///
+    /// # Errors
+    /// It cannot be sent a signal.
+    pub fn hang(&self, hangs: bool) -> Result<(), Failure> {
+        let signal = if hangs { "-STOP" } else { "-CONT" };
+        let sent = Command::new("kill").args([signal, &self.process.id().to_string()]).status()?;
+        if sent.success() { Ok(()) } else { Err(format!("kill {signal}: {sent}").into()) }
     }
 
     /// Ends the program without a warning, as a crash would.
@@ -199,14 +217,30 @@ fn configure(
     let call = |method: &str, params: Value| json!({ "method": method, "params": params });
     let kind = if transport == Transport::Tcp { "TCP" } else { "VFIOUSER" };
     let (mut disks, mut served) = (Vec::new(), Vec::new());
+    // Or it would look for partitions, by reads that are held.
+    disks.push(call("bdev_set_options", json!({ "bdev_auto_examine": false })));
     served.push(call("nvmf_create_transport", json!({ "trtype": kind })));
     for (number, port) in ports.into_iter().enumerate() {
         let (disk, nqn) = (format!("disk{number}"), subsystem(number));
         let filename = file(directory, number);
         disks.push(call(
             "bdev_aio_create",
-            json!({ "name": disk, "filename": filename, "block_size": block }),
+            json!({ "name": disk, "filename": filename, "block_size": block, "fallocate": true }),
         ));
+        let (memory, held) = (format!("memory{number}"), format!("held{number}"));
+        disks.extend([
+            call(
+                "bdev_malloc_create",
+                json!({ "name": memory, "num_blocks": (8 << 20) / block, "block_size": block }),
+            ),
+            call(
+                "bdev_delay_create",
+                json!({
+                    "name": held, "base_bdev_name": memory, "avg_read_latency": HELD_US,
+                    "p99_read_latency": HELD_US, "avg_write_latency": 0, "p99_write_latency": 0,
+                }),
+            ),
+        ]);
         let address = match transport {
             Transport::Tcp => json!({
                 "trtype": kind, "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string(),
@@ -225,6 +259,10 @@ fn configure(
             call(
                 "nvmf_subsystem_add_ns",
                 json!({ "nqn": nqn, "namespace": { "bdev_name": disk } }),
+            ),
+            call(
+                "nvmf_subsystem_add_ns",
+                json!({ "nqn": nqn, "namespace": { "bdev_name": held } }),
             ),
             call("nvmf_subsystem_add_listener", json!({ "nqn": nqn, "listen_address": address })),
         ]);

@@ -104,7 +104,7 @@ pub(crate) fn only_honest_errors(ledger: &Ledger, devices: &[&str]) -> usize {
     for failure in &failures {
         match failure {
             Failure::Wrong(what) => panic!("{what}"),
-            Failure::Refused(what) => {
+            Failure::Refused { what, .. } => {
                 let named = devices.iter().any(|device| what.contains(device));
                 let tensor = what.contains("tensor") || what.contains("commit");
                 assert!(named && tensor, "an error that does not say where: {what}");

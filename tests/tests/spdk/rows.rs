@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
+use crate::{hang, hosts};
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::Source;
 use tidelog_engine::path::spdk::{EnvironmentOptions, Pages, configure};
@@ -11,22 +12,24 @@ use tidelog_engine::path::{DeviceSpec, PathKind};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
 use tidelog_engine::schedule::Ticket;
 use tidelog_engine::units::ByteCount;
-use tidelog_tests::conformance::{Failure, ROWS, Stage};
+use tidelog_tests::conformance::{Failure, NOTHING_TO_DO, ROWS, Stage, line};
 use tidelog_tests::machine::Watchdog;
 use tidelog_tests::spdk::target::{self, Target, Transport};
-use tidelog_tests::spdk::{COMMAND_TIMEOUT, ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK};
+use tidelog_tests::spdk::{
+    COMMAND_TIMEOUT, ON_EVERY_CONTROLLER, WHERE_COMMANDS_COME_BACK, WHERE_READS_ARE_HELD,
+};
 
 use super::processes;
 
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(900);
+const TRANSPORTS: [(Transport, u32); 2] = [(Transport::Tcp, 512), (Transport::VfioUser, 4096)];
 
 /// All rows; a line for each.
 pub(crate) fn run() -> ExitCode {
     let Some(program) = target::program() else {
-        println!(
-            "SKIPPED spdk: SPDK's target program nvmf_tgt is not installed ($TIDELOG_NVMF_TGT names it)"
+        return crate::skip(
+            "SPDK's target program nvmf_tgt is not installed ($TIDELOG_NVMF_TGT names it)",
         );
-        return ExitCode::SUCCESS;
     };
     let _watchdog = Watchdog::watch("the rows over spdk", LIMIT);
     let before = affinity();
@@ -36,15 +39,17 @@ pub(crate) fn run() -> ExitCode {
         ..EnvironmentOptions::default()
     };
     configure(options).expect("nothing has started the environment yet");
-    let mut failed = 0;
-    let mut tell = |name: &str, result: Result<String, Failure>| match result {
-        Ok(fact) => println!("ok      {name}: {fact}"),
-        Err(why) => {
-            failed += 1;
-            println!("FAILED  {name}: {why}");
+    let (mut ok, mut failed, mut skipped) = (0, 0, 0);
+    let mut tell = |name: &str, result: Result<String, Failure>| {
+        let line = line(name, &result);
+        match line.split(' ').next() {
+            Some("ok") => ok += 1,
+            Some("SKIPPED") => skipped += 1,
+            _ => failed += 1,
         }
+        println!("{line}");
     };
-    for (transport, block) in [(Transport::Tcp, 512), (Transport::VfioUser, 4096)] {
+    for (transport, block) in TRANSPORTS {
         println!("\n{transport:?}, {block}-byte blocks");
         let target = match Target::start(&program, transport, block) {
             Ok(target) => target,
@@ -68,24 +73,44 @@ pub(crate) fn run() -> ExitCode {
         for (name, row) in ON_EVERY_CONTROLLER.iter().chain(lost) {
             tell(name, row(&specs));
         }
+        let held = if transport == Transport::Tcp { WHERE_READS_ARE_HELD } else { &[] };
+        for (name, row) in held {
+            tell(name, row(&target.held()));
+        }
         tell("a controller that goes under load fails what it had", a_controller_goes(target));
+        let hung = hang::a_target_hangs(&program, transport);
+        tell("a target that hangs keeps the memory that it may still write", hung);
     }
     println!();
+    tell("one host at a time has a namespace", hosts::one_host_at_a_time(&program));
     tell("a process may end with a pool under load", processes_end(&program));
     processes::run(&program, &mut tell);
     match python() {
         Ok(()) => {
             tell("a Python program stays on the cores that it chose", affinity_in_python(&program));
         }
-        Err(why) => println!("SKIPPED a Python program stays on the cores that it chose: {why}"),
+        Err(why) => {
+            let why = format!("{NOTHING_TO_DO}{why}");
+            tell("a Python program stays on the cores that it chose", Ok(why));
+        }
     }
     tell("the names that mean nothing are refused with a reason", bad_names(&program));
     tell(
         "this thread may run where it could before",
         if before == affinity() { Ok(before) } else { Err("it is bound to other cores".into()) },
     );
-    println!("spdk: {failed} rows failed");
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let all = planned();
+    println!("spdk: {ok} of {all} rows ok, {failed} failed, {skipped} skipped");
+    if ok + skipped == all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// How many rows there are, whether they come to run or not.
+fn planned() -> usize {
+    /// With a target each, on every transport.
+    const GOING: usize = 2;
+    const ALONE: usize = 5;
+    let each = ROWS.len() + ON_EVERY_CONTROLLER.len() + GOING;
+    TRANSPORTS.len() * each + WHERE_COMMANDS_COME_BACK.len() + WHERE_READS_ARE_HELD.len() + ALONE
 }
 
 /// The cores that this thread may run on, as the kernel says them.

@@ -254,7 +254,7 @@ unsafe impl DataPath for SpdkPath {
             self.capabilities.registered_buffers = Feature::On;
             return;
         }
-        self.capabilities.registered_buffers = match queue::register(base, length, &self.queues) {
+        self.capabilities.registered_buffers = match queue::register_pool(region, &self.queues) {
             Ok(()) => {
                 self.reachable.push((base as usize, length));
                 self.registered.push(region.clone());

@@ -15,6 +15,7 @@ use super::flight::{Flight, completed};
 use super::group::Group;
 use super::peer::{PageLists, Peers, Way};
 use crate::memory::peer::PeerBuffer;
+use crate::memory::{Backing, DmaPool};
 use crate::path::nvme::steps::{Limits, Step};
 use crate::path::{Action, Operation, OperationKind, PlacementHandle, Status};
 
@@ -448,10 +449,14 @@ impl Drop for Queue {
 unsafe extern "C" fn ignored(_: *mut c_void, _: *const sys::spdk_nvme_cpl) {}
 
 /// Makes memory known to the controllers of these queues. A success that SPDK reports may still leave an IOMMU
-/// without it, so its translation is looked at as well.
+/// without it, so its translation is looked at as well; and it may be of memory that another process cannot map.
 pub(super) fn register(base: *mut u8, length: usize, queues: &[Queue]) -> Result<(), String> {
     if !queues.iter().any(Queue::needs_registered_memory) {
         return Ok(());
+    }
+    // The process could not map it, as there is no file behind it.
+    if queues.iter().any(|queue| queue.controller.facts().reach == Reach::Process) {
+        return Err("another process has the controller, and maps SPDK's own memory alone; take it from the path instead".into());
     }
     // SAFETY: the memory is mapped, and stays so until it was unregistered: the path keeps the pool.
     let answer = unsafe { sys::spdk_mem_register(base.cast(), length) };
@@ -472,6 +477,24 @@ pub(super) fn register(base: *mut u8, length: usize, queues: &[Queue]) -> Result
         return Err("the controllers have no address for the memory; without an IOMMU it must lie on huge pages".into());
     }
     Ok(())
+}
+
+/// The same of a pool, which must stay where it is as long as controllers reach it.
+pub(super) fn register_pool(region: &DmaPool, queues: &[Queue]) -> Result<(), String> {
+    // SAFETY: it only looks at what was found when the environment was started.
+    let translated = unsafe { sys::spdk_iommu_is_enabled() };
+    // The kernel moves other pages whenever it likes, huge ones that it made by itself, too.
+    if queues.iter().any(Queue::is_on_the_bus)
+        && !translated
+        && region.backing() != Backing::HugeTlb
+    {
+        let backing = region.backing();
+        return Err(format!(
+            "without an IOMMU it must lie on huge pages, and it lies on {backing}"
+        ));
+    }
+    let (base, length) = region.span();
+    register(base, length, queues)
 }
 
 /// Takes the registration back.
