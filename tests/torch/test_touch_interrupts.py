@@ -307,7 +307,7 @@ def test_a_death_whose_report_was_interrupted_is_found(pool):
         with world.block(pool) as tide:
             world.warm_up("auto")
             lost = torch.randn(64, 64)
-            world.push_out(world.loose)  # the machine hears of every storage
+            world.push_out(world.loose, lost)  # the machine hears of every storage, and no copy of it is being written
             records = tide.ledger.records
             tide.ledger.records = Interrupted(records)
             del lost
