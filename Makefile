@@ -9,7 +9,7 @@ PAIRS ?= 15
 ONLY ?=
 RESUME ?=
 
-.PHONY: help setup build demo test lint test-rust sim storm planted faults fixture crash test-spdk nvme-vm recovery test-torch test-slow bench compare compare-spdk test-compare fuzz loom sanitize \
+.PHONY: help setup build demo test lint test-rust sim storm planted faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-slow bench compare compare-spdk test-compare fuzz loom sanitize \
 	miri paper gpu gpu-build clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,7 +25,7 @@ demo: setup build ## Train a GPT plain and under a quarter of its memory; compar
 
 # All tests say the same of the same source as far as they can: the fuzzers, too, begin as they did before.
 test: export FUZZ_SEED := 1
-test: setup lint test-rust test-compare sim crash fuzz build test-torch ## All tests
+test: setup lint test-rust test-compare sim crash fuzz build nvme-vm-short test-torch ## All tests
 
 lint: setup ## Formatting, lints, licences
 	cargo fmt --all --check
@@ -53,6 +53,9 @@ test-spdk: setup ## The data path spdk over NVMe/TCP and vfio-user, where an SPD
 
 nvme-vm: setup ## The conformance suite and faults in a machine with emulated NVMe controllers
 	tests/nvme-vm/run.sh
+
+nvme-vm-short: setup build ## The part of it that there is always time for, where the machine can be had
+	PLANS=plan-short IMAGES=100 tests/nvme-vm/run.sh
 
 storm: setup ## A million mixed operations of 16 threads on one pool, every byte compared, no ticket lost
 	cargo run --release -q -p tidelog-tests --bin tidelog-storm

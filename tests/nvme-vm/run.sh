@@ -7,7 +7,7 @@
 # built in (Debian's cloud kernel) and busybox; on Debian and Ubuntu they are installed where that is allowed. Ends with 1 on any failure, and says what it skipped and why.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-work=target/nvme-vm
+work=${WORK:-target/nvme-vm}
 mkdir -p "$work"
 
 skip() {
@@ -54,10 +54,23 @@ if [ ! -e "$work/kernel/nvmet-tcp.ko" ]; then
     rm -r "$work/package" "$work/$package"_*.deb
 fi
 
+over_spdk="plan-vfio plan-uio plan-peer-vfio plan-peer-uio plan-faults plan-perf plan-loopback"
+plans=${PLANS:-plan plan-poll plan-fdp $over_spdk}
+# Whether any of them has rows over spdk: else the programs do without.
+wants_spdk() {
+    local plan
+    for plan in plan-fdp $over_spdk; do
+        case " $plans " in *" $plan "*) return 0 ;; esac
+    done
+    return 1
+}
+
 features="" loopback_features="" spdk_missing="" programs="tidelog-conformance tidelog-powercut tidelog-format tidelog-bench tidelog-doctor"
 # SPDK's own, to compare with.
 perf=$(command -v spdk_nvme_perf || pkg-config --libs-only-L spdk_nvme 2>/dev/null | sed 's|^-L\([^ ]*\).*|\1/../bin/spdk_nvme_perf|' || true)
-if pkg-config --exists spdk_nvme 2>/dev/null; then
+if ! wants_spdk; then
+    spdk_missing="none of these plans wants it"
+elif pkg-config --exists spdk_nvme 2>/dev/null; then
     features="--features tidelog-tests/spdk,tidelog-bench/spdk"
     loopback_features="--features spdk"
     programs="$programs tidelog-spdk"
@@ -159,9 +172,8 @@ boot() { # PLAN MACHINE KERNEL-ARGUMENTS ARGUMENTS
 }
 
 : >"$log"
-over_spdk="plan-vfio plan-uio plan-peer-vfio plan-peer-uio plan-faults plan-perf plan-loopback"
-plans=${PLANS:-plan plan-poll plan-fdp $over_spdk}
 booted=0
+recorded=""
 for plan in $plans; do
     rows=$(sed -n 's/^# Rows: //p' "tests/nvme-vm/$plan")
     echo "PLAN $plan $rows" >>"$log"
@@ -169,6 +181,7 @@ for plan in $plans; do
         echo "SKIPPED $rows rows of $plan: $why" >>"$log"
         continue
     fi
+    case $plan in plan | plan-short) recorded=$plan ;; esac
     case $plan in
         plan-loopback)
             # shellcheck source=tests/nvme-vm/plan-loopback
@@ -197,14 +210,13 @@ powercuts() { # NAME ARGUMENTS
         echo "FAILED  $name: $(tail -2 "$work/powercut.err" | tr '\n' ' ')"
     fi >>"$log"
 }
-case " $plans " in
-    *" plan "*)
-        echo "PLAN plan" >>"$log"
-        powercuts "power cuts lose no commit" recorded --images "${IMAGES:-1000}"
-        powercuts "power cuts of a disk that ignores flushes are found out" recorded --images 100 --blind
-        powercuts "power cuts under an engine that skips its flushes are found out" unflushed --images 500 --lossy
-        ;;
-esac
+# Of the last boot that recorded its disks.
+if [ -n "$recorded" ]; then
+    echo "PLAN $recorded" >>"$log"
+    powercuts "power cuts lose no commit" recorded --images "${IMAGES:-1000}"
+    powercuts "power cuts of a disk that ignores flushes are found out" recorded --images 100 --blind
+    powercuts "power cuts under an engine that skips its flushes are found out" unflushed --images 500 --lossy
+fi
 
 # How many rows of each plan ended well, and which plans have others than they declare; last, the sums: ok, all, skipped, and
 # how many over spdk ended well.
