@@ -18,8 +18,6 @@ from tidetest import KIB, MIB, device, halfway, process
 from tidetest.bits import assert_same, bits
 from tidetest.world import POOL_SIZE, World
 
-ATTEMPTS = 20  # to end a block while something is half way out
-
 TOUCHES = {
     "sum": lambda t: bits(t.sum()),
     "clone": lambda t: bits(t.clone()),
@@ -154,7 +152,7 @@ def test_leaving_while_bytes_come_in(pool, mover, mode):
 
 def test_leaving_while_bytes_go_out(pool, mover, mode):
     """What is half way out stays: after the block nobody would see that it is written, and old bytes would come back."""
-    for _ in range(ATTEMPTS):
+    for _ in range(halfway.ATTEMPTS):
         world = World()
         with left_quietly(), world.block(pool, mover, mode):
             world.warm_up(mode)
@@ -164,7 +162,7 @@ def test_leaving_while_bytes_go_out(pool, mover, mode):
             break  # otherwise the write was over before the block was, and the tensor is one of those that stay out
         world.tide.restore()
     else:
-        pytest.fail(f"in {ATTEMPTS} attempts the write was over before the block was")
+        pytest.fail(f"in {halfway.ATTEMPTS} attempts the write was over before the block was")
     assert not any(halfway.is_moving(tensor) for tensor in [world.loose, *world.tensors().values()])
     world.loose.add_(1)
     expected = bits(world.loose)
