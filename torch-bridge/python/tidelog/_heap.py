@@ -27,24 +27,25 @@ class Heap:
         self._tensors_max = tensors_max
         self._most = sys.maxsize  # until it is known what the process holds beside its tensors
         self._unseen = 0  # bytes allocated since the last look
-        self._libc = ctypes.CDLL(None)
+        # Another C library keeps freed memory as it likes.
+        libc = ctypes.CDLL(None)
+        self._libc = libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
     def begin(self, base):
         """`base`: what the process holds beside its tensors."""
         self._most = base + self._tensors_max + _ALLOWANCE_BYTES
 
     def take_over(self):
-        """Sets glibc's thresholds. On another C library freed memory is left as that library has it."""
-        try:
+        """Sets glibc's thresholds."""
+        if self._libc is not None:
             self._libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
             self._libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
-            self._libc.malloc_trim(0)
-        except AttributeError:
-            self.allocated = lambda size: None
+            self.give_back()
 
     def give_back(self):
-        """There was no memory: what is kept for later goes back to the kernel."""
-        self._libc.malloc_trim(0)
+        """What is kept for later goes back to the kernel."""
+        if self._libc is not None:
+            self._libc.malloc_trim(0)
 
     def allocated(self, size):
         """A tensor got memory. Freed memory goes back to the kernel where the process holds too much."""
@@ -52,7 +53,7 @@ class Heap:
         if self._unseen >= _LOOK_EVERY_BYTES:
             self._unseen = 0
             if anonymous_bytes() > self._most:
-                self._libc.malloc_trim(0)
+                self.give_back()
 
 
 class Cache:
@@ -69,10 +70,10 @@ class Cache:
 
     def take_over(self):
         """The budget is reached: what is cached beyond it goes."""
-        torch.cuda.empty_cache()
+        self.give_back()
 
     def give_back(self):
-        """There was no memory: blocks that no tensor has a part of go back to the driver."""
+        """Blocks that no tensor has a part of go back to the driver."""
         torch.cuda.empty_cache()
 
     def allocated(self, size):
@@ -80,7 +81,7 @@ class Cache:
         if self._unseen >= self._look_every:
             self._unseen = 0
             if self._is_too_much():
-                torch.cuda.empty_cache()
+                self.give_back()
                 # What is still too much is in blocks that tensors have parts of. To empty the cache costs a wait for the GPU
                 # and every block anew, so what did not help is not done again soon.
                 self._look_every = 2 * self._look_every if self._is_too_much() else _LOOK_EVERY_BYTES
