@@ -212,7 +212,7 @@ impl PassthroughPath {
 
     /// What a completion says of its command; the operation comes back with its last one.
     fn take_in(&mut self, completions: &mut Vec<Completion>) {
-        let Self { queue, flights, slots, gate, commands, waiting, .. } = self;
+        let Self { queue, flights, slots, gate, commands, waiting, targets, .. } = self;
         queue.reap(|slot, answer| {
             let slot = slot as u32;
             let flight = &mut flights[slot as usize];
@@ -227,7 +227,9 @@ impl PassthroughPath {
             }
             let Some(operation) = slots.take(slot) else { return };
             let moved = operation.extent.length.0 as u32;
-            let completion = conclude(operation, flight.failure().map_or(Ok(moved), Err));
+            let target = &targets[usize::from(operation.device.0)];
+            let outcome = flight.failure().map_or(Ok(moved), |status| Err(target.meant(status)));
+            let completion = conclude(operation, outcome);
             if let Err(error) = completion.result {
                 gate.judge(error);
             }

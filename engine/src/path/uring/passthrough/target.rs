@@ -8,7 +8,7 @@ use crate::memory::ALIGNMENT;
 use crate::path::device::{Device, DeviceKind, shown};
 use crate::path::nvme::Namespace;
 use crate::path::nvme::steps::Limits;
-use crate::path::{DeviceCapabilities, DeviceSpec, PlacementHandle};
+use crate::path::{DeviceCapabilities, DeviceSpec, PlacementHandle, Status};
 
 /// A namespace that commands can be sent to.
 #[derive(Debug)]
@@ -86,6 +86,23 @@ impl Target {
         DeviceCapabilities { volatile_cache, deallocate, placement_handles, ..of }
     }
 
+    /// What a command's failure says. To one that has no controller any more Linux answers EINVAL, as to one that it does
+    /// not understand; but what is gone it shows no more.
+    pub(super) fn meant(&self, status: Status) -> Status {
+        match status {
+            Status::Errno(libc::EINVAL) if !self.is_shown() => Status::Errno(libc::ENODEV),
+            other => other,
+        }
+    }
+
+    fn is_shown(&self) -> bool {
+        let shown = |number| {
+            let (major, minor) = (libc::major(number), libc::minor(number));
+            Path::new("/sys/dev/char").join(format!("{major}:{minor}")).exists()
+        };
+        self.file.metadata().is_ok_and(|it| shown(it.rdev()))
+    }
+
     /// What a write carries to name a placement handle.
     pub(super) fn placement_identifier(&self, handle: Option<PlacementHandle>) -> Option<u16> {
         self.placement.get(usize::from(handle?.0)).copied()
@@ -118,4 +135,32 @@ fn limit(shown: &Path, name: &str) -> Result<u64, String> {
     let text =
         fs::read_to_string(&path).map_err(|error| format!("lacks {}: {error}", path.display()))?;
     text.trim().parse().map_err(|_| format!("has a {} that is no number", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(node: &str) -> Target {
+        Target {
+            file: File::open(node).unwrap(),
+            number: 1,
+            limits: Limits::new(512, 4096),
+            volatile_cache: false,
+            deallocate: false,
+            poll_queues: false,
+            placement: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_command_to_what_is_shown_no_more_says_that_it_is_gone() {
+        let [invalid, gone] = [libc::EINVAL, libc::ENODEV].map(Status::Errno);
+        assert_eq!(target("/dev/null").meant(invalid), invalid);
+        // No character device, so shown as none.
+        let lost = target("/proc/self/exe");
+        assert_eq!(lost.meant(invalid), gone);
+        assert!(lost.meant(invalid).is_removal());
+        assert_eq!(lost.meant(Status::Errno(libc::EIO)), Status::Errno(libc::EIO));
+    }
 }
