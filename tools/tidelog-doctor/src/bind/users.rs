@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 use tidelog_format::device::{
-    DeviceNumber, Reason, Target, TargetKind, program_directories, refusals,
+    DeviceNumber, Reason, Target, TargetKind, program_directories, users_and_names,
 };
 use tidelog_gds::topology::PciDevice;
 
@@ -60,9 +60,8 @@ impl Namespace<'_> {
         if !matches!(&target.kind, TargetKind::Block(it) if it.number == device.number) {
             return Err(self.unknown(&format!("{node} is something else")));
         }
-        let found = refusals(&target, system, &program_directories());
+        let found = users_and_names(&target, system, &program_directories());
         let found = found.map_err(|error| self.unreadable(&error))?;
-        let found: Vec<Reason> = found.into_iter().map(|refusal| refusal.reason).collect();
         self.refuse_users(&found)?;
         Ok(found)
     }

@@ -50,37 +50,26 @@ impl std::fmt::Display for Signature {
     }
 }
 
-/// What a device holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Content {
-    /// What has a name.
-    pub signatures: Vec<Signature>,
-    /// The first byte that is not zero, of those that were looked at.
-    pub not_blank_at: Option<u64>,
-}
-
 /// Where the programs are looked for. Not in `PATH`: this tool runs as root, and what it believes must not
 /// depend on the caller's environment.
 pub fn program_directories() -> Vec<PathBuf> {
     ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from).to_vec()
 }
 
-/// What the device or file at `path`, of `size` bytes, holds.
-///
-/// # Errors
-/// It cannot be read.
-pub fn contents(path: &Path, size: u64, programs: &[PathBuf]) -> io::Result<Content> {
+/// What has a name on the device or in the file at `path`, as far as the programs tell.
+pub fn signatures(path: &Path, programs: &[PathBuf]) -> Vec<Signature> {
     let find = |name: &str| programs.iter().map(|it| it.join(name)).find(|it| it.is_file());
     let by_wipefs = find("wipefs").and_then(|program| ask_wipefs(&program, path));
     let by_blkid = || find("blkid").and_then(|program| ask_blkid(&program, path));
-    Ok(Content {
-        signatures: by_wipefs.or_else(by_blkid).unwrap_or_default(),
-        not_blank_at: first_byte_set(&File::open(path)?, size)?,
-    })
+    by_wipefs.or_else(by_blkid).unwrap_or_default()
 }
 
 /// The first byte that is not zero: of both ends, and of samples between them or all that a file has stored.
-fn first_byte_set(file: &File, size: u64) -> io::Result<Option<u64>> {
+///
+/// # Errors
+/// It cannot be read.
+pub fn first_byte_set(path: &Path, size: u64) -> io::Result<Option<u64>> {
+    let file = &File::open(path)?;
     let mut read = |start, length| read_bytes(file, start, length);
     if !file.metadata()?.is_file() {
         return first_byte_set_by(read, size);

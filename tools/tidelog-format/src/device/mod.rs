@@ -3,7 +3,7 @@
 //! A wrong device is the one mistake that this tool must make impossible to make by accident. Names are
 //! resolved to devices first (symbolic links followed, nodes compared by device number). Then everything
 //! that speaks against the device is collected: who uses it ([`System`]), and what it holds
-//! ([`contents`]). Only what it *holds* may be overridden, by naming the very device twice.
+//! ([`signatures`], [`first_byte_set`]). Only what it *holds* may be overridden, by naming the very device twice.
 
 mod content;
 #[cfg_attr(not(feature = "spdk"), path = "no_controller.rs")]
@@ -12,8 +12,8 @@ mod refusal;
 mod system;
 mod target;
 
-pub use content::{Content, Signature, contents, program_directories};
+pub use content::{Signature, first_byte_set, program_directories, signatures};
 pub use controller::Attached;
 pub use refusal::{Reason, Refusal};
 pub use system::{BlockDevice, DeviceNumber, System};
-pub use target::{Scope, Target, TargetKind, refusals, same_or_overlapping};
+pub use target::{Scope, Target, TargetKind, refusals, same_or_overlapping, users_and_names};

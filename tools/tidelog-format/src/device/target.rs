@@ -14,7 +14,7 @@ use tidelog_engine::pool::OpenError;
 use tidelog_engine::pool::inspect::inspect;
 use tidelog_engine::units::ByteCount;
 
-use super::content::contents;
+use super::content::{first_byte_set, signatures};
 use super::controller::Attached;
 use super::refusal::{Reason, Refusal};
 use super::system::{BlockDevice, DeviceNumber, System};
@@ -225,21 +225,49 @@ pub fn refusals(
     system: &System,
     programs: &[PathBuf],
 ) -> io::Result<Vec<Refusal>> {
-    let mut reasons = match &target.kind {
-        TargetKind::NewFile => return Ok(Vec::new()),
-        TargetKind::Other(found) => vec![Reason::NoDevice { found }],
-        TargetKind::File => system.users_of_file(&target.path),
-        // Whoever attaches it is its only user, and that was possible.
-        TargetKind::Controller(_) => Vec::new(),
-        TargetKind::Block(device) => users_of_block_device(target, device, system)?,
-    };
-    // A device that somebody uses is not even read.
-    let unused = reasons.iter().all(Reason::may_be_overridden);
-    if unused && target.size > ByteCount::ZERO {
-        reasons.extend(reasons_in_content(target, programs)?);
+    let mut reasons = users(target, system)?;
+    if may_be_read(target, &reasons) {
+        let mut content = named_content(target, programs);
+        if content.is_empty() {
+            content.extend(unnamed_content(target)?);
+        }
+        reasons.extend(content);
     }
     let refusal = |reason| Refusal { device: target.given.clone(), reason };
     Ok(reasons.into_iter().map(refusal).collect())
+}
+
+/// Who uses a device, and what it holds that has a name, for those who write nothing: a few reads, whether it is blank
+/// would take a thousand.
+///
+/// # Errors
+/// It could not be looked at, so nothing is known.
+pub fn users_and_names(
+    target: &Target,
+    system: &System,
+    programs: &[PathBuf],
+) -> io::Result<Vec<Reason>> {
+    let mut reasons = users(target, system)?;
+    if may_be_read(target, &reasons) {
+        reasons.extend(named_content(target, programs));
+    }
+    Ok(reasons)
+}
+
+fn users(target: &Target, system: &System) -> io::Result<Vec<Reason>> {
+    match &target.kind {
+        // Whoever attaches a controller is its only user, and that was possible.
+        TargetKind::NewFile | TargetKind::Controller(_) => Ok(Vec::new()),
+        TargetKind::Other(found) => Ok(vec![Reason::NoDevice { found }]),
+        TargetKind::File => Ok(system.users_of_file(&target.path)),
+        TargetKind::Block(device) => users_of_block_device(target, device, system),
+    }
+}
+
+/// A device that somebody uses is not even read.
+fn may_be_read(target: &Target, users: &[Reason]) -> bool {
+    let is_there = !matches!(target.kind, TargetKind::NewFile) && target.size > ByteCount::ZERO;
+    is_there && users.iter().all(Reason::may_be_overridden)
 }
 
 fn users_of_block_device(
@@ -314,23 +342,25 @@ fn is_claimed(path: &Path) -> io::Result<bool> {
     }
 }
 
-fn reasons_in_content(target: &Target, programs: &[PathBuf]) -> io::Result<Vec<Reason>> {
+fn named_content(target: &Target, programs: &[PathBuf]) -> Vec<Reason> {
     let mut reasons = pool_reasons(&target.spec());
-    if let TargetKind::Controller(name) = &target.kind {
-        if reasons.is_empty() {
-            reasons.extend(Attached::to(name)?.holds()?);
+    // What the kernel does not drive has no node that a program could look at.
+    if !matches!(target.kind, TargetKind::Controller(_)) {
+        let signatures = signatures(&target.path, programs);
+        if !signatures.is_empty() {
+            let signatures = signatures.iter().map(ToString::to_string).collect();
+            reasons.push(Reason::Holds { signatures });
         }
-        return Ok(reasons);
     }
-    let content = contents(&target.path, target.size.0, programs)?;
-    if !content.signatures.is_empty() {
-        let signatures = content.signatures.iter().map(ToString::to_string).collect();
-        reasons.push(Reason::Holds { signatures });
+    reasons
+}
+
+fn unnamed_content(target: &Target) -> io::Result<Option<Reason>> {
+    if let TargetKind::Controller(name) = &target.kind {
+        return Attached::to(name)?.holds();
     }
-    if let (true, Some(at)) = (reasons.is_empty(), content.not_blank_at) {
-        reasons.push(Reason::NotBlank { at });
-    }
-    Ok(reasons)
+    let found = first_byte_set(&target.path, target.size.0)?;
+    Ok(found.map(|at| Reason::NotBlank { at }))
 }
 
 /// The Tidelog pool that the device belongs to, if it does.
