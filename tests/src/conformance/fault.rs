@@ -86,7 +86,8 @@ const WRITES: u64 = 60;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// A device that comes back takes some time to do so.
 const RETURN: Duration = Duration::from_secs(60);
-const LIMIT: Duration = Duration::from_secs(240);
+/// A machine that is emulated beside others takes minutes to let a device go and come.
+const LIMIT: Duration = Duration::from_secs(480);
 
 impl Fault {
     /// Lets it happen to an empty pool under load. Answers what was seen.
@@ -95,7 +96,7 @@ impl Fault {
     /// A wrong answer, a loss, or a fault that had to be noticed and was not (or the other way round). A hang
     /// ends the process.
     pub fn happen(&self, stage: &Stage) -> Result<String, Failure> {
-        let _watchdog = Watchdog::watch("a fault under load", LIMIT);
+        let watchdog = Watchdog::watch("a fault under load", LIMIT);
         stage.format()?;
         let pool = stage.open()?;
         let ledger = Ledger::new(LoadOptions::default());
@@ -106,21 +107,30 @@ impl Fault {
             let first = ledger.record().failures().first().map(ToString::to_string);
             return Err(format!("{before} writes before anything happened; {first:?}").into());
         }
+        watchdog.note("the fault is begun");
         shell(&self.begin)?;
+        watchdog.note("the load goes on with the fault");
+        if self.noticed == Noticed::Always {
+            load.run_until(|record| !record.failures().is_empty(), PATIENCE);
+        }
         load.run(WRITES, PATIENCE);
+        watchdog.note("the load ends");
         load.stop();
         let failures = ledger.record().failures();
         let audited = pool.audit();
         // A pool that lost a device may say so once more when it is closed.
+        watchdog.note("the pool is closed");
         let closed =
             pool.close().err().map_or_else(String::new, |error| format!("; closing: {error}"));
         // Undone before anything is judged: what comes next needs the device.
+        watchdog.note("the fault is undone");
         shell(&self.end)?;
         let wrong = failures.iter().find(|it| matches!(it, Unanswered::Wrong(_)));
         if let Some(wrong) = wrong {
             return Err(wrong.to_string().into());
         }
         audited?;
+        watchdog.note("the pool is opened again and read");
         let pool = opened_again(stage)?;
         ledger.verify_durable(&pool, |_, _| false)?;
         pool.audit()?;

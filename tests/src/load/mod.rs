@@ -7,7 +7,7 @@ mod record;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidelog_engine::layout::{LifetimeClass, TensorId};
 use tidelog_engine::memory::{Destination, Source};
@@ -185,8 +185,13 @@ impl Load {
     /// Lets it run until so many commits and scratch puts have gone well since now, or the time is over.
     pub fn run(&self, writes: u64, longest: Duration) {
         let target = self.ledger.record.writes().saturating_add(writes);
-        let end = std::time::Instant::now() + longest;
-        while self.ledger.record.writes() < target && std::time::Instant::now() < end {
+        self.run_until(|record| record.writes() >= target, longest);
+    }
+
+    /// Lets it run until the record is as wanted, or the time is over.
+    pub fn run_until(&self, is_enough: impl Fn(&Record) -> bool, longest: Duration) {
+        let end = Instant::now() + longest;
+        while !is_enough(&self.ledger.record) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
         }
     }

@@ -1,22 +1,35 @@
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::time::Duration;
-
 use std::io::Write;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Ends the process if a test takes longer than it may: nothing may hang, whatever the devices do.
 #[derive(Debug)]
-pub struct Watchdog(#[allow(dead_code, reason = "dropping it ends the wait")] Sender<()>);
+pub struct Watchdog {
+    doing: Arc<Mutex<&'static str>>,
+    #[allow(dead_code, reason = "dropping it ends the wait")]
+    over: Sender<()>,
+}
 
 impl Watchdog {
     /// Watches from now on, until it is dropped.
     pub fn watch(test: &'static str, limit: Duration) -> Self {
-        let (sender, receiver) = channel();
+        let (over, receiver) = channel();
+        let doing = Arc::new(Mutex::new("it begins"));
+        let last = Arc::clone(&doing);
         std::thread::spawn(move || {
             if receiver.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-                let _ = writeln!(std::io::stderr(), "{test} HANGS: not done after {limit:?}");
+                let doing = *last.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut errors = std::io::stderr();
+                let _ = writeln!(errors, "{test} HANGS: not done after {limit:?}, as {doing}");
                 std::process::abort();
             }
         });
-        Self(sender)
+        Self { doing, over }
+    }
+
+    /// What is done from here on, to be told of a hang.
+    pub fn note(&self, doing: &'static str) {
+        *self.doing.lock().unwrap_or_else(PoisonError::into_inner) = doing;
     }
 }
