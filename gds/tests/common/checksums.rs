@@ -92,11 +92,6 @@ impl Rates {
             awaited: one_by_one(true),
         }
     }
-
-    /// Of one unit that is waited for, from before its launch on: seconds.
-    pub fn latency(&self) -> f64 {
-        self.awaited.seconds * STRIPE_UNIT as f64 / self.awaited.bytes as f64
-    }
 }
 
 impl fmt::Display for Rates {
@@ -106,7 +101,7 @@ impl fmt::Display for Rates {
             "units of 256 KiB {:.2} GB/s by a launch each, {:.1} all at once, {:.1} us for one that is waited for; units of 64 KiB {:.1} GB/s at once",
             self.one_by_one.rate(),
             self.at_once.rate(),
-            1e6 * self.latency(),
+            1e6 * self.awaited.seconds_of(STRIPE_UNIT),
             self.of_tier.rate(),
         )
     }

@@ -17,6 +17,11 @@ impl Cost {
     pub fn rate(&self) -> f64 {
         self.bytes as f64 / self.seconds / 1e9
     }
+
+    /// What so many of the bytes took, on average.
+    pub fn seconds_of(&self, bytes: usize) -> f64 {
+        self.seconds * bytes as f64 / self.bytes as f64
+    }
 }
 
 impl fmt::Display for Cost {

@@ -79,6 +79,6 @@ fn in_threads(
             }
         };
         let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(work(thread))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap())
     })
 }
