@@ -113,8 +113,9 @@ struct Unit {
         return byte_at(at) | byte_at(at + 1) << 8 | byte_at(at + 2) << 16 | byte_at(at + 3) << 24;
     }
 
-    // A vector at an edge, byte by byte; zeros stand for what is no part of the unit.
+    // A vector of a row at an edge, byte by byte where it must be; zeros stand for what is no part of the unit.
     __device__ __noinline__ uint4 edge_at(long long at) const {
+        if (is_plain(at, at + VECTOR)) return plain_at(at);
         return make_uint4(word_at(at), word_at(at + 4), word_at(at + 8), word_at(at + 12));
     }
 };

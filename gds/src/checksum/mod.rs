@@ -170,8 +170,10 @@ impl Checksums {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
     use std::process::Command;
+
+    use tidelog_tests::machine::skip;
 
     use super::*;
 
@@ -203,5 +205,40 @@ mod tests {
         let sum = sum.split(' ').next().unwrap();
         let said = PTX.lines().next().unwrap();
         assert_eq!(said, format!("// crc32c.cu, SHA-256 {sum}"), "run compile.py");
+    }
+
+    #[test]
+    fn an_assembler_takes_what_is_loaded_and_spills_no_register() {
+        let test = "an_assembler_takes_what_is_loaded_and_spills_no_register";
+        let Some(ptxas) = ptxas() else {
+            return skip(test, "no ptxas in PATH, in /usr/local/cuda, or with Triton in .venv");
+        };
+        let image = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/checksum/crc32c.ptx");
+        for gpu in ["sm_80", "sm_90"] {
+            let command = Command::new(&ptxas)
+                .args(["-v", "-o", "/dev/null", "-arch", gpu])
+                .arg(&image)
+                .output();
+            let output = command.unwrap();
+            let said = String::from_utf8(output.stdout).unwrap()
+                + &String::from_utf8(output.stderr).unwrap();
+            assert!(output.status.success(), "{gpu}: {said}");
+            assert!(said.contains(" 0 bytes spill stores, 0 bytes spill loads"), "{gpu}: {said}");
+        }
+    }
+
+    /// An assembler of NVIDIA's, which needs no GPU.
+    fn ptxas() -> Option<PathBuf> {
+        let packages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/lib");
+        let with_triton = std::fs::read_dir(packages)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|python| python.path().join("site-packages/triton/backends/nvidia/bin/ptxas"));
+        ["ptxas", "/usr/local/cuda/bin/ptxas"]
+            .map(PathBuf::from)
+            .into_iter()
+            .chain(with_triton)
+            .find(|place| Command::new(place).arg("--version").output().is_ok())
     }
 }
