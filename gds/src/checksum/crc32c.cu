@@ -1,19 +1,19 @@
-// CRC32C (Castagnoli, reflected) of each unit of a run of bytes, in as many parts as the launch says: a block for each part,
-// and the exclusive or of what a unit's blocks answer is its checksum.
+// CRC32C (Castagnoli, reflected) of each unit of a run of bytes, in as many parts as the launch says: a block for each
+// part, and the exclusive or of what a unit's blocks answer is its checksum.
 //
-// A unit is rows of ROW bytes, which are counted from its end; each thread has one vector of each row, so that a warp reads
-// what lies together. A thread keeps four words. From row to row each is moved past a row, by four tables of 256 entries in
-// shared memory, and the row's word is added. In the end every word is moved past what follows it in the unit, and all are
-// added: a checksum is linear. Moving past n bytes is multiplying by x^(8n) modulo the polynomial.
+// A unit is rows of ROW bytes, which are counted from its end; each thread has one vector of each row, so that a warp
+// reads what lies together. A thread keeps four words. From row to row each is moved past a row, by four tables of 256
+// entries in shared memory, and the row's word is added. In the end every word is moved past what follows it in the
+// unit, and all are added: a checksum is linear. Moving past n bytes is multiplying by x^(8n) modulo the polynomial.
 //
-// Zeros before the first byte change nothing, and those behind the last are taken back by multiplying by x^(-8n). So rows
-// begin and end where vectors are aligned, whatever the unit's address and length. The ones that CRC32C begins with are
-// added to the first four bytes, also where there are fewer.
+// Zeros before the first byte change nothing, and those behind the last are taken back by multiplying by x^(-8n). So
+// rows begin and end where vectors are aligned, whatever the unit's address and length. The ones that CRC32C begins
+// with are added to the first four bytes, also where there are fewer.
 //
-// An estimate, not a measurement: a lookup for each byte, and 32 lookups of a warp meet 3.5 times in the fullest bank, so 9
-// bytes in a cycle of a multiprocessor; with 100 of them at 1.4 GHz 1.2 TB/s, so 40 GB/s take 3 % of such a GPU. 256 KiB
-// alone are 16 blocks of 8 rows: 1,800 cycles of lookups, and some 2,000 that wait for memory, tables and the end. That is
-// 3 us, and with a launch 5: 50 GB/s of one such unit after the other in a stream, which is four SSDs of PCIe 5.
+// An estimate, not a measurement: a lookup for each byte, and of a warp's 32 lookups 3.2 meet in the fullest bank, so 10
+// bytes in a cycle of a multiprocessor; with 100 of them at 1.4 GHz 1.4 TB/s, so 40 GB/s take 3 % of such a GPU. 256 KiB
+// alone are 16 blocks of 8 rows: 1,600 cycles of lookups, and some 2,500 that wait for memory, tables and the end. That
+// is 3 us, and with a launch 5: 50 GB/s of one such unit after the other in a stream, as much as four SSDs of PCIe 5.
 
 constexpr unsigned POLYNOMIAL = 0x82F63B78u, ONE = 0x80000000u;
 constexpr unsigned THREADS = 128, WARP = 32, VECTOR = 16, ROW = THREADS * VECTOR;
@@ -68,7 +68,8 @@ __device__ constexpr Powers powers() {
     }
     for (int byte = 0; byte < 4; byte++) {
         unsigned *table = made.byte_past_row[byte];
-        for (unsigned value = 1; value < 256; value++) table[value] = table[value & (value - 1)] ^ table[value & (0u - value)];
+        for (unsigned value = 1; value < 256; value++)
+            table[value] = table[value & (value - 1)] ^ table[value & (0u - value)];
     }
     unsigned weight = past(sizeof(unsigned));
     for (int thread = THREADS - 1; thread >= 0; thread--) {
@@ -121,7 +122,8 @@ struct Unit {
 };
 
 __device__ unsigned word_past_row(const unsigned (*tables)[256], unsigned word) {
-    return tables[0][word & 0xffu] ^ tables[1][word >> 8 & 0xffu] ^ tables[2][word >> 16 & 0xffu] ^ tables[3][word >> 24];
+    unsigned low = tables[0][word & 0xffu] ^ tables[1][word >> 8 & 0xffu];
+    return low ^ tables[2][word >> 16 & 0xffu] ^ tables[3][word >> 24];
 }
 
 // Past a row, and the next row's words added.
@@ -153,7 +155,8 @@ __device__ void copy_tables(unsigned (*tables)[256]) {
     auto *to = reinterpret_cast<uint4 *>(tables);
     const auto *from = reinterpret_cast<const uint4 *>(POWERS.byte_past_row);
 #pragma unroll
-    for (unsigned at = 0; at < sizeof POWERS.byte_past_row / VECTOR; at += THREADS) to[at + threadIdx.x] = from[at + threadIdx.x];
+    for (unsigned at = 0; at < sizeof POWERS.byte_past_row / VECTOR; at += THREADS)
+        to[at + threadIdx.x] = from[at + threadIdx.x];
 }
 
 // Four words that follow each other as one word in the place of the last.

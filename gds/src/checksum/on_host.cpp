@@ -1,7 +1,7 @@
-/* The kernel's source on the host, for tests: crc32c.cu itself, compiled by the host's compiler, with what CUDA brings.
+/* The kernel's source on the host, for tests: crc32c.cu itself, by the host's compiler, with what CUDA brings.
  *
- * A block's threads are fibers, which run one after the other up to each barrier: in the order of their numbers, or against
- * it, so that a barrier that is missing shows. Shared memory is something else before each block. */
+ * A block's threads are fibers, which run one after the other up to each barrier: in the order of their numbers, or
+ * against it, so that a barrier that is missing shows. Shared memory is something else before each block. */
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -73,10 +73,8 @@ static bool run_block(bool backward) {
     return over == THREADS;
 }
 
-extern "C" unsigned threads_of_a_block() { return THREADS; }
-
-extern "C" bool run_on_host(const unsigned char *data, unsigned long long length, unsigned unit, unsigned parts, unsigned *out,
-                            bool backward) {
+extern "C" bool run_on_host(const unsigned char *data, unsigned long long length, unsigned unit, unsigned parts,
+                            unsigned *out, bool backward) {
     launched = {data, length, unit, parts, out};
     unsigned blocks = static_cast<unsigned>((length + unit - 1) / unit) * parts;
     for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)
