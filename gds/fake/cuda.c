@@ -128,14 +128,19 @@ CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t length) {
     return OK;
 }
 
-static CUresult put(struct Stream *stream, enum Kind kind, uint64_t from, uint64_t to, size_t length) {
+static CUresult put_step(struct Stream *stream, struct Step step) {
     IN_CONTEXT;
+    enum Kind kind = step.kind;
     pthread_mutex_lock(&fake_lock);
     int code = planned(kind == COPY_IN ? "copy_in" : kind == COPY_OUT ? "copy_out" : kind == COPY ? "copy" : "");
-    if (!code) append(stream ? stream : &default_stream, (struct Step){ .kind = kind, .from = from, .to = to, .length = length });
+    if (!code) append(stream ? stream : &default_stream, step);
     pthread_mutex_unlock(&fake_lock);
     return code;
 }
+static CUresult put(struct Stream *stream, enum Kind kind, uint64_t from, uint64_t to, size_t length) {
+    return put_step(stream, (struct Step){ .kind = kind, .from = from, .to = to, .length = length });
+}
+
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t length, struct Stream *stream) { return put(stream, COPY_IN, (uintptr_t)from, to, length); }
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t length, struct Stream *stream) { return put(stream, COPY_OUT, from, (uintptr_t)to, length); }
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t length, struct Stream *stream) { return put(stream, COPY, from, to, length); }
@@ -186,13 +191,15 @@ CUresult cuModuleUnload(void *module) { (void)module; LOCKED(state.modules--); r
 CUresult cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                         struct Stream *stream, void **arguments, void **extra) {
     (void)function; (void)shared; (void)extra;
-    uint64_t data = *(uint64_t *)arguments[0], length = *(uint64_t *)arguments[1], sums = *(uint64_t *)arguments[3];
-    unsigned unit = *(unsigned *)arguments[2];
+    uint64_t data = *(uint64_t *)arguments[0], length = *(uint64_t *)arguments[1], words = *(uint64_t *)arguments[4];
+    unsigned unit = *(unsigned *)arguments[2], parts = *(unsigned *)arguments[3];
     int code = LOCKED(planned("launch"));
     if (code) return code;
-    if (!unit || x != (length + unit - 1) / unit || y != 1 || z != 1 || bx != 256 || by != 1 || bz != 1) return INVALID;
-    for (uint64_t at = 0; at < length && !code; at += unit, sums += 4)
-        code = put(stream, SUM, data + at, sums, length - at < unit ? length - at : unit);
+    if (!unit || !parts || x != (length + unit - 1) / unit * parts || y != 1 || z != 1 || bx != 128 || by != 1 || bz != 1) return INVALID;
+    for (uint64_t at = 0; at < length && !code; at += unit, words += 4 * parts) {
+        uint64_t size = length - at < unit ? length - at : unit;
+        code = put_step(stream, (struct Step){ .kind = SUM, .from = data + at, .to = words, .length = size, .parts = parts });
+    }
     return code;
 }
 

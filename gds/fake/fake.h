@@ -76,6 +76,7 @@ struct Step {
     enum Kind kind;
     uint64_t from, to;
     size_t length;
+    unsigned parts; /* of a checksum */
     struct Event *event;
     uint64_t ticket;
     void *owned;

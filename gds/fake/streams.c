@@ -45,7 +45,7 @@ void check_transfer(uint64_t at, size_t length, bool write) {
     }
 }
 
-/* What the checksum kernel computes. */
+/* What the checksum kernel computes, of one unit. */
 static uint32_t crc32c(const unsigned char *data, size_t length) {
     static uint32_t table[256];
     if (!table[1])
@@ -59,6 +59,16 @@ static uint32_t crc32c(const unsigned char *data, size_t length) {
     return ~crc;
 }
 
+/* The same in parts: whatever words whose exclusive or it is. */
+static void crc32c_in_parts(const unsigned char *data, size_t length, unsigned parts, char *words) {
+    uint32_t rest = crc32c(data, length);
+    for (unsigned part = 0; part < parts; part++) {
+        uint32_t word = part + 1 < parts ? (uint32_t)chance() : rest;
+        rest ^= word;
+        memcpy(words + 4 * part, &word, sizeof word);
+    }
+}
+
 /* The first step of a stream happens, if it can; answers whether it did. */
 static bool step(struct Stream *stream) {
     struct Step *s = stream->head;
@@ -67,7 +77,7 @@ static bool step(struct Stream *stream) {
     if (s->kind == RECORD) s->event->happened = s->ticket;
     if (reads(s->kind) || writes(s->kind)) {
         bool from_there = !reads(s->kind) || allocated(s->from, s->length);
-        bool to_there = s->kind == SUM ? allocated(s->to, 4) : !writes(s->kind) || allocated(s->to, s->length);
+        bool to_there = s->kind == SUM ? allocated(s->to, 4 * s->parts) : !writes(s->kind) || allocated(s->to, s->length);
         if (!from_there) violated("a copy reads freed memory", s->from, s->length);
         if (!to_there) violated("a copy writes freed memory", s->to, s->length);
         check_copy(s);
@@ -75,7 +85,7 @@ static bool step(struct Stream *stream) {
         char *to = s->kind == COPY_OUT ? (char *)(uintptr_t)s->to : near(s->to);
         if (!from_there || !to_there) ;
         else if (s->kind == ZERO) memset(to, 0, s->length);
-        else if (s->kind == SUM) { uint32_t sum = crc32c((unsigned char *)from, s->length); memcpy(to, &sum, sizeof sum); }
+        else if (s->kind == SUM) crc32c_in_parts((unsigned char *)from, s->length, s->parts, to);
         else memcpy(to, from, s->length);
         if (s->kind == SUM) state.kernels++;
         else if (s->kind != ZERO && !s->owned) state.copies++;

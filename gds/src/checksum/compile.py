@@ -11,7 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 # The oldest GPUs that GPUDirect Storage knows; newer ones take it too.
-OPTIONS = [b"--gpu-architecture=compute_70"]
+OPTIONS = [b"--gpu-architecture=compute_70", b"--std=c++14"]
 
 
 def main(library):

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Work;
 use super::space::Room;
-use crate::checksum::Crc32c;
+use crate::checksum::{Crc32c, parts_of, sum_of};
 use crate::cuda::{CudaError, DevicePointer, Event, Gpu, HostMemory, HostWords, Stream};
 use tidelog_engine::memory::{GpuEvent, GpuRange};
 
@@ -12,6 +12,8 @@ use tidelog_engine::memory::{GpuEvent, GpuRange};
 pub(super) const SLOTS: usize = 2;
 /// Bytes of one checksum: few, so that the GPU has many to take at once.
 pub(super) const UNIT: u32 = 64 << 10;
+/// Words that the kernel answers for each checksum.
+const PARTS: u32 = parts_of(UNIT);
 
 /// One direction's stream, and what belongs to it.
 pub(super) struct Copies {
@@ -25,15 +27,16 @@ pub(super) struct Copies {
 /// What a job needs while it runs.
 struct Slot {
     done: Event,
-    sums: HostWords,
-    /// How many of the sums are this job's.
+    /// Of each checksum its parts.
+    words: HostWords,
+    /// How many checksums are this job's.
     units: u32,
 }
 
 impl Copies {
     pub(super) fn new(gpu: &Arc<Gpu>, memory: &Arc<HostMemory>) -> Result<Self, CudaError> {
         let slot = || {
-            Ok(Slot { done: Event::awaited(gpu)?, sums: HostWords::new(gpu, 1 << 10)?, units: 0 })
+            Ok(Slot { done: Event::awaited(gpu)?, words: HostWords::new(gpu, 1 << 10)?, units: 0 })
         };
         Ok(Self {
             gpu: Arc::clone(gpu),
@@ -62,15 +65,16 @@ impl Copies {
     pub(super) fn finish(&self, slot: usize) -> Result<Vec<u32>, CudaError> {
         let slot = &self.slots[slot];
         slot.done.wait()?;
-        Ok((0..slot.units).map(|unit| slot.sums.read(unit)).collect())
+        Ok((0..slot.units).map(|unit| sum_of(&slot.words, unit * PARTS, PARTS)).collect())
     }
 
     /// Makes room for a job's checksums.
     fn reserve(&mut self, slot: usize, bytes: usize) -> Result<(), CudaError> {
         let units = units_of(bytes);
         let slot = &mut self.slots[slot];
-        if units as usize > slot.sums.count() {
-            slot.sums = HostWords::new(&self.gpu, units.next_power_of_two())?;
+        if units.saturating_mul(PARTS) as usize > slot.words.count() {
+            slot.words =
+                HostWords::new(&self.gpu, units.next_power_of_two().saturating_mul(PARTS))?;
         }
         slot.units = units;
         Ok(())
@@ -87,11 +91,11 @@ impl Copies {
             Work::Get { held, .. } => unsafe { self.copy_in(&held.room, address) }?,
             Work::Verify { .. } => {}
         }
-        let Slot { done, sums, .. } = &self.slots[slot];
+        let Slot { done, words, .. } = &self.slots[slot];
         // SAFETY: as above of the GPU's bytes; the slot's words are enough for them, and nobody else's until `done`.
         unsafe {
-            let (data, sums) = (DevicePointer(address), sums.address(0));
-            self.kernel.launch(&self.stream, data, length as u64, UNIT, sums)?;
+            let (data, words) = (DevicePointer(address), words.address(0));
+            self.kernel.launch(&self.stream, data, length as u64, UNIT, words)?;
         }
         if let Some(landed) = work.landed() {
             // SAFETY: whoever gave the event keeps it open until the job's end is told.

@@ -1,6 +1,9 @@
 //! Devices and queues for tests on the fake.
 #![allow(dead_code, unreachable_pub, unsafe_code)]
 
+pub mod checksums;
+pub mod cost;
+pub mod ssd;
 pub mod tensors;
 
 use std::path::Path;
