@@ -144,3 +144,110 @@ impl Advice<'_> {
         "sudo dmesg | tail -n 50".into()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tidelog_gds::cufile::NoLibrary;
+
+    use super::*;
+
+    /// What the kernel shows, as a tree of files.
+    struct Tree(Roots);
+
+    impl Tree {
+        fn new(name: &str) -> Self {
+            let root = std::env::temp_dir().join(format!("tidelog-{}-{name}", std::process::id()));
+            let [sysfs, procfs, boot] = ["sys", "proc", "boot"].map(|name| root.join(name));
+            Self(Roots { sysfs, procfs, boot })
+        }
+
+        fn write(&self, file: &str, text: &str) {
+            let file = self.0.sysfs.with_file_name(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        }
+
+        fn advice<'a>(&'a self, devices: &'a [DeviceRow]) -> Advice<'a> {
+            Advice { roots: &self.0, pci: &[], devices }
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(self.0.sysfs.parent().unwrap());
+        }
+    }
+
+    fn device(driver: &str, users: &[&str]) -> DeviceRow {
+        DeviceRow {
+            name: "nvme0n1".into(),
+            pci_address: Some("0000:3e:00.0".into()),
+            driver: Some(driver.into()),
+            numa_node: None,
+            link: None,
+            users: users.iter().map(ToString::to_string).collect(),
+            gpus: Vec::new(),
+            wear: None,
+            wear_why_not: None,
+            next: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_driver_that_is_missing_is_loaded_and_then_its_library_installed() {
+        let tree = Tree::new("no-gpu");
+        let next = |why: CudaUnavailable| tree.advice(&[]).for_no_gpu(&why.into());
+        assert_eq!(next(CudaUnavailable::NoLibrary), "", "the machine has no GPU");
+        tree.write("sys/module/nvidia/version", "580.65.06\n");
+        let library = next(CudaUnavailable::NoLibrary);
+        assert!(library.starts_with("sudo apt install libnvidia-compute-580 "), "{library}");
+        assert_eq!(next(CudaUnavailable::NoGpu { ordinal: 0, count: 0 }), "nvidia-smi");
+    }
+
+    #[test]
+    fn what_cufile_lacks_is_loaded_or_installed() {
+        let tree = Tree::new("cufile");
+        let advice = tree.advice(&[]);
+        let next = |why: &OpenError| advice.for_cufile(why);
+        let missing = OpenError::NoLibrary(NoLibrary { tried: Vec::new() });
+        assert!(next(&missing).starts_with("sudo apt install nvidia-gds"));
+        let indirect = OpenError::NotDirect { why: String::new() };
+        assert_eq!(next(&indirect), "sudo modprobe nvidia-fs");
+        tree.write("sys/module/nvidia_fs/version", "2.17\n");
+        assert!(next(&indirect).starts_with("sudo apt install --only-upgrade"));
+        assert_eq!(advice.for_modules(), "sudo modprobe gdrdrv");
+        tree.write("sys/module/gdrdrv/version", "2.5\n");
+        assert_eq!(advice.for_modules(), "");
+        assert_eq!(advice.for_gdrcopy(&GdrError::NoDriver), "sudo chmod a+rw /dev/gdrdrv");
+    }
+
+    #[test]
+    fn spdk_wants_an_ssd_that_nobody_uses() {
+        let tree = Tree::new("spdk");
+        let next = |devices: &[DeviceRow]| tree.advice(devices).for_spdk();
+        assert_eq!(next(&[]), "", "there is no SSD");
+        assert_eq!(next(&[device("nvme", &["mounted"])]), "", "nor one to spare");
+        let build = "cargo build --release -p tidelog-doctor --features spdk";
+        let (free, handed_over) = ([device("nvme", &[])], [device("vfio-pci", &[])]);
+        if HAS_SPDK {
+            assert_eq!(next(&free), "tidelog-doctor bind 0000:3e:00.0");
+            assert!(next(&handed_over).starts_with("sudo sysctl vm.nr_hugepages="));
+            tree.write("proc/meminfo", "HugePages_Total: 64\nHugePages_Free: 64\n");
+            assert_eq!(next(&handed_over), "tidelog-doctor check --pool spdk:0000:3e:00.0");
+        } else {
+            assert_eq!((next(&free), next(&handed_over)), (build.into(), build.into()));
+        }
+    }
+
+    #[test]
+    fn where_no_kernel_path_opens_the_area_is_named() {
+        let tree = Tree::new("host");
+        let advice = tree.advice(&[]);
+        let next = advice.for_host(By::Posix, Path::new("/nowhere/a,/nowhere/b"));
+        assert_eq!(next, "tidelog-format inspect /nowhere/a /nowhere/b");
+        let next = advice.for_host(By::Posix, Path::new("/"));
+        assert!(next.starts_with(TRY), "{next}");
+    }
+}

@@ -176,3 +176,74 @@ fn row_lines(out: &mut String, row: &Row) {
     };
     line(out, &row.name(), &found, &row.next);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Memory::{Gpu, Host};
+    use Verdict::{Absent, Failed, Works};
+
+    fn row(path: By, memory: Memory, verdict: Verdict, next: &str) -> Row {
+        Row {
+            path,
+            memory,
+            gpu: (memory == Gpu).then_some(0),
+            scratch: "/mnt".into(),
+            verdict,
+            why: "because".into(),
+            next: next.into(),
+            write_bytes_per_second: None,
+            read_bytes_per_second: None,
+            read_latency_nanoseconds: None,
+        }
+    }
+
+    fn page(rows: Vec<Row>, spdk_next: &str) -> Page {
+        let spdk_next = spdk_next.into();
+        let (gpus, nvml_why_not) = (Vec::new(), None);
+        Page { facts: Vec::new(), gpus, nvml_why_not, devices: Vec::new(), rows, spdk_next }
+    }
+
+    #[track_caller]
+    fn is_next(page: &Page, expected: Option<(&str, &str)>) {
+        let next = page.next();
+        let found = next.as_ref().map(|next| (next.path.as_str(), next.command.as_str()));
+        assert_eq!(found, expected);
+        let command = expected.map(|(_, command)| command);
+        assert_eq!(page.json()["next"]["command"].as_str(), command);
+        assert_eq!(page.text().contains("\nNext\n"), expected.is_some());
+    }
+
+    #[test]
+    fn the_next_command_is_of_the_nearest_path_that_is_better_than_what_works() {
+        let mut rows = vec![
+            row(By::Uring, Host, Absent, "allow io_uring"),
+            row(By::Posix, Host, Works, ""),
+            row(By::Uring, Gpu, Works, ""),
+            row(By::Posix, Gpu, Absent, "no better one"),
+            row(By::Gds, Gpu, Absent, "load nvidia-fs"),
+            row(By::Gdrcopy, Gpu, Failed, "load gdrdrv"),
+        ];
+        is_next(&page(rows.clone(), "bind"), Some(("uring", "allow io_uring")));
+        rows[0].verdict = Works;
+        is_next(&page(rows.clone(), "bind"), Some(("gds GPU 0", "load nvidia-fs")));
+        rows[4].verdict = Works;
+        is_next(&page(rows.clone(), "bind"), Some(("spdk", "bind")));
+        is_next(&page(rows.clone(), ""), Some(("gdrcopy GPU 0", "load gdrdrv")));
+        rows[5].next.clear();
+        is_next(&page(rows, ""), None);
+    }
+
+    #[test]
+    fn where_nothing_was_tried_that_is_next() {
+        is_next(&page(Vec::new(), "bind"), Some(("all", TRY)));
+    }
+
+    #[test]
+    fn a_row_that_does_not_work_is_followed_by_what_to_type() {
+        let told = page(vec![row(By::Gds, Gpu, Absent, "load nvidia-fs")], "bind").text();
+        let expected =
+            "  gds GPU 0       not on /mnt: because\n                  -> load nvidia-fs\n";
+        assert!(told.contains(expected), "{told}");
+    }
+}

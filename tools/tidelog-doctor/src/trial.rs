@@ -5,7 +5,6 @@
 
 mod memory;
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,10 +19,10 @@ use tidelog_gds::{Gpu, StagedGpu};
 use memory::Memory;
 
 /// Small reads, one at a time, for the latency.
-const SMALL_READS: u64 = 64;
+const SMALL_READS: usize = 64;
 /// Bytes of one of those.
-const SMALL: u64 = 4096;
-/// "tidelogdoctortri", which no framework's name hashes to but by a chance of one in 2^128.
+const SMALL: usize = 4096;
+/// "tidelogdoctortri"; the small ones' follow it. No framework's name hashes to one of them but by a chance of one in 2^121.
 const TENSOR: TensorId = TensorId(0x7469_6465_6c6f_6764_6f63_746f_7274_7269);
 
 /// By what a tensor goes to the devices, and where it is.
@@ -67,10 +66,12 @@ pub enum TrialError {
 }
 
 impl TrialError {
+    #[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
     pub(crate) fn unavailable(error: impl ToString) -> Self {
         Self::Unavailable(error.to_string())
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
     fn failed(error: impl ToString) -> Self {
         Self::Failed(error.to_string())
     }
@@ -86,7 +87,7 @@ impl From<TransferError> for TrialError {
     }
 }
 
-/// Puts a scratch tensor of `size` bytes into the pool on `devices`, gets it back, and deletes it. The pool's own tensors
+/// Puts a scratch tensor of `size` bytes, and small ones, into the pool on `devices`, gets them back, and deletes them. The pool's own tensors
 /// stay as they are.
 ///
 /// # Errors
@@ -121,50 +122,77 @@ pub fn round_trip_in(pool: &Pool, way: &Way, size: ByteCount) -> Result<Measured
     {
         return Err(TrialError::unavailable(why));
     }
-    if pool.contains(TENSOR) {
-        let taken = "the pool has a tensor of this tool's id already; it is left alone";
+    if tensors().any(|id| pool.contains(id)) {
+        let taken = "the pool has a tensor of this tool's ids already; it is left alone";
         return Err(TrialError::failed(taken));
     }
-    let measured = measure(pool, way, size.0.max(SMALL));
-    // Also where something failed: what is no tensor is none to delete.
-    let deleted = pool.delete(TENSOR);
+    let measured = measure(pool, way, (size.0 as usize).max(SMALL));
+    // Also where something failed.
+    for id in tensors().filter(|id| pool.contains(*id)) {
+        pool.delete(id).map_err(TrialError::failed)?;
+    }
     let (write, read, latency) = measured?;
-    deleted.map_err(TrialError::failed)?;
     Ok(Measured { write, read, latency, notes: notes_of(reactor) })
+}
+
+/// The tensor of the trial's size, then the small ones.
+fn tensors() -> impl Iterator<Item = TensorId> {
+    (0..=SMALL_READS as u128).map(|at| TensorId(TENSOR.0 + at))
 }
 
 /// Write and read in bytes per second, and the latency.
 fn measure(
     pool: &Pool,
     way: &Way,
-    length: u64,
+    length: usize,
 ) -> Result<(ByteCount, ByteCount, Duration), TrialError> {
-    let mut bytes = vec![0; length as usize];
-    fill(&mut bytes);
-    let sum = crc32c::crc32c(&bytes);
-    let mut memory = Memory::new(length as usize, way.gpu.as_ref())?;
-    let write = rate(length, memory.put(pool, bytes)?);
-    let (read, found) = memory.get(pool, 0..length)?;
-    if crc32c::crc32c(&found) != sum {
-        let found = crc32c::crc32c(&found);
-        let told = format!("CRC32C {found:#010x} where {sum:#010x} was put");
-        return Err(TrialError::WrongBytes(told));
-    }
-    Ok((write, rate(length, read), latency(pool, &mut memory, length)?))
+    let mut memory = Memory::new(length, way.gpu.as_ref())?;
+    let (write, sum) = put(pool, &mut memory, TENSOR, length)?;
+    let read = get(pool, &mut memory, TENSOR, length, sum)?;
+    let rate = |time| rate(length as u64, time);
+    Ok((rate(write), rate(read), latency(pool, &mut memory)?))
 }
 
-/// The median of small reads.
-fn latency(pool: &Pool, memory: &mut Memory, length: u64) -> Result<Duration, TrialError> {
-    let read = |at| memory.get(pool, small_range(at, length)).map(|(time, _)| time);
-    let mut times = (0..SMALL_READS).map(read).collect::<Result<Vec<_>, _>>()?;
+/// The median of small reads. A device is asked for no more than the tensor, which of a larger one's part the log would do:
+/// it reads, and compares, whole stripe units.
+fn latency(pool: &Pool, memory: &mut Memory) -> Result<Duration, TrialError> {
+    let small = tensors().skip(1).map(|id| put(pool, memory, id, SMALL).map(|(_, sum)| (id, sum)));
+    let small = small.collect::<Result<Vec<_>, _>>()?;
+    let reads = small.into_iter().map(|(id, sum)| get(pool, memory, id, SMALL, sum));
+    let mut times = reads.collect::<Result<Vec<_>, _>>()?;
     times.sort();
     Ok(times[times.len() / 2])
 }
 
-/// Far from each other, so that no read helps the next.
-fn small_range(at: u64, length: u64) -> Range<u64> {
-    let start = at.wrapping_mul(0x9E37_79B9_7F4A_7C15) % (length / SMALL) * SMALL;
-    start..start + SMALL
+/// Puts a tensor. Answers how long that took, and its checksum.
+fn put(
+    pool: &Pool,
+    memory: &mut Memory,
+    id: TensorId,
+    length: usize,
+) -> Result<(Duration, u32), TrialError> {
+    let mut bytes = vec![0; length];
+    fill(&mut bytes, id);
+    let sum = crc32c::crc32c(&bytes);
+    Ok((memory.put(pool, id, bytes)?, sum))
+}
+
+/// Gets a tensor, and compares. Answers how long it took to come.
+fn get(
+    pool: &Pool,
+    memory: &mut Memory,
+    id: TensorId,
+    length: usize,
+    sum: u32,
+) -> Result<Duration, TrialError> {
+    let (time, bytes) = memory.get(pool, id, length)?;
+    match crc32c::crc32c(&bytes) {
+        found if found == sum => Ok(time),
+        found => {
+            let told = format!("CRC32C {found:#010x} where {sum:#010x} was put");
+            Err(TrialError::WrongBytes(told))
+        }
+    }
 }
 
 /// What the path says of itself, and how the GPU's memory gets to it.
@@ -179,11 +207,11 @@ fn notes_of(reactor: ReactorStats) -> Vec<String> {
     reactor.capabilities.notes.into_iter().chain(of_gpu).collect()
 }
 
-/// Bytes that say where they belong.
-fn fill(bytes: &mut [u8]) {
+/// Bytes that say where they belong, in which tensor.
+fn fill(bytes: &mut [u8], id: TensorId) {
     for (at, word) in bytes.chunks_mut(8).enumerate() {
-        let value = (at as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
-        word.copy_from_slice(&value[..word.len()]);
+        let value = (at as u64 ^ (id.0 as u64) << 32).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        word.copy_from_slice(&value.to_le_bytes()[..word.len()]);
     }
 }
 
@@ -207,66 +235,60 @@ mod tests {
 
     const SIZE: ByteCount = ByteCount::mib(4);
 
-    fn disk() -> SimDisk {
+    fn pool() -> (SimDisk, Pool) {
         let disk = SimDisk::new(ByteCount::mib(32));
-        Pool::format_sim(&[disk.clone()], &FormatOptions::default()).unwrap();
-        disk
-    }
-
-    fn on(disk: &SimDisk) -> Result<Measured, TrialError> {
-        let way = Way::default();
-        let pool = Pool::open_sim(&[disk.clone()], &options_of(&way)).unwrap();
-        round_trip_in(&pool, &way, SIZE)
+        let disks = [disk.clone()];
+        Pool::format_sim(&disks, &FormatOptions::default()).unwrap();
+        let pool = Pool::open_sim(&disks, &options_of(&Way::default())).unwrap();
+        (disk, pool)
     }
 
     #[test]
     fn a_path_that_works_is_measured_and_leaves_no_tensor() {
-        let disk = disk();
-        let measured = on(&disk).unwrap();
+        let (_disk, pool) = pool();
+        let measured = round_trip_in(&pool, &Way::default(), SIZE).unwrap();
         assert!(measured.write > ByteCount::ZERO && measured.read > ByteCount::ZERO);
         assert!(measured.latency > Duration::ZERO);
-        assert_eq!(on(&disk).unwrap().notes, measured.notes, "a second time");
+        assert_eq!(pool.stats().unwrap().tensors, 0);
     }
 
     #[test]
     fn a_path_that_fails_says_where() {
-        let disk = disk();
-        let way = Way::default();
-        let pool = Pool::open_sim(&[disk.clone()], &options_of(&way)).unwrap();
+        let (disk, pool) = pool();
         disk.plan_fault(OperationKind::Write, 3, Fault::Errno(5));
-        let error = round_trip_in(&pool, &way, SIZE).unwrap_err();
+        let error = round_trip_in(&pool, &Way::default(), SIZE).unwrap_err();
         assert!(
             matches!(&error, TrialError::Failed(what) if what.contains("write of 256 KiB")),
             "{error}"
         );
-        assert!(!pool.contains(TENSOR));
+        assert_eq!(pool.stats().unwrap().tensors, 0);
     }
 
     #[test]
     fn other_bytes_are_told_from_a_failure() {
-        let disk = disk();
-        let way = Way::default();
-        let pool = Pool::open_sim(&[disk.clone()], &options_of(&way)).unwrap();
+        let (disk, pool) = pool();
         // The log reads again what its checksum does not fit.
         for at in 3..40 {
             disk.plan_fault(OperationKind::Read, at, Fault::Corrupt);
         }
-        let error = round_trip_in(&pool, &way, SIZE).unwrap_err();
+        let error = round_trip_in(&pool, &Way::default(), SIZE).unwrap_err();
         assert!(matches!(error, TrialError::WrongBytes(_)), "{error}");
     }
 
     #[test]
     fn no_two_stripe_units_have_the_same_bytes() {
-        let mut bytes = vec![0; 1 << 20];
-        fill(&mut bytes);
-        let units: Vec<&[u8]> = bytes.chunks(256 << 10).collect();
-        assert!(units.iter().enumerate().all(|(at, unit)| !units[..at].contains(unit)));
-    }
-
-    #[test]
-    fn small_reads_lie_within_the_tensor() {
-        for length in [SMALL, SMALL + 1, 3 * SMALL, SIZE.0] {
-            assert!((0..SMALL_READS).all(|at| small_range(at, length).end <= length), "{length}");
-        }
+        let unit = |id: TensorId, length| {
+            let mut bytes = vec![0; length];
+            fill(&mut bytes, id);
+            bytes
+        };
+        let large = unit(TENSOR, 1 << 20);
+        let small: Vec<Vec<u8>> = tensors().skip(1).map(|id| unit(id, SMALL)).collect();
+        let large = large.chunks(256 << 10).map(<[u8]>::to_vec);
+        let units: Vec<Vec<u8>> = large.chain(small).collect();
+        let fresh = |(at, unit): (usize, &Vec<u8>)| {
+            units[..at].iter().all(|other| other[..SMALL] != unit[..SMALL])
+        };
+        assert!(units.iter().enumerate().all(fresh));
     }
 }

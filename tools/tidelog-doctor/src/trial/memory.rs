@@ -1,17 +1,17 @@
 //! Where a trial's tensor is put from and got to.
 #![allow(unsafe_code)]
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::{Destination, GpuDestination, GpuSource, Source};
 use tidelog_engine::pool::{Pool, PutOptions};
 use tidelog_engine::schedule::{Ticket, Urgency};
 use tidelog_gds::Gpu;
 use tidelog_gds::cuda::{CudaError, DeviceMemory};
 
-use super::{TENSOR, TrialError, timed};
+use super::{TrialError, timed};
 
 /// The host's memory, which the engine makes as it needs it, or a GPU's.
 pub(super) enum Memory {
@@ -26,7 +26,12 @@ impl Memory {
     }
 
     /// Puts the bytes from here. Answers how long that took once they were here.
-    pub(super) fn put(&mut self, pool: &Pool, bytes: Vec<u8>) -> Result<Duration, TrialError> {
+    pub(super) fn put(
+        &mut self,
+        pool: &Pool,
+        id: TensorId,
+        bytes: Vec<u8>,
+    ) -> Result<Duration, TrialError> {
         let source = match self {
             Self::Host => Source::from(bytes),
             Self::Gpu(memory) => {
@@ -36,19 +41,19 @@ impl Memory {
             }
         };
         let put = || {
-            let ticket = pool.put(TENSOR, source, PutOptions::default());
+            let ticket = pool.put(id, source, PutOptions::default());
             ended(&ticket.map_err(TrialError::failed)?)
         };
         timed(put).map(|(time, ())| time)
     }
 
-    /// Gets a part to here. Answers how long that took, and what came.
+    /// Gets a tensor of this length to here. Answers how long that took, and what came.
     pub(super) fn get(
         &mut self,
         pool: &Pool,
-        range: Range<u64>,
+        id: TensorId,
+        length: usize,
     ) -> Result<(Duration, Vec<u8>), TrialError> {
-        let length = (range.end - range.start) as usize;
         let destination = match self {
             Self::Host => Destination::buffer(length),
             Self::Gpu(memory) => {
@@ -61,7 +66,8 @@ impl Memory {
             }
         };
         let get = || {
-            let ticket = pool.get(TENSOR, range, destination, Urgency::Urgent, None);
+            let range = 0..length as u64;
+            let ticket = pool.get(id, range, destination, Urgency::Urgent, None);
             let ticket = ticket.map_err(TrialError::failed)?;
             ended(&ticket).map(|()| ticket)
         };

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::thread::JoinHandle;
 
 use serde_json::Value;
+use tidelog_doctor::facts::Roots;
 use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, skip};
 
 pub struct Ran {
@@ -241,12 +242,28 @@ impl Machine {
 
     pub fn doctor(&self, arguments: &[&str]) -> Ran {
         let mut command = command(arguments);
-        for (option, name) in
-            [("--sysfs", "sys"), ("--procfs", "proc"), ("--devfs", "dev"), ("--claims", "claims")]
-        {
+        self.stands_in_for_this_one(&mut command);
+        ran(command)
+    }
+
+    /// Has the tool look at this machine.
+    pub fn stands_in_for_this_one(&self, command: &mut Command) {
+        let trees = [
+            ("--sysfs", "sys"),
+            ("--procfs", "proc"),
+            ("--boot", "boot"),
+            ("--devfs", "dev"),
+            ("--claims", "claims"),
+        ];
+        for (option, name) in trees {
             command.arg(option).arg(self.root(name));
         }
-        ran(command)
+    }
+
+    /// The same, for what is called.
+    pub fn roots(&self) -> Roots {
+        let [sysfs, procfs, boot] = ["sys", "proc", "boot"].map(|name| self.root(name));
+        Roots { sysfs, procfs, boot }
     }
 }
 
