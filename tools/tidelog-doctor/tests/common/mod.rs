@@ -236,6 +236,15 @@ impl Machine {
         write_to(&self.sysfs().join(file), text);
     }
 
+    pub fn write_bytes(&self, file: &str, bytes: &[u8]) {
+        self.write(file, "");
+        fs::write(self.sysfs().join(file), bytes).unwrap();
+    }
+
+    pub fn write_boot(&self, file: &str, text: &str) {
+        write_to(&self.root("boot").join(file), text);
+    }
+
     pub fn write_proc(&self, file: &str, text: &str) {
         write_to(&self.0.path().join("proc").join(file), text);
     }
