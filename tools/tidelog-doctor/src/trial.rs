@@ -34,8 +34,8 @@ pub struct Way {
     pub backend: Option<Arc<dyn Backend>>,
     /// The GPU whose memory the tensor is in; the host's if there is none.
     pub gpu: Option<Arc<Gpu>>,
-    /// Whether it counts only if no byte passes through the host.
-    pub past_the_host: bool,
+    /// Whether it counts only if the path reaches the GPU's memory itself.
+    pub reaching: bool,
 }
 
 /// What a round trip showed.
@@ -117,8 +117,7 @@ pub fn options_of(way: &Way) -> OpenOptions {
 /// As for [`round_trip`].
 pub fn round_trip_in(pool: &Pool, way: &Way, size: ByteCount) -> Result<Measured, TrialError> {
     let reactor = pool.stats().map_err(TrialError::failed)?.reactor;
-    if let (true, Some(GpuStats { reached: Feature::Off(why), .. })) =
-        (way.past_the_host, &reactor.gpu)
+    if let (true, Some(GpuStats { reached: Feature::Off(why), .. })) = (way.reaching, &reactor.gpu)
     {
         return Err(TrialError::unavailable(why));
     }
@@ -198,7 +197,7 @@ fn get(
 /// What the path says of itself, and how the GPU's memory gets to it.
 fn notes_of(reactor: ReactorStats) -> Vec<String> {
     let of_gpu = reactor.gpu.map(|gpu| match (gpu.reached, gpu.page_locked) {
-        (Feature::On, _) => format!("{}: no byte passes through the host", gpu.name),
+        (Feature::On, _) => format!("{}: the path reaches its memory itself", gpu.name),
         (_, Feature::On) => format!("{}: staged in page-locked host memory", gpu.name),
         (_, Feature::Off(why)) => {
             format!("{}: staged in host memory that is not page-locked ({why})", gpu.name)

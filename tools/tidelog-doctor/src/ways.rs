@@ -102,15 +102,16 @@ pub fn of_gpu(
     let gpu = Gpu::open(ordinal).map_err(TrialError::unavailable)?;
     match by {
         By::Gds => {
+            are_the_kernels(devices)?;
             let (library, compat) = (arguments.cufile.clone(), arguments.compat());
             let options = GdsOptions { gpu: ordinal, library, compat, ..GdsOptions::default() };
             let backend = Some(Arc::new(GdsBackend(options)) as _);
-            Ok(Way { backend, gpu: Some(gpu), past_the_host: true, ..Way::default() })
+            Ok(Way { backend, gpu: Some(gpu), reaching: true, ..Way::default() })
         }
         By::Gdrcopy => {
             let mapped = map(&gpu).map_err(TrialError::unavailable)?;
             serves_peers(devices, &mapped)?;
-            Ok(Way { gpu: Some(gpu), past_the_host: true, ..of_host(By::Spdk) })
+            Ok(Way { gpu: Some(gpu), reaching: true, ..of_host(By::Spdk) })
         }
         by => Ok(Way { gpu: Some(gpu), ..of_host(by) }),
     }
@@ -143,6 +144,15 @@ pub fn open_cufile(arguments: &CheckArgs) -> Result<(), cufile::OpenError> {
 pub fn map(gpu: &Arc<Gpu>) -> Result<String, GdrError> {
     let library = gdr::Library::open(None)?;
     MappedMemory::new(&library, gpu, 4096).map(|memory| memory.describe())
+}
+
+/// cuFile goes by the kernel's files and block devices.
+fn are_the_kernels(devices: &[DeviceSpec]) -> Result<(), TrialError> {
+    let controller = devices.iter().find(|device| device.controller().is_some());
+    controller.map_or(Ok(()), |controller| {
+        let told = format!("cuFile takes the kernel's devices, and SPDK drives {controller}");
+        Err(TrialError::Unavailable(told))
+    })
 }
 
 /// Only SPDK's driver hands a GPU's mapped memory to SSDs.

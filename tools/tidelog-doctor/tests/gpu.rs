@@ -11,7 +11,7 @@ use tidelog_doctor::devices::devices;
 use tidelog_doctor::next::Advice;
 use tidelog_doctor::paths::{Memory, Row, Verdict, try_all};
 use tidelog_doctor::trial::{TrialError, Way, options_of, round_trip_in};
-use tidelog_doctor::ways::By;
+use tidelog_doctor::ways::{By, HAS_SPDK};
 use tidelog_engine::path::sim::SimDisk;
 use tidelog_engine::path::{DeviceSpec, PathChoice};
 use tidelog_engine::pool::{FormatOptions, Pool};
@@ -76,7 +76,7 @@ fn every_way_from_every_gpu_is_proven_or_says_why_not() {
         }
         proven(row);
         let way = match row.path {
-            By::Gds => "no byte passes through the host",
+            By::Gds => "the path reaches its memory itself",
             _ => "staged in page-locked host memory",
         };
         let name = format!("GPU {} (Fake GPU)", row.gpu.unwrap());
@@ -106,6 +106,24 @@ fn a_pool_keeps_its_tensors_and_is_tried_by_the_gpu_too() {
     fake.assert_lawful();
 }
 
+/// A pool of controllers goes by SPDK whatever is asked for besides: that is not to be taken for another way.
+#[test]
+fn what_spdk_drives_is_no_other_path() {
+    let fake = FakeGpu::start(1, 2);
+    let machine = Machine::new("gpu-controller");
+    let scratch = Directory::new("doctor-gpu-controller-area").unwrap();
+    let pool = vec!["spdk:0000:3e:00.0".into()];
+    let rows = rows(&machine, &CheckArgs { scratch: Vec::new(), pool, ..arguments(&scratch) });
+    assert!(rows.iter().all(|row| row.verdict == Verdict::Absent), "{rows:?}");
+    let gds = of(&rows, By::Gds);
+    assert_eq!(gds.why, "cuFile takes the kernel's devices, and SPDK drives spdk:0000:3e:00.0");
+    if !HAS_SPDK {
+        let why = "this build has no data path spdk";
+        assert!(of(&rows, By::Gdrcopy).why.contains(why), "{rows:?}");
+    }
+    fake.assert_lawful();
+}
+
 /// On simulated controllers, which do peer DMA as SPDK's do.
 #[test]
 fn the_same_round_trip_proves_gdrcopys_mapping() {
@@ -114,12 +132,12 @@ fn the_same_round_trip_proves_gdrcopys_mapping() {
         let disks = [SimDisk::new(ByteCount::mib(32))];
         Pool::format_sim(&disks, &FormatOptions::default()).unwrap();
         let gpu = Some(fake.gpu());
-        let way = Way { path: PathChoice::Spdk, gpu, past_the_host: true, ..Way::default() };
+        let way = Way { path: PathChoice::Spdk, gpu, reaching: true, ..Way::default() };
         let pool = Pool::open_sim(&disks, &options_of(&way)).unwrap();
         round_trip_in(&pool, &way, SIZE)
     };
     let measured = try_it().unwrap();
-    let note = "GPU 0 (Fake GPU) at 0000:3b:00.0: no byte passes through the host";
+    let note = "GPU 0 (Fake GPU) at 0000:3b:00.0: the path reaches its memory itself";
     assert!(measured.notes.contains(&note.to_owned()), "{:?}", measured.notes);
     assert!(fake.count("flushes") > 0, "what devices wrote was flushed");
     // Where it is not mapped staging would serve; that is another way.
