@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use tidelog_engine::path::HAS_SPDK;
 use tidelog_gds::Gpu;
 use tidelog_gds::cuda::CudaUnavailable;
 use tidelog_gds::cufile::OpenError;
@@ -11,7 +12,7 @@ use tidelog_gds::topology::PciDevice;
 use crate::cli::CheckArgs;
 use crate::devices::DeviceRow;
 use crate::facts::{Fact, Roots, huge_pages, io_uring};
-use crate::ways::{By, HAS_SPDK, NoGpu, map, open_cufile};
+use crate::ways::{By, NoGpu, map, open_cufile};
 
 /// Where data paths are tried.
 pub const TRY: &str = "tidelog-doctor check --scratch DIRECTORY";

@@ -7,16 +7,13 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use tidelog_engine::memory::peer::PeerMemory;
-use tidelog_engine::path::{DeviceSpec, PathChoice};
+use tidelog_engine::path::{DeviceSpec, HAS_SPDK, PathChoice};
 use tidelog_gds::cuda::{CudaUnavailable, gpu_count};
 use tidelog_gds::gdr::{self, GdrError, MappedMemory};
 use tidelog_gds::{Compat, GdsBackend, GdsOptions, Gpu, cufile};
 
 use crate::cli::CheckArgs;
 use crate::trial::{TrialError, Way};
-
-/// Whether this build has the data path `spdk`.
-pub const HAS_SPDK: bool = cfg!(feature = "spdk");
 
 /// What brings a tensor to its devices. In the order of how much of the host they leave free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
