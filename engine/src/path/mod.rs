@@ -60,6 +60,9 @@ use crate::memory::peer::PeerRegion;
 use crate::memory::{DmaPool, GpuError, GpuMemory, MemoryError};
 use crate::units::ByteCount;
 
+/// Whether this build has the data path `spdk`.
+pub const HAS_SPDK: bool = cfg!(feature = "spdk");
+
 /// What data paths outside of the engine are made with.
 pub mod backend {
     pub use super::gate::Gate;

@@ -62,7 +62,7 @@ impl Waker {
         self.0.event.descriptor()
     }
 
-    /// Sleeps until woken or until the time is up, which is rounded up to milliseconds; for a data path.
+    /// Sleeps until woken or until the time is up; for a data path.
     pub fn sleep(&self, timeout: Option<Duration>) -> io::Result<bool> {
         self.0.event.wait(timeout)
     }
@@ -87,5 +87,19 @@ mod tests {
         let begun = Instant::now();
         waker.sleep(Some(Duration::from_millis(20))).unwrap();
         assert!(begun.elapsed() >= Duration::from_millis(20));
+    }
+
+    #[test]
+    fn a_nap_is_much_shorter_than_a_millisecond() {
+        let waker = Waker::new().unwrap();
+        let nap = |_| {
+            let begun = Instant::now();
+            waker.sleep(Some(Duration::from_micros(20))).unwrap();
+            begun.elapsed()
+        };
+        // The machine may be busy with other things for some of them.
+        let shortest = (0..200).map(nap).min().unwrap();
+        assert!(shortest >= Duration::from_micros(20), "{shortest:?}");
+        assert!(shortest < Duration::from_micros(800), "{shortest:?}");
     }
 }

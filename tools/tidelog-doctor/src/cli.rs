@@ -43,6 +43,9 @@ pub struct Cli {
     /// Where the kernel's other tables are.
     #[arg(long, global = true, hide = true, default_value = "/proc")]
     pub procfs: PathBuf,
+    /// Where the kernel's configuration is.
+    #[arg(long, global = true, hide = true, default_value = "/boot")]
+    pub boot: PathBuf,
     /// Where the nodes of devices are.
     #[arg(long, global = true, hide = true, default_value = "/dev")]
     pub devfs: PathBuf,

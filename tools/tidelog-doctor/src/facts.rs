@@ -59,6 +59,16 @@ impl Roots {
         Some(fs::read_to_string(self.sysfs.join(name)).ok()?.trim().to_owned())
     }
 
+    /// Whether the kernel has a module, loaded or built in.
+    pub(crate) fn has_module(&self, name: &str) -> bool {
+        self.sysfs.join("module").join(name).exists()
+    }
+
+    /// What version a module that is loaded says it is.
+    pub(crate) fn module_version(&self, name: &str) -> Option<String> {
+        self.sys(&format!("module/{name}/version"))
+    }
+
     fn release(&self) -> Option<String> {
         self.proc("sys/kernel/osrelease")
     }
@@ -111,16 +121,17 @@ fn packed_config(roots: &Roots) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-fn io_uring(roots: &Roots) -> Fact {
+/// Whether this process may use `io_uring`.
+pub(crate) fn io_uring(roots: &Roots) -> Fact {
     let why = match Ring::probe(8) {
         Ok(_) => return fact("io_uring", "allowed", ""),
         Err(error) => error.to_string(),
     };
     let next = match roots.proc("sys/kernel/io_uring_disabled").as_deref() {
         Some("1") => {
-            "sysctl kernel.io_uring_disabled=0, or put the user into kernel.io_uring_group"
+            "sudo sysctl kernel.io_uring_disabled=0  # or put the user into kernel.io_uring_group"
         }
-        Some("2") => "sysctl kernel.io_uring_disabled=0",
+        Some("2") => "sudo sysctl kernel.io_uring_disabled=0",
         _ => {
             "allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile"
         }
@@ -142,7 +153,8 @@ fn locked_memory() -> Fact {
     }
 }
 
-fn huge_pages(roots: &Roots) -> Fact {
+/// The pages that SPDK needs.
+pub(crate) fn huge_pages(roots: &Roots) -> Fact {
     let table = roots.proc("meminfo").unwrap_or_default();
     let number = |name: &str| {
         let line = table.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -153,7 +165,7 @@ fn huge_pages(roots: &Roots) -> Fact {
     let setting = roots.sys("kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
     let chosen = setting.split(['[', ']']).nth(1).unwrap_or("unknown");
     let next = if free == 0 {
-        "sysctl vm.nr_hugepages=64 (SPDK needs them; the other paths gain little)"
+        "sudo sysctl vm.nr_hugepages=64  # SPDK needs them; the other paths gain little"
     } else {
         ""
     };
@@ -184,16 +196,10 @@ fn modules(roots: &Roots) -> Fact {
     const NAMES: [&str; 5] = ["nvme", "nvidia", "nvidia_fs", "gdrdrv", "vfio_pci"];
     let found: Vec<String> = NAMES
         .iter()
-        .map(|name| {
-            let directory = format!("module/{name}");
-            match (
-                roots.sysfs.join(&directory).exists(),
-                roots.sys(&format!("{directory}/version")),
-            ) {
-                (true, Some(version)) => format!("{name} {version}"),
-                (true, None) => (*name).to_owned(),
-                (false, _) => format!("no {name}"),
-            }
+        .map(|name| match (roots.has_module(name), roots.module_version(name)) {
+            (true, Some(version)) => format!("{name} {version}"),
+            (true, None) => (*name).to_owned(),
+            (false, _) => format!("no {name}"),
         })
         .collect();
     fact("kernel modules", found.join(", "), "")

@@ -4,6 +4,8 @@ use serde::Serialize;
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::topology::{NvmlGpu, NvmlUnavailable, PciDevice, Sysfs, assign};
 
+use crate::next::Advice;
+
 /// The kernel's driver that CUDA needs.
 const DRIVER: &str = "nvidia";
 
@@ -33,13 +35,17 @@ pub struct GpuRow {
     pub next: String,
 }
 
-/// Every GPU that the kernel or NVML shows.
-pub fn gpus(sysfs: &Sysfs, nvml: &Result<Vec<NvmlGpu>, NvmlUnavailable>) -> Vec<GpuRow> {
-    let all = sysfs.pci_devices();
-    let (gpus, others): (Vec<PciDevice>, _) = all.into_iter().partition(PciDevice::is_gpu);
+/// Every GPU among the machine's devices, and those that only NVML shows.
+pub fn gpus(
+    advice: &Advice,
+    sysfs: &Sysfs,
+    nvml: &Result<Vec<NvmlGpu>, NvmlUnavailable>,
+) -> Vec<GpuRow> {
+    let (gpus, others): (Vec<PciDevice>, _) =
+        advice.pci.iter().cloned().partition(PciDevice::is_gpu);
     let ssds: Vec<PciDevice> = others.into_iter().filter(PciDevice::is_nvme).collect();
     let best = assign(&gpus, &ssds);
-    let mut rows: Vec<GpuRow> = gpus.iter().map(of_the_kernel).collect();
+    let mut rows: Vec<GpuRow> = gpus.iter().map(|gpu| of_the_kernel(gpu, advice)).collect();
     for (ssd, gpu) in ssds.iter().zip(best) {
         if let Some(gpu) = gpu {
             rows[gpu].ssds.push(name_of(ssd, sysfs));
@@ -51,16 +57,18 @@ pub fn gpus(sysfs: &Sysfs, nvml: &Result<Vec<NvmlGpu>, NvmlUnavailable>) -> Vec<
     rows
 }
 
-fn of_the_kernel(gpu: &PciDevice) -> GpuRow {
+fn of_the_kernel(gpu: &PciDevice, advice: &Advice) -> GpuRow {
     GpuRow {
         pci_address: gpu.address.clone(),
         kernel_driver: gpu.driver.clone(),
         numa_node: gpu.numa_node,
         link: gpu.link_text(),
         next: match gpu.driver.as_deref() {
-            Some(DRIVER) => String::new(),
+            Some(DRIVER) => advice.for_modules(),
             Some(other) => format!("{other} has it: CUDA needs NVIDIA's driver"),
-            None => "no driver has it: install NVIDIA's (nvidia-smi shows whether it works)".into(),
+            None => {
+                "sudo modprobe nvidia  # no driver has it; install NVIDIA's if there is none".into()
+            }
         },
         ..GpuRow::default()
     }

@@ -7,11 +7,13 @@ use clap::{CommandFactory, Parser};
 use serde_json::json;
 use tidelog_doctor::bind::{Machine, Plan, Towards, carry_out, plan};
 use tidelog_doctor::cli::{CheckArgs, Cli, Command, HandOverArgs, Output};
+use tidelog_doctor::devices::devices;
 use tidelog_doctor::facts::{Roots, all};
 use tidelog_doctor::gpus::gpus;
+use tidelog_doctor::next::Advice;
 use tidelog_doctor::outcome::{Exit, Failure};
 use tidelog_doctor::page::Page;
-use tidelog_doctor::paths::{devices, try_all};
+use tidelog_doctor::paths::try_all;
 use tidelog_format::device::{System, program_directories};
 use tidelog_format::outcome::printable;
 use tidelog_gds::topology::{Sysfs, nvml_gpus};
@@ -62,23 +64,27 @@ fn run(cli: &Cli) -> Result<(String, Exit), Failure> {
 }
 
 fn check(cli: &Cli, arguments: &CheckArgs) -> Result<(String, Exit), Failure> {
-    let roots =
-        Roots { sysfs: cli.sysfs.clone(), procfs: cli.procfs.clone(), boot: "/boot".into() };
-    let rows = try_all(arguments).map_err(|error| {
+    let (sysfs, procfs, boot) = (cli.sysfs.clone(), cli.procfs.clone(), cli.boot.clone());
+    let roots = Roots { sysfs, procfs, boot };
+    let (sysfs, system) = tables(cli);
+    let pci = sysfs.pci_devices();
+    let devices = devices(&pci, &sysfs, &system, &program_directories());
+    let advice = Advice { roots: &roots, pci: &pci, devices: &devices };
+    let rows = try_all(arguments, &advice).map_err(|error| {
         Failure::new(
             Exit::Failed,
             error.to_string(),
             "name a directory in which you may make files",
         )
     })?;
-    let (sysfs, system) = tables(cli);
     let nvml = nvml_gpus();
     let page = Page {
         facts: all(&roots),
-        gpus: gpus(&sysfs, &nvml),
+        gpus: gpus(&advice, &sysfs, &nvml),
         nvml_why_not: nvml.err(),
-        devices: devices(&sysfs, &system, &program_directories()),
         rows,
+        spdk_next: advice.for_spdk(),
+        devices,
     };
     let text = match cli.output {
         Output::Text => page.text(),

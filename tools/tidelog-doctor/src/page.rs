@@ -1,15 +1,20 @@
 //! The page: for people, and for programs.
 
+use std::cmp::Reverse;
 use std::fmt::Write;
 
+use serde::Serialize;
 use tidelog_engine::units::ByteCount;
 use tidelog_format::outcome::printable;
 use tidelog_gds::topology::NvmlUnavailable;
 
+use crate::devices::DeviceRow;
 use crate::facts::Fact;
 use crate::gpus::GpuRow;
+use crate::next::TRY;
 use crate::outcome::Exit;
-use crate::paths::{DeviceRow, Row, Verdict};
+use crate::paths::{Memory, Row, Verdict};
+use crate::ways::By;
 
 /// Everything that was found.
 #[derive(Debug)]
@@ -24,11 +29,22 @@ pub struct Page {
     pub devices: Vec<DeviceRow>,
     /// What was tried.
     pub rows: Vec<Row>,
+    /// What to type for SPDK's driver to have an SSD.
+    pub spdk_next: String,
 }
 
-/// What nothing here can try: said on every page, so that its absence is no riddle.
+/// What no file can show: said on every page, so that its absence is no riddle.
 const SPDK: &str =
-    "not tried by this tool: it takes a whole SSD that was handed to user space (see `bind`)";
+    "takes a whole SSD that was handed to user space (see `bind`), then `--pool spdk:ADDRESS`";
+
+/// What to type for the next better path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Next {
+    /// Which one that is.
+    pub path: String,
+    /// What to type.
+    pub command: String,
+}
 
 impl Page {
     /// How it ends.
@@ -40,6 +56,23 @@ impl Page {
             () if any(Verdict::Failed) || !any(Verdict::Works) => Exit::NothingWorks,
             () => Exit::Works,
         }
+    }
+
+    /// The command of the nearest path that is better than all that work from the same memory; of paths as good, the one
+    /// from a GPU's, for which the others are a way round.
+    pub fn next(&self) -> Option<Next> {
+        if self.rows.is_empty() {
+            return Some(Next { path: "all".into(), command: TRY.into() });
+        }
+        let working = |memory| self.rows.iter().filter(move |row| row.is_proven_from(memory));
+        let best = |memory| working(memory).map(|row| row.path).max();
+        let offers = self.rows.iter().map(|row| (row.path, row.memory, row.name(), &row.next));
+        let spdk = (By::Spdk, Memory::Host, By::Spdk.to_string(), &self.spdk_next);
+        let better = offers.chain([spdk]).filter(|(path, memory, _, command)| {
+            !command.is_empty() && best(*memory).is_none_or(|best| *path > best)
+        });
+        let nearest = better.min_by_key(|(path, memory, ..)| (*path, Reverse(*memory)));
+        nearest.map(|(_, _, path, command)| Next { path, command: command.clone() })
     }
 
     /// For people.
@@ -71,17 +104,16 @@ impl Page {
         }
         out.push_str("\nData paths\n");
         if self.rows.is_empty() {
-            line(
-                &mut out,
-                "not tried",
-                "nothing is written without leave",
-                "tidelog-doctor check --scratch DIRECTORY",
-            );
+            line(&mut out, "not tried", "nothing is written without leave", TRY);
         }
         for row in &self.rows {
             row_lines(&mut out, row);
         }
-        line(&mut out, "spdk", SPDK, "");
+        line(&mut out, "spdk", SPDK, &self.spdk_next);
+        if let Some(next) = self.next() {
+            out.push_str("\nNext\n");
+            line(&mut out, &next.path, &next.command, "");
+        }
         out
     }
 
@@ -94,6 +126,8 @@ impl Page {
             "devices": self.devices,
             "paths": self.rows,
             "spdk": SPDK,
+            "spdk_next": self.spdk_next,
+            "next": self.next(),
             "exit": self.exit() as u8,
         })
     }
@@ -127,8 +161,6 @@ fn device_lines(out: &mut String, device: &DeviceRow) {
 }
 
 fn row_lines(out: &mut String, row: &Row) {
-    let gpu = row.gpu.map_or_else(String::new, |gpu| format!(" GPU {gpu}"));
-    let name = format!("{}{gpu}", row.path);
     let at = row.scratch.display();
     let rate = |bytes: Option<u64>| format!("{}/s", ByteCount(bytes.unwrap_or(0)));
     let found = match row.verdict {
@@ -142,5 +174,76 @@ fn row_lines(out: &mut String, row: &Row) {
         Verdict::Failed => format!("FAILED on {at}: {}", row.why),
         Verdict::WrongBytes => format!("WRONG BYTES on {at}: {}", row.why),
     };
-    line(out, &name, &found, "");
+    line(out, &row.name(), &found, &row.next);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Memory::{Gpu, Host};
+    use Verdict::{Absent, Failed, Works};
+
+    fn row(path: By, memory: Memory, verdict: Verdict, next: &str) -> Row {
+        Row {
+            path,
+            memory,
+            gpu: (memory == Gpu).then_some(0),
+            scratch: "/mnt".into(),
+            verdict,
+            why: "because".into(),
+            next: next.into(),
+            write_bytes_per_second: None,
+            read_bytes_per_second: None,
+            read_latency_nanoseconds: None,
+        }
+    }
+
+    fn page(rows: Vec<Row>, spdk_next: &str) -> Page {
+        let spdk_next = spdk_next.into();
+        let (gpus, nvml_why_not) = (Vec::new(), None);
+        Page { facts: Vec::new(), gpus, nvml_why_not, devices: Vec::new(), rows, spdk_next }
+    }
+
+    #[track_caller]
+    fn is_next(page: &Page, expected: Option<(&str, &str)>) {
+        let next = page.next();
+        let found = next.as_ref().map(|next| (next.path.as_str(), next.command.as_str()));
+        assert_eq!(found, expected);
+        let command = expected.map(|(_, command)| command);
+        assert_eq!(page.json()["next"]["command"].as_str(), command);
+        assert_eq!(page.text().contains("\nNext\n"), expected.is_some());
+    }
+
+    #[test]
+    fn the_next_command_is_of_the_nearest_path_that_is_better_than_what_works() {
+        let mut rows = vec![
+            row(By::Uring, Host, Absent, "allow io_uring"),
+            row(By::Posix, Host, Works, ""),
+            row(By::Uring, Gpu, Works, ""),
+            row(By::Posix, Gpu, Absent, "no better one"),
+            row(By::Gds, Gpu, Absent, "load nvidia-fs"),
+            row(By::Gdrcopy, Gpu, Failed, "load gdrdrv"),
+        ];
+        is_next(&page(rows.clone(), "bind"), Some(("uring", "allow io_uring")));
+        rows[0].verdict = Works;
+        is_next(&page(rows.clone(), "bind"), Some(("gds GPU 0", "load nvidia-fs")));
+        rows[4].verdict = Works;
+        is_next(&page(rows.clone(), "bind"), Some(("spdk", "bind")));
+        is_next(&page(rows.clone(), ""), Some(("gdrcopy GPU 0", "load gdrdrv")));
+        rows[5].next.clear();
+        is_next(&page(rows, ""), None);
+    }
+
+    #[test]
+    fn where_nothing_was_tried_that_is_next() {
+        is_next(&page(Vec::new(), "bind"), Some(("all", TRY)));
+    }
+
+    #[test]
+    fn a_row_that_does_not_work_is_followed_by_what_to_type() {
+        let told = page(vec![row(By::Gds, Gpu, Absent, "load nvidia-fs")], "bind").text();
+        let expected =
+            "  gds GPU 0       not on /mnt: because\n                  -> load nvidia-fs\n";
+        assert!(told.contains(expected), "{told}");
+    }
 }

@@ -1,24 +1,19 @@
-//! Every data path for every device and scratch area, with a verdict: proven, or exactly why not.
+//! Every data path from the host's memory and each GPU's to every scratch area and pool, with a verdict: proven, or exactly
+//! why not, and what to type then.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use serde::Serialize;
-use tidelog_engine::path::{
-    Backend, Device, DeviceSpec, KernelDevices, OpenMode, PathChoice, PathProvider,
-};
+use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::pool::{FormatOptions, Pool};
 use tidelog_engine::units::ByteCount;
-use tidelog_format::device::System;
-use tidelog_gds::cuda::gpu_count;
-use tidelog_gds::cufile::{Compat, Library};
-use tidelog_gds::topology::{Acs, Distance, PciDevice, Sysfs, distance};
-use tidelog_gds::{GdsBackend, GdsOptions};
 
 use crate::cli::CheckArgs;
-use crate::trial::{Measured, TrialError, pool_round_trip, round_trip};
-use crate::wear::{Wear, wear_of};
+use crate::next::Advice;
+use crate::trial::{Measured, TrialError, round_trip};
+use crate::ways::{By, GPU, HOST, HOST_TO_FILES, NoGpu, gpus, of_gpu, of_host, without_gpu};
 
 /// What is known of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -34,19 +29,33 @@ pub enum Verdict {
     WrongBytes,
 }
 
+/// Whose memory a tensor is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Memory {
+    /// The host's.
+    Host,
+    /// A GPU's.
+    Gpu,
+}
+
 /// A path on a scratch area.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// The data path.
-    pub path: &'static str,
+    pub path: By,
+    /// Where the tensor was.
+    pub memory: Memory,
+    /// The GPU in whose memory, if there is one.
+    pub gpu: Option<i32>,
     /// Where it was tried.
     pub scratch: PathBuf,
-    /// The GPU that it went through.
-    pub gpu: Option<i32>,
     /// What came out.
     pub verdict: Verdict,
     /// Why it does not work, or what the path says of itself.
     pub why: String,
+    /// What to type for it to work, if anything.
+    pub next: String,
     /// Bytes written in a second.
     pub write_bytes_per_second: Option<u64>,
     /// Bytes read in a second.
@@ -55,109 +64,128 @@ pub struct Row {
     pub read_latency_nanoseconds: Option<u64>,
 }
 
+impl Row {
+    /// Whether it works, for a tensor in this memory.
+    pub fn is_proven_from(&self, memory: Memory) -> bool {
+        self.memory == memory && self.verdict == Verdict::Works
+    }
+
+    /// What it is of, in a word or two.
+    pub fn name(&self) -> String {
+        match (self.memory, self.gpu) {
+            (Memory::Host, _) => self.path.to_string(),
+            (Memory::Gpu, Some(gpu)) => format!("{} GPU {gpu}", self.path),
+            (Memory::Gpu, None) => format!("{} GPU", self.path),
+        }
+    }
+}
+
 /// Tries every path on every scratch area.
 ///
 /// # Errors
-/// A scratch area in which no file can be made: nothing was tried then.
-pub fn try_all(arguments: &CheckArgs) -> io::Result<Vec<Row>> {
+/// A scratch area in which no file can be made: nothing was tried there.
+pub fn try_all(arguments: &CheckArgs, advice: &Advice) -> io::Result<Vec<Row>> {
+    let gpus = gpus();
     let mut rows = Vec::new();
     for directory in &arguments.scratch {
-        let scratch = Scratch::new(directory, arguments.size)?;
-        for (path, choice) in [("uring", PathChoice::Uring), ("posix", PathChoice::Posix)] {
-            let provider = |device| -> Box<dyn PathProvider> {
-                Box::new(KernelDevices::new(vec![device], choice))
-            };
-            rows.push(try_one(path, &scratch, None, arguments.size, provider));
-        }
-        rows.extend(try_gds(&scratch.directory, arguments, |gpu, backend| {
-            let provider = |device| backend.provider(vec![device]);
-            try_one("gds", &scratch, Some(gpu), arguments.size, provider)
-        }));
+        let scratch = Scratch::new(directory)?;
+        let devices = scratch.format(arguments.size);
+        let area = Area { name: directory, devices, arguments, advice };
+        rows.extend(area.try_all(&HOST_TO_FILES, &gpus));
     }
     for pool in &arguments.pool {
-        let area = Path::new(pool);
-        let by = |choice, backend| pool_round_trip(pool, choice, backend, arguments.size);
-        rows.push(row("uring", area, None, by(PathChoice::Uring, None)));
-        rows.push(row("posix", area, None, by(PathChoice::Posix, None)));
-        rows.extend(try_gds(area, arguments, |gpu, backend| {
-            row("gds", area, Some(gpu), by(PathChoice::Auto, Some(Arc::new(backend))))
-        }));
+        let devices = DeviceSpec::parse_list(pool).map_err(TrialError::unavailable);
+        let area = Area { name: Path::new(pool), devices, arguments, advice };
+        rows.extend(area.try_all(&HOST, &gpus));
     }
     Ok(rows)
 }
 
-/// cuFile through every GPU; one row with the reason where there is none.
-fn try_gds(
-    area: &Path,
-    arguments: &CheckArgs,
-    attempt: impl Fn(i32, GdsBackend) -> Row,
-) -> Vec<Row> {
-    let absent = |why: String| vec![row("gds", area, None, Err(TrialError::Unavailable(why)))];
-    let library = Library::open(arguments.cufile.as_deref()).map_err(|error| error.to_string());
-    let count = match (gpu_count(), &library) {
-        (Ok(0), _) => return absent("CUDA shows no GPU (CUDA_VISIBLE_DEVICES hides them)".into()),
-        (Ok(count), Ok(_)) => count,
-        (Ok(_), Err(why)) => return absent(why.clone()),
-        (Err(cuda), Ok(_)) => return absent(cuda.to_string()),
-        (Err(cuda), Err(why)) => return absent(format!("{cuda}; and {why}")),
-    };
-    let compat = if arguments.compat { Compat::Named } else { Compat::Forbidden };
-    let backend = |gpu| {
-        let library = arguments.cufile.clone();
-        GdsBackend(GdsOptions { gpu, library, compat, ..GdsOptions::default() })
-    };
-    (0..count).map(|gpu| attempt(gpu, backend(gpu))).collect()
+/// Where a tensor may be put.
+struct Area<'a> {
+    name: &'a Path,
+    /// A pool's, or why there is none.
+    devices: Result<Vec<DeviceSpec>, TrialError>,
+    arguments: &'a CheckArgs,
+    advice: &'a Advice<'a>,
 }
 
-fn try_one(
-    path: &'static str,
-    scratch: &Scratch,
-    gpu: Option<i32>,
-    size: ByteCount,
-    provider: impl FnOnce(Device) -> Box<dyn PathProvider>,
-) -> Row {
-    let device = Device::open(&DeviceSpec::new(&scratch.file), OpenMode::default());
-    let result = match device {
-        Ok(device) => round_trip(provider(device), size),
-        Err(error) => Err(TrialError::Unavailable(error.to_string())),
-    };
-    row(path, &scratch.directory, gpu, result)
-}
+impl Area<'_> {
+    /// By each of these from the host's memory, then from each GPU's; where there is none each of those says so.
+    fn try_all(&self, host: &[By], gpus: &Result<i32, NoGpu>) -> Vec<Row> {
+        let mut rows: Vec<Row> = host.iter().map(|by| self.try_host(*by)).collect();
+        match gpus {
+            Ok(count) => {
+                let pairs = (0..*count).flat_map(|gpu| GPU.map(|by| (by, gpu)));
+                rows.extend(pairs.map(|(by, gpu)| self.try_gpu(by, gpu)));
+            }
+            Err(why) => rows.extend(GPU.map(|by| {
+                let next = self.advice.for_no_gpu(why);
+                let told = without_gpu(by, why, self.arguments);
+                self.row(by, Memory::Gpu, None, Err(told), |_| next)
+            })),
+        }
+        rows
+    }
 
-fn row(
-    path: &'static str,
-    area: &Path,
-    gpu: Option<i32>,
-    result: Result<Measured, TrialError>,
-) -> Row {
-    let (verdict, why) = match &result {
-        Ok(measured) => (Verdict::Works, measured.notes.join("; ")),
-        Err(error @ TrialError::Unavailable(_)) => (Verdict::Absent, error.to_string()),
-        Err(error @ TrialError::Failed(_)) => (Verdict::Failed, error.to_string()),
-        Err(error @ TrialError::WrongBytes { .. }) => (Verdict::WrongBytes, error.to_string()),
-    };
-    let measured = result.ok();
-    let measured = measured.as_ref();
-    Row {
-        path,
-        scratch: area.to_path_buf(),
-        gpu,
-        verdict,
-        why,
-        write_bytes_per_second: measured.map(|it| it.write.0),
-        read_bytes_per_second: measured.map(|it| it.read.0),
-        read_latency_nanoseconds: measured.map(|it| it.latency.as_nanos() as u64),
+    fn try_host(&self, by: By) -> Row {
+        let size = self.arguments.size;
+        let devices = self.devices.clone();
+        let result = devices.and_then(|devices| round_trip(&devices, &of_host(by), size));
+        self.row(by, Memory::Host, None, result, |_| self.advice.for_host(by, self.name))
+    }
+
+    fn try_gpu(&self, by: By, gpu: i32) -> Row {
+        let result = self.devices.clone().and_then(|devices| {
+            let way = of_gpu(by, gpu, &devices, self.arguments)?;
+            round_trip(&devices, &way, self.arguments.size)
+        });
+        self.row(by, Memory::Gpu, Some(gpu), result, |_| {
+            self.advice.for_gpu(by, gpu, self.name, self.arguments)
+        })
+    }
+
+    fn row(
+        &self,
+        path: By,
+        memory: Memory,
+        gpu: Option<i32>,
+        result: Result<Measured, TrialError>,
+        absent: impl FnOnce(&TrialError) -> String,
+    ) -> Row {
+        let (verdict, why, next) = match &result {
+            Ok(measured) => (Verdict::Works, measured.notes.join("; "), String::new()),
+            Err(error) => {
+                let why = error.to_string();
+                match error {
+                    TrialError::Unavailable(_) => (Verdict::Absent, why, absent(error)),
+                    TrialError::Failed(_) => (Verdict::Failed, why, Advice::for_failure()),
+                    TrialError::WrongBytes(_) => (Verdict::WrongBytes, why, Advice::for_failure()),
+                }
+            }
+        };
+        let measured = result.ok();
+        let measured = measured.as_ref();
+        Row {
+            path,
+            memory,
+            gpu,
+            scratch: self.name.to_path_buf(),
+            verdict,
+            why,
+            next,
+            write_bytes_per_second: measured.map(|it| it.write.0),
+            read_bytes_per_second: measured.map(|it| it.read.0),
+            read_latency_nanoseconds: measured.map(|it| it.latency.as_nanos() as u64),
+        }
     }
 }
 
 /// A file of our own in a directory that was given, removed at the end.
-struct Scratch {
-    directory: PathBuf,
-    file: PathBuf,
-}
+struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new(directory: &Path, size: ByteCount) -> io::Result<Self> {
+    fn new(directory: &Path) -> io::Result<Self> {
         let named = |error: io::Error| {
             io::Error::new(
                 error.kind(),
@@ -173,114 +201,24 @@ impl Scratch {
         }
         let file = directory.join(format!(".tidelog-doctor-{}", std::process::id()));
         // Fails where something of that name is there: nothing that exists is written.
-        let made =
-            fs::OpenOptions::new().write(true).create_new(true).open(&file).map_err(named)?;
-        let scratch = Self { directory: directory.to_path_buf(), file };
-        // At least one transfer, and whole ones.
-        let size = size.0.max(crate::trial::TRANSFER).next_multiple_of(crate::trial::TRANSFER);
-        made.set_len(size).map_err(named)?;
-        Ok(scratch)
+        fs::OpenOptions::new().write(true).create_new(true).open(&file).map_err(named)?;
+        Ok(Self(file))
+    }
+
+    /// Makes a pool of it in which a tensor of this size has room.
+    fn format(&self, size: ByteCount) -> Result<Vec<DeviceSpec>, TrialError> {
+        /// For what the log needs besides.
+        const ROOM: u64 = 64 << 20;
+        let devices = vec![DeviceSpec::new(&self.0)];
+        let device_size = Some(ByteCount(size.0.saturating_mul(2).saturating_add(ROOM)));
+        let sparse = FormatOptions { device_size, sparse: true, ..FormatOptions::default() };
+        Pool::format(&devices, &sparse).map_err(TrialError::unavailable)?;
+        Ok(devices)
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.file);
-    }
-}
-
-/// A device, what it is, and why paths to it may not be open: found without writing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct DeviceRow {
-    /// As in `nvme0n1`, or a PCI address where the kernel has no namespace of it.
-    pub name: String,
-    /// Where it is on PCI Express.
-    pub pci_address: Option<String>,
-    /// Who drives it.
-    pub driver: Option<String>,
-    /// Its NUMA node.
-    pub numa_node: Option<u32>,
-    /// Its link.
-    pub link: Option<String>,
-    /// Who uses it: what would have to end before a pool is made on it.
-    pub users: Vec<String>,
-    /// For each GPU, how far it is.
-    pub gpus: Vec<String>,
-    /// What it says of its wear.
-    pub wear: Option<Wear>,
-    /// Why it does not.
-    pub wear_why_not: Option<String>,
-    /// What stands in the way of the next better path, and what to type.
-    pub next: String,
-}
-
-/// Every `NVMe` controller and its namespaces.
-pub fn devices(sysfs: &Sysfs, system: &System, programs: &[PathBuf]) -> Vec<DeviceRow> {
-    let all = sysfs.pci_devices();
-    let gpus: Vec<&PciDevice> = all.iter().filter(|device| device.is_gpu()).collect();
-    let mut rows = Vec::new();
-    for controller in all.iter().filter(|device| device.is_nvme()) {
-        let namespaces = sysfs.namespaces(controller);
-        if namespaces.is_empty() {
-            rows.push(device_row(sysfs, controller, &gpus, controller.address.clone()));
-        }
-        for name in namespaces {
-            let mut row = device_row(sysfs, controller, &gpus, name.clone());
-            let users = system.named(&name).map(|device| system.users(&device)).unwrap_or_default();
-            row.users = users.iter().map(ToString::to_string).collect();
-            match wear_of(&Path::new("/dev").join(&name), programs) {
-                Ok(wear) => (row.wear, row.wear_why_not) = (Some(wear), None),
-                Err(why) => row.wear_why_not = Some(why),
-            }
-            row.next = next_for(&row, controller);
-            rows.push(row);
-        }
-    }
-    rows
-}
-
-fn device_row(
-    sysfs: &Sysfs,
-    controller: &PciDevice,
-    gpus: &[&PciDevice],
-    name: String,
-) -> DeviceRow {
-    let near = |gpu: &&PciDevice| {
-        let far = distance(gpu, controller);
-        let redirects = matches!(far, Distance::Switch { .. })
-            && controller.bridges.iter().any(|bridge| sysfs.acs(bridge) == Acs::Redirects);
-        let acs = if redirects { ", but ACS sends peer traffic up to the CPU" } else { "" };
-        format!("{}: {far}{acs}", gpu.address)
-    };
-    let mut row = DeviceRow {
-        name,
-        pci_address: Some(controller.address.clone()),
-        driver: controller.driver.clone(),
-        numa_node: controller.numa_node,
-        link: controller.link_text(),
-        users: Vec::new(),
-        gpus: gpus.iter().map(near).collect(),
-        wear: None,
-        wear_why_not: Some("the kernel has no namespace of it".into()),
-        next: String::new(),
-    };
-    row.next = next_for(&row, controller);
-    row
-}
-
-fn next_for(row: &DeviceRow, controller: &PciDevice) -> String {
-    match row.driver.as_deref() {
-        Some("vfio-pci" | "uio_pci_generic") => {
-            format!(
-                "in user space; back to the kernel: tidelog-doctor unbind {} --yes",
-                controller.address
-            )
-        }
-        Some(_) if !row.users.is_empty() => "in use: only its users' files can be a pool".into(),
-        Some(_) => format!(
-            "tidelog-format format /dev/{} for uring; tidelog-doctor bind {} for SPDK",
-            row.name, controller.address
-        ),
-        None => format!("no driver has it: tidelog-doctor unbind {} --yes", controller.address),
+        let _ = fs::remove_file(&self.0);
     }
 }

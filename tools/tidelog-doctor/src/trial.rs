@@ -1,33 +1,47 @@
-//! One round trip by one data path: written, flushed, read back, compared by checksum, and timed.
+//! One round trip by one data path: a tensor is put, got back, compared by checksum, and timed.
+//!
+//! Every row of the page comes from here, whatever memory the tensor is in and whatever brings it to the devices, so that
+//! their numbers can be compared.
+
+mod memory;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidelog_engine::layout::TensorId;
-use tidelog_engine::memory::{Destination, DmaBuffer, DmaPool, Source};
-use tidelog_engine::path::{
-    Action, Backend, Completion, DataPath, DeviceSpec, Extent, Operation, PathChoice, PathProvider,
-    Refusal,
-};
-use tidelog_engine::pool::{OpenOptions, Pool, PutOptions};
-use tidelog_engine::schedule::Urgency;
-use tidelog_engine::units::{ByteCount, DeviceIndex};
+use tidelog_engine::memory::GpuMemory;
+use tidelog_engine::path::{Backend, DeviceSpec, Feature, PathChoice};
+use tidelog_engine::pool::{OpenOptions, Pool};
+use tidelog_engine::schedule::{GpuStats, ReactorStats, TransferError};
+use tidelog_engine::units::ByteCount;
+use tidelog_gds::{Gpu, StagedGpu};
 
-/// Bytes of one transfer.
-pub const TRANSFER: u64 = 1 << 20;
-/// Transfers in flight.
-const DEPTH: u32 = 8;
+use memory::Memory;
+
 /// Small reads, one at a time, for the latency.
 const SMALL_READS: usize = 64;
 /// Bytes of one of those.
-const SMALL: u64 = 4096;
-/// A trial that takes longer has failed.
-const PATIENCE: Duration = Duration::from_secs(60);
+const SMALL: usize = 4096;
+/// "tidelogdoctortri"; the small ones' follow it. No framework's name hashes to one of them but by a chance of one in 2^121.
+const TENSOR: TensorId = TensorId(0x7469_6465_6c6f_6764_6f63_746f_7274_7269);
+
+/// By what a tensor goes to the devices, and where it is.
+#[derive(Clone, Debug, Default)]
+pub struct Way {
+    /// The engine's data path.
+    pub path: PathChoice,
+    /// One that is no part of the engine, instead.
+    pub backend: Option<Arc<dyn Backend>>,
+    /// The GPU whose memory the tensor is in; the host's if there is none.
+    pub gpu: Option<Arc<Gpu>>,
+    /// Whether it counts only if the path reaches the GPU's memory itself.
+    pub reaching: bool,
+}
 
 /// What a round trip showed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
-    /// Bytes written in a second, the flush included.
+    /// Bytes written in a second.
     pub write: ByteCount,
     /// Bytes read in a second.
     pub read: ByteCount,
@@ -47,118 +61,156 @@ pub enum TrialError {
     #[error("{0}")]
     Failed(String),
     /// Other bytes came back than were written.
-    #[error("wrong bytes came back from byte {at} on")]
-    WrongBytes {
-        /// Where the transfer begins that differs.
-        at: u64,
-    },
+    #[error("wrong bytes came back: {0}")]
+    WrongBytes(String),
 }
 
-/// Writes `size` bytes from the device's start by the path that `provider` opens, and reads them back. What the device
-/// held there is lost.
+impl TrialError {
+    #[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
+    pub(crate) fn unavailable(error: impl ToString) -> Self {
+        Self::Unavailable(error.to_string())
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "it stands in map_err")]
+    fn failed(error: impl ToString) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// The log has compared what it read with its checksums, twice, before it says so.
+impl From<TransferError> for TrialError {
+    fn from(error: TransferError) -> Self {
+        match error {
+            TransferError::Checksum { .. } => Self::WrongBytes(error.to_string()),
+            error => Self::failed(error),
+        }
+    }
+}
+
+/// Puts a scratch tensor of `size` bytes, and small ones, into the pool on `devices`, gets them back, and deletes them. The pool's own tensors
+/// stay as they are.
 ///
 /// # Errors
-/// The path does not open, or an operation fails, or other bytes come back.
+/// The pool does not open by this way, or an operation fails, or other bytes come back.
 pub fn round_trip(
-    provider: Box<dyn PathProvider>,
+    devices: &[DeviceSpec],
+    way: &Way,
     size: ByteCount,
 ) -> Result<Measured, TrialError> {
-    let opened =
-        provider.open(DEPTH).map_err(|error| TrialError::Unavailable(error.to_string()))?;
-    let pool = DmaPool::new(ByteCount(u64::from(DEPTH) * TRANSFER), false);
-    let pool = pool.map_err(|error| TrialError::Unavailable(error.to_string()))?;
-    let mut trial = Trial { path: opened.path, pool, next_tag: 0 };
-    trial.path.register(&trial.pool);
-    let count = (size.0 / TRANSFER).max(1);
-
-    let begun = Instant::now();
-    let mut sums = vec![0; count as usize];
-    let sums_of = &mut sums;
-    trial.run(
-        count,
-        |at, mut buffer| {
-            fill(&mut buffer, at);
-            sums_of[at as usize] = crc32c::crc32c(&buffer);
-            Action::Write { buffer, fua: false }
-        },
-        |_, _| Ok(()),
-    )?;
-    trial.flush()?;
-    let write = rate(count * TRANSFER, begun.elapsed());
-
-    let begun = Instant::now();
-    trial.run(
-        count,
-        |_, buffer| Action::Read(buffer),
-        |at, buffer| {
-            let right = crc32c::crc32c(buffer) == sums[at as usize];
-            if right { Ok(()) } else { Err(TrialError::WrongBytes { at: at * TRANSFER }) }
-        },
-    )?;
-    let read = rate(count * TRANSFER, begun.elapsed());
-    let latency = trial.latency(count * TRANSFER)?;
-    let notes = trial.path.capabilities().notes.clone();
-    Ok(Measured { write, read, latency, notes })
+    let options = options_of(way);
+    let pool = Pool::open(devices, &options).map_err(TrialError::unavailable)?;
+    let measured = round_trip_in(&pool, way, size)?;
+    pool.close().map_err(TrialError::failed)?;
+    Ok(measured)
 }
 
-/// Puts a scratch tensor of `size` bytes into the pool on `devices` by a path, reads it back, and deletes it. The pool's
-/// own tensors stay as they are.
+/// How a pool is opened for a way.
+pub fn options_of(way: &Way) -> OpenOptions {
+    let gpu = way.gpu.clone().map(|gpu| Arc::new(StagedGpu(gpu)) as Arc<dyn GpuMemory>);
+    let (path, backend) = (way.path, way.backend.clone());
+    OpenOptions { path, backend, gpu, housekeeping: None, ..OpenOptions::default() }
+}
+
+/// The same as [`round_trip`] in a pool that is open, by the way that it was opened for.
 ///
 /// # Errors
-/// The pool does not open by this path, or an operation fails, or other bytes come back.
-pub fn pool_round_trip(
-    devices: &str,
-    path: PathChoice,
-    backend: Option<Arc<dyn Backend>>,
-    size: ByteCount,
-) -> Result<Measured, TrialError> {
-    /// "tidelogdoctortri", which no framework's name hashes to but by a chance of one in 2^128.
-    const TENSOR: TensorId = TensorId(0x7469_6465_6c6f_6764_6f63_746f_7274_7269);
-    let unavailable = |error: &dyn std::fmt::Display| TrialError::Unavailable(error.to_string());
-    let failed = |error: &dyn std::fmt::Display| TrialError::Failed(error.to_string());
-    let specs = DeviceSpec::parse_list(devices).map_err(|error| unavailable(&error))?;
-    let options = OpenOptions { path, backend, housekeeping: None, ..OpenOptions::default() };
-    let pool = Pool::open(&specs, &options).map_err(|error| unavailable(&error))?;
-    if pool.contains(TENSOR) {
-        return Err(failed(&"the pool has a tensor of this tool's id already; it is left alone"));
+/// As for [`round_trip`].
+pub fn round_trip_in(pool: &Pool, way: &Way, size: ByteCount) -> Result<Measured, TrialError> {
+    let reactor = pool.stats().map_err(TrialError::failed)?.reactor;
+    if let (true, Some(GpuStats { reached: Feature::Off(why), .. })) = (way.reaching, &reactor.gpu)
+    {
+        return Err(TrialError::unavailable(why));
     }
-    let mut bytes = vec![0; size.0.max(SMALL) as usize];
-    for (at, piece) in bytes.chunks_mut(TRANSFER as usize).enumerate() {
-        fill(piece, at as u64);
+    if tensors().any(|id| pool.contains(id)) {
+        let taken = "the pool has a tensor of this tool's ids already; it is left alone";
+        return Err(TrialError::failed(taken));
     }
-    let sum = crc32c::crc32c(&bytes);
-    let length = bytes.len() as u64;
-    let begun = Instant::now();
-    let put = pool.put(TENSOR, Source::from(bytes), PutOptions::default());
-    put.map_err(|error| failed(&error))?.wait().map_err(|error| failed(&error))?;
-    let write = rate(length, begun.elapsed());
-    let get = |range: std::ops::Range<u64>| {
-        let destination = Destination::buffer((range.end - range.start) as usize);
-        let ticket = pool.get(TENSOR, range, destination, Urgency::Urgent, None);
-        let ticket = ticket.map_err(|error| failed(&error))?;
-        ticket.wait().map_err(|error| failed(&error))?;
-        ticket.take_bytes().ok_or_else(|| failed(&"the engine kept the bytes"))
-    };
-    let begun = Instant::now();
-    let found = get(0..length)?;
-    let read = rate(length, begun.elapsed());
-    if crc32c::crc32c(&found) != sum {
-        return Err(TrialError::WrongBytes { at: 0 });
+    let measured = measure(pool, way, (size.0 as usize).max(SMALL));
+    // Also where something failed.
+    for id in tensors().filter(|id| pool.contains(*id)) {
+        pool.delete(id).map_err(TrialError::failed)?;
     }
-    let begun = Instant::now();
-    get(0..SMALL)?;
-    let latency = begun.elapsed();
-    let stats = pool.stats().map_err(|error| failed(&error))?;
-    pool.delete(TENSOR).map_err(|error| failed(&error))?;
-    pool.close().map_err(|error| failed(&error))?;
-    Ok(Measured { write, read, latency, notes: stats.reactor.capabilities.notes })
+    let (write, read, latency) = measured?;
+    Ok(Measured { write, read, latency, notes: notes_of(reactor) })
 }
 
-/// Bytes that say where they belong, and that no other transfer has.
-fn fill(buffer: &mut [u8], transfer: u64) {
-    for (at, word) in buffer.chunks_exact_mut(8).enumerate() {
-        let value = (transfer << 32 | at as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        word.copy_from_slice(&value.to_le_bytes());
+/// The tensor of the trial's size, then the small ones.
+fn tensors() -> impl Iterator<Item = TensorId> {
+    (0..=SMALL_READS as u128).map(|at| TensorId(TENSOR.0 + at))
+}
+
+/// Write and read in bytes per second, and the latency.
+fn measure(
+    pool: &Pool,
+    way: &Way,
+    length: usize,
+) -> Result<(ByteCount, ByteCount, Duration), TrialError> {
+    let mut memory = Memory::new(length, way.gpu.as_ref())?;
+    let (write, sum) = put(pool, &mut memory, TENSOR, length)?;
+    let read = get(pool, &mut memory, TENSOR, length, sum)?;
+    let rate = |time| rate(length as u64, time);
+    Ok((rate(write), rate(read), latency(pool, &mut memory)?))
+}
+
+/// The median of small reads. A device is asked for no more than the tensor, which of a larger one's part the log would do:
+/// it reads, and compares, whole stripe units.
+fn latency(pool: &Pool, memory: &mut Memory) -> Result<Duration, TrialError> {
+    let small = tensors().skip(1).map(|id| put(pool, memory, id, SMALL).map(|(_, sum)| (id, sum)));
+    let small = small.collect::<Result<Vec<_>, _>>()?;
+    let reads = small.into_iter().map(|(id, sum)| get(pool, memory, id, SMALL, sum));
+    let mut times = reads.collect::<Result<Vec<_>, _>>()?;
+    times.sort();
+    Ok(times[times.len() / 2])
+}
+
+/// Puts a tensor. Answers how long that took, and its checksum.
+fn put(
+    pool: &Pool,
+    memory: &mut Memory,
+    id: TensorId,
+    length: usize,
+) -> Result<(Duration, u32), TrialError> {
+    let mut bytes = vec![0; length];
+    fill(&mut bytes, id);
+    let sum = crc32c::crc32c(&bytes);
+    Ok((memory.put(pool, id, bytes)?, sum))
+}
+
+/// Gets a tensor, and compares. Answers how long it took to come.
+fn get(
+    pool: &Pool,
+    memory: &mut Memory,
+    id: TensorId,
+    length: usize,
+    sum: u32,
+) -> Result<Duration, TrialError> {
+    let (time, bytes) = memory.get(pool, id, length)?;
+    match crc32c::crc32c(&bytes) {
+        found if found == sum => Ok(time),
+        found => {
+            let told = format!("CRC32C {found:#010x} where {sum:#010x} was put");
+            Err(TrialError::WrongBytes(told))
+        }
+    }
+}
+
+/// What the path says of itself, and how the GPU's memory gets to it.
+fn notes_of(reactor: ReactorStats) -> Vec<String> {
+    let of_gpu = reactor.gpu.map(|gpu| match (gpu.reached, gpu.page_locked) {
+        (Feature::On, _) => format!("{}: the path reaches its memory itself", gpu.name),
+        (_, Feature::On) => format!("{}: staged in page-locked host memory", gpu.name),
+        (_, Feature::Off(why)) => {
+            format!("{}: staged in host memory that is not page-locked ({why})", gpu.name)
+        }
+    });
+    reactor.capabilities.notes.into_iter().chain(of_gpu).collect()
+}
+
+/// Bytes that say where they belong, in which tensor.
+fn fill(bytes: &mut [u8], id: TensorId) {
+    for (at, word) in bytes.chunks_mut(8).enumerate() {
+        let value = (at as u64 ^ (id.0 as u64) << 32).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        word.copy_from_slice(&value.to_le_bytes()[..word.len()]);
     }
 }
 
@@ -167,131 +219,75 @@ fn rate(bytes: u64, time: Duration) -> ByteCount {
     ByteCount(u64::try_from(u128::from(bytes) * 1_000_000_000 / nanoseconds).unwrap_or(u64::MAX))
 }
 
-struct Trial {
-    path: Box<dyn DataPath>,
-    pool: DmaPool,
-    next_tag: u64,
-}
-
-impl Trial {
-    /// Does `count` transfers, as many at once as the depth allows.
-    fn run(
-        &mut self,
-        count: u64,
-        mut action: impl FnMut(u64, DmaBuffer) -> Action,
-        mut look: impl FnMut(u64, &[u8]) -> Result<(), TrialError>,
-    ) -> Result<(), TrialError> {
-        let (first, mut ended, mut submitted) = (self.next_tag, 0, 0);
-        let deadline = Instant::now() + PATIENCE;
-        let mut completions = Vec::new();
-        while ended < count {
-            while submitted < count {
-                let Some(buffer) = self.pool.take(TRANSFER as usize) else { break };
-                let extent = Extent::new(submitted * TRANSFER, TRANSFER);
-                if !self.submit(first + submitted, extent, action(submitted, buffer))? {
-                    break;
-                }
-                submitted += 1;
-            }
-            self.await_some(&mut completions, deadline)?;
-            for completion in completions.drain(..) {
-                completion.result.map_err(|error| TrialError::Failed(error.to_string()))?;
-                if let Some(buffer) = &completion.buffer {
-                    look(completion.tag - first, buffer)?;
-                }
-                ended += 1;
-            }
-        }
-        self.next_tag = first + count;
-        Ok(())
-    }
-
-    fn flush(&mut self) -> Result<(), TrialError> {
-        self.one(Extent::NOTHING, Action::Flush).map(|_| ())
-    }
-
-    fn latency(&mut self, size: u64) -> Result<Duration, TrialError> {
-        let mut times = Vec::with_capacity(SMALL_READS);
-        for at in 0..SMALL_READS as u64 {
-            // Far from each other, so that no read helps the next.
-            let offset = at.wrapping_mul(0x9E37_79B9_7F4A_7C15) % (size / SMALL) * SMALL;
-            let Some(buffer) = self.pool.take(SMALL as usize) else { break };
-            let begun = Instant::now();
-            self.one(Extent::new(offset, SMALL), Action::Read(buffer))?;
-            times.push(begun.elapsed());
-        }
-        times.sort();
-        Ok(times.get(times.len() / 2).copied().unwrap_or_default())
-    }
-
-    fn one(&mut self, extent: Extent, action: Action) -> Result<Completion, TrialError> {
-        let tag = self.next_tag;
-        self.next_tag += 1;
-        self.submit(tag, extent, action)?;
-        let mut completions = Vec::new();
-        self.await_some(&mut completions, Instant::now() + PATIENCE)?;
-        let completion = completions.remove(0);
-        completion.result.map_err(|error| TrialError::Failed(error.to_string()))?;
-        Ok(completion)
-    }
-
-    /// Answers whether it was taken; not while the path is full.
-    fn submit(&mut self, tag: u64, extent: Extent, action: Action) -> Result<bool, TrialError> {
-        let operation = Operation { tag, device: DeviceIndex(0), extent, action, placement: None };
-        match self.path.submit(operation) {
-            Ok(()) => Ok(true),
-            Err(refused) if refused.reason == Refusal::Full => Ok(false),
-            Err(refused) => Err(TrialError::Failed(refused.reason.to_string())),
-        }
-    }
-
-    fn await_some(
-        &mut self,
-        completions: &mut Vec<Completion>,
-        deadline: Instant,
-    ) -> Result<(), TrialError> {
-        let failed = |error: std::io::Error| TrialError::Failed(error.to_string());
-        self.path.ring().map_err(failed)?;
-        while self.path.poll(completions) == 0 {
-            if Instant::now() > deadline {
-                let late = format!("nothing completed within {} s", PATIENCE.as_secs());
-                return Err(TrialError::Failed(late));
-            }
-            self.path.wait(Some(Duration::from_secs(1))).map_err(failed)?;
-        }
-        Ok(())
-    }
+/// How long something took, and what it gave.
+fn timed<T, E>(act: impl FnOnce() -> Result<T, E>) -> Result<(Duration, T), E> {
+    let begun = Instant::now();
+    act().map(|given| (begun.elapsed(), given))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use tidelog_engine::path::OperationKind;
-    use tidelog_engine::path::sim::{Fault, SimDisk, SimDisks};
+    use tidelog_engine::path::sim::{Fault, SimDisk};
+    use tidelog_engine::pool::FormatOptions;
+
+    const SIZE: ByteCount = ByteCount::mib(4);
+
+    fn pool() -> (SimDisk, Pool) {
+        let disk = SimDisk::new(ByteCount::mib(32));
+        let disks = [disk.clone()];
+        Pool::format_sim(&disks, &FormatOptions::default()).unwrap();
+        let pool = Pool::open_sim(&disks, &options_of(&Way::default())).unwrap();
+        (disk, pool)
+    }
 
     #[test]
-    fn a_path_that_works_is_measured() {
-        let disk = SimDisk::new(ByteCount::mib(16));
-        let measured = round_trip(Box::new(SimDisks(vec![disk])), ByteCount::mib(16)).unwrap();
+    fn a_path_that_works_is_measured_and_leaves_no_tensor() {
+        let (_disk, pool) = pool();
+        let measured = round_trip_in(&pool, &Way::default(), SIZE).unwrap();
         assert!(measured.write > ByteCount::ZERO && measured.read > ByteCount::ZERO);
+        assert!(measured.latency > Duration::ZERO);
+        assert_eq!(pool.stats().unwrap().tensors, 0);
     }
 
     #[test]
     fn a_path_that_fails_says_where() {
-        let disk = SimDisk::new(ByteCount::mib(16));
-        disk.plan_fault(OperationKind::Read, 3, Fault::Errno(5));
-        let error = round_trip(Box::new(SimDisks(vec![disk])), ByteCount::mib(16)).unwrap_err();
+        let (disk, pool) = pool();
+        disk.plan_fault(OperationKind::Write, 3, Fault::Errno(5));
+        let error = round_trip_in(&pool, &Way::default(), SIZE).unwrap_err();
         assert!(
-            matches!(&error, TrialError::Failed(what) if what.contains("read of 1 MiB")),
+            matches!(&error, TrialError::Failed(what) if what.contains("write of 256 KiB")),
             "{error}"
         );
+        assert_eq!(pool.stats().unwrap().tensors, 0);
     }
 
     #[test]
-    fn no_two_transfers_have_the_same_bytes() {
-        let (mut one, mut other) = (vec![0; 4096], vec![0; 4096]);
-        fill(&mut one, 0);
-        fill(&mut other, 1);
-        assert!(one != other);
+    fn other_bytes_are_told_from_a_failure() {
+        let (disk, pool) = pool();
+        // The log reads again what its checksum does not fit.
+        for at in 3..40 {
+            disk.plan_fault(OperationKind::Read, at, Fault::Corrupt);
+        }
+        let error = round_trip_in(&pool, &Way::default(), SIZE).unwrap_err();
+        assert!(matches!(error, TrialError::WrongBytes(_)), "{error}");
+    }
+
+    #[test]
+    fn no_two_stripe_units_have_the_same_bytes() {
+        let unit = |id: TensorId, length| {
+            let mut bytes = vec![0; length];
+            fill(&mut bytes, id);
+            bytes
+        };
+        let large = unit(TENSOR, 1 << 20);
+        let small: Vec<Vec<u8>> = tensors().skip(1).map(|id| unit(id, SMALL)).collect();
+        let large = large.chunks(256 << 10).map(<[u8]>::to_vec);
+        let units: Vec<Vec<u8>> = large.chain(small).collect();
+        let fresh = |(at, unit): (usize, &Vec<u8>)| {
+            units[..at].iter().all(|other| other[..SMALL] != unit[..SMALL])
+        };
+        assert!(units.iter().enumerate().all(fresh));
     }
 }

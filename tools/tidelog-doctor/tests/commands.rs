@@ -9,6 +9,8 @@ use std::os::unix::process::CommandExt;
 
 use common::{Machine, command, doctor, ran};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use tidelog_doctor::next::Advice;
+use tidelog_doctor::ways::By;
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::Source;
 use tidelog_engine::path::DeviceSpec;
@@ -26,9 +28,12 @@ fn every_path_on_a_scratch_area_is_proven_or_says_why_not() {
     assert_eq!(of("posix")["verdict"], "works", "{page:#}");
     assert!(of("posix")["read_bytes_per_second"].as_u64().unwrap() > 0);
     assert!(of("posix")["read_latency_nanoseconds"].as_u64().unwrap() > 0);
-    // Where there is no GPU the reason is told; where there is one the path is tried.
-    let gds = of("gds");
-    assert!(gds["verdict"] == "works" || !gds["why"].as_str().unwrap().is_empty(), "{gds:#}");
+    // Where there is no GPU the reason is told; where there is one its ways are tried.
+    let from_gpus: Vec<_> = rows.iter().filter(|row| row["memory"] == "gpu").collect();
+    for path in ["uring", "posix", "gds", "gdrcopy"] {
+        let row = from_gpus.iter().find(|row| row["path"] == path).unwrap();
+        assert!(row["verdict"] == "works" || !row["why"].as_str().unwrap().is_empty(), "{row:#}");
+    }
     assert_eq!(told.code, 0, "{page:#}");
     assert_eq!(page["exit"], 0);
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "the scratch file is removed");
@@ -50,9 +55,101 @@ fn the_page_for_people_fits_on_one_and_names_the_next_command() {
         "0000:3d:00.0: PIX (one switch)",
         "0000:3d:00.0    a GPU of NVIDIA's, driver nvidia, link x2 at 16.0 GT/s, could be x4 at 16.0 GT/s, BAR1 unknown, NUMA node 0",
         "served best by nvme0n1",
-        "tidelog-doctor check --scratch DIRECTORY",
+        "-> sudo modprobe nvidia-fs",
+        "\nNext\n  all             tidelog-doctor check --scratch DIRECTORY\n",
     ] {
         assert!(told.out.contains(expected), "{expected:?} is not in\n{}", told.out);
+    }
+}
+
+/// A fact's words and what to do, as the tool tells them of a machine.
+fn told(machine: &Machine, name: &str) -> (String, String) {
+    let page = machine.doctor(&["check", "--output", "json"]).json();
+    let facts = page["machine"].as_array().unwrap();
+    let fact = facts.iter().find(|fact| fact["name"] == name).unwrap();
+    let text = |field: &str| fact[field].as_str().unwrap().to_owned();
+    (text("found"), text("next"))
+}
+
+#[test]
+fn what_the_kernel_was_built_with_is_read_from_either_place() {
+    let name = "kernel config";
+    let machine = Machine::new("config");
+    let (found, next) = told(&machine, name);
+    assert!(found.contains("no config-5.10.0-test in ") && next.is_empty(), "{found}");
+    let packed = "CONFIG_IO_URING=y\nCONFIG_BLK_DEV_NVME=m\n# CONFIG_PCI_P2PDMA is not set\n";
+    machine.write_proc("config", packed);
+    let gzip = std::process::Command::new("gzip").arg(machine.root("proc/config")).status();
+    assert!(gzip.unwrap().success());
+    let (found, next) = told(&machine, name);
+    assert_eq!(found, "IO_URING=y BLK_DEV_NVME=m PCI_P2PDMA=n VFIO_PCI=n");
+    assert_eq!(next, "without PCI_P2PDMA the direct way needs nvidia-fs");
+    // What lies beside the kernel counts first. A longer option is another one.
+    let plain = "CONFIG_IO_URING=y\nCONFIG_PCI_P2PDMA=y\nCONFIG_VFIO_PCI_CORE=y\n";
+    machine.write_boot("config-5.10.0-test", plain);
+    let (found, next) = told(&machine, name);
+    assert_eq!(found, "IO_URING=y BLK_DEV_NVME=n PCI_P2PDMA=y VFIO_PCI=n");
+    assert_eq!(next, "");
+}
+
+#[test]
+fn an_iommu_that_translates_is_told_from_one_that_passes_through() {
+    let machine = Machine::new("iommu");
+    assert_eq!(told(&machine, "IOMMU"), ("off, or there is none".into(), String::new()));
+    machine.write("class/iommu/dmar0/name", "");
+    for (group, kind) in [("1", "DMA-FQ\n"), ("2", "identity\n"), ("3", "DMA\n")] {
+        machine.write(&format!("kernel/iommu_groups/{group}/type"), kind);
+    }
+    let (found, next) = told(&machine, "IOMMU");
+    assert_eq!(found, "on, 2 of 3 groups translated");
+    assert!(next.contains("iommu=pt on the kernel's command line"), "{next}");
+    for group in ["1", "3"] {
+        machine.write(&format!("kernel/iommu_groups/{group}/type"), "identity\n");
+    }
+    let passing = ("on, 0 of 3 groups translated".into(), String::new());
+    assert_eq!(told(&machine, "IOMMU"), passing);
+}
+
+#[test]
+fn a_switch_that_sends_peer_traffic_up_to_the_cpu_is_told() {
+    const DETOUR: &str = "0000:3d:00.0: PIX (one switch), but ACS sends peer traffic up to the CPU";
+    let machine = Machine::new("acs");
+    let near = || {
+        let page = machine.doctor(&["check", "--output", "json"]).json();
+        page["devices"][0]["gpus"][0].as_str().unwrap().to_owned()
+    };
+    // Control of access control services, on the SSD's port of the switch: requests redirected, or nothing.
+    for (control, expected) in [(1 << 2, DETOUR), (0, "0000:3d:00.0: PIX (one switch)")] {
+        let mut space = vec![0_u8; 4096];
+        space[0x100..0x104].copy_from_slice(&0x0001_000d_u32.to_le_bytes());
+        space[0x106] = control;
+        machine.write_bytes("bus/pci/devices/0000:3c:01.0/config", &space);
+        assert_eq!(near(), expected);
+    }
+    // What only root may read is not taken for either.
+    machine.write_bytes("bus/pci/devices/0000:3c:01.0/config", &[0; 64]);
+    assert_eq!(near(), "0000:3d:00.0: PIX (one switch)");
+}
+
+#[test]
+fn io_uring_that_was_switched_off_has_a_command() {
+    let machine = Machine::new("uring-off");
+    let scratch = Directory::new("doctor-uring-off-area").unwrap();
+    let roots = machine.roots();
+    for (setting, command) in [
+        (
+            "1\n",
+            "sudo sysctl kernel.io_uring_disabled=0  # or put the user into kernel.io_uring_group",
+        ),
+        ("2\n", "sudo sysctl kernel.io_uring_disabled=0"),
+    ] {
+        machine.write_proc("sys/kernel/io_uring_disabled", setting);
+        let (roots, area) = (roots.clone(), scratch.path().to_path_buf());
+        let next = without_io_uring(move || {
+            let advice = Advice { roots: &roots, pci: &[], devices: &[] };
+            advice.for_host(By::Uring, &area)
+        });
+        assert_eq!(next, command);
     }
 }
 
@@ -141,6 +238,32 @@ fn another_user_is_told_what_that_user_may_do() {
 
 #[test]
 fn a_filter_that_forbids_io_uring_is_named_and_the_other_path_is_proven() {
+    without_io_uring(|| {
+        let directory = Directory::new("doctor-seccomp").unwrap();
+        let scratch = directory.path().to_str().unwrap();
+        let told = doctor(&["check", "--scratch", scratch, "--size", "2MiB"]);
+        assert_eq!(told.code, 0, "{}", told.out);
+        let mut lines = told.out.lines().skip_while(|line| !line.starts_with("  uring  "));
+        let uring = lines.next().unwrap();
+        assert!(
+            uring.contains("not on") && uring.contains("io_uring is forbidden here"),
+            "{uring}"
+        );
+        let next =
+            "-> allow io_uring_setup, io_uring_enter and io_uring_register in the container's";
+        assert!(lines.next().unwrap().trim().starts_with(next), "{}", told.out);
+        assert!(told.out.contains("posix           works on"), "{}", told.out);
+        assert!(told.out.contains("  io_uring        refused: "), "{}", told.out);
+        assert!(
+            told.out.contains("\nNext\n  uring           allow io_uring_setup"),
+            "{}",
+            told.out
+        );
+    });
+}
+
+/// Does something, or starts a process, where no ring can be made.
+fn without_io_uring<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
     let rules: BTreeMap<i64, _> = [(libc::SYS_io_uring_setup, Vec::new())].into();
     let refuse = SeccompAction::Errno(libc::EPERM.cast_unsigned());
     let architecture = std::env::consts::ARCH.try_into().unwrap();
@@ -149,19 +272,9 @@ fn a_filter_that_forbids_io_uring_is_named_and_the_other_path_is_proven() {
     // The filter holds for the thread and for the processes that it starts.
     let thread = std::thread::spawn(move || {
         seccompiler::apply_filter(&program).unwrap();
-        let directory = Directory::new("doctor-seccomp").unwrap();
-        let scratch = directory.path().to_str().unwrap();
-        let told = doctor(&["check", "--scratch", scratch, "--size", "2MiB"]);
-        assert_eq!(told.code, 0, "{}", told.out);
-        let uring = told.out.lines().find(|line| line.starts_with("  uring")).unwrap();
-        assert!(
-            uring.contains("not on") && uring.contains("io_uring is forbidden here"),
-            "{uring}"
-        );
-        assert!(told.out.contains("posix           works on"), "{}", told.out);
-        assert!(told.out.contains("  io_uring        refused: "), "{}", told.out);
+        act()
     });
-    thread.join().unwrap();
+    thread.join().unwrap()
 }
 
 #[test]

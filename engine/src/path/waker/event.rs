@@ -68,12 +68,14 @@ impl Event {
     /// Sleeps until it is raised or the time is up; answers which.
     pub(super) fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         let mut poll = libc::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 };
-        let milliseconds = timeout.map_or(-1, |timeout| {
-            // Rounded up, so that the last fraction of a millisecond is not spent spinning.
-            timeout.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX)
+        // To the nanosecond: whoever looks at a GPU's copies naps for much less than the millisecond that poll counts in.
+        let timeout = timeout.map(|timeout| libc::timespec {
+            tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
         });
-        // SAFETY: one pollfd, which lives across the call.
-        let answer = unsafe { libc::poll(&raw mut poll, 1, milliseconds) };
+        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: one pollfd and one timespec, which live across the call; without a mask the thread's own holds.
+        let answer = unsafe { libc::ppoll(&raw mut poll, 1, timeout, std::ptr::null()) };
         match answer {
             -1 => match io::Error::last_os_error() {
                 error if error.kind() == io::ErrorKind::Interrupted => Ok(false),

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::thread::JoinHandle;
 
 use serde_json::Value;
+use tidelog_doctor::facts::Roots;
 use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, skip};
 
 pub struct Ran {
@@ -235,18 +236,43 @@ impl Machine {
         write_to(&self.sysfs().join(file), text);
     }
 
+    pub fn write_bytes(&self, file: &str, bytes: &[u8]) {
+        self.write(file, "");
+        fs::write(self.sysfs().join(file), bytes).unwrap();
+    }
+
+    pub fn write_boot(&self, file: &str, text: &str) {
+        write_to(&self.root("boot").join(file), text);
+    }
+
     pub fn write_proc(&self, file: &str, text: &str) {
         write_to(&self.0.path().join("proc").join(file), text);
     }
 
     pub fn doctor(&self, arguments: &[&str]) -> Ran {
         let mut command = command(arguments);
-        for (option, name) in
-            [("--sysfs", "sys"), ("--procfs", "proc"), ("--devfs", "dev"), ("--claims", "claims")]
-        {
+        self.stands_in_for_this_one(&mut command);
+        ran(command)
+    }
+
+    /// Has the tool look at this machine.
+    pub fn stands_in_for_this_one(&self, command: &mut Command) {
+        let trees = [
+            ("--sysfs", "sys"),
+            ("--procfs", "proc"),
+            ("--boot", "boot"),
+            ("--devfs", "dev"),
+            ("--claims", "claims"),
+        ];
+        for (option, name) in trees {
             command.arg(option).arg(self.root(name));
         }
-        ran(command)
+    }
+
+    /// The same, for what is called.
+    pub fn roots(&self) -> Roots {
+        let [sysfs, procfs, boot] = ["sys", "proc", "boot"].map(|name| self.root(name));
+        Roots { sysfs, procfs, boot }
     }
 }
 

@@ -1,0 +1,116 @@
+//! Every NVMe SSD: what the kernel shows of it, who uses it, and how far each GPU is. Nothing is written.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use tidelog_format::device::System;
+use tidelog_gds::topology::{Acs, Distance, PciDevice, Sysfs, distance};
+
+use crate::wear::{Wear, wear_of};
+
+/// A device, what it is, and why paths to it may not be open: found without writing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DeviceRow {
+    /// As in `nvme0n1`, or a PCI address where the kernel has no namespace of it.
+    pub name: String,
+    /// Where it is on PCI Express.
+    pub pci_address: Option<String>,
+    /// Who drives it.
+    pub driver: Option<String>,
+    /// Its NUMA node.
+    pub numa_node: Option<u32>,
+    /// Its link.
+    pub link: Option<String>,
+    /// Who uses it: what would have to end before a pool is made on it.
+    pub users: Vec<String>,
+    /// For each GPU, how far it is.
+    pub gpus: Vec<String>,
+    /// What it says of its wear.
+    pub wear: Option<Wear>,
+    /// Why it does not.
+    pub wear_why_not: Option<String>,
+    /// What stands in the way of the next better path, and what to type.
+    pub next: String,
+}
+
+impl DeviceRow {
+    /// Whether a driver has it that leaves it to programs in user space.
+    pub fn is_in_user_space(&self) -> bool {
+        matches!(self.driver.as_deref(), Some("vfio-pci" | "uio_pci_generic"))
+    }
+}
+
+/// Every `NVMe` controller of the machine's devices, and its namespaces.
+pub fn devices(
+    all: &[PciDevice],
+    sysfs: &Sysfs,
+    system: &System,
+    programs: &[PathBuf],
+) -> Vec<DeviceRow> {
+    let gpus: Vec<&PciDevice> = all.iter().filter(|device| device.is_gpu()).collect();
+    let mut rows = Vec::new();
+    for controller in all.iter().filter(|device| device.is_nvme()) {
+        let namespaces = sysfs.namespaces(controller);
+        if namespaces.is_empty() {
+            rows.push(device_row(sysfs, controller, &gpus, controller.address.clone()));
+        }
+        for name in namespaces {
+            let mut row = device_row(sysfs, controller, &gpus, name.clone());
+            let users = system.named(&name).map(|device| system.users(&device)).unwrap_or_default();
+            row.users = users.iter().map(ToString::to_string).collect();
+            match wear_of(&Path::new("/dev").join(&name), programs) {
+                Ok(wear) => (row.wear, row.wear_why_not) = (Some(wear), None),
+                Err(why) => row.wear_why_not = Some(why),
+            }
+            row.next = next_for(&row, controller);
+            rows.push(row);
+        }
+    }
+    rows
+}
+
+fn device_row(
+    sysfs: &Sysfs,
+    controller: &PciDevice,
+    gpus: &[&PciDevice],
+    name: String,
+) -> DeviceRow {
+    let near = |gpu: &&PciDevice| {
+        let far = distance(gpu, controller);
+        let redirects = matches!(far, Distance::Switch { .. })
+            && controller.bridges.iter().any(|bridge| sysfs.acs(bridge) == Acs::Redirects);
+        let acs = if redirects { ", but ACS sends peer traffic up to the CPU" } else { "" };
+        format!("{}: {far}{acs}", gpu.address)
+    };
+    let mut row = DeviceRow {
+        name,
+        pci_address: Some(controller.address.clone()),
+        driver: controller.driver.clone(),
+        numa_node: controller.numa_node,
+        link: controller.link_text(),
+        users: Vec::new(),
+        gpus: gpus.iter().map(near).collect(),
+        wear: None,
+        wear_why_not: Some("the kernel has no namespace of it".into()),
+        next: String::new(),
+    };
+    row.next = next_for(&row, controller);
+    row
+}
+
+fn next_for(row: &DeviceRow, controller: &PciDevice) -> String {
+    match row.driver.as_deref() {
+        Some(_) if row.is_in_user_space() => {
+            format!(
+                "in user space; back to the kernel: tidelog-doctor unbind {} --yes",
+                controller.address
+            )
+        }
+        Some(_) if !row.users.is_empty() => "in use: only its users' files can be a pool".into(),
+        Some(_) => format!(
+            "tidelog-format format /dev/{} for uring; tidelog-doctor bind {} for SPDK",
+            row.name, controller.address
+        ),
+        None => format!("no driver has it: tidelog-doctor unbind {} --yes", controller.address),
+    }
+}

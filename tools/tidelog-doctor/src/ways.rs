@@ -1,0 +1,176 @@
+//! The ways from a memory to a device: by which data path, from the host's memory or a GPU's. Each is made ready, or says
+//! exactly why it cannot be.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Serialize;
+use tidelog_engine::memory::peer::PeerMemory;
+use tidelog_engine::path::{DeviceSpec, HAS_SPDK, PathChoice};
+use tidelog_gds::cuda::{CudaUnavailable, gpu_count};
+use tidelog_gds::gdr::{self, GdrError, MappedMemory};
+use tidelog_gds::{Compat, GdsBackend, GdsOptions, Gpu, cufile};
+
+use crate::cli::CheckArgs;
+use crate::trial::{TrialError, Way};
+
+/// What brings a tensor to its devices. In the order of how much of the host they leave free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum By {
+    /// Threads of `pread` and `pwrite`.
+    Posix,
+    /// `io_uring`.
+    Uring,
+    /// NVMe commands through `io_uring`.
+    UringCmd,
+    /// cuFile.
+    Gds,
+    /// SPDK's driver.
+    Spdk,
+    /// The same, which reads and writes a GPU's memory that gdrcopy maps.
+    Gdrcopy,
+}
+
+impl fmt::Display for By {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Posix => "posix",
+            Self::Uring => "uring",
+            Self::UringCmd => "uring-cmd",
+            Self::Gds => "gds",
+            Self::Spdk => "spdk",
+            Self::Gdrcopy => "gdrcopy",
+        })
+    }
+}
+
+/// What the host's memory goes by to files, which no other path takes.
+pub const HOST_TO_FILES: [By; 2] = [By::Uring, By::Posix];
+/// What it goes by to devices that were named.
+pub const HOST: [By; 4] = [By::Uring, By::UringCmd, By::Posix, By::Spdk];
+/// What a GPU's memory goes by.
+pub const GPU: [By; 4] = [By::Uring, By::Posix, By::Gds, By::Gdrcopy];
+
+/// There is no GPU to try.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoGpu {
+    /// CUDA does not work.
+    #[error(transparent)]
+    Cuda(#[from] CudaUnavailable),
+    /// It works, and shows none.
+    #[error("CUDA shows no GPU (CUDA_VISIBLE_DEVICES hides them)")]
+    Hidden,
+}
+
+/// How many GPUs there are.
+///
+/// # Errors
+/// Why there is none.
+pub fn gpus() -> Result<i32, NoGpu> {
+    match gpu_count()? {
+        0 => Err(NoGpu::Hidden),
+        count => Ok(count),
+    }
+}
+
+/// From the host's memory.
+pub fn of_host(by: By) -> Way {
+    let path = match by {
+        By::Posix => PathChoice::Posix,
+        By::UringCmd => PathChoice::UringCmd,
+        By::Spdk | By::Gdrcopy => PathChoice::Spdk,
+        By::Uring | By::Gds => PathChoice::Uring,
+    };
+    Way { path, ..Way::default() }
+}
+
+/// From a GPU's memory to these devices.
+///
+/// # Errors
+/// Why gdrcopy's way is none; what the others lack, they say when they are opened.
+pub fn of_gpu(
+    by: By,
+    ordinal: i32,
+    devices: &[DeviceSpec],
+    arguments: &CheckArgs,
+) -> Result<Way, TrialError> {
+    let gpu = Gpu::open(ordinal).map_err(TrialError::unavailable)?;
+    match by {
+        By::Gds => {
+            are_the_kernels(devices)?;
+            let (library, compat) = (arguments.cufile.clone(), arguments.compat());
+            let options = GdsOptions { gpu: ordinal, library, compat, ..GdsOptions::default() };
+            let backend = Some(Arc::new(GdsBackend(options)) as _);
+            Ok(Way { backend, gpu: Some(gpu), reaching: true, ..Way::default() })
+        }
+        By::Gdrcopy => {
+            let mapped = map(&gpu).map_err(TrialError::unavailable)?;
+            serves_peers(devices, &mapped)?;
+            Ok(Way { gpu: Some(gpu), reaching: true, ..of_host(By::Spdk) })
+        }
+        by => Ok(Way { gpu: Some(gpu), ..of_host(by) }),
+    }
+}
+
+/// Why there is no such way where there is no GPU: the library that would be missing next is told with it.
+pub fn without_gpu(by: By, why: &NoGpu, arguments: &CheckArgs) -> TrialError {
+    let library = match by {
+        By::Gds => open_cufile(arguments).err().map(|error| error.to_string()),
+        By::Gdrcopy => gdr::Library::open(None).err().map(|error| error.to_string()),
+        _ => None,
+    };
+    let library = library.map_or_else(String::new, |why| format!("; and {why}"));
+    TrialError::Unavailable(format!("{why}{library}"))
+}
+
+/// Opens cuFile as the data path does, and closes it.
+///
+/// # Errors
+/// Why the path cannot.
+pub fn open_cufile(arguments: &CheckArgs) -> Result<(), cufile::OpenError> {
+    let library = cufile::Library::open(arguments.cufile.as_deref())?;
+    cufile::Driver::open(library, arguments.compat()).map(drop)
+}
+
+/// Has gdrcopy map as little of a GPU's memory as it can, and gives it back. Answers what it was.
+///
+/// # Errors
+/// Why gdrcopy cannot.
+pub fn map(gpu: &Arc<Gpu>) -> Result<String, GdrError> {
+    let library = gdr::Library::open(None)?;
+    MappedMemory::new(&library, gpu, 4096).map(|memory| memory.describe())
+}
+
+/// cuFile goes by the kernel's files and block devices.
+fn are_the_kernels(devices: &[DeviceSpec]) -> Result<(), TrialError> {
+    let controller = devices.iter().find(|device| device.controller().is_some());
+    controller.map_or(Ok(()), |controller| {
+        let told = format!("cuFile takes the kernel's devices, and SPDK drives {controller}");
+        Err(TrialError::Unavailable(told))
+    })
+}
+
+/// Only SPDK's driver hands a GPU's mapped memory to SSDs.
+fn serves_peers(devices: &[DeviceSpec], mapped: &str) -> Result<(), TrialError> {
+    let kernels = devices.iter().find(|device| device.controller().is_none());
+    let Some(device) = kernels.map(DeviceSpec::path) else { return Ok(()) };
+    let build = if HAS_SPDK { "" } else { ", and this build has no data path spdk" };
+    Err(TrialError::Unavailable(format!(
+        "{mapped} can be read by other devices, but only the data path spdk has SSDs do so, and the kernel drives that of \
+         {}{build}",
+        named(device).display()
+    )))
+}
+
+/// A scratch file's folder says more than the file.
+fn named(device: &Path) -> &Path {
+    device.parent().filter(|_| device.is_file()).unwrap_or(device)
+}
+
+impl CheckArgs {
+    fn compat(&self) -> Compat {
+        if self.compat { Compat::Named } else { Compat::Forbidden }
+    }
+}
