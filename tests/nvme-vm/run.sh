@@ -71,7 +71,7 @@ perf=$(command -v spdk_nvme_perf || pkg-config --libs-only-L spdk_nvme 2>/dev/nu
 if ! wants_spdk; then
     spdk_missing="none of these plans wants it"
 elif pkg-config --exists spdk_nvme 2>/dev/null; then
-    features="--features tidelog-tests/spdk,tidelog-bench/spdk"
+    features="--features tidelog-tests/spdk,tidelog-bench/spdk,tidelog-doctor/spdk"
     loopback_features="--features spdk"
     programs="$programs tidelog-spdk"
     modules="$modules $spdk_modules"
