@@ -172,8 +172,8 @@ def _part(tide, original):
 
 
 def _look_at(part, original, whole, index):
-    """torch looks at the first byte of a storage before it makes a tensor of it, as safetensors does of each part of a file,
-    and takes any error there for a wrong shape. What the budget says of it has to be said before."""
+    """torch looks at the first byte of a storage before it makes a tensor of it, as safetensors has it do with parts of
+    a file, and takes any error there for a wrong shape. What the budget says of it has to be said before."""
     try:
         original(part, 0)
     except _errors.Error as error:
