@@ -149,14 +149,13 @@ impl Sysfs {
     /// carries, and those below one bridge no more than that bridge's. `None` where the tables do not bound it.
     pub fn bandwidth_to_host(&self, devices: &[&PciDevice]) -> Option<u64> {
         let mut ways: Vec<Vec<&str>> = devices.iter().map(|device| device.way()).collect();
-        // Two namespaces of one controller are one device.
         ways.sort();
-        ways.dedup();
         let ways: Vec<&[&str]> = ways.iter().map(Vec::as_slice).collect();
         Some(self.carried(&ways)).filter(|&together| together < u64::MAX)
     }
 
-    /// What ways carry together that are one way as far as here, given in order. What no table bounds is endless.
+    /// What ways carry together that are one way as far as here, given in order; equal ones, of namespaces of one controller, are
+    /// one. What no table bounds is endless.
     fn carried(&self, ways: &[&[&str]]) -> u64 {
         let apart = ways.chunk_by(|one, other| one.first() == other.first());
         let each = apart.map(|below| {
