@@ -200,3 +200,17 @@ def test_a_planned_run_whose_steps_change_stays_right(compare, change):
         world.note("parameters", [bits(parameter) for parameter in world.model.parameters()])
 
     compare(scenario)
+
+
+def test_a_plan_s_machine_is_assumed_on_files_until_it_is_measured(pool):
+    """A file on a file system has no link that the kernel could tell of."""
+    with tidelog.offload(pool=pool, memory=8 * MIB, staging=MIB, mode="reactive", pool_size=128 * MIB) as tide:
+        assert tide.stats()["machine"] == {
+            "ssd": dict.fromkeys(("read", "write"), {"bytes_per_second": 1_000_000_000, "from": "assumed"}),
+            "host": None,
+            "links": [],
+        }
+        tensors = [torch.ones(MIB) for _ in range(8)]  # of 4 MiB: most of them had to leave
+        rates = tide.stats()["machine"]["ssd"]
+        assert rates["write"]["from"] == "measured" and rates["read"]["from"] == "assumed"
+        del tensors

@@ -168,6 +168,31 @@ def test_safetensors_reads(compare, tmp_path):
     compare(scenario, memory=3 * MIB)
 
 
+def one_tensor(file):
+    with safetensors.safe_open(file, framework="pt") as handle:
+        return handle.get_tensor("large")
+
+
+def one_slice(file):
+    with safetensors.safe_open(file, framework="pt") as handle:
+        return handle.get_slice("large")[2:900, :7]
+
+
+@pytest.mark.host_memory("a file that is mapped does not count against a GPU's budget")
+@pytest.mark.parametrize("read", [safetensors.torch.load_file, one_tensor, one_slice])
+def test_safetensors_larger_than_the_budget_is_refused_by_name(pool, tmp_path, mover, mode, read):
+    """torch looks at a storage's first byte before it makes a tensor of it, and calls any error there a wrong shape."""
+    file = tmp_path / "model.safetensors"
+    tensors = {"large": torch.arange(1 << 20, dtype=torch.float32).reshape(1024, 1024), "small": torch.ones(8)}
+    safetensors.torch.save_file(tensors, file)
+    del tensors
+    with tidelog.offload(pool=pool, memory=2 * MIB, staging=MIB, mover=mover, mode=mode, pool_size=64 * MIB):
+        with pytest.raises(tidelog.BudgetError, match=r"^large \(in a safetensors file\): .*budget"):
+            read(file)
+        assert torch.ones(8).sum() == 8, "the block goes on"
+    assert read(file) is not None
+
+
 def test_state_dict_consumers(compare):
     """What people do with a state_dict: hash it, add it up, average it, move it, walk it."""
 

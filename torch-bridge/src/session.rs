@@ -10,6 +10,7 @@ mod drift;
 mod events;
 mod figures;
 mod history;
+mod links;
 mod open;
 mod planned;
 mod planning;
@@ -31,6 +32,7 @@ use tidelog_planner::units::Bytes;
 
 use figures::Figures;
 use history::{History, Label};
+use links::Links;
 use open::Lease;
 use planned::Planned;
 use planning::Planning;
@@ -56,6 +58,7 @@ pub(crate) struct Session {
 struct State {
     machine: Residency,
     staging: Bytes,
+    links: Links,
     known: HashMap<StorageId, Known>,
     in_flight: HashMap<TransferId, InFlight>,
     requests: VecDeque<Request>,

@@ -9,7 +9,7 @@ mod place;
 use std::fmt;
 
 pub use nvml::{NvmlGpu, NvmlUnavailable, gpus as nvml_gpus};
-pub use pci::{Acs, Link, PciDevice, Sysfs, acs_in};
+pub use pci::{Acs, Link, PciDevice, Sysfs, acs_in, payload_of};
 pub use place::Place;
 
 /// How far two devices of PCI Express are apart, nearest first. The short names are those of `nvidia-smi topo`.

@@ -16,12 +16,20 @@ pub struct Link {
 }
 
 impl Link {
-    /// What it carries in one direction, before the packets' own overhead.
+    /// What it carries in one direction, packets' own overhead included.
     pub fn bytes_per_second(self) -> u64 {
         let bits = u64::from(self.width) * u64::from(self.speed_decigigatransfers) * 100_000_000;
         // Up to 5 GT/s every byte takes ten bits, from 8 GT/s on 128 bits take 130.
         if self.speed_decigigatransfers <= 50 { bits / 10 } else { bits * 128 / 130 / 8 }
     }
+}
+
+/// What of a link's bytes per second is payload. Packets carry 256 bytes on most machines, and 24 more: 4 that begin one and
+/// number it, a header of 16, a checksum of 4 (PCI Express Base Specification 3.0, chapters 2 to 4).
+pub fn payload_of(bytes_per_second: u64) -> u64 {
+    const PAYLOAD: u64 = 256;
+    const AROUND_IT: u64 = 24;
+    bytes_per_second / (PAYLOAD + AROUND_IT) * PAYLOAD
 }
 
 impl std::fmt::Display for Link {
@@ -89,6 +97,17 @@ impl PciDevice {
         self.vendor == VENDOR_NVIDIA && self.class >> 16 == 0x03
     }
 
+    /// The host bridge, the bridges below it, and the device itself.
+    fn way(&self) -> Vec<&str> {
+        let bridges = self.bridges.iter().map(String::as_str);
+        std::iter::once(self.root.as_str()).chain(bridges).chain([self.address.as_str()]).collect()
+    }
+
+    /// Its link at work. An idle GPU's runs slower, and so does that of the bridge above: only an SSD's is as fast as it is now.
+    fn link_at_work(&self) -> Option<Link> {
+        if self.is_nvme() { self.link.or(self.link_max) } else { self.link_max }
+    }
+
     /// Whether its link runs slower or narrower than it could.
     pub fn is_degraded(&self) -> bool {
         let pair = self.link.zip(self.link_max);
@@ -126,11 +145,26 @@ impl Sysfs {
         addresses.iter().filter_map(|address| self.pci_device(address)).collect()
     }
 
-    /// What a device can exchange with the host in one direction, in bytes per second: as much as the narrowest of its own link
-    /// and those of the bridges above, each as it could run (an idle GPU's runs slower). `None` where none is told.
-    pub fn bandwidth_to_host(&self, device: &PciDevice) -> Option<u64> {
-        let above = device.bridges.iter().filter_map(|address| self.pci_device(address)?.link_max);
-        device.link_max.into_iter().chain(above).map(Link::bytes_per_second).min()
+    /// What devices can exchange with the host in one direction, together, in bytes per second: each as much as its own link
+    /// carries, and those below one bridge no more than that bridge's. `None` where the tables do not bound it.
+    pub fn bandwidth_to_host(&self, devices: &[&PciDevice]) -> Option<u64> {
+        let mut ways: Vec<Vec<&str>> = devices.iter().map(|device| device.way()).collect();
+        ways.sort();
+        let ways: Vec<&[&str]> = ways.iter().map(Vec::as_slice).collect();
+        Some(self.carried(&ways)).filter(|&together| together < u64::MAX)
+    }
+
+    /// What ways carry together that are one way as far as here, given in order; equal ones, of namespaces of one controller, are
+    /// one. What no table bounds is endless.
+    fn carried(&self, ways: &[&[&str]]) -> u64 {
+        let apart = ways.chunk_by(|one, other| one.first() == other.first());
+        let each = apart.map(|below| {
+            let Some((next, _)) = below[0].split_first() else { return u64::MAX };
+            let link = self.pci_device(next).and_then(|device| device.link_at_work());
+            let onwards: Vec<&[&str]> = below.iter().map(|way| &way[1..]).collect();
+            link.map_or(u64::MAX, Link::bytes_per_second).min(self.carried(&onwards))
+        });
+        each.fold(0, u64::saturating_add)
     }
 
     /// The device at this address.

@@ -113,14 +113,60 @@ fn the_narrowest_link_on_the_way_to_the_host_decides() {
     let sysfs = machine.sysfs();
     let gpu = sysfs.pci_device("0000:3d:00.0").unwrap();
     let own = gpu.link_max.unwrap().bytes_per_second();
-    assert_eq!((sysfs.bandwidth_to_host(&gpu), own), (Some(own), 7_876_923_076), "as it could run");
+    assert_eq!(
+        (sysfs.bandwidth_to_host(&[&gpu]), own),
+        (Some(own), 7_876_923_076),
+        "as it could run"
+    );
     for (bridge, width, expected) in [("0000:3b:00.0", "16", own), ("0000:3a:00.0", "1", own / 4)] {
         let place = gpu.bridges.iter().position(|address| address == bridge).unwrap();
         let place = format!("pci0000:3a/{}", gpu.bridges[..=place].join("/"));
         machine.add(&place, "0x060400", "0x8086", "0");
         fs::write(machine.0.join("devices").join(place).join("max_link_width"), width).unwrap();
-        assert_eq!(sysfs.bandwidth_to_host(&gpu), Some(expected), "{bridge} is x{width}");
+        assert_eq!(sysfs.bandwidth_to_host(&[&gpu]), Some(expected), "{bridge} is x{width}");
     }
+}
+
+#[test]
+fn ssds_share_the_links_above_them_and_no_others() {
+    let machine = two_sockets();
+    let sysfs = machine.sysfs();
+    let at = |address: &str| sysfs.pci_device(address).unwrap();
+    let (below, beside, other) = (at("0000:3e:00.0"), at("0000:40:00.0"), at("0000:51:00.0"));
+    let own = below.link.unwrap().bytes_per_second();
+    assert_eq!(own, 3_938_461_538, "as an SSD's link runs, not as it could");
+    assert_eq!(sysfs.bandwidth_to_host(&[&below, &beside, &other]), Some(3 * own));
+    assert_eq!(sysfs.bandwidth_to_host(&[&below, &below]), Some(own), "one device");
+    // A second SSD in the switch, whose way up has two lanes of the older kind: as much as one SSD's link.
+    machine.add(
+        "pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:02.0/0000:3f:00.0",
+        SSD.0,
+        SSD.1,
+        "0",
+    );
+    let twin = at("0000:3f:00.0");
+    assert_eq!(sysfs.bandwidth_to_host(&[&below, &twin]), Some(2 * own), "no bound is told");
+    machine.add("pci0000:3a/0000:3a:00.0/0000:3b:00.0", "0x060400", "0x8086", "0");
+    let upstream = machine.0.join("devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0");
+    fs::write(upstream.join("max_link_speed"), "8.0 GT/s PCIe").unwrap();
+    assert_eq!(sysfs.bandwidth_to_host(&[&below, &twin]), Some(own), "by the link above both");
+    assert_eq!(sysfs.bandwidth_to_host(&[&twin, &beside, &below]), Some(2 * own));
+    assert_eq!(payload_of(own), own / 280 * 256);
+}
+
+#[test]
+fn what_no_table_bounds_is_not_told() {
+    let machine = two_sockets();
+    let sysfs = machine.sysfs();
+    let place = machine.0.join("devices/pci0000:3a/0000:3a:02.0/0000:40:00.0");
+    for which in ["current", "max"] {
+        fs::write(place.join(format!("{which}_link_speed")), "Unknown").unwrap();
+    }
+    let (silent, told) = (sysfs.pci_device("0000:40:00.0"), sysfs.pci_device("0000:51:00.0"));
+    let (silent, told) = (silent.unwrap(), told.unwrap());
+    assert_eq!(sysfs.bandwidth_to_host(&[&silent]), None);
+    assert_eq!(sysfs.bandwidth_to_host(&[&silent, &told]), None, "one of them may do anything");
+    assert_eq!(sysfs.bandwidth_to_host(&[]), Some(0));
 }
 
 #[test]

@@ -6,18 +6,25 @@ not wrapped meets the guard of the mover: an error that names the tensor, never 
 """
 
 import contextlib
+import ctypes
 import functools
 import importlib.util
+import json
 import tempfile
 import threading
 
 import torch
 
+from tidelog import _errors
 from tidelog._record import AWAY, LEAVING
 from tidelog._threads import lend
 
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _data_ptr = torch._C.StorageBase.data_ptr
+_resizable = torch._C.StorageBase.resizable
+
+# A file of safetensors begins with the length of its header.
+_LENGTH_BYTES = 8
 
 _TENSOR_READS = ("tolist", "__repr__", "__deepcopy__", "__reduce_ex__", "storage", "_typed_storage")
 # These run a Python function over the bytes.
@@ -157,9 +164,23 @@ def _part(tide, original):
             part = original(storage, index)
             if isinstance(part, torch.UntypedStorage):
                 part._tide_whole = tide.access.hold(storage)
+                if part.nbytes() and not _resizable(storage):
+                    _look_at(part, original, storage, index)
         return part
 
     return wrapper
+
+
+def _look_at(part, original, whole, index):
+    """torch looks at the first byte of a storage before it makes a tensor of it, as safetensors has it do with parts of
+    a file, and takes any error there for a wrong shape. What the budget says of it has to be said before."""
+    try:
+        original(part, 0)
+    except _errors.Error as error:
+        name = _tensor_at(whole, index.start or 0)
+        if name is None:
+            raise
+        raise type(error)(f"{name} (in a safetensors file): {error}") from error
 
 
 def _share(tide, *storages):
@@ -221,6 +242,20 @@ def _tensor_pointer(tide, original):
 
 
 # -- safetensors -------------------------------------------------------------------------------------
+
+
+def _tensor_at(storage, start):
+    """The name of the tensor whose bytes begin here, where the storage is a whole file of safetensors."""
+    address, size = _data_ptr(storage), storage.nbytes()
+    head = int.from_bytes(ctypes.string_at(address, min(size, _LENGTH_BYTES)), "little") + _LENGTH_BYTES
+    if head > size:
+        return None
+    try:
+        header = json.loads(ctypes.string_at(address + _LENGTH_BYTES, head - _LENGTH_BYTES))
+        begins = {head + entry["data_offsets"][0]: name for name, entry in header.items() if "data_offsets" in entry}
+    except (ValueError, TypeError, AttributeError, LookupError):
+        return None  # it only looked like one
+    return begins.get(start)
 
 
 def _install_safetensors(tide):

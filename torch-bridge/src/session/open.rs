@@ -20,6 +20,7 @@ use super::data_path::DataPath;
 use super::events::BYTES_MAX;
 use super::figures::Figures;
 use super::history::History;
+use super::links::Links;
 use super::planned::Policy;
 use super::planning::Planning;
 use super::profile::Profile;
@@ -64,15 +65,17 @@ impl Session {
         }
         // Before the pool: where there is not as much memory, no devices are formatted.
         let tier = open_tier(config)?;
-        Ok(Self::on(Lease::take(config)?, tier, config))
+        let pool = Lease::take(config)?;
+        // Behind the pool, which may have made its devices.
+        Ok(Self::on(pool, tier, Links::of(config), config))
     }
 
     /// A session on a pool that is open already, and closed with the session.
     pub(crate) fn on_pool(pool: Pool, config: &SessionConfig<'_>) -> Self {
-        Self::on(Lease { key: None, pool }, None, config)
+        Self::on(Lease { key: None, pool }, None, Links::default(), config)
     }
 
-    fn on(pool: Lease, tier: Option<HostTier>, config: &SessionConfig<'_>) -> Self {
+    fn on(pool: Lease, tier: Option<HostTier>, links: Links, config: &SessionConfig<'_>) -> Self {
         let (budget, staging) = (Bytes(config.budget.min(BYTES_MAX)), Bytes(config.staging));
         let machine = Residency::new(Config {
             lookahead: LOOKAHEAD_OPS,
@@ -84,7 +87,7 @@ impl Session {
             tier,
             completions: CompletionQueue::new(),
             place: config.place,
-            state: Mutex::new(State::new(machine, config)),
+            state: Mutex::new(State::new(machine, links, config)),
         }
     }
 
@@ -288,10 +291,11 @@ fn device_size(devices: &[DeviceSpec], pool_size: u64) -> std::io::Result<ByteCo
 }
 
 impl State {
-    fn new(machine: Residency, config: &SessionConfig<'_>) -> Self {
+    pub(super) fn new(machine: Residency, links: Links, config: &SessionConfig<'_>) -> Self {
         Self {
             machine,
             staging: Bytes(config.staging),
+            links,
             known: HashMap::new(),
             in_flight: HashMap::new(),
             requests: VecDeque::new(),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde::Serialize;
 use tidelog_planner::algorithm1::{self, algorithm1};
 use tidelog_planner::cost::{HostLink, Machine, SsdLink};
 use tidelog_planner::plan::{Plan, Target, compile};
@@ -16,9 +17,9 @@ use super::open::LOOKAHEAD_OPS;
 use super::{CurrentOp, Session, State};
 use crate::abi::{Failure, Status};
 
-/// Assumed of a pool until enough has moved to measure it.
+/// Assumed of a pool until enough has moved to measure it, where no table tells how fast its links are.
 const SSD_BANDWIDTH_DEFAULT: Bandwidth = Bandwidth(1_000_000_000);
-/// Assumed of the link to host memory until then: half of what 16 lanes of PCI Express 4 carry.
+/// Assumed of the link to host memory likewise: half of what 16 lanes of PCI Express 4 carry.
 const HOST_BANDWIDTH_DEFAULT: Bandwidth = Bandwidth(16_000_000_000);
 /// What one transfer costs beyond its bytes: two boundary calls and a trip through the reactor, or the tier's thread.
 const TRANSFER_LATENCY: Nanos = Nanos(200_000);
@@ -65,6 +66,25 @@ impl Policy {
                 let options = tidelog::Options { runtime, ..Default::default() };
                 Ok(tidelog(trace, machine, options)?.0)
             }
+        }
+    }
+}
+
+/// How fast a plan takes one direction to be, and by what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Rate {
+    #[serde(rename = "bytes_per_second")]
+    pub(super) rate: Bandwidth,
+    pub(super) from: &'static str,
+}
+
+impl Rate {
+    /// What was measured, whatever a table says; else what the links carry; else what is assumed.
+    fn of(measured: Option<Bandwidth>, link: Option<Bandwidth>, assumed: Bandwidth) -> Self {
+        match (measured, link) {
+            (Some(rate), _) => Self { rate, from: "measured" },
+            (None, Some(rate)) => Self { rate, from: "links" },
+            (None, None) => Self { rate: assumed, from: "assumed" },
         }
     }
 }
@@ -153,20 +173,30 @@ impl State {
         }
     }
 
-    /// What a plan is made for, as far as transfers have shown it.
-    pub(super) fn measured_machine(&self) -> Machine {
-        let (read, write) = self.figures.bandwidths(Target::Ssd);
+    /// What a plan is made for now.
+    pub(super) fn machine_now(&self) -> Machine {
+        let (read, write) = self.ssd_rates();
         Machine {
             budget: self.machine.budget(),
             staging: self.staging,
-            ssd: SsdLink {
-                read: read.unwrap_or(SSD_BANDWIDTH_DEFAULT),
-                write: write.unwrap_or(SSD_BANDWIDTH_DEFAULT),
-                latency: TRANSFER_LATENCY,
-            },
+            ssd: SsdLink { read: read.rate, write: write.rate, latency: TRANSFER_LATENCY },
             host: self.host_link(),
             verify: VERIFY_BANDWIDTH,
         }
+    }
+
+    /// From the pool, and to it.
+    pub(super) fn ssd_rates(&self) -> (Rate, Rate) {
+        let (read, write) = self.figures.bandwidths(Target::Ssd);
+        let known = |measured| Rate::of(measured, self.links.ssd, SSD_BANDWIDTH_DEFAULT);
+        (known(read), known(write))
+    }
+
+    /// From host memory, and to it, where there is any for copies.
+    pub(super) fn host_rates(&self) -> Option<(Rate, Rate)> {
+        let (read, write) = self.figures.bandwidths(Target::Host);
+        let known = |measured| Rate::of(measured, self.links.gpu, HOST_BANDWIDTH_DEFAULT);
+        (self.machine.host_memory().0 > 0).then(|| (known(read), known(write)))
     }
 
     /// What this session adds to a plan's moves, and what transfers take of the thread that runs the ops.
@@ -176,16 +206,16 @@ impl State {
 }
 
 impl State {
-    /// Host memory as the planner sees it, where there is any for copies.
+    /// Host memory as the planner sees it.
     fn host_link(&self) -> Option<HostLink> {
         let memory = self.machine.host_memory();
-        let (read, write) = self.figures.bandwidths(Target::Host);
-        (memory.0 > 0).then(|| HostLink {
-            read: read.unwrap_or(HOST_BANDWIDTH_DEFAULT),
-            write: write.unwrap_or(HOST_BANDWIDTH_DEFAULT),
+        let link = |(read, write): (Rate, Rate)| HostLink {
+            read: read.rate,
+            write: write.rate,
             latency: TRANSFER_LATENCY,
             memory,
-        })
+        };
+        self.host_rates().map(link)
     }
 }
 
@@ -208,5 +238,74 @@ impl Planned {
             *last = 1;
         }
         Ok((Self { trace: Arc::new(trace), machine, plan, due }, schedule))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tidelog_planner::residency::{Config, Residency};
+    use tidelog_planner::units::Bytes;
+
+    use super::super::SessionConfig;
+    use super::super::links::Links;
+    use super::super::transfers::Direction;
+    use super::*;
+    use crate::abi::Place;
+
+    fn opened_with(links: Links) -> State {
+        let config = SessionConfig {
+            devices: "",
+            data_path: "",
+            budget: 1 << 30,
+            staging: 0,
+            host_memory: 1 << 20,
+            pool_size: 0,
+            share: 0,
+            buffered: false,
+            reactive: false,
+            policy: Policy::default(),
+            place: Place::Host,
+        };
+        let host_memory = Bytes(config.host_memory);
+        let config_of_machine = Config { host_memory, ..Config::new(Bytes(1 << 30), Bytes(0)) };
+        State::new(Residency::new(config_of_machine), links, &config)
+    }
+
+    #[test]
+    fn the_first_machine_is_what_the_links_carry() {
+        let (ssd, gpu) = (Bandwidth(3), Bandwidth(5));
+        let told = Links { ssd: Some(ssd), gpu: Some(gpu), told: Vec::new() };
+        let rates = |machine: Machine| {
+            let host = machine.host.unwrap();
+            [machine.ssd.read, machine.ssd.write, host.read, host.write]
+        };
+        let mut state = opened_with(told);
+        assert_eq!(rates(state.machine_now()), [ssd, ssd, gpu, gpu]);
+        let untold = opened_with(Links::default()).machine_now();
+        let (one, other) = (SSD_BANDWIDTH_DEFAULT, HOST_BANDWIDTH_DEFAULT);
+        assert_eq!(rates(untold), [one, one, other, other]);
+
+        state.figures.started(Direction::In, Target::Ssd);
+        let moved = Some((Kind::Parameter, 32 << 20));
+        let at = Instant::now() + Duration::from_secs(1);
+        state.figures.finished((Direction::In, Target::Ssd), moved, at);
+        let [read, write, ..] = rates(state.machine_now());
+        assert!(read.0 > 1 << 20, "what was measured is not cut to what a link carries: {read:?}");
+        assert_eq!(write, ssd, "nothing was written");
+    }
+
+    #[test]
+    fn what_was_measured_comes_before_what_a_link_could_and_that_before_what_is_assumed() {
+        let [measured, link, assumed] = [9, 7, 1].map(Bandwidth);
+        let from = |measured, link| {
+            let Rate { rate, from } = Rate::of(measured, link, assumed);
+            (rate, from)
+        };
+        assert_eq!(from(Some(measured), Some(link)), (measured, "measured"), "more than the link");
+        assert_eq!(from(Some(measured), None), (measured, "measured"));
+        assert_eq!(from(None, Some(link)), (link, "links"));
+        assert_eq!(from(None, None), (assumed, "assumed"));
     }
 }

@@ -85,7 +85,7 @@ impl State {
         if self.planning.is_for(fingerprint) {
             return;
         }
-        let (policy, machine, runtime) = (self.policy, self.measured_machine(), self.runtime());
+        let (policy, machine, runtime) = (self.policy, self.machine_now(), self.runtime());
         let make = move || Planned::make(policy, trace, machine, runtime);
         if let Err(why) = self.begin_planning(Occasion::First { fingerprint }, make) {
             self.stay_reactive(&why);

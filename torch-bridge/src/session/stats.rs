@@ -9,8 +9,9 @@ use tidelog_engine::schedule::GpuStats;
 use tidelog_gds::HostTierStats;
 use tidelog_planner::trace::Kind;
 
-use super::Session;
 use super::figures::BytesByKind;
+use super::planned::Rate;
+use super::{Session, State};
 
 impl Session {
     /// Figures since the session was opened.
@@ -38,6 +39,7 @@ impl Session {
             "stalls": state.figures.totals.stalls,
             "stall_ns": state.figures.totals.stall_ns,
             "resident_bytes": state.machine.committed().0,
+            "machine": machine(&state),
             "planning": state.planning.is_under_way(),
             "plan": state.planned.as_ref().map(|planned| json!({
                 "policy": planned.plan.policy,
@@ -55,6 +57,16 @@ impl Session {
         })
         .to_string()
     }
+}
+
+/// The machine that a plan would be made for now, and by what each rate is known: measured, the links, or nothing (assumed).
+fn machine(state: &State) -> Value {
+    let both = |(read, write): (Rate, Rate)| json!({ "read": read, "write": write });
+    json!({
+        "ssd": both(state.ssd_rates()),
+        "host": state.host_rates().map(both),
+        "links": state.links.told,
+    })
 }
 
 /// The data path that was opened: `uring`, `posix`.

@@ -56,7 +56,7 @@ fn link_of(address: &str, sysfs: &Path) -> Result<PcieLink, Failure> {
             "there is no PCI device {address}; tidelog-doctor lists the GPUs"
         ))
     })?;
-    let rate = sysfs.bandwidth_to_host(&device).ok_or_else(|| {
+    let rate = sysfs.bandwidth_to_host(&[&device]).ok_or_else(|| {
         Failure::NotFound(format!("the kernel does not say how wide the link of {address} is"))
     })?;
     Ok(PcieLink { read: Bandwidth(rate), write: Bandwidth(rate) })
