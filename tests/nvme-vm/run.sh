@@ -153,18 +153,19 @@ done
 log=$work/console.log
 version=$(qemu-system-x86_64 --version | head -1 | grep -o 'version [^ ]*')
 
-# The machine with one plan; what it says is added to the log. An emulator that crashes has shown nothing: once more then.
+# The machine with one plan; what it says is added to the log. An emulator that crashes has shown nothing, and is
+# started again a few times: behind its IOMMU it crashes now and then where other programs keep it waiting.
 boot() { # PLAN MACHINE KERNEL-ARGUMENTS ARGUMENTS
     local plan=$1 machine=$2 command_line=$3 try code
     shift 3
     devices_of "$plan"
-    for try in 1 2; do
+    for try in 1 2 3 4; do
         echo "nvme-vm: booting ($version, $(basename "$kernel"), $plan)" >&2
         code=0
         timeout "${LIMIT:-900}" qemu-system-x86_64 -machine "$machine" -accel tcg,thread=multi -cpu max -smp 2 -m 1536 -nographic -no-reboot \
             -kernel "$kernel" -initrd "$work/initramfs" -append "console=ttyS0 quiet panic=-1 no_timer_check plan=$plan $command_line" \
             "$@" "${arguments[@]}" "${extra[@]}" </dev/null >"$log.boot" 2>&1 || code=$?
-        [ $code -eq 134 ] && [ $try -eq 1 ] || break
+        [ $code -eq 134 ] || break
         echo "nvme-vm: the emulator crashed: $(tr -d '\r' <"$log.boot" | grep -a Assertion | tail -n 1)" >&2
     done
     cat "$log.boot" >>"$log"

@@ -14,9 +14,9 @@ use tidelog_tests::conformance::Failure;
 use tidelog_tests::spdk::COMMAND_TIMEOUT;
 use tidelog_tests::spdk::target::{Target, Transport};
 
-type Row = (&'static str, fn(&Target) -> Result<String, Failure>);
+pub(crate) type Row = (&'static str, fn(&Target) -> Result<String, Failure>);
 
-const ROWS: &[Row] = &[
+pub(crate) const ROWS: &[Row] = &[
     ("a second process is refused until the first has closed", a_second_process_is_refused),
     ("two names of one namespace are one device", two_names_are_one_device),
     ("an owner counts however the transport is spelled", an_owner_counts),

@@ -110,7 +110,8 @@ fn planned() -> usize {
     const GOING: usize = 2;
     const ALONE: usize = 5;
     let each = ROWS.len() + ON_EVERY_CONTROLLER.len() + GOING;
-    TRANSPORTS.len() * each + WHERE_COMMANDS_COME_BACK.len() + WHERE_READS_ARE_HELD.len() + ALONE
+    let of_some = WHERE_COMMANDS_COME_BACK.len() + WHERE_READS_ARE_HELD.len();
+    TRANSPORTS.len() * each + of_some + processes::ROWS.len() + ALONE
 }
 
 /// The cores that this thread may run on, as the kernel says them.
