@@ -130,7 +130,7 @@ fn a_library_that_answers_no_more_ends_the_path_and_not_the_process() {
 #[test]
 fn a_tensor_that_a_device_may_still_use_is_never_released() {
     let fake = FakeGpu::start(4, 2);
-    let (_directory, pool) = pool_by_cufile("gds-unreleased", &fake, fake.gpu());
+    let (_directory, pool) = pool_by_cufile("gds-unreleased", &fake, fake.gpu(), Vec::new());
     let tensor = DeviceMemory::new(&fake.gpu(), 100_000).unwrap();
     fake.plan("batch_status", 0, 5041, -1);
     // SAFETY: the memory is leaked.

@@ -14,8 +14,8 @@ use common::{one_file, pool_by_cufile};
 use tidelog_engine::path::{Feature, PathChoice};
 use tidelog_engine::pool::{OpenOptions, Pool, PutOptions};
 use tidelog_engine::schedule::{DeviceStats, TransferError};
-use tidelog_gds::Gpu;
 use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
+use tidelog_gds::{Gpu, Region};
 use tidelog_tests::machine::FakeGpu;
 
 #[test]
@@ -72,6 +72,42 @@ fn past_the_host_no_byte_of_a_tensor_passes_through_it_and_its_checksums_are_the
         assert!(from_host(&pool, bytes.len()) == bytes);
         let gpu = pool.stats().unwrap().reactor.gpu.unwrap();
         assert_eq!((gpu.reached, gpu.checksums), (Feature::On, Feature::On));
+        pool.close().unwrap();
+        fake.assert_lawful();
+    }
+}
+
+#[test]
+fn registered_memory_is_read_and_written_in_place_where_cufile_registers_it() {
+    for refused in [false, true] {
+        let fake = FakeGpu::start(4, 3);
+        let bytes = pattern(512 << 10, 1);
+        let mut memory = DeviceMemory::in_pages(&fake.gpu(), bytes.len()).unwrap();
+        memory.write(0, &bytes).unwrap();
+        // SAFETY: the memory is dropped behind the pool.
+        let region = unsafe { Region::new(memory.base(), memory.len()) };
+        if refused {
+            // Behind that of the ring.
+            fake.plan("buffer_register", 1, 5013, 1);
+        }
+        let (_directory, pool) = pool_by_cufile("gpu-in-place", &fake, fake.gpu(), vec![region]);
+        let before = fake.count("copies");
+        put(&pool, &memory, None).wait().unwrap();
+        let written = fake.count("copies");
+        memory.write(0, &vec![0xEE; bytes.len()]).unwrap();
+        let between = fake.count("copies");
+        get(&pool, 0, &memory, None, None).wait().unwrap();
+        let copies = written - before + (fake.count("copies") - between);
+        assert_eq!(copies == 0, !refused, "{copies} copies");
+        assert!(bytes_of(&memory) == bytes && from_host(&pool, bytes.len()) == bytes);
+        let notes = pool.stats().unwrap().reactor.capabilities.notes.join("; ");
+        let told = if refused {
+            "512 KiB of GPU memory go through the staging ring: "
+        } else {
+            "512 KiB of GPU memory are read and written in place"
+        };
+        assert!(notes.contains(told), "{notes}");
+        assert_eq!(notes.contains("expandable segments"), refused, "{notes}");
         pool.close().unwrap();
         fake.assert_lawful();
     }
@@ -319,7 +355,7 @@ fn a_gpu_that_fails_a_piece_past_the_host_fails_its_transfer_and_no_device() {
 fn tensors_of_another_gpu_than_cufile_s_go_through_the_host_and_the_statistics_say_so() {
     let fake = FakeGpu::start(3, 3);
     fake.driver(1 << 4, 1 << 1, 2, 128, 2);
-    let (_directory, pool) = pool_by_cufile("gpu-other", &fake, Gpu::open(1).unwrap());
+    let (_directory, pool) = pool_by_cufile("gpu-other", &fake, Gpu::open(1).unwrap(), Vec::new());
     let stats = pool.stats().unwrap().reactor;
     let gpu = stats.gpu.unwrap();
     // The path has locked the staging memory itself.

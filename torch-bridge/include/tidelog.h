@@ -89,6 +89,12 @@ typedef struct tide_pool_options {
   uint8_t buffered;
   // CUDA's number of the GPU whose memory `tide_put_gpu` and `tide_get_gpu` name, plus one; 0: none.
   uint8_t gpu;
+  // Where that GPU's memory begins that transfers by "gds" read and write in place, without a copy, from multiples of 4 KiB
+  // on: an arena of `cuMemAlloc`'s. It stays allocated until `tide_pool_close` has returned. What cuFile refuses to
+  // register is copied like other memory (the data path's notes in the statistics say why). 0: none.
+  uint64_t arena;
+  // Its bytes.
+  uint64_t arena_bytes;
 } tide_pool_options;
 
 // How to open a session.
@@ -192,7 +198,8 @@ int32_t tide_get_gpu(uint64_t pool,
 // Opens a share of a pool, formatting it first where its devices are fresh directories.
 //
 // # Safety
-// `options` points to options as long as their `size` says, whose texts are NUL-terminated; `pool` points to one `uint64_t`.
+// `options` points to options as long as their `size` says, whose texts are NUL-terminated; `pool` points to one `uint64_t`. An
+// arena that the options name stays allocated until the pool is closed.
 int32_t tide_pool_open(const struct tide_pool_options *options,
                        uint64_t *pool);
 

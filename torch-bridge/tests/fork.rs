@@ -60,6 +60,8 @@ fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
         share: 0,
         buffered: 1,
         gpu: 0,
+        arena: 0,
+        arena_bytes: 0,
     };
     let (mut session, mut pool, mut ticket) = (0, 0, 0);
     let bytes = vec![3_u8; 100_000];

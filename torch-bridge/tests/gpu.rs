@@ -7,7 +7,10 @@ use std::ptr::null_mut;
 
 use tidelog::abi::*;
 use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
-use tidelog_tests::abi::{Choices, Folder, Manners, last_error, try_open_pool, walk_session};
+use tidelog_tests::abi::{
+    Choices, Folder, Manners, last_error, pool_options, try_open_pool, try_open_pool_with,
+    walk_session,
+};
 use tidelog_tests::machine::FakeGpu;
 
 const NAME: &std::ffi::CStr = c"layer.0.weight";
@@ -153,9 +156,51 @@ fn puts_and_gets_are_ordered_with_kernels_by_events_alone() {
 }
 
 #[test]
+fn what_lies_in_the_arena_goes_by_cufile_without_a_copy() {
+    let fake = FakeGpu::start(2, 3);
+    let folder = Folder::new("gpu-arena");
+    let mut arena = DeviceMemory::in_pages(&fake.gpu(), BYTES).unwrap();
+    let bytes: Vec<u8> = (0..BYTES).map(|at| (at * 31 / 7 + at / 4093) as u8).collect();
+    arena.write(0, &bytes).unwrap();
+    let devices = folder.text();
+    let (address, length) = (arena.base().0, BYTES as u64);
+    let options = tide_pool_options {
+        arena: address,
+        arena_bytes: length,
+        ..pool_options(&devices, 64 << 20, 1, c"gds")
+    };
+    // SAFETY: the texts live across the call, and the arena is dropped behind the pool.
+    let pool = unsafe { try_open_pool_with(&options) }.unwrap();
+    let (mut ticket, before) = (0, fake.count("copies"));
+    // SAFETY: the arena stays untouched until each ticket has ended.
+    unsafe {
+        let (name, length) = (NAME.as_ptr(), length / 2);
+        let put = tide_put_gpu(pool, name, address, length, null_mut(), 0, &raw mut ticket);
+        assert_eq!(put, TIDE_READY, "{}", last_error());
+        wait(ticket);
+        let (to, none) = (address + length, null_mut());
+        let get = tide_get_gpu(pool, name, 0, to, length, none, none, 1, &raw mut ticket);
+        assert_eq!(get, TIDE_READY, "{}", last_error());
+        wait(ticket);
+    }
+    assert_eq!(fake.count("copies"), before);
+    let mut found = vec![0; BYTES];
+    arena.read(0, &mut found).unwrap();
+    assert!(found[BYTES / 2..] == bytes[..BYTES / 2]);
+    assert_eq!(tide_pool_close(pool), TIDE_READY);
+    fake.assert_lawful();
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_with_its_reason() {
     let fake = FakeGpu::start(1, 0);
     let folder = Folder::new("gpu-refused");
+    let devices = folder.text();
+    let options = pool_options(&devices, 64 << 20, 1, c"auto");
+    let nowhere = tide_pool_options { arena: 4096, arena_bytes: 4096, ..options };
+    // SAFETY: the texts live across the call, which refuses the arena before it is looked at.
+    assert_eq!(unsafe { try_open_pool_with(&nowhere) }, Err(TIDE_POOL_FAILED));
+    assert!(last_error().contains("only the data paths gds and gds-compat"), "{}", last_error());
     assert_eq!(open(&folder, 3), Err(TIDE_POOL_FAILED));
     assert!(last_error().contains("there is no GPU 2; CUDA shows 1"), "{}", last_error());
     assert_eq!(try_open_pool(&folder, 64 << 20, 0, c"gds"), Err(TIDE_POOL_FAILED));

@@ -25,7 +25,7 @@ use crate::cuda::{Gpu, HostLock};
 use crate::cufile::CuFileError;
 use crate::queue::{Answer, Direction, End, Queue, Request};
 
-pub use provider::{GdsBackend, GdsDevices, GdsOptions};
+pub use provider::{GdsBackend, GdsDevices, GdsOptions, Region};
 
 /// How long a thread that waits naps between two looks: cuFile's batches wake nobody.
 const NAP: Duration = Duration::from_micros(40);

@@ -9,12 +9,30 @@ use tidelog_engine::path::{
     Backend, Capabilities, DataPath, Device, DeviceCapabilities, Feature, Opened, PathError,
     PathKind, PathProvider, stay_near,
 };
+use tidelog_engine::units::ByteCount;
 
 use super::GdsPath;
-use crate::cuda::Gpu;
+use crate::cuda::{DevicePointer, Gpu};
 use crate::cufile::{Compat, Driver, Library};
 use crate::queue::{Queue, QueueOptions};
 use crate::staged::StagedGpu;
+
+/// GPU memory of the caller's, for cuFile to read and write in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    base: DevicePointer,
+    length: usize,
+}
+
+impl Region {
+    /// So many bytes from `base` on.
+    ///
+    /// # Safety
+    /// They are the path's GPU's, and stay allocated until every pool that is opened with them is closed.
+    pub unsafe fn new(base: DevicePointer, length: usize) -> Self {
+        Self { base, length }
+    }
+}
 
 /// How the path is opened.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +45,9 @@ pub struct GdsOptions {
     pub compat: Compat,
     /// The staging ring. Its depth is the engine's.
     pub queue: QueueOptions,
+    /// Tensors in these, from multiples of 4 KiB on, are not copied through the ring. What cuFile refuses to register goes
+    /// through it like other memory, and the path's notes say why.
+    pub registered: Vec<Region>,
 }
 
 /// Opens pools by way of GPU memory: for `OpenOptions::backend`.
@@ -89,7 +110,9 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
     let near = stay_near(&devices, Some(&StagedGpu(Arc::clone(&gpu))));
     let kernel = PosixPath::new(twins, depth)?;
     let queue = Queue::open(&gpu, &driver, devices, QueueOptions { depth, ..options.queue });
-    let queue = queue.map_err(unavailable)?;
+    let mut queue = queue.map_err(unavailable)?;
+    let in_place: Vec<String> =
+        options.registered.iter().map(|region| register(&mut queue, *region)).collect();
     let facts = driver.facts();
     let version =
         facts.version.map_or_else(String::new, |(major, minor)| format!(" {major}.{minor}"));
@@ -111,6 +134,7 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
             ),
         ]
         .into_iter()
+        .chain(in_place)
         .chain(near)
         .collect(),
     };
@@ -128,4 +152,15 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
         host_memory: None,
         dead: None,
     })
+}
+
+/// Registers a region, and says what came of that.
+fn register(queue: &mut Queue, region: Region) -> String {
+    let Region { base, length } = region;
+    let size = ByteCount(length as u64);
+    // SAFETY: by the region's contract it stays for longer than the pool, and with it the queue.
+    match unsafe { queue.register(base, length) } {
+        Ok(()) => format!("{size} of GPU memory are read and written in place"),
+        Err(why) => format!("{size} of GPU memory go through the staging ring: {why}"),
+    }
 }

@@ -15,7 +15,7 @@ use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::cuda::{DevicePointer, Event, Gpu};
 use tidelog_gds::queue::{End, Queue, QueueOptions};
-use tidelog_gds::{GdsBackend, GdsOptions, StagedGpu};
+use tidelog_gds::{GdsBackend, GdsOptions, Region, StagedGpu};
 use tidelog_tests::machine::{Directory, FakeGpu};
 
 /// A file of zeroes as a device.
@@ -35,12 +35,18 @@ pub fn one_file(name: &str) -> (Directory, [DeviceSpec; 1]) {
     (directory, file)
 }
 
-/// The same, open by cuFile, for tensors of a GPU.
-pub fn pool_by_cufile(name: &str, fake: &FakeGpu, gpu: Arc<Gpu>) -> (Directory, Pool) {
+/// The same, open by cuFile, for tensors of a GPU; those in these regions are read and written in place.
+pub fn pool_by_cufile(
+    name: &str,
+    fake: &FakeGpu,
+    gpu: Arc<Gpu>,
+    registered: Vec<Region>,
+) -> (Directory, Pool) {
     let (directory, file) = one_file(name);
     let library = Some(fake.library_path().into());
+    let how = GdsOptions { library, registered, ..GdsOptions::default() };
     let options = OpenOptions {
-        backend: Some(Arc::new(GdsBackend(GdsOptions { library, ..GdsOptions::default() }))),
+        backend: Some(Arc::new(GdsBackend(how))),
         gpu: Some(Arc::new(StagedGpu(gpu))),
         ..OpenOptions::default()
     };

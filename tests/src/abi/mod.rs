@@ -21,7 +21,7 @@ use tidelog::abi::*;
 pub use choices::Choices;
 pub use framework::{Folder, Framework, Manners, STAGING, last_error};
 pub use memory::Memory;
-pub use pool::{open_pool, try_open_pool, walk_pool};
+pub use pool::{open_pool, pool_options, try_open_pool, try_open_pool_with, walk_pool};
 pub use session::walk_session;
 
 /// What every function that takes a handle answers to this one. All other arguments are null or nothing, so

@@ -101,7 +101,18 @@ pub fn try_open_pool(
     data_path: &CStr,
 ) -> Result<u64, i32> {
     let devices = folder.text();
-    let options = tide_pool_options {
+    // SAFETY: the texts live across the call; no arena is named.
+    unsafe { try_open_pool_with(&pool_options(&devices, pool_size, gpu, data_path)) }
+}
+
+/// How it opens one.
+pub fn pool_options(
+    devices: &CStr,
+    pool_size: u64,
+    gpu: u8,
+    data_path: &CStr,
+) -> tide_pool_options {
+    tide_pool_options {
         size: size_of::<tide_pool_options>() as u64,
         devices: devices.as_ptr(),
         data_path: data_path.as_ptr(),
@@ -110,10 +121,19 @@ pub fn try_open_pool(
         share: 0,
         buffered: u8::from(data_path == c"auto"),
         gpu,
-    };
+        arena: 0,
+        arena_bytes: 0,
+    }
+}
+
+/// Opens a pool; the status where that is refused.
+///
+/// # Safety
+/// The options' texts are NUL-terminated; an arena stays allocated until the pool is closed.
+pub unsafe fn try_open_pool_with(options: &tide_pool_options) -> Result<u64, i32> {
     let mut pool = 0;
-    // SAFETY: the options' texts are NUL-terminated; the result is ours.
-    let opened = unsafe { tide_pool_open(&raw const options, &raw mut pool) };
+    // SAFETY: by this function's contract; the result is ours.
+    let opened = unsafe { tide_pool_open(options, &raw mut pool) };
     if opened == TIDE_READY { Ok(pool) } else { Err(opened) }
 }
 

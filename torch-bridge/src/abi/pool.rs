@@ -9,6 +9,8 @@ use tidelog_engine::layout::{LifetimeClass, TensorId};
 use tidelog_engine::memory::{Destination, ForeignDestination, ForeignSource, Source};
 use tidelog_engine::pool::{Batch, Pool, PutOptions};
 use tidelog_engine::schedule::{Ticket, TransferError, Urgency};
+use tidelog_gds::Region;
+use tidelog_gds::cuda::DevicePointer;
 
 use super::{
     Failure, Options, Place, Status, array_argument, boundary, check_length, check_result,
@@ -44,18 +46,25 @@ pub struct tide_pool_options {
     pub buffered: u8,
     /// CUDA's number of the GPU whose memory `tide_put_gpu` and `tide_get_gpu` name, plus one; 0: none.
     pub gpu: u8,
+    /// Where that GPU's memory begins that transfers by "gds" read and write in place, without a copy, from multiples of 4 KiB
+    /// on: an arena of `cuMemAlloc`'s. It stays allocated until `tide_pool_close` has returned. What cuFile refuses to
+    /// register is copied like other memory (the data path's notes in the statistics say why). 0: none.
+    pub arena: u64,
+    /// Its bytes.
+    pub arena_bytes: u64,
 }
 
 // SAFETY: numbers and pointers, of which any bytes are a value; `size` comes first.
 unsafe impl Options for tide_pool_options {
     const NAME: &str = "tide_pool_options";
-    const LENGTH_MIN: usize = size_of::<Self>();
+    const LENGTH_MIN: usize = std::mem::offset_of!(Self, arena);
 }
 
 /// Opens a share of a pool, formatting it first where its devices are fresh directories.
 ///
 /// # Safety
-/// `options` points to options as long as their `size` says, whose texts are NUL-terminated; `pool` points to one `uint64_t`.
+/// `options` points to options as long as their `size` says, whose texts are NUL-terminated; `pool` points to one `uint64_t`. An
+/// arena that the options name stays allocated until the pool is closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool: *mut u64) -> i32 {
     boundary(|| {
@@ -75,6 +84,8 @@ pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool:
             reactive: true,
             policy: Policy::default(),
             place: Place::numbered(options.gpu),
+            // SAFETY: by this function's contract it stays until the pool is closed.
+            arena: unsafe { arena_of(&options) },
         };
         let handle = POOLS.insert(open_pool(&config)?);
         // SAFETY: by this function's contract null or one u64 of the caller's.
@@ -83,6 +94,17 @@ pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool:
         })?;
         Ok(0)
     })
+}
+
+/// The memory that is read and written in place, if any is named.
+///
+/// # Safety
+/// It stays allocated until the pool that is opened with it is closed.
+unsafe fn arena_of(options: &tide_pool_options) -> Option<Region> {
+    let length = usize::try_from(options.arena_bytes).unwrap_or(usize::MAX);
+    // SAFETY: by this function's contract.
+    let region = || unsafe { Region::new(DevicePointer(options.arena), length) };
+    (options.arena != 0 || options.arena_bytes != 0).then(region)
 }
 
 /// Closes a pool: waits for its transfers and releases the share.

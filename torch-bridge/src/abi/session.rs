@@ -127,6 +127,7 @@ pub unsafe extern "C" fn tide_session_open(
             reactive: options.reactive != 0,
             policy: Policy::numbered(options.policy)?,
             place: Place::numbered(options.gpu),
+            arena: None,
         })?;
         let handle = SESSIONS.insert(opened);
         // SAFETY: by this function's contract null or one u64 of the caller's.
@@ -155,6 +156,7 @@ pub fn session_on(pool: Pool, budget: u64, staging: u64) -> u64 {
             reactive: false,
             policy: Policy::default(),
             place: Place::Host,
+            arena: None,
         },
     ))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidelog_engine::path::{Backend, PathChoice, PathKind};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::queue::QueueOptions;
-use tidelog_gds::{Compat, GdsBackend, GdsOptions};
+use tidelog_gds::{Compat, GdsBackend, GdsOptions, Region};
 
 use crate::abi::{Failure, Place, Status};
 
@@ -45,13 +45,19 @@ impl DataPath {
     }
 
     /// What the engine is to choose from, and what opens the path where that is none of the engine's. The ring on the GPU
-    /// is as large as the one in host memory.
+    /// is as large as the one in host memory. What lies in the arena is read and written in place.
     pub(super) fn open(
         self,
         place: Place,
         staging: ByteCount,
+        arena: Option<Region>,
     ) -> Result<(PathChoice, Option<Arc<dyn Backend>>), Failure> {
         let compat = match self {
+            Self::Engine(_) if arena.is_some() => {
+                let why =
+                    "only the data paths gds and gds-compat read and write a GPU's memory in place";
+                return Err(Failure::new(Status::PoolFailed, format!("arena: {why}; leave it 0")));
+            }
             Self::Engine(choice) => return Ok((choice, None)),
             Self::Gds(compat) => compat,
         };
@@ -61,7 +67,8 @@ impl DataPath {
         };
         let whole = QueueOptions::default().chunk;
         let queue = QueueOptions { staging, chunk: whole.min(staging), ..QueueOptions::default() };
-        let options = GdsOptions { gpu: number.into(), compat, queue, ..GdsOptions::default() };
+        let registered = arena.into_iter().collect();
+        let options = GdsOptions { gpu: number.into(), library: None, compat, queue, registered };
         Ok((PathChoice::Auto, Some(Arc::new(GdsBackend(options)))))
     }
 }

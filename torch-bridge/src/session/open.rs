@@ -12,7 +12,7 @@ use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::schedule::CompletionQueue;
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::cuda::CudaUnavailable;
-use tidelog_gds::{Gpu, HostTier, StagedGpu};
+use tidelog_gds::{Gpu, HostTier, Region, StagedGpu};
 use tidelog_planner::residency::{Config, Residency};
 use tidelog_planner::units::Bytes;
 
@@ -49,6 +49,7 @@ pub(crate) struct SessionConfig<'a> {
     pub(crate) reactive: bool,
     pub(crate) policy: Policy,
     pub(crate) place: Place,
+    pub(crate) arena: Option<Region>,
 }
 
 impl Session {
@@ -216,8 +217,11 @@ pub(crate) fn open_pool(config: &SessionConfig<'_>) -> Result<Pool, Failure> {
         }
     }
     let devices = DeviceSpec::parse_list(config.devices).map_err(|error| failed(&error))?;
-    let (path, backend) =
-        DataPath::named(config.data_path)?.open(config.place, ByteCount(config.staging))?;
+    let (path, backend) = DataPath::named(config.data_path)?.open(
+        config.place,
+        ByteCount(config.staging),
+        config.arena,
+    )?;
     if devices.iter().all(|device| !device.exists()) {
         let device_size =
             device_size(&devices, config.pool_size).map_err(|error| failed(&error))?;

@@ -267,6 +267,7 @@ mod tests {
             reactive: false,
             policy: Policy::default(),
             place: Place::Host,
+            arena: None,
         };
         let host_memory = Bytes(config.host_memory);
         let config_of_machine = Config { host_memory, ..Config::new(Bytes(1 << 30), Bytes(0)) };
