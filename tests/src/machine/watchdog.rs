@@ -6,7 +6,8 @@ use std::time::Duration;
 /// Ends the process if a test takes longer than it may: nothing may hang, whatever the devices do.
 #[derive(Debug)]
 pub struct Watchdog {
-    doing: Arc<Mutex<&'static str>>,
+    /// What is being done, where that is told.
+    doing: Arc<Mutex<Option<&'static str>>>,
     #[allow(dead_code, reason = "dropping it ends the wait")]
     over: Sender<()>,
 }
@@ -15,13 +16,14 @@ impl Watchdog {
     /// Watches from now on, until it is dropped.
     pub fn watch(test: &'static str, limit: Duration) -> Self {
         let (over, receiver) = channel();
-        let doing = Arc::new(Mutex::new("it begins"));
+        let doing = Arc::new(Mutex::new(None));
         let last = Arc::clone(&doing);
         std::thread::spawn(move || {
             if receiver.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
                 let doing = *last.lock().unwrap_or_else(PoisonError::into_inner);
+                let doing = doing.map_or_else(String::new, |doing| format!(", as {doing}"));
                 let mut errors = std::io::stderr();
-                let _ = writeln!(errors, "{test} HANGS: not done after {limit:?}, as {doing}");
+                let _ = writeln!(errors, "{test} HANGS: not done after {limit:?}{doing}");
                 std::process::abort();
             }
         });
@@ -30,6 +32,6 @@ impl Watchdog {
 
     /// What is done from here on, to be told of a hang.
     pub fn note(&self, doing: &'static str) {
-        *self.doing.lock().unwrap_or_else(PoisonError::into_inner) = doing;
+        *self.doing.lock().unwrap_or_else(PoisonError::into_inner) = Some(doing);
     }
 }
