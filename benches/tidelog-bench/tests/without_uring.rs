@@ -2,21 +2,12 @@
 
 mod common;
 
-use std::collections::BTreeMap;
-
 use common::{bench, temporary};
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use tidelog_tests::machine::without_io_uring;
 
 #[test]
 fn no_other_path_is_measured_than_the_one_that_was_asked_for() {
-    let rules: BTreeMap<i64, _> = [(libc::SYS_io_uring_setup, Vec::new())].into();
-    let refuse = SeccompAction::Errno(libc::EPERM.cast_unsigned());
-    let architecture = std::env::consts::ARCH.try_into().unwrap();
-    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, architecture).unwrap();
-    let program: BpfProgram = filter.try_into().unwrap();
-    // The filter holds for the thread and for the processes that it starts.
-    let thread = std::thread::spawn(move || {
-        seccompiler::apply_filter(&program).unwrap();
+    without_io_uring(|| {
         let directory = temporary("seccomp");
         let file = format!("--filename={}", directory.at("a"));
         for level in ["raw", "log"] {
@@ -29,5 +20,4 @@ fn no_other_path_is_measured_than_the_one_that_was_asked_for() {
             std::fs::remove_file(directory.at("a")).unwrap();
         }
     });
-    thread.join().unwrap();
 }

@@ -8,6 +8,7 @@ mod loop_device;
 mod mount;
 mod process;
 mod ran;
+mod seccomp;
 mod watchdog;
 
 use std::io::Write;
@@ -20,6 +21,7 @@ pub use loop_device::{LoopDevice, LoopOptions};
 pub use mount::Mount;
 pub use process::{Other, told};
 pub use ran::Ran;
+pub use seccomp::without_io_uring;
 pub use watchdog::Watchdog;
 
 /// Why the machine does not lend something.

@@ -2,20 +2,18 @@
 
 mod common;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 
 use common::{Machine, command, doctor, ran};
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use tidelog_doctor::next::Advice;
 use tidelog_doctor::ways::By;
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::Source;
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
-use tidelog_tests::machine::{Directory, skip};
+use tidelog_tests::machine::{Directory, skip, without_io_uring};
 
 #[test]
 fn every_path_on_a_scratch_area_is_proven_or_says_why_not() {
@@ -260,21 +258,6 @@ fn a_filter_that_forbids_io_uring_is_named_and_the_other_path_is_proven() {
             told.out
         );
     });
-}
-
-/// Does something, or starts a process, where no ring can be made.
-fn without_io_uring<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
-    let rules: BTreeMap<i64, _> = [(libc::SYS_io_uring_setup, Vec::new())].into();
-    let refuse = SeccompAction::Errno(libc::EPERM.cast_unsigned());
-    let architecture = std::env::consts::ARCH.try_into().unwrap();
-    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, architecture).unwrap();
-    let program: BpfProgram = filter.try_into().unwrap();
-    // The filter holds for the thread and for the processes that it starts.
-    let thread = std::thread::spawn(move || {
-        seccompiler::apply_filter(&program).unwrap();
-        act()
-    });
-    thread.join().unwrap()
 }
 
 #[test]
