@@ -139,9 +139,12 @@ fn direction(report: &Report, stats: &DirectionStats, plus: bool) -> Value {
     let JobOptions { clat_percentiles, lat_percentiles, percentiles, .. } = &report.options;
     let runtime = if stats.ios > 0 { report.runtime.as_millis() as u64 } else { 0 };
     let bandwidth = report.per_second(stats.bytes);
-    let latency = |of: &Moments, histogram: &Histogram<u64>, wanted: bool| {
+    let latency = |of: &Moments, histogram: Option<&Histogram<u64>>, wanted: bool| {
         let mut value = moments(of);
-        if of.count > 0 && wanted {
+        if of.count > 0
+            && wanted
+            && let Some(histogram) = histogram
+        {
             value["percentile"] = self::percentiles(histogram, percentiles);
             if plus {
                 value["bins"] = bins(histogram);
@@ -160,24 +163,24 @@ fn direction(report: &Report, stats: &DirectionStats, plus: bool) -> Value {
         "short_ios": 0,
         "drop_ios": 0,
         "slat_ns": moments(&stats.slat),
-        "clat_ns": latency(&stats.clat, &stats.clat_histogram, *clat_percentiles),
-        "lat_ns": latency(&stats.lat, &stats.lat_histogram, *lat_percentiles),
+        "clat_ns": latency(&stats.clat, Some(&stats.clat_histogram), *clat_percentiles),
+        "lat_ns": latency(&stats.lat, stats.lat_histogram.as_ref(), *lat_percentiles),
         "bw_min": stats.bandwidth.min,
         "bw_max": stats.bandwidth.max,
         "bw_agg": if stats.bandwidth.count > 0 { 100.0 } else { 0.0 },
-        "bw_mean": stats.bandwidth.mean,
+        "bw_mean": stats.bandwidth.mean(),
         "bw_dev": stats.bandwidth.deviation(),
         "bw_samples": stats.bandwidth.count,
         "iops_min": stats.iops.min,
         "iops_max": stats.iops.max,
-        "iops_mean": stats.iops.mean,
+        "iops_mean": stats.iops.mean(),
         "iops_stddev": stats.iops.deviation(),
         "iops_samples": stats.iops.count,
     })
 }
 
 fn moments(of: &Moments) -> Value {
-    json!({ "min": of.min, "max": of.max, "mean": of.mean, "stddev": of.deviation(), "N": of.count })
+    json!({ "min": of.min, "max": of.max, "mean": of.mean(), "stddev": of.deviation(), "N": of.count })
 }
 
 fn percentiles(histogram: &Histogram<u64>, wanted: &[f64]) -> Value {

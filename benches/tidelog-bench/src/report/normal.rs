@@ -152,10 +152,10 @@ fn direction(text: &mut String, name: &str, report: &Report, stats: &DirectionSt
     }
     let options = &report.options;
     for (title, histogram, wanted) in [
-        ("clat", &stats.clat_histogram, options.clat_percentiles),
-        ("lat", &stats.lat_histogram, options.lat_percentiles),
+        ("clat", Some(&stats.clat_histogram), options.clat_percentiles),
+        ("lat", stats.lat_histogram.as_ref(), options.lat_percentiles),
     ] {
-        if wanted {
+        if wanted && let Some(histogram) = histogram {
             percentiles(text, title, histogram, &options.percentiles);
         }
     }
@@ -166,7 +166,7 @@ fn direction(text: &mut String, name: &str, report: &Report, stats: &DirectionSt
             "   bw (  KiB/s): min={}, max={}, avg={:.2}, stdev={:.2}, samples={}",
             samples.min,
             samples.max,
-            samples.mean,
+            samples.mean(),
             samples.deviation(),
             samples.count
         );
@@ -181,7 +181,7 @@ fn latency(of: &Moments) -> String {
         "({unit}): min={}, max={}, avg={:.2}, stdev={:.2}",
         of.min / divisor,
         of.max / divisor,
-        of.mean / scale,
+        of.mean() / scale,
         of.deviation() / scale
     )
 }

@@ -64,7 +64,7 @@ fn direction(fields: &mut Vec<String>, report: &Report, stats: &DirectionStats) 
         bandwidth.min.to_string(),
         bandwidth.max.to_string(),
         format!("{part:.6}%"),
-        format!("{:.6}", bandwidth.mean),
+        format!("{:.6}", bandwidth.mean()),
         format!("{:.6}", bandwidth.deviation()),
     ]);
 }
@@ -74,7 +74,7 @@ fn moments(fields: &mut Vec<String>, of: &Moments) {
     fields.extend([
         (of.min / 1000).to_string(),
         (of.max / 1000).to_string(),
-        format!("{:.6}", of.mean / 1000.0),
+        format!("{:.6}", of.mean() / 1000.0),
         format!("{:.6}", of.deviation() / 1000.0),
     ]);
 }

@@ -17,7 +17,7 @@ use super::throttle::Throttle;
 use crate::exit::BenchError;
 use crate::load::{BadBlock, Origin, Permutation, check};
 use crate::option::JobOptions;
-use crate::stats::{Direction, Recorder};
+use crate::stats::{Direction, Latency, Recorder};
 
 use memory::Memory;
 use tensors::{Tensor, tensors};
@@ -304,7 +304,7 @@ impl LogJob {
         }
         let reads_back = recorder.is_none();
         if let Some(recorder) = recorder {
-            recorder.completed(direction, length, [begun, issued, now]);
+            recorder.completed(direction, length, Latency::between([begun, issued, now]), now);
         }
         // No two puts of a tensor are in flight, so the last to end is the one that stands.
         let pass = self.tensors[tensor].put.unwrap_or(0);

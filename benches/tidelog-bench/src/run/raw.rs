@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tidelog_engine::memory::DmaBuffer;
 use tidelog_engine::path::{
-    Action, Capabilities, Completion, DataPath, Extent, Operation, PathProvider, Refusal,
+    Action, Capabilities, Completion, DataPath, Extent, Operation, PathKind, PathProvider, Refusal,
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
@@ -14,7 +14,7 @@ use super::throttle::Throttle;
 use crate::exit::BenchError;
 use crate::load::{BadBlock, Origin, Place, Stream, check, stamp};
 use crate::option::JobOptions;
-use crate::stats::{Direction, Recorder};
+use crate::stats::{Direction, Latency, Recorder, nanos};
 use crate::target;
 
 /// How long a job that is held back sleeps at most before it looks whether it is over.
@@ -24,6 +24,7 @@ const THROTTLED_MAX: Duration = Duration::from_millis(100);
 pub(super) struct RawJob {
     job: JobOptions,
     path: Box<dyn DataPath>,
+    rings_early: bool,
     stream: Stream,
     budget: Budget,
     throttle: Throttle,
@@ -38,11 +39,16 @@ pub(super) struct RawJob {
     random: fastrand::Rng,
     /// What is in flight, by tag.
     flights: Vec<Flight>,
+    /// What moments of flights are counted from.
+    epoch: Instant,
     /// Tags that are free, with their buffers.
     idle: Vec<(usize, DmaBuffer)>,
     /// Tags of operations that the kernel has not been told of yet.
     fresh: Vec<usize>,
     completions: Vec<Completion>,
+    /// What was seen complete, and when, and is to be counted once the devices have new work.
+    landed: Vec<(Direction, u64, Latency)>,
+    landed_at: Instant,
     /// What this job's stamps say; those of what is begun next, or while reading back, the oldest that may stand
     /// where is read next. Its pass is the number of passes that were completed.
     origin: Origin,
@@ -57,8 +63,10 @@ struct Flight {
     direction: Direction,
     /// The pass of a write; of a read that compares, the oldest that may be found.
     pass: u64,
-    begun: Instant,
-    issued: Instant,
+    /// From the decision to do it until it was issued, and when that was, in nanoseconds since the job's `epoch`: to take
+    /// instants from each other costs more, for each of a million operations a second.
+    slat: u64,
+    issued: u64,
 }
 
 /// What a round through the stream is for.
@@ -88,10 +96,9 @@ impl RawJob {
         let (buffers, path) = buffers(job, path, seed)?;
         // Nobody wakes this thread. A path that finds its waker unarmed takes it for woken, and does not wait.
         path.waker().arm();
-        let now = Instant::now();
         let nowhere = Place { file: 0, offset: 0, length: 0 };
         let flight =
-            Flight { place: nowhere, direction: Direction::Read, pass: 0, begun: now, issued: now };
+            Flight { place: nowhere, direction: Direction::Read, pass: 0, slat: 0, issued: 0 };
         Ok(Self {
             stream: Stream::new(
                 windows,
@@ -108,13 +115,17 @@ impl RawJob {
             trimmed: Vec::with_capacity(job.iodepth as usize),
             random: fastrand::Rng::with_seed(seed ^ 1),
             flights: vec![flight; job.iodepth as usize],
+            epoch: Instant::now(),
             idle: buffers.into_iter().enumerate().collect(),
             fresh: Vec::with_capacity(job.iodepth as usize),
             completions: Vec::with_capacity(job.iodepth as usize),
+            landed: Vec::with_capacity(job.iodepth as usize),
+            landed_at: Instant::now(),
             origin,
             begun_in_pass: 0,
             ended: Ended::default(),
             job: job.clone(),
+            rings_early: path.capabilities().kind == PathKind::Spdk,
             path,
         })
     }
@@ -141,22 +152,25 @@ impl RawJob {
         let depth = self.flights.len();
         loop {
             let now = Instant::now();
-            if phase == Phase::Load {
-                recorder.tick(now);
-            }
             let before = self.idle.len();
             self.fill_up(&mut phase, recorder, now);
             let begun = before - self.idle.len();
             let due = self.due.take();
+            // Devices that are told without a system call begin while the last round is counted; for others, to ring and to
+            // wait is one.
+            let told = if begun > 0 && self.rings_early { self.path.ring() } else { Ok(()) };
+            self.count_landed(recorder);
+            if phase == Phase::Load {
+                if begun > 0 {
+                    recorder.submitted.count(begun, 1);
+                }
+                recorder.tick(now);
+            }
             if self.idle.len() == depth && due.is_none() {
                 return;
             }
-            if begun > 0 && phase == Phase::Load {
-                recorder.submitted.count(begun, 1);
-            }
-            // Rings and waits in one system call.
             let at_most = due.map(|due| due.saturating_duration_since(now).min(THROTTLED_MAX));
-            if let Err(error) = self.path.wait(at_most) {
+            if let Err(error) = told.and_then(|()| self.path.wait(at_most)) {
                 self.ended.fail(format!("the data path died: {error}"));
                 return;
             }
@@ -166,14 +180,16 @@ impl RawJob {
 
     /// Begins operations until the queue is full or the phase is over.
     fn fill_up(&mut self, phase: &mut Phase, recorder: &mut Recorder, now: Instant) {
+        let is_time_up = *phase == Phase::Load && self.budget.is_time_up(recorder, now);
+        if is_time_up || self.ended.is_over(&self.job) {
+            return;
+        }
         while let Some((tag, buffer)) = self.idle.pop() {
-            let next =
-                if self.ended.is_over(&self.job) { None } else { self.next(phase, recorder, now) };
-            let Some((place, direction)) = next else {
+            let Some((place, direction)) = self.next(phase, now) else {
                 self.idle.push((tag, buffer));
                 break;
             };
-            if !self.begin(tag, buffer, place, direction, now) {
+            if !self.begin(tag, buffer, place, direction) {
                 break;
             }
             self.fresh.push(tag);
@@ -183,17 +199,15 @@ impl RawJob {
         }
         if !self.fresh.is_empty() {
             // One look at the clock for all that go to the kernel together.
-            let issued = Instant::now();
-            self.fresh.drain(..).for_each(|tag| self.flights[tag].issued = issued);
+            let (begun, issued) = (nanos(self.epoch, now), nanos(self.epoch, Instant::now()));
+            for tag in self.fresh.drain(..) {
+                let flight = &mut self.flights[tag];
+                (flight.slat, flight.issued) = (issued - begun, issued);
+            }
         }
     }
 
-    fn next(
-        &mut self,
-        phase: &mut Phase,
-        recorder: &Recorder,
-        now: Instant,
-    ) -> Option<(Place, Direction)> {
+    fn next(&mut self, phase: &mut Phase, now: Instant) -> Option<(Place, Direction)> {
         match phase {
             Phase::Verify { reached, before } => {
                 match reached.checked_sub(1) {
@@ -203,9 +217,6 @@ impl RawJob {
                 Some((self.stream.advance()?, Direction::Read))
             }
             Phase::Load => {
-                if self.budget.is_time_up(recorder, now) {
-                    return None;
-                }
                 let after_trim = || Some((self.trimmed.pop()?, Direction::Write));
                 let (place, direction) = match self.held.take().or_else(after_trim) {
                     Some(next) => next,
@@ -256,10 +267,9 @@ impl RawJob {
         mut buffer: DmaBuffer,
         place: Place,
         direction: Direction,
-        now: Instant,
     ) -> bool {
         let Origin { pass, .. } = self.origin;
-        self.flights[tag] = Flight { place, direction, pass, begun: now, issued: now };
+        self.flights[tag] = Flight { place, direction, pass, slat: 0, issued: 0 };
         let action = match direction {
             Direction::Read => Action::Read(buffer),
             Direction::Write => {
@@ -295,20 +305,22 @@ impl RawJob {
     fn land(&mut self, phase: Phase, recorder: &mut Recorder) {
         let mut completions = std::mem::take(&mut self.completions);
         let count = self.path.poll(&mut completions);
-        let now = Instant::now();
+        self.landed_at = Instant::now();
+        let now = nanos(self.epoch, self.landed_at);
         if count > 0 && phase == Phase::Load {
             recorder.completed.count(count, 1);
         }
         for Completion { tag, buffer, result, .. } in completions.drain(..) {
             let tag = tag as usize;
-            let Flight { place, direction, pass, begun, issued } = self.flights[tag];
+            let Flight { place, direction, pass, slat, issued } = self.flights[tag];
             match (result, &buffer) {
                 (Err(error), _) => {
                     self.ended.fail(format!("{}: {error}", self.job.filename[place.file]));
                 }
                 (Ok(()), buffer) => {
                     if phase == Phase::Load {
-                        recorder.completed(direction, place.length, [begun, issued, now]);
+                        let latency = Latency { slat, clat: now - issued };
+                        self.landed.push((direction, place.length, latency));
                     }
                     if direction == Direction::Trim && self.job.load.writes_what_it_trims() {
                         self.trimmed.push(place);
@@ -326,6 +338,12 @@ impl RawJob {
             self.idle.extend(buffer.map(|buffer| (tag, buffer)));
         }
         self.completions = completions;
+    }
+
+    fn count_landed(&mut self, recorder: &mut Recorder) {
+        for (direction, length, latency) in self.landed.drain(..) {
+            recorder.completed(direction, length, latency, self.landed_at);
+        }
     }
 
     fn compare(&mut self, place: Place, buffer: &DmaBuffer, oldest: Option<Origin>) {

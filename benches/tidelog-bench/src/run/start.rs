@@ -233,7 +233,7 @@ fn start_thread(
         };
         tell.send(Ok(job.path())).ok()?;
         begin.recv().ok()?;
-        let mut recorder = Recorder::new(options.ramp_time, counters);
+        let mut recorder = Recorder::new(options.ramp_time, options.lat_percentiles, counters);
         if options.logs.is_any() {
             recorder = recorder.with_timeline(options.logs.window);
         }

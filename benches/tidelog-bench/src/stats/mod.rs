@@ -7,5 +7,5 @@ mod timeline;
 
 pub use lateness::Lateness;
 pub use moments::Moments;
-pub use recorder::{Depths, Direction, DirectionStats, LiveCounters, Recorder};
+pub use recorder::{Depths, Direction, DirectionStats, Latency, LiveCounters, Recorder, nanos};
 pub use timeline::{Entry, Timeline};

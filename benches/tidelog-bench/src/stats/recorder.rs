@@ -42,16 +42,38 @@ pub struct DirectionStats {
     pub lat: Moments,
     /// Completion latencies.
     pub clat_histogram: Histogram<u64>,
-    /// Total latencies.
-    pub lat_histogram: Histogram<u64>,
+    /// Total latencies, if anybody wants more of them than their moments: to count them twice takes time that is measured.
+    pub lat_histogram: Option<Histogram<u64>>,
     /// Throughput of each half second, in KiB/s.
     pub bandwidth: Moments,
     /// Operations per second of each half second.
     pub iops: Moments,
 }
 
-impl Default for DirectionStats {
-    fn default() -> Self {
+/// How long an operation took, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Latency {
+    /// From the decision to do it until it was handed to the data path.
+    pub slat: u64,
+    /// From there until its completion was seen.
+    pub clat: u64,
+}
+
+impl Latency {
+    /// Of what was decided on at `begun`, handed over at `issued`, and seen complete at `now`.
+    pub fn between([begun, issued, now]: [Instant; 3]) -> Self {
+        Self { slat: nanos(begun, issued), clat: nanos(issued, now) }
+    }
+}
+
+/// The nanoseconds from one instant to another.
+pub fn nanos(from: Instant, to: Instant) -> u64 {
+    to.saturating_duration_since(from).as_nanos() as u64
+}
+
+impl DirectionStats {
+    /// Of a direction in which nothing went yet.
+    fn new(lat_percentiles: bool) -> Self {
         let histogram = || {
             let made = Histogram::new_with_bounds(1, LATENCY_MAX, DIGITS);
             made.expect("the bounds are valid constants")
@@ -63,14 +85,12 @@ impl Default for DirectionStats {
             clat: Moments::default(),
             lat: Moments::default(),
             clat_histogram: histogram(),
-            lat_histogram: histogram(),
+            lat_histogram: lat_percentiles.then(histogram),
             bandwidth: Moments::default(),
             iops: Moments::default(),
         }
     }
-}
 
-impl DirectionStats {
     /// Takes in what another job has counted.
     pub fn merge(&mut self, other: &Self) {
         self.ios += other.ios;
@@ -79,7 +99,11 @@ impl DirectionStats {
         self.clat.merge(&other.clat);
         self.lat.merge(&other.lat);
         self.clat_histogram += &other.clat_histogram;
-        self.lat_histogram += &other.lat_histogram;
+        // Of a part of them it would say nothing true of all.
+        self.lat_histogram = match (self.lat_histogram.take(), &other.lat_histogram) {
+            (Some(ours), Some(theirs)) => Some(ours + theirs),
+            _ => None,
+        };
         self.bandwidth.merge(&other.bandwidth);
         self.iops.merge(&other.iops);
     }
@@ -174,14 +198,14 @@ struct Sample {
 impl Recorder {
     /// Counters of a job that did nothing.
     pub fn empty() -> Self {
-        Self::new(Duration::ZERO, Arc::default())
+        Self::new(Duration::ZERO, false, Arc::default())
     }
 
     /// Counters of a job that begins now and is counted after `ramp`.
-    pub fn new(ramp: Duration, live: Arc<LiveCounters>) -> Self {
+    pub fn new(ramp: Duration, lat_percentiles: bool, live: Arc<LiveCounters>) -> Self {
         let begun = Instant::now();
         Self {
-            stats: Default::default(),
+            stats: [(); 3].map(|()| DirectionStats::new(lat_percentiles)),
             depth: Depths::default(),
             submitted: Depths::default(),
             completed: Depths::default(),
@@ -217,7 +241,9 @@ impl Recorder {
             let live = Arc::clone(&self.live);
             let (begun, ramp) = (self.begun, self.counted_from - self.begun);
             let timeline = self.timeline.as_ref().map(|it| it.begun_at(now));
-            *self = Self { counting: true, begun, timeline, ..Self::new(ramp, live) };
+            let lat_percentiles = self.stats[0].lat_histogram.is_some();
+            *self =
+                Self { counting: true, begun, timeline, ..Self::new(ramp, lat_percentiles, live) };
             self.counted_from = now;
             self.sample.begun = now;
         }
@@ -261,31 +287,26 @@ impl Recorder {
         };
     }
 
-    /// Counts an operation that was decided on at `begun`, handed over at `issued`, and seen complete at
-    /// `now`.
-    pub fn completed(
-        &mut self,
-        direction: Direction,
-        bytes: u64,
-        [begun, issued, now]: [Instant; 3],
-    ) {
+    /// Counts an operation that was seen complete at `now`.
+    pub fn completed(&mut self, direction: Direction, bytes: u64, latency: Latency, now: Instant) {
         let index = direction as usize;
-        self.live.bytes[index].fetch_add(bytes, Ordering::Relaxed);
-        self.live.ios[index].fetch_add(1, Ordering::Relaxed);
+        count(&self.live.bytes[index], bytes);
+        count(&self.live.ios[index], 1);
         if !self.counting {
             return;
         }
-        let nanos =
-            |from: Instant, to: Instant| to.saturating_duration_since(from).as_nanos() as u64;
         let stats = &mut self.stats[index];
-        let (slat, clat, lat) = (nanos(begun, issued), nanos(issued, now), nanos(begun, now));
+        let Latency { slat, clat } = latency;
+        let lat = slat + clat;
         stats.ios += 1;
         stats.bytes += bytes;
         stats.slat.add(slat);
         stats.clat.add(clat);
         stats.lat.add(lat);
         stats.clat_histogram.saturating_record(clat);
-        stats.lat_histogram.saturating_record(lat);
+        if let Some(histogram) = &mut stats.lat_histogram {
+            histogram.saturating_record(lat);
+        }
         if let Some(timeline) = &mut self.timeline {
             timeline.completed(direction, bytes, slat, clat, now);
         }
@@ -295,7 +316,7 @@ impl Recorder {
     /// Counts a commit.
     pub fn synced(&mut self, begun: Instant, now: Instant) {
         if self.counting {
-            self.syncs.add(now.saturating_duration_since(begun).as_nanos() as u64);
+            self.syncs.add(nanos(begun, now));
             self.ended = now;
         }
     }
@@ -306,6 +327,11 @@ impl Recorder {
     }
 }
 
+/// Others only read the counter, so nothing needs to be locked to add to it.
+fn count(counter: &AtomicU64, more: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -313,28 +339,32 @@ mod tests {
     #[test]
     fn what_happens_in_the_ramp_is_not_counted() {
         let live = Arc::new(LiveCounters::default());
-        let mut recorder = Recorder::new(Duration::from_millis(5), Arc::clone(&live));
+        let mut recorder = Recorder::new(Duration::from_millis(5), true, Arc::clone(&live));
         let begun = Instant::now();
-        recorder.completed(Direction::Read, 4096, [begun; 3]);
+        recorder.completed(Direction::Read, 4096, Latency::default(), begun);
         assert_eq!(recorder.stats[0].ios, 0);
         let later = begun + Duration::from_millis(10);
         recorder.tick(later);
         let end = later + Duration::from_millis(2);
-        recorder.completed(Direction::Read, 4096, [later, later + Duration::from_millis(1), end]);
+        let latency = Latency::between([later, later + Duration::from_millis(1), end]);
+        recorder.completed(Direction::Read, 4096, latency, end);
         let read = &recorder.stats[0];
         assert_eq!((read.ios, read.bytes), (1, 4096));
         assert_eq!((read.slat.max, read.clat.max, read.lat.max), (1_000_000, 1_000_000, 2_000_000));
+        let lat_histogram = read.lat_histogram.as_ref().expect("it was asked for");
+        assert_eq!(lat_histogram.len(), 1);
         assert_eq!(recorder.runtime(), Duration::from_millis(2));
         assert_eq!(live.ios[0].load(Ordering::Relaxed), 2, "a status line shows the ramp too");
     }
 
     #[test]
     fn throughput_is_sampled_every_half_second() {
-        let mut recorder = Recorder::new(Duration::ZERO, Arc::default());
+        let mut recorder = Recorder::new(Duration::ZERO, false, Arc::default());
         let begun = Instant::now();
         for step in 1..=4 {
             let now = begun + step * Duration::from_millis(500);
-            recorder.completed(Direction::Write, 1 << 20, [begun, begun, now]);
+            let latency = Latency::between([begun, begun, now]);
+            recorder.completed(Direction::Write, 1 << 20, latency, now);
             recorder.tick(now + Duration::from_millis(1));
         }
         let write = &recorder.stats[1];

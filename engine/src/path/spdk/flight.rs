@@ -3,7 +3,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::time::Instant;
 
 use tidelog_spdk_sys as sys;
 
@@ -32,7 +31,8 @@ pub(super) struct Flight {
     pub(super) waiting: Cell<bool>,
     pub(super) failure: Cell<Option<Status>>,
     pub(super) impatience: Cell<Impatience>,
-    pub(super) since: Cell<Instant>,
+    /// The last look over all flights before it began.
+    pub(super) since: Cell<u32>,
     /// Whether the controller has heard of it.
     was_sent: Cell<bool>,
     abandoned: Cell<bool>,
@@ -58,7 +58,7 @@ impl Flights {
             waiting: Cell::new(false),
             failure: Cell::new(None),
             impatience: Cell::default(),
-            since: Cell::new(Instant::now()),
+            since: Cell::new(0),
             was_sent: Cell::new(false),
             abandoned: Cell::new(false),
             board: &raw const *board,
@@ -81,14 +81,14 @@ impl Flights {
 }
 
 impl Flight {
-    /// Begins anew with these commands.
-    pub(super) fn begin(&self, steps: Steps) {
+    /// Begins anew with these commands, after so many looks over all flights.
+    pub(super) fn begin(&self, steps: Steps, looks: u32) {
         self.outstanding.set(0);
         self.unsent.set(steps);
         self.waiting.set(false);
         self.failure.set(None);
         self.impatience.set(Impatience::None);
-        self.since.set(Instant::now());
+        self.since.set(looks);
         self.was_sent.set(false);
         self.abandoned.set(false);
     }

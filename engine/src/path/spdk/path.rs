@@ -10,6 +10,7 @@ use super::environment::Environment;
 use super::flight::{Flights, Impatience};
 use super::peer::{BY_BUS_MAX, Peers, Way};
 use super::queue::{self, Queue, Sent};
+use super::rescue::Looks;
 use super::waiting::Waiting;
 use crate::memory::peer::PeerRegion;
 use crate::memory::{DmaPool, MemoryError};
@@ -41,8 +42,7 @@ pub struct SpdkPath {
     peers: Peers,
     waker: Waker,
     pub(super) timeout: Duration,
-    /// When operations were last looked over for ones that take too long.
-    pub(super) looked: Instant,
+    pub(super) looks: Looks,
     polled: Polled,
 }
 
@@ -91,7 +91,7 @@ impl SpdkPath {
             peers: Peers::new(),
             waker,
             timeout: command_timeout(),
-            looked: Instant::now(),
+            looks: Looks::new(),
             polled,
             queues,
             capabilities,
@@ -283,7 +283,7 @@ unsafe impl DataPath for SpdkPath {
         }
         let (steps, device) = (self.steps(&operation), usize::from(operation.device.0));
         let (slot, _) = self.slots.keep(operation);
-        self.flights.get(slot).begin(steps);
+        self.flights.get(slot).begin(steps, self.looks.count());
         self.start(slot, device);
         Ok(())
     }
@@ -315,7 +315,8 @@ unsafe impl DataPath for SpdkPath {
         if self.slots.in_flight() == 0 {
             return self.waker.sleep(timeout).map(drop);
         }
-        let begun = Instant::now();
+        // Read when there was nothing for some time: mostly there is something soon.
+        let mut begun = None;
         let mut spins = 0_u32;
         loop {
             self.process();
@@ -323,12 +324,13 @@ unsafe impl DataPath for SpdkPath {
                 return Ok(());
             }
             spins += 1;
+            // Without a pause: what is polled for is memory that a device writes, a hypervisor may take pauses for a lock's
+            // and stop the guest, and SPDK's own reactors make none.
             if spins < SPINS {
-                std::hint::spin_loop();
                 continue;
             }
             self.look_over();
-            let waited = begun.elapsed();
+            let waited = begun.get_or_insert_with(Instant::now).elapsed();
             if timeout.is_some_and(|timeout| waited >= timeout) {
                 return Ok(());
             }

@@ -14,7 +14,7 @@ use tidelog_engine::units::ByteCount;
 use super::super::start::Ended;
 use crate::exit::BenchError;
 use crate::option::JobOptions;
-use crate::stats::{Direction, Lateness, Recorder};
+use crate::stats::{Direction, Latency, Lateness, Recorder};
 use crate::workload::{Move, Workload};
 
 /// Far beyond what a transfer takes; only a bug in the engine would let it pass.
@@ -226,7 +226,8 @@ impl Replay {
             match (outcome, recorder.as_deref_mut()) {
                 (Err(error), _) => self.ended.fail(format!("storage {storage}: {error}")),
                 (Ok(_), Some(recorder)) => {
-                    recorder.completed(direction, length, [begun, issued, now]);
+                    let latency = Latency::between([begun, issued, now]);
+                    recorder.completed(direction, length, latency, now);
                 }
                 (Ok(_), None) => {}
             }
