@@ -324,11 +324,11 @@ unsafe impl DataPath for SpdkPath {
                 return Ok(());
             }
             spins += 1;
-            // Without a pause: what is polled for is memory that a device writes, a hypervisor may take pauses for a lock's
-            // and stop the guest, and SPDK's own reactors make none.
             if spins < SPINS {
                 continue;
             }
+            // Only now: a hypervisor may take each pause for a lock's, and stop the guest.
+            std::hint::spin_loop();
             self.look_over();
             let waited = begun.get_or_insert_with(Instant::now).elapsed();
             if timeout.is_some_and(|timeout| waited >= timeout) {
