@@ -46,8 +46,9 @@ pub(super) struct RawJob {
     /// Tags of operations that the kernel has not been told of yet.
     fresh: Vec<usize>,
     completions: Vec<Completion>,
-    /// What was seen complete, and when, and is to be counted once the devices have new work.
-    landed: Vec<(Direction, u64, Latency)>,
+    /// What was seen complete, and when, and is to be counted once the devices have new work. What was begun together mostly
+    /// ends together: so many of each in a row.
+    landed: Vec<(Landed, u64)>,
     landed_at: Instant,
     /// What this job's stamps say; those of what is begun next, or while reading back, the oldest that may stand
     /// where is read next. Its pass is the number of passes that were completed.
@@ -55,6 +56,14 @@ pub(super) struct RawJob {
     /// Operations begun in this pass.
     begun_in_pass: u64,
     ended: Ended,
+}
+
+/// An operation that ended, as far as it is counted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Landed {
+    direction: Direction,
+    length: u64,
+    latency: Latency,
 }
 
 #[derive(Clone, Copy)]
@@ -320,7 +329,7 @@ impl RawJob {
                 (Ok(()), buffer) => {
                     if phase == Phase::Load {
                         let latency = Latency { slat, clat: now - issued };
-                        self.landed.push((direction, place.length, latency));
+                        self.note(Landed { direction, length: place.length, latency });
                     }
                     if direction == Direction::Trim && self.job.load.writes_what_it_trims() {
                         self.trimmed.push(place);
@@ -340,9 +349,16 @@ impl RawJob {
         self.completions = completions;
     }
 
+    fn note(&mut self, landed: Landed) {
+        match self.landed.last_mut() {
+            Some((last, times)) if *last == landed => *times += 1,
+            _ => self.landed.push((landed, 1)),
+        }
+    }
+
     fn count_landed(&mut self, recorder: &mut Recorder) {
-        for (direction, length, latency) in self.landed.drain(..) {
-            recorder.completed(direction, length, latency, self.landed_at);
+        for (Landed { direction, length, latency }, times) in self.landed.drain(..) {
+            recorder.completed_alike(times, direction, length, latency, self.landed_at);
         }
     }
 

@@ -17,12 +17,17 @@ pub struct Moments {
 impl Moments {
     /// Takes a number in.
     pub fn add(&mut self, number: u64) {
+        self.add_alike(number, 1);
+    }
+
+    /// Takes a number in so many times, at least once.
+    pub fn add_alike(&mut self, number: u64, times: u64) {
         self.min = if self.count == 0 { number } else { self.min.min(number) };
         self.max = self.max.max(number);
-        self.count += 1;
-        let number = u128::from(number);
-        self.sum += number;
-        self.squares = self.squares.saturating_add(number * number);
+        self.count += times;
+        let (number, times) = (u128::from(number), u128::from(times));
+        self.sum += number * times;
+        self.squares = self.squares.saturating_add((number * number).saturating_mul(times));
     }
 
     /// Takes in what another one has seen.
@@ -69,6 +74,13 @@ mod tests {
             moments.add(number);
         }
         moments
+    }
+
+    #[test]
+    fn numbers_that_are_alike_count_as_often_as_they_came() {
+        let mut moments = of(&[3]);
+        moments.add_alike(7, 4);
+        assert_eq!(moments, of(&[3, 7, 7, 7, 7]));
     }
 
     #[test]

@@ -289,26 +289,40 @@ impl Recorder {
 
     /// Counts an operation that was seen complete at `now`.
     pub fn completed(&mut self, direction: Direction, bytes: u64, latency: Latency, now: Instant) {
+        self.completed_alike(1, direction, bytes, latency, now);
+    }
+
+    /// Counts so many operations, at least one, of so many bytes each, that were seen complete together.
+    pub fn completed_alike(
+        &mut self,
+        ios: u64,
+        direction: Direction,
+        bytes: u64,
+        latency: Latency,
+        now: Instant,
+    ) {
         let index = direction as usize;
-        count(&self.live.bytes[index], bytes);
-        count(&self.live.ios[index], 1);
+        count(&self.live.bytes[index], ios * bytes);
+        count(&self.live.ios[index], ios);
         if !self.counting {
             return;
         }
         let stats = &mut self.stats[index];
         let Latency { slat, clat } = latency;
         let lat = slat + clat;
-        stats.ios += 1;
-        stats.bytes += bytes;
-        stats.slat.add(slat);
-        stats.clat.add(clat);
-        stats.lat.add(lat);
-        stats.clat_histogram.saturating_record(clat);
+        stats.ios += ios;
+        stats.bytes += ios * bytes;
+        stats.slat.add_alike(slat, ios);
+        stats.clat.add_alike(clat, ios);
+        stats.lat.add_alike(lat, ios);
+        stats.clat_histogram.saturating_record_n(clat, ios);
         if let Some(histogram) = &mut stats.lat_histogram {
-            histogram.saturating_record(lat);
+            histogram.saturating_record_n(lat, ios);
         }
         if let Some(timeline) = &mut self.timeline {
-            timeline.completed(direction, bytes, slat, clat, now);
+            for _ in 0..ios {
+                timeline.completed(direction, bytes, slat, clat, now);
+            }
         }
         self.ended = now;
     }
@@ -355,6 +369,30 @@ mod tests {
         assert_eq!(lat_histogram.len(), 1);
         assert_eq!(recorder.runtime(), Duration::from_millis(2));
         assert_eq!(live.ios[0].load(Ordering::Relaxed), 2, "a status line shows the ramp too");
+    }
+
+    #[test]
+    fn operations_that_are_alike_are_counted_together() {
+        let counted = |alike: bool| {
+            let mut recorder = Recorder::new(Duration::ZERO, true, Arc::default());
+            recorder = recorder.with_timeline(Duration::ZERO);
+            let (latency, now) = (Latency { slat: 100, clat: 5000 }, recorder.begun);
+            if alike {
+                recorder.completed_alike(3, Direction::Write, 4096, latency, now);
+            } else {
+                (0..3).for_each(|_| recorder.completed(Direction::Write, 4096, latency, now));
+            }
+            let live = Arc::clone(&recorder.live);
+            let DirectionStats {
+                ios, bytes, slat, clat, lat, clat_histogram, lat_histogram, ..
+            } = recorder.stats[1].clone();
+            let entries = recorder.timeline.map(|it| it.entries().len());
+            let seen = (live.ios[1].load(Ordering::Relaxed), live.bytes[1].load(Ordering::Relaxed));
+            (ios, bytes, [slat, clat, lat], clat_histogram, lat_histogram, entries, seen)
+        };
+        let counted_alike = counted(true);
+        assert_eq!(counted_alike, counted(false));
+        assert_eq!((counted_alike.0, counted_alike.5, counted_alike.6), (3, Some(3), (3, 12288)));
     }
 
     #[test]

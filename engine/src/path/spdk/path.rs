@@ -44,11 +44,13 @@ pub struct SpdkPath {
     pub(super) timeout: Duration,
     pub(super) looks: Looks,
     polled: Polled,
+    /// The device that is polled next.
+    turn: usize,
 }
 
 /// After so many empty polls the clock is looked at, and other threads of this core have their turn; after so long it
 /// sleeps.
-const SPINS: u32 = 64;
+const SPINS: u32 = 512;
 const SPIN_TIME: Duration = Duration::from_millis(10);
 /// The shortest sleep that there is.
 const NAP: Duration = Duration::from_millis(1);
@@ -93,6 +95,7 @@ impl SpdkPath {
             timeout: command_timeout(),
             looks: Looks::new(),
             polled,
+            turn: 0,
             queues,
             capabilities,
         })
@@ -146,18 +149,28 @@ impl SpdkPath {
         true
     }
 
-    /// Takes in what the controllers have answered, and lets them see what is new.
-    pub(super) fn process(&mut self) {
+    /// Takes in what one controller has answered, and lets it see what is new.
+    fn process(&mut self, device: usize) {
+        if self.queues[device].process() {
+            self.recall(device);
+        }
+        while let Some(slot) = self.waiting.first(device)
+            && self.send(slot)
+        {
+            self.waiting.leave_first(device);
+        }
+    }
+
+    /// Polls one controller after the other, from where it ended last, until something has landed. The others go on with
+    /// what they have while that is seen to: taken in together, all would wait for new work together.
+    fn process_until_landed(&mut self) {
         self.polled.go_on();
-        for device in 0..self.queues.len() {
-            if self.queues[device].process() {
-                self.recall(device);
+        for _ in 0..self.queues.len() {
+            if self.flights.has_landed() {
+                return;
             }
-            while let Some(slot) = self.waiting.first(device)
-                && self.send(slot)
-            {
-                self.waiting.leave_first(device);
-            }
+            self.process(self.turn);
+            self.turn = (self.turn + 1) % self.queues.len();
         }
     }
 
@@ -167,14 +180,14 @@ impl SpdkPath {
         let Operation { tag, device, extent, action, .. } = self.slots.take(slot)?;
         let kind = action.kind();
         let queue = &self.queues[usize::from(device.0)];
-        let status = flight.failure.get().map(|status| match flight.impatience.get() {
-            // Whatever it was answered then, it was late.
-            Impatience::TimedOut => Status::Errno(libc::ETIMEDOUT),
-            _ if status.is_ended_by_driver() && queue.is_lost() => Status::Errno(libc::ENODEV),
-            Impatience::Asked if status.is_ended_by_driver() => Status::Errno(libc::ECANCELED),
-            _ => status,
-        });
-        let result = status.map_or(Ok(()), |status| {
+        let result = flight.failure.get().map_or(Ok(()), |status| {
+            let status = match flight.impatience.get() {
+                // Whatever it was answered then, it was late.
+                Impatience::TimedOut => Status::Errno(libc::ETIMEDOUT),
+                _ if status.is_ended_by_driver() && queue.is_lost() => Status::Errno(libc::ENODEV),
+                Impatience::Asked if status.is_ended_by_driver() => Status::Errno(libc::ECANCELED),
+                _ => status,
+            };
             let error = DeviceError { device, kind, extent, status };
             // What was aborted before the device heard of it has changed nothing there.
             if flight.was_sent() || !status.is_aborted() {
@@ -290,7 +303,10 @@ unsafe impl DataPath for SpdkPath {
 
     fn ring(&mut self) -> io::Result<()> {
         // Submissions are seen when the queue pair is next polled.
-        self.process();
+        self.polled.go_on();
+        for device in 0..self.queues.len() {
+            self.process(device);
+        }
         Ok(())
     }
 
@@ -299,13 +315,13 @@ unsafe impl DataPath for SpdkPath {
             return 0;
         }
         // What has landed while it was waited for is enough for now.
-        if !self.flights.has_landed() {
-            self.process();
-        }
+        self.process_until_landed();
         self.look_over();
         let before = completions.len();
         while let Some(slot) = self.flights.take_landed() {
-            completions.extend(self.complete(slot));
+            if let Some(completion) = self.complete(slot) {
+                completions.push(completion);
+            }
         }
         completions.len() - before
     }
@@ -319,7 +335,7 @@ unsafe impl DataPath for SpdkPath {
         let mut begun = None;
         let mut spins = 0_u32;
         loop {
-            self.process();
+            self.process_until_landed();
             if self.flights.has_landed() || self.waker.was_woken() {
                 return Ok(());
             }

@@ -22,6 +22,11 @@ use crate::path::{Action, Operation, OperationKind, PlacementHandle, Status};
 /// Commands that SPDK keeps ready for each operation in flight: its own cuts at boundaries of the medium, and what
 /// waits for room on the controller.
 const REQUESTS_EACH: u32 = 8;
+/// Answers that are taken in before the caller may send something new. Were there no limit, a controller could have nothing to do
+/// until all that it has answered was seen to; with fewer, its doorbells are rung too often.
+const TAKEN_MAX: u32 = 16;
+/// Without a limit.
+const ALL: u32 = 0;
 
 /// A queue pair of the thread that made it.
 pub(super) struct Queue {
@@ -312,7 +317,7 @@ impl Queue {
 
     /// Takes in what was answered. Answers whether the device was just lost.
     pub(super) fn process(&mut self) -> bool {
-        if self.is_lost() || self.poll() {
+        if self.is_lost() || self.poll(TAKEN_MAX) {
             return false;
         }
         self.state = State::Lost;
@@ -323,16 +328,18 @@ impl Queue {
     /// flights were abandoned.
     pub(super) fn drain(&self) {
         if !self.is_dead() {
-            self.poll();
+            self.poll(ALL);
         }
     }
 
-    /// Answers whether it is there.
-    fn poll(&self) -> bool {
+    /// Takes in answers. Answers whether the controller is there.
+    fn poll(&self, at_most: u32) -> bool {
         match &self.group {
             Some(group) => !group.process(),
             // SAFETY: the pair is this thread's.
-            None => unsafe { sys::spdk_nvme_qpair_process_completions(self.pair.as_ptr(), 0) >= 0 },
+            None => unsafe {
+                sys::spdk_nvme_qpair_process_completions(self.pair.as_ptr(), at_most) >= 0
+            },
         }
     }
 
