@@ -50,7 +50,7 @@ pub struct SpdkPath {
 
 /// After so many empty polls the clock is looked at, and other threads of this core have their turn; after so long it
 /// sleeps.
-const SPINS: u32 = 512;
+const SPINS: u32 = 64;
 const SPIN_TIME: Duration = Duration::from_millis(10);
 /// The shortest sleep that there is.
 const NAP: Duration = Duration::from_millis(1);
