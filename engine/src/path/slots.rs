@@ -27,7 +27,6 @@ impl Slots {
     }
 
     /// Keeps `operation`; answers its slot and where it lies there. The table must not be full.
-    #[inline]
     pub fn keep(&mut self, operation: Operation) -> (u32, &mut Operation) {
         let slot = self.free.pop().expect("the caller saw a free slot");
         (slot, self.held[slot as usize].insert(operation))

@@ -332,7 +332,7 @@ impl Queue {
         }
     }
 
-    /// Takes in answers. Answers whether the controller is there.
+    /// Takes in so many answers, or all of a connection's group. Answers whether the controller is there.
     fn poll(&self, at_most: u32) -> bool {
         match &self.group {
             Some(group) => !group.process(),

@@ -223,8 +223,7 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
             let reason = Refusal::Invalid("tags from 2^63 on are the path's own");
             return Err(Refused { reason, operation });
         }
-        // Without a window the path inside has all that is in flight, and counts it itself.
-        if self.open.is_some() && self.in_flight() >= self.capabilities().depth as usize {
+        if self.in_flight() >= self.capabilities().depth as usize {
             return Err(Refused { reason: Refusal::Full, operation });
         }
         match operation.action {
