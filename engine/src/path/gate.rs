@@ -33,13 +33,18 @@ impl Gate {
         if operation.tag == u64::MAX {
             return Err(Refusal::Invalid("the tag u64::MAX is reserved"));
         }
-        let peer = matches!(operation.action, Action::ReadToPeer(_) | Action::WriteFromPeer { .. });
-        if peer && !matches!(capabilities.kind, PathKind::Spdk | PathKind::Sim) {
-            return Err(Refusal::Invalid("the data path does not reach another device's memory"));
-        }
-        let gpu = matches!(operation.action, Action::ReadToGpu(_) | Action::WriteFromGpu { .. });
-        if gpu && !self.reaches_gpu {
-            return Err(Refusal::Invalid("the data path does not reach that GPU's memory"));
+        match operation.action {
+            Action::ReadToPeer(_) | Action::WriteFromPeer { .. }
+                if !matches!(capabilities.kind, PathKind::Spdk | PathKind::Sim) =>
+            {
+                let why = "the data path does not reach another device's memory";
+                return Err(Refusal::Invalid(why));
+            }
+            Action::ReadToGpu(_) | Action::WriteFromGpu { .. } if !self.reaches_gpu => {
+                let why = "the data path does not reach that GPU's memory";
+                return Err(Refusal::Invalid(why));
+            }
+            _ => {}
         }
         check_extent(device, operation)?;
         self.unlatched(operation.device, operation.action.kind())

@@ -9,6 +9,7 @@ pub struct Permutation {
     count: u64,
     /// Bits of each half.
     half: u32,
+    /// Odd, as they are factors.
     keys: [u64; ROUNDS],
 }
 
@@ -19,7 +20,8 @@ impl Permutation {
     pub fn new(count: u64, seed: u64) -> Self {
         let bits = 64 - count.saturating_sub(1).leading_zeros();
         let mut random = fastrand::Rng::with_seed(seed);
-        Self { count, half: bits.div_ceil(2).max(1), keys: std::array::from_fn(|_| random.u64(..)) }
+        let keys = std::array::from_fn(|_| random.u64(..) | 1);
+        Self { count, half: bits.div_ceil(2).max(1), keys }
     }
 
     /// The number whose turn is `turn`, which is below `count`.
@@ -38,17 +40,12 @@ impl Permutation {
         let mask = (1 << self.half) - 1;
         let (mut left, mut right) = (number >> self.half, number & mask);
         for key in self.keys {
-            (left, right) = (right, left ^ (scramble(right ^ key) & mask));
+            // The top bits of a product depend on all bits of its factors.
+            let scrambled = (right ^ key).wrapping_mul(key) >> (64 - self.half);
+            (left, right) = (right, left ^ scrambled);
         }
         (left << self.half) | right
     }
-}
-
-/// The finaliser of `SplitMix64`.
-fn scramble(number: u64) -> u64 {
-    let number = (number ^ (number >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let number = (number ^ (number >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    number ^ (number >> 31)
 }
 
 #[cfg(test)]

@@ -33,8 +33,14 @@ pub struct Stream {
     random: fastrand::Rng,
     /// The file whose turn it is.
     turn: usize,
-    /// Bytes of each file's window (or blocks, where a map decides) that had their turn.
-    done: Vec<u64>,
+    done: Vec<Done>,
+}
+
+/// What had its turn in one file.
+#[derive(Clone, Copy, Debug, Default)]
+struct Done {
+    bytes: u64,
+    operations: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -60,7 +66,7 @@ impl Stream {
             }
             (_, true) => Order::Free,
         };
-        let done = vec![0; windows.len()];
+        let done = vec![Done::default(); windows.len()];
         let random = fastrand::Rng::with_seed(seed);
         Self { windows, sizes, order, seed, random, turn: 0, done }
     }
@@ -69,7 +75,7 @@ impl Stream {
     pub fn rewind(&mut self) {
         self.random = fastrand::Rng::with_seed(self.seed);
         self.turn = 0;
-        self.done.fill(0);
+        self.done.fill(Done::default());
     }
 
     /// The next place; `None` at the end of the pass.
@@ -77,7 +83,7 @@ impl Stream {
         let length = self.sizes.draw(&mut self.random);
         for _ in 0..self.windows.len() {
             let file = self.turn;
-            self.turn = (file + 1) % self.windows.len();
+            self.turn = if file + 1 == self.windows.len() { 0 } else { file + 1 };
             if let Some(offset) = self.next_in(file, length) {
                 return Some(Place { file, offset, length });
             }
@@ -87,15 +93,15 @@ impl Stream {
 
     fn next_in(&mut self, file: usize, length: u64) -> Option<u64> {
         let Window { start, length: whole } = self.windows[file];
-        let done = self.done[file];
+        let Done { bytes, operations } = self.done[file];
         // Whatever does not fit behind what is done is left out, as there are no shorter operations.
-        if whole - done < length {
+        if whole - bytes < length {
             return None;
         }
-        self.done[file] += length;
+        self.done[file] = Done { bytes: bytes + length, operations: operations + 1 };
         let within = match &self.order {
-            Order::Sequential => done,
-            Order::Map(maps) => maps[file].at(done / length) * length,
+            Order::Sequential => bytes,
+            Order::Map(maps) => maps[file].at(operations) * length,
             Order::Free => {
                 let step = self.sizes.least();
                 step * self.random.u64(0..=(whole - length) / step)

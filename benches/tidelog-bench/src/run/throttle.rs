@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use crate::option::JobOptions;
 use crate::stats::Direction;
 
-/// The pace of a job, for each direction on its own. What was late is caught up with, as in fio.
+/// The pace of a job, for each direction on its own, if it is held back. What was late is caught up with, as in fio.
 #[derive(Clone, Debug)]
-pub(super) struct Throttle([Pace; 3]);
+pub(super) struct Throttle([Option<Pace>; 3]);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Pace {
@@ -21,29 +21,35 @@ struct Pace {
 impl Throttle {
     /// The pace that a job asks for.
     pub(super) fn new(job: &JobOptions) -> Self {
-        let pace = |index: usize| Pace {
-            bytes_per_second: job.rate[index],
-            ios_per_second: job.rate_iops[index],
-            ..Pace::default()
+        let pace = |index: usize| {
+            let (bytes_per_second, ios_per_second) = (job.rate[index], job.rate_iops[index]);
+            let is_held_back = bytes_per_second.is_some() || ios_per_second.is_some();
+            is_held_back.then(|| Pace { bytes_per_second, ios_per_second, ..Pace::default() })
         };
         Self([0, 1, 2].map(pace))
     }
 
     /// When the next operation may begin, if not yet.
     pub(super) fn due(&mut self, direction: Direction, now: Instant) -> Option<Instant> {
-        let Pace { bytes_per_second, ios_per_second, begun, bytes, ios } =
-            &mut self.0[direction as usize];
-        let time = |done: u64, rate: Option<u64>| rate.map(|rate| for_so_many(done, rate));
-        let wanted = time(*bytes, *bytes_per_second).max(time(*ios, *ios_per_second))?;
-        let at = *begun.get_or_insert(now) + wanted;
-        (at > now).then_some(at)
+        self.0[direction as usize].as_mut()?.due(now)
     }
 
     /// Counts one that began.
     pub(super) fn took(&mut self, direction: Direction, length: u64) {
-        let pace = &mut self.0[direction as usize];
-        pace.bytes += length;
-        pace.ios += 1;
+        if let Some(pace) = &mut self.0[direction as usize] {
+            pace.bytes += length;
+            pace.ios += 1;
+        }
+    }
+}
+
+impl Pace {
+    fn due(&mut self, now: Instant) -> Option<Instant> {
+        let time = |done: u64, rate: Option<u64>| rate.map(|rate| for_so_many(done, rate));
+        let (bytes, ios) =
+            (time(self.bytes, self.bytes_per_second), time(self.ios, self.ios_per_second));
+        let at = *self.begun.get_or_insert(now) + bytes.max(ios)?;
+        (at > now).then_some(at)
     }
 }
 

@@ -6,7 +6,7 @@ const ZEROES_BLOCKS_MAX: u64 = 1 << 16;
 /// What one command of each kind may cover, in the namespace's blocks.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::path) struct Limits {
-    /// Bytes in a block.
+    /// Bytes in a block: a power of two (NVMe NVM command set, LBA data size).
     pub(in crate::path) block: u32,
     /// Blocks in a read or write: the controller's maximum data transfer size.
     pub(in crate::path) transfer: u64,
@@ -15,6 +15,7 @@ pub(in crate::path) struct Limits {
 impl Limits {
     /// Of a namespace with blocks of `block` bytes, which moves at most `transfer` bytes at once.
     pub(in crate::path) fn new(block: u32, transfer: u32) -> Self {
+        debug_assert!(block.is_power_of_two());
         Self { block, transfer: u64::from(transfer / block).max(1) }
     }
 
@@ -46,9 +47,9 @@ impl Limits {
     }
 
     fn steps(self, offset: u64, length: u64, longest: u64) -> Steps {
-        let block = u64::from(self.block);
-        let first = offset / block;
-        Steps { first, next: first, end: first + length / block, longest, once: false }
+        let blocks = |bytes: u64| bytes >> self.block.trailing_zeros();
+        let first = blocks(offset);
+        Steps { first, next: first, end: first + blocks(length), longest, once: false }
     }
 }
 

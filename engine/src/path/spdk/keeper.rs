@@ -14,8 +14,9 @@ use super::controller::{AttachError, Shared};
 use super::environment::Task;
 use crate::path::device::ControllerName;
 
-/// How often the controllers are looked after.
-const ROUND: Duration = Duration::from_millis(10);
+/// How often the controllers are looked after. Nothing that they have to say by themselves is urgent, and a thread that wakes
+/// more often takes its time from those that have work.
+const ROUND: Duration = Duration::from_millis(100);
 /// The same while one of them comes or goes, which takes many small steps.
 const STEP: Duration = Duration::from_micros(100);
 /// How often removals are looked for.

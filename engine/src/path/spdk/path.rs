@@ -170,7 +170,10 @@ impl SpdkPath {
                 return;
             }
             self.process(self.turn);
-            self.turn = (self.turn + 1) % self.queues.len();
+            self.turn += 1;
+            if self.turn == self.queues.len() {
+                self.turn = 0;
+            }
         }
     }
 
