@@ -93,9 +93,9 @@ fn rot_that_they_find_names_its_device_and_is_not_delivered() {
     }
     let mut found = Vec::new();
     for index in 0..TENSORS {
-        let memory = Destination::buffer(content(index).len());
-        let range = 0..content(index).len() as u64;
-        let ticket = pool.get(id(index), range, memory, Urgency::Urgent, None).unwrap();
+        // Its first bytes lie on one device: of a whole tensor, whose rot is found first is up to the threads.
+        let memory = Destination::buffer(4096);
+        let ticket = pool.get(id(index), 0..4096, memory, Urgency::Urgent, None).unwrap();
         match ticket.wait() {
             Err(error @ TransferError::Checksum { device, .. }) => {
                 let name = &names[usize::from(device.0)];
