@@ -93,18 +93,22 @@ fn rot_that_they_find_names_its_device_and_is_not_delivered() {
     }
     let mut found = Vec::new();
     for index in 0..TENSORS {
-        // Its first bytes lie on one device: of a whole tensor, whose rot is found first is up to the threads.
-        let memory = Destination::buffer(4096);
-        let ticket = pool.get(id(index), 0..4096, memory, Urgency::Urgent, None).unwrap();
-        match ticket.wait() {
-            Err(error @ TransferError::Checksum { device, .. }) => {
-                let name = &names[usize::from(device.0)];
-                assert!(error.to_string().contains(name.as_str()), "{error}");
-                found.push(device);
+        let whole = content(index).len();
+        for length in [whole, 4096] {
+            let memory = Destination::buffer(length);
+            let range = 0..length as u64;
+            let ticket = pool.get(id(index), range, memory, Urgency::Urgent, None).unwrap();
+            match ticket.wait() {
+                Err(error @ TransferError::Checksum { device, .. }) => {
+                    let name = &names[usize::from(device.0)];
+                    assert!(error.to_string().contains(name.as_str()), "{error}");
+                    // Of a whole tensor, whose rot is found first is up to the threads; its first bytes lie on one device.
+                    found.extend((length < whole).then_some(device));
+                }
+                other => panic!("tensor {index}: {other:?}"),
             }
-            other => panic!("tensor {index}: {other:?}"),
+            assert!(ticket.take_bytes().is_none());
         }
-        assert!(ticket.take_bytes().is_none());
     }
     found.sort_unstable_by_key(|device| device.0);
     found.dedup();
