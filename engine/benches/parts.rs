@@ -6,7 +6,9 @@ use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, 
 use tidelog_engine::layout::{
     BLOCK_BYTES, Geometry, GeometryRequest, LifetimeClass, Run, Runs, TensorId,
 };
-use tidelog_engine::log::{Contents, Durability, Lane, Reach, Request, Space, StripeMap};
+use tidelog_engine::log::{
+    Contents, Durability, IndexRoom, Lane, Place, Reach, Request, Space, StripeMap,
+};
 use tidelog_engine::memory::{Source, checksum, copy_with_checksum};
 use tidelog_engine::path::sim::{SimDisk, SimDisks, SimProfile};
 use tidelog_engine::schedule::{
@@ -71,11 +73,12 @@ fn allocator(criterion: &mut Criterion) {
 
 fn index(criterion: &mut Criterion) {
     let geometry = geometry();
-    let area = geometry.share(0).expect("there is a share");
+    let place = Place::new(1, 0, &geometry).expect("there is a share");
     let mut group = criterion.benchmark_group("index");
     for tensors in [1000, 1_000_000_u64] {
-        let space = Space::new(&area, geometry.segment_blocks());
-        let mut contents = Contents::recovered(space, Vec::new(), Vec::new());
+        let space = Space::new(&place.area, geometry.segment_blocks());
+        let room = IndexRoom::new(&place, [Vec::new(), Vec::new()], true);
+        let mut contents = Contents::recovered(space, room, Vec::new(), Vec::new());
         let put = |contents: &mut Contents, index: u64| {
             let id =
                 TensorId(u128::from(index).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835));

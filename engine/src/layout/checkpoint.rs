@@ -1,4 +1,7 @@
 //! An index checkpoint: every durable tensor of a share, at one commit.
+//!
+//! It begins in a slot of the share's metadata. What the slot has no room for goes on in segments of the log, which
+//! the checkpoint lists itself: header, list of segments, tensors.
 
 use std::borrow::Borrow;
 
@@ -6,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use thiserror::Error;
 
 use super::endian::{U32, U64, U128};
-use super::entry::{Change, EntryError, TensorEntry, changes_in, encode_put};
+use super::entry::{Change, EntryError, TensorEntry, changes_in, encode_put, put_bytes};
 use super::{BLOCK_BYTES, checksum_of};
 
 const MAGIC: [u8; 8] = *b"TIDEINDX";
@@ -22,10 +25,12 @@ pub(super) struct CheckpointOnMedia {
     pub(super) epoch: U64,
     pub(super) payload_bytes: U64,
     pub(super) tensors: U64,
-    pub(super) reserved: [u8; 8],
+    /// How many segments are listed behind this structure.
+    pub(super) segments: U32,
+    pub(super) reserved: [u8; 4],
 }
 
-/// Bytes of a checkpoint before its tensors.
+/// Bytes of a checkpoint before its list of segments.
 pub const CHECKPOINT_HEADER_BYTES: usize = 64;
 const _: () = assert!(size_of::<CheckpointOnMedia>() == CHECKPOINT_HEADER_BYTES);
 
@@ -38,6 +43,8 @@ pub struct Checkpoint {
     pub share: u32,
     /// Counts the share's checkpoints; the highest valid one holds.
     pub epoch: u64,
+    /// The segments that it goes on in, in order, where its slot is too small for it.
+    pub segments: Vec<u32>,
     /// Every durable tensor.
     pub tensors: Vec<TensorEntry>,
 }
@@ -58,15 +65,34 @@ pub enum CheckpointError {
     },
 }
 
+/// What the first bytes of a slot claim to be the start of. It is only true if [`Checkpoint::decode`] says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointClaim {
+    /// The epoch.
+    pub epoch: u64,
+    /// All of it in bytes, padding included.
+    pub bytes: u64,
+    /// How many segments it goes on in.
+    pub segments: u32,
+    /// The bytes of its tensors.
+    pub payload_bytes: u64,
+}
+
 impl Checkpoint {
-    /// The blocks that stand in the slot.
+    /// The blocks that stand in the slot and go on in `segments`.
     pub fn encode(
         pool: u128,
         share: u32,
         epoch: u64,
+        segments: &[u32],
         tensors: &[impl Borrow<TensorEntry>],
     ) -> Vec<u8> {
-        let mut bytes = vec![0; CHECKPOINT_HEADER_BYTES];
+        let start = Self::payload_start(segments.len() as u64) as usize;
+        let payload_bytes = Self::payload_bytes(tensors);
+        let mut bytes = Vec::with_capacity(start + payload_bytes as usize + BLOCK_BYTES as usize);
+        bytes.resize(CHECKPOINT_HEADER_BYTES, 0);
+        bytes.extend(segments.iter().flat_map(|segment| segment.to_le_bytes()));
+        bytes.resize(start, 0);
         for tensor in tensors {
             encode_put(tensor.borrow(), &mut bytes);
         }
@@ -75,8 +101,9 @@ impl Checkpoint {
         head.share = share.into();
         head.pool = pool.into();
         head.epoch = epoch.into();
-        head.payload_bytes = ((bytes.len() - CHECKPOINT_HEADER_BYTES) as u64).into();
+        head.payload_bytes = payload_bytes.into();
         head.tensors = (tensors.len() as u64).into();
+        head.segments = (segments.len() as u32).into();
         head.checksum =
             checksum_of(&[bytemuck::bytes_of(&head), &bytes[CHECKPOINT_HEADER_BYTES..]]).into();
         bytes[..CHECKPOINT_HEADER_BYTES].copy_from_slice(bytemuck::bytes_of(&head));
@@ -84,14 +111,34 @@ impl Checkpoint {
         bytes
     }
 
-    /// Epoch and size (padding included) that the first bytes of a slot claim, so that a reader need not
-    /// read the whole slot. The claim is only true if [`Self::decode`] says so.
-    pub fn claim(head: &[u8]) -> Option<(u64, u64)> {
+    /// The bytes that these tensors take in a checkpoint.
+    pub fn payload_bytes(tensors: &[impl Borrow<TensorEntry>]) -> u64 {
+        tensors.iter().map(|tensor| put_bytes(tensor.borrow()) as u64).sum()
+    }
+
+    /// Where the tensors begin in a checkpoint that lists so many segments, in bytes from its start.
+    pub const fn payload_start(segments: u64) -> u64 {
+        (CHECKPOINT_HEADER_BYTES as u64 + 4 * segments).next_multiple_of(8)
+    }
+
+    /// What the first bytes of a slot claim, so that a reader need not read all of it. `None` where no checkpoint
+    /// begins.
+    pub fn claim(head: &[u8]) -> Option<CheckpointClaim> {
         let head: CheckpointOnMedia =
             bytemuck::pod_read_unaligned(head.get(..CHECKPOINT_HEADER_BYTES)?);
-        let bytes = head.payload_bytes.get().checked_add(CHECKPOINT_HEADER_BYTES as u64)?;
-        (head.magic == MAGIC)
-            .then_some((head.epoch.get(), bytes.checked_next_multiple_of(BLOCK_BYTES)?))
+        let (segments, payload_bytes) = (head.segments.get(), head.payload_bytes.get());
+        let bytes = payload_bytes.checked_add(Self::payload_start(segments.into()))?;
+        let bytes = bytes.checked_next_multiple_of(BLOCK_BYTES)?;
+        let epoch = head.epoch.get();
+        (head.magic == MAGIC).then_some(CheckpointClaim { epoch, bytes, segments, payload_bytes })
+    }
+
+    /// The segments that the checkpoint at the start of `bytes` claims to go on in, if its list is there.
+    pub fn claimed_segments(bytes: &[u8]) -> Option<Vec<u32>> {
+        let CheckpointClaim { segments, .. } = Self::claim(bytes)?;
+        let list = bytes[CHECKPOINT_HEADER_BYTES..].get(..4 * segments as usize)?;
+        let number = |bytes: &[u8]| bytes.try_into().map(u32::from_le_bytes).ok();
+        list.chunks_exact(4).map(number).collect()
     }
 
     /// Reads the checkpoint at the start of `bytes`.
@@ -99,8 +146,11 @@ impl Checkpoint {
     /// # Errors
     /// No whole checkpoint stands there, or one whose content cannot be.
     pub fn decode(bytes: &[u8]) -> Result<Self, CheckpointError> {
-        let (head, payload) = Self::verified(bytes).ok_or(CheckpointError::Absent)?;
+        let (head, content) = Self::verified(bytes).ok_or(CheckpointError::Absent)?;
         let epoch = head.epoch.get();
+        let segments = Self::claimed_segments(bytes).ok_or(CheckpointError::Absent)?;
+        let payload_start = Self::payload_start(segments.len() as u64) as usize;
+        let payload = &content[payload_start - CHECKPOINT_HEADER_BYTES..];
         let wrong = |what: String| CheckpointError::Content { epoch, what };
         let mut tensors = Vec::new();
         for change in changes_in(payload) {
@@ -112,7 +162,7 @@ impl Checkpoint {
         if tensors.len() as u64 != head.tensors.get() {
             return Err(wrong(format!("{} tensors, not {}", tensors.len(), head.tensors.get())));
         }
-        Ok(Self { pool: head.pool.get(), share: head.share.get(), epoch, tensors })
+        Ok(Self { pool: head.pool.get(), share: head.share.get(), epoch, segments, tensors })
     }
 
     /// Whether the same checkpoint stands, whole, at the start of both, of which `whole` is known to have one.
@@ -122,15 +172,17 @@ impl Checkpoint {
         header.is_some_and(|header| bytes.starts_with(header)) && Self::verified(bytes).is_some()
     }
 
-    /// The header and the payload, if their checksum is right.
+    /// The header and all that its checksum covers behind it, if that is right.
     fn verified(bytes: &[u8]) -> Option<(CheckpointOnMedia, &[u8])> {
         let (head, rest) = bytes.split_at_checked(CHECKPOINT_HEADER_BYTES)?;
         let mut head: CheckpointOnMedia = bytemuck::pod_read_unaligned(head);
-        let payload = rest.get(..usize::try_from(head.payload_bytes.get()).ok()?)?;
+        let start = Self::payload_start(head.segments.get().into());
+        let end = start.checked_add(head.payload_bytes.get())?;
+        let content = rest.get(..usize::try_from(end).ok()? - CHECKPOINT_HEADER_BYTES)?;
         let checksum = head.checksum.get();
         head.checksum = 0.into();
-        let right = checksum == checksum_of(&[bytemuck::bytes_of(&head), payload]);
-        (head.magic == MAGIC && right).then_some((head, payload))
+        let right = checksum == checksum_of(&[bytemuck::bytes_of(&head), content]);
+        (head.magic == MAGIC && right).then_some((head, content))
     }
 }
 
@@ -140,11 +192,17 @@ mod tests {
     use crate::layout::entry::tests::entry;
 
     fn encoded(tensors: u128) -> Vec<u8> {
-        Checkpoint::encode(3, 1, 9, &checkpoint(tensors).tensors)
+        encode(&checkpoint(tensors))
+    }
+
+    fn encode(checkpoint: &Checkpoint) -> Vec<u8> {
+        let Checkpoint { pool, share, epoch, segments, tensors } = checkpoint;
+        Checkpoint::encode(*pool, *share, *epoch, segments, tensors)
     }
 
     fn checkpoint(tensors: u128) -> Checkpoint {
-        Checkpoint { pool: 3, share: 1, epoch: 9, tensors: (0..tensors).map(entry).collect() }
+        let (segments, tensors) = (Vec::new(), (0..tensors).map(entry).collect());
+        Checkpoint { pool: 3, share: 1, epoch: 9, segments, tensors }
     }
 
     #[test]
@@ -152,10 +210,31 @@ mod tests {
         for tensors in [0, 1, 500] {
             let bytes = encoded(tensors);
             assert_eq!(Checkpoint::decode(&bytes), Ok(checkpoint(tensors)));
-            assert_eq!(Checkpoint::claim(&bytes), Some((9, bytes.len() as u64)));
+            let claim = Checkpoint::claim(&bytes).unwrap();
+            assert_eq!((claim.epoch, claim.bytes, claim.segments), (9, bytes.len() as u64, 0));
+            let payload = Checkpoint::payload_bytes(&checkpoint(tensors).tensors);
+            assert_eq!(claim.payload_bytes, payload);
             assert!(Checkpoint::is_copy(&bytes, &bytes[..CHECKPOINT_HEADER_BYTES]));
             assert!(!Checkpoint::is_copy(&encoded(tensors + 1), &bytes));
         }
+    }
+
+    #[test]
+    fn segments_are_listed_before_the_tensors() {
+        for count in [1, 2, 1021] {
+            let segments: Vec<u32> = (7..7 + count).collect();
+            let whole = Checkpoint { segments: segments.clone(), ..checkpoint(30) };
+            let bytes = encode(&whole);
+            assert_eq!(Checkpoint::decode(&bytes), Ok(whole));
+            assert_eq!(Checkpoint::claim(&bytes).map(|claim| claim.segments), Some(count));
+            assert_eq!(Checkpoint::claimed_segments(&bytes), Some(segments));
+            assert_eq!(Checkpoint::claimed_segments(&bytes[..64]), None, "the list is cut off");
+        }
+        // A list that is longer than memory could be.
+        let mut endless = encoded(1);
+        endless[56..60].fill(0xFF);
+        assert_eq!(Checkpoint::decode(&endless), Err(CheckpointError::Absent));
+        assert_eq!(Checkpoint::claimed_segments(&endless), None);
     }
 
     #[test]

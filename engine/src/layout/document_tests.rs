@@ -38,7 +38,7 @@ fn the_document_shows_every_structure_as_it_is() {
             reserved),
         fields!(RunOnMedia: segment, block, blocks, reserved),
         fields!(CheckpointOnMedia: magic, checksum, share, pool, epoch, payload_bytes, tensors,
-            reserved),
+            segments, reserved),
         fields!(RecordOnMedia: magic, checksum, payload_bytes, pool, epoch, sequence, share,
             reserved),
     ];
@@ -70,6 +70,7 @@ fn fixture_superblock() -> Superblock {
         geometry,
         formatted_at: 1_700_000_000,
         depth: None,
+        index_in_segments: false,
     }
 }
 
@@ -124,8 +125,9 @@ fn version_1_is_written_and_read_as_it_was_when_it_was_fixed() {
     assert_eq!(Owner::decode(&fixture), Some(owner));
 
     let (pool, share, epoch) = (superblock.pool, 2, 9);
-    let checkpoint = Checkpoint { pool, share, epoch, tensors: fixture_tensors() };
-    let written = Checkpoint::encode(pool, share, epoch, &checkpoint.tensors);
+    let (segments, tensors) = (Vec::new(), fixture_tensors());
+    let checkpoint = Checkpoint { pool, share, epoch, segments, tensors };
+    let written = Checkpoint::encode(pool, share, epoch, &[], &checkpoint.tensors);
     let fixture = check_fixture("checkpoint", &written);
     assert_eq!(Checkpoint::decode(&fixture), Ok(checkpoint));
 

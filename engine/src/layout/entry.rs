@@ -89,11 +89,17 @@ pub fn encoded_bytes(change: &Change) -> usize {
     }
 }
 
-fn put_bytes(entry: &TensorEntry) -> usize {
-    let name = entry.name.as_ref().map_or(0, |name| name.len());
-    let runs = entry.runs.len() * size_of::<RunOnMedia>();
-    let checksums = entry.checksums.len() * size_of::<U32>();
-    (size_of::<EntryOnMedia>() + runs + checksums + name).next_multiple_of(8)
+pub(super) fn put_bytes(entry: &TensorEntry) -> usize {
+    entry.encoded_bytes(entry.runs.len(), entry.checksums.len())
+}
+
+impl TensorEntry {
+    /// The bytes that it takes in the index if it has so many runs and checksums.
+    pub fn encoded_bytes(&self, runs: usize, checksums: usize) -> usize {
+        let name = self.name.as_ref().map_or(0, |name| name.len());
+        let lists = runs * size_of::<RunOnMedia>() + checksums * size_of::<U32>();
+        (size_of::<EntryOnMedia>() + lists + name).next_multiple_of(8)
+    }
 }
 
 /// Appends a change to `out`.

@@ -22,7 +22,7 @@ mod superblock;
 mod tensor;
 
 pub use change::{ChangeRecord, ChangeRecordError, RECORD_HEADER_BYTES, RecordHead};
-pub use checkpoint::{CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointError};
+pub use checkpoint::{CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointClaim, CheckpointError};
 pub use entry::{
     Change, Checksums, EntryError, Runs, TensorEntry, decode_changes, encode_change, encoded_bytes,
 };

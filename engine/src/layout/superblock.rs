@@ -16,8 +16,11 @@ pub const FORMAT_VERSION: u32 = 1;
 /// Calibration stores no larger depth. What is beyond is taken for none: a hint is no reason to refuse a pool.
 const DEPTH_MAX: u32 = 1024;
 
-/// Feature bits that a reader must know, by bit and name. None is in use in version 1.
-const FEATURES: &[(u64, &str)] = &[];
+/// Index checkpoints may go on in segments of the log.
+const INDEX_IN_SEGMENTS: u64 = 1 << 2;
+
+/// Feature bits that a reader must know, by bit and name.
+const FEATURES: &[(u64, &str)] = &[(INDEX_IN_SEGMENTS, "index-in-segments")];
 
 /// Names for features that later versions may set, so that a refusal says more than a number.
 const FEATURES_FORESEEN: &[(u64, &str)] = &[(1 << 0, "copy-forward"), (1 << 1, "data-placement")];
@@ -78,6 +81,9 @@ pub struct Superblock {
     pub formatted_at: u64,
     /// Operations in flight on each device at which calibration found them fast, if the pool was calibrated.
     pub depth: Option<u32>,
+    /// Whether index checkpoints may go on in segments of the log (feature bit 2). Older software does not know
+    /// that and refuses the pool.
+    pub index_in_segments: bool,
 }
 
 /// Why a block is not a superblock that this version can use.
@@ -133,6 +139,7 @@ impl Superblock {
         block.shares = geometry.shares.into();
         block.formatted_at = self.formatted_at.into();
         block.depth = self.depth.unwrap_or(0).into();
+        block.features = if self.index_in_segments { INDEX_IN_SEGMENTS } else { 0 }.into();
         for (place, share) in block.share_table.iter_mut().zip(share_table(geometry)) {
             *place = share;
         }
@@ -190,6 +197,7 @@ impl Superblock {
             geometry,
             formatted_at: block.formatted_at.get(),
             depth: Some(block.depth.get()).filter(|depth| (1..=DEPTH_MAX).contains(depth)),
+            index_in_segments: block.features.get() & INDEX_IN_SEGMENTS != 0,
         })
     }
 }
@@ -260,6 +268,7 @@ mod tests {
             geometry,
             formatted_at: 1_700_000_000,
             depth: None,
+            index_in_segments: false,
         }
     }
 
@@ -275,6 +284,14 @@ mod tests {
     #[test]
     fn what_is_written_is_read_back() {
         assert_eq!(Superblock::decode(&superblock().encode()), Ok(superblock()));
+    }
+
+    #[test]
+    fn an_index_in_segments_is_a_feature_that_older_software_does_not_know() {
+        assert_eq!(superblock().encode()[24..32], [0; 8]);
+        let grown = Superblock { index_in_segments: true, ..superblock() };
+        assert_eq!(grown.encode()[24..32], 4_u64.to_le_bytes());
+        assert_eq!(Superblock::decode(&grown.encode()), Ok(grown));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The change log and the index checkpoints: how commits become durable.
 //!
-//! A share has two slots, each a checkpoint followed by a change log. A record, which carries one commit or
+//! A share has two slots, each a checkpoint followed by a change log; what a slot has no room for of its checkpoint
+//! goes on in segments. A record, which carries one commit or
 //! several, is appended to the log of the current slot; where it does not fit, the whole index *with* its
 //! changes is written as the next checkpoint into the other slot, which is then current. Either way one
 //! checksummed write, on the medium of two devices (one where there is one), decides. The other slot holds
@@ -10,10 +11,13 @@
 
 use std::borrow::Borrow;
 use std::fmt;
+use std::ops::Range;
 
 use thiserror::Error;
 
-use crate::layout::{Change, ChangeRecord, Checkpoint, ShareArea, TensorEntry};
+use super::index_room::CheckpointRoom;
+use super::stripe::StripeMap;
+use crate::layout::{Change, ChangeRecord, Checkpoint, Geometry, ShareArea, SlotArea, TensorEntry};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// What the change log needs of devices. Offsets and lengths are multiples of 4 KiB.
@@ -38,8 +42,61 @@ pub struct Place {
     pub share: u32,
     /// Where the share lies.
     pub area: ShareArea,
-    /// The devices 0.. that carry the metadata.
+    /// How segments lie over the devices.
+    pub stripes: StripeMap,
+    /// How many copies there are: one on each of the devices 0.., which carry the metadata.
     pub devices: u8,
+    /// The one copy to read, as if there were no other.
+    pub only: Option<u8>,
+}
+
+impl Place {
+    /// Where a share of a pool has its metadata; `None` if there is no such share.
+    pub fn new(pool: u128, share: u32, geometry: &Geometry) -> Option<Self> {
+        let (area, stripes) = (geometry.share(share)?, StripeMap::new(geometry));
+        Some(Self { pool, share, area, stripes, devices: geometry.metadata_devices(), only: None })
+    }
+
+    /// The copies to look at, each named by the device on which it begins.
+    pub fn copies(&self) -> Range<u8> {
+        self.only.map_or(0..self.devices, |copy| copy..copy + 1)
+    }
+
+    /// The room that a checkpoint of this share can have.
+    pub fn checkpoint_room(&self) -> CheckpointRoom {
+        let slot_bytes = self.area.slots[0].checkpoint_bytes;
+        CheckpointRoom { slot_bytes, segment_bytes: self.stripes.index_bytes(self.devices) }
+    }
+
+    /// The segments of the share.
+    pub fn segments(&self) -> Range<u32> {
+        self.area.first_segment..self.area.first_segment + self.area.segments
+    }
+
+    /// Where one copy of a checkpoint of `length` bytes lies that begins in `slot` and goes on in `segments`, in
+    /// order: device, offset and bytes there.
+    pub fn parts(
+        &self,
+        copy: u8,
+        slot: usize,
+        segments: &[u32],
+        length: u64,
+    ) -> impl Iterator<Item = (u8, u64, u64)> {
+        let SlotArea { checkpoint_offset, checkpoint_bytes, .. } = self.area.slots[slot];
+        let (stripes, devices) = (self.stripes, self.devices);
+        let slices = segments.iter().flat_map(move |&segment| {
+            let (_, bytes) = stripes.slice(segment);
+            stripes.index_slices(segment, copy, devices).map(move |(to, at)| (to, at, bytes))
+        });
+        let mut left = length;
+        std::iter::once((copy, checkpoint_offset, checkpoint_bytes)).chain(slices).map_while(
+            move |(device, offset, room)| {
+                let bytes = left.min(room);
+                left -= bytes;
+                (bytes > 0).then_some((device, offset, bytes))
+            },
+        )
+    }
 }
 
 /// Why a commit did not become durable.
@@ -76,17 +133,34 @@ impl<E: fmt::Display> From<IndexFull> for AppendError<E> {
     }
 }
 
-/// A write that makes changes durable, once it is on the medium of every metadata device.
+/// What makes changes durable, once all of it is on the media.
 #[derive(Debug)]
 pub struct Append {
-    /// Where it goes, on each of them.
+    /// What is written, from the last on: what lies in segments goes before the slot that names them.
+    pub writes: Vec<MetaWrite>,
+    /// If this is a checkpoint of the whole index: its slot, and how many of the slot's segments it goes on in.
+    pub checkpoint: Option<(usize, usize)>,
+    /// The end of the log behind it.
+    pub end: End,
+}
+
+/// The same bytes for some devices.
+#[derive(Clone, Debug)]
+pub struct MetaWrite {
+    /// The devices.
+    pub devices: Range<u8>,
+    /// Where, on each of them.
     pub offset: u64,
     /// What is written.
     pub bytes: Vec<u8>,
-    /// Whether this is a checkpoint of the whole index.
-    pub is_checkpoint: bool,
-    /// The end of the log behind it.
-    pub end: End,
+}
+
+impl Append {
+    /// The devices that it touches, as a set of bits.
+    pub fn devices(&self) -> u64 {
+        let all = self.writes.iter().flat_map(|write| write.devices.clone());
+        all.fold(0, |devices, device| devices | 1 << device)
+    }
 }
 
 /// Where a change log ends.
@@ -104,6 +178,8 @@ pub struct End {
 pub struct ChangeLog {
     place: Place,
     end: End,
+    /// Whether the next commit must be a checkpoint, because records stand here that nothing may follow.
+    ended: bool,
     stopped: Option<String>,
 }
 
@@ -116,7 +192,13 @@ impl ChangeLog {
         sequence: u64,
         position: u64,
     ) -> Self {
-        Self { place, end: End { slot, epoch, sequence, position }, stopped: None }
+        let end = End { slot, epoch, sequence, position };
+        Self { place, end, ended: false, stopped: None }
+    }
+
+    /// Has the next commit write a checkpoint.
+    pub fn end_here(&mut self) {
+        self.ended = true;
     }
 
     /// Writes the first checkpoint of an empty share.
@@ -125,7 +207,7 @@ impl ChangeLog {
     /// A device failed.
     pub fn format<M: Media>(place: Place, media: &M) -> Result<(), AppendError<M::Error>> {
         // The epoch before the first; its slot holds nothing.
-        Self::resume(place, 1, 0, 0, 0).checkpoint(media, &[])
+        Self::resume(place, 1, 0, 0, 0).checkpoint(media, &[] as &[TensorEntry], &[])
     }
 
     /// The record of these changes, for which there must be room. Once it is on media, [`Self::complete`] must
@@ -138,37 +220,56 @@ impl ChangeLog {
         let bytes = record.encode();
         let end = End { slot, epoch, sequence, position: position + bytes.len() as u64 };
         let offset = self.place.area.slots[slot].log_offset + position;
-        Append { offset, bytes, is_checkpoint: false, end }
+        let writes = vec![MetaWrite { devices: 0..self.place.devices, offset, bytes }];
+        Append { writes, checkpoint: None, end }
     }
 
-    /// Whether the record of these changes would fit.
+    /// Whether the record of these changes would fit, and may be there.
     pub fn has_room_for(&self, changes: &[Change]) -> bool {
         let room = self.place.area.slots[self.end.slot].log_bytes - self.end.position;
-        ChangeRecord::bytes_for(changes) <= room
+        !self.ended && ChangeRecord::bytes_for(changes) <= room
     }
 
-    /// The whole index as the next checkpoint, into the other slot. As with [`Self::record`], it counts once
-    /// [`Self::complete`] was told.
+    /// The slot that the next checkpoint goes to.
+    pub fn next_slot(&self) -> usize {
+        1 - self.end.slot
+    }
+
+    /// The whole index as the next checkpoint, into the other slot and as many of `segments`, which are that slot's, as it
+    /// needs. As with [`Self::record`], it counts once [`Self::complete`] was told.
     ///
     /// # Errors
     /// It is too large.
     pub fn next_checkpoint(
         &self,
         tensors: &[impl Borrow<TensorEntry>],
+        segments: &[u32],
     ) -> Result<Append, IndexFull> {
-        let (slot, epoch) = (1 - self.end.slot, self.end.epoch + 1);
-        let area = self.place.area.slots[slot];
-        let bytes = Checkpoint::encode(self.place.pool, self.place.share, epoch, tensors);
-        if bytes.len() as u64 > area.checkpoint_bytes {
-            let needed = ByteCount(bytes.len() as u64);
-            return Err(IndexFull { needed, room: ByteCount(area.checkpoint_bytes) });
-        }
+        let (slot, epoch) = (self.next_slot(), self.end.epoch + 1);
+        let Place { pool, share, devices, .. } = self.place;
+        let (room, payload) = (self.place.checkpoint_room(), Checkpoint::payload_bytes(tensors));
+        let used = room.segments_for(payload) as usize;
+        let Some(segments) = segments.get(..used).filter(|_| room.lists(used as u64)) else {
+            let room = ByteCount(room.with(segments.len() as u64));
+            return Err(IndexFull { needed: ByteCount(payload), room });
+        };
+        let mut bytes = Checkpoint::encode(pool, share, epoch, segments, tensors);
+        let parts: Vec<_> = self.place.parts(0, slot, segments, bytes.len() as u64).collect();
+        // From the last on, so that the part in the slot, mostly the only one, is never copied.
+        let writes = parts.into_iter().rev().map(|(device, offset, length)| {
+            let part = bytes.split_off(bytes.len() - length as usize);
+            // The copies lie beside each other, on as many devices from this one on.
+            MetaWrite { devices: device..device + devices, offset, bytes: part }
+        });
+        let mut writes: Vec<MetaWrite> = writes.collect();
+        writes.reverse();
         let end = End { slot, epoch, sequence: 0, position: 0 };
-        Ok(Append { offset: area.checkpoint_offset, bytes, is_checkpoint: true, end })
+        Ok(Append { writes, checkpoint: Some((slot, used)), end })
     }
 
-    /// What ends here is on the medium of every metadata device.
+    /// What ends here is on the media of all devices that it touches.
     pub fn complete(&mut self, end: End) {
+        self.ended &= end.epoch == self.end.epoch;
         self.end = end;
     }
 
@@ -186,22 +287,23 @@ impl ChangeLog {
     ) -> Result<(), AppendError<M::Error>> {
         self.refuse_if_stopped()?;
         if !self.has_room_for(&changes) {
-            return self.checkpoint(media, &after(&changes));
+            return self.checkpoint(media, &after(&changes), &[]);
         }
         self.write(media, self.record(changes))
     }
 
-    /// Writes the whole index into the other slot, which is then current, and waits for it.
+    /// Writes the whole index into the other slot, which is then current, and its `segments`, and waits for it.
     ///
     /// # Errors
     /// See [`AppendError`].
     pub fn checkpoint<M: Media>(
         &mut self,
         media: &M,
-        tensors: &[TensorEntry],
+        tensors: &[impl Borrow<TensorEntry>],
+        segments: &[u32],
     ) -> Result<(), AppendError<M::Error>> {
         self.refuse_if_stopped()?;
-        let append = self.next_checkpoint(tensors)?;
+        let append = self.next_checkpoint(tensors, segments)?;
         self.write(media, append)
     }
 
@@ -229,14 +331,17 @@ impl ChangeLog {
         self.stopped().map_or(Ok(()), |reason| Err(AppendError::Stopped(reason.into())))
     }
 
-    /// Writes to every metadata device, then flushes each.
+    /// Writes to all devices, then flushes each.
     fn write<M: Media>(&mut self, media: &M, append: Append) -> Result<(), AppendError<M::Error>> {
-        let devices = 0..self.place.devices;
-        let Append { offset, bytes, end, .. } = append;
-        let written = devices
-            .clone()
-            .try_for_each(|device| media.write(device, offset, bytes.clone()))
-            .and_then(|()| devices.clone().try_for_each(|device| media.flush(device)));
+        let touched = append.devices();
+        let Append { mut writes, end, .. } = append;
+        let mut write = |MetaWrite { mut devices, offset, bytes }: MetaWrite| {
+            devices.try_for_each(|device| media.write(device, offset, bytes.clone()))
+        };
+        let written = writes.drain(..).rev().try_for_each(&mut write).and_then(|()| {
+            let mut touched = (0..64).filter(|device| touched & (1_u64 << device) != 0);
+            touched.try_for_each(|device| media.flush(device))
+        });
         match written {
             Ok(()) => {
                 self.complete(end);

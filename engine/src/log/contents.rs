@@ -6,6 +6,7 @@
 //! which is called once the commit is on media.
 
 mod audit;
+mod checkpoint;
 mod index;
 mod places;
 mod readers;
@@ -25,6 +26,7 @@ use index::Index;
 use places::Places;
 use spares::Spares;
 
+use super::index_room::IndexRoom;
 use super::space::{Durability, Reach, Space, SpaceUse};
 use super::version::{BeginError, RemoveError, Request, Reservation, Version};
 use crate::layout::{Change, Run, Runs, TensorEntry, TensorId};
@@ -47,6 +49,8 @@ struct Writers {
 struct Pending {
     /// What will stand there, without its checksums; nobody else holds it yet.
     version: Arc<Version>,
+    /// What it will take in the index, at most.
+    index_bytes: u64,
     in_doubt: bool,
 }
 
@@ -61,6 +65,7 @@ struct Ended {
 #[derive(Debug)]
 pub struct Contents {
     space: Space,
+    room: IndexRoom,
     current: Index,
     /// Only of tensors that are being written.
     writers: FxHashMap<TensorId, Writers>,
@@ -91,12 +96,16 @@ struct Retired {
 struct Moving {
     runs: Runs,
     durability: Durability,
+    /// What its tensor takes in the index beyond what it takes now, at most.
+    index_bytes: u64,
 }
 
 impl Contents {
-    /// What recovery found: the durable tensors, and their runs by place, in a share with this space.
+    /// What recovery found: the durable tensors, and their runs by place, in a share with this space and this room
+    /// for its index.
     pub fn recovered(
         mut space: Space,
+        mut room: IndexRoom,
         tensors: Vec<TensorEntry>,
         runs: Vec<(Run, TensorId)>,
     ) -> Self {
@@ -104,11 +113,13 @@ impl Contents {
         let mut last_serial = 0;
         for entry in tensors {
             space.adopt(&entry.runs, entry.class);
+            room.insert(&entry);
             last_serial += 1;
             let (serial, moves) = (last_serial, 0);
             let version = Version { entry, durability: Durability::Durable, serial, moves };
             current.insert_new(Arc::new(version));
         }
+        room.all_segments().for_each(|segment| space.adopt_for_index(segment));
         space.resume();
         let mut places = Places::default();
         for (run, id) in runs {
@@ -116,6 +127,7 @@ impl Contents {
         }
         Self {
             space,
+            room,
             current,
             writers: FxHashMap::default(),
             pending: FxHashMap::default(),
@@ -148,8 +160,18 @@ impl Contents {
         self.check(&request)?;
         let serial = self.next_serial();
         let (space, Request { length, lane, .. }) = (&mut self.space, &request);
-        let fill = |runs: &mut Runs| space.allocate(*lane, *length, reach, runs);
+        let (length, lane) = (*length, *lane);
+        let fill = |runs: &mut Runs| space.allocate(lane, length, reach, runs);
         let version = self.spares.version(serial, &request, fill).map_err(BeginError::Full)?;
+        let index_bytes = match lane.durability {
+            Durability::Scratch => 0,
+            Durability::Durable => self.room.bytes_of(&version.entry),
+        };
+        if let Err(missing) = self.reserve_index(index_bytes) {
+            self.space.abandon(&version.entry.runs);
+            self.spares.keep(version);
+            return Err(self.index_refusal(missing));
+        }
         let writers = self.writers.entry(request.id).or_default();
         writers.last_begun = serial;
         match lane.durability {
@@ -159,7 +181,7 @@ impl Contents {
                 writers.claimed_name = writers.claimed_name.take().or(request.name);
             }
         }
-        self.pending.insert(serial, Pending { version, in_doubt: false });
+        self.pending.insert(serial, Pending { version, index_bytes, in_doubt: false });
         Ok(Reservation { serial })
     }
 
@@ -311,7 +333,8 @@ impl Contents {
         if self.pending.get(&reservation.serial)?.in_doubt {
             return None;
         }
-        let Pending { version, .. } = self.pending.remove(&reservation.serial)?;
+        let Pending { version, index_bytes, .. } = self.pending.remove(&reservation.serial)?;
+        self.room.end(index_bytes);
         let Entry::Occupied(mut entry) = self.writers.entry(version.entry.id) else {
             debug_assert!(false, "a write to {} that never began", version.entry.id);
             return None;
@@ -340,6 +363,9 @@ impl Contents {
         whole.serial = serial;
         whole.entry.checksums.extend_from_slice(checksums);
         self.occupy(version.entry.id, &version.entry.runs);
+        if version.durability == Durability::Durable {
+            self.room.insert(&version.entry);
+        }
         if let Some(old) = self.current.insert(version) {
             self.retire(old);
         }
@@ -366,6 +392,9 @@ impl Contents {
 
     /// Nobody can find this version any more.
     fn retire(&mut self, version: Arc<Version>) {
+        if version.durability == Durability::Durable {
+            self.room.remove(&version.entry);
+        }
         self.vacate(&version, &version.entry.runs);
         self.spares.keep(version);
     }

@@ -1,15 +1,35 @@
 //! The index without devices: who may be read when, and whose space is kept.
 
 use super::*;
-use crate::layout::{BLOCK_BYTES, LifetimeClass, ShareArea, SlotArea};
+use crate::layout::{BLOCK_BYTES, Geometry, LifetimeClass, ShareArea, SlotArea};
+use crate::log::change_log::Place;
 use crate::log::space::{Lane, Wanted};
+use crate::log::stripe::StripeMap;
 
 const ID: TensorId = TensorId(7);
 
 fn contents(segments: u32) -> Contents {
-    let slot = SlotArea { checkpoint_offset: 0, checkpoint_bytes: 0, log_offset: 0, log_bytes: 0 };
+    let slot =
+        SlotArea { checkpoint_offset: 0, checkpoint_bytes: 1 << 20, log_offset: 0, log_bytes: 0 };
     let area = ShareArea { first_segment: 0, segments, slots: [slot; 2] };
-    Contents::recovered(Space::new(&area, 4), Vec::new(), Vec::new())
+    let place = Place { pool: 1, share: 0, area, stripes: stripes(), devices: 1, only: None };
+    let room = IndexRoom::new(&place, [Vec::new(), Vec::new()], true);
+    Contents::recovered(Space::new(&area, 4), room, Vec::new(), Vec::new())
+}
+
+/// One device, segments of 4 blocks.
+fn stripes() -> StripeMap {
+    let geometry = Geometry {
+        devices: 1,
+        device_bytes: 1 << 30,
+        stripe_unit: 4 * BLOCK_BYTES,
+        segment_bytes: 4 * BLOCK_BYTES,
+        segments: 1000,
+        data_offset: 1 << 20,
+        shares: 1,
+        slot_bytes: 256 << 10,
+    };
+    StripeMap::new(&geometry)
 }
 
 fn request(id: TensorId, durability: Durability, blocks: u64) -> Request {

@@ -4,6 +4,7 @@
 
 mod change_log;
 mod contents;
+mod index_room;
 #[cfg(test)]
 pub(crate) mod random;
 mod recovery;
@@ -11,8 +12,9 @@ mod space;
 mod stripe;
 mod version;
 
-pub use change_log::{Append, AppendError, ChangeLog, End, IndexFull, Media, Place};
+pub use change_log::{Append, AppendError, ChangeLog, End, IndexFull, Media, MetaWrite, Place};
 pub use contents::{Contents, Reclamation, Relocation, Stretch};
+pub use index_room::{CheckpointRoom, IndexRoom, IndexUse};
 pub use recovery::{EPOCHS_END, Recovered, RecoveryError, recover};
 pub use space::{Durability, Full, LANES, Lane, Reach, Space, SpaceUse, Victim, Wanted};
 pub use stripe::{Placement, StripeMap};

@@ -10,16 +10,15 @@
 
 use std::cell::Cell;
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use thiserror::Error;
 
 use super::change_log::{ChangeLog, Media, Place};
-use super::stripe::StripeMap;
 use crate::layout::{
-    BLOCK_BYTES, CHECKPOINT_HEADER_BYTES, Change, ChangeRecordError, Checkpoint, CheckpointError,
-    LogImage, RecordHead, Run, TensorEntry, TensorId,
+    BLOCK_BYTES, CHECKPOINT_HEADER_BYTES, Change, ChangeRecordError, Checkpoint, CheckpointClaim,
+    CheckpointError, LogImage, RecordHead, Run, TensorEntry, TensorId,
 };
 
 /// What stood on the media.
@@ -29,6 +28,8 @@ pub struct Recovered {
     pub tensors: Vec<TensorEntry>,
     /// Where they lie, by place.
     pub runs: Vec<(Run, TensorId)>,
+    /// The segments that each slot's checkpoint goes on in; nothing else lies there.
+    pub index_segments: [Vec<u32>; 2],
     /// The change log, ready to be continued.
     pub log: ChangeLog,
     /// Newer checkpoints that devices claim to have and that are not whole: torn by a crash before anything
@@ -87,13 +88,8 @@ pub const EPOCHS_END: u64 = 1 << 63;
 ///
 /// # Errors
 /// See [`RecoveryError`]. A share that cannot be recovered whole is not recovered at all.
-pub fn recover<M: Media>(
-    place: Place,
-    stripes: &StripeMap,
-    segment_blocks: u64,
-    media: &M,
-) -> Result<Recovered, RecoveryError<M::Error>> {
-    Reader::new(place, media).recover(stripes, segment_blocks)
+pub fn recover<M: Media>(place: Place, media: &M) -> Result<Recovered, RecoveryError<M::Error>> {
+    Reader::new(place, media).recover()
 }
 
 /// The index once the log's changes are applied to the checkpoint's tensors, in the order of ids.
@@ -114,11 +110,10 @@ fn apply(mut tensors: Vec<TensorEntry>, changes: Vec<Change>) -> Vec<TensorEntry
 
 /// What a slot's header says, which may not be true.
 struct Claim {
-    epoch: u64,
+    of: CheckpointClaim,
     slot: usize,
+    /// On which copy.
     device: u8,
-    offset: u64,
-    length: u64,
 }
 
 /// The checkpoint that holds.
@@ -154,14 +149,10 @@ impl<'a, M: Media> Reader<'a, M> {
     }
 
     /// See [`recover`].
-    fn recover(
-        &self,
-        stripes: &StripeMap,
-        segment_blocks: u64,
-    ) -> Result<Recovered, RecoveryError<M::Error>> {
+    fn recover(&self) -> Result<Recovered, RecoveryError<M::Error>> {
         let place = self.place;
         let Newest { slot, checkpoint, copies, passed_over, .. } = self.newest_checkpoint()?;
-        let epoch = checkpoint.epoch;
+        let Checkpoint { epoch, segments, tensors, .. } = checkpoint;
         if epoch >= EPOCHS_END {
             let what = format!("no share has written {epoch} checkpoints");
             return Err(RecoveryError::Contradiction(what));
@@ -171,13 +162,19 @@ impl<'a, M: Media> Reader<'a, M> {
         }
         let log = self.read_log(slot, epoch)?;
 
-        let tensors = apply(checkpoint.tensors, log.changes);
-        let runs = checked_runs(&place, stripes, segment_blocks, &tensors)
-            .map_err(RecoveryError::Contradiction)?;
-        let all_copies = copies == usize::from(place.devices) && passed_over.is_empty();
+        let tensors = apply(tensors, log.changes);
+        let runs = checked_runs(&place, &tensors).map_err(RecoveryError::Contradiction)?;
+        if let Some(both) = segments.iter().find(|&&it| holds_tensors(&runs, it)) {
+            let what = format!("segment {both} holds tensors and the index");
+            return Err(RecoveryError::Contradiction(what));
+        }
+        let mut index_segments = [Vec::new(), Vec::new()];
+        index_segments[1 - slot] = self.segments_before(slot, epoch, &segments, &runs);
+        index_segments[slot] = segments;
+        let all_copies = copies == place.copies().len() && passed_over.is_empty();
         let settled = log.records == 0 && all_copies && !log.failed_reads;
         let log = ChangeLog::resume(place, slot, epoch, log.records, log.position);
-        Ok(Recovered { tensors, runs, log, passed_over, settled })
+        Ok(Recovered { tensors, runs, index_segments, log, passed_over, settled })
     }
 
     /// The newest valid checkpoint. Headers only claim an epoch, so the claims are tried from the newest on
@@ -186,37 +183,37 @@ impl<'a, M: Media> Reader<'a, M> {
         let mut claims = Vec::new();
         let mut failure = None;
         for slot in 0..2 {
-            for device in 0..self.place.devices {
+            for device in self.place.copies() {
                 match self.claim(device, slot) {
                     Ok(claim) => claims.extend(claim),
                     Err(error) => failure = Some(error),
                 }
             }
         }
-        claims.sort_by_key(|claim| Reverse(claim.epoch));
+        claims.sort_by_key(|claim| Reverse(claim.of.epoch));
         let mut newest: Option<Newest> = None;
         let mut passed_over = Vec::new();
-        for claim in &claims {
+        for Claim { of: claim, slot: in_slot, device } in &claims {
             let wanted = newest.as_ref().map(|newest| newest.checkpoint.epoch);
             if wanted.is_some_and(|epoch| claim.epoch < epoch) {
                 break;
             }
-            let bytes = match self.media.read(claim.device, claim.offset, claim.length) {
+            let bytes = match self.read_checkpoint(*device, *in_slot, claim) {
                 Ok(bytes) => bytes,
                 Err(error) => {
                     failure = Some(error);
-                    passed_over.push((claim.device, claim.epoch));
+                    passed_over.push((*device, claim.epoch));
                     continue;
                 }
             };
             if let Some(Newest { slot, header, copies, .. }) = &mut newest {
-                *copies += usize::from(*slot == claim.slot && Checkpoint::is_copy(&bytes, header));
+                *copies += usize::from(slot == in_slot && Checkpoint::is_copy(&bytes, header));
             } else if let Some(checkpoint) = self.decode(&bytes)? {
-                let (slot, passed_over) = (claim.slot, Vec::new());
+                let (slot, passed_over) = (*in_slot, Vec::new());
                 let header = bytes[..CHECKPOINT_HEADER_BYTES].to_vec();
                 newest = Some(Newest { slot, checkpoint, header, copies: 1, passed_over });
             } else {
-                passed_over.push((claim.device, claim.epoch));
+                passed_over.push((*device, claim.epoch));
             }
         }
         match (newest, failure) {
@@ -228,7 +225,7 @@ impl<'a, M: Media> Reader<'a, M> {
             (None, Some(error)) => Err(RecoveryError::Device(error)),
             (None, None) => Err(RecoveryError::NoCheckpoint {
                 share: self.place.share,
-                devices: self.place.devices,
+                devices: self.place.copies().len() as u8,
             }),
         }
     }
@@ -237,16 +234,74 @@ impl<'a, M: Media> Reader<'a, M> {
     fn claim(&self, device: u8, slot: usize) -> Result<Option<Claim>, M::Error> {
         let area = &self.place.area.slots[slot];
         let head = self.media.read(device, area.checkpoint_offset, BLOCK_BYTES)?;
-        let claimed =
-            Checkpoint::claim(&head).filter(|(_, length)| *length <= area.checkpoint_bytes);
-        let offset = area.checkpoint_offset;
-        Ok(claimed.map(|(epoch, length)| Claim { epoch, slot, device, offset, length }))
+        let room = self.place.checkpoint_room();
+        let is_possible = |claim: &CheckpointClaim| {
+            let segments = u64::from(claim.segments);
+            claim.segments <= self.place.area.segments
+                && room.lists(segments)
+                && claim.payload_bytes <= room.with(segments)
+                && room.segments_for(claim.payload_bytes) == segments
+        };
+        let claimed = Checkpoint::claim(&head).filter(is_possible);
+        Ok(claimed.map(|claim| Claim { of: claim, slot, device }))
+    }
+
+    /// The bytes of a claimed checkpoint, from its slot and the segments that it lists. Where they cannot be
+    /// those of one, less.
+    fn read_checkpoint(
+        &self,
+        copy: u8,
+        slot: usize,
+        claim: &CheckpointClaim,
+    ) -> Result<Vec<u8>, M::Error> {
+        let area = &self.place.area.slots[slot];
+        let in_slot = claim.bytes.min(area.checkpoint_bytes);
+        let mut bytes = self.media.read(copy, area.checkpoint_offset, in_slot)?;
+        let segments = Checkpoint::claimed_segments(&bytes).unwrap_or_default();
+        if segments.iter().all(|segment| self.place.segments().contains(segment)) {
+            bytes.reserve_exact((claim.bytes - in_slot) as usize);
+            let parts = self.place.parts(copy, slot, &segments, claim.bytes);
+            for (device, offset, length) in parts.skip(1) {
+                bytes.extend(self.media.read(device, offset, length)?);
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// The segments that the checkpoint before this one goes on in, to which a reader goes back if this one is
+    /// lost. Nothing says that its list is whole, so only what can be is believed.
+    fn segments_before(
+        &self,
+        slot: usize,
+        epoch: u64,
+        segments: &[u32],
+        runs: &[(Run, TensorId)],
+    ) -> Vec<u32> {
+        let list = |device| {
+            let Claim { of: claim, .. } = self.claim(device, 1 - slot).ok().flatten()?;
+            if claim.epoch + 1 != epoch {
+                return None;
+            }
+            let offset = self.place.area.slots[1 - slot].checkpoint_offset;
+            let length = Checkpoint::payload_start(claim.segments.into());
+            let length = length.next_multiple_of(BLOCK_BYTES);
+            let list =
+                Checkpoint::claimed_segments(&self.media.read(device, offset, length).ok()?)?;
+            let taken: HashSet<u32> = segments.iter().chain(&list).copied().collect();
+            let distinct = taken.len() == segments.len() + list.len();
+            let is_free = |segment: &u32| {
+                self.place.segments().contains(segment) && !holds_tensors(runs, *segment)
+            };
+            (distinct && list.iter().all(is_free)).then_some(list)
+        };
+        self.place.copies().find_map(list).unwrap_or_default()
     }
 
     /// The checkpoint of this pool and share, if a whole one stands at the start of `bytes`.
     fn decode(&self, bytes: &[u8]) -> Result<Option<Checkpoint>, RecoveryError<M::Error>> {
         match Checkpoint::decode(bytes) {
             Ok(found) if found.pool == self.place.pool && found.share == self.place.share => {
+                self.check_segments(&found.segments).map_err(RecoveryError::Contradiction)?;
                 Ok(Some(found))
             }
             Ok(_) | Err(CheckpointError::Absent) => Ok(None),
@@ -256,14 +311,23 @@ impl<'a, M: Media> Reader<'a, M> {
         }
     }
 
+    fn check_segments(&self, segments: &[u32]) -> Result<(), String> {
+        let distinct: HashSet<&u32> = segments.iter().collect();
+        if let Some(other) = segments.iter().find(|it| !self.place.segments().contains(it)) {
+            return Err(format!("the index goes on in segment {other} outside of its share"));
+        }
+        let twice = "the index goes on in one segment twice".to_owned();
+        if distinct.len() == segments.len() { Ok(()) } else { Err(twice) }
+    }
+
     /// The epoch of a record in this slot's log that is newer than `epoch`. Records are written only once
     /// their checkpoint is on media, so such a record's checkpoint must have been there.
     fn epoch_of_other_log(&self, slot: usize, epoch: u64) -> Option<u64> {
         let area = &self.place.area.slots[slot];
-        (0..self.place.devices).find_map(|device| {
+        self.place.copies().find_map(|device| {
             // Where the checkpoint before this one still begins the slot, nothing newer ever stood there.
             // Elsewhere any record of the log may be the one that is left.
-            let before = |claim: Option<Claim>| claim.is_some_and(|claim| claim.epoch < epoch);
+            let before = |claim: Option<Claim>| claim.is_some_and(|it| it.of.epoch < epoch);
             if self.claim(device, slot).is_ok_and(before) {
                 return None;
             }
@@ -278,7 +342,7 @@ impl<'a, M: Media> Reader<'a, M> {
         let area = &self.place.area.slots[slot];
         let mut copies = Vec::new();
         let mut failure = None;
-        for device in 0..self.place.devices {
+        for device in self.place.copies() {
             match self.media.read(device, area.log_offset, area.log_bytes) {
                 Ok(bytes) => copies.push(LogImage::new(bytes)),
                 Err(error) => failure = Some(error),
@@ -366,14 +430,9 @@ impl<'a, M: Media> Reader<'a, M> {
 
 /// The runs of the tensors by place, if the tensors can all be: inside the share, one checksum per piece, no
 /// two in one place.
-fn checked_runs(
-    place: &Place,
-    stripes: &StripeMap,
-    segment_blocks: u64,
-    tensors: &[TensorEntry],
-) -> Result<Vec<(Run, TensorId)>, String> {
-    let area = &place.area;
-    let segments = area.first_segment..area.first_segment + area.segments;
+fn checked_runs(place: &Place, tensors: &[TensorEntry]) -> Result<Vec<(Run, TensorId)>, String> {
+    let (segments, stripes) = (place.segments(), &place.stripes);
+    let segment_blocks = stripes.segment_blocks();
     let mut runs: Vec<(Run, TensorId)> = Vec::with_capacity(tensors.len());
     if let Some(pair) = tensors.windows(2).find(|pair| pair[0].id == pair[1].id) {
         return Err(format!("{} is there twice", pair[0].id));
@@ -399,6 +458,12 @@ fn checked_runs(
         }
     }
     Ok(runs)
+}
+
+/// Whether one of these runs, which stand in their order, lies in a segment.
+fn holds_tensors(runs: &[(Run, TensorId)], segment: u32) -> bool {
+    let first = runs.partition_point(|(run, _)| run.segment < segment);
+    runs.get(first).is_some_and(|(run, _)| run.segment == segment)
 }
 
 #[cfg(test)]

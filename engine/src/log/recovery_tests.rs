@@ -87,11 +87,13 @@ impl Media for Disks {
     }
 }
 
+fn none() -> Vec<TensorEntry> {
+    Vec::new()
+}
+
 struct Share {
     disks: Disks,
     place: Place,
-    stripes: StripeMap,
-    segment_blocks: u64,
 }
 
 impl Share {
@@ -113,15 +115,14 @@ impl Share {
         for slot in &mut area.slots {
             slot.log_bytes = blocks * BLOCK_BYTES;
         }
-        let place = Place { pool: 77, share: 0, area, devices: 2 };
+        let place = Place { area, ..Place::new(77, 0, &geometry).unwrap() };
         let disks = Disks::default();
         ChangeLog::format(place, &disks).unwrap();
-        let stripes = StripeMap::new(&geometry);
-        Self { disks, place, stripes, segment_blocks: geometry.segment_blocks() }
+        Self { disks, place }
     }
 
     fn recover(&self) -> Result<Recovered, RecoveryError<Failed>> {
-        recover(self.place, &self.stripes, self.segment_blocks, &self.disks)
+        recover(self.place, &self.disks)
     }
 
     fn log_offset(&self, slot: usize) -> u64 {
@@ -195,7 +196,7 @@ fn every_acknowledged_commit_survives_crashes_and_no_commit_survives_in_part() {
             let found: Vec<_> = model.values().cloned().collect();
             assert_eq!(recovered.tensors, found, "TIDELOG_SEED={seed}, life {life}");
             if !recovered.settled {
-                log.checkpoint(&share.disks, &recovered.tensors).unwrap();
+                log.checkpoint(&share.disks, &recovered.tensors, &[]).unwrap();
             }
             *share.disks.writes_left.borrow_mut() = Some(random.below(60) as u32);
             loop {
@@ -246,7 +247,7 @@ fn a_device_with_another_checkpoint_of_the_same_epoch_has_no_copy() {
     let mut share = Share::formatted();
     let Place { pool, share: number, area, .. } = share.place;
     let Change::Put(entry) = put(1, 1) else { unreachable!() };
-    let other = Checkpoint::encode(pool, number, 1, &[entry]);
+    let other = Checkpoint::encode(pool, number, 1, &[], &[entry]);
     share.disks.write(1, area.slots[0].checkpoint_offset, other).unwrap();
     share.disks.flush(1).unwrap();
 
@@ -254,7 +255,7 @@ fn a_device_with_another_checkpoint_of_the_same_epoch_has_no_copy() {
     assert_eq!(recovered.tensors, [], "the first device's holds");
     assert!(!recovered.settled, "commits must not continue both");
     let mut log = recovered.log;
-    log.checkpoint(&share.disks, &[]).unwrap();
+    log.checkpoint(&share.disks, &none(), &[]).unwrap();
     assert!(share.recover().unwrap().settled);
     share.place.devices = 1;
     assert!(share.recover().unwrap().settled);
@@ -277,7 +278,7 @@ fn damage_in_the_middle_of_the_log_is_not_taken_for_its_end() {
 fn a_lost_checkpoint_that_commits_continue_is_not_replaced_by_an_older_one() {
     let share = Share::formatted();
     let mut log = share.recover().unwrap().log;
-    log.checkpoint(&share.disks, &[]).unwrap();
+    log.checkpoint(&share.disks, &none(), &[]).unwrap();
     log.append(&share.disks, vec![put(1, 1)], |_| Vec::new()).unwrap();
     for device in 0..2 {
         share.disks.damage(device, share.place.area.slots[1].checkpoint_offset);
@@ -294,7 +295,7 @@ fn a_lost_checkpoint_that_commits_continue_is_not_replaced_by_an_older_one() {
 fn a_lost_checkpoint_is_noticed_by_any_record_that_continued_it() {
     let share = Share::formatted();
     let mut log = share.recover().unwrap().log;
-    log.checkpoint(&share.disks, &[]).unwrap();
+    log.checkpoint(&share.disks, &none(), &[]).unwrap();
     for id in 1..=2 {
         log.append(&share.disks, vec![put(id, id as u32)], |_| Vec::new()).unwrap();
     }
@@ -314,8 +315,8 @@ fn what_an_old_record_contains_does_not_matter() {
     entry.length += BLOCK_BYTES; // more than its runs hold
     log.append(&share.disks, vec![Change::Put(entry)], |_| Vec::new()).unwrap();
     assert!(matches!(share.recover(), Err(RecoveryError::Contradiction(_))));
-    log.checkpoint(&share.disks, &[]).unwrap();
-    log.checkpoint(&share.disks, &[]).unwrap();
+    log.checkpoint(&share.disks, &none(), &[]).unwrap();
+    log.checkpoint(&share.disks, &none(), &[]).unwrap();
     assert!(share.recover().unwrap().tensors.is_empty(), "it stands behind the end of the log");
 }
 
@@ -323,8 +324,7 @@ fn what_an_old_record_contains_does_not_matter() {
 fn an_epoch_that_leaves_none_to_come_is_refused() {
     let share = Share::formatted();
     let write = |epoch| {
-        let bytes =
-            Checkpoint::encode(share.place.pool, share.place.share, epoch, &[] as &[TensorEntry]);
+        let bytes = Checkpoint::encode(share.place.pool, share.place.share, epoch, &[], &none());
         for device in 0..2 {
             let at = share.place.area.slots[1].checkpoint_offset;
             share.disks.write(device, at, bytes.clone()).unwrap();
@@ -335,7 +335,7 @@ fn an_epoch_that_leaves_none_to_come_is_refused() {
     assert!(matches!(share.recover(), Err(RecoveryError::Contradiction(_))));
     write(EPOCHS_END - 1);
     let mut log = share.recover().unwrap().log;
-    log.checkpoint(&share.disks, &[]).unwrap();
+    log.checkpoint(&share.disks, &none(), &[]).unwrap();
 }
 
 #[test]
@@ -356,7 +356,7 @@ fn an_index_that_cannot_be_is_refused() {
         Change::Put(entry) => entry,
         Change::Delete(_) => unreachable!("put() makes puts"),
     });
-    share.recover().unwrap().log.checkpoint(&share.disks, &tensors).unwrap();
+    share.recover().unwrap().log.checkpoint(&share.disks, &tensors, &[]).unwrap();
     assert!(share.recover().unwrap_err().to_string().contains("twice"));
     let Change::Put(mut entry) = put(1, 1) else { unreachable!("put() makes puts") };
     entry.checksums = Checksums::from_slice(&[]);
@@ -373,7 +373,7 @@ fn an_index_too_large_for_its_place_is_refused_and_the_log_goes_on() {
             Change::Delete(_) => unreachable!("put() makes puts"),
         })
         .collect();
-    let full = log.checkpoint(&share.disks, &many);
+    let full = log.checkpoint(&share.disks, &many, &[]);
     assert!(matches!(full, Err(AppendError::IndexFull { .. })));
     log.append(&share.disks, vec![put(1, 1)], |_| Vec::new()).unwrap();
     assert_eq!(share.recover().unwrap().tensors.len(), 1);
@@ -384,7 +384,7 @@ fn a_log_full_of_false_claims_costs_no_more_than_its_bytes() {
     const BLOCKS: u64 = 256;
     let share = Share::with_log_of(BLOCKS);
     // Both slots have checkpoints, the newer of which is damaged: its log must be searched for records.
-    share.recover().unwrap().log.checkpoint(&share.disks, &[]).unwrap();
+    share.recover().unwrap().log.checkpoint(&share.disks, &none(), &[]).unwrap();
     for device in 0..2_u8 {
         share.disks.damage(device.into(), share.place.area.slots[1].checkpoint_offset);
         share.fill_with_claims(device, 1, |block| (2 + block, 1));
@@ -398,7 +398,7 @@ fn a_log_full_of_false_claims_costs_no_more_than_its_bytes() {
         share.write_log(1, 0, block, record.encode());
     }
     let reader = Reader::new(share.place, &share.disks);
-    let recovered = reader.recover(&share.stripes, share.segment_blocks).unwrap();
+    let recovered = reader.recover().unwrap();
     assert_eq!(recovered.tensors.len(), 64, "every record of the other copy counts");
     let (checksummed, logs) = (reader.checksummed.get(), 4 * BLOCKS * BLOCK_BYTES);
     assert!(checksummed > logs / 2, "{checksummed} of {logs}: the claims were not looked at");

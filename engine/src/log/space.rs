@@ -9,6 +9,7 @@
 
 mod audit;
 mod discard;
+mod index;
 mod lane;
 mod resume;
 mod victim;
@@ -27,7 +28,7 @@ const SEGMENTS_FOR_RESERVE: u32 = 8;
 /// From here on a second segment of reserve is cheap.
 const SEGMENTS_FOR_SECOND: u32 = 32;
 
-/// How a share's space is used. Live, dead, free and reserved always sum to the capacity.
+/// How a share's space is used. Live, dead, free, reserved and index always sum to the capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceUse {
     /// All of it.
@@ -42,15 +43,17 @@ pub struct SpaceUse {
     pub reclaim_reserve: ByteCount,
     /// Held by writes in flight, by uncommitted batches, and by old versions that are being read.
     pub reserved: ByteCount,
+    /// Segments that hold what checkpoints of the index have no room for in their places.
+    pub index: ByteCount,
 }
 
 /// No space for an allocation; nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
-    /// What was asked for, rounded up to blocks.
+    /// What was asked for, rounded up to blocks; or the segments by which the index would have to grow.
     pub needed: ByteCount,
     /// What this lane could have had: `free` less what is left of other durability's open segments, and
-    /// less what is kept for reclamation.
+    /// less what is kept for reclamation. For the index, the whole segments of that beside the tensor's own.
     pub available: ByteCount,
     /// How the space is used.
     pub space: SpaceUse,
@@ -77,6 +80,8 @@ enum State {
     Open(Lane),
     /// Filled by this lane, or found partly filled by recovery.
     Sealed(Lane),
+    /// Checkpoints of the index go on in it.
+    Index,
 }
 
 #[derive(Clone, Debug)]
@@ -128,6 +133,8 @@ pub struct Space {
     filled_last: [Option<u32>; LANES],
     live: u64,
     reserved: u64,
+    /// How many segments the index has.
+    index_segments: u32,
     /// Free segments that only reclamation takes.
     reserve: u32,
     /// The segment that is being reclaimed.
@@ -158,6 +165,7 @@ impl Space {
             filled_last: [None; LANES],
             live: 0,
             reserved: 0,
+            index_segments: 0,
             reserve,
             victim: None,
             handed_out: 0,
@@ -275,14 +283,16 @@ impl Space {
         let unused = self.segments.iter().filter(|segment| segment.is_unused()).count() as u64;
         let free = unused * u64::from(self.segment_blocks) + open_room;
         let kept = unused.min(u64::from(self.reserve)) * u64::from(self.segment_blocks);
+        let index = u64::from(self.index_segments) * u64::from(self.segment_blocks);
         let bytes = |blocks: u64| ByteCount(blocks * BLOCK_BYTES);
         SpaceUse {
             capacity: bytes(capacity),
             live: bytes(self.live),
-            dead: bytes(capacity - self.live - self.reserved - free),
+            dead: bytes(capacity - self.live - self.reserved - index - free),
             free: bytes(free),
             reclaim_reserve: bytes(kept),
             reserved: bytes(self.reserved),
+            index: bytes(index),
         }
     }
 
@@ -306,6 +316,11 @@ impl Space {
             self.filled_last[lane.index()] = Some(index);
         }
         missing - u64::from(blocks)
+    }
+
+    /// The bytes of one segment, over all devices.
+    pub fn segment_size(&self) -> ByteCount {
+        ByteCount(u64::from(self.segment_blocks) * BLOCK_BYTES)
     }
 
     /// Blocks that an allocation in this lane can have.

@@ -194,7 +194,10 @@ fn a_segment_that_is_discarded_is_nobodys_until_that_has_ended() {
     let first = space.begin_discard().unwrap();
     assert!(allocate(&mut space, STEP, (SEGMENT_BLOCKS + 1) * BLOCK_BYTES).is_err());
     let none = std::iter::empty;
-    assert_eq!(space.audit(none(), none()).unwrap().free, space.space_use().capacity);
+    assert_eq!(
+        space.audit(none(), none(), std::iter::empty()).unwrap().free,
+        space.space_use().capacity
+    );
     space.end_discard(first);
     let second = space.begin_discard().unwrap();
     assert_ne!(first, second);
@@ -250,7 +253,7 @@ fn no_random_program_breaks_the_accounting() {
                     .filter(move |(_, _, phase)| (*phase == Phase::Live) == live)
                     .flat_map(|(runs, durability, _)| runs.iter().map(|run| (run, *durability)))
             };
-            if let Err(broken) = space.audit(select(true), select(false)) {
+            if let Err(broken) = space.audit(select(true), select(false), std::iter::empty()) {
                 panic!("TIDELOG_SEED={seed}, step {step}: {broken}");
             }
         }

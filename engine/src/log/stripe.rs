@@ -88,6 +88,33 @@ impl StripeMap {
         })
     }
 
+    /// Blocks of one segment, counted over all devices.
+    pub const fn segment_blocks(&self) -> u64 {
+        self.segment_bytes / BLOCK_BYTES * self.devices
+    }
+
+    /// The bytes of an index checkpoint that a segment takes if each is there `copies` times.
+    pub const fn index_bytes(&self, copies: u8) -> u64 {
+        self.segment_bytes * self.columns(copies)
+    }
+
+    /// Where the bytes of one copy of an index checkpoint lie in a segment, in order: device and offset of
+    /// slices of [`Self::slice`]'s length. No device has a part of two copies; where the devices cannot be
+    /// divided, the last ones have none.
+    pub fn index_slices(
+        &self,
+        segment: u32,
+        copy: u8,
+        copies: u8,
+    ) -> impl Iterator<Item = (u8, u64)> + use<> {
+        let (offset, _) = self.slice(segment);
+        (0..self.columns(copies) as u8).map(move |column| (column * copies + copy, offset))
+    }
+
+    const fn columns(&self, copies: u8) -> u64 {
+        self.devices / copies as u64
+    }
+
     /// Where a segment's slice of every device starts, and how long it is.
     pub fn slice(&self, segment: u32) -> (u64, u64) {
         (self.data_offset + u64::from(segment) * self.segment_bytes, self.segment_bytes)
@@ -171,6 +198,23 @@ mod tests {
                 let pieces = map.placements(&runs, (u64::from(blocks) + 1) * BLOCK_BYTES);
                 let expected = pieces.fold(0, |bits, piece| bits | 1_u64 << piece.device);
                 assert_eq!(map.devices_of(&runs), expected, "{runs:?} on {devices}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_copy_of_an_index_has_devices_of_its_own() {
+        for devices in [1, 2, 3, 4, 5] {
+            let map = StripeMap::new(&geometry(devices));
+            let copies = if devices == 1 { 1 } else { 2 };
+            let mut seen = HashSet::new();
+            for copy in 0..copies {
+                let slices: Vec<_> = map.index_slices(3, copy, copies).collect();
+                let bytes = slices.len() as u64 * map.slice(3).1;
+                assert_eq!(bytes, map.index_bytes(copies), "{devices} devices");
+                assert_eq!(slices[0].0, copy, "the first part is beside the copy's slot");
+                assert!(slices.iter().all(|(device, _)| usize::from(*device) < devices));
+                assert!(slices.iter().all(|slice| seen.insert(*slice)));
             }
         }
     }

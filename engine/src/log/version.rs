@@ -4,6 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
+use super::change_log::IndexFull;
 use super::space::{Durability, Full, Lane};
 use crate::layout::{TensorEntry, TensorId};
 
@@ -55,6 +56,9 @@ pub enum BeginError {
     /// There is no space.
     #[error("no space")]
     Full(Full),
+    /// The index has no place for one more, and may not grow.
+    #[error("no room in the index")]
+    IndexFull(IndexFull),
     /// A durable tensor stands, or is about to stand, under this id.
     #[error("a durable tensor stands under this id")]
     IsDurable,

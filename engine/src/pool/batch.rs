@@ -1,5 +1,7 @@
 //! A batch of durable changes: written as they come, decided by one commit.
 
+use std::collections::{BTreeMap, HashMap};
+
 use super::Pool;
 use super::commit::{Commit, StagedPut, Work, Written, told};
 use super::error::{CommitError, DeleteError, PutError};
@@ -34,13 +36,22 @@ impl From<&str> for TensorKey {
 /// commit undoes everything.
 pub struct Batch {
     pool: Pool,
-    puts: Vec<StagedPut>,
-    deletes: Vec<TensorId>,
+    /// The last change of each tensor, by when it came.
+    changes: BTreeMap<u64, Staged>,
+    /// When the change of each tensor came.
+    of: HashMap<TensorId, u64>,
+    next: u64,
+}
+
+/// A change of a batch.
+enum Staged {
+    Put(StagedPut),
+    Delete(TensorId),
 }
 
 impl Batch {
     pub(super) fn new(pool: Pool) -> Self {
-        Self { pool, puts: Vec::new(), deletes: Vec::new() }
+        Self { pool, changes: BTreeMap::new(), of: HashMap::new(), next: 0 }
     }
 
     /// Writes a durable tensor of `source.len()` bytes, to appear with the commit. The ticket tells of
@@ -63,8 +74,7 @@ impl Batch {
             // A batch that is gone takes nothing; what comes back is dropped and gives up its space.
             tell.tell(outcome.map(|checksums| Written { write, checksums: checksums.to_vec() }));
         })?;
-        self.forget(id);
-        self.puts.push(StagedPut { id, written });
+        self.stage(id, Staged::Put(StagedPut { id, written }));
         Ok(ticket)
     }
 
@@ -75,17 +85,23 @@ impl Batch {
     /// There is none.
     pub fn delete(&mut self, id: TensorId) -> Result<(), DeleteError> {
         self.pool.check_usable()?;
-        let staged = self.puts.iter().any(|put| put.id == id);
+        let staged = self.of.get(&id).and_then(|at| self.changes.get(at));
+        let (put, deleted) = match staged {
+            Some(Staged::Put(_)) => (true, false),
+            Some(Staged::Delete(_)) => (false, true),
+            None => (false, false),
+        };
         let stands = self.pool.0.commits.fate(id).unwrap_or_else(|| {
             let contents = self.pool.0.shared.contents();
             contents.current(id).is_some_and(|it| it.durability == Durability::Durable)
         });
-        if !staged && (!stands || self.deletes.contains(&id)) {
+        if !put && (!stands || deleted) {
             return Err(DeleteError::Unknown(id));
         }
-        self.forget(id);
         if stands {
-            self.deletes.push(id);
+            self.stage(id, Staged::Delete(id));
+        } else if let Some(at) = self.of.remove(&id) {
+            self.changes.remove(&at);
         }
         Ok(())
     }
@@ -103,13 +119,24 @@ impl Batch {
     /// The pool is of no use. What else may go wrong is for the [`Commit`] to tell.
     pub fn start_commit(self) -> Result<Commit, CommitError> {
         self.pool.check_usable()?;
-        let Self { pool, puts, deletes } = self;
+        let Self { pool, changes, .. } = self;
+        let (mut puts, mut deletes) = (Vec::new(), Vec::new());
+        for change in changes.into_values() {
+            match change {
+                Staged::Put(put) => puts.push(put),
+                Staged::Delete(id) => deletes.push(id),
+            }
+        }
         Ok(pool.0.commits.start(Work::batch(&pool.0.shared, puts, deletes)))
     }
 
-    /// Takes back earlier changes of the same id.
-    fn forget(&mut self, id: TensorId) {
-        self.puts.retain(|put| put.id != id);
-        self.deletes.retain(|deleted| *deleted != id);
+    /// A change, in the place of an earlier one of the same tensor.
+    fn stage(&mut self, id: TensorId, change: Staged) {
+        let at = self.next;
+        self.next += 1;
+        self.changes.insert(at, change);
+        if let Some(before) = self.of.insert(id, at) {
+            self.changes.remove(&before);
+        }
     }
 }

@@ -9,7 +9,7 @@ use super::calibrate::CalibrateError;
 use crate::layout::{
     DEVICES_MAX, GeometryError, Holder, NAME_BYTES_MAX, Owner, SuperblockError, TensorId,
 };
-use crate::log::{BeginError, Full, Request, SpaceUse};
+use crate::log::{BeginError, Full, IndexFull, Request, SpaceUse};
 use crate::path::DeviceOpenError;
 use crate::schedule::{ControlError, DrainError, StartError, SubmitError, TransferError};
 use crate::units::ByteCount;
@@ -185,18 +185,32 @@ pub enum PutError {
     /// There is no space. The pool stays usable; delete something and try again.
     #[error(
         "the pool is full: {id} needs {needed} and {available} can be had \
-         (capacity {}, live {}, dead {}, free {}, reserved {})",
-        .space.capacity, .space.live, .space.dead, .space.free, .space.reserved
+         (capacity {}, live {}, dead {}, free {}, reserved {}, index {})",
+        .space.capacity, .space.live, .space.dead, .space.free, .space.reserved, .space.index
     )]
     PoolFull {
         /// The tensor.
         id: TensorId,
-        /// What it needs, in whole blocks.
+        /// What it needs, in whole blocks, or the segments by which the index must grow for it.
         needed: ByteCount,
         /// What a tensor of its durability could have had.
         available: ByteCount,
         /// How the share's space is used.
         space: SpaceUse,
+    },
+    /// The index has no room for one more durable tensor, and may not grow into segments, because the pool was formatted
+    /// before that could be. Opening it again allows it.
+    #[error(
+        "the index is full: with {id} it needs {needed} and its place has {room}; \
+         delete durable tensors, or close the pool and open it again: then its index may grow"
+    )]
+    IndexFull {
+        /// The tensor.
+        id: TensorId,
+        /// What the index would need.
+        needed: ByteCount,
+        /// What there is.
+        room: ByteCount,
     },
     /// A scratch put to an id under which a durable tensor stands, or is being put.
     #[error("{0} is durable: it is replaced and deleted by a batch")]
@@ -287,8 +301,12 @@ pub enum CommitError {
     /// The data could not be flushed. Nothing has changed, the space is given back.
     #[error("the batch's data could not be flushed, so nothing of it was committed: {0}")]
     Flush(ControlError),
-    /// The index has outgrown its place. Nothing has changed, the space is given back.
-    #[error("the index needs {needed} and its place has {room}; delete durable tensors")]
+    /// The index has outgrown its place, and there are no free segments that it could grow into. Nothing has changed,
+    /// the space is given back. A commit that deletes enough succeeds.
+    #[error(
+        "the index needs {needed} and has room for {room}, with no free segments to grow into; \
+         delete durable tensors of which the index entries take the difference, in one commit"
+    )]
     IndexFull {
         /// What the index with this commit needs.
         needed: ByteCount,
@@ -319,6 +337,9 @@ impl PutError {
         match error {
             BeginError::Full(Full { needed, available, space }) => {
                 Self::PoolFull { id, needed, available, space }
+            }
+            BeginError::IndexFull(IndexFull { needed, room }) => {
+                Self::IndexFull { id, needed, room }
             }
             BeginError::IsDurable => Self::IsDurable(id),
             BeginError::ScratchInFlight => Self::ScratchInFlight(id),

@@ -284,7 +284,15 @@ fn write(
         (geometry, None)
     };
     let formatted_at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let superblock = Superblock { generation: 1, pool, device: 0, geometry, formatted_at, depth };
+    let superblock = Superblock {
+        generation: 1,
+        pool,
+        device: 0,
+        geometry,
+        formatted_at,
+        depth,
+        index_in_segments: true,
+    };
     through_reactor(&|media| write_structures(media, members, &superblock))?;
     let segments = u64::from(geometry.segments) * geometry.segment_blocks();
     Ok(PoolDescription {
@@ -338,8 +346,7 @@ fn write_structures(media: &MetadataIo<'_>, members: &Members, superblock: &Supe
     let Superblock { pool, geometry, .. } = *superblock;
     let devices = 0..members.0.len() as u8;
     for share in 0..geometry.shares {
-        let area = geometry.share(share).ok_or("the geometry lacks a share")?;
-        let place = Place { pool, share, area, devices: geometry.metadata_devices() };
+        let place = Place::new(pool, share, &geometry).ok_or("the geometry lacks a share")?;
         ChangeLog::format(place, media)?;
     }
     for (device, member) in devices.clone().zip(&members.0) {

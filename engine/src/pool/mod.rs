@@ -45,6 +45,7 @@ mod reclaim;
 mod scrub;
 mod share_lock;
 mod stats;
+mod superblocks;
 
 #[cfg(test)]
 mod tests;

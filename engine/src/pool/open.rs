@@ -10,8 +10,11 @@ use super::media::MetadataIo;
 use super::options::{OpenOptions, PoolDescription};
 use super::owner;
 use super::share_lock::{LockError, Shares};
+use super::superblocks;
 use crate::layout::{BLOCK_BYTES, DEVICES_MAX, SUPERBLOCK_OFFSET, Superblock};
-use crate::log::{ChangeLog, Contents, Media, Place, Recovered, Space, StripeMap, recover};
+use crate::log::{
+    AppendError, ChangeLog, Contents, IndexRoom, Media, Place, Recovered, Space, StripeMap, recover,
+};
 use crate::path::sim::SimDisk;
 use crate::path::{DeviceSpec, OpenMode};
 use crate::schedule::{Reactor, ReactorOptions};
@@ -80,7 +83,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
     let calibrated = superblocks.iter().max_by_key(|it| it.generation).and_then(|it| it.depth);
     let share = options.share;
     let no_share = OpenError::NoShare { share, shares: geometry.shares };
-    let area = geometry.share(share).ok_or(no_share)?;
+    let place = Place::new(pool, share, &geometry).ok_or(no_share)?;
     owner::claim(&members, pool)?;
     for member in &members.0 {
         member.sign(pool, share).map_err(|source| OpenError::System {
@@ -121,24 +124,31 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         repaired_superblocks.push(format!("{} copy {copy}", members.0[usize::from(device)].name()));
     }
 
-    let place = Place { pool, share, area, devices: geometry.metadata_devices() };
     // What a process that died had written may still be in a cache; once it has been read here it must
     // not disappear any more.
-    (0..place.devices).try_for_each(|device| media.flush(device))?;
-    let stripes = StripeMap::new(&geometry);
+    place.copies().try_for_each(|device| media.flush(device))?;
     let failed = |what: String| OpenError::Recovery { share, what };
-    let recovered = recover(place, &stripes, geometry.segment_blocks(), &media);
-    let Recovered { tensors, runs, mut log, settled, .. } =
-        recovered.map_err(|error| failed(error.to_string()))?;
-    if !settled {
-        log.checkpoint(&media, &tensors).map_err(|error| failed(error.to_string()))?;
-    }
-    let mut space = Space::new(&area, geometry.segment_blocks());
+    let recovered = recover(place, &media).map_err(|error| failed(error.to_string()))?;
+    let Recovered { tensors, runs, index_segments, mut log, settled, .. } = recovered;
+    let mut space = Space::new(&place.area, geometry.segment_blocks());
     let handles = Handles::of(reactor.capabilities(), options.lanes);
     if !handles.by_lifetime() {
         space = space.without_lifetime_lanes();
     }
-    let contents = Contents::recovered(space, tensors, runs);
+    let grows = superblocks.iter().all(|superblock| superblock.index_in_segments);
+    let room = IndexRoom::new(&place, index_segments, grows);
+    let mut contents = Contents::recovered(space, room, tensors, runs);
+    if contents.index_should_grow() {
+        // Before anything is written that older software does not understand.
+        superblocks::rewrite(&media, &superblocks, |superblock| {
+            superblock.index_in_segments = true;
+        })?;
+        contents.let_index_grow();
+    }
+    contents.settle_index(log.next_slot());
+    if !settled {
+        settle(&media, &mut log, &mut contents).map_err(|error| failed(error.to_string()))?;
+    }
 
     let capacity = u64::from(geometry.segments) * geometry.segment_blocks() * BLOCK_BYTES;
     let description =
@@ -149,12 +159,30 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         reactor,
         contents,
         log,
-        stripes,
+        stripes: place.stripes,
         handles,
         description,
         repaired_superblocks,
         metadata_written,
     })
+}
+
+/// Writes the index anew, so that what a crash has torn is never continued. Where there is no space for it, the next
+/// commit does so, which must delete enough.
+fn settle<M: Media>(
+    media: &M,
+    log: &mut ChangeLog,
+    contents: &mut Contents,
+) -> Result<(), AppendError<M::Error>> {
+    let (slot, payload) = (log.next_slot(), contents.index_use().live.0);
+    let Ok(segments) = contents.index_segments_for(slot, payload).map(<[u32]>::to_vec) else {
+        log.end_here();
+        return Ok(());
+    };
+    log.checkpoint(media, &contents.durable_after(&[]), &segments)?;
+    let used = segments.len();
+    contents.checkpoint_is_written(slot, used);
+    Ok(())
 }
 
 /// How many threads are to read besides the reactor's: one for each device at most, which is worth it on devices of

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::scrub::ScrubReport;
 use crate::layout::{Geometry, LifetimeClass};
-use crate::log::{Lane, SpaceUse};
+use crate::log::{IndexUse, Lane, SpaceUse};
 use crate::memory::GpuMemory;
 use crate::path::{Backend, ControllerName, DeviceIdentity, Feature, PathChoice, PlacementHandle};
 use crate::schedule::{Notify, ReactorStats, Urgency};
@@ -242,6 +242,8 @@ pub struct PoolStats {
     pub reactor: ReactorStats,
     /// How the share's space is used.
     pub space: SpaceUse,
+    /// How the room for the index of durable tensors is used.
+    pub index: IndexUse,
     /// Tensors that can be read.
     pub tensors: usize,
     /// Bytes written by class.

@@ -61,7 +61,8 @@ impl Pool {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?.stats();
         let contents = self.0.shared.contents();
-        let (space, tensors) = (contents.space_use(), contents.ids().count());
+        let (space, index) = (contents.space_use(), contents.index_use());
+        let tensors = contents.ids().count();
         drop(contents);
         let written = self.0.shared.written.snapshot();
         Ok(PoolStats {
@@ -69,6 +70,7 @@ impl Pool {
             share: self.0.share,
             reactor,
             space,
+            index,
             tensors,
             written,
             lanes: self.0.handles.table(&written),
@@ -76,6 +78,15 @@ impl Pool {
             scrubbed: self.0.shared.scrubbed().clone(),
             repaired_superblocks: self.0.repaired_superblocks.clone(),
         })
+    }
+
+    /// The segments in which checkpoints of the index go on, counted over the pool.
+    ///
+    /// # Errors
+    /// The pool is closed, or this is a forked child.
+    pub fn index_segments(&self) -> Result<Vec<u32>, Unusable> {
+        self.check_usable()?;
+        Ok(self.0.shared.contents().index_segments())
     }
 
     /// What each device says of its own wear, in the order of [`PoolDescription::devices`](super::PoolDescription); the

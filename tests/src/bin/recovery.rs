@@ -14,8 +14,8 @@ use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PutOptions};
 use tidelog_engine::units::ByteCount;
 
 /// Makes pools on sparse files, fills them with durable tensors, and opens each several times, each time in a
-/// process of its own: with a change log to replay, as after a kill, and from its checkpoint. Prints medians, and
-/// ends with 1 where the largest pool takes longer than the limit.
+/// process of its own: with a change log to replay, as after a kill, and from its checkpoint. Then deletes all
+/// tensors. Prints medians, and ends with 1 where the largest pool takes longer to open than the limit.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -37,6 +37,9 @@ struct Arguments {
     /// Leave the largest pool in place, as after a kill.
     #[arg(long)]
     keep: bool,
+    /// Fill, open and empty the largest pool only.
+    #[arg(long)]
+    largest: bool,
     /// Internal: open the pool on these devices once, and print what it cost.
     #[arg(long, hide = true)]
     open: Option<String>,
@@ -67,22 +70,31 @@ fn main() -> ExitCode {
 fn measure_all(arguments: &Arguments) -> Result<ExitCode, Failure> {
     std::fs::create_dir_all(&arguments.directory)?;
     println!(
-        "{:>10} {:>10} {:>14} {:>10} {:>14} {:>10} {:>14} {:>10}",
-        "tensors", "segments", "after a kill", "cpu", "again", "cpu", "bytes/tensor", "at peak"
+        "{:>10} {:>10} {:>10} {:>14} {:>10} {:>14} {:>10} {:>14} {:>10} {:>10}",
+        "tensors",
+        "segments",
+        "filled in",
+        "after a kill",
+        "cpu",
+        "again",
+        "cpu",
+        "bytes/tensor",
+        "at peak",
+        "emptied in"
     );
     let all = arguments.tensors;
     let mut empty = None;
     let mut slowest = Duration::ZERO;
-    for (tensors, segment_mib) in
-        [(0, 4), (all / 100, 4), (all / 10, 1), (all / 10, 4), (all / 10, 64), (all, 4)]
-    {
+    let smaller = [(0, 4), (all / 100, 4), (all / 10, 1), (all / 10, 4), (all / 10, 64)];
+    let smaller = smaller.into_iter().filter(|_| !arguments.largest);
+    for (tensors, segment_mib) in smaller.chain([(all, 4)]) {
         let measured = measure(arguments, tensors, segment_mib)?;
-        let Measured { segments, killed, again } = measured;
+        let Measured { segments, filled, killed, again, emptied } = measured;
         let base = empty.get_or_insert(measured);
         let per_tensor =
             |bytes: u64, base: u64| bytes.saturating_sub(base).checked_div(tensors).unwrap_or(0);
         println!(
-            "{tensors:>10} {segments:>10} {:>14.2?} {:>10.2?} {:>14.2?} {:>10.2?} {:>14} {:>10}",
+            "{tensors:>10} {segments:>10} {filled:>10.2?} {:>14.2?} {:>10.2?} {:>14.2?} {:>10.2?} {:>14} {:>10} {emptied:>10.2?}",
             killed.wall,
             killed.cpu,
             again.wall,
@@ -107,6 +119,8 @@ fn measure_all(arguments: &Arguments) -> Result<ExitCode, Failure> {
 #[derive(Clone, Copy)]
 struct Measured {
     segments: u32,
+    filled: Duration,
+    emptied: Duration,
     /// With a change log to replay.
     killed: Cost,
     /// From the checkpoint alone.
@@ -130,7 +144,9 @@ fn measure(arguments: &Arguments, tensors: u64, segment_mib: u64) -> Result<Meas
         ..FormatOptions::default()
     };
     let geometry = Pool::format(&specs, &format)?.geometry;
+    let begun = Instant::now();
     fill(&specs, tensors)?;
+    let filled = begun.elapsed();
 
     // The first open writes a checkpoint; what it found is put back for the next.
     let saved = paths.iter().map(|path| copy_head(path, geometry.data_offset));
@@ -149,7 +165,12 @@ fn measure(arguments: &Arguments, tensors: u64, segment_mib: u64) -> Result<Meas
     let again = (0..arguments.opens).map(|_| open_in_a_process(&devices, tensors));
     let again = median(again.collect::<Result<Vec<_>, _>>()?);
     put_back()?;
-    Ok(Measured { segments: geometry.segments, killed, again })
+    let begun = Instant::now();
+    if !arguments.keep {
+        empty(&specs, tensors)?;
+    }
+    let emptied = begun.elapsed();
+    Ok(Measured { segments: geometry.segments, filled, emptied, killed, again })
 }
 
 fn fill(specs: &[DeviceSpec], tensors: u64) -> Result<(), Failure> {
@@ -164,6 +185,20 @@ fn fill(specs: &[DeviceSpec], tensors: u64) -> Result<(), Failure> {
     }
     pool.close()?;
     Ok(())
+}
+
+fn empty(specs: &[DeviceSpec], tensors: u64) -> Result<(), Failure> {
+    let pool = Pool::open(specs, &options())?;
+    for first in (0..tensors).step_by(BATCH as usize) {
+        let mut batch = pool.batch();
+        for id in first..(first + BATCH).min(tensors) {
+            batch.delete(TensorId::from_name(&format!("tensor {id}")))?;
+        }
+        batch.commit()?;
+    }
+    pool.close()?;
+    let left = Pool::open(specs, &options())?.durable_tensors()?.len();
+    if left == 0 { Ok(()) } else { Err(format!("{left} tensors are left").into()) }
 }
 
 fn options() -> OpenOptions {

@@ -22,6 +22,7 @@ pub(super) struct CheckpointHead {
     pub(super) share: u32,
     pub(super) epoch: u64,
     pub(super) tensors: u64,
+    pub(super) segments: Vec<u32>,
 }
 
 /// A checkpoint with any payload.
@@ -32,7 +33,9 @@ pub(super) fn checkpoint(head: &CheckpointHead, payload: &[u8]) -> Vec<u8> {
     bytes.extend(head.epoch.to_le_bytes());
     bytes.extend((payload.len() as u64).to_le_bytes());
     bytes.extend(head.tensors.to_le_bytes());
-    bytes.extend([0; 8]);
+    bytes.extend((head.segments.len() as u64).to_le_bytes());
+    bytes.extend(head.segments.iter().flat_map(|segment| segment.to_le_bytes()));
+    bytes.resize(bytes.len().next_multiple_of(8), 0);
     finish(bytes, payload)
 }
 

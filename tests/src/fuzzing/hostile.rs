@@ -34,6 +34,8 @@ pub(super) struct Hostile {
     checkpoints: BTreeMap<(u32, usize, u8), u64>,
     /// The highest epoch of a record, by share.
     records: BTreeMap<u32, u64>,
+    /// Whether its index may go on in segments, from the start.
+    index_in_segments: bool,
     /// Whether raw bytes lie over the metadata.
     damaged: bool,
 }
@@ -54,6 +56,7 @@ impl Hostile {
             patches: Vec::new(),
             checkpoints: BTreeMap::new(),
             records: BTreeMap::new(),
+            index_in_segments: words.arbitrary()?,
             damaged: false,
         };
         for device in 0..geometry.devices {
@@ -82,7 +85,10 @@ impl Hostile {
 
     fn superblock(&self, device: u32) -> Vec<u8> {
         let geometry = self.geometry;
-        Superblock { generation: 1, pool: POOL, device, geometry, formatted_at: 1, depth: None }
+        let (generation, formatted_at, depth) = (1, 1, None);
+        let index_in_segments = self.index_in_segments;
+        let pool = POOL;
+        Superblock { generation, pool, device, geometry, formatted_at, depth, index_in_segments }
             .encode()
     }
 
@@ -105,7 +111,8 @@ impl Hostile {
         let wrong = words.ratio(1, 16)?;
         let tensors = if wrong { words.arbitrary()? } else { entries };
         let epoch = epoch(words)?;
-        let head = CheckpointHead { pool: POOL, share, epoch, tensors };
+        let segments = if words.ratio(1, 16)? { words.arbitrary()? } else { Vec::new() };
+        let head = CheckpointHead { pool: POOL, share, epoch, tensors, segments };
         for device in self.devices_of(copies) {
             self.checkpoints.insert((share, slot, device), epoch);
         }

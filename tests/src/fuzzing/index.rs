@@ -48,7 +48,10 @@ pub(super) fn run_checkpoint(bytes: &[u8]) {
     match (kind % 3, bytes.split_first()) {
         (0, _) => check_checkpoint(bytes),
         (1, Some((tensors, payload))) => {
-            let head = CheckpointHead { pool: 5, share: 1, epoch: 3, tensors: u64::from(*tensors) };
+            // The low bits of the same byte also say in how many segments it claims to go on.
+            let (tensors, segments) =
+                (u64::from(*tensors), (9..9 + u32::from(tensors % 8)).collect());
+            let head = CheckpointHead { pool: 5, share: 1, epoch: 3, tensors, segments };
             check_checkpoint(&frame::checkpoint(&head, payload));
         }
         _ => {
@@ -57,7 +60,7 @@ pub(super) fn run_checkpoint(bytes: &[u8]) {
                 Change::Put(entry) => Some(entry.clone()),
                 Change::Delete(_) => None,
             });
-            let encoded = Checkpoint::encode(5, 1, 3, &puts.collect::<Vec<_>>());
+            let encoded = Checkpoint::encode(5, 1, 3, &[], &puts.collect::<Vec<_>>());
             check_checkpoint(&encoded);
         }
     }
@@ -66,11 +69,13 @@ pub(super) fn run_checkpoint(bytes: &[u8]) {
 fn check_checkpoint(bytes: &[u8]) {
     let claim = Checkpoint::claim(bytes);
     let Ok(found) = Checkpoint::decode(bytes) else { return };
-    let Checkpoint { pool, share, epoch, tensors } = &found;
-    let again = Checkpoint::encode(*pool, *share, *epoch, tensors);
-    let next = Checkpoint::encode(*pool, *share, epoch.wrapping_add(1), tensors);
+    let Checkpoint { pool, share, epoch, segments, tensors } = &found;
+    let again = Checkpoint::encode(*pool, *share, *epoch, segments, tensors);
+    let next = Checkpoint::encode(*pool, *share, epoch.wrapping_add(1), segments, tensors);
     assert!(Checkpoint::is_copy(bytes, bytes) && !Checkpoint::is_copy(&next, bytes));
-    assert_eq!(claim, Some((*epoch, again.len() as u64)));
+    let claim = claim.expect("what is decoded claims to be there");
+    assert_eq!((claim.epoch, claim.bytes), (*epoch, again.len() as u64));
+    assert_eq!(Checkpoint::claimed_segments(bytes).as_ref(), Some(segments));
     assert_eq!(Checkpoint::decode(&again), Ok(found));
 }
 

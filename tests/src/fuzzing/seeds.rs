@@ -44,7 +44,7 @@ pub fn seeds() -> Vec<Seed> {
     add("record", "payload", &[1], &payload(&changes));
     let tensors = [entry(None, 1), entry(Some("layer.0.weight"), 2)];
     let puts: Vec<_> = tensors.iter().cloned().map(Change::Put).collect();
-    add("index", "checkpoint", &[0], &Checkpoint::encode(5, 1, 3, &tensors));
+    add("index", "checkpoint", &[0], &Checkpoint::encode(5, 1, 3, &[], &tensors));
     add("index", "payload", &[1, 2], &payload(&puts));
     add("trace", "two-layers", &[], planner::trace().to_json().as_bytes());
     add("plan", "two-layers", &[], planner::plan().to_json().as_bytes());
@@ -75,6 +75,7 @@ fn superblock() -> Vec<u8> {
         geometry,
         formatted_at: 1_700_000_000,
         depth: None,
+        index_in_segments: true,
     }
     .encode()
 }

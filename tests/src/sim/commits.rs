@@ -8,10 +8,10 @@ use tidelog_engine::pool::{Batch, Commit, CommitError, PutOptions};
 
 use super::coverage::Under;
 use super::model::Content;
-use super::runner::{Check, Runner, tensor, text};
+use super::runner::{Check, FILLERS, Runner, durable, text};
 
 /// What a batch leaves of the tensors that it names.
-type Changes = BTreeMap<u8, Option<Content>>;
+type Changes = BTreeMap<u16, Option<Content>>;
 
 /// A commit that was started.
 pub(super) struct Started {
@@ -19,7 +19,13 @@ pub(super) struct Started {
     changes: Changes,
 }
 
-fn apply(changes: &Changes, tensors: &mut BTreeMap<u8, Content>) {
+/// The tensors of [`super::Act::FillIndex`], behind all others.
+fn fillers(first: u16, count: u8) -> impl Iterator<Item = u16> {
+    let first = FILLERS + first;
+    first..first + u16::from(count)
+}
+
+fn apply(changes: &Changes, tensors: &mut BTreeMap<u16, Content>) {
     for (id, change) in changes {
         match change {
             Some(content) => drop(tensors.insert(*id, *content)),
@@ -30,7 +36,7 @@ fn apply(changes: &Changes, tensors: &mut BTreeMap<u8, Content>) {
 
 impl Runner<'_> {
     /// The durable tensors once every commit in flight has ended well.
-    fn durable_then(&self) -> BTreeMap<u8, Content> {
+    fn durable_then(&self) -> BTreeMap<u16, Content> {
         let mut tensors = self.model.durable.clone();
         self.commits.iter().for_each(|started| apply(&started.changes, &mut tensors));
         tensors
@@ -39,8 +45,8 @@ impl Runner<'_> {
     /// A batch with these changes, every answer of which is compared.
     fn batch(
         &mut self,
-        puts: &[(u8, Content, u8)],
-        deletes: &[u8],
+        puts: &[(u16, Content, u8)],
+        deletes: &[u16],
     ) -> Result<(Batch, Changes), String> {
         let mut batch = self.pool()?.batch();
         let mut changes = Changes::new();
@@ -48,7 +54,7 @@ impl Runner<'_> {
             let lifetime = LifetimeClass::ALL[usize::from(class)];
             let options = PutOptions { lifetime, ..PutOptions::default() };
             let source = self.source(content)?;
-            match batch.put(tensor(id, true), source, options) {
+            match batch.put(durable(id), source, options) {
                 Ok(ticket) => {
                     self.staged.push(ticket);
                     changes.insert(id, Some(content));
@@ -70,7 +76,7 @@ impl Runner<'_> {
                 Some(change) => change.is_some(),
                 None => stands,
             };
-            if batch.delete(tensor(id, true)).is_ok() != expected {
+            if batch.delete(durable(id).id).is_ok() != expected {
                 return Err(format!("deleting durable {id} should answer {expected}"));
             }
             if stands && expected {
@@ -83,15 +89,30 @@ impl Runner<'_> {
     }
 
     /// Changes that nobody commits.
-    pub(super) fn give_up(&mut self, puts: &[(u8, Content, u8)], deletes: &[u8]) -> Check {
+    pub(super) fn give_up(&mut self, puts: &[(u16, Content, u8)], deletes: &[u16]) -> Check {
         self.batch(puts, deletes).map(drop)
+    }
+
+    /// Puts tensors that take much of the index and nothing else, and commits them.
+    pub(super) fn fill_index(&mut self, first: u16, count: u8, flight: bool) -> Check {
+        let content = Content { length: 0, salt: 0 };
+        let puts: Vec<_> = fillers(first, count).map(|id| (id, content, 2)).collect();
+        if flight { self.start_commit(&puts, &[]).map(drop) } else { self.commit(&puts, &[]) }
+    }
+
+    /// Deletes those of them that are there. However full the index is, that succeeds.
+    pub(super) fn empty_index(&mut self, first: u16, count: u8) -> Check {
+        self.take_in()?;
+        let there = self.durable_then();
+        let there: Vec<u16> = fillers(first, count).filter(|id| there.contains_key(id)).collect();
+        self.commit(&[], &there)
     }
 
     /// Starts a commit and leaves it in flight, unless the pool takes none any more.
     pub(super) fn start_commit(
         &mut self,
-        puts: &[(u8, Content, u8)],
-        deletes: &[u8],
+        puts: &[(u16, Content, u8)],
+        deletes: &[u16],
     ) -> Result<Option<Commit>, String> {
         if self.model.in_doubt.is_some() {
             return Ok(None); // which `commit_failed` has checked
@@ -103,7 +124,7 @@ impl Runner<'_> {
     }
 
     /// Commits and waits; takes in what became of it.
-    pub(super) fn commit(&mut self, puts: &[(u8, Content, u8)], deletes: &[u8]) -> Check {
+    pub(super) fn commit(&mut self, puts: &[(u16, Content, u8)], deletes: &[u16]) -> Check {
         if let Some(commit) = self.start_commit(puts, deletes)? {
             // What it came to is seen where every commit's end is.
             drop(commit.wait());
@@ -149,7 +170,6 @@ impl Runner<'_> {
 
     fn commit_failed(&mut self, error: &CommitError, changes: &Changes) -> Check {
         match error {
-            CommitError::IndexFull { .. } => Ok(()),
             CommitError::Write { .. } | CommitError::Flush(_)
                 if self.licence.writes || self.is_down() =>
             {
@@ -177,7 +197,7 @@ impl Runner<'_> {
     fn check_that_nothing_is_taken(&self) -> Check {
         let Some(pool) = &self.pool else { return Ok(()) };
         let mut batch = pool.batch();
-        let put = batch.put(tensor(0, true), Source::from(vec![1]), PutOptions::default());
+        let put = batch.put(durable(0), Source::from(vec![1]), PutOptions::default());
         if put.is_ok() && batch.commit().is_ok() {
             return Err("a commit was taken after one that is in doubt".into());
         }
@@ -188,7 +208,7 @@ impl Runner<'_> {
     pub(super) fn resolve_doubt(&mut self) -> Check {
         let Some(after) = self.model.in_doubt.take() else { return Ok(()) };
         let found = self.found()?;
-        let lengths = |tensors: &BTreeMap<u8, Content>| -> BTreeMap<u8, u64> {
+        let lengths = |tensors: &BTreeMap<u16, Content>| -> BTreeMap<u16, u64> {
             tensors.iter().map(|(id, content)| (*id, content.length.into())).collect()
         };
         if found == lengths(&after) && found != lengths(&self.model.durable) {

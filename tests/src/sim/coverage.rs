@@ -22,6 +22,7 @@ pub enum Struck {
     FlushError,
     RotInData,
     RotInMetadata,
+    RotInIndex,
     Vanished,
     PowerDropped,
     PowerKept,
@@ -45,7 +46,7 @@ pub enum Under {
     Open,
 }
 
-const STRUCK: [Struck; 17] = [
+const STRUCK: [Struck; 18] = [
     Struck::ReadError,
     Struck::ReadShort,
     Struck::ReadCorrupt,
@@ -59,6 +60,7 @@ const STRUCK: [Struck; 17] = [
     Struck::FlushError,
     Struck::RotInData,
     Struck::RotInMetadata,
+    Struck::RotInIndex,
     Struck::Vanished,
     Struck::PowerDropped,
     Struck::PowerKept,
@@ -99,6 +101,7 @@ impl Coverage {
 /// Whether a fault can strike in a state at all.
 fn can_meet(struck: Struck, under: Under) -> bool {
     match struck {
+        Struck::RotInIndex => under == Under::Rest,
         _ if under == Under::Flight => true,
         // Rot and removal come upon a pool between its calls.
         Struck::RotInData | Struck::RotInMetadata | Struck::Vanished => under == Under::Rest,

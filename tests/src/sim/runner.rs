@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::path::sim::{SimDisk, SimProfile};
-use tidelog_engine::pool::{FormatOptions, Pool};
+use tidelog_engine::pool::{FormatOptions, Pool, TensorKey};
 use tidelog_engine::schedule::Ticket;
 use tidelog_engine::units::ByteCount;
 
@@ -28,6 +28,8 @@ use scratch::Write;
 
 /// Durable tensors have ids of their own: a scratch tensor may not take a durable one's place.
 const DURABLE: u128 = 1000;
+/// From here on durable tensors have names that are as long as hundreds of other entries of the index.
+pub(super) const FILLERS: u16 = 256;
 
 /// The pool did what it must not.
 #[derive(Clone, Debug)]
@@ -89,7 +91,7 @@ pub struct Runner<'a> {
     order: u64,
     pub(super) licence: Licence,
     /// Durable tensors that were found damaged; they stay so until they are written again.
-    pub(super) lost: BTreeMap<u8, Content>,
+    pub(super) lost: BTreeMap<u16, Content>,
     cut: Cut,
     act: usize,
     pub(super) figures: Figures,
@@ -177,9 +179,16 @@ impl<'a> Runner<'a> {
             Act::Land => self.land(),
             Act::Verify { id, flipped } => self.verify(*id, *flipped),
             Act::Delete { id } => self.delete(*id),
-            Act::Batch { puts, deletes, commit: true } => self.commit(puts, deletes),
-            Act::Batch { puts, deletes, commit: false } => self.give_up(puts, deletes),
-            Act::Start { puts, deletes } => self.start_commit(puts, deletes).map(drop),
+            Act::Batch { puts, deletes, commit } => {
+                let (puts, deletes) = widened(puts, deletes);
+                if *commit { self.commit(&puts, &deletes) } else { self.give_up(&puts, &deletes) }
+            }
+            Act::Start { puts, deletes } => {
+                let (puts, deletes) = widened(puts, deletes);
+                self.start_commit(&puts, &deletes).map(drop)
+            }
+            Act::FillIndex { first, count, flight } => self.fill_index(*first, *count, *flight),
+            Act::EmptyIndex { first, count } => self.empty_index(*first, *count),
             Act::Follow(nth) => {
                 self.follow(*nth);
                 Ok(())
@@ -227,8 +236,22 @@ impl<'a> Runner<'a> {
     }
 }
 
-pub(super) fn tensor(id: u8, durable: bool) -> TensorId {
+type Puts = Vec<(u16, Content, u8)>;
+
+/// A script's small numbers as ids of durable tensors.
+fn widened(puts: &[(u8, Content, u8)], deletes: &[u8]) -> (Puts, Vec<u16>) {
+    let puts = puts.iter().map(|&(id, content, class)| (id.into(), content, class));
+    (puts.collect(), deletes.iter().map(|&id| id.into()).collect())
+}
+
+pub(super) fn tensor(id: u16, durable: bool) -> TensorId {
     TensorId(u128::from(id) + if durable { DURABLE } else { 0 })
+}
+
+/// A durable tensor. Those that fill the index have long names.
+pub(super) fn durable(id: u16) -> TensorKey {
+    let name = (id >= FILLERS).then(|| format!("{id:0>1000}").into());
+    TensorKey { id: tensor(id, true), name }
 }
 
 pub(super) fn text(error: impl fmt::Display) -> String {

@@ -29,6 +29,10 @@ pub enum Act {
     Batch { puts: Vec<(u8, Content, u8)>, deletes: Vec<u8>, commit: bool },
     /// Durable changes, the commit of which is left in flight.
     Start { puts: Vec<(u8, Content, u8)>, deletes: Vec<u8> },
+    /// Commits tensors that take much of the index, and nothing of the data: so many from the `first` on.
+    FillIndex { first: u16, count: u8, flight: bool },
+    /// Deletes those of them that are there.
+    EmptyIndex { first: u16, count: u8 },
     /// Waits for a commit in flight: this one of them, modulo their number, counted from the last.
     Follow(u8),
     /// Copies what lives in a mixed segment forward.
@@ -178,6 +182,9 @@ impl Script {
             let burst: Vec<Act> = burst(&mut random, tensors);
             acts.splice(at..at, burst);
         }
+        if random.chance(3) {
+            fill_index(&mut random, &mut acts);
+        }
         if random.chance(2) {
             // Where no disk ever damages a tensor, every checksum that does not match is our own doing.
             for act in acts.iter_mut().filter(|act| act.damages()) {
@@ -267,6 +274,31 @@ fn burst(random: &mut Random, tensors: Population) -> Vec<Act> {
         _ => Act::Step(random.below(20) as u8),
     });
     acts
+}
+
+/// Has the index outgrow its place and, in the smaller pools, all space that there is; then some of it goes.
+fn fill_index(random: &mut Random, acts: &mut Vec<Act>) {
+    let commits = 6 + random.below(20) as u16;
+    let mut at = random.below(acts.len() as u64) as usize;
+    let go_on = |random: &mut Random, at: &mut usize, acts: &mut Vec<Act>, act: Act| {
+        *at = (*at + random.below(8) as usize).min(acts.len());
+        acts.insert(*at, act);
+    };
+    for commit in 0..commits {
+        let (count, flight) = (30 + random.below(60) as u8, random.chance(4));
+        go_on(random, &mut at, acts, Act::FillIndex { first: 90 * commit, count, flight });
+    }
+    for _ in 0..random.below(5) {
+        let cut = cut(random);
+        let act = match random.below(3) {
+            0 => Act::Reopen,
+            1 => Act::Crash(cut),
+            _ => Act::CrashAt { nth: random.below(12) as u8, cut },
+        };
+        go_on(random, &mut at, acts, act);
+        let (first, count) = (random.below(90 * u64::from(commits)) as u16, 200);
+        go_on(random, &mut at, acts, Act::EmptyIndex { first, count });
+    }
 }
 
 fn crash(random: &mut Random) -> Act {

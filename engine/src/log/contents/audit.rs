@@ -25,7 +25,22 @@ impl Contents {
         let moving = self.moving.values();
         let moving = moving.flat_map(|to| to.runs.iter().map(|run| (run, to.durability)));
         self.audit_places()?;
-        self.space.audit(live, pending.chain(retired).chain(moving))
+        self.audit_room()?;
+        let index = self.room.all_segments();
+        self.space.audit(live, pending.chain(retired).chain(moving), index)
+    }
+
+    /// What is spoken for in the index is what tensors take there and will take.
+    fn audit_room(&self) -> Result<(), String> {
+        let live: u64 = self.durable().map(|version| self.room.bytes_of(&version.entry)).sum();
+        let pending = self.pending.values().map(|pending| pending.index_bytes);
+        let coming = pending.chain(self.moving.values().map(|moving| moving.index_bytes)).sum();
+        let usage = self.room.usage();
+        if (usage.live.0, usage.coming.0) == (live, coming) {
+            Ok(())
+        } else {
+            Err(format!("the index takes {live}+{coming} bytes, not {usage:?}"))
+        }
     }
 
     /// Every write that is pending is counted at its tensor, and no other.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::{Contents, Moving};
 use crate::layout::{BLOCK_BYTES, Checksums, Runs, TensorEntry, TensorId};
-use crate::log::space::{Lane, Reach, Victim, Wanted};
+use crate::log::space::{Durability, Lane, Reach, Victim, Wanted};
 use crate::log::stripe::StripeMap;
 use crate::log::version::Version;
 
@@ -54,23 +54,35 @@ impl Relocation {
     /// The tensor as it is once it has moved. `checksums` are those of each stretch's new pieces.
     pub fn entry(&self, stripes: &StripeMap, checksums: &[Vec<u32>]) -> TensorEntry {
         let old = &self.version.entry;
-        let (mut runs, mut sums) = (Runs::new(), Checksums::new());
+        let mut sums = Checksums::new();
         let (mut run, mut piece) = (0, 0);
-        let mut keep = |until: usize, runs: &mut Runs, sums: &mut Checksums| {
+        let mut keep = |until: usize, sums: &mut Checksums| {
             let pieces = stripes.count(&old.runs[run..until]);
-            runs.extend_from_slice(&old.runs[run..until]);
             sums.extend_from_slice(&old.checksums[piece..piece + pieces]);
             (run, piece) = (until, piece + pieces);
         };
         for (stretch, new) in self.stretches.iter().zip(checksums) {
-            keep(stretch.runs.start, &mut runs, &mut sums);
-            runs.extend_from_slice(&stretch.to);
+            keep(stretch.runs.start, &mut sums);
             sums.extend_from_slice(new);
             // What moved is passed over.
-            keep(stretch.runs.end, &mut Runs::new(), &mut Checksums::new());
+            keep(stretch.runs.end, &mut Checksums::new());
         }
-        keep(old.runs.len(), &mut runs, &mut sums);
-        TensorEntry { runs, checksums: sums, class: old.class.longer(), ..old.clone() }
+        keep(old.runs.len(), &mut sums);
+        let (runs, class) = (self.runs(), old.class.longer());
+        TensorEntry { runs, checksums: sums, class, ..old.clone() }
+    }
+
+    /// Where the tensor lies once it has moved.
+    pub(super) fn runs(&self) -> Runs {
+        let old = &self.version.entry.runs;
+        let (mut runs, mut next) = (Runs::new(), 0);
+        for stretch in &self.stretches {
+            runs.extend_from_slice(&old[next..stretch.runs.start]);
+            runs.extend_from_slice(&stretch.to);
+            next = stretch.runs.end;
+        }
+        runs.extend_from_slice(&old[next..]);
+        runs
     }
 
     fn old_runs(&self) -> Runs {
@@ -108,12 +120,18 @@ impl Contents {
             self.abandon_relocation(relocation);
             return false;
         }
-        let Some(Moving { runs, durability }) = self.moving.remove(&relocation.key) else {
+        let Some(moving) = self.moving.remove(&relocation.key) else {
             return false;
         };
+        let Moving { runs, durability, index_bytes } = moving;
+        self.room.end(index_bytes);
         let old = &relocation.version;
         let version = Version { entry, durability, serial: old.serial, moves: old.moves + 1 };
         self.occupy(version.entry.id, &runs);
+        if durability == Durability::Durable {
+            self.room.remove(&old.entry);
+            self.room.insert(&version.entry);
+        }
         self.current.insert(Arc::new(version));
         self.vacate(old, &relocation.old_runs());
         self.unpin(Arc::clone(old));
@@ -123,6 +141,7 @@ impl Contents {
     /// The move was given up: the tensor stays where it is.
     pub fn abandon_relocation(&mut self, relocation: &Relocation) {
         if let Some(moving) = self.moving.remove(&relocation.key) {
+            self.room.end(moving.index_bytes);
             self.space.abandon(&moving.runs);
             self.unpin(Arc::clone(&relocation.version));
         }
@@ -188,9 +207,15 @@ impl Contents {
             }
             stretch.to = runs[first..].into();
         }
-        let key = self.next_serial();
-        self.moving.insert(key, Moving { runs, durability: version.durability });
-        Some(Relocation { key, version, lane, stretches })
+        let (key, durability) = (self.next_serial(), version.durability);
+        let relocation = Relocation { key, version, lane, stretches };
+        let index_bytes = match durability {
+            Durability::Scratch => 0,
+            Durability::Durable => self.room.growth(&relocation.version.entry, &relocation.runs()),
+        };
+        self.room.begin(index_bytes);
+        self.moving.insert(key, Moving { runs, durability, index_bytes });
+        Some(relocation)
     }
 }
 

@@ -6,7 +6,8 @@ use crate::layout::Run;
 impl Space {
     /// Checks every rule this module promises, by counting again from the ground up.
     ///
-    /// `live` and `reserved` are all runs that the index and the writes in flight hold.
+    /// `live` and `reserved` are all runs that the index and the writes in flight hold, `index` the segments that
+    /// its checkpoints go on in.
     ///
     /// # Errors
     /// The first rule that does not hold.
@@ -14,6 +15,7 @@ impl Space {
         &self,
         live: impl Iterator<Item = (&'a Run, Durability)>,
         reserved: impl Iterator<Item = (&'a Run, Durability)>,
+        index: impl Iterator<Item = u32>,
     ) -> Result<SpaceUse, String> {
         let mut owners = vec![None; self.segments.len() * self.segment_blocks as usize];
         let mut counts = vec![[0_u32; 2]; self.segments.len()];
@@ -29,6 +31,7 @@ impl Space {
                 State::Free | State::Discarding => {
                     return Err(format!("{run:?} lies in a free segment"));
                 }
+                State::Index => return Err(format!("{run:?} lies in a segment of the index")),
                 State::Open(lane) | State::Sealed(lane) if lane.durability != durability => {
                     return Err(format!("{durability:?} {run:?} lies in a segment of {lane:?}"));
                 }
@@ -46,7 +49,8 @@ impl Space {
                 return Err(format!("segment {index} holds {live}+{reserved} blocks: {segment:?}"));
             }
             let empty = *live == 0 && *reserved == 0;
-            if empty != segment.is_unused() || (empty && segment.filled != 0) {
+            let holds_none = segment.is_unused() || segment.state == State::Index;
+            if empty != holds_none || (empty && segment.filled != 0) {
                 return Err(format!(
                     "segment {index} leaked, or is free while in use: {segment:?}"
                 ));
@@ -56,8 +60,21 @@ impl Space {
         if free != self.free.len() {
             return Err(format!("{free} free segments, {} in the list", self.free.len()));
         }
+        let found = self.segments.iter().filter(|segment| segment.state == State::Index).count();
+        let mut held = 0;
+        for segment in index {
+            let place =
+                segment.checked_sub(self.first_segment).ok_or("a foreign share's segment")?;
+            if self.segments.get(place as usize).is_none_or(|it| it.state != State::Index) {
+                return Err(format!("the index does not own its segment {segment}"));
+            }
+            held += 1;
+        }
+        if found != held || found != self.index_segments as usize {
+            return Err(format!("the index owns {found} segments and knows {held}"));
+        }
         let space = self.space_use();
-        let sum = space.live.0 + space.dead.0 + space.free.0 + space.reserved.0;
+        let sum = space.live.0 + space.dead.0 + space.free.0 + space.reserved.0 + space.index.0;
         if sum != space.capacity.0 {
             return Err(format!("{space:?} sums to {sum}"));
         }

@@ -3,15 +3,15 @@
 use std::sync::atomic::AtomicU64;
 
 use super::{AREA, CalibrateError, CalibrateProgress, Calibration, measure};
-use crate::layout::{Geometry, SUPERBLOCK_OFFSET, Superblock};
-use crate::log::{Media, Place, Recovered, StripeMap, recover};
+use crate::layout::{Geometry, Superblock};
+use crate::log::{Media, Place, Recovered, recover};
 use crate::path::sim::SimDisk;
 use crate::path::{DeviceSpec, Extent, OpenMode, PathChoice};
 use crate::pool::devices::{Member, Members, find_twins};
 use crate::pool::media::{MetadataIo, metadata_only};
 use crate::pool::open::{arrange, refused};
 use crate::pool::share_lock::Shares;
-use crate::pool::{OpenError, Pool, owner};
+use crate::pool::{OpenError, Pool, owner, superblocks};
 use crate::schedule::Reactor;
 use crate::units::ByteCount;
 
@@ -66,7 +66,10 @@ fn calibrate(
             measure(&members, &area, &unit, buffered, progress)
         })
         .and_then(|found| {
-            with_media(&members, buffered, |media| store(media, &superblocks, found.depth))?;
+            with_media(&members, buffered, |media| {
+                let depth = Some(found.depth);
+                Ok(superblocks::rewrite(media, &superblocks, |it| it.depth = depth)?)
+            })?;
             Ok(found)
         });
     owner::release(&members, pool);
@@ -93,19 +96,22 @@ fn free(
     pool: u128,
     geometry: &Geometry,
 ) -> Result<Vec<Extent>, CalibrateError> {
-    let stripes = StripeMap::new(geometry);
     let mut taken = vec![false; geometry.segments as usize];
-    for (share, area) in (0..geometry.shares).filter_map(|it| Some((it, geometry.share(it)?))) {
-        let place = Place { pool, share, area, devices: geometry.metadata_devices() };
+    for share in 0..geometry.shares {
         let failed = |what| OpenError::Recovery { share, what };
+        let place = Place::new(pool, share, geometry);
+        let place = place.ok_or_else(|| failed("there is no such share".to_owned()))?;
         // What has been read must not disappear when the power goes, as what was free then might not be.
-        (0..place.devices).try_for_each(|device| media.flush(device))?;
-        let recovered = recover(place, &stripes, geometry.segment_blocks(), media)
-            .map_err(|error| failed(error.to_string()))?;
-        let Recovered { tensors, runs, mut log, settled, .. } = recovered;
+        place.copies().try_for_each(|device| media.flush(device))?;
+        let recovered = recover(place, media).map_err(|error| failed(error.to_string()))?;
+        let Recovered { tensors, runs, index_segments, mut log, settled, .. } = recovered;
+        let next = &index_segments[log.next_slot()];
         if !settled {
             // As when the share is opened: a record that one device alone has may get lost, and what it freed live again.
-            log.checkpoint(media, &tensors).map_err(|error| failed(error.to_string()))?;
+            log.checkpoint(media, &tensors, next).map_err(|error| failed(error.to_string()))?;
+        }
+        for segment in index_segments.iter().flatten() {
+            taken[*segment as usize] = true;
         }
         for (run, _) in runs {
             taken[run.segment as usize] = true;
@@ -116,21 +122,4 @@ fn free(
     };
     let free = (0..).zip(taken).filter(|(_, taken)| !taken).map(|(segment, _)| slice(segment));
     Ok(free.take(AREA.div_ceil(geometry.segment_bytes) as usize).collect())
-}
-
-/// One copy after the other, so that a whole one is there all the time.
-fn store(
-    media: &MetadataIo<'_>,
-    superblocks: &[Superblock],
-    depth: u32,
-) -> Result<(), CalibrateError> {
-    let generation = superblocks.iter().map(|it| it.generation).max().unwrap_or_default() + 1;
-    for (device, superblock) in (0..).zip(superblocks) {
-        let superblock = Superblock { generation, depth: Some(depth), ..*superblock };
-        for offset in [superblock.geometry.second_superblock_offset(), SUPERBLOCK_OFFSET] {
-            let written = media.write(device, offset, superblock.encode());
-            written.and_then(|()| media.flush(device))?;
-        }
-    }
-    Ok(())
 }

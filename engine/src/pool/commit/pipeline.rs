@@ -8,7 +8,7 @@ use super::flight::Flight;
 use super::work::Fates;
 use super::{Commit, Commits, Pending};
 use crate::layout::{Change, TensorId};
-use crate::log::{Append, ChangeLog, IndexFull};
+use crate::log::{Append, ChangeLog, End, IndexFull, MetaWrite};
 use crate::path::{Capabilities, Feature};
 use crate::pool::error::CommitError;
 use crate::pool::options::CommitStats;
@@ -53,7 +53,12 @@ struct DeviceFlush {
 /// A group whose record is on its way to the media.
 struct Recording {
     group: Vec<Pending>,
-    append: Append,
+    /// What is still to be written when the write in flight has ended.
+    left: Vec<MetaWrite>,
+    /// The devices that are written, as a set of bits.
+    touched: u64,
+    checkpoint: Option<(usize, usize)>,
+    end: End,
     step: Step,
     flight: Flight,
 }
@@ -236,7 +241,7 @@ impl Pipeline {
 
     /// What makes the first `count` commits durable, on top of what is; nothing if they change nothing.
     fn append_of(&mut self, commits: &Commits, count: usize) -> Result<Option<Append>, IndexFull> {
-        let contents = commits.shared.contents();
+        let mut contents = commits.shared.contents();
         let mut before = Fates::new();
         let group = self.flushed.iter_mut().take(count);
         let changes: Vec<Change> =
@@ -244,26 +249,33 @@ impl Pipeline {
         if changes.is_empty() {
             return Ok(None);
         }
+        contents.check_index(&changes)?;
         if self.log.has_room_for(&changes) {
             return Ok(Some(self.log.record(changes)));
         }
-        self.log.next_checkpoint(&contents.durable_after(&changes)).map(Some)
+        let payload = contents.index_bytes_after(&changes);
+        let segments = contents.index_segments_for(self.log.next_slot(), payload)?.to_vec();
+        self.log.next_checkpoint(&contents.durable_after(&changes), &segments).map(Some)
     }
 
-    fn record(&mut self, commits: &Arc<Commits>, group: Vec<Pending>, mut append: Append) {
-        let short = !append.is_checkpoint && append.bytes.len() <= FORCED_BYTES_MAX;
-        let (step, bytes) = if short && self.stats.forced_records == Feature::On {
-            // The device may refuse, and then they are needed again.
-            (Step::Force, append.bytes.clone())
-        } else {
-            (Step::Write, std::mem::take(&mut append.bytes))
-        };
-        let flight = self.write(commits, step, append.offset, bytes);
-        self.recording = Some(Recording { group, append, step, flight });
+    fn record(&mut self, commits: &Arc<Commits>, group: Vec<Pending>, append: Append) {
+        let touched = append.devices();
+        let Append { writes: mut left, checkpoint, end } = append;
+        let Some(write) = left.pop() else { return self.acknowledge(group) };
+        let short = checkpoint.is_none() && write.bytes.len() <= FORCED_BYTES_MAX;
+        let forced = short && self.stats.forced_records == Feature::On;
+        let step = if forced { Step::Force } else { Step::Write };
+        if forced {
+            // The device may refuse, and then it is needed again.
+            left.push(write.clone());
+        }
+        let flight = Self::write(commits, step, write);
+        self.recording = Some(Recording { group, left, touched, checkpoint, end, step, flight });
     }
 
-    fn write(&self, commits: &Arc<Commits>, step: Step, offset: u64, bytes: Vec<u8>) -> Flight {
-        let devices: Vec<DeviceIndex> = self.log.devices().collect();
+    fn write(commits: &Arc<Commits>, step: Step, write: MetaWrite) -> Flight {
+        let MetaWrite { devices, offset, bytes } = write;
+        let devices: Vec<DeviceIndex> = devices.map(DeviceIndex).collect();
         let copies = (bytes.len() * devices.len()) as u64;
         commits.shared.written.metadata.fetch_add(copies, Ordering::Relaxed);
         Flight::begin(commits, |finish| {
@@ -277,8 +289,17 @@ impl Pipeline {
         let Some(recording) = &self.recording else { return false };
         let Some(ended) = recording.flight.end() else { return false };
         let Some(mut recording) = self.recording.take() else { return false };
-        let caches: Vec<DeviceIndex> =
-            self.log.devices().filter(|device| self.volatile & bit(*device) != 0).collect();
+        let caches: Vec<DeviceIndex> = (0..64)
+            .map(DeviceIndex)
+            .filter(|device| recording.touched & self.volatile & bit(*device) != 0)
+            .collect();
+        if let (Step::Write, Ok(())) = (recording.step, &ended)
+            && let Some(write) = recording.left.pop()
+        {
+            recording.flight = Self::write(commits, Step::Write, write);
+            self.recording = Some(recording);
+            return true;
+        }
         match (recording.step, ended) {
             (Step::Write, Ok(())) if !caches.is_empty() => {
                 recording.step = Step::Flush;
@@ -287,15 +308,21 @@ impl Pipeline {
                 self.recording = Some(recording);
             }
             (_, Ok(())) => {
-                self.log.complete(recording.append.end);
-                let is_checkpoint = recording.append.is_checkpoint;
-                self.stats.checkpoints += u64::from(is_checkpoint);
-                self.stats.records += u64::from(!is_checkpoint);
+                self.log.complete(recording.end);
+                if let Some((slot, used)) = recording.checkpoint {
+                    self.stats.checkpoints += 1;
+                    commits.shared.contents().checkpoint_is_written(slot, used);
+                } else {
+                    self.stats.records += 1;
+                }
                 self.acknowledge(recording.group);
             }
             (Step::Force, Err(error)) if is_unsupported(&error) => {
                 self.stats.forced_records = Feature::Off(format!("refused: {error}"));
-                self.record(commits, recording.group, recording.append);
+                let Some(write) = recording.left.pop() else { return true };
+                recording.step = Step::Write;
+                recording.flight = Self::write(commits, Step::Write, write);
+                self.recording = Some(recording);
             }
             (Step::Force | Step::Write, Err(ControlError::Submit(refused))) => {
                 refuse(recording.group, &refused);

@@ -170,7 +170,9 @@ pub fn check(
 
 /// The same over simulated disks.
 #[cfg(test)]
-pub(super) fn check_sim(disks: &[crate::path::sim::SimDisk]) -> Result<CheckReport, OpenError> {
+pub(in crate::pool) fn check_sim(
+    disks: &[crate::path::sim::SimDisk],
+) -> Result<CheckReport, OpenError> {
     let members = disks.iter().enumerate().map(|(index, disk)| Member::sim(disk, index));
     check_members(members.collect(), false, &mut |_| ())
 }

@@ -3,7 +3,9 @@
 use std::io;
 
 use crate::layout::{Geometry, TensorEntry};
-use crate::log::{Contents, Media, Place, Recovered, Space, SpaceUse, StripeMap, recover};
+use crate::log::{
+    Contents, IndexRoom, IndexUse, Media, Place, Recovered, Space, SpaceUse, recover,
+};
 use crate::pool::devices::Member;
 
 /// A share's index as the next opener will find it.
@@ -15,6 +17,8 @@ pub struct IndexView {
     pub tensors: Vec<TensorEntry>,
     /// How the space is used.
     pub space: SpaceUse,
+    /// How the room for the index is used.
+    pub usage: IndexUse,
     /// The copies, one on each metadata device that is at hand.
     pub copies: Vec<IndexCopy>,
 }
@@ -38,14 +42,10 @@ pub(super) fn read_index<M: Media>(
     geometry: &Geometry,
     media: &M,
 ) -> Result<IndexView, String> {
-    let area = geometry.share(share).ok_or("there is no such share")?;
-    let place = Place { pool, share, area, devices: geometry.metadata_devices() };
-    let stripes = StripeMap::new(geometry);
-    let blocks = geometry.segment_blocks();
-    let all = recover(place, &stripes, blocks, media).map_err(|error| error.to_string())?;
+    let place = Place::new(pool, share, geometry).ok_or("there is no such share")?;
+    let all = recover(place, media).map_err(|error| error.to_string())?;
     let alone = |device| {
-        let copy = OneCopy { media, device };
-        let found = recover(Place { devices: 1, ..place }, &stripes, blocks, &copy)
+        let found = recover(Place { only: Some(device), ..place }, media)
             .map_err(|error| error.to_string())?;
         let same = found.log.epoch() == all.log.epoch() && found.tensors == all.tensors;
         same.then_some(())
@@ -61,33 +61,14 @@ pub(super) fn read_index<M: Media>(
             None => alone(device),
         }
     };
-    let copies = (0..place.devices).map(|device| IndexCopy { device, state: whole(device) });
+    let copies = place.copies().map(|device| IndexCopy { device, state: whole(device) });
     let copies = copies.collect();
-    let Recovered { tensors, runs, log, .. } = all;
-    let contents = Contents::recovered(Space::new(&area, blocks), tensors.clone(), runs);
-    Ok(IndexView { epoch: log.epoch(), tensors, space: contents.space_use(), copies })
-}
-
-/// One device's metadata as if there were no other.
-struct OneCopy<'a, M> {
-    media: &'a M,
-    device: u8,
-}
-
-impl<M: Media> Media for OneCopy<'_, M> {
-    type Error = M::Error;
-
-    fn read(&self, _: u8, offset: u64, length: u64) -> Result<Vec<u8>, M::Error> {
-        self.media.read(self.device, offset, length)
-    }
-
-    fn write(&self, _: u8, offset: u64, bytes: Vec<u8>) -> Result<(), M::Error> {
-        self.media.write(self.device, offset, bytes)
-    }
-
-    fn flush(&self, _: u8) -> Result<(), M::Error> {
-        self.media.flush(self.device)
-    }
+    let Recovered { tensors, runs, index_segments, log, .. } = all;
+    let space = Space::new(&place.area, geometry.segment_blocks());
+    let room = IndexRoom::new(&place, index_segments, false);
+    let contents = Contents::recovered(space, room, tensors.clone(), runs);
+    let (space, usage) = (contents.space_use(), contents.index_use());
+    Ok(IndexView { epoch: log.epoch(), tensors, space, usage, copies })
 }
 
 /// Devices that are open for reading; some may be missing.

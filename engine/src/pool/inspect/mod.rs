@@ -12,6 +12,8 @@ mod tests;
 mod view;
 mod wipe;
 
+#[cfg(test)]
+pub(super) use check::check_sim;
 pub use check::{CheckProgress, CheckReport, Damage, DamagedTensor, check};
 pub use index::{IndexCopy, IndexView};
 pub use repair::{RepairError, RepairReport, repair};

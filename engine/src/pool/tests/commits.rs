@@ -247,39 +247,6 @@ fn threads_that_commit_at_once_lose_nothing() {
 }
 
 #[test]
-fn a_commit_that_outgrows_the_index_fails_alone_in_its_group() {
-    let pool = stepped(&disks(2, ByteCount::mib(4)));
-    let name = |number: u32| format!("{number:0>1000}");
-    let add = |batch: &mut Batch, number: u32| {
-        batch.put(name(number).as_str(), Source::from(vec![]), PutOptions::default()).unwrap();
-    };
-    let mut count = 0;
-    loop {
-        let mut batch = pool.batch();
-        add(&mut batch, count);
-        match batch.commit() {
-            Ok(()) => count += 1,
-            Err(CommitError::IndexFull { .. }) => break,
-            Err(error) => panic!("{error}"),
-        }
-    }
-    let (mut grows, mut shrinks) = (pool.batch(), pool.batch());
-    (count..count + 60).for_each(|number| add(&mut grows, number));
-    // More than the log has taken since the last checkpoint.
-    for number in 0..40 {
-        shrinks.delete(TensorId::from_name(&name(number))).unwrap();
-    }
-    let before = stats(&pool).checkpoints;
-    let grows = grows.start_commit().unwrap();
-    let shrinks = shrinks.start_commit().unwrap();
-    shrinks.wait().unwrap();
-    assert!(matches!(grows.poll(), Some(Err(CommitError::IndexFull { .. }))), "{grows:?}");
-    assert_eq!(stats(&pool).checkpoints, before + 1);
-    assert_eq!(pool.durable_tensors().unwrap().len() as u32, count - 40);
-    space(&pool);
-}
-
-#[test]
 fn a_panic_of_the_reactor_ends_every_commit() {
     let disks = disks(1, ByteCount::mib(4));
     let pool = open(&disks);

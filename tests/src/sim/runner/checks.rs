@@ -6,14 +6,14 @@ use super::{Check, DURABLE, Runner, text};
 use crate::sim::model::Content;
 
 impl Runner<'_> {
-    pub(in crate::sim) fn found(&self) -> Result<BTreeMap<u8, u64>, String> {
+    pub(in crate::sim) fn found(&self) -> Result<BTreeMap<u16, u64>, String> {
         let pool = self.pool()?;
         let tensors = pool.durable_tensors().map_err(text)?;
         tensors
             .into_iter()
             .map(|(id, _)| {
                 let length = pool.length(id).ok_or("a tensor that is listed is not there")?;
-                Ok(((id.0 - DURABLE) as u8, length))
+                Ok(((id.0 - DURABLE) as u16, length))
             })
             .collect()
     }
@@ -21,7 +21,8 @@ impl Runner<'_> {
     /// The books: nothing leaked, nothing overlaps, and what lives is what the model says.
     pub(super) fn reconcile(&mut self) -> Check {
         let space = self.pool()?.audit()?;
-        if space.live.0 + space.dead.0 + space.free.0 + space.reserved.0 != space.capacity.0 {
+        let parts = [space.live, space.dead, space.free, space.reserved, space.index];
+        if parts.iter().map(|part| part.0).sum::<u64>() != space.capacity.0 {
             return Err(format!("the parts do not sum to the whole: {space:?}"));
         }
         self.take_in()?;
@@ -46,7 +47,7 @@ impl Runner<'_> {
     /// Every durable tensor is there with its bytes, and no other.
     pub(super) fn check_everything(&mut self) -> Check {
         let expected = self.model.durable.iter();
-        let expected: BTreeMap<u8, u64> =
+        let expected: BTreeMap<u16, u64> =
             expected.map(|(id, content)| (*id, content.length.into())).collect();
         let found = self.found()?;
         if found != expected {

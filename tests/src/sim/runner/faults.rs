@@ -4,7 +4,7 @@ use tidelog_engine::path::OperationKind;
 use tidelog_engine::path::sim::{Fault, PowerCut, SimDisk};
 use tidelog_engine::schedule::TransferError;
 
-use super::{Check, Runner};
+use super::{Check, Runner, text};
 use crate::sim::coverage::{Struck, Under};
 use crate::sim::script::{Cut, Strike};
 
@@ -17,7 +17,7 @@ pub(in crate::sim) struct Licence {
     pub(super) reads: u64,
     /// How many tensors may be unreadable for good.
     pub(super) damaged: u64,
-    /// The disk whose metadata copy was hurt since the pool was opened.
+    /// The copy of the metadata that was hurt since the pool was opened.
     pub(super) metadata: Option<usize>,
     /// A disk is gone.
     pub(super) vanished: bool,
@@ -60,7 +60,7 @@ impl Runner<'_> {
             | Strike::ReadCorrupt
             | Strike::ReadMisdirected(_) => self.licence.reads += 1,
             Strike::WriteLost | Strike::WriteMisdirected(_) => {
-                self.licence.metadata = Some(index);
+                self.licence.metadata = Some(copy_on(index));
             }
             _ => {}
         }
@@ -69,26 +69,39 @@ impl Runner<'_> {
 
     /// Only one copy of the metadata may be hurt at a time, and there must be two.
     pub(super) fn may_hurt_metadata(&self, disk: usize) -> bool {
-        self.script.disks > 1 && self.licence.metadata.is_none_or(|hurt| hurt == disk || disk > 1)
+        self.script.disks > 1 && self.licence.metadata.is_none_or(|hurt| hurt == copy_on(disk))
     }
 
     pub(super) fn rot(&mut self, disk: u8, metadata: bool, at: u16, mask: u8) -> Check {
         let index = usize::from(disk);
         let geometry = self.pool()?.description().geometry;
         let (begin, end) = if metadata {
-            if index > 1 || !self.may_hurt_metadata(index) {
+            (4096, geometry.data_offset)
+        } else {
+            (geometry.data_offset, geometry.second_superblock_offset())
+        };
+        let place = begin + u64::from(at) * (end - begin) / 65_536;
+        if metadata || self.is_of_index(place)? {
+            if (metadata && index > 1) || !self.may_hurt_metadata(index) {
                 return Ok(());
             }
-            self.licence.metadata = Some(index);
-            self.strike(Struck::RotInMetadata, Under::Rest);
-            (4096, geometry.data_offset)
+            self.licence.metadata = Some(copy_on(index));
+            let struck = if metadata { Struck::RotInMetadata } else { Struck::RotInIndex };
+            self.strike(struck, Under::Rest);
         } else {
             self.licence.damaged += 1;
             self.strike(Struck::RotInData, Under::Rest);
-            (geometry.data_offset, geometry.second_superblock_offset())
-        };
-        self.disks[index].rot(begin + u64::from(at) * (end - begin) / 65_536, mask);
+        }
+        self.disks[index].rot(place, mask);
         Ok(())
+    }
+
+    /// Whether a byte of a disk's data lies in a segment that the index goes on in.
+    fn is_of_index(&self, place: u64) -> Result<bool, String> {
+        let geometry = self.pool()?.description().geometry;
+        let segments = self.pool()?.index_segments().map_err(text)?;
+        let segment = (place - geometry.data_offset) / geometry.segment_bytes;
+        Ok(segments.iter().any(|it| u64::from(*it) == segment))
     }
 
     /// Cuts the power of all disks at once.
@@ -136,6 +149,11 @@ impl Runner<'_> {
     pub(in crate::sim) fn is_down(&self) -> bool {
         self.disks.iter().any(SimDisk::is_off)
     }
+}
+
+/// The copy of the metadata that a disk may have a part of: where the index goes on in segments, disks take turns.
+fn copy_on(disk: usize) -> usize {
+    disk % 2
 }
 
 pub(super) fn power_cut(cut: Cut) -> PowerCut {

@@ -7,12 +7,12 @@ use tidelog_engine::schedule::{Outcome, Ticket, TransferError, Urgency};
 
 use super::{Check, Runner, tensor, text};
 use crate::sim::coverage::Under;
-use crate::sim::model::Content;
+use crate::sim::model::{Content, Model};
 
 /// A read that is on its way.
 pub(super) struct Read {
     pub(super) name: String,
-    pub(super) durable: Option<u8>,
+    pub(super) durable: Option<u16>,
     pub(super) content: Content,
     pub(super) ticket: Ticket,
 }
@@ -21,13 +21,14 @@ impl Runner<'_> {
     /// What can be read under an id now.
     pub(super) fn expected(&mut self, id: u8, durable: bool) -> Result<Option<Content>, String> {
         self.take_in()?;
-        let tensors = if durable { &self.model.durable } else { &self.model.scratch };
-        Ok(tensors.get(&id).copied())
+        let Model { durable: named, scratch, .. } = &self.model;
+        let found = if durable { named.get(&id.into()) } else { scratch.get(&id) };
+        Ok(found.copied())
     }
 
     pub(super) fn start(
         &mut self,
-        id: u8,
+        id: u16,
         durable: bool,
         range: (u64, u64),
     ) -> Result<Ticket, String> {
@@ -44,16 +45,16 @@ impl Runner<'_> {
 
     pub(super) fn get(&mut self, id: u8, durable: bool, from: u8, to: u8) -> Check {
         let Some(content) = self.expected(id, durable)? else {
-            let there = self.pool()?.contains(tensor(id, durable));
+            let there = self.pool()?.contains(tensor(id.into(), durable));
             return if there { Err("it should not be there".into()) } else { Ok(()) };
         };
         let part = |of: u8| u64::from(content.length) * u64::from(of) / 255;
         let (from, to) = (part(from), part(to));
-        let ticket = self.start(id, durable, (from, to))?;
+        let ticket = self.start(id.into(), durable, (from, to))?;
         let outcome = ticket.wait();
         self.count_struck(Under::Get);
         let expected = &content.bytes()[from as usize..to as usize];
-        let name = durable.then_some(id);
+        let name = durable.then_some(u16::from(id));
         self.compare(&format!("{id}"), name, content, &outcome, &ticket, expected)
     }
 
@@ -65,8 +66,8 @@ impl Runner<'_> {
                 disk.plan_fault(OperationKind::Read, 0, Fault::Slow(10_000));
             }
         }
-        let ticket = self.start(id, durable, (0, content.length.into()))?;
-        let durable = durable.then_some(id);
+        let ticket = self.start(id.into(), durable, (0, content.length.into()))?;
+        let durable = durable.then_some(u16::from(id));
         self.reads.push(Read {
             name: format!("{id}, begun in act {}", self.act),
             durable,
@@ -89,7 +90,7 @@ impl Runner<'_> {
     pub(super) fn compare(
         &mut self,
         name: &str,
-        durable: Option<u8>,
+        durable: Option<u16>,
         content: Content,
         outcome: &Outcome,
         ticket: &Ticket,
@@ -126,7 +127,7 @@ impl Runner<'_> {
         }
     }
 
-    pub(in crate::sim) fn bytes_of(&mut self, id: u8) -> Result<Option<Vec<u8>>, String> {
+    pub(in crate::sim) fn bytes_of(&mut self, id: u16) -> Result<Option<Vec<u8>>, String> {
         let length = self.pool()?.length(tensor(id, true)).ok_or("it is not there")?;
         let ticket = self.start(id, true, (0, length))?;
         let ended = ticket.wait();

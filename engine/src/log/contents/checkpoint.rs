@@ -1,0 +1,155 @@
+//! The room that the index needs in its checkpoints: taken before a tensor is put, and given back when a
+//! checkpoint needs less.
+
+use std::collections::HashMap;
+
+use super::Contents;
+use crate::layout::{Change, TensorId};
+use crate::log::change_log::IndexFull;
+use crate::log::index_room::IndexUse;
+use crate::log::space::{Durability, Full, Reach};
+use crate::log::version::BeginError;
+use crate::units::ByteCount;
+
+/// What the index lacks for one more tensor.
+#[derive(Clone, Copy)]
+pub(super) enum IndexShort {
+    /// It may not grow.
+    Bound(IndexFull),
+    /// It needs so many segments, and there are so many beside what its tensor takes.
+    Segments { needed: u32, available: u32 },
+}
+
+impl Contents {
+    /// How the room for the index is used.
+    pub fn index_use(&self) -> IndexUse {
+        self.room.usage()
+    }
+
+    /// The segments that checkpoints go on in, those of slot 0 first.
+    pub fn index_segments(&self) -> Vec<u32> {
+        self.room.all_segments().collect()
+    }
+
+    /// Whether so much of the room of its slots is taken that the index should be allowed to grow.
+    pub fn index_should_grow(&self) -> bool {
+        !self.room.grows() && self.room.live() > self.room.room() / 2
+    }
+
+    /// The index may take segments from now on: the superblocks say so.
+    pub fn let_index_grow(&mut self) {
+        self.room.let_grow();
+    }
+
+    /// Takes the segments that the index needs as it is, as far as there are any; those of `first`, the slot that is
+    /// written next, before the other's.
+    pub fn settle_index(&mut self, first: usize) {
+        for slot in [first, 1 - first] {
+            // What is missing then is told when it is needed.
+            let _ = self.index_segments_for(slot, self.room.live());
+        }
+    }
+
+    /// Takes room in the index for what is being put.
+    ///
+    /// # Errors
+    /// There is too little; nothing has changed.
+    pub(super) fn reserve_index(&mut self, bytes: u64) -> Result<(), IndexShort> {
+        // Scratch tensors have no place there.
+        if bytes == 0 {
+            return Ok(());
+        }
+        let payload = self.room.spoken_for() + bytes;
+        let missing = [0, 1].map(|slot| self.room.missing(slot, payload));
+        let [Some(one), Some(other)] = missing else {
+            let (needed, room) = (ByteCount(payload), ByteCount(self.room.room()));
+            return Err(IndexShort::Bound(IndexFull { needed, room }));
+        };
+        let (needed, available) = (one + other, self.space.spare_segments());
+        if needed > available {
+            return Err(IndexShort::Segments { needed, available });
+        }
+        for (slot, missing) in [one, other].into_iter().enumerate() {
+            self.take_index_segments(slot, missing, Reach::Sisters);
+        }
+        self.room.begin(bytes);
+        Ok(())
+    }
+
+    /// What a put is told whose entry finds no room in the index.
+    pub(super) fn index_refusal(&self, short: IndexShort) -> BeginError {
+        let segments = |count: u32| ByteCount(u64::from(count) * self.space.segment_size().0);
+        match short {
+            IndexShort::Bound(full) => BeginError::IndexFull(full),
+            IndexShort::Segments { needed, available } => BeginError::Full(Full {
+                needed: segments(needed),
+                available: segments(available),
+                space: self.space_use(),
+            }),
+        }
+    }
+
+    /// Whether the index has room for these changes, and for all that is being put besides. What makes it no larger is
+    /// always welcome.
+    ///
+    /// # Errors
+    /// It has not.
+    pub fn check_index(&self, changes: &[Change]) -> Result<(), IndexFull> {
+        let room = self.room.room();
+        if self.room.spoken_for() <= room {
+            return Ok(());
+        }
+        let needed = self.index_bytes_after(changes);
+        if needed <= room || needed <= self.room.live() {
+            return Ok(());
+        }
+        Err(IndexFull { needed: ByteCount(needed), room: ByteCount(room) })
+    }
+
+    /// The segments of a slot, of which a checkpoint with so many bytes of tensors needs no more.
+    ///
+    /// # Errors
+    /// There are not enough, and no more to be had.
+    pub fn index_segments_for(&mut self, slot: usize, payload: u64) -> Result<&[u32], IndexFull> {
+        let missing = self.room.missing(slot, payload);
+        let taken = missing.is_some_and(|it| self.take_index_segments(slot, it, Reach::Reserve));
+        if taken {
+            Ok(self.room.segments(slot))
+        } else {
+            Err(IndexFull { needed: ByteCount(payload), room: ByteCount(self.room.room()) })
+        }
+    }
+
+    /// The bytes that tensors take in a checkpoint once `changes` are applied.
+    pub fn index_bytes_after(&self, changes: &[Change]) -> u64 {
+        // The last change of an id decides.
+        let mut last: HashMap<TensorId, u64> = HashMap::new();
+        for change in changes {
+            match change {
+                Change::Put(entry) => last.insert(entry.id, self.room.bytes_of(entry)),
+                Change::Delete(id) => last.insert(*id, 0),
+            };
+        }
+        let current = |id: &TensorId| {
+            let version = self.current(*id)?;
+            let durable = version.durability == Durability::Durable;
+            durable.then(|| self.room.bytes_of(&version.entry))
+        };
+        let before: u64 = last.keys().filter_map(current).sum();
+        self.room.live() - before + last.values().sum::<u64>()
+    }
+
+    /// A checkpoint in this slot that goes on in `used` of its segments is on media.
+    pub fn checkpoint_is_written(&mut self, slot: usize, used: usize) {
+        for segment in self.room.trim(slot, used) {
+            self.space.give_back_from_index(segment);
+        }
+    }
+
+    fn take_index_segments(&mut self, slot: usize, count: u32, reach: Reach) -> bool {
+        (0..count).all(|_| {
+            let taken = self.space.take_for_index(reach);
+            taken.inspect(|&segment| self.room.add(slot, segment)).is_some()
+        })
+    }
+}
