@@ -13,6 +13,7 @@ use crate::layout::{
     SuperblockError,
 };
 use crate::memory::GpuMemory;
+use crate::path::device::blank::first_byte_set_by;
 use crate::path::nvme::Namespace;
 use crate::path::sim::{SimDisk, SimDisks};
 #[cfg(feature = "spdk")]
@@ -234,6 +235,21 @@ impl Member {
             #[cfg(feature = "spdk")]
             Self::Controller { controller, .. } => controller.read(offset, length),
             Self::Sim { disk, .. } => Ok(disk.peek(offset, length)),
+        }
+    }
+
+    /// The first byte that is not zero, of those that tell whether it is blank.
+    pub(super) fn first_byte_set(&self) -> io::Result<Option<u64>> {
+        let size = self.size().0;
+        match self {
+            Self::File { lock, .. } => lock.first_byte_set(size),
+            #[cfg(feature = "spdk")]
+            Self::Controller { .. } => {
+                first_byte_set_by(|start, length| self.read(start, length as usize), size)
+            }
+            Self::Sim { .. } => {
+                first_byte_set_by(|start, length| self.read(start, length as usize), size)
+            }
         }
     }
 

@@ -21,7 +21,7 @@ use crate::path::{Device, DeviceSpec, OpenMode, PathChoice};
 use crate::schedule::Reactor;
 use crate::units::ByteCount;
 
-/// A device counts as blank if this much at both its ends is zero.
+/// This much at both ends is zero before a pool's structures are written.
 const BLANK_BYTES: u64 = 1 << 20;
 
 /// A device deallocates this much in one request, between two reports of progress.
@@ -240,19 +240,13 @@ fn refuse_content(member: &Member, overwrite: bool) -> Result<(), FormatError> {
             return Err(FormatError::HoldsData { device: member.name(), found });
         }
     }
-    let size = member.size().0;
-    for start in [0, size.saturating_sub(BLANK_BYTES)] {
-        let length = BLANK_BYTES.min(size - start) as usize;
-        let bytes = member.read(start, length).map_err(|source| FormatError::System {
-            what: format!("cannot read {}", member.name()),
-            source,
-        })?;
-        if let Some(at) = bytes.iter().position(|&byte| byte != 0) {
-            let found = format!("data at byte {}", start + at as u64);
-            return Err(FormatError::HoldsData { device: member.name(), found });
-        }
-    }
-    Ok(())
+    let found = member.first_byte_set().map_err(|source| FormatError::System {
+        what: format!("cannot read {}", member.name()),
+        source,
+    })?;
+    let Some(at) = found else { return Ok(()) };
+    let found = format!("data at byte {at}");
+    Err(FormatError::HoldsData { device: member.name(), found })
 }
 
 /// Writes everything a pool is made of; the superblocks last, because they are what counts.

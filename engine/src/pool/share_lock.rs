@@ -14,6 +14,7 @@ use nix::fcntl::{FallocateFlags, FcntlArg, PosixFadviseAdvice, fallocate, fcntl,
 
 use crate::layout::{BLOCK_BYTES, HOLDERS_OFFSET, Holder, SHARES_MAX};
 use crate::path::DeviceIdentity;
+use crate::path::device::blank::first_byte_set;
 
 /// Where the lock bytes begin; no device reaches there.
 const LOCK_BASE: i64 = 1 << 62;
@@ -114,7 +115,13 @@ impl LockedFile {
         Ok(bytes)
     }
 
-    /// Drops what the page cache has of these bytes: what NVMe commands wrote past the kernel's block layer (the data
+    /// The first byte that is not zero, of those that tell whether a device of this size is blank.
+    pub(super) fn first_byte_set(&self, size: u64) -> io::Result<Option<u64>> {
+        self.forget(0, 0)?;
+        first_byte_set(&self.file, size)
+    }
+
+    /// Drops what the page cache has of these bytes (of no length: of all): what NVMe commands wrote past the kernel's block layer (the data
     /// path uring-cmd) did not go by it.
     fn forget(&self, offset: u64, length: usize) -> io::Result<()> {
         let cannot = |_| io::Error::from(io::ErrorKind::InvalidInput);

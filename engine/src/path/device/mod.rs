@@ -1,5 +1,6 @@
 //! Devices as an operating system knows them: regular files, files in a directory, block devices.
 
+pub mod blank;
 mod controller;
 mod spec;
 #[cfg(test)]

@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
 use tidelog_engine::layout::SuperblockError;
+use tidelog_engine::path::device::blank::first_byte_set;
 use tidelog_engine::path::nvme::{Namespace, Unusable};
 use tidelog_engine::path::{ControllerName, DeviceIdentity, DeviceSpec};
 use tidelog_engine::pool::OpenError;
 use tidelog_engine::pool::inspect::inspect;
 use tidelog_engine::units::ByteCount;
 
-use super::content::{first_byte_set, signatures};
+use super::content::{signatures, signatures_of_partitions};
 use super::controller::Attached;
 use super::refusal::{Reason, Refusal};
 use super::system::{BlockDevice, DeviceNumber, System};
@@ -346,7 +347,11 @@ fn named_content(target: &Target, programs: &[PathBuf]) -> Vec<Reason> {
     let mut reasons = pool_reasons(&target.spec());
     // What the kernel does not drive has no node that a program could look at.
     if !matches!(target.kind, TargetKind::Controller(_)) {
-        let signatures = signatures(&target.path, programs);
+        let mut signatures = signatures(&target.path, programs);
+        // Behind what is known of the whole device, a name within it says little more.
+        if signatures.is_empty() && reasons.is_empty() {
+            signatures = signatures_of_partitions(&target.path, target.size.0, programs);
+        }
         if !signatures.is_empty() {
             let signatures = signatures.iter().map(ToString::to_string).collect();
             reasons.push(Reason::Holds { signatures });
@@ -359,7 +364,7 @@ fn unnamed_content(target: &Target) -> io::Result<Option<Reason>> {
     if let TargetKind::Controller(name) = &target.kind {
         return Attached::to(name)?.holds();
     }
-    let found = first_byte_set(&target.path, target.size.0)?;
+    let found = first_byte_set(&File::open(&target.path)?, target.size.0)?;
     Ok(found.map(|at| Reason::NotBlank { at }))
 }
 
