@@ -1,7 +1,7 @@
 //! The lock on a share: a byte range of every device file, held by an open file description.
 //!
 //! The operating system drops it with the last descriptor, however the process ends, so a lock is never
-//! stale. Whole shares are what is locked: byte `LOCK_BASE + share`, far behind any device's end.
+//! stale. Whole shares are what is locked: byte `SHARE_LOCKS_OFFSET + share`, far behind any device's end.
 
 use std::fs::File;
 use std::io;
@@ -15,9 +15,7 @@ use nix::fcntl::{FallocateFlags, FcntlArg, PosixFadviseAdvice, fallocate, fcntl,
 use crate::layout::{BLOCK_BYTES, HOLDERS_OFFSET, Holder, SHARES_MAX};
 use crate::path::DeviceIdentity;
 use crate::path::device::blank::first_byte_set;
-
-/// Where the lock bytes begin; no device reaches there.
-const LOCK_BASE: i64 = 1 << 62;
+use crate::path::device::users::SHARE_LOCKS_OFFSET;
 
 /// How long a refused opener waits for the holder to have written its name.
 const NAME_WAIT: Duration = Duration::from_millis(200);
@@ -90,6 +88,13 @@ impl LockedFile {
         let mut block = [0; BLOCK_BYTES as usize];
         let read = self.file.read_exact_at(&mut block, holder_offset(share));
         (held, read.ok().and_then(|()| Holder::decode(&block, share)))
+    }
+
+    /// Whether somebody else has any share open now.
+    pub(super) fn is_held(&self) -> bool {
+        let mut found = range(Shares::All, Sharing::Alone);
+        let asked = fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut found));
+        asked.is_ok() && found.l_type != nix::libc::F_UNLCK as i16
     }
 
     /// Gives the locks back, then tries for all of them: whether nobody else has one. Of several that leave at once the
@@ -181,7 +186,7 @@ fn range(shares: Shares, sharing: Sharing) -> nix::libc::flock {
     nix::libc::flock {
         l_type: kind as i16,
         l_whence: nix::libc::SEEK_SET as i16,
-        l_start: LOCK_BASE + i64::from(first),
+        l_start: SHARE_LOCKS_OFFSET + i64::from(first),
         l_len: i64::from(count),
         l_pid: 0,
     }

@@ -12,8 +12,8 @@ mod tests;
 mod view;
 mod wipe;
 
-pub use check::{CheckProgress, CheckReport, Damage, DamagedTensor, check};
-pub use index::{IndexCopy, IndexView};
+pub use check::{CheckProgress, CheckReport, Damage, DamagedTensor, Unsettled, check};
+pub use index::{CopyState, IndexCopy, IndexView};
 pub use repair::{RepairError, RepairReport, repair};
 pub use view::{DeviceView, PoolView, ShareView, SuperblockCopyView, inspect, probe};
 pub use wipe::{Wiped, wipe};
