@@ -438,13 +438,15 @@ fn a_file_that_another_program_may_write_or_has_locked_is_not_formatted() {
     );
     drop(locked);
     let writer = std::fs::File::options().append(true).open(&path).unwrap();
+    let mut other = std::process::Command::new("sleep").arg("1000").stdout(writer).spawn().unwrap();
     let refused = Pool::format(specs, &options);
+    other.kill().unwrap();
+    other.wait().unwrap();
     // File systems without leases cannot tell.
     if let Err(error) = &refused {
         assert!(error.to_string().contains("open for writing"), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), vec![1; 8 << 20]);
     }
-    drop(writer);
     Pool::format(specs, &options).unwrap();
 }
 

@@ -88,6 +88,7 @@ fn a_gpt_that_lost_its_front_is_refused_by_its_back() {
     if made.is_some() {
         let device = File::options().write(true).open(&file).unwrap();
         device.write_all_at(&vec![0; 64 << 10], 0).unwrap();
+        drop(device);
         shows_its_content_is_refused(&file, "gpt");
     }
 }
@@ -196,6 +197,7 @@ fn a_raid_member_is_refused_wherever_its_superblock_stands() {
         let file = sparse(&directory, "device", size);
         let device = File::options().write(true).open(&file).unwrap();
         device.write_all_at(&raid_superblock(sector), sector * 512).unwrap();
+        drop(device);
         if program(name, "wipefs", &["--version"]).is_some() {
             shows_its_content_is_refused(&file, "linux_raid_member");
         }

@@ -2,7 +2,7 @@
 //! renamed or unlinked, or of another mount namespace.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{DirEntry, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -63,7 +63,7 @@ fn other_use_now(path: &Path) -> io::Result<Option<Use>> {
     if is_range_locked(&file) {
         return Ok(Some(Use::Locked));
     }
-    if is_file && is_open_for_writing(&file) {
+    if is_file && is_open_for_writing(&file) && !is_open_for_writing_here(&file)? {
         return Ok(Some(Use::OpenForWriting));
     }
     Ok(is_locked_whole(file, is_file).then_some(Use::Locked))
@@ -105,6 +105,22 @@ fn is_open_for_writing(file: &File) -> bool {
     leased == -1 && error.kind() == io::ErrorKind::WouldBlock
 }
 
+/// Whether this process is one that can write the file: then nothing is known of others.
+fn is_open_for_writing_here(file: &File) -> io::Result<bool> {
+    let identity = DeviceIdentity::of(&file.metadata()?);
+    let is_it = |entry: &DirEntry| {
+        // Another thread may have closed it meanwhile.
+        let found = std::fs::metadata(entry.path()).ok()?;
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        // SAFETY: no memory arguments; a descriptor that is not open is an error.
+        let flags = unsafe { libc::fcntl(number, libc::F_GETFL) };
+        let writes = flags != -1 && flags & libc::O_ACCMODE != libc::O_RDONLY;
+        Some(DeviceIdentity::of(&found) == identity && writes)
+    };
+    let mut open = std::fs::read_dir("/proc/self/fd")?.flatten();
+    Ok(open.any(|entry| is_it(&entry).unwrap_or(false)))
+}
+
 /// What is behind a loop device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoopBacking {
@@ -137,6 +153,7 @@ pub fn loop_backing(device: &File) -> io::Result<LoopBacking> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
 
     /// A file that goes when the test ends.
     struct Scratch(std::path::PathBuf);
@@ -164,11 +181,15 @@ mod tests {
         let scratch = Scratch::new("users-open");
         let reading = File::open(&scratch.0).unwrap();
         assert_eq!(other_use(&scratch.0).unwrap(), None);
-        let writing = scratch.writable();
+        let ours = scratch.writable();
+        assert_eq!(other_use(&scratch.0).unwrap(), None, "this process has it");
+        let mut other = Command::new("sleep").arg("1000").stdout(ours).spawn().unwrap();
         let found = other_use(&scratch.0).unwrap();
+        other.kill().unwrap();
+        other.wait().unwrap();
         // File systems without leases cannot tell.
         assert!(matches!(found, Some(Use::OpenForWriting) | None), "{found:?}");
-        drop((reading, writing));
+        drop(reading);
         assert_eq!(other_use(&scratch.0).unwrap(), None);
     }
 
