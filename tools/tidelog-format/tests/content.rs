@@ -156,7 +156,7 @@ fn what_lies_at_equal_distances_is_refused_as_not_blank() {
     let Some(device) = Loop::new("periodic", size) else { return };
     let file = File::options().write(true).open(device.node()).unwrap();
     for start in (17 * MIB..size - 2 * MIB).step_by(4 << 20) {
-        file.write_all_at(&[1; 256 << 10], start).unwrap();
+        file.write_all_at(&vec![1; 256 << 10], start).unwrap();
     }
     file.sync_all().unwrap();
     drop(file);

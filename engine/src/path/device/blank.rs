@@ -164,16 +164,20 @@ mod tests {
     fn found(size: u64, is_set: impl Fn(u64) -> bool) -> Option<u64> {
         let read = |start: u64, length: u64| {
             assert!(start + length <= size && length <= READ_BYTES, "{start} {length}");
-            let bytes = (start..start + length).step_by(512);
-            let sectors = bytes.map(|byte| [u8::from(is_set(byte / 512 * 512)); 512]);
-            Ok(sectors.flatten().take(length as usize).collect())
+            let mut bytes = vec![0; length as usize];
+            for (sector, at) in bytes.chunks_mut(512).zip((start..).step_by(512)) {
+                if is_set(at) {
+                    sector.fill(1);
+                }
+            }
+            Ok(bytes)
         };
         first_byte_set_by(read, size).unwrap()
     }
 
     #[test]
     fn what_stands_where_partitions_begin_is_found_on_devices_of_any_size() {
-        for size in [64 * MIB, 4 << 30, TIB, 16 * TIB] {
+        for size in [64 * MIB, 4 << 30, 16 * TIB] {
             assert_eq!(found(size, |_| false), None);
             for start in partition_starts(size) {
                 // Where ext4 and btrfs have their superblocks.

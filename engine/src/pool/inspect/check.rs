@@ -229,7 +229,7 @@ fn check_members(
                     match copy.state {
                         CopyState::Whole => (),
                         CopyState::Behind(what) => {
-                            unsettled.push(Unsettled { share, device, what })
+                            unsettled.push(Unsettled { share, device, what });
                         }
                         CopyState::Damaged(why) => {
                             damage.push(Damage::IndexCopy { share, device, why });
