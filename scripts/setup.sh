@@ -26,6 +26,8 @@ export PATH="$PATH:/usr/sbin:/sbin"
 missing=()
 need mkfs.ext4 e2fsprogs
 need mkfs.xfs xfsprogs
+need mkfs.btrfs btrfs-progs
+need qemu-io qemu-utils
 need pvcreate lvm2
 need sgdisk gdisk
 need sfdisk fdisk

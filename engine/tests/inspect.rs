@@ -6,9 +6,9 @@ use std::os::unix::fs::FileExt;
 
 use common::{Directory, get, quick, small, stage};
 use tidelog_engine::layout::{BLOCK_BYTES, Geometry, Superblock, SuperblockError, TensorId};
-use tidelog_engine::path::{DeviceIdentity, DeviceSpec};
+use tidelog_engine::path::{DeviceIdentity, DeviceOpenError, DeviceSpec};
 use tidelog_engine::pool::inspect::{
-    CheckReport, Damage, RepairError, check, inspect, probe, repair, wipe,
+    CheckReport, CopyState, Damage, RepairError, check, inspect, probe, repair, wipe,
 };
 use tidelog_engine::pool::{FormatError, FormatOptions, OpenError, Pool};
 use tidelog_engine::units::ByteCount;
@@ -244,4 +244,222 @@ fn permission_to_overwrite_goes_with_the_device_and_not_with_its_name() {
     let refused = Pool::format(specs, &options);
     assert!(matches!(refused, Err(FormatError::HoldsData { .. })), "{refused:?}");
     assert_eq!(std::fs::read(specs[0].target()).unwrap(), vec![2; 8 << 20]);
+}
+
+fn write(spec: &DeviceSpec, offset: u64, bytes: &[u8]) {
+    let file = std::fs::File::options().write(true).open(spec.target()).unwrap();
+    file.write_all_at(bytes, offset).unwrap();
+    file.sync_all().unwrap();
+}
+
+fn block(spec: &DeviceSpec, offset: u64) -> Vec<u8> {
+    let mut bytes = vec![0; BLOCK_BYTES as usize];
+    std::fs::File::open(spec.target()).unwrap().read_exact_at(&mut bytes, offset).unwrap();
+    bytes
+}
+
+const NOTHING: [u8; BLOCK_BYTES as usize] = [0; BLOCK_BYTES as usize];
+
+/// A pool whose second device is larger than the first: its second superblock stands in the middle.
+fn uneven_pool(directory: &Directory) -> (Vec<DeviceSpec>, u64) {
+    let specs = directory.devices();
+    std::fs::File::create(specs[1].target()).unwrap().set_len(16 << 20).unwrap();
+    let made = Pool::format(&specs, &small()).unwrap();
+    (specs, made.geometry.second_superblock_offset())
+}
+
+#[test]
+fn a_wipe_that_was_killed_anywhere_is_finished_by_the_same_call() {
+    let directory = Directory::new("half-wiped");
+    let (specs, second) = uneven_pool(&directory);
+    let whole = content(&specs);
+    let steps = wipe(&specs, false).unwrap();
+    let wiped = content(&specs);
+    assert_eq!(steps.len(), 4, "{steps:?}");
+    for done in 0..steps.len() {
+        for (spec, bytes) in specs.iter().zip(&whole) {
+            std::fs::write(spec.target(), bytes).unwrap();
+        }
+        for step in &steps[..done] {
+            let spec = specs.iter().find(|spec| spec.to_string() == step.device).unwrap();
+            write(spec, step.offset.0, &NOTHING);
+        }
+        assert_eq!(wipe(&specs, false).unwrap(), steps[done..], "after {done}");
+        assert!(content(&specs) == wiped, "after {done}");
+    }
+    // As an older version left it: the first superblock gone before the second.
+    write(&specs[0], BLOCK_BYTES, &whole[0][BLOCK_BYTES as usize..][..BLOCK_BYTES as usize]);
+    write(&specs[1], second, &whole[1][second as usize..][..BLOCK_BYTES as usize]);
+    assert_eq!(wipe(&specs, false).unwrap().len(), 2);
+    assert!(content(&specs) == wiped);
+    // What is no pool's and was not wiped is a slip.
+    write(&specs[0], BLOCK_BYTES, &whole[0][BLOCK_BYTES as usize..][..BLOCK_BYTES as usize]);
+    write(&specs[1], BLOCK_BYTES, b"something");
+    let refused = wipe(&specs, false);
+    assert!(matches!(refused, Err(OpenError::Superblock { .. })), "{refused:?}");
+    assert!(probe(&specs[0]).unwrap().newest.is_ok(), "nothing was wiped");
+}
+
+#[test]
+fn an_older_pools_second_superblock_makes_no_pool_again() {
+    let directory = Directory::new("older");
+    let (specs, second) = uneven_pool(&directory);
+    let older = block(&specs[1], second);
+    let options = FormatOptions { overwrite: true, device_size: None, ..small() };
+    Pool::format(&specs[1..], &options).unwrap();
+    assert!(block(&specs[1], second) == NOTHING, "it went with its pool");
+    // A version that left it there.
+    write(&specs[1], second, &older);
+    wipe(&specs[1..], false).unwrap();
+    let refused = repair(&specs, &[], false, &mut |_| ());
+    assert!(matches!(refused, Err(RepairError::Open(OpenError::Superblock { .. }))), "{refused:?}");
+    assert!(Pool::open(&specs, &quick()).is_err());
+    assert!(block(&specs[1], BLOCK_BYTES) == NOTHING);
+}
+
+#[test]
+fn a_damaged_first_superblock_still_says_where_the_second_is_to_be_wiped() {
+    let directory = Directory::new("damaged-wipe");
+    let (specs, second) = uneven_pool(&directory);
+    rot(&specs[1], BLOCK_BYTES + 130);
+    assert_eq!(wipe(&specs[1..], false).unwrap().len(), 2);
+    assert!(block(&specs[1], second) == NOTHING && block(&specs[1], BLOCK_BYTES) == NOTHING);
+}
+
+#[test]
+fn the_last_record_on_one_copy_alone_is_no_damage_and_any_other_is() {
+    let directory = Directory::new("unsettled");
+    let (specs, geometry) = pool(&directory);
+    let slot = geometry.share(0).unwrap().slots[0];
+    let with_one = block(&specs[1], slot.log_offset);
+    // As a process leaves it that was killed between the two writes of a record.
+    for (lacks, spec) in specs.iter().enumerate() {
+        write(spec, slot.log_offset, &NOTHING);
+        let report = checked(&specs);
+        assert_eq!(report.damage, [], "{lacks}");
+        assert_eq!((report.unsettled.len(), report.tensors), (1, 2));
+        assert_eq!(report.unsettled[0].device, spec.to_string());
+        assert!(report.unsettled[0].to_string().contains("the next open writes it"));
+        let index = inspect(&specs).unwrap().shares.remove(0).index.unwrap();
+        assert!(matches!(index.copies[lacks].state, CopyState::Behind(_)), "{index:?}");
+        let before = content(&specs);
+        repair(&specs, &[], false, &mut |_| ()).unwrap();
+        assert_eq!(content(&specs), before, "there is nothing to repair");
+        write(spec, slot.log_offset, &with_one);
+        assert_eq!(checked(&specs).unsettled, []);
+    }
+    // The next open settles it, into the other slot.
+    write(&specs[1], slot.log_offset, &NOTHING);
+    drop(Pool::open(&specs, &quick()).unwrap());
+    let report = checked(&specs);
+    assert_eq!((report.damage, report.unsettled, report.tensors), (vec![], vec![], 2));
+
+    // Two records behind is what no crash leaves.
+    let pool = Pool::open(&specs, &quick()).unwrap();
+    for name in ["third", "fourth"] {
+        let mut batch = pool.batch();
+        stage(&mut batch, name, vec![3; 5000]);
+        batch.commit().unwrap();
+    }
+    drop(pool);
+    let slot = geometry.share(0).unwrap().slots[1];
+    write(&specs[1], slot.log_offset, &[NOTHING, NOTHING].concat());
+    let report = checked(&specs);
+    assert!(matches!(report.damage.as_slice(), [Damage::IndexCopy { .. }]), "{report:?}");
+}
+
+#[test]
+fn a_checkpoint_that_one_device_has_not_begun_is_no_damage_and_a_damaged_one_is() {
+    let directory = Directory::new("begun");
+    let (specs, geometry) = pool(&directory);
+    let before = content(&specs);
+    drop(Pool::open(&specs, &quick()).unwrap());
+    let slot = geometry.share(0).unwrap().slots[1];
+    let range = slot.checkpoint_offset as usize..(slot.checkpoint_offset + BLOCK_BYTES) as usize;
+    // The second checkpoint, of which this device has nothing yet.
+    write(&specs[1], slot.checkpoint_offset, &before[1][range]);
+    let report = checked(&specs);
+    assert_eq!((report.damage, report.unsettled.len()), (vec![], 1));
+    write(&specs[1], slot.checkpoint_offset, &[7; 64]);
+    let report = checked(&specs);
+    assert!(matches!(report.damage.as_slice(), [Damage::IndexCopy { .. }]), "{report:?}");
+}
+
+#[test]
+fn a_superblock_of_a_newer_version_is_not_written_over_because_the_other_copy_is_older() {
+    let directory = Directory::new("newer");
+    let (specs, geometry) = pool(&directory);
+    let places = [BLOCK_BYTES, geometry.second_superblock_offset()];
+    // A version and a feature bit that this version does not know, in one of the two copies.
+    for (place, (field, value)) in
+        places.into_iter().flat_map(|at| [(at, (8, 2_u8)), (at, (24, 8))])
+    {
+        let whole = block(&specs[0], place);
+        let mut newer = whole.clone();
+        newer[field] |= value;
+        newer[12..16].fill(0);
+        let checksum = crc32c::crc32c(&newer);
+        newer[12..16].copy_from_slice(&checksum.to_le_bytes());
+        write(&specs[0], place, &newer);
+        let before = content(&specs);
+        let open = |error: Option<OpenError>| match error {
+            Some(OpenError::Superblock { source, .. }) => source,
+            other => panic!("{other:?}"),
+        };
+        let refused = [
+            open(Pool::open(&specs, &quick()).err()),
+            open(check(&specs, false, &mut |_| ()).err()),
+            open(inspect(&specs).err()),
+            match repair(&specs, &[], false, &mut |_| ()).err() {
+                Some(RepairError::Open(error)) => open(Some(error)),
+                other => panic!("{other:?}"),
+            },
+        ];
+        assert!(refused.iter().all(SuperblockError::is_of_another_version), "{refused:?}");
+        assert_eq!(content(&specs), before);
+        write(&specs[0], place, &whole);
+    }
+    assert_eq!(checked(&specs).damage, []);
+}
+
+#[test]
+fn a_file_that_another_program_may_write_or_has_locked_is_not_formatted() {
+    let directory = Directory::new("used");
+    let specs = &directory.devices()[..1];
+    let path = specs[0].target();
+    std::fs::write(&path, vec![1; 8 << 20]).unwrap();
+    let options = FormatOptions { overwrite: true, ..small() };
+    let locked = std::fs::File::open(&path).unwrap();
+    locked.lock().unwrap();
+    let refused = Pool::format(specs, &options);
+    assert!(
+        matches!(refused, Err(FormatError::Device(DeviceOpenError::Used { .. }))),
+        "{refused:?}"
+    );
+    drop(locked);
+    let writer = std::fs::File::options().append(true).open(&path).unwrap();
+    let mut other = std::process::Command::new("sleep").arg("1000").stdout(writer).spawn().unwrap();
+    let refused = Pool::format(specs, &options);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    // File systems without leases cannot tell.
+    if let Err(error) = &refused {
+        assert!(error.to_string().contains("open for writing"), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), vec![1; 8 << 20]);
+    }
+    Pool::format(specs, &options).unwrap();
+}
+
+#[test]
+fn where_devices_must_exist_no_file_is_made() {
+    let directory = Directory::new("must-exist");
+    let specs = directory.devices();
+    let options = FormatOptions { must_exist: true, ..small() };
+    std::fs::File::create(specs[0].target()).unwrap();
+    let refused = Pool::format(&specs, &options);
+    assert!(
+        matches!(refused, Err(FormatError::Device(DeviceOpenError::Missing { .. }))),
+        "{refused:?}"
+    );
+    assert!(!specs[1].exists() && content(&specs[..1]) == [vec![]]);
 }

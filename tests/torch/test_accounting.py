@@ -214,3 +214,19 @@ def test_a_plan_s_machine_is_assumed_on_files_until_it_is_measured(pool):
         rates = tide.stats()["machine"]["ssd"]
         assert rates["write"]["from"] == "measured" and rates["read"]["from"] == "assumed"
         del tensors
+
+
+def test_a_pool_that_was_made_is_told_and_one_that_must_exist_is_not_made(tmp_path, caplog):
+    """An SSD that is not mounted leaves an empty directory, in which a pool was made in silence."""
+    options = dict(pool=str(tmp_path), memory=8 * MIB, staging=MIB, mode="reactive", pool_size=64 * MIB)
+    with pytest.raises(tidelog.PoolError, match="mount its file system"):
+        with tidelog.offload(**options, must_exist=True):
+            pass
+    assert list(tmp_path.iterdir()) == [] and caplog.records == []
+    with tidelog.offload(**options) as tide:
+        assert str(tmp_path) in tide.stats()["made"]
+    told = [record.getMessage() for record in caplog.records if record.name == "tidelog"]
+    assert len(told) == 1 and str(tmp_path) in told[0] and "must_exist=True" in told[0]
+    with tidelog.offload(**options, must_exist=True) as tide:
+        assert tide.stats()["made"] is None
+    assert len(caplog.records) == len(told)

@@ -95,6 +95,9 @@ typedef struct tide_pool_options {
   uint64_t arena;
   // Its bytes.
   uint64_t arena_bytes;
+  // Non-zero refuses a pool that is not there. Otherwise one is made where none of its devices exists; and where a file system
+  // is not mounted, its directory is empty, and the pool would be made on another disk.
+  uint64_t must_exist;
 } tide_pool_options;
 
 // How to open a session.
@@ -124,6 +127,9 @@ typedef struct tide_session_options {
   uint8_t policy;
   // Where the storages are: CUDA's number of the GPU plus one; 0: in host memory.
   uint8_t gpu;
+  // Non-zero refuses a pool that is not there. Otherwise one is made where none of its devices exists; and where a file system
+  // is not mounted, its directory is empty, and the pool would be made on another disk.
+  uint64_t must_exist;
 } tide_session_options;
 
 // A storage that came into being.
@@ -195,7 +201,7 @@ int32_t tide_get_gpu(uint64_t pool,
                      uint32_t flags,
                      uint64_t *ticket);
 
-// Opens a share of a pool, formatting it first where its devices are fresh directories.
+// Opens a share of a pool, formatting it first where its devices are fresh directories, unless it must exist.
 //
 // # Safety
 // `options` points to options as long as their `size` says, whose texts are NUL-terminated; `pool` points to one `uint64_t`. An
@@ -281,7 +287,8 @@ int32_t tide_batch_commit(uint64_t batch);
 // Drops a batch: nothing in it happens.
 int32_t tide_batch_drop(uint64_t batch);
 
-// Opens a session: formats the pool where its devices are fresh directories, opens the share, starts the reactor.
+// Opens a session: formats the pool where its devices are fresh directories, unless it must exist, opens the share, starts the
+// reactor. A pool that was made is told in the statistics (`made`).
 //
 // # Safety
 // `options` points to options as long as their `size` says, whose texts are NUL-terminated; `session` points to one `uint64_t`.

@@ -50,6 +50,7 @@ fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
         reactive: 0,
         policy: 0,
         gpu: 0,
+        must_exist: 0,
     };
     let pool_options = tide_pool_options {
         size: size_of::<tide_pool_options>() as u64,
@@ -62,6 +63,7 @@ fn in_a_forked_child_every_handle_says_so_and_the_parent_goes_on() {
         gpu: 0,
         arena: 0,
         arena_bytes: 0,
+        must_exist: 0,
     };
     let (mut session, mut pool, mut ticket) = (0, 0, 0);
     let bytes = vec![3_u8; 100_000];

@@ -225,7 +225,7 @@ impl Targets {
         };
         for target in targets.iter().filter(|target| !admitted(target)) {
             let against = self.one_speaks_against(job, target)?;
-            let is_claimed = against.iter().any(|it| it.reason == Reason::Claimed);
+            let is_claimed = against.iter().any(|it| is_of_a_program(&it.reason));
             if is_claimed && let holder @ Some(_) = Holder::at(&target.path) {
                 return Err(BenchError::Held { path: target.path.clone(), holder });
             }
@@ -278,7 +278,7 @@ impl Targets {
         let claim = Claim::take(&device)?;
         let mut found = self.one_speaks_against(job, target)?;
         // That is us.
-        found.retain(|it| it.reason != Reason::Claimed);
+        found.retain(|it| !is_of_a_program(&it.reason));
         if found.is_empty() { Ok((device, claim)) } else { Err(BenchError::Refused(found)) }
     }
 
@@ -343,6 +343,11 @@ impl Targets {
 }
 
 /// Disks in memory, as large as the job.
+/// Whether another program speaks against it, or this one.
+fn is_of_a_program(reason: &Reason) -> bool {
+    matches!(reason, Reason::Claimed | Reason::Used { .. })
+}
+
 fn simulated(job: &JobOptions) -> SimDisks {
     let files = job.filename.len() as u64;
     let size = ByteCount(job.size.map_or(0, |size| size.of(0)) / files + job.offset.of(0));

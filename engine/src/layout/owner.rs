@@ -13,7 +13,7 @@ use super::{BLOCK_BYTES, checksum_of};
 
 const MAGIC: [u8; 8] = *b"TIDEOWNR";
 const HOST_BYTES: usize = 256;
-const OWNED: u32 = 1;
+const GIVEN_BACK: u32 = 0;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -81,7 +81,8 @@ impl Owner {
         let host = block.host.get(..block.host_bytes.get() as usize)?;
         whole.then(|| Self {
             host: String::from_utf8_lossy(host).into_owned(),
-            owns: block.state.get() == OWNED,
+            // A state that this version does not know gives nothing back.
+            owns: block.state.get() != GIVEN_BACK,
             generation: block.generation.get(),
             claim: block.claim.get(),
             since: block.since.get(),
@@ -98,6 +99,11 @@ mod tests {
         let owner =
             Owner { host: "a".into(), owns: true, generation: 3, claim: 1 << 90, since: 12 };
         assert_eq!(Owner::decode(&owner.encode(1)), Some(owner.clone()));
+        let mut unknown: OwnerOnMedia = bytemuck::pod_read_unaligned(&owner.encode(1));
+        unknown.state = 2.into();
+        unknown.checksum = 0.into();
+        unknown.checksum = checksum_of(&[bytemuck::bytes_of(&unknown)]).into();
+        assert!(Owner::decode(bytemuck::bytes_of(&unknown)).unwrap().owns, "not known, not free");
         let left = Owner { owns: false, ..owner.clone() };
         assert_eq!(Owner::decode(&left.encode(1)), Some(left));
         let long = Owner { host: "é".repeat(200), ..owner };

@@ -119,7 +119,21 @@ pub enum SuperblockError {
     },
 }
 
+impl SuperblockError {
+    /// Whether the block is whole, and only software that knows more may use it.
+    pub fn is_of_another_version(&self) -> bool {
+        matches!(self, Self::Version(_) | Self::Features(_))
+    }
+}
+
 impl Superblock {
+    /// Where the second copy is if these bytes are those of a first one, which may be damaged.
+    pub fn claimed_second_offset(bytes: &[u8]) -> Option<u64> {
+        let block: SuperblockOnMedia = bytemuck::try_pod_read_unaligned(bytes).ok()?;
+        let end = Some(block.device_bytes.get()).filter(|_| block.magic == MAGIC)?;
+        end.checked_sub(BLOCK_BYTES)
+    }
+
     /// The block that stands on the media.
     pub fn encode(&self) -> Vec<u8> {
         let mut block = SuperblockOnMedia::zeroed();

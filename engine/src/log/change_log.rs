@@ -317,6 +317,11 @@ impl ChangeLog {
         self.end.epoch
     }
 
+    /// Records since the checkpoint.
+    pub fn records(&self) -> u64 {
+        self.end.sequence
+    }
+
     /// Records that nothing may be added any more, because a commit is in doubt.
     pub fn stop(&mut self, reason: String) {
         self.stopped.get_or_insert(reason);

@@ -10,18 +10,19 @@ use super::devices::{Member, MemberError, Members, find_twins};
 use super::error::FormatError;
 use super::media::{MetadataIo, metadata_only};
 use super::options::{FormatOptions, PoolDescription};
-use super::share_lock::{LockError, Shares};
+use super::share_lock::{LockError, LockedFile, Shares};
 use crate::layout::{
     BLOCK_BYTES, DEVICES_MAX, Geometry, GeometryRequest, SUPERBLOCK_OFFSET, Superblock,
     SuperblockError, protective_mbr,
 };
 use crate::log::{ChangeLog, Media, Place};
+use crate::path::device::users::other_use;
 use crate::path::sim::SimDisk;
-use crate::path::{Device, DeviceSpec, OpenMode, PathChoice};
+use crate::path::{Device, DeviceOpenError, DeviceSpec, OpenMode, PathChoice};
 use crate::schedule::Reactor;
 use crate::units::ByteCount;
 
-/// A device counts as blank if this much at both its ends is zero.
+/// This much at both ends is zero before a pool's structures are written.
 const BLANK_BYTES: u64 = 1 << 20;
 
 /// A device deallocates this much in one request, between two reports of progress.
@@ -101,6 +102,11 @@ fn format(
     // Whatever can be refused is refused before the first file is made.
     let mode = OpenMode { buffered: options.buffered, exclusive: true, ..OpenMode::default() };
     let mut members: Vec<Option<Member>> = Vec::new();
+    if options.must_exist
+        && let Some(missing) = specs.iter().find(|spec| !spec.exists())
+    {
+        return Err(FormatError::Device(DeviceOpenError::Missing { path: missing.target() }));
+    }
     for spec in specs {
         members.push(if spec.exists() { Some(existing(spec, mode, options)?) } else { None });
     }
@@ -188,11 +194,30 @@ pub(super) fn existing(
     mode: OpenMode,
     options: &FormatOptions,
 ) -> Result<Member, FormatError> {
+    refuse_users(spec)?;
     let member = Member::open(spec, Shares::All, mode).map_err(refused)?;
     let named = member.identity().is_some_and(|it| options.overwrite_devices.contains(&it))
         || spec.controller().is_some_and(|it| options.overwrite_controllers.contains(&it));
     refuse_content(&member, options.overwrite || named)?;
     Ok(member)
+}
+
+/// Refuses a file that another program may write or has locked. Who has a share of a pool on it is named by the lock on
+/// that; a block device is claimed.
+fn refuse_users(spec: &DeviceSpec) -> Result<(), FormatError> {
+    let path = spec.target();
+    let is_file = path.metadata().is_ok_and(|metadata| metadata.is_file());
+    let system =
+        |source| FormatError::Device(DeviceOpenError::Open { path: spec.target(), source });
+    if !is_file || LockedFile::open_to_read(&path).is_ok_and(|file| file.is_held()) {
+        return Ok(());
+    }
+    match other_use(&path).map_err(system)? {
+        Some(how) if !LockedFile::open_to_read(&path).is_ok_and(|file| file.is_held()) => {
+            Err(FormatError::Device(DeviceOpenError::Used { path, how }))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Gives all bytes of the block devices back to them. The bytes of a file stay reserved.
@@ -240,19 +265,13 @@ fn refuse_content(member: &Member, overwrite: bool) -> Result<(), FormatError> {
             return Err(FormatError::HoldsData { device: member.name(), found });
         }
     }
-    let size = member.size().0;
-    for start in [0, size.saturating_sub(BLANK_BYTES)] {
-        let length = BLANK_BYTES.min(size - start) as usize;
-        let bytes = member.read(start, length).map_err(|source| FormatError::System {
-            what: format!("cannot read {}", member.name()),
-            source,
-        })?;
-        if let Some(at) = bytes.iter().position(|&byte| byte != 0) {
-            let found = format!("data at byte {}", start + at as u64);
-            return Err(FormatError::HoldsData { device: member.name(), found });
-        }
-    }
-    Ok(())
+    let found = member.first_byte_set().map_err(|source| FormatError::System {
+        what: format!("cannot read {}", member.name()),
+        source,
+    })?;
+    let Some(at) = found else { return Ok(()) };
+    let found = format!("data at byte {at}");
+    Err(FormatError::HoldsData { device: member.name(), found })
 }
 
 /// Writes everything a pool is made of; the superblocks last, because they are what counts.
@@ -330,11 +349,17 @@ type Written = Result<(), Box<dyn std::error::Error>>;
 /// Until the end no device may look like part of any pool, and never again like anything else: RAID and partition tables
 /// also stand at the end, and a forgotten one would be assembled again.
 fn clear_ends(media: &MetadataIo<'_>, members: &Members) -> Written {
+    let known = members.known_geometry();
+    let marks: Vec<_> = members.0.iter().map(|it| it.superblock_marks(known.as_ref())).collect();
     for (device, member) in (0..).zip(&members.0) {
         let size = member.size().0 / BLOCK_BYTES * BLOCK_BYTES;
         let blank = BLANK_BYTES.min(size);
         for start in [0, size - blank] {
             media.write(device, start, vec![0; blank as usize])?;
+        }
+        // An older pool's second superblock may stand anywhere; with the rest of that pool it would make one again.
+        for place in &marks[usize::from(device)] {
+            media.write(device, *place, vec![0; BLOCK_BYTES as usize])?;
         }
         media.flush(device)?;
     }

@@ -26,6 +26,9 @@ pub struct FormatOptions {
     pub segment_size: Option<ByteCount>,
     /// Parts of the pool that one process each may own.
     pub share_count: u32,
+    /// Make no files: a device that is not there is an error. A directory whose file system is not mounted is an empty
+    /// one, and a pool would be made on the wrong disk.
+    pub must_exist: bool,
     /// Whether what the devices hold may be lost.
     pub overwrite: bool,
     /// These devices may lose what they hold, whatever `overwrite` says of the others. Devices, not names:
@@ -54,6 +57,7 @@ impl Default for FormatOptions {
             calibrate: false,
             segment_size: None,
             share_count: 1,
+            must_exist: false,
             overwrite: false,
             overwrite_devices: Vec::new(),
             overwrite_controllers: Vec::new(),

@@ -1,7 +1,7 @@
 //! The lock on a share: a byte range of every device file, held by an open file description.
 //!
 //! The operating system drops it with the last descriptor, however the process ends, so a lock is never
-//! stale. Whole shares are what is locked: byte `LOCK_BASE + share`, far behind any device's end.
+//! stale. Whole shares are what is locked: byte `SHARE_LOCKS_OFFSET + share`, far behind any device's end.
 
 use std::fs::File;
 use std::io;
@@ -14,9 +14,8 @@ use nix::fcntl::{FallocateFlags, FcntlArg, PosixFadviseAdvice, fallocate, fcntl,
 
 use crate::layout::{BLOCK_BYTES, HOLDERS_OFFSET, Holder, SHARES_MAX};
 use crate::path::DeviceIdentity;
-
-/// Where the lock bytes begin; no device reaches there.
-const LOCK_BASE: i64 = 1 << 62;
+use crate::path::device::blank::first_byte_set;
+use crate::path::device::users::SHARE_LOCKS_OFFSET;
 
 /// How long a refused opener waits for the holder to have written its name.
 const NAME_WAIT: Duration = Duration::from_millis(200);
@@ -91,6 +90,13 @@ impl LockedFile {
         (held, read.ok().and_then(|()| Holder::decode(&block, share)))
     }
 
+    /// Whether somebody else has any share open now.
+    pub(super) fn is_held(&self) -> bool {
+        let mut found = range(Shares::All, Sharing::Alone);
+        let asked = fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut found));
+        asked.is_ok() && found.l_type != nix::libc::F_UNLCK as i16
+    }
+
     /// Gives the locks back, then tries for all of them: whether nobody else has one. Of several that leave at once the
     /// last one finds itself alone.
     pub(super) fn is_last_user(&self) -> bool {
@@ -114,7 +120,13 @@ impl LockedFile {
         Ok(bytes)
     }
 
-    /// Drops what the page cache has of these bytes: what NVMe commands wrote past the kernel's block layer (the data
+    /// The first byte that is not zero, of those that tell whether a device of this size is blank.
+    pub(super) fn first_byte_set(&self, size: u64) -> io::Result<Option<u64>> {
+        self.forget(0, 0)?;
+        first_byte_set(&self.file, size)
+    }
+
+    /// Drops what the page cache has of these bytes (of no length: of all): what NVMe commands wrote past the kernel's block layer (the data
     /// path uring-cmd) did not go by it.
     fn forget(&self, offset: u64, length: usize) -> io::Result<()> {
         let cannot = |_| io::Error::from(io::ErrorKind::InvalidInput);
@@ -174,7 +186,7 @@ fn range(shares: Shares, sharing: Sharing) -> nix::libc::flock {
     nix::libc::flock {
         l_type: kind as i16,
         l_whence: nix::libc::SEEK_SET as i16,
-        l_start: LOCK_BASE + i64::from(first),
+        l_start: SHARE_LOCKS_OFFSET + i64::from(first),
         l_len: i64::from(count),
         l_pid: 0,
     }

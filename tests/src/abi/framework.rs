@@ -119,6 +119,7 @@ impl Framework {
             reactive: 0,
             policy: 0,
             gpu: u8::from(manners.gpu),
+            must_exist: 0,
         };
         let mut session = 0;
         // SAFETY: the options' texts are NUL-terminated and alive; the result is ours.

@@ -123,6 +123,7 @@ pub fn pool_options(
         gpu,
         arena: 0,
         arena_bytes: 0,
+        must_exist: 0,
     }
 }
 
@@ -176,6 +177,9 @@ impl Caller {
             let (pool, length) = (self.pool, memory.size as u64);
             tide_put(pool, text.as_ptr(), bytes, length, flags, &raw mut ticket)
         };
+        if flags & !TIDE_URGENT != 0 {
+            return assert_eq!(status, TIDE_INVALID_ARGUMENT, "flags {flags:#x}");
+        }
         if status == TIDE_POOL_FAILED {
             return assert!(last_error().contains("full"), "{}", last_error());
         }

@@ -143,6 +143,9 @@ pub struct FormatArgs {
     /// Whether to write.
     #[command(flatten)]
     pub intent: Intent,
+    /// Make no files: refuse a DEVICE that is not there, such as Tidelog's file in a directory that nothing is mounted on
+    #[arg(long)]
+    pub must_exist: bool,
     /// This device may lose what it holds; repeat its name exactly as it is given in DEVICE
     #[arg(long, value_name = "DEVICE")]
     pub overwrite: Vec<String>,

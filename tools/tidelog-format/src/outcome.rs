@@ -211,9 +211,11 @@ impl From<FormatError> for Failure {
             | FormatError::SameDevice(..)
             | FormatError::HoldsPool { .. }
             | FormatError::HoldsData { .. }
-            | FormatError::Device(DeviceOpenError::InUse { .. }) => {
-                (Exit::Refused, "it was free a moment ago; look at it again before you go on")
-            }
+            | FormatError::Device(
+                DeviceOpenError::InUse { .. }
+                | DeviceOpenError::Used { .. }
+                | DeviceOpenError::Missing { .. },
+            ) => (Exit::Refused, "it was free a moment ago; look at it again before you go on"),
             FormatError::Device(DeviceOpenError::NoDirect { .. }) => {
                 (Exit::Failed, "add --buffered to go through the page cache")
             }

@@ -191,6 +191,15 @@ fn a_wiped_pool_is_none_any_more() {
         tool(&[command, &a, &b]).expect(3);
     }
     tool(&["wipe", &a, "--yes"]).expect(3);
+    let spare = temporary("wipe-foreign");
+    let whole = pool(&spare, "whole", &[]);
+    let foreign = sparse(&spare, "foreign", 16 * MIB);
+    rot(&foreign, 4096);
+    tool(&["wipe", &whole, &foreign, "--yes"]).expect(3);
+    tool(&["check", &whole]).expect(0);
+    // As a wipe leaves it that was killed between two devices.
+    tool(&["wipe", &whole, &a, "--yes"]).expect(0);
+    tool(&["check", &whole]).expect(3);
     tool(&["check", &directory.at("never-there")]).expect(3);
 }
 

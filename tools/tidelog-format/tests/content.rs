@@ -8,7 +8,11 @@ use std::path::Path;
 use std::process::Command;
 
 use common::{Loop, format_of, overwrite_of, pool, program, put, sparse, temporary, tool};
-use tidelog_format::device::{first_byte_set, program_directories, signatures};
+use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::path::device::blank::first_byte_set;
+use tidelog_engine::pool::{FormatError, FormatOptions, Pool};
+use tidelog_format::device::{program_directories, signatures};
+use tidelog_tests::machine::{LoopDevice, LoopOptions, skip};
 
 const MIB: u64 = 1 << 20;
 
@@ -84,6 +88,7 @@ fn a_gpt_that_lost_its_front_is_refused_by_its_back() {
     if made.is_some() {
         let device = File::options().write(true).open(&file).unwrap();
         device.write_all_at(&vec![0; 64 << 10], 0).unwrap();
+        drop(device);
         shows_its_content_is_refused(&file, "gpt");
     }
 }
@@ -97,6 +102,65 @@ fn an_mbr_is_refused() {
         assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
         shows_its_content_is_refused(&file, "dos");
     }
+}
+
+/// A file system that begins at a byte of a large device whose partition table is lost is refused by its name.
+fn lost_partition(
+    test: &str,
+    size: u64,
+    start: u64,
+    program_name: &str,
+    arguments: &[&str],
+    name: &str,
+) {
+    let Some(device) = Loop::new(test, size) else { return };
+    // As a partition: where another loop device begins.
+    let options = LoopOptions { offset: start, ..LoopOptions::default() };
+    let Ok(part) = LoopDevice::attach(device.backing(), options) else {
+        return skip(test, "there is no second loop device");
+    };
+    let made = program(test, program_name, &[arguments, &[part.node()]].concat());
+    drop(part);
+    if made.is_none() {
+        return;
+    }
+    let refused = format_of(device.node());
+    assert_eq!(refused.refusals(), ["content"], "{refused}");
+    let reason = refused.json()["refusals"][0]["reason"].as_str().unwrap().to_owned();
+    assert!(reason.contains(&format!("{name} at {start:#x}")), "{reason}");
+    tool(&["format", device.node(), "--yes"]).expect(4);
+    // The engine, which looks again, finds it by itself.
+    let found = first_byte_set(&File::open(device.node()).unwrap(), size).unwrap();
+    assert!(found.is_some_and(|at| at >= start), "{found:?}");
+    let spec = DeviceSpec::new(device.node());
+    let refused = Pool::format(&[spec], &FormatOptions::default());
+    assert!(matches!(refused, Err(FormatError::HoldsData { .. })), "{refused:?}");
+    assert_eq!(overwrite_of(device.node()).code, 0);
+}
+
+#[test]
+fn a_file_system_behind_a_lost_partition_table_is_refused_by_its_name() {
+    let ext4 = ["-q", "-E", "lazy_itable_init=1,lazy_journal_init=1"];
+    lost_partition("lost-ext4", 4 << 30, MIB, "mkfs.ext4", &ext4, "ext4");
+    lost_partition("lost-ext4-later", 4 << 30, 513 * MIB, "mkfs.ext4", &ext4, "ext4");
+    lost_partition("lost-ext4-dos", 4 << 30, 63 * 512, "mkfs.ext4", &ext4, "ext4");
+    lost_partition("lost-btrfs", 1 << 40, MIB, "mkfs.btrfs", &["-q"], "btrfs");
+    lost_partition("lost-xfs", 4 << 30, 1025 * MIB, "mkfs.xfs", &["-q"], "xfs");
+    lost_partition("lost-swap", 4 << 30, 101 * MIB, "mkswap", &[], "swap");
+}
+
+/// What is left of a file system whose front was cleared lies at equal distances, and so did the samples.
+#[test]
+fn what_lies_at_equal_distances_is_refused_as_not_blank() {
+    let size = 4 << 30;
+    let Some(device) = Loop::new("periodic", size) else { return };
+    let file = File::options().write(true).open(device.node()).unwrap();
+    for start in (17 * MIB..size - 2 * MIB).step_by(4 << 20) {
+        file.write_all_at(&vec![1; 256 << 10], start).unwrap();
+    }
+    file.sync_all().unwrap();
+    drop(file);
+    assert_eq!(format_of(device.node()).refusals(), ["not-blank"]);
 }
 
 /// mdadm makes superblocks only through the kernel's RAID driver, which machines that test lack: these are
@@ -133,6 +197,7 @@ fn a_raid_member_is_refused_wherever_its_superblock_stands() {
         let file = sparse(&directory, "device", size);
         let device = File::options().write(true).open(&file).unwrap();
         device.write_all_at(&raid_superblock(sector), sector * 512).unwrap();
+        drop(device);
         if program(name, "wipefs", &["--version"]).is_some() {
             shows_its_content_is_refused(&file, "linux_raid_member");
         }
@@ -233,7 +298,7 @@ fn without_any_program_what_has_a_name_is_still_not_blank() {
         return;
     }
     assert_eq!(signatures(Path::new(&file), &[]), []);
-    assert!(first_byte_set(Path::new(&file), 64 * MIB).unwrap().is_some());
+    assert!(first_byte_set(&File::open(&file).unwrap(), 64 * MIB).unwrap().is_some());
     // With blkid alone, as on a machine that has no wipefs.
     let blkid = Path::new("/usr/sbin/blkid");
     if blkid.exists() {

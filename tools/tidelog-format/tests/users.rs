@@ -12,7 +12,7 @@ use common::{
     Finally, Loop, format_of, open, overwrite_of, pool, program, sparse, temporary, tool,
 };
 use tidelog_format::device::{DeviceNumber, Reason, System};
-use tidelog_tests::machine::{Directory, LoopOptions, skip};
+use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, skip};
 
 const MIB: u64 = 1 << 20;
 
@@ -165,6 +165,148 @@ fn a_file_behind_a_loop_device_is_refused() {
     is_refused_whatever_is_said(device.backing().to_str().unwrap(), "held");
 }
 
+/// The kernel shows the name by which the loop device was made: the other one, and that it is gone.
+#[test]
+fn a_file_behind_a_loop_device_is_refused_by_a_name_that_the_kernel_does_not_show() {
+    let test = "hard-link";
+    let Some(device) = Loop::new(test, 64 * MIB) else { return };
+    if program(test, "mkfs.ext4", &["-q", device.node()]).is_none() {
+        return;
+    }
+    let directory = temporary("hard-link-mount");
+    let image = format!("{}.image", device.backing().display());
+    fs::hard_link(device.backing(), &image).unwrap();
+    fs::remove_file(device.backing()).unwrap();
+    let mount = mounted(device.node(), &directory.at("at"));
+    is_refused_whatever_is_said(&image, "held");
+    drop(mount);
+    is_refused_whatever_is_said(&image, "held");
+    // Also where the loop device cannot write it.
+    let link = directory.at("read-only");
+    fs::hard_link(&image, &link).unwrap();
+    drop(device);
+    let options = LoopOptions { read_only: true, ..LoopOptions::default() };
+    let read_only = LoopDevice::attach(Path::new(&link), options).unwrap();
+    let other = directory.at("other");
+    fs::rename(&link, &other).unwrap();
+    is_refused_whatever_is_said(&other, "held");
+    drop(read_only);
+}
+
+#[test]
+fn a_file_behind_a_loop_device_of_another_mount_namespace_is_refused() {
+    let test = "namespace";
+    let directory = temporary(test);
+    let image = sparse(&directory, "image", 64 * MIB);
+    fs::create_dir(directory.at("seen-there")).unwrap();
+    let script = "mount --bind . seen-there && losetup --find --show seen-there/image";
+    let ran = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", script])
+        .current_dir(directory.path())
+        .output();
+    let node = match ran {
+        Ok(output) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        }
+        other => return skip(test, &format!("no loop device in a mount namespace: {other:?}")),
+    };
+    let detach = Finally(vec!["losetup".into(), "--detach".into(), node.clone()]);
+    let listed = ["--noheadings", "--output", "BACK-FILE", &node];
+    let shown = Command::new("losetup").args(listed).output().unwrap();
+    assert_ne!(String::from_utf8_lossy(&shown.stdout).trim(), image, "it has another name there");
+    is_refused_whatever_is_said(&image, "held");
+    drop(detach);
+}
+
+#[test]
+fn a_loop_device_is_refused_where_another_one_over_the_same_bytes_is_mounted() {
+    let test = "two-loops";
+    let Some(device) = Loop::new(test, 64 * MIB) else { return };
+    let directory = temporary("two-loops-mount");
+    if program(test, "mkfs.ext4", &["-q", device.node()]).is_none() {
+        return;
+    }
+    let Ok(other) = LoopDevice::attach(device.backing(), LoopOptions::default()) else {
+        return skip(test, "there is no second loop device");
+    };
+    assert_eq!(overwrite_of(other.node()).code, 0, "nobody uses the first");
+    let mount = mounted(device.node(), &directory.at("at"));
+    is_refused_whatever_is_said(other.node(), "held");
+    drop(mount);
+}
+
+#[test]
+fn a_file_that_a_program_has_locked_is_refused() {
+    use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
+    let directory = temporary("locked");
+    let image = sparse(&directory, "image", 64 * MIB);
+    let open = || fs::File::open(&image).unwrap();
+    // As QEMU does: shared locks on single bytes, by an open file description.
+    let byte = nix::libc::flock {
+        l_type: nix::libc::F_RDLCK as i16,
+        l_whence: nix::libc::SEEK_SET as i16,
+        l_start: 103,
+        l_len: 1,
+        l_pid: 0,
+    };
+    let guest = open();
+    fcntl(&guest, FcntlArg::F_OFD_SETLK(&byte)).unwrap();
+    is_refused_whatever_is_said(&image, "locked");
+    drop(guest);
+    for kind in [FlockArg::LockSharedNonblock, FlockArg::LockExclusiveNonblock] {
+        let guest = Flock::lock(open(), kind).unwrap();
+        is_refused_whatever_is_said(&image, "locked");
+        drop(guest);
+    }
+    assert_eq!(format_of(&image).code, 0);
+}
+
+#[test]
+fn a_virtual_machines_image_is_refused_while_it_has_it_open() {
+    let test = "virtual-machine";
+    let directory = temporary(test);
+    let image = sparse(&directory, "image", 64 * MIB);
+    // The same block layer, and the same locks, as the machine's own.
+    let Ok(mut guest) = Command::new("qemu-io")
+        .args(["-f", "raw", &image])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+    else {
+        return skip(test, "qemu-io is not installed (package qemu-utils)");
+    };
+    let is_open = || {
+        let entries = fs::read_dir(format!("/proc/{}/fd", guest.id())).unwrap().flatten();
+        entries.filter_map(|it| fs::read_link(it.path()).ok()).any(|it| it == Path::new(&image))
+    };
+    while !is_open() {
+        std::thread::yield_now();
+    }
+    for ran in [format_of(&image), overwrite_of(&image)] {
+        let kinds = ran.expect(4).refusals();
+        assert!(kinds == ["locked"] || kinds == ["open"], "{kinds:?}");
+    }
+    drop(guest.stdin.take());
+    guest.wait().unwrap();
+    assert_eq!(format_of(&image).code, 0);
+}
+
+#[test]
+fn a_file_that_a_program_has_open_for_writing_is_refused() {
+    let test = "open-for-writing";
+    let directory = temporary(test);
+    let image = sparse(&directory, "image", 64 * MIB);
+    let reader = fs::File::open(&image).unwrap();
+    assert_eq!(format_of(&image).code, 0, "who reads it does not use it");
+    let writer = OpenOptions::new().write(true).open(&image).unwrap();
+    if format_of(&image).code == 0 {
+        return skip(test, "this file system has no leases");
+    }
+    is_refused_whatever_is_said(&image, "open");
+    drop((reader, writer));
+    assert_eq!(format_of(&image).code, 0);
+}
+
 #[test]
 fn a_read_only_device_is_refused() {
     let options = LoopOptions { read_only: true, ..LoopOptions::default() };
@@ -237,13 +379,36 @@ fn two_names_of_one_device_are_noticed() {
 fn what_is_no_device_is_refused_and_a_mistyped_one_is_not_made() {
     assert_eq!(format_of("/dev/null").refusals(), ["no-device"]);
     for mistyped in ["/dev/nvme99n1", "/dev/disk/by-id/no-such"] {
-        let ran = tool(&["format", mistyped, "--size", "16MiB", "--yes"]).expect(5);
+        let ran = tool(&["format", mistyped, "--size", "16MiB", "--yes"]).expect(4);
         assert!(ran.err.contains(mistyped), "{ran}");
+        for command in
+            [&["inspect", mistyped][..], &["wipe", mistyped, "--yes"], &["repair", mistyped]]
+        {
+            tool(command).expect(3);
+        }
         assert!(!Path::new(mistyped).exists());
     }
     let directory = temporary("no-device");
     symlink("/nowhere/at/all", directory.at("broken")).unwrap();
-    tool(&["format", &directory.at("broken"), "--size", "16MiB", "--yes"]).expect(5);
+    sparse(&directory, "file", MIB);
+    for name in ["broken", "no-directory/file", "file/below"] {
+        let ran = tool(&["format", &directory.at(name), "--size", "16MiB", "--yes"]).expect(4);
+        assert!(ran.err.contains("refused: "), "{ran}");
+    }
+    let both = tool(&["format", "/dev/nvme98n1", "/dev/nvme99n1", "--dry-run", "--output", "json"]);
+    assert_eq!(both.refusals(), ["missing", "missing"], "{both}");
+}
+
+#[test]
+fn where_devices_must_exist_no_file_is_made() {
+    let directory = temporary("must-exist");
+    let at = directory.path().to_str().unwrap();
+    let format = ["format", at, "--size", "16MiB", "--must-exist", "--yes"];
+    let refused = tool(&format).expect(4);
+    assert!(refused.err.contains("is its file system mounted?"), "{refused}");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    sparse(&directory, "tidelog.device", 0);
+    tool(&format).expect(0);
 }
 
 /// A machine in a directory: `sda` with `sda1` (mounted at /boot) and `sda2` under the LVM volume `dm-0` that

@@ -53,6 +53,7 @@ class SessionOptions(ctypes.Structure):
         ("reactive", ctypes.c_uint8),
         ("policy", ctypes.c_uint8),
         ("gpu", ctypes.c_uint8),
+        ("must_exist", ctypes.c_uint64),
     ]
 
 

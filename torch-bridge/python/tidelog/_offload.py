@@ -28,6 +28,7 @@ def offload(
     staging=None,
     data_path="auto",
     buffered=False,
+    must_exist=False,
     report=None,
 ):
     """Runs the block with at most `memory` bytes of tensors in memory; the rest lies on `pool`.
@@ -53,6 +54,8 @@ def offload(
     data_path         "auto", "uring", "uring-cmd" or "posix"; for a GPU also "gds" (cuFile, past the host) and "gds-compat"
                       (cuFile, which may go through the host). Which one runs, and why, is in `stats()`.
     buffered          allow a file system without O_DIRECT.
+    must_exist        refuse a pool that is not there. Otherwise one is made where none of its devices exists, and the
+                      logger "tidelog" says so: a file system that is not mounted leaves an empty directory.
     report            path of an HTML report, written when the block ends.
 
     Raises PoolError, BudgetError, DeviceError (all tidelog.Error). The block covers the thread that entered it.
@@ -70,6 +73,7 @@ def offload(
         staging=staging,
         data_path=data_path,
         buffered=buffered,
+        must_exist=must_exist,
         report=report,
     )
     return Tide(model, optimizer, options)
@@ -93,6 +97,7 @@ class Options:
         staging,
         data_path,
         buffered,
+        must_exist,
         report,
     ):
         self.budget = _bytes_of(memory, "memory")
@@ -125,6 +130,7 @@ class Options:
             reactive=mode == "reactive",
             policy=_POLICIES[policy],
             gpu=self.device.option,
+            must_exist=bool(must_exist),
         )
         if self.budget <= self.buffers:
             raise _errors.BudgetError(

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import logging
 
 import torch
 
@@ -10,6 +11,8 @@ from tidelog import _native
 _nbytes = torch._C.StorageBase.nbytes
 
 _UNLIMITED = (1 << 63) - 1
+
+_log = logging.getLogger("tidelog")
 
 
 class Session:
@@ -24,12 +27,14 @@ class Session:
         self._ledger = ledger
 
     def open(self, options):
-        """Begins the session; devices are opened, and formatted where that is needed."""
+        """Begins the session; devices are opened, and formatted where that is needed, which is said."""
         handle = ctypes.c_uint64()
         self.check(self.library.tide_session_open(ctypes.byref(options), ctypes.byref(handle)))
         self.handle = handle.value
         address = self.library.tide_session_attention(self.handle)
         self.attention = memoryview((ctypes.c_uint32 * 1).from_address(address)).cast("B").cast("I")
+        if made := self.figures(self.library.tide_session_stats)["made"]:
+            _log.warning("%s. If there should have been one, mount its file system; must_exist=True refuses to make any.", made)
 
     def close(self):
         """Ends it, when all that is in flight has landed. In a child of a fork, or for the second time, nothing happens."""

@@ -52,6 +52,9 @@ pub struct tide_pool_options {
     pub arena: u64,
     /// Its bytes.
     pub arena_bytes: u64,
+    /// Non-zero refuses a pool that is not there. Otherwise one is made where none of its devices exists; and where a file system
+    /// is not mounted, its directory is empty, and the pool would be made on another disk.
+    pub must_exist: u64,
 }
 
 // SAFETY: numbers and pointers, of which any bytes are a value; `size` comes first.
@@ -60,7 +63,7 @@ unsafe impl Options for tide_pool_options {
     const LENGTH_MIN: usize = std::mem::offset_of!(Self, arena);
 }
 
-/// Opens a share of a pool, formatting it first where its devices are fresh directories.
+/// Opens a share of a pool, formatting it first where its devices are fresh directories, unless it must exist.
 ///
 /// # Safety
 /// `options` points to options as long as their `size` says, whose texts are NUL-terminated; `pool` points to one `uint64_t`. An
@@ -81,13 +84,14 @@ pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool:
             pool_size: options.pool_size,
             share: options.share,
             buffered: options.buffered != 0,
+            must_exist: options.must_exist != 0,
             reactive: true,
             policy: Policy::default(),
             place: Place::numbered(options.gpu),
             // SAFETY: by this function's contract it stays until the pool is closed.
             arena: unsafe { arena_of(&options) },
         };
-        let handle = POOLS.insert(open_pool(&config)?);
+        let handle = POOLS.insert(open_pool(&config)?.pool);
         // SAFETY: by this function's contract null or one u64 of the caller's.
         unsafe { write_result(pool, handle, "pool") }.inspect_err(|_| {
             drop(POOLS.remove(handle));
@@ -346,8 +350,8 @@ pub(super) fn submit_put(
     source: Source,
     flags: u32,
 ) -> Result<Ticket, Failure> {
-    let options =
-        PutOptions { lifetime: LifetimeClass::Step, urgency: urgency(flags), notify: None };
+    let urgency = urgency(flags)?;
+    let options = PutOptions { lifetime: LifetimeClass::Step, urgency, notify: None };
     pool.put(TensorId::from_name(name), source, options)
         .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
 }
@@ -360,7 +364,7 @@ pub(super) fn submit_get(
     destination: Destination,
     flags: u32,
 ) -> Result<Ticket, Failure> {
-    pool.get(TensorId::from_name(name), range, destination, urgency(flags), None)
+    pool.get(TensorId::from_name(name), range, destination, urgency(flags)?, None)
         .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
 }
 
@@ -372,8 +376,15 @@ pub(super) fn range_of(offset: u64, length: u64) -> Result<Range<u64>, Failure> 
     Ok(offset..end)
 }
 
-fn urgency(flags: u32) -> Urgency {
-    if flags & TIDE_URGENT != 0 { Urgency::Urgent } else { Urgency::Ahead }
+fn urgency(flags: u32) -> Result<Urgency, Failure> {
+    match flags {
+        0 => Ok(Urgency::Ahead),
+        TIDE_URGENT => Ok(Urgency::Urgent),
+        _ => Err(Failure::invalid(format!(
+            "flags have the bits {:#x}, which this version does not know; it knows TIDE_URGENT ({TIDE_URGENT:#x})",
+            flags & !TIDE_URGENT
+        ))),
+    }
 }
 
 fn failed(error: &TransferError) -> Failure {

@@ -43,12 +43,15 @@ pub struct tide_session_options {
     pub policy: u8,
     /// Where the storages are: CUDA's number of the GPU plus one; 0: in host memory.
     pub gpu: u8,
+    /// Non-zero refuses a pool that is not there. Otherwise one is made where none of its devices exists; and where a file system
+    /// is not mounted, its directory is empty, and the pool would be made on another disk.
+    pub must_exist: u64,
 }
 
 // SAFETY: numbers and pointers, of which any bytes are a value; `size` comes first.
 unsafe impl Options for tide_session_options {
     const NAME: &str = "tide_session_options";
-    const LENGTH_MIN: usize = size_of::<Self>();
+    const LENGTH_MIN: usize = std::mem::offset_of!(Self, must_exist);
 }
 
 /// A request to the caller, who alone can free and allocate a storage's memory.
@@ -99,7 +102,8 @@ fn with_session(handle: u64, body: impl FnOnce(&Session) -> Result<i32, Failure>
     boundary(|| body(&*SESSIONS.get(handle)?))
 }
 
-/// Opens a session: formats the pool where its devices are fresh directories, opens the share, starts the reactor.
+/// Opens a session: formats the pool where its devices are fresh directories, unless it must exist, opens the share, starts the
+/// reactor. A pool that was made is told in the statistics (`made`).
 ///
 /// # Safety
 /// `options` points to options as long as their `size` says, whose texts are NUL-terminated; `session` points to one `uint64_t`.
@@ -124,6 +128,7 @@ pub unsafe extern "C" fn tide_session_open(
             pool_size: options.pool_size,
             share: options.share,
             buffered: options.buffered != 0,
+            must_exist: options.must_exist != 0,
             reactive: options.reactive != 0,
             policy: Policy::numbered(options.policy)?,
             place: Place::numbered(options.gpu),
@@ -153,6 +158,7 @@ pub fn session_on(pool: Pool, budget: u64, staging: u64) -> u64 {
             pool_size: 0,
             share: 0,
             buffered: false,
+            must_exist: true,
             reactive: false,
             policy: Policy::default(),
             place: Place::Host,

@@ -2,13 +2,14 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Deref;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use tidelog_engine::memory::GpuMemory;
 use tidelog_engine::path::DeviceSpec;
-use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
+use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PoolDescription};
 use tidelog_engine::schedule::CompletionQueue;
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::cuda::CudaUnavailable;
@@ -46,6 +47,7 @@ pub(crate) struct SessionConfig<'a> {
     pub(crate) pool_size: u64,
     pub(crate) share: u32,
     pub(crate) buffered: bool,
+    pub(crate) must_exist: bool,
     pub(crate) reactive: bool,
     pub(crate) policy: Policy,
     pub(crate) place: Place,
@@ -73,7 +75,7 @@ impl Session {
 
     /// A session on a pool that is open already, and closed with the session.
     pub(crate) fn on_pool(pool: Pool, config: &SessionConfig<'_>) -> Self {
-        Self::on(Lease { key: None, pool }, None, Links::default(), config)
+        Self::on(Lease { key: None, pool, made: None }, None, Links::default(), config)
     }
 
     fn on(pool: Lease, tier: Option<HostTier>, links: Links, config: &SessionConfig<'_>) -> Self {
@@ -119,6 +121,8 @@ pub(super) struct Lease {
     /// By what other sessions find it; `None`: no other does.
     key: Option<(String, u32)>,
     pool: Pool,
+    /// What to tell of a pool that was made for this session.
+    pub(super) made: Option<String>,
 }
 
 struct Shared {
@@ -173,14 +177,14 @@ impl Lease {
             open.check_path(config.data_path)?;
             open.check_place(config.place)?;
             open.sessions += 1;
-            return Ok(Self { key: Some(key), pool: open.pool.clone() });
+            return Ok(Self { key: Some(key), pool: open.pool.clone(), made: None });
         }
-        let pool = open_pool(config)?;
+        let OpenedPool { pool, made } = open_pool(config)?;
         shared.insert(
             key.clone(),
             Shared { pool: pool.clone(), place: config.place, process, sessions: 1 },
         );
-        Ok(Self { key: Some(key), pool })
+        Ok(Self { key: Some(key), pool, made })
     }
 
     fn give_back(&self) -> Result<(), Failure> {
@@ -205,8 +209,14 @@ impl Deref for Lease {
     }
 }
 
-/// Opens the share, after formatting the pool where every device is a fresh directory.
-pub(crate) fn open_pool(config: &SessionConfig<'_>) -> Result<Pool, Failure> {
+/// A pool, and what to tell of it if it was made.
+pub(crate) struct OpenedPool {
+    pub(crate) pool: Pool,
+    pub(crate) made: Option<String>,
+}
+
+/// Opens the share, after formatting the pool where every device is a fresh directory, unless it must exist.
+pub(crate) fn open_pool(config: &SessionConfig<'_>) -> Result<OpenedPool, Failure> {
     let failed =
         |error: &dyn std::fmt::Display| Failure::new(Status::PoolFailed, error.to_string());
     for (name, bytes) in [("staging", config.staging), ("pool_size", config.pool_size)] {
@@ -222,7 +232,8 @@ pub(crate) fn open_pool(config: &SessionConfig<'_>) -> Result<Pool, Failure> {
         ByteCount(config.staging),
         config.arena,
     )?;
-    if devices.iter().all(|device| !device.exists()) {
+    let mut made = None;
+    if !config.must_exist && devices.iter().all(|device| !device.exists()) {
         let device_size =
             device_size(&devices, config.pool_size).map_err(|error| failed(&error))?;
         let options = FormatOptions {
@@ -230,7 +241,8 @@ pub(crate) fn open_pool(config: &SessionConfig<'_>) -> Result<Pool, Failure> {
             buffered: config.buffered,
             ..FormatOptions::default()
         };
-        Pool::format(&devices, &options).map_err(|error| failed(&error))?;
+        let new = Pool::format(&devices, &options).map_err(|error| failed(&error))?;
+        made = Some(describe_made(&new, &devices));
     }
     let options = OpenOptions {
         path,
@@ -241,7 +253,30 @@ pub(crate) fn open_pool(config: &SessionConfig<'_>) -> Result<Pool, Failure> {
         gpu: gpu_of(config.place).map_err(|error| failed(&error))?,
         ..OpenOptions::default()
     };
-    Pool::open(&devices, &options).map_err(|error| failed(&error))
+    let pool = Pool::open(&devices, &options).map_err(|error| failed(&error))?;
+    Ok(OpenedPool { pool, made })
+}
+
+/// Says where a new pool lies, and on which file systems: a directory that nothing is mounted on is on another disk than
+/// its name says.
+fn describe_made(new: &PoolDescription, devices: &[DeviceSpec]) -> String {
+    let place = |device: &DeviceSpec| {
+        let path = device.target();
+        let mount =
+            mount_point(&path).map(|at| format!(" (on the file system at {})", at.display()));
+        format!("{}{}", path.display(), mount.unwrap_or_default())
+    };
+    let places: Vec<String> = devices.iter().map(place).collect();
+    format!("there was no pool: made a new one of {} in {}", new.capacity, places.join(" and "))
+}
+
+/// Where the file system of a file is mounted.
+fn mount_point(path: &Path) -> Option<PathBuf> {
+    let path = path.canonicalize().ok()?;
+    let file_system = |path: &Path| path.metadata().map(|it| it.dev()).ok();
+    let own = file_system(&path)?;
+    let within = path.ancestors().take_while(|above| file_system(above) == Some(own));
+    within.last().map(Path::to_path_buf)
 }
 
 /// Page-locks the host memory that was asked for.

@@ -264,6 +264,7 @@ mod tests {
             pool_size: 0,
             share: 0,
             buffered: false,
+            must_exist: false,
             reactive: false,
             policy: Policy::default(),
             place: Place::Host,

@@ -26,6 +26,7 @@ impl Session {
             "gpu": pool.as_ref().and_then(gpu),
             "host_memory": self.tier.as_ref().map(|tier| host_memory(&tier.stats())),
             "pool": pool.as_ref().map(space),
+            "made": self.pool.made,
             "devices": pool.as_ref().map(devices),
             "lanes": pool.as_ref().map(lanes),
             "endurance": endurance.as_deref().map(wear),

@@ -6,7 +6,8 @@ use std::ptr::{null, null_mut};
 use tidelog::abi::*;
 
 use tidelog_tests::abi::{
-    Folder, Framework, Manners, STAGING, last_error, open_pool, statuses_of_a_stale,
+    Folder, Framework, Manners, STAGING, last_error, open_pool, pool_options, statuses_of_a_stale,
+    try_open_pool_with,
 };
 
 const POOL_SIZE: u64 = 64 << 20;
@@ -38,6 +39,7 @@ fn session_options(devices: *const c_char) -> tide_session_options {
         reactive: 0,
         policy: 0,
         gpu: 0,
+        must_exist: 0,
     }
 }
 
@@ -58,11 +60,16 @@ fn options_of_other_versions_are_told_by_their_size() {
     let folder = Folder::new("versions");
     let devices = folder.text();
     let good = || session_options(devices.as_ptr());
-    for size in [0, 7, size_of::<tide_session_options>() as u64 - 1, 1 << 20, u64::MAX] {
+    let oldest = std::mem::offset_of!(tide_session_options, must_exist) as u64;
+    for size in [0, 7, oldest - 1, 1 << 20, u64::MAX] {
         let status = open_session(&tide_session_options { size, ..good() });
         assert_eq!(status, Err(TIDE_INVALID_ARGUMENT), "{size}");
         assert!(last_error().contains("sizeof(tide_session_options)"), "{}", last_error());
     }
+    // What lies behind an older caller's options is not looked at.
+    let older = tide_session_options { size: oldest, must_exist: 1, ..good() };
+    let session = open_session(&older).unwrap_or_else(|_| panic!("{}", last_error()));
+    assert_eq!(tide_session_close(session), TIDE_READY);
     let mut newer = Newer { options: good(), more: 0 };
     newer.options.size = size_of::<Newer>() as u64;
     let open = |newer: &Newer| {
@@ -75,6 +82,55 @@ fn options_of_other_versions_are_told_by_their_size() {
     assert_eq!(tide_session_close(session), TIDE_READY);
     newer.more = 1;
     assert_refused(open(&newer).0, "newer");
+}
+
+#[test]
+fn a_pool_that_must_exist_is_not_made_and_one_that_was_made_is_told() {
+    let folder = Folder::new("must-exist");
+    let devices = folder.text();
+    let good = || session_options(devices.as_ptr());
+    assert_eq!(
+        open_session(&tide_session_options { must_exist: 1, ..good() }),
+        Err(TIDE_POOL_FAILED)
+    );
+    assert!(last_error().contains("mount its file system"), "{}", last_error());
+    let options =
+        tide_pool_options { must_exist: 1, ..pool_options(&devices, POOL_SIZE, 0, c"auto") };
+    // SAFETY: the texts live across the call; there is no arena.
+    assert_eq!(unsafe { try_open_pool_with(&options) }, Err(TIDE_POOL_FAILED));
+    let directory = devices.to_str().unwrap();
+    assert_eq!(std::fs::read_dir(directory).unwrap().count(), 0, "nothing was made");
+    let made = |options: &tide_session_options| {
+        let session = open_session(options).unwrap_or_else(|_| panic!("{}", last_error()));
+        let mut text = vec![0_u8; 1 << 16];
+        // SAFETY: the buffer has as many bytes.
+        let length = unsafe { tide_session_stats(session, text.as_mut_ptr().cast(), text.len()) };
+        assert_eq!(tide_session_close(session), TIDE_READY);
+        let stats: serde_json::Value = serde_json::from_slice(&text[..length]).unwrap();
+        stats["made"].as_str().map(str::to_owned)
+    };
+    let told = made(&good()).unwrap();
+    assert!(told.contains("made a new one") && told.contains(directory), "{told}");
+    assert_eq!(made(&tide_session_options { must_exist: 1, ..good() }), None);
+}
+
+#[test]
+fn flags_that_this_version_does_not_know_are_refused_by_their_bits() {
+    let folder = Folder::new("flags");
+    let pool = open_pool(&folder, POOL_SIZE);
+    let (mut bytes, mut ticket) = ([1_u8; 64], 0);
+    let memory = bytes.as_mut_ptr();
+    for flags in [2, 1 << 31, u32::MAX] {
+        let named = format!("{:#x}", flags & !TIDE_URGENT);
+        // SAFETY: the memory outlives the calls, which are refused.
+        unsafe {
+            let put = tide_put(pool, c"x".as_ptr(), memory.cast(), 64, flags, &raw mut ticket);
+            assert_refused(put, &named);
+            let get = tide_get(pool, c"x".as_ptr(), 0, memory.cast(), 64, flags, &raw mut ticket);
+            assert_refused(get, &named);
+        }
+    }
+    assert_eq!(tide_pool_close(pool), TIDE_READY);
 }
 
 #[test]

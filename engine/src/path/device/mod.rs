@@ -1,9 +1,11 @@
 //! Devices as an operating system knows them: regular files, files in a directory, block devices.
 
+pub mod blank;
 mod controller;
 mod spec;
 #[cfg(test)]
 mod tests;
+pub mod users;
 
 pub use controller::ControllerName;
 pub use spec::{DEVICES_MAX, DeviceIdentity, DeviceSpec, FILE_IN_DIRECTORY, SpecError};
@@ -35,7 +37,7 @@ pub struct OpenMode {
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceOpenError {
     /// There is nothing.
-    #[error("{path} does not exist; format the pool first")]
+    #[error("{path} does not exist; mount its file system, or format the pool first")]
     Missing {
         /// Where.
         path: PathBuf,
@@ -65,6 +67,14 @@ pub enum DeviceOpenError {
     InUse {
         /// Where.
         path: PathBuf,
+    },
+    /// Another program has a file locked, or open for writing.
+    #[error("{path} is {how}; end that program first (fuser -v shows it)")]
+    Used {
+        /// Where.
+        path: PathBuf,
+        /// How it is used.
+        how: users::Use,
     },
     /// The file system cannot bypass the page cache.
     #[error(

@@ -30,8 +30,13 @@ pub struct DeviceIdentity {
 impl DeviceIdentity {
     /// The identity of what this metadata is of.
     pub fn of(metadata: &Metadata) -> Self {
-        match metadata.rdev() {
-            0 => Self { block: false, file_system: metadata.dev(), number: metadata.ino() },
+        Self::numbered(metadata.rdev(), metadata.dev(), metadata.ino())
+    }
+
+    /// That of the block device of this number, or if that is 0 of the file of this inode.
+    pub(super) fn numbered(number: u64, file_system: u64, inode: u64) -> Self {
+        match number {
+            0 => Self { block: false, file_system, number: inode },
             number => Self { block: true, file_system: 0, number },
         }
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 
-use super::index::read_index;
+use super::index::{CopyState, read_index};
 use super::view::has_protective_mbr;
 use crate::layout::{Geometry, Superblock, TensorEntry, TensorId};
 use crate::log::StripeMap;
@@ -75,6 +75,27 @@ pub struct DamagedTensor {
     pub why: String,
 }
 
+/// A copy of a share's index that lacks what was written last, as after a process that was killed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unsettled {
+    /// The share.
+    pub share: u32,
+    /// The device.
+    pub device: String,
+    /// What it lacks.
+    pub what: String,
+}
+
+impl fmt::Display for Unsettled {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            out,
+            "{}: the index of share {} in this copy: {}",
+            self.device, self.share, self.what
+        )
+    }
+}
+
 impl Damage {
     /// Whether a good copy is left from which this one can be written again.
     pub fn is_repairable(&self) -> bool {
@@ -133,6 +154,8 @@ pub struct CheckReport {
     pub devices: Vec<String>,
     /// Everything that is not as it was written.
     pub damage: Vec<Damage>,
+    /// What was being written when a process ended, which the next open settles: no damage.
+    pub unsettled: Vec<Unsettled>,
     /// Durable tensors that were verified.
     pub tensors: u64,
     /// Their bytes.
@@ -198,16 +221,23 @@ fn check_members(
     let names = members.names();
     let mut damage = damage_of_devices(&members, &damaged);
     let media = MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) };
-    let mut tensors = Vec::new();
+    let (mut tensors, mut unsettled) = (Vec::new(), Vec::new());
     for share in 0..geometry.shares {
         match read_index(pool, share, &geometry, &media) {
             Err(why) => damage.push(Damage::Index { share, why }),
             Ok(index) => {
-                damage.extend(index.copies.into_iter().filter_map(|copy| {
-                    let why = copy.state.err()?;
+                for copy in index.copies {
                     let device = names[usize::from(copy.device)].clone();
-                    Some(Damage::IndexCopy { share, device, why })
-                }));
+                    match copy.state {
+                        CopyState::Whole => (),
+                        CopyState::Behind(what) => {
+                            unsettled.push(Unsettled { share, device, what });
+                        }
+                        CopyState::Damaged(why) => {
+                            damage.push(Damage::IndexCopy { share, device, why });
+                        }
+                    }
+                }
                 tensors.extend(index.tensors.into_iter().map(|tensor| (share, tensor)));
             }
         }
@@ -220,6 +250,7 @@ fn check_members(
         geometry,
         devices: names,
         damage,
+        unsettled,
         tensors: tensors.len() as u64,
         bytes,
         path: reactor.capabilities().kind.to_string(),

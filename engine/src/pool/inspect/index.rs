@@ -2,9 +2,9 @@
 
 use std::io;
 
-use crate::layout::{Geometry, TensorEntry};
+use crate::layout::{BLOCK_BYTES, Checkpoint, Geometry, TensorEntry};
 use crate::log::{
-    Contents, IndexRoom, IndexUse, Media, Place, Recovered, Space, SpaceUse, recover,
+    ChangeLog, Contents, IndexRoom, IndexUse, Media, Place, Recovered, Space, SpaceUse, recover,
 };
 use crate::pool::devices::Member;
 
@@ -28,8 +28,19 @@ pub struct IndexView {
 pub struct IndexCopy {
     /// The device's place.
     pub device: u8,
-    /// Whether this copy alone says the same as all together; else what is wrong with it.
-    pub state: Result<(), String>,
+    /// Whether this copy alone says the same as all together.
+    pub state: CopyState,
+}
+
+/// What one copy of an index is, beside all of them together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CopyState {
+    /// It says the same.
+    Whole,
+    /// It lacks what was written last, as after a process that was killed: the next open writes it again.
+    Behind(String),
+    /// Something is wrong with it.
+    Damaged(String),
 }
 
 /// Reads the index of a share.
@@ -45,16 +56,27 @@ pub(super) fn read_index<M: Media>(
     let place = Place::new(pool, share, geometry).ok_or("there is no such share")?;
     let all = recover(place, media).map_err(|error| error.to_string())?;
     let alone = |device| {
-        let found = recover(Place { only: Some(device), ..place }, media)
-            .map_err(|error| error.to_string())?;
+        let one = Place { only: Some(device), ..place };
+        let found = match recover(one, media) {
+            Ok(found) => found,
+            Err(error) => return CopyState::Damaged(error.to_string()),
+        };
         let same = found.log.epoch() == all.log.epoch() && found.tensors == all.tensors;
-        same.then_some(())
-            .ok_or_else(|| "it lacks commits that another copy has, or has others".to_owned())
+        match (same, lacks_the_last(media, (&place, device), &found.log, &all.log)) {
+            (true, _) => CopyState::Whole,
+            (false, true) => CopyState::Behind(
+                "it lacks the last commit, which was on its way when a process ended; the next open writes it"
+                    .to_owned(),
+            ),
+            (false, false) => {
+                CopyState::Damaged("it lacks commits that another copy has, or has others".to_owned())
+            }
+        }
     };
     let whole = |device| {
         // Where all copies are damaged, an older checkpoint with its change log may well give the same.
         match all.passed_over.iter().find(|(at, _)| *at == device) {
-            Some((_, epoch)) => Err(format!(
+            Some((_, epoch)) => CopyState::Damaged(format!(
                 "its newest checkpoint, of epoch {epoch}, is not whole; the one of epoch {} and its change log hold",
                 all.log.epoch()
             )),
@@ -69,6 +91,35 @@ pub(super) fn read_index<M: Media>(
     let contents = Contents::recovered(space, room, tensors.clone(), runs);
     let (space, usage) = (contents.space_use(), contents.index_use());
     Ok(IndexView { epoch: log.epoch(), tensors, space, usage, copies })
+}
+
+/// Whether a copy is as all are but for what is written last. A record is written once the one before it is on the
+/// media of all devices, and so is a checkpoint: after a crash copies differ by one of them.
+fn lacks_the_last<M: Media>(
+    media: &M,
+    (place, copy): (&Place, u8),
+    one: &ChangeLog,
+    all: &ChangeLog,
+) -> bool {
+    if one.epoch() == all.epoch() {
+        return one.records() + 1 == all.records();
+    }
+    one.epoch() + 1 == all.epoch()
+        && all.records() == 0
+        && has_older(media, (place, copy), all.epoch())
+}
+
+/// Whether the checkpoint before the last one still begins the slot of that of this epoch, or nothing ever did: then it
+/// was not yet begun there. What is neither was damaged.
+fn has_older<M: Media>(media: &M, (place, copy): (&Place, u8), epoch: u64) -> bool {
+    let slot = &place.area.slots[(epoch + 1) as usize % 2];
+    let Ok(head) = media.read(copy, slot.checkpoint_offset, BLOCK_BYTES) else {
+        return false;
+    };
+    match Checkpoint::claim(&head) {
+        Some(claim) => claim.epoch + 2 == epoch,
+        None => epoch == 2 && head.iter().all(|byte| *byte == 0),
+    }
 }
 
 /// Devices that are open for reading; some may be missing.

@@ -14,8 +14,8 @@ mod wipe;
 
 #[cfg(test)]
 pub(super) use check::check_sim;
-pub use check::{CheckProgress, CheckReport, Damage, DamagedTensor, check};
-pub use index::{IndexCopy, IndexView};
+pub use check::{CheckProgress, CheckReport, Damage, DamagedTensor, Unsettled, check};
+pub use index::{CopyState, IndexCopy, IndexView};
 pub use repair::{RepairError, RepairReport, repair};
 pub use view::{DeviceView, PoolView, ShareView, SuperblockCopyView, inspect, probe};
 pub use wipe::{Wiped, wipe};

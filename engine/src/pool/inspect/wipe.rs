@@ -4,7 +4,7 @@ use super::view::has_protective_mbr;
 use crate::layout::{BLOCK_BYTES, Geometry, SUPERBLOCK_OFFSET, SuperblockError};
 use crate::path::{DeviceSpec, OpenMode};
 use crate::pool::OpenError;
-use crate::pool::devices::{Member, find_twins};
+use crate::pool::devices::{Member, Members, find_twins};
 use crate::pool::open::refused;
 use crate::pool::share_lock::Shares;
 use crate::units::ByteCount;
@@ -21,22 +21,18 @@ pub struct Wiped {
 }
 
 /// Overwrites the superblocks and protective MBR of these devices with zeroes. All of them are claimed and
-/// looked at before the first is written; one without a Tidelog superblock is an error.
+/// looked at before the first is written; one without a Tidelog superblock is an error, unless zeroes stand in its
+/// place: then it was wiped already, and this goes on where another wipe ended half way.
 pub fn wipe(specs: &[DeviceSpec], buffered: bool) -> Result<Vec<Wiped>, OpenError> {
     if let Some((one, other)) = find_twins(specs) {
         return Err(OpenError::NotOnePool(format!("{one} and {other} are the same device")));
     }
     let mode = OpenMode { buffered, exclusive: true, ..OpenMode::default() };
     let open = |spec| Member::open(spec, Shares::All, mode).map_err(|error| refused(error, 0));
-    let members: Vec<Member> = specs.iter().map(open).collect::<Result<_, _>>()?;
-    let known = members.iter().find_map(|member| member.superblock(None).ok());
-    let known = known.map(|(superblock, _)| superblock.geometry);
-    let plans: Vec<Vec<Wiped>> = members
-        .iter()
-        .map(|member| signatures(member, known.as_ref()))
-        .collect::<Result<_, _>>()?;
+    let members = Members(specs.iter().map(open).collect::<Result<_, _>>()?);
+    let plans = plans(&members)?;
     let zeroes = vec![0; BLOCK_BYTES as usize];
-    for (member, plan) in members.iter().zip(&plans) {
+    for (member, plan) in members.0.iter().zip(&plans) {
         for signature in plan {
             member.write(signature.offset.0, &zeroes).map_err(|source| OpenError::System {
                 what: format!("cannot wipe the {} of {}", signature.what, member.name()),
@@ -47,25 +43,31 @@ pub fn wipe(specs: &[DeviceSpec], buffered: bool) -> Result<Vec<Wiped>, OpenErro
     Ok(plans.into_iter().flatten().collect())
 }
 
-/// Everything on the device that says Tidelog: damaged superblocks too, which still carry its mark.
-fn signatures(member: &Member, others: Option<&Geometry>) -> Result<Vec<Wiped>, OpenError> {
-    let copies = member.superblock_copies(others);
-    if let (Err(SuperblockError::Absent), Err(SuperblockError::Absent)) =
-        (&copies.first, &copies.second)
-    {
-        let source = SuperblockError::Absent;
-        return Err(OpenError::Superblock { device: member.name(), source });
+/// What goes of each device, in this order.
+fn plans(members: &Members) -> Result<Vec<Vec<Wiped>>, OpenError> {
+    let known = members.known_geometry();
+    let plans: Vec<Vec<Wiped>> =
+        members.0.iter().map(|member| signatures(member, known.as_ref())).collect();
+    let nothing_left = plans.iter().all(Vec::is_empty);
+    for (member, plan) in members.0.iter().zip(&plans) {
+        if plan.is_empty() && (nothing_left || !member.was_wiped()) {
+            let source = SuperblockError::Absent;
+            return Err(OpenError::Superblock { device: member.name(), source });
+        }
     }
+    Ok(plans)
+}
+
+/// Everything on the device that says Tidelog: damaged superblocks too, which still carry its mark. The first
+/// superblock goes last: until then it says where the other one is.
+fn signatures(member: &Member, others: Option<&Geometry>) -> Vec<Wiped> {
     let found = |what, offset| Wiped { device: member.name(), what, offset: ByteCount(offset) };
-    let mut signatures = Vec::new();
-    if has_protective_mbr(member) {
-        signatures.push(found("protective MBR", 0));
-    }
-    if copies.first != Err(SuperblockError::Absent) {
-        signatures.push(found("superblock A", SUPERBLOCK_OFFSET));
-    }
-    if copies.second != Err(SuperblockError::Absent) {
-        signatures.push(found("superblock B", copies.second_offset));
-    }
-    Ok(signatures)
+    let marks = member.superblock_marks(others);
+    let (first, others): (Vec<u64>, Vec<u64>) =
+        marks.into_iter().partition(|place| *place == SUPERBLOCK_OFFSET);
+    let is_pool = !first.is_empty() || !others.is_empty();
+    let mbr = (is_pool && has_protective_mbr(member)).then(|| found("protective MBR", 0));
+    let second = others.into_iter().map(|place| found("superblock B", place));
+    let first = first.into_iter().map(|place| found("superblock A", place));
+    second.chain(mbr).chain(first).collect()
 }

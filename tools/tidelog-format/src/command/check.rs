@@ -34,6 +34,9 @@ pub(super) fn text(report: &CheckReport) -> String {
     if report.damage.is_empty() {
         text.push_str("clean\n");
     }
+    for what in &report.unsettled {
+        let _ = writeln!(text, "note: {}", printable(&what.to_string()));
+    }
     for damage in &report.damage {
         let kind = if damage.is_repairable() { "damaged" } else { "LOST" };
         let _ = writeln!(text, "{kind}: {}", printable(&damage.to_string()));
@@ -43,6 +46,7 @@ pub(super) fn text(report: &CheckReport) -> String {
 
 pub(super) fn json(report: &CheckReport) -> Value {
     let damage: Vec<Value> = report.damage.iter().map(damage_json).collect();
+    let unsettled: Vec<String> = report.unsettled.iter().map(ToString::to_string).collect();
     json!({
         "pool": format!("{:032x}", report.pool),
         "devices": report.devices,
@@ -51,6 +55,7 @@ pub(super) fn json(report: &CheckReport) -> Value {
         "bytes": report.bytes.0,
         "path": report.path,
         "damage": damage,
+        "unsettled": unsettled,
     })
 }
 

@@ -14,7 +14,7 @@ use super::{
     advance, calibrate, check_overwrite_names, progress_bar, refuse, resolve, shall_write,
 };
 use crate::cli::FormatArgs;
-use crate::device::{System, Target, TargetKind};
+use crate::device::{Reason, Refusal, System, Target, TargetKind};
 use crate::outcome::{Exit, Failure, Report};
 
 const NO_REDUNDANCY: &str =
@@ -24,6 +24,9 @@ pub(super) fn run(args: &FormatArgs, system: &System) -> Result<Report, Failure>
     let write = shall_write(args.intent)?;
     check_overwrite_names(&args.overwrite, &args.devices)?;
     let targets = resolve(&args.devices, system)?;
+    if args.must_exist {
+        refuse_missing(&targets)?;
+    }
     refuse(&targets, &args.overwrite, system, |_| true)?;
     let options = options(args, &targets);
     let specs: Vec<DeviceSpec> = targets.iter().map(Target::spec).collect();
@@ -69,6 +72,17 @@ pub(super) fn run(args: &FormatArgs, system: &System) -> Result<Report, Failure>
     Ok(Report { text, json, exit: Exit::Clean })
 }
 
+/// Refuses names for which a file would have to be made.
+fn refuse_missing(targets: &[Target]) -> Result<(), Failure> {
+    let missing = targets.iter().filter(|target| target.kind == TargetKind::NewFile);
+    let refusal = |target: &Target| {
+        let why = format!("{} does not exist: is its file system mounted?", target.path.display());
+        Refusal { device: target.given.clone(), reason: Reason::Missing { why } }
+    };
+    let refusals: Vec<Refusal> = missing.map(refusal).collect();
+    if refusals.is_empty() { Ok(()) } else { Err(Failure::refused(refusals)) }
+}
+
 fn options(args: &FormatArgs, targets: &[Target]) -> FormatOptions {
     let twice = || targets.iter().filter(|target| args.overwrite.contains(&target.given));
     FormatOptions {
@@ -77,6 +91,7 @@ fn options(args: &FormatArgs, targets: &[Target]) -> FormatOptions {
         calibrate: args.calibrate,
         segment_size: args.segment_size,
         share_count: args.shares,
+        must_exist: args.must_exist,
         // Never for all: the engine looks again under its own claim, and permits only what was named.
         overwrite: false,
         overwrite_devices: twice().filter_map(|target| target.identity).collect(),

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 use tidelog_engine::layout::{Geometry, LifetimeClass, TensorEntry, utc};
-use tidelog_engine::pool::inspect::{IndexView, PoolView, ShareView, inspect};
+use tidelog_engine::pool::inspect::{CopyState, IndexView, PoolView, ShareView, inspect};
 use tidelog_engine::units::ByteCount;
 
 use super::specs;
@@ -90,9 +90,12 @@ fn share_text(share: &ShareView) -> String {
         space.capacity, space.live, space.dead, space.free, index.epoch
     );
     for copy in &index.copies {
-        if let Err(why) = &copy.state {
-            let _ = writeln!(text, "  the index copy of device {} is BAD: {why}", copy.device);
-        }
+        let what = match &copy.state {
+            CopyState::Whole => continue,
+            CopyState::Behind(what) => format!("of device {}: {what}", copy.device),
+            CopyState::Damaged(why) => format!("of device {} is BAD: {why}", copy.device),
+        };
+        let _ = writeln!(text, "  the index copy {what}");
     }
     if index.tensors.is_empty() {
         text.push_str("  no durable tensors\n");
@@ -189,11 +192,12 @@ fn index_json(index: &IndexView) -> Value {
         .copies
         .iter()
         .map(|copy| {
-            json!({
-                "device": copy.device,
-                "good": copy.state.is_ok(),
-                "why": copy.state.as_ref().err(),
-            })
+            let (state, why) = match &copy.state {
+                CopyState::Whole => ("whole", None),
+                CopyState::Behind(what) => ("behind", Some(what)),
+                CopyState::Damaged(why) => ("damaged", Some(why)),
+            };
+            json!({ "device": copy.device, "good": state != "damaged", "state": state, "why": why })
         })
         .collect();
     let tensors: Vec<Value> = index

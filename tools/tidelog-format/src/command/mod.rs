@@ -12,7 +12,7 @@ mod table;
 mod take_over;
 mod wipe;
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 
 use clap::CommandFactory;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -93,18 +93,33 @@ fn shall_write(Intent { yes, dry_run }: Intent) -> Result<bool, Failure> {
     ))
 }
 
-/// What the names stand for.
+/// What the names stand for. Those that stand for nothing are refused, all of them.
 fn resolve(names: &[String], system: &System) -> Result<Vec<Target>, Failure> {
-    let resolve = |name: &String| {
-        Target::resolve(name, system).map_err(|error| {
-            Failure::new(
-                Exit::Failed,
-                format!("{name}: {error}"),
-                "name a directory, a file, a block device or a partition",
-            )
-        })
-    };
-    names.iter().map(resolve).collect()
+    let (mut targets, mut missing) = (Vec::new(), Vec::new());
+    for name in names {
+        match Target::resolve(name, system) {
+            Ok(target) => targets.push(target),
+            Err(error) if stands_for_nothing(&error) => {
+                let reason = Reason::Missing { why: error.to_string() };
+                missing.push(Refusal { device: name.clone(), reason });
+            }
+            Err(error) => {
+                return Err(Failure::new(
+                    Exit::Failed,
+                    format!("{name}: {error}"),
+                    "name a directory, a file, a block device or a partition",
+                ));
+            }
+        }
+    }
+    if missing.is_empty() { Ok(targets) } else { Err(Failure::refused(missing)) }
+}
+
+/// Whether a name is wrong, and not the machine.
+fn stands_for_nothing(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidFilename, InvalidInput, NotADirectory, NotFound};
+    let is_circle = error.raw_os_error() == Some(nix::libc::ELOOP);
+    is_circle || matches!(error.kind(), NotFound | NotADirectory | InvalidFilename | InvalidInput)
 }
 
 /// `--overwrite` repeats a name of DEVICE; anything else is a slip, and slips are what it is there for.

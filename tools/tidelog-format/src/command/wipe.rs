@@ -60,7 +60,11 @@ fn devices_text(devices: &[DeviceView], why: &str) -> String {
 
 /// Refuses devices that somebody uses. That they hold a pool is what they are named for.
 pub(super) fn refuse_users(names: &[String], system: &System) -> Result<Vec<Target>, Failure> {
-    let targets = resolve(names, system)?;
+    let targets = resolve(names, system).map_err(|failure| match failure.exit {
+        // As for every command that takes a pool.
+        Exit::Refused => Failure { exit: Exit::NotAPool, ..failure },
+        _ => failure,
+    })?;
     let missing = targets.iter().find(|target| target.kind == TargetKind::NewFile);
     if let Some(target) = missing {
         let what = format!("{} does not exist", target.path.display());

@@ -5,11 +5,11 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use tidelog_engine::path::device::blank::first_byte_set_by;
 use tidelog_engine::path::spdk::{Aside, Controller, SpdkControllers};
 use tidelog_engine::path::{ControllerName, PathProvider};
 use tidelog_engine::units::ByteCount;
 
-use super::content::first_byte_set_by;
 use super::refusal::Reason;
 
 /// A controller that is this process's for as long as this lives.

@@ -3,7 +3,9 @@
 //! A wrong device is the one mistake that this tool must make impossible to make by accident. Names are
 //! resolved to devices first (symbolic links followed, nodes compared by device number). Then everything
 //! that speaks against the device is collected: who uses it ([`System`]), and what it holds
-//! ([`signatures`], [`first_byte_set`]). Only what it *holds* may be overridden, by naming the very device twice.
+//! ([`signatures`], [`signatures_of_partitions`], [`first_byte_set`]). Only what it *holds* may be overridden, by naming the very device twice.
+//!
+//! [`first_byte_set`]: tidelog_engine::path::device::blank::first_byte_set
 
 mod content;
 #[cfg_attr(not(feature = "spdk"), path = "no_controller.rs")]
@@ -12,7 +14,7 @@ mod refusal;
 mod system;
 mod target;
 
-pub use content::{Signature, first_byte_set, program_directories, signatures};
+pub use content::{Signature, program_directories, signatures, signatures_of_partitions};
 pub use controller::Attached;
 pub use refusal::{Reason, Refusal};
 pub use system::{BlockDevice, DeviceNumber, System};

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use tidelog_engine::path::device::users::Use;
+
 /// A device and one thing that speaks against writing it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -37,6 +39,11 @@ pub enum Reason {
     },
     /// The kernel gave it to somebody else exclusively, and no file says to whom.
     Claimed,
+    /// Another program has it locked, or open for writing.
+    Used {
+        /// How.
+        how: Use,
+    },
     /// A process has a share of the Tidelog pool on it open.
     PoolInUse {
         /// The process, if it said its name.
@@ -48,6 +55,11 @@ pub enum Reason {
     NoDevice {
         /// What it is.
         found: &'static str,
+    },
+    /// There is nothing of that name.
+    Missing {
+        /// What is not there.
+        why: String,
     },
     /// It is a kind of drive that Tidelog does not use.
     Unsuitable {
@@ -101,9 +113,12 @@ impl Reason {
             Self::HeldBy { .. } => "held",
             Self::Swap { .. } => "swap",
             Self::Claimed => "claimed",
+            Self::Used { how: Use::Locked } => "locked",
+            Self::Used { how: Use::OpenForWriting } => "open",
             Self::PoolInUse { .. } => "pool-in-use",
             Self::ReadOnly => "read-only",
             Self::NoDevice { .. } => "no-device",
+            Self::Missing { .. } => "missing",
             Self::Unsuitable { .. } => "unsuitable",
             Self::SameAs { .. } => "same-device",
             Self::Partitioned { .. } => "partitioned",
@@ -132,9 +147,13 @@ impl Reason {
                 "if it is the right device: find and end its user (fuser -v, lsblk, lsof)"
                     .to_owned()
             }
+            Self::Used { .. } => {
+                "if it is the right file: end that program, or detach that device (fuser -v, losetup, lslocks)"
+                    .to_owned()
+            }
             Self::PoolInUse { .. } => "end that process first".to_owned(),
             Self::ReadOnly => "name a device that can be written (blockdev --setrw)".to_owned(),
-            Self::NoDevice { .. } => {
+            Self::NoDevice { .. } | Self::Missing { .. } => {
                 "name a directory, a file, a block device or a partition".to_owned()
             }
             Self::Unsuitable { .. } => {
@@ -157,9 +176,11 @@ impl fmt::Display for Reason {
             Self::HeldBy { what, holder } => write!(out, "{what} is held by {holder}"),
             Self::Swap { what } => write!(out, "{what} is swap space in use"),
             Self::Claimed => write!(out, "another program has claimed it exclusively"),
+            Self::Used { how } => write!(out, "it is {how}"),
             Self::PoolInUse { holder } => write!(out, "its Tidelog pool is open{holder}"),
             Self::ReadOnly => write!(out, "it is read-only"),
             Self::NoDevice { found } => write!(out, "it is {found}"),
+            Self::Missing { why } => write!(out, "{why}"),
             Self::Unsuitable { why } => write!(out, "Tidelog does not use it: {why}"),
             Self::SameAs { other } => {
                 write!(out, "it is the same device as {other}, or overlaps it")

@@ -3,9 +3,14 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
+use tidelog_engine::path::DeviceIdentity;
+use tidelog_engine::path::device::users::{LoopBacking, loop_backing};
 
 use super::refusal::Reason;
 
@@ -118,6 +123,23 @@ impl BlockDevice {
         others.filter(Self::is_nvme_namespace).map(|it| it.name).collect()
     }
 
+    /// Its node, if that stands for it.
+    fn node(&self) -> Option<PathBuf> {
+        let node = Path::new("/dev").join(&self.name);
+        (DeviceNumber::of_path(&node) == Some(self.number)).then_some(node)
+    }
+
+    /// What is behind it, if it is a loop device and may be asked.
+    fn loop_backing(&self) -> Option<LoopBacking> {
+        self.read("loop/backing_file")?;
+        loop_backing(&fs::File::open(self.node()?).ok()?).ok()
+    }
+
+    /// Whether the kernel has given it, or a partition of it, to somebody exclusively, as it does what is mounted.
+    fn is_claimed(&self) -> bool {
+        self.node().is_some_and(|node| is_claimed(&node).unwrap_or(false))
+    }
+
     /// The block devices of this directory of sysfs.
     fn beneath(directory: &Path) -> Option<Vec<Self>> {
         let entries = fs::read_dir(directory).ok()?.flatten();
@@ -212,8 +234,11 @@ impl System {
         );
         let is_it = |path: &Path| DeviceNumber::of_path(path) == Some(device.number);
         // A loop device does not hold the device under it as others do, nor claim it.
-        let loops = self.loops_on(is_it);
+        let node = Path::new("/dev").join(&device.name);
+        let loops = self.loops_on(&node, is_it);
         reasons.extend(loops.map(|holder| Reason::HeldBy { what: what(), holder }));
+        let beside = self.used_loops_beside(device);
+        reasons.extend(beside.map(|holder| Reason::HeldBy { what: what(), holder }));
         if self.swaps().iter().any(|swap| is_it(swap)) {
             reasons.push(Reason::Swap { what: what() });
         }
@@ -225,7 +250,7 @@ impl System {
         let what = || path.display().to_string();
         // Its users may know it by the name of another hard link.
         let is_it = |other: &Path| other == path || is_same_file(other, path);
-        let loops = self.loops_on(is_it);
+        let loops = self.loops_on(path, is_it);
         let mut reasons: Vec<Reason> =
             loops.map(|holder| Reason::HeldBy { what: what(), holder }).collect();
         if self.swaps().iter().any(|swap| is_it(swap)) {
@@ -234,12 +259,33 @@ impl System {
         reasons
     }
 
-    /// The names of the loop devices over what `is_it` says.
-    fn loops_on(&self, is_it: impl Fn(&Path) -> bool) -> impl Iterator<Item = String> {
+    /// The names of the loop devices over the file or device at `path`, of which `is_it` knows other names. The kernel
+    /// is asked what it has behind them: the name that it shows is of another file once that was renamed or unlinked,
+    /// or where another mount namespace made the loop device.
+    fn loops_on(&self, path: &Path, is_it: impl Fn(&Path) -> bool) -> impl Iterator<Item = String> {
+        let identity = fs::metadata(path).map(|it| DeviceIdentity::of(&it)).ok();
+        let is_over = move |device: &BlockDevice, name: &str| {
+            let backing = device.loop_backing().map(|backing| backing.identity);
+            (backing.is_some() && backing == identity) || is_it(Path::new(name))
+        };
         let loops = self.block_devices().into_iter().filter(move |device| {
-            device.read("loop/backing_file").is_some_and(|backing| is_it(Path::new(&backing)))
+            device.read("loop/backing_file").is_some_and(|name| is_over(device, &name))
         });
         loops.map(|device| device.name)
+    }
+
+    /// The names of other loop devices over bytes of the same file as this one, which somebody uses.
+    fn used_loops_beside(&self, device: &BlockDevice) -> impl Iterator<Item = String> {
+        let (own, own_size, number) = (device.loop_backing(), device.size(), device.number);
+        let loops = if own.is_some() { self.block_devices() } else { Vec::new() };
+        let overlaps = move |other: &BlockDevice| {
+            let (Some(one), Some(two)) = (own, other.loop_backing()) else { return false };
+            one.identity == two.identity
+                && one.offset < two.offset.saturating_add(other.size())
+                && two.offset < one.offset.saturating_add(own_size)
+        };
+        let beside = loops.into_iter().filter(move |it| it.number != number && overlaps(it));
+        beside.filter(BlockDevice::is_claimed).map(|it| it.name)
     }
 
     /// `dm-0 (vg-root)` where a device has a name for people.
@@ -296,6 +342,16 @@ impl System {
             .filter(|path| !path.is_empty())
             .map(unescape)
             .collect()
+    }
+}
+
+/// Whether the kernel has given a block device to somebody exclusively. The claim by which that is found out ends at once.
+pub(super) fn is_claimed(path: &Path) -> io::Result<bool> {
+    let flags = (OFlag::O_EXCL | OFlag::O_CLOEXEC).bits();
+    match fs::OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Ok(_) => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(true),
+        Err(error) => Err(error),
     }
 }
 

@@ -1,23 +1,24 @@
 //! From a name on the command line to a device, and everything that speaks against writing it.
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::OFlag;
 use tidelog_engine::layout::SuperblockError;
+use tidelog_engine::path::device::blank::first_byte_set;
+use tidelog_engine::path::device::users::other_use;
 use tidelog_engine::path::nvme::{Namespace, Unusable};
 use tidelog_engine::path::{ControllerName, DeviceIdentity, DeviceSpec};
 use tidelog_engine::pool::OpenError;
 use tidelog_engine::pool::inspect::inspect;
 use tidelog_engine::units::ByteCount;
 
-use super::content::{first_byte_set, signatures};
+use super::content::{signatures, signatures_of_partitions};
 use super::controller::Attached;
 use super::refusal::{Reason, Refusal};
-use super::system::{BlockDevice, DeviceNumber, System};
+use super::system::{BlockDevice, DeviceNumber, System, is_claimed};
 
 /// What a device is to the operating system.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -259,9 +260,21 @@ fn users(target: &Target, system: &System) -> io::Result<Vec<Reason>> {
         // Whoever attaches a controller is its only user, and that was possible.
         TargetKind::NewFile | TargetKind::Controller(_) => Ok(Vec::new()),
         TargetKind::Other(found) => Ok(vec![Reason::NoDevice { found }]),
-        TargetKind::File => Ok(system.users_of_file(&target.path)),
+        TargetKind::File => users_of_file(target, system),
         TargetKind::Block(device) => users_of_block_device(target, device, system),
     }
+}
+
+fn users_of_file(target: &Target, system: &System) -> io::Result<Vec<Reason>> {
+    let mut reasons = system.users_of_file(&target.path);
+    // Who has a pool on it open has it open for writing, and a name.
+    let pool = pool_reasons(&target.spec());
+    if pool.iter().any(|reason| matches!(reason, Reason::PoolInUse { .. })) {
+        reasons.extend(pool);
+    } else if reasons.is_empty() {
+        reasons.extend(other_use(&target.path)?.map(|how| Reason::Used { how }));
+    }
+    Ok(reasons)
 }
 
 /// A device that somebody uses is not even read.
@@ -289,6 +302,8 @@ fn users_of_block_device(
     let known = reasons.iter().any(|reason| !reason.may_be_overridden());
     if !known && is_claimed(&target.path)? {
         reasons.push(Reason::Claimed);
+    } else if !known {
+        reasons.extend(other_use(&target.path)?.map(|how| Reason::Used { how }));
     }
     let partitions = device.partitions();
     if !partitions.is_empty() {
@@ -333,20 +348,15 @@ fn neighbouring_pools(device: &BlockDevice) -> Vec<Reason> {
     reasons
 }
 
-fn is_claimed(path: &Path) -> io::Result<bool> {
-    let flags = (OFlag::O_EXCL | OFlag::O_CLOEXEC).bits();
-    match OpenOptions::new().read(true).custom_flags(flags).open(path) {
-        Ok(_) => Ok(false),
-        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(true),
-        Err(error) => Err(error),
-    }
-}
-
 fn named_content(target: &Target, programs: &[PathBuf]) -> Vec<Reason> {
     let mut reasons = pool_reasons(&target.spec());
     // What the kernel does not drive has no node that a program could look at.
     if !matches!(target.kind, TargetKind::Controller(_)) {
-        let signatures = signatures(&target.path, programs);
+        let mut signatures = signatures(&target.path, programs);
+        // Behind what is known of the whole device, a name within it says little more.
+        if signatures.is_empty() && reasons.is_empty() {
+            signatures = signatures_of_partitions(&target.path, target.size.0, programs);
+        }
         if !signatures.is_empty() {
             let signatures = signatures.iter().map(ToString::to_string).collect();
             reasons.push(Reason::Holds { signatures });
@@ -359,7 +369,7 @@ fn unnamed_content(target: &Target) -> io::Result<Option<Reason>> {
     if let TargetKind::Controller(name) = &target.kind {
         return Attached::to(name)?.holds();
     }
-    let found = first_byte_set(&target.path, target.size.0)?;
+    let found = first_byte_set(&File::open(&target.path)?, target.size.0)?;
     Ok(found.map(|at| Reason::NotBlank { at }))
 }
 
