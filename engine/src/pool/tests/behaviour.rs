@@ -39,6 +39,10 @@ fn requests_that_make_no_sense_are_refused_with_the_figures() {
     let reversed = get(1, 3..2, 0);
     assert!(matches!(reversed, Err(GetError::Range { .. })));
     assert!(matches!(get(1, 0..10, 9), Err(GetError::Memory { found: 9, needed: 10, .. })));
+    // No memory is asked for by a number that was not looked at.
+    assert!(matches!(get(1, 0..100, 1 << 50), Err(GetError::Memory { needed: 100, .. })));
+    assert!(matches!(get(1, 0..1 << 50, 1 << 50), Err(GetError::Range { length: 100, .. })));
+    assert!(matches!(get(2, 0..1 << 50, 1 << 50), Err(GetError::Unknown(_))));
     assert_eq!(pool.delete(TensorId(2)), Err(DeleteError::Unknown(TensorId(2))));
     let short = pool.verify(TensorId(1), Source::from(vec![0; 99]), None);
     assert!(matches!(short, Err(GetError::Memory { found: 99, needed: 100, .. })));
