@@ -126,11 +126,13 @@ impl Idle {
             }
         };
         assert!(process >= 0);
-        while process == 0 {
+        if process != 0 {
+            return Self(process);
+        }
+        loop {
             // SAFETY: as above.
             unsafe { libc::pause() };
         }
-        Self(process)
     }
 }
 

@@ -266,8 +266,9 @@ fn zeroed(length: usize) -> Option<Vec<u8>> {
     let layout = Layout::array::<u8>(length).ok()?;
     // SAFETY: the layout is of one byte at least.
     let memory = unsafe { alloc_zeroed(layout) };
-    // SAFETY: where it is not null it is of the allocator that vectors have, of this layout and initialised.
-    (!memory.is_null()).then(|| unsafe { Vec::from_raw_parts(memory, length, length) })
+    let bytes = std::ptr::slice_from_raw_parts_mut(memory, length);
+    // SAFETY: where it is not null it is of the allocator that boxes have, of this layout and initialised.
+    (!memory.is_null()).then(|| unsafe { Box::from_raw(bytes) }.into_vec())
 }
 
 impl From<ForeignDestination> for Destination {

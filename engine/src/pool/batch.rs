@@ -4,31 +4,10 @@ use super::Pool;
 use super::commit::{Commit, StagedPut, Work, Written, told};
 use super::error::{CommitError, DeleteError, PutError};
 use super::options::PutOptions;
-use crate::layout::{NAME_BYTES_MAX, TensorId};
+use crate::layout::{NAME_BYTES_MAX, TensorId, TensorKey};
 use crate::log::{Durability, Lane, Request};
 use crate::memory::Source;
 use crate::schedule::Ticket;
-
-/// What a durable tensor is called: an id, and the name that it was made from if there is one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorKey {
-    /// The id.
-    pub id: TensorId,
-    /// The name, stored so that two names with one id are noticed.
-    pub name: Option<Box<str>>,
-}
-
-impl From<TensorId> for TensorKey {
-    fn from(id: TensorId) -> Self {
-        Self { id, name: None }
-    }
-}
-
-impl From<&str> for TensorKey {
-    fn from(name: &str) -> Self {
-        Self { id: TensorId::from_name(name), name: Some(name.into()) }
-    }
-}
 
 /// Durable changes that appear together or not at all. Writes begin at once; dropping the batch without a
 /// commit undoes everything.
@@ -52,7 +31,8 @@ impl Batch {
         source: Source,
         options: PutOptions,
     ) -> Result<Ticket, PutError> {
-        let TensorKey { id, name } = key.into();
+        let key = key.into();
+        let TensorKey { id, name } = key.clone();
         if let Some(name) = name.as_ref().filter(|name| name.len() > NAME_BYTES_MAX) {
             return Err(PutError::NameTooLong(name.len()));
         }
@@ -64,7 +44,7 @@ impl Batch {
             tell.tell(outcome.map(|checksums| Written { write, checksums: checksums.to_vec() }));
         })?;
         self.forget(id);
-        self.puts.push(StagedPut { id, written });
+        self.puts.push(StagedPut { key, written });
         Ok(ticket)
     }
 
@@ -73,15 +53,17 @@ impl Batch {
     ///
     /// # Errors
     /// There is none.
-    pub fn delete(&mut self, id: TensorId) -> Result<(), DeleteError> {
+    pub fn delete(&mut self, key: impl Into<TensorKey>) -> Result<(), DeleteError> {
         self.pool.check_usable()?;
-        let staged = self.puts.iter().any(|put| put.id == id);
+        let key = key.into();
+        let id = key.id;
+        let staged = self.puts.iter().any(|put| put.key.id == id);
         let stands = self.pool.0.commits.fate(id).unwrap_or_else(|| {
             let contents = self.pool.0.shared.contents();
             contents.current(id).is_some_and(|it| it.durability == Durability::Durable)
         });
         if !staged && (!stands || self.deletes.contains(&id)) {
-            return Err(DeleteError::Unknown(id));
+            return Err(DeleteError::Unknown(self.pool.0.shared.contents().called(key)));
         }
         self.forget(id);
         if stands {
@@ -109,7 +91,7 @@ impl Batch {
 
     /// Takes back earlier changes of the same id.
     fn forget(&mut self, id: TensorId) {
-        self.puts.retain(|put| put.id != id);
+        self.puts.retain(|put| put.key.id != id);
         self.deletes.retain(|deleted| *deleted != id);
     }
 }

@@ -244,7 +244,7 @@ fn loom_a_dropped_ticket_loses_nothing_even_if_the_reactor_is_closed_at_once() {
 fn loom_a_read_is_cancelled_or_not_and_ends_once() {
     explore(SOME, || {
         let running = Running::start(false);
-        let destination = Some(Destination::buffer(2 * BYTES));
+        let destination = Some(Destination::Owned(vec![0; 2 * BYTES]));
         let submitted = submit_job(&running.mailbox, Job::Read { destination }, vec![].into());
         let ticket = submitted.ticket.as_ref().unwrap();
         ticket.cancel();

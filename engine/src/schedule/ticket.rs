@@ -268,7 +268,7 @@ impl TicketShared {
 
     /// The memory is the caller's again.
     pub(super) fn release(&self) {
-        if !self.is_released() && self.memory.fetch_or(RELEASED, Ordering::AcqRel) & AWAITED != 0 {
+        if self.memory.fetch_or(RELEASED, Ordering::AcqRel) == AWAITED {
             // Whoever had looked before sleeps by now, or looks once more.
             drop(self.end());
             self.ended.notify_all();

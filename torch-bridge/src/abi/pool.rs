@@ -191,8 +191,7 @@ pub unsafe extern "C" fn tide_delete(pool: u64, name: *const c_char) -> i32 {
         let pool = POOLS.get(pool)?;
         // SAFETY: by this function's contract.
         let name = unsafe { text_argument(name, "name") }?;
-        pool.delete(TensorId::from_name(name))
-            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        pool.delete(name).map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
         Ok(0)
     })
 }
@@ -305,7 +304,7 @@ pub unsafe extern "C" fn tide_batch_delete(batch: u64, name: *const c_char) -> i
         // SAFETY: by this function's contract.
         let name = unsafe { text_argument(name, "name") }?;
         with_batch(&batch, |batch| {
-            let deleted = batch.delete(TensorId::from_name(name));
+            let deleted = batch.delete(name);
             deleted.map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
         })?;
         Ok(0)
@@ -366,7 +365,7 @@ pub(super) fn submit_put(
 ) -> Result<Ticket, Failure> {
     let options =
         PutOptions { lifetime: LifetimeClass::Step, urgency: urgency(flags), notify: None };
-    pool.put(TensorId::from_name(name), source, options)
+    pool.put(name, source, options)
         .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
 }
 
@@ -378,7 +377,7 @@ pub(super) fn submit_get(
     destination: Destination,
     flags: u32,
 ) -> Result<Ticket, Failure> {
-    pool.get(TensorId::from_name(name), range, destination, urgency(flags), None)
+    pool.get(name, range, destination, urgency(flags), None)
         .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
 }
 

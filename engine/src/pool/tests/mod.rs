@@ -5,6 +5,7 @@ mod commits;
 mod durable;
 mod format;
 mod housekeeping;
+mod names;
 mod puts;
 mod reclamation;
 mod scrub;
