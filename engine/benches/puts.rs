@@ -104,7 +104,7 @@ impl Caller {
         let Self { pool, queue, buffers, ready, started, turn, .. } = self;
         let puts = ready.iter().map(|&slot| {
             let options = PutOptions { notify: Some(notify(queue, slot)), ..PutOptions::default() };
-            Put { id: next(turn), source: source(&mut buffers[slot]), options }
+            Put { key: next(turn).into(), source: source(&mut buffers[slot]), options }
         });
         pool.put_all(puts, started).expect("there is room");
     }

@@ -1,6 +1,7 @@
 //! Pools and processes: who may open a share, and what is left when its holder is killed at any moment.
 //!
 //! A test that needs another process runs this binary again with its own name and [`CHILD`] set.
+#![allow(unsafe_code)]
 
 mod common;
 
@@ -106,6 +107,84 @@ fn a_held_share_is_refused_naming_its_holder_until_that_is_killed() {
         panic!("one process may not open a share twice");
     };
     assert_eq!(holder.process, std::process::id(), "the dead holder's name is gone");
+    drop(pool);
+    open_share(&specs, 0).unwrap();
+}
+
+/// A child of fork that does nothing, until this is dropped.
+struct Idle(i32);
+
+impl Idle {
+    /// One that is forked by the C library, which has its say in it, or by the kernel alone.
+    fn fork(by_the_kernel: bool) -> Self {
+        // SAFETY: the child waits to be ended, and does nothing.
+        let process = unsafe {
+            if by_the_kernel {
+                libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32
+            } else {
+                libc::fork()
+            }
+        };
+        assert!(process >= 0);
+        if process != 0 {
+            return Self(process);
+        }
+        loop {
+            // SAFETY: as above.
+            unsafe { libc::pause() };
+        }
+    }
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        // SAFETY: the child is ours.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_share_that_is_closed_is_free_though_forked_children_live() {
+    let directory = Directory::new("workers");
+    let specs = directory.devices();
+    Pool::format(&specs, &small()).unwrap();
+    let mut children = Vec::new();
+    for by_the_kernel in [false, true, false] {
+        let pool = open_share(&specs, 0).unwrap();
+        children.push(Idle::fork(by_the_kernel));
+        // The child's copy of the descriptor takes nothing away from its parent.
+        assert!(matches!(open_share(&specs, 0), Err(OpenError::ShareHeld { .. })));
+        drop(pool);
+    }
+    let overwrite = FormatOptions { overwrite: true, ..small() };
+    Pool::format(&specs, &overwrite).unwrap();
+    let pool = open_share(&specs, 0).unwrap();
+    drop(children);
+    assert!(matches!(open_share(&specs, 0), Err(OpenError::ShareHeld { .. })));
+    drop(pool);
+}
+
+#[test]
+fn a_child_that_drops_its_copy_of_a_pool_leaves_its_parent_the_share() {
+    let directory = Directory::new("copy");
+    let specs = directory.devices();
+    Pool::format(&specs, &small()).unwrap();
+    let pool = open_share(&specs, 0).unwrap();
+    // SAFETY: the child drops its copy of the pool, and leaves by `_exit`.
+    let process = unsafe { libc::fork() };
+    if process == 0 {
+        drop(pool);
+        // SAFETY: nothing else of the parent's is dropped or flushed.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for our own child and writes one integer.
+    assert_eq!(unsafe { libc::waitpid(process, &raw mut status, 0) }, process);
+    assert_eq!(status, 0, "the child did not come to its end");
+    assert!(matches!(open_share(&specs, 0), Err(OpenError::ShareHeld { .. })));
     drop(pool);
     open_share(&specs, 0).unwrap();
 }

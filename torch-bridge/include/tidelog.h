@@ -201,6 +201,18 @@ int32_t tide_get_gpu(uint64_t pool,
                      uint32_t flags,
                      uint64_t *ticket);
 
+// As `tide_batch_put`, from the memory of the GPU that the pool was opened for. The bytes are read once `after`, a `CUevent`
+// recorded behind the kernels that make them, has happened; null: at once. No more of them is in host memory than staging holds.
+//
+// # Safety
+// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and which nobody writes after `after`, until
+// the call returns; `after` is null or an event that stays open as long.
+int32_t tide_batch_put_gpu(uint64_t batch,
+                           const char *name,
+                           uint64_t address,
+                           uint64_t length,
+                           void *after);
+
 // Opens a share of a pool, formatting it first where its devices are fresh directories, unless it must exist.
 //
 // # Safety
@@ -269,11 +281,15 @@ int32_t tide_ticket_drop(uint64_t ticket);
 // `batch` points to one `uint64_t`.
 int32_t tide_batch_begin(uint64_t pool, uint64_t *batch);
 
-// Adds a durable tensor to a batch. The bytes are copied before the call returns.
+// Adds a durable tensor to a batch. Its bytes go through staging memory: the call returns when the memory is the caller's
+// again, which takes as long as the devices do where there is more than staging holds.
 //
 // # Safety
-// `name` is NUL-terminated; `address` has `length` bytes.
-int32_t tide_batch_put(uint64_t batch, const char *name, const void *address, uint64_t length);
+// `name` is NUL-terminated; `address` has `length` bytes that nobody writes during the call.
+int32_t tide_batch_put(uint64_t batch,
+                       const char *name,
+                       const void *address,
+                       uint64_t length);
 
 // Adds the deletion of a durable tensor to a batch.
 //

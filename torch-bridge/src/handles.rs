@@ -1,68 +1,60 @@
 //! Numbers that stand for objects across the C ABI.
 //!
-//! A handle is never reused, so one that was closed, or made up, is found out. The table remembers
-//! which process opened a handle: after a fork the child's copies are dead and say so.
+//! A handle is never reused, so one that was closed, or made up, is found out. Each process has tables of its own: in a child of
+//! fork the parent's handles are dead and say so, and no lock that a thread of the parent held is waited for.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use tidelog_engine::memory::process::PerProcess;
 
 use crate::abi::{Failure, Status};
 
+/// The next handle, of whatever kind.
 static NEXT: AtomicU64 = AtomicU64::new(1);
+/// The first that this process can have given out: those before it are of processes of which it is a fork.
+static FIRST: PerProcess<u64> = PerProcess::new(|| NEXT.load(Ordering::Relaxed));
 
 /// The open objects of one kind.
-pub(crate) struct Table<T> {
+pub(crate) struct Table<T: 'static> {
     kind: &'static str,
-    /// The process that put something in last; 0: none did.
-    filled_by: AtomicU32,
-    open: LazyLock<RwLock<HashMap<u64, Entry<T>>>>,
+    open: PerProcess<RwLock<HashMap<u64, Arc<T>>>>,
 }
 
-struct Entry<T> {
-    process: u32,
-    object: Arc<T>,
-}
-
-impl<T> Table<T> {
+impl<T: Send + Sync> Table<T> {
     /// An empty table of objects that errors call `kind`.
     pub(crate) const fn new(kind: &'static str) -> Self {
-        Self { kind, filled_by: AtomicU32::new(0), open: LazyLock::new(RwLock::default) }
+        Self { kind, open: PerProcess::new(RwLock::default) }
     }
 
     /// Takes an object in and answers its handle.
-    pub(crate) fn insert(&self, object: T) -> u64 {
+    pub(crate) fn insert(&'static self, object: T) -> u64 {
+        FIRST.get();
         let handle = NEXT.fetch_add(1, Ordering::Relaxed);
-        self.filled_by.store(std::process::id(), Ordering::Relaxed);
-        let entry = Entry { process: std::process::id(), object: Arc::new(object) };
-        self.open.write().unwrap_or_else(PoisonError::into_inner).insert(handle, entry);
+        let mut open = self.open.get().write().unwrap_or_else(PoisonError::into_inner);
+        open.insert(handle, Arc::new(object));
         handle
     }
 
     /// The object behind a handle.
-    pub(crate) fn get(&self, handle: u64) -> Result<Arc<T>, Failure> {
-        // A fork may have inherited the lock in a locked state, so what can be told without it is.
-        let filled_by = self.filled_by.load(Ordering::Relaxed);
-        if filled_by != 0
-            && filled_by != std::process::id()
-            && handle < NEXT.load(Ordering::Relaxed)
-        {
-            return Err(self.forked(filled_by));
-        }
-        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
-        let entry = open.get(&handle).ok_or_else(|| self.stale(handle))?;
-        if entry.process == std::process::id() {
-            Ok(Arc::clone(&entry.object))
-        } else {
-            Err(self.forked(entry.process))
-        }
+    pub(crate) fn get(&'static self, handle: u64) -> Result<Arc<T>, Failure> {
+        let open = self.open.get().read().unwrap_or_else(PoisonError::into_inner);
+        open.get(&handle).cloned().ok_or_else(|| self.missing(handle))
     }
 
     /// Takes an object out; its handle is stale from now on.
-    pub(crate) fn remove(&self, handle: u64) -> Result<Arc<T>, Failure> {
-        let object = self.get(handle)?;
-        self.open.write().unwrap_or_else(PoisonError::into_inner).remove(&handle);
-        Ok(object)
+    pub(crate) fn remove(&'static self, handle: u64) -> Result<Arc<T>, Failure> {
+        let mut open = self.open.get().write().unwrap_or_else(PoisonError::into_inner);
+        open.remove(&handle).ok_or_else(|| self.missing(handle))
+    }
+
+    fn missing(&self, handle: u64) -> Failure {
+        let first = FIRST.get();
+        match first.inherited_from() {
+            Some(opener) if (1..**first).contains(&handle) => self.forked(opener),
+            _ => self.stale(handle),
+        }
     }
 
     fn forked(&self, opener: u32) -> Failure {

@@ -156,6 +156,40 @@ fn puts_and_gets_are_ordered_with_kernels_by_events_alone() {
 }
 
 #[test]
+fn durable_tensors_leave_a_gpu_through_staging_and_its_memory_is_free_when_the_call_returns() {
+    for (seed, data_path) in [c"auto", c"gds"].into_iter().enumerate() {
+        let fake = FakeGpu::start(seed as u64, 6);
+        let (gpu, folder) = (fake.gpu(), Folder::new("gpu-durable"));
+        let pool = try_open_pool(&folder, 64 << 20, 1, data_path).unwrap();
+        let bytes: Vec<u8> = (0..BYTES).map(|at| (at * 31 / 7 + at / 4093) as u8).collect();
+        let mut memory = DeviceMemory::new(&gpu, BYTES).unwrap();
+        let (mut batch, mut ticket) = (0, 0);
+        memory.write(0, &bytes).unwrap();
+        let (name, address, length) = (NAME.as_ptr(), memory.base().0, BYTES as u64);
+        // SAFETY: the memory stays until each call has returned, and until the read has ended.
+        unsafe {
+            assert_eq!(tide_batch_begin(pool, &raw mut batch), TIDE_READY);
+            let put = tide_batch_put_gpu(batch, name, address, length, null_mut());
+            assert_eq!(put, TIDE_READY, "{}", last_error());
+            let too_long = tide_batch_put_gpu(batch, name, 1 << 40, 1 << 50, null_mut());
+            assert_eq!(too_long, TIDE_POOL_FAILED);
+            assert!(last_error().contains("full"), "{}", last_error());
+            memory.write(0, &vec![0; BYTES]).unwrap();
+            assert_eq!(tide_batch_commit(batch), TIDE_READY, "{}", last_error());
+            let none = null_mut();
+            let get = tide_get_gpu(pool, name, 0, address, length, none, none, 1, &raw mut ticket);
+            assert_eq!(get, TIDE_READY, "{}", last_error());
+        }
+        wait(ticket);
+        let mut found = vec![0; BYTES];
+        memory.read(0, &mut found).unwrap();
+        assert!(found == bytes, "other bytes have come back");
+        assert_eq!(tide_pool_close(pool), TIDE_READY);
+        fake.assert_lawful();
+    }
+}
+
+#[test]
 fn what_lies_in_the_arena_goes_by_cufile_without_a_copy() {
     let fake = FakeGpu::start(2, 3);
     let folder = Folder::new("gpu-arena");

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use thiserror::Error;
 
 use super::endian::{U16, U32, U64, U128};
-use super::tensor::{LifetimeClass, NAME_BYTES_MAX, Run, TensorId};
+use super::tensor::{LifetimeClass, NAME_BYTES_MAX, Run, TensorId, TensorKey};
 use super::{BLOCK_BYTES, blocks_for};
 
 const KIND_PUT: u8 = 1;
@@ -60,6 +60,13 @@ pub struct TensorEntry {
     pub runs: Runs,
     /// CRC32C of the valid bytes of each piece: of each stripe unit, or part of one, that the runs touch.
     pub checksums: Checksums,
+}
+
+impl TensorEntry {
+    /// What it is called, for errors.
+    pub fn key(&self) -> TensorKey {
+        TensorKey { id: self.id, name: self.name.clone() }
+    }
 }
 
 /// One step of the index from one state to the next.

@@ -31,7 +31,7 @@ pub use holder::{Holder, utc};
 pub use log_image::LogImage;
 pub use owner::Owner;
 pub use superblock::{FORMAT_VERSION, MAGIC, Superblock, SuperblockError, protective_mbr};
-pub use tensor::{LifetimeClass, NAME_BYTES_MAX, Run, TensorId};
+pub use tensor::{LifetimeClass, NAME_BYTES_MAX, Run, TensorId, TensorKey};
 
 /// The unit of everything on the media: one block. No extent starts or ends off a block boundary.
 pub const BLOCK_BYTES: u64 = 4096;

@@ -5,6 +5,8 @@ use std::hash::Hasher as _;
 
 use siphasher::sip128::{Hasher128 as _, SipHasher24};
 
+use super::TensorEntry;
+
 /// The longest name a durable tensor may carry, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;
 
@@ -28,6 +30,45 @@ impl TensorId {
 impl fmt::Display for TensorId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "tensor {:032x}", self.0)
+    }
+}
+
+/// What a tensor is called: an id, and the name that it was made from if there is one. Errors have it, and say the name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorKey {
+    /// The id.
+    pub id: TensorId,
+    /// The name. It is stored with durable tensors, so that two names with one id are noticed.
+    pub name: Option<Box<str>>,
+}
+
+impl TensorKey {
+    /// The same, with the name that the index has where this has none.
+    #[must_use]
+    pub fn or(self, entry: &TensorEntry) -> Self {
+        if self.name.is_some() { self } else { entry.key() }
+    }
+}
+
+impl From<TensorId> for TensorKey {
+    fn from(id: TensorId) -> Self {
+        Self { id, name: None }
+    }
+}
+
+impl From<&str> for TensorKey {
+    fn from(name: &str) -> Self {
+        Self { id: TensorId::from_name(name), name: Some(name.into()) }
+    }
+}
+
+/// Its name, or its id where nobody gave it one.
+impl fmt::Display for TensorKey {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => write!(out, "{name:?}"),
+            None => self.id.fmt(out),
+        }
     }
 }
 

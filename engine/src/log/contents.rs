@@ -29,7 +29,7 @@ use spares::Spares;
 use super::index_room::IndexRoom;
 use super::space::{Durability, Reach, Space, SpaceUse};
 use super::version::{BeginError, RemoveError, Request, Reservation, Version};
-use crate::layout::{Change, Run, Runs, TensorEntry, TensorId};
+use crate::layout::{Change, Run, Runs, TensorEntry, TensorId, TensorKey};
 
 /// The writes to one tensor that have begun and not ended.
 #[derive(Debug, Default)]
@@ -137,6 +137,14 @@ impl Contents {
             moving: HashMap::new(),
             last_serial,
             spares: Spares::default(),
+        }
+    }
+
+    /// What errors call a tensor: what its caller calls it, or the name by which it was put.
+    pub fn called(&self, key: TensorKey) -> TensorKey {
+        match self.current(key.id) {
+            Some(version) => key.or(&version.entry),
+            None => key,
         }
     }
 

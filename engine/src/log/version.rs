@@ -20,13 +20,10 @@ pub struct Version {
     pub(super) moves: u32,
 }
 
-/// What it is called: its name if that is known, or its id.
+/// What it is called.
 impl fmt::Display for Version {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.entry.name {
-            Some(name) => write!(out, "{name:?}"),
-            None => self.entry.id.fmt(out),
-        }
+        self.entry.key().fmt(out)
     }
 }
 
@@ -42,7 +39,7 @@ pub struct Reservation {
 pub struct Request {
     /// What the tensor is called.
     pub id: TensorId,
-    /// The name behind the id, kept with durable tensors.
+    /// The name behind the id. It is kept; on media with durable tensors alone.
     pub name: Option<Box<str>>,
     /// Its length in bytes.
     pub length: u64,

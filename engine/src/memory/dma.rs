@@ -164,7 +164,8 @@ fn map(bytes: ByteCount, want_huge: bool) -> Result<(MmapMut, Backing, String), 
     if wanted < HUGE_PAGE {
         return Ok((plain(small)?, Backing::Plain, "smaller than one huge page".into()));
     }
-    let large = wanted.next_multiple_of(HUGE_PAGE);
+    let large = wanted.checked_next_multiple_of(HUGE_PAGE);
+    let large = large.ok_or_else(|| failed(std::io::ErrorKind::OutOfMemory.into()))?;
     let reserved = MmapOptions::new().len(large).huge(Some(HUGE_PAGE_BITS)).map_anon();
     let mut why = match reserved {
         Ok(mapping) => return Ok((mapping, Backing::HugeTlb, String::new())),

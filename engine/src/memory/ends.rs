@@ -1,5 +1,6 @@
 //! The two ends of a transfer: where its bytes come from and where they go.
 
+use std::alloc::{Layout, alloc_zeroed};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -161,6 +162,8 @@ pub enum Destination {
     Foreign(ForeignDestination),
     /// Bytes that the transfer owns; the ticket gives them out once it is done.
     Owned(Vec<u8>),
+    /// As many bytes that the transfer will own: they are allocated once it is clear that they are needed.
+    New(usize),
     /// Memory that devices write themselves: no byte is copied where its pieces are whole blocks.
     Dma {
         /// The memory; the ticket gives it back (`take_buffer`). What lies behind `length` in the last block may
@@ -174,9 +177,21 @@ pub enum Destination {
 }
 
 impl Destination {
-    /// `length` bytes that the transfer owns; take them from the ticket (`take_bytes`).
+    /// `length` bytes that the transfer owns; take them from the ticket (`take_bytes`). They are allocated when it is
+    /// submitted, which is refused where that cannot be.
     pub fn buffer(length: usize) -> Self {
-        Self::Owned(vec![0; length])
+        Self::New(length)
+    }
+
+    /// Allocates what is yet to be allocated.
+    ///
+    /// # Errors
+    /// So many bytes cannot be had.
+    pub(crate) fn allocated(self) -> Result<Self, usize> {
+        match self {
+            Self::New(length) => zeroed(length).map(Self::Owned).ok_or(length),
+            there => Ok(there),
+        }
     }
 
     /// How many bytes there is room for.
@@ -184,6 +199,7 @@ impl Destination {
         match self {
             Self::Foreign(foreign) => foreign.length,
             Self::Owned(bytes) => bytes.len(),
+            Self::New(length) => *length,
             Self::Dma { buffer, length } => buffer.len().min(*length),
             Self::Gpu(gpu) => gpu.range.length,
         }
@@ -219,7 +235,7 @@ impl Destination {
     pub(crate) fn into_dma(self) -> Option<DmaBuffer> {
         match self {
             Self::Dma { buffer, .. } => Some(buffer),
-            Self::Foreign(_) | Self::Owned(_) | Self::Gpu(_) => None,
+            Self::Foreign(_) | Self::Owned(_) | Self::New(_) | Self::Gpu(_) => None,
         }
     }
 
@@ -232,6 +248,7 @@ impl Destination {
             Self::Foreign(foreign) => unsafe { foreign.address.as_ptr().add(offset) },
             Self::Owned(owned) => owned[offset..].as_mut_ptr(),
             Self::Dma { buffer, .. } => buffer[offset..].as_mut_ptr(),
+            Self::New(_) => unreachable!("no transfer begins without its memory"),
             Self::Gpu(_) => unreachable!("the GPU's own copies write its memory"),
         };
         // SAFETY: foreign memory is valid and ours alone until release by the contract of
@@ -239,6 +256,19 @@ impl Destination {
         // above). `bytes` is a buffer of its own in memory that the engine mapped, so the two never overlap.
         unsafe { stream::copy(bytes.as_ptr(), target, bytes.len()) };
     }
+}
+
+/// So many zeroes, if they can be had. The kernel makes pages of them as they are touched.
+fn zeroed(length: usize) -> Option<Vec<u8>> {
+    if length == 0 {
+        return Some(Vec::new());
+    }
+    let layout = Layout::array::<u8>(length).ok()?;
+    // SAFETY: the layout is of one byte at least.
+    let memory = unsafe { alloc_zeroed(layout) };
+    let bytes = std::ptr::slice_from_raw_parts_mut(memory, length);
+    // SAFETY: where it is not null it is of the allocator that boxes have, of this layout and initialised.
+    (!memory.is_null()).then(|| unsafe { Box::from_raw(bytes) }.into_vec())
 }
 
 impl From<ForeignDestination> for Destination {
@@ -287,6 +317,14 @@ mod tests {
     #[test]
     #[should_panic(expected = "beyond its destination")]
     fn a_write_beyond_the_destination_is_a_bug_and_never_lands() {
-        Destination::buffer(4).write(3, &[1, 2]);
+        Destination::buffer(4).allocated().unwrap().write(3, &[1, 2]);
+    }
+
+    #[test]
+    fn memory_that_cannot_be_had_is_an_error() {
+        assert_eq!(Destination::buffer(1 << 50).allocated().err(), Some(1 << 50));
+        assert_eq!(Destination::buffer(usize::MAX).allocated().err(), Some(usize::MAX));
+        let there = Destination::buffer(3).allocated().unwrap();
+        assert!(matches!(there, Destination::Owned(bytes) if bytes == [0; 3]));
     }
 }

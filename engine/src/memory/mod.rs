@@ -19,7 +19,7 @@ mod dma;
 mod ends;
 mod gpu;
 pub mod peer;
-pub(crate) mod process;
+pub mod process;
 mod runs;
 mod stream;
 #[cfg(test)]

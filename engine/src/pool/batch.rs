@@ -6,31 +6,10 @@ use super::Pool;
 use super::commit::{Commit, StagedPut, Work, Written, told};
 use super::error::{CommitError, DeleteError, PutError};
 use super::options::PutOptions;
-use crate::layout::{NAME_BYTES_MAX, TensorId};
+use crate::layout::{NAME_BYTES_MAX, TensorId, TensorKey};
 use crate::log::{Durability, Lane, Request};
 use crate::memory::Source;
 use crate::schedule::Ticket;
-
-/// What a durable tensor is called: an id, and the name that it was made from if there is one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorKey {
-    /// The id.
-    pub id: TensorId,
-    /// The name, stored so that two names with one id are noticed.
-    pub name: Option<Box<str>>,
-}
-
-impl From<TensorId> for TensorKey {
-    fn from(id: TensorId) -> Self {
-        Self { id, name: None }
-    }
-}
-
-impl From<&str> for TensorKey {
-    fn from(name: &str) -> Self {
-        Self { id: TensorId::from_name(name), name: Some(name.into()) }
-    }
-}
 
 /// Durable changes that appear together or not at all. Writes begin at once; dropping the batch without a
 /// commit undoes everything.
@@ -63,7 +42,8 @@ impl Batch {
         source: Source,
         options: PutOptions,
     ) -> Result<Ticket, PutError> {
-        let TensorKey { id, name } = key.into();
+        let key = key.into();
+        let TensorKey { id, name } = key.clone();
         if let Some(name) = name.as_ref().filter(|name| name.len() > NAME_BYTES_MAX) {
             return Err(PutError::NameTooLong(name.len()));
         }
@@ -74,7 +54,7 @@ impl Batch {
             // A batch that is gone takes nothing; what comes back is dropped and gives up its space.
             tell.tell(outcome.map(|checksums| Written { write, checksums: checksums.to_vec() }));
         })?;
-        self.stage(id, Staged::Put(StagedPut { id, written }));
+        self.stage(id, Staged::Put(StagedPut { key, written }));
         Ok(ticket)
     }
 
@@ -83,8 +63,10 @@ impl Batch {
     ///
     /// # Errors
     /// There is none.
-    pub fn delete(&mut self, id: TensorId) -> Result<(), DeleteError> {
+    pub fn delete(&mut self, key: impl Into<TensorKey>) -> Result<(), DeleteError> {
         self.pool.check_usable()?;
+        let key = key.into();
+        let id = key.id;
         let staged = self.of.get(&id).and_then(|at| self.changes.get(at));
         let (put, deleted) = match staged {
             Some(Staged::Put(_)) => (true, false),
@@ -96,7 +78,7 @@ impl Batch {
             contents.current(id).is_some_and(|it| it.durability == Durability::Durable)
         });
         if !put && (!stands || deleted) {
-            return Err(DeleteError::Unknown(id));
+            return Err(DeleteError::Unknown(self.pool.0.shared.contents().called(key)));
         }
         if stands {
             self.stage(id, Staged::Delete(id));

@@ -7,9 +7,9 @@ use thiserror::Error;
 
 use super::calibrate::CalibrateError;
 use crate::layout::{
-    DEVICES_MAX, GeometryError, Holder, NAME_BYTES_MAX, Owner, SuperblockError, TensorId,
+    DEVICES_MAX, GeometryError, Holder, NAME_BYTES_MAX, Owner, SuperblockError, TensorKey,
 };
-use crate::log::{BeginError, Full, IndexFull, Request, SpaceUse};
+use crate::log::{BeginError, Full, IndexFull, SpaceUse};
 use crate::path::DeviceOpenError;
 use crate::schedule::{ControlError, DrainError, StartError, SubmitError, TransferError};
 use crate::units::ByteCount;
@@ -184,13 +184,13 @@ pub enum OpenError {
 pub enum PutError {
     /// There is no space. The pool stays usable; delete something and try again.
     #[error(
-        "the pool is full: {id} needs {needed} and {available} can be had \
+        "the pool is full: {tensor} needs {needed} and {available} can be had \
          (capacity {}, live {}, dead {}, free {}, reserved {}, index {})",
         .space.capacity, .space.live, .space.dead, .space.free, .space.reserved, .space.index
     )]
     PoolFull {
         /// The tensor.
-        id: TensorId,
+        tensor: TensorKey,
         /// What it needs, in whole blocks, or the segments by which the index must grow for it.
         needed: ByteCount,
         /// What a tensor of its durability could have had.
@@ -201,12 +201,12 @@ pub enum PutError {
     /// The index has no room for one more durable tensor, and may not grow into segments, because the pool was formatted
     /// before that could be. Opening it again allows it.
     #[error(
-        "the index is full: with {id} it needs {needed} and its place has {room}; \
+        "the index is full: with {tensor} it needs {needed} and its place has {room}; \
          delete durable tensors, or close the pool and open it again: then its index may grow"
     )]
     IndexFull {
         /// The tensor.
-        id: TensorId,
+        tensor: TensorKey,
         /// What the index would need.
         needed: ByteCount,
         /// What there is.
@@ -214,10 +214,10 @@ pub enum PutError {
     },
     /// A scratch put to an id under which a durable tensor stands, or is being put.
     #[error("{0} is durable: it is replaced and deleted by a batch")]
-    IsDurable(TensorId),
+    IsDurable(TensorKey),
     /// A durable put to an id with a scratch put in flight.
     #[error("{0} has a scratch put in flight; wait for it first")]
-    ScratchInFlight(TensorId),
+    ScratchInFlight(TensorKey),
     /// Two names share an id. One of them must change.
     #[error("{name:?} has the id of another durable tensor, {other:?}")]
     NameCollision {
@@ -242,12 +242,12 @@ pub enum PutError {
 pub enum GetError {
     /// There is no such tensor.
     #[error("there is no {0}")]
-    Unknown(TensorId),
+    Unknown(TensorKey),
     /// The range reaches past the tensor's end, or is turned around.
-    #[error("bytes {start}..{end} are not within {id}, which has {length} bytes")]
+    #[error("bytes {start}..{end} are not within {tensor}, which has {length} bytes")]
     Range {
         /// The tensor.
-        id: TensorId,
+        tensor: TensorKey,
         /// The range's first byte.
         start: u64,
         /// One past the range's last byte.
@@ -256,10 +256,10 @@ pub enum GetError {
         length: u64,
     },
     /// The memory is not as long as what it is to hold.
-    #[error("the memory has {found} bytes and {needed} bytes of {id} are to be there")]
+    #[error("the memory has {found} bytes and {needed} bytes of {tensor} are to be there")]
     Memory {
         /// The tensor.
-        id: TensorId,
+        tensor: TensorKey,
         /// The memory's length.
         found: u64,
         /// The length that was asked for.
@@ -274,14 +274,14 @@ pub enum GetError {
 }
 
 /// Why a tensor could not be deleted.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum DeleteError {
     /// There is no such tensor.
     #[error("there is no {0}")]
-    Unknown(TensorId),
+    Unknown(TensorKey),
     /// It is durable.
     #[error("{0} is durable: it is deleted by a batch")]
-    IsDurable(TensorId),
+    IsDurable(TensorKey),
     /// The handle is of no use.
     #[error(transparent)]
     Unusable(#[from] Unusable),
@@ -291,10 +291,10 @@ pub enum DeleteError {
 #[derive(Clone, Debug, Error)]
 pub enum CommitError {
     /// One of the writes failed or was cancelled. Nothing has changed, the space is given back.
-    #[error("{id} could not be written, so nothing of the batch was committed: {source}")]
+    #[error("{tensor} could not be written, so nothing of the batch was committed: {source}")]
     Write {
         /// The tensor.
-        id: TensorId,
+        tensor: TensorKey,
         /// What happened to its write.
         source: TransferError,
     },
@@ -331,20 +331,19 @@ pub enum CommitError {
 }
 
 impl PutError {
-    /// What the log answered.
-    pub(super) fn from_begin(request: &Request, error: BeginError) -> Self {
-        let id = request.id;
+    /// What the log answered to the put of this tensor.
+    pub(super) fn from_begin(tensor: TensorKey, error: BeginError) -> Self {
         match error {
             BeginError::Full(Full { needed, available, space }) => {
-                Self::PoolFull { id, needed, available, space }
+                Self::PoolFull { tensor, needed, available, space }
             }
             BeginError::IndexFull(IndexFull { needed, room }) => {
-                Self::IndexFull { id, needed, room }
+                Self::IndexFull { tensor, needed, room }
             }
-            BeginError::IsDurable => Self::IsDurable(id),
-            BeginError::ScratchInFlight => Self::ScratchInFlight(id),
+            BeginError::IsDurable => Self::IsDurable(tensor),
+            BeginError::ScratchInFlight => Self::ScratchInFlight(tensor),
             BeginError::NameCollision(other) => {
-                let name = request.name.as_deref().unwrap_or_default();
+                let name = tensor.name.unwrap_or_default();
                 Self::NameCollision { name: name.into(), other: other.into() }
             }
         }
@@ -356,20 +355,18 @@ impl PutError {
 pub enum ReclaimError {
     /// A tensor in the segment cannot be read, and stays there: the segment is not chosen again. Other
     /// segments can be reclaimed.
-    #[error("{}{id} cannot be moved: {source}", .name.as_ref().map(|name| format!("{name:?}, ")).unwrap_or_default())]
+    #[error("{tensor} cannot be moved: {source}")]
     Unreadable {
         /// The tensor.
-        id: TensorId,
-        /// Its name, if it has one.
-        name: Option<String>,
+        tensor: TensorKey,
         /// What its read answered.
         source: TransferError,
     },
     /// A tensor could not be written at its new place.
-    #[error("{id} could not be copied: {source}")]
+    #[error("{tensor} could not be copied: {source}")]
     Write {
         /// The tensor.
-        id: TensorId,
+        tensor: TensorKey,
         /// What its write answered.
         source: TransferError,
     },
@@ -389,10 +386,10 @@ pub enum ReclaimError {
 #[derive(Debug, Error)]
 pub enum ScrubError {
     /// A read ended without an answer from the medium.
-    #[error("{id} was not scrubbed: {source}")]
+    #[error("{tensor} was not scrubbed: {source}")]
     Read {
         /// The tensor.
-        id: TensorId,
+        tensor: TensorKey,
         /// What its read answered.
         source: TransferError,
     },

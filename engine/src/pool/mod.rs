@@ -54,7 +54,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
-pub use batch::{Batch, TensorKey};
+pub use batch::Batch;
 pub use calibrate::{CalibrateError, CalibrateProgress, Calibration, Measurement};
 pub use commit::Commit;
 pub use error::{
@@ -73,11 +73,12 @@ pub use reclaim::Reclaimed;
 pub use scrub::{BadUnit, Scrub, ScrubReport, Scrubbed};
 
 use crate::layout::TensorId;
+pub use crate::layout::TensorKey;
 use crate::log::{Contents, RemoveError, SpaceUse, StripeMap, Version};
 use crate::memory::{Destination, DmaBuffer, Source, process};
 use crate::path::DeviceSpec;
 use crate::path::sim::SimDisk;
-use crate::schedule::{Finish, Notify, Piece, Reactor, Ticket, Transfer, Urgency};
+use crate::schedule::{Finish, Notify, Piece, Reactor, Subject, Ticket, Transfer, Urgency};
 use commit::Commits;
 use devices::Members;
 use held::Reading;
@@ -198,7 +199,7 @@ impl Pool {
     /// there now is read, whatever happens to the tensor meanwhile.
     pub fn get(
         &self,
-        id: TensorId,
+        key: impl Into<TensorKey>,
         range: Range<u64>,
         destination: Destination,
         urgency: Urgency,
@@ -206,15 +207,22 @@ impl Pool {
     ) -> Result<Ticket, GetError> {
         let reactor = self.reactor()?;
         let Some(reactor) = reactor.as_ref() else { return Err(Unusable::Closed.into()) };
-        let reading = Reading::start(&self.0.shared, id).ok_or(GetError::Unknown(id))?;
+        let key = key.into();
+        let reading = Reading::start(&self.0.shared, key.id);
+        let Some(reading) = reading else { return Err(GetError::Unknown(key)) };
         let entry = &reading.version().entry;
         if range.start > range.end || range.end > entry.length {
             let Range { start, end } = range;
-            return Err(GetError::Range { id, start, end, length: entry.length });
+            return Err(GetError::Range {
+                tensor: key.or(entry),
+                start,
+                end,
+                length: entry.length,
+            });
         }
         let (found, needed) = (destination.len() as u64, range.end - range.start);
         if found != needed {
-            return Err(GetError::Memory { id, found, needed });
+            return Err(GetError::Memory { tensor: key.or(entry), found, needed });
         }
         let subject = reading.subject().from_byte(range.start);
         let of_range = pieces::of_range(&self.0.stripes, entry, range, self.0.verify_reads);
@@ -228,30 +236,33 @@ impl Pool {
     /// whether all of it `matched`.
     pub fn verify(
         &self,
-        id: TensorId,
+        key: impl Into<TensorKey>,
         source: Source,
         notify: Option<Notify>,
     ) -> Result<Ticket, GetError> {
         let reactor = self.reactor()?;
         let Some(reactor) = reactor.as_ref() else { return Err(Unusable::Closed.into()) };
-        let version = self.current(id).ok_or(GetError::Unknown(id))?;
+        let key = key.into();
+        let Some(version) = self.current(key.id) else { return Err(GetError::Unknown(key)) };
         let entry = &version.entry;
         if source.len() as u64 != entry.length {
             let (found, needed) = (source.len() as u64, entry.length);
-            return Err(GetError::Memory { id, found, needed });
+            return Err(GetError::Memory { tensor: key.or(entry), found, needed });
         }
         let of_range = pieces::of_range(&self.0.stripes, entry, 0..entry.length, true);
         let (reactor, pieces) = reader_and_list(reactor, of_range);
         let transfer = Transfer::Verify { source, pieces };
-        Ok(reactor.submit(transfer, Urgency::Ahead, notify, Finish::nothing())?)
+        let (subject, finish) = (Subject::named(version), Finish::nothing());
+        Ok(reactor.submit_about(subject, transfer, Urgency::Ahead, notify, finish)?)
     }
 
     /// Removes a scratch tensor. Reads in flight end well, puts in flight do not bring it back.
-    pub fn delete(&self, id: TensorId) -> Result<(), DeleteError> {
+    pub fn delete(&self, key: impl Into<TensorKey>) -> Result<(), DeleteError> {
         self.check_usable()?;
-        self.0.shared.contents().remove_scratch(id).map_err(|error| match error {
-            RemoveError::Unknown => DeleteError::Unknown(id),
-            RemoveError::IsDurable => DeleteError::IsDurable(id),
+        let (key, mut contents) = (key.into(), self.0.shared.contents());
+        contents.remove_scratch(key.id).map_err(|error| match error {
+            RemoveError::Unknown => DeleteError::Unknown(key),
+            RemoveError::IsDurable => DeleteError::IsDurable(contents.called(key)),
         })
     }
 

@@ -6,7 +6,7 @@ use super::error::{PutError, Unusable};
 use super::held::PendingWrite;
 use super::options::PutOptions;
 use super::{Pool, pieces};
-use crate::layout::TensorId;
+use crate::layout::TensorKey;
 use crate::log::{Durability, Lane, Request};
 use crate::memory::Source;
 use crate::schedule::{Finish, Reactor, Subject, Ticket, Transfer, TransferError};
@@ -15,7 +15,7 @@ use crate::schedule::{Finish, Reactor, Subject, Ticket, Transfer, TransferError}
 #[derive(Debug)]
 pub struct Put {
     /// What is put.
-    pub id: TensorId,
+    pub key: TensorKey,
     /// Its bytes.
     pub source: Source,
     /// How it is put.
@@ -36,13 +36,14 @@ impl Pool {
     /// is complete, in the order in which puts were called.
     pub fn put(
         &self,
-        id: TensorId,
+        key: impl Into<TensorKey>,
         source: Source,
         options: PutOptions,
     ) -> Result<Ticket, PutError> {
+        let put = Put { key: key.into(), source, options };
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
-        let ticket = self.enqueue_scratch(reactor, Put { id, source, options })?;
+        let ticket = self.enqueue_scratch(reactor, put)?;
         reactor.rouse();
         Ok(ticket)
     }
@@ -68,9 +69,9 @@ impl Pool {
     }
 
     fn enqueue_scratch(&self, reactor: &Reactor, put: Put) -> Result<Ticket, PutError> {
-        let Put { id, source, options } = put;
+        let Put { key: TensorKey { id, name }, source, options } = put;
         let lane = Lane { durability: Durability::Scratch, class: options.lifetime };
-        let request = Request { id, name: None, length: source.len() as u64, lane };
+        let request = Request { id, name, length: source.len() as u64, lane };
         self.enqueue_put(reactor, &request, source, options, |write, outcome| {
             if let Ok(checksums) = outcome {
                 write.install(checksums);
@@ -117,7 +118,8 @@ impl Pool {
         });
         let transfer = Transfer::Write { source, pieces };
         // Where the engine takes nothing, it drops `ended` and with it the reservation.
-        let (subject, PutOptions { urgency, notify, .. }) = (Subject::of(request.id), options);
+        let subject = request.name.as_deref().map_or(Subject::of(request.id), Subject::called);
+        let PutOptions { urgency, notify, .. } = options;
         Ok(reactor.enqueue(subject, transfer, urgency, notify, ended)?)
     }
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use super::commit::Work;
 use super::error::{PutError, ReclaimError, Unusable};
 use super::{Pool, Shared};
-use crate::layout::{Run, TensorEntry};
+use crate::layout::{Run, TensorEntry, TensorKey};
 use crate::log::{
     BeginError, Contents, Durability, Reclamation, Relocation, Request, Reservation, Victim, Wanted,
 };
@@ -65,7 +65,10 @@ impl Pool {
         if contents.space_is_scarce() {
             self.0.shared.bell.ring(contents.spare_segments());
         }
-        let reservation = begun.map_err(|error| PutError::from_begin(request, error))?;
+        let reservation = begun.map_err(|error| {
+            let key = TensorKey { id: request.id, name: request.name.clone() };
+            PutError::from_begin(contents.called(key), error)
+        })?;
         place(contents.runs(&reservation));
         Ok(reservation)
     }

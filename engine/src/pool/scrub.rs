@@ -169,7 +169,7 @@ impl Scrubbing<'_> {
             }
             // Says nothing about the medium.
             Err(error) => {
-                Err(ScrubError::Read { id: self.reading.version().entry.id, source: error })
+                Err(ScrubError::Read { tensor: self.reading.version().entry.key(), source: error })
             }
         }
     }

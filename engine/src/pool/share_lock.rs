@@ -1,7 +1,8 @@
 //! The lock on a share: a byte range of every device file, held by an open file description.
 //!
 //! The operating system drops it with the last descriptor, however the process ends, so a lock is never
-//! stale. Whole shares are what is locked: byte `SHARE_LOCKS_OFFSET + share`, far behind any device's end.
+//! stale. Whole shares are what is locked: byte `SHARE_LOCKS_OFFSET + share`, far behind any device's end. A child of fork
+//! has a copy of the descriptor, with which the lock would live on: so whoever took it also gives it back by name.
 
 use std::fs::File;
 use std::io;
@@ -13,6 +14,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, PosixFadviseAdvice, fallocate, fcntl, posix_fadvise};
 
 use crate::layout::{BLOCK_BYTES, HOLDERS_OFFSET, Holder, SHARES_MAX};
+use crate::memory::process;
 use crate::path::DeviceIdentity;
 use crate::path::device::blank::first_byte_set;
 use crate::path::device::users::SHARE_LOCKS_OFFSET;
@@ -48,6 +50,8 @@ pub(super) enum LockError {
 #[derive(Debug)]
 pub(super) struct LockedFile {
     file: File,
+    /// The process that took the lock.
+    owner: u32,
 }
 
 impl LockedFile {
@@ -55,29 +59,42 @@ impl LockedFile {
     pub(super) fn acquire(path: &Path, shares: Shares) -> Result<Self, LockError> {
         let system = |source| LockError::System { path: path.into(), source };
         let file = File::options().read(true).write(true).open(path).map_err(system)?;
-        Self::lock(file, path, shares, Sharing::Alone)
+        let this = Self::of(file);
+        this.lock(path, shares, Sharing::Alone)?;
+        Ok(this)
     }
 
     /// Opens the device for reading only, whoever writes it meanwhile.
     pub(super) fn open_to_read(path: &Path) -> Result<Self, LockError> {
         let file = File::open(path);
-        file.map(|file| Self { file })
-            .map_err(|source| LockError::System { path: path.into(), source })
+        file.map(Self::of).map_err(|source| LockError::System { path: path.into(), source })
     }
 
     /// Keeps writers out of a further share.
     pub(super) fn also_to_read(self, path: &Path, share: u32) -> Result<Self, LockError> {
-        Self::lock(self.file, path, Shares::One(share), Sharing::WithReaders)
+        self.lock(path, Shares::One(share), Sharing::WithReaders)?;
+        Ok(self)
     }
 
-    fn lock(file: File, path: &Path, shares: Shares, sharing: Sharing) -> Result<Self, LockError> {
-        match fcntl(&file, FcntlArg::F_OFD_SETLK(&range(shares, sharing))) {
-            Ok(_) => Ok(Self { file }),
+    fn of(file: File) -> Self {
+        Self { file, owner: process::id() }
+    }
+
+    fn lock(&self, path: &Path, shares: Shares, sharing: Sharing) -> Result<(), LockError> {
+        match fcntl(&self.file, FcntlArg::F_OFD_SETLK(&range(shares, sharing))) {
+            Ok(_) => Ok(()),
             Err(Errno::EAGAIN | Errno::EACCES) => {
-                Err(LockError::Held { path: path.into(), holder: find_holder(&file, shares) })
+                Err(LockError::Held { path: path.into(), holder: find_holder(&self.file, shares) })
             }
             Err(errno) => Err(LockError::System { path: path.into(), source: errno.into() }),
         }
+    }
+
+    /// Gives back all that is locked by this descriptor and its copies.
+    fn unlock(&self) -> nix::Result<()> {
+        let all = range(Shares::All, Sharing::Alone);
+        let unlocked = nix::libc::flock { l_type: nix::libc::F_UNLCK as i16, ..all };
+        fcntl(&self.file, FcntlArg::F_OFD_SETLK(&unlocked)).map(drop)
     }
 
     /// Whether somebody else has this share open now, and the name on the door.
@@ -101,9 +118,7 @@ impl LockedFile {
     /// last one finds itself alone.
     pub(super) fn is_last_user(&self) -> bool {
         let all = range(Shares::All, Sharing::Alone);
-        let unlocked = nix::libc::flock { l_type: nix::libc::F_UNLCK as i16, ..all };
-        fcntl(&self.file, FcntlArg::F_OFD_SETLK(&unlocked)).is_ok()
-            && fcntl(&self.file, FcntlArg::F_OFD_SETLK(&all)).is_ok()
+        self.unlock().is_ok() && fcntl(&self.file, FcntlArg::F_OFD_SETLK(&all)).is_ok()
     }
 
     /// What is locked.
@@ -156,6 +171,16 @@ impl LockedFile {
     pub(super) fn sign(&self, pool: u128, share: u32) -> io::Result<()> {
         let (offset, block) = signature(pool, share);
         self.file.write_all_at(&block, offset)
+    }
+}
+
+impl Drop for LockedFile {
+    fn drop(&mut self) {
+        // The lock is one, whoever has a copy of the descriptor: a child would take it from its parent. Where this fails, the
+        // lock goes with the last copy.
+        if self.owner == process::id() {
+            let _ = self.unlock();
+        }
     }
 }
 

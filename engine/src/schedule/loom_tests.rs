@@ -181,6 +181,24 @@ fn loom_released_memory_is_the_callers_at_once() {
 }
 
 #[test]
+fn loom_whoever_waits_for_the_release_is_woken_by_it_and_needs_no_end() {
+    explore(None, || {
+        let mailbox = Arc::new(Mailbox::new(Waker::new().unwrap(), false));
+        let shared = Arc::new(TicketShared::new(1));
+        let ticket = Ticket::new(Arc::clone(&shared), mailbox);
+        let memory = Arc::new(UnsafeCell::new(()));
+        let source = Arc::clone(&memory);
+        let reactor = thread::spawn(move || {
+            source.with(|_| ());
+            shared.release();
+        });
+        assert_eq!(ticket.wait_released(), Ok(()));
+        memory.with_mut(|_| ());
+        reactor.join().unwrap();
+    });
+}
+
+#[test]
 fn loom_each_entry_of_a_queue_goes_to_one_of_those_who_wait() {
     explore(None, || {
         let queue = CompletionQueue::new();
@@ -226,7 +244,7 @@ fn loom_a_dropped_ticket_loses_nothing_even_if_the_reactor_is_closed_at_once() {
 fn loom_a_read_is_cancelled_or_not_and_ends_once() {
     explore(SOME, || {
         let running = Running::start(false);
-        let destination = Some(Destination::buffer(2 * BYTES));
+        let destination = Some(Destination::Owned(vec![0; 2 * BYTES]));
         let submitted = submit_job(&running.mailbox, Job::Read { destination }, vec![].into());
         let ticket = submitted.ticket.as_ref().unwrap();
         ticket.cancel();

@@ -119,6 +119,11 @@ pub enum SubmitError {
         "the pool was opened without a GPU, and the memory is one's: name the GPU when opening"
     )]
     NoGpu,
+    /// The memory for what is to be read cannot be had.
+    #[error(
+        "{0} of memory for what is read cannot be allocated; read less at once, or into memory of your own"
+    )]
+    Memory(ByteCount),
     /// The reactor has stopped.
     #[error("the engine has stopped: {0}")]
     Stopped(String),

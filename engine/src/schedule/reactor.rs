@@ -181,7 +181,7 @@ impl Reactor {
             }
             Transfer::Read { destination, pieces } => {
                 self.submitter.check(&pieces, destination.len(), true, true)?;
-                (Job::Read { destination: Some(destination) }, pieces)
+                (Job::Read { destination: Some(allocated(destination)?) }, pieces)
             }
             Transfer::Verify { source, pieces } => {
                 self.submitter.check(&pieces, source.len(), false, false)?;
@@ -212,7 +212,8 @@ impl Reactor {
     ) -> Result<Vec<u8>, ControlError> {
         let pieces = self.cut(device, offset, length);
         self.submitter.check(&pieces, length, true, true)?;
-        let job = Job::Read { destination: Some(Destination::buffer(length)) };
+        let destination = allocated(Destination::buffer(length))?;
+        let job = Job::Read { destination: Some(destination) };
         let read = self.wait(|finish| {
             let subject = Subject::default();
             self.submitter.send(job, subject, pieces, Urgency::Urgent, None, finish)
@@ -312,6 +313,11 @@ impl Reactor {
         ticket.wait()?;
         Ok(ticket)
     }
+}
+
+/// The destination of a read with its memory.
+fn allocated(destination: Destination) -> Result<Destination, SubmitError> {
+    destination.allocated().map_err(|bytes| SubmitError::Memory(ByteCount(bytes as u64)))
 }
 
 impl Drop for Reactor {

@@ -19,6 +19,7 @@ enum Tensor {
     #[default]
     Unsaid,
     Id(TensorId),
+    Called(Arc<str>),
     Named(Arc<dyn Display + Send + Sync>),
 }
 
@@ -26,6 +27,11 @@ impl Subject {
     /// A whole tensor without a name that is known.
     pub fn of(id: TensorId) -> Self {
         Self { tensor: Tensor::Id(id), first_byte: 0 }
+    }
+
+    /// A whole tensor by its name.
+    pub fn called(name: &str) -> Self {
+        Self { tensor: Tensor::Called(name.into()), first_byte: 0 }
     }
 
     /// Something that says by itself what it is called.
@@ -58,6 +64,7 @@ impl About {
         let tensor = match &subject.tensor {
             Tensor::Unsaid => String::new(),
             Tensor::Id(id) => id.to_string(),
+            Tensor::Called(name) => format!("{name:?}"),
             Tensor::Named(tensor) => tensor.to_string(),
         };
         Self { tensor, path: path.unwrap_or_default().into() }

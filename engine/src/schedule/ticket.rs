@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::mailbox::{Command, Mailbox};
 use super::transfer::{Done, Outcome, TransferError};
 use crate::memory::{DmaBuffer, process};
-use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// Longer than any process lives, yet within what the clock can say.
@@ -28,10 +28,16 @@ pub(super) struct TicketShared {
     /// The process that submitted.
     owner: u32,
     ready: AtomicBool,
-    released: AtomicBool,
+    /// [`RELEASED`] and [`AWAITED`].
+    memory: AtomicU32,
     end: Mutex<End>,
     ended: Condvar,
 }
+
+/// The memory is the caller's again.
+const RELEASED: u32 = 1;
+/// Somebody sleeps, or is about to, until that is so. Where nobody does, waking them would still cost a system call.
+const AWAITED: u32 = 2;
 
 struct End {
     outcome: Option<Outcome>,
@@ -125,7 +131,34 @@ impl Ticket {
     /// Whether the transfer's memory is the caller's again. This may come before the end: a write is
     /// done with its source when the last byte is in staging memory.
     pub fn released(&self) -> bool {
-        self.shared.released.load(Ordering::Acquire)
+        self.shared.is_released()
+    }
+
+    /// Waits until the transfer's memory is the caller's again.
+    ///
+    /// # Errors
+    /// It is not, and will not be: the transfer has ended, and a device that does not answer may still touch the memory. Or
+    /// this is a child of fork, whose parent's the transfer is.
+    pub fn wait_released(&self) -> Result<(), TransferError> {
+        if self.shared.is_forked() {
+            return Err(TransferError::Forked);
+        }
+        if self.mailbox.baton().is_some() {
+            // In a simulation whatever moves does so for those who wait for an end.
+            let _ = self.wait();
+        }
+        let mut end = self.shared.await_release();
+        while !self.released() && end.outcome.is_none() {
+            end.sleepers += 1;
+            end = self.shared.ended.wait(end).unwrap_or_else(PoisonError::into_inner);
+            end.sleepers -= 1;
+        }
+        if self.released() {
+            return Ok(());
+        }
+        let kept =
+            || TransferError::Stopped { reason: "a device may still touch its memory".into() };
+        Err(end.outcome.clone().and_then(Result::err).unwrap_or_else(kept))
     }
 
     /// The bytes of an owned destination, once, after a read has ended well.
@@ -218,7 +251,7 @@ impl TicketShared {
             id,
             owner: process::id(),
             ready: AtomicBool::new(false),
-            released: AtomicBool::new(false),
+            memory: AtomicU32::new(0),
             end: Mutex::new(End { outcome: None, memory: None, tickets: 1, sleepers: 0 }),
             ended: Condvar::new(),
         }
@@ -229,9 +262,23 @@ impl TicketShared {
         self.ready.load(Ordering::Acquire)
     }
 
+    fn is_released(&self) -> bool {
+        self.memory.load(Ordering::Acquire) & RELEASED != 0
+    }
+
     /// The memory is the caller's again.
     pub(super) fn release(&self) {
-        self.released.store(true, Ordering::Release);
+        if self.memory.fetch_or(RELEASED, Ordering::AcqRel) == AWAITED {
+            // Whoever had looked before sleeps by now, or looks once more.
+            drop(self.end());
+            self.ended.notify_all();
+        }
+    }
+
+    /// Has the release wake whoever sleeps; the lock keeps it from doing so before that.
+    fn await_release(&self) -> MutexGuard<'_, End> {
+        self.memory.fetch_or(AWAITED, Ordering::AcqRel);
+        self.end()
     }
 
     /// The transfer is over; the memory must have been released, unless a device that does not answer has it for good.

@@ -96,7 +96,7 @@ impl Worker {
             (memory, each)
         } else {
             // In one mapping with what callers get, as a ring registers its memory once.
-            let bytes = ByteCount(all as u64 * chunk + options.buffers.0);
+            let bytes = ByteCount((all as u64 * chunk).saturating_add(options.buffers.0));
             // What cannot be shared alike is the first one's, so that none of it is left for callers.
             (path.allocate(bytes, options.huge_pages)?, all - each * (staging.threads - 1))
         };

@@ -1,18 +1,18 @@
 //! CUDA's own names for its numbers.
 
 use std::ffi::{CStr, c_char, c_int};
-use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use tidelog_engine::memory::process::PerProcess;
 
 /// As the header has it, but for the number: one that is newer than our headers is no value of their type.
 type GetName = unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int;
 
 /// CUDA's name for a number, where its driver is loaded and knows it.
 pub fn name_of(code: i32) -> &'static str {
-    static GET: OnceLock<Option<GetName>> = OnceLock::new();
+    static GET: PerProcess<Option<GetName>> = PerProcess::new(find);
     let mut name = std::ptr::null();
-    if let Some(get) = GET.get_or_init(find)
+    if let Some(get) = **GET.get()
         // SAFETY: the call takes any number, and writes an address: of a text that stays, or null.
         && unsafe { get(code, &raw mut name) } == 0
         && !name.is_null()

@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tidelog_engine::memory::process::PerProcess;
 use tidelog_engine::path::Status;
 
 use super::batch::Batch;
@@ -107,7 +108,8 @@ pub enum OpenError {
 const BATCH_ENTRIES_MAX: u32 = 128;
 
 /// Drivers open in this process. cuFile's state is the process's, so the count of its users is, too.
-static USERS: Mutex<Users> = Mutex::new(Users { count: 0, ours: false, compat: Compat::Forbidden });
+static USERS: PerProcess<Mutex<Users>> =
+    PerProcess::new(|| Mutex::new(Users { count: 0, ours: false, compat: Compat::Forbidden }));
 
 struct Users {
     count: usize,
@@ -129,7 +131,7 @@ impl Driver {
     pub fn open(library: Arc<Library>, compat: Compat) -> Result<Arc<Self>, OpenError> {
         let functions = &library.functions;
         let (open, close) = (functions.driver_open.clone()?, functions.driver_close.clone()?);
-        let mut users = USERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut users = USERS.get().lock().unwrap_or_else(PoisonError::into_inner);
         if users.count == 0 {
             if let Ok(set) = &functions.set_parameter {
                 // SAFETY: no memory arguments. An answer that it cannot be set is no matter: what is in force is
@@ -184,7 +186,7 @@ impl Drop for Driver {
         if !self.is_ours() {
             return;
         }
-        let mut users = USERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut users = USERS.get().lock().unwrap_or_else(PoisonError::into_inner);
         users.count -= 1;
         if users.count == 0
             && users.ours

@@ -34,6 +34,7 @@ pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
             tide_put(handle, null(), null(), 1, 0, null_mut()),
             tide_get(handle, null(), 0, null_mut(), 1, 0, null_mut()),
             tide_put_gpu(handle, null(), 1, 1, null_mut(), 0, null_mut()),
+            tide_batch_put_gpu(handle, null(), 1, 1, null_mut()),
             tide_get_gpu(handle, null(), 0, 1, 1, null_mut(), null_mut(), 0, null_mut()),
             tide_delete(handle, null()),
             tide_length(handle, null(), null_mut()),

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 
 use tidelog_engine::memory::{Destination, GpuDestination, GpuEvent, GpuSource, Source};
 
-use super::pool::{POOLS, give_out, range_of, submit_get, submit_put};
+use super::pool::{BATCHES, POOLS, batch_put, give_out, range_of, submit_get, submit_put};
 use super::{Failure, boundary, check_length, check_result, text_argument};
 
 /// As `tide_put`, from the memory of the GPU that the pool was opened for. The bytes are read once `after`, a `CUevent` recorded
@@ -70,6 +70,31 @@ pub unsafe extern "C" fn tide_get_gpu(
         let submitted = submit_get(&pool, name, range, Destination::Gpu(destination), flags)?;
         // SAFETY: by this function's contract.
         unsafe { give_out(submitted, ticket) }
+    })
+}
+
+/// As `tide_batch_put`, from the memory of the GPU that the pool was opened for. The bytes are read once `after`, a `CUevent`
+/// recorded behind the kernels that make them, has happened; null: at once. No more of them is in host memory than staging holds.
+///
+/// # Safety
+/// `name` is NUL-terminated. `address` has `length` bytes on the GPU, which stay allocated, and which nobody writes after `after`, until
+/// the call returns; `after` is null or an event that stays open as long.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tide_batch_put_gpu(
+    batch: u64,
+    name: *const c_char,
+    address: u64,
+    length: u64,
+    after: *mut c_void,
+) -> i32 {
+    boundary(|| {
+        let batch = BATCHES.get(batch)?;
+        // SAFETY: by this function's contract.
+        let name = unsafe { text_argument(name, "name") }?;
+        let length = check_memory(address, length)?;
+        // SAFETY: by this function's contract; `batch_put` waits for the release.
+        let source = unsafe { GpuSource::new(address, length, GpuEvent::from_raw(after)) };
+        batch_put(&batch, name, Source::Gpu(source))
     })
 }
 

@@ -13,15 +13,18 @@ use tidelog_gds::Region;
 use tidelog_gds::cuda::DevicePointer;
 
 use super::{
-    Failure, Options, Place, Status, array_argument, boundary, check_length, check_result,
-    options_argument, text_argument, write_result,
+    Failure, Options, Place, Status, boundary, check_length, check_result, options_argument,
+    text_argument, write_result,
 };
 use crate::handles::Table;
 use crate::session::{Policy, SessionConfig, open_pool};
 
 pub(super) static POOLS: Table<Pool> = Table::new("pool");
 static TICKETS: Table<Ticket> = Table::new("ticket");
-static BATCHES: Table<Mutex<Option<Batch>>> = Table::new("batch");
+pub(super) static BATCHES: Table<Begun> = Table::new("batch");
+
+/// A batch, until it is committed.
+pub(super) type Begun = Mutex<Option<Batch>>;
 
 /// In `flags` of a transfer: it goes before those that are not urgent.
 pub const TIDE_URGENT: u32 = 1;
@@ -192,8 +195,7 @@ pub unsafe extern "C" fn tide_delete(pool: u64, name: *const c_char) -> i32 {
         let pool = POOLS.get(pool)?;
         // SAFETY: by this function's contract.
         let name = unsafe { text_argument(name, "name") }?;
-        pool.delete(TensorId::from_name(name))
-            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        pool.delete(name).map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
         Ok(0)
     })
 }
@@ -273,10 +275,11 @@ pub unsafe extern "C" fn tide_batch_begin(pool: u64, batch: *mut u64) -> i32 {
     })
 }
 
-/// Adds a durable tensor to a batch. The bytes are copied before the call returns.
+/// Adds a durable tensor to a batch. Its bytes go through staging memory: the call returns when the memory is the caller's
+/// again, which takes as long as the devices do where there is more than staging holds.
 ///
 /// # Safety
-/// `name` is NUL-terminated; `address` has `length` bytes.
+/// `name` is NUL-terminated; `address` has `length` bytes that nobody writes during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_batch_put(
     batch: u64,
@@ -284,15 +287,13 @@ pub unsafe extern "C" fn tide_batch_put(
     address: *const c_void,
     length: u64,
 ) -> i32 {
-    with_batch(batch, |batch| {
+    boundary(|| {
+        let batch = BATCHES.get(batch)?;
         // SAFETY: by this function's contract.
         let name = unsafe { text_argument(name, "name") }?;
-        // SAFETY: by this function's contract.
-        let bytes = unsafe { array_argument(address.cast::<u8>(), length as usize, "address") }?;
-        batch
-            .put(name, Source::from(bytes.to_vec()), PutOptions::default())
-            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
-        Ok(0)
+        // SAFETY: by this function's contract; `batch_put` waits for the release.
+        let source = unsafe { source(address, length) }?;
+        batch_put(&batch, name, source)
     })
 }
 
@@ -302,12 +303,14 @@ pub unsafe extern "C" fn tide_batch_put(
 /// `name` is NUL-terminated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_batch_delete(batch: u64, name: *const c_char) -> i32 {
-    with_batch(batch, |batch| {
+    boundary(|| {
+        let batch = BATCHES.get(batch)?;
         // SAFETY: by this function's contract.
         let name = unsafe { text_argument(name, "name") }?;
-        batch
-            .delete(TensorId::from_name(name))
-            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
+        with_batch(&batch, |batch| {
+            let deleted = batch.delete(name);
+            deleted.map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
+        })?;
         Ok(0)
     })
 }
@@ -335,12 +338,26 @@ pub extern "C" fn tide_batch_drop(batch: u64) -> i32 {
     })
 }
 
-fn with_batch(handle: u64, body: impl FnOnce(&mut Batch) -> Result<i32, Failure>) -> i32 {
-    boundary(|| {
-        let batch = BATCHES.get(handle)?;
-        let mut batch = batch.lock().unwrap_or_else(PoisonError::into_inner);
-        body(batch.as_mut().ok_or_else(|| Failure::invalid("the batch was committed already"))?)
-    })
+fn with_batch<T>(
+    batch: &Begun,
+    body: impl FnOnce(&mut Batch) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let mut batch = batch.lock().unwrap_or_else(PoisonError::into_inner);
+    body(batch.as_mut().ok_or_else(|| Failure::invalid("the batch was committed already"))?)
+}
+
+/// Puts a durable tensor, and waits until the source is the caller's again. How the write ends is for the commit to tell.
+pub(super) fn batch_put(batch: &Begun, name: &str, source: Source) -> Result<i32, Failure> {
+    // Waited for without the lock: others may go on with the batch.
+    let ticket = with_batch(batch, |batch| {
+        let put = batch.put(name, source, PutOptions::default());
+        put.map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
+    })?;
+    ticket.wait_released().map_err(|error| {
+        let text = format!("the memory must stay allocated until the process ends: {error}");
+        Failure::new(Status::DeviceFailed, text)
+    })?;
+    Ok(0)
 }
 
 /// Starts a put.
@@ -352,7 +369,7 @@ pub(super) fn submit_put(
 ) -> Result<Ticket, Failure> {
     let urgency = urgency(flags)?;
     let options = PutOptions { lifetime: LifetimeClass::Step, urgency, notify: None };
-    pool.put(TensorId::from_name(name), source, options)
+    pool.put(name, source, options)
         .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
 }
 
@@ -364,7 +381,7 @@ pub(super) fn submit_get(
     destination: Destination,
     flags: u32,
 ) -> Result<Ticket, Failure> {
-    pool.get(TensorId::from_name(name), range, destination, urgency(flags)?, None)
+    pool.get(name, range, destination, urgency(flags)?, None)
         .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
 }
 

@@ -1,6 +1,6 @@
 //! Who carries a transfer out: the pool, or the tier in host memory. Both tell of its end in the session's queue.
 
-use tidelog_engine::layout::{LifetimeClass, TensorId};
+use tidelog_engine::layout::{LifetimeClass, TensorId, TensorKey};
 use tidelog_engine::pool::PutOptions;
 use tidelog_engine::schedule::{Ticket, Urgency};
 use tidelog_gds::{HostTier, tier};
@@ -46,7 +46,7 @@ impl Carrier {
 /// A transfer to begin.
 pub(super) struct Cargo<'a> {
     pub(super) transfer: TransferId,
-    pub(super) id: TensorId,
+    pub(super) key: TensorKey,
     pub(super) kind: Kind,
     pub(super) direction: Direction,
     pub(super) urgency: Urgency,
@@ -68,28 +68,28 @@ impl Session {
     }
 
     fn carry_by_pool(&self, cargo: &Cargo<'_>) -> Result<Ticket, String> {
-        let &Cargo { id, urgency, request, memory, .. } = cargo;
-        let notify = Some((self.completions.clone(), cargo.transfer.0));
+        let &Cargo { ref key, urgency, request, memory, .. } = cargo;
+        let (key, notify) = (key.clone(), Some((self.completions.clone(), cargo.transfer.0)));
         match cargo.direction {
             Direction::Out(CopyKind::Write) => {
                 let options = PutOptions { lifetime: lifetime_of(cargo.kind), urgency, notify };
                 let source = memory.source(self.place, request);
-                self.pool.put(id, source, options).map_err(|error| error.to_string())
+                self.pool.put(key, source, options).map_err(|error| error.to_string())
             }
             Direction::Out(CopyKind::Verify) => {
                 let source = memory.source(self.place, request);
-                self.pool.verify(id, source, notify).map_err(|error| error.to_string())
+                self.pool.verify(key, source, notify).map_err(|error| error.to_string())
             }
             Direction::In => {
                 let destination = memory.destination(self.place, request);
-                let got = self.pool.get(id, 0..request.size, destination, urgency, notify);
+                let got = self.pool.get(key, 0..request.size, destination, urgency, notify);
                 got.map_err(|error| error.to_string())
             }
         }
     }
 
     fn carry_by_tier(&self, tier: &HostTier, cargo: &Cargo<'_>) -> Result<tier::Ticket, String> {
-        let &Cargo { id, urgency, request, memory, .. } = cargo;
+        let &Cargo { key: TensorKey { id, .. }, urgency, request, memory, .. } = cargo;
         let notify = (self.completions.clone(), cargo.transfer.0);
         let begun = match cargo.direction {
             Direction::Out(CopyKind::Write) => {

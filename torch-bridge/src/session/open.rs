@@ -5,9 +5,10 @@ use std::ops::Deref;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tidelog_engine::memory::GpuMemory;
+use tidelog_engine::memory::process::PerProcess;
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PoolDescription};
 use tidelog_engine::schedule::CompletionQueue;
@@ -128,7 +129,6 @@ pub(super) struct Lease {
 struct Shared {
     pool: Pool,
     place: Place,
-    process: u32,
     sessions: u32,
 }
 
@@ -166,29 +166,27 @@ impl Shared {
     }
 }
 
-static SHARED: LazyLock<Mutex<HashMap<(String, u32), Shared>>> = LazyLock::new(Mutex::default);
+/// Locked while a pool is opened or closed, which takes a while: a child of fork has a table of its own.
+static SHARED: PerProcess<Mutex<HashMap<(String, u32), Shared>>> = PerProcess::new(Mutex::default);
 
 impl Lease {
     fn take(config: &SessionConfig<'_>) -> Result<Self, Failure> {
         let key = (config.devices.to_owned(), config.share);
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let process = std::process::id();
-        if let Some(open) = shared.get_mut(&key).filter(|open| open.process == process) {
+        let mut shared = SHARED.get().lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = shared.get_mut(&key) {
             open.check_path(config.data_path)?;
             open.check_place(config.place)?;
             open.sessions += 1;
             return Ok(Self { key: Some(key), pool: open.pool.clone(), made: None });
         }
         let OpenedPool { pool, made } = open_pool(config)?;
-        shared.insert(
-            key.clone(),
-            Shared { pool: pool.clone(), place: config.place, process, sessions: 1 },
-        );
+        let open = Shared { pool: pool.clone(), place: config.place, sessions: 1 };
+        shared.insert(key.clone(), open);
         Ok(Self { key: Some(key), pool, made })
     }
 
     fn give_back(&self) -> Result<(), Failure> {
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = SHARED.get().lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(key) = &self.key {
             let Some(open) = shared.get_mut(key) else { return Ok(()) };
             open.sessions -= 1;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use tidelog_engine::layout::TensorId;
+use tidelog_engine::layout::{TensorId, TensorKey};
 use tidelog_engine::schedule::{Outcome as Transferred, TransferError, Urgency};
 use tidelog_planner::plan::Target;
 use tidelog_planner::report::{self, Ending};
@@ -203,7 +203,7 @@ impl Session {
             (in_flight.storage, in_flight.direction, in_flight.target);
         let begun = self.carry(&Cargo {
             transfer,
-            id: state.log_id(storage),
+            key: state.log_key(storage),
             kind: state.kind_of(storage),
             direction,
             urgency: in_flight.urgency,
@@ -317,6 +317,13 @@ impl State {
             self.history.transferred(in_flight.told(Ending::UnderWay), now);
         }
         self.history.step_ends(complete, now);
+    }
+
+    /// The same, with the name that errors call it by.
+    fn log_key(&self, storage: StorageId) -> TensorKey {
+        let name = self.known.get(&storage).and_then(|known| known.name.as_deref());
+        let name = name.map_or_else(|| format!("storage {}", storage.0).into(), Into::into);
+        TensorKey { id: self.log_id(storage), name: Some(name) }
     }
 
     /// The name under which a storage lies in the log, or in host memory.

@@ -313,7 +313,11 @@ fn senseless_arguments_of_a_pool_are_refused_and_start_no_transfer() {
         assert_refused(tide_batch_begin(pool, null_mut()), "batch");
         assert_eq!(tide_batch_begin(pool, &raw mut batch), TIDE_READY);
         assert_refused(tide_batch_put(batch, name, null(), 1), "address");
-        assert_refused(tide_batch_put(batch, name, read, u64::MAX), "address");
+        assert_refused(tide_batch_put(batch, name, read, u64::MAX), "length");
+        for length in [POOL_SIZE, 1 << 50] {
+            assert_eq!(tide_batch_put(batch, name, read, length), TIDE_POOL_FAILED);
+            assert!(last_error().contains("full"), "{}", last_error());
+        }
         assert_eq!(tide_batch_put(batch, long_name.as_ptr(), read, 16), TIDE_POOL_FAILED);
         assert_eq!(tide_batch_delete(batch, c"none".as_ptr()), TIDE_POOL_FAILED);
         assert_eq!(tide_batch_commit(batch), TIDE_READY, "an empty batch: {}", last_error());

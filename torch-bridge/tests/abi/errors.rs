@@ -8,6 +8,38 @@ use tidelog::abi::*;
 use tidelog_tests::abi::{Folder, last_error, open_pool};
 
 #[test]
+fn what_is_refused_is_refused_by_the_tensors_name() {
+    let folder = Folder::new("names");
+    let pool = open_pool(&folder, 64 << 20);
+    let (name, mut bytes) = (c"layer.0.weight", [7_u8; 16]);
+    let (mut batch, mut ticket) = (0, 0);
+    let memory = bytes.as_mut_ptr();
+    // SAFETY: the name is NUL-terminated and the results are ours; what is refused is not looked at, and the rest is as long as is said.
+    unsafe {
+        let (name, place, read) = (name.as_ptr(), &raw mut ticket, memory.cast_const().cast());
+        let refused = |status: i32| {
+            assert_eq!(status, TIDE_POOL_FAILED);
+            let text = last_error();
+            assert!(text.contains("\"layer.0.weight\""), "{text:?} does not name the tensor");
+            assert!(!text.contains("tensor "), "{text:?} has an id");
+        };
+        let get = |offset, length| tide_get(pool, name, offset, memory.cast(), length, 0, place);
+        refused(get(0, 1));
+        refused(tide_delete(pool, name));
+        refused(tide_put(pool, name, read, 1 << 40, 0, place));
+        assert_eq!(tide_batch_begin(pool, &raw mut batch), TIDE_READY);
+        refused(tide_batch_put(batch, name, read, 1 << 40));
+        refused(tide_batch_delete(batch, name));
+        assert_eq!(tide_batch_put(batch, name, read, 16), TIDE_READY, "{}", last_error());
+        assert_eq!(tide_batch_commit(batch), TIDE_READY, "{}", last_error());
+        refused(get(10, 7));
+        refused(tide_delete(pool, name));
+        refused(tide_put(pool, name, read, 16, 0, place));
+    }
+    assert_eq!(tide_pool_close(pool), TIDE_READY, "{}", last_error());
+}
+
+#[test]
 fn a_read_of_rotten_bytes_names_the_tensor_its_byte_and_the_devices_path() {
     let folder = Folder::new("rot");
     let pool = open_pool(&folder, 64 << 20);

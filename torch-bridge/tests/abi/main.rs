@@ -4,5 +4,6 @@
 mod arguments;
 mod drift;
 mod errors;
+mod memory;
 mod session;
 mod training;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::layout::{Checksums, Runs, TensorEntry};
-use crate::log::space::{Durability, Full};
+use crate::log::space::Full;
 use crate::log::version::{Request, Version};
 
 /// So many are kept at most. They keep the memory of their lists, too.
@@ -29,9 +29,7 @@ impl Spares {
         let Request { id, length, lane, .. } = *request;
         (place.serial, place.moves, place.durability) = (serial, 0, lane.durability);
         (place.entry.id, place.entry.length, place.entry.class) = (id, length, lane.class);
-        // Scratch tensors pay for nothing they do not need.
-        let named = lane.durability == Durability::Durable;
-        place.entry.name = request.name.clone().filter(|_| named);
+        place.entry.name.clone_from(&request.name);
         Ok(version)
     }
 

@@ -14,7 +14,8 @@ use tidelog_spdk_sys as sys;
 
 use super::keeper::Keeper;
 use super::options::{EnvironmentOptions, Pages};
-use crate::memory::{Backing, DmaPool, MemoryError, process};
+use crate::memory::process::PerProcess;
+use crate::memory::{Backing, DmaPool, MemoryError};
 use crate::units::ByteCount;
 
 /// The environment could not be started, or not like this any more.
@@ -33,17 +34,18 @@ pub(super) struct Environment {
     tasks: Mutex<Sender<Task>>,
     options: EnvironmentOptions,
     huge: bool,
-    process: u32,
 }
 
 static WISHES: OnceLock<EnvironmentOptions> = OnceLock::new();
-static STARTED: OnceLock<Result<Environment, EnvironmentError>> = OnceLock::new();
+/// A child of fork does not wait for a thread of its parent that was starting it.
+static STARTED: PerProcess<OnceLock<Result<Environment, EnvironmentError>>> =
+    PerProcess::new(OnceLock::new);
 
 /// Says how the environment is to be started; refused once it is, or once this was said before.
 pub fn configure(options: EnvironmentOptions) -> Result<(), EnvironmentError> {
     WISHES.set(options).map_err(|_| EnvironmentError("it was configured before".into()))?;
     match WISHES.get() {
-        _ if STARTED.get().is_none() => Ok(()),
+        _ if STARTED.get_if_used().is_none_or(|started| started.get().is_none()) => Ok(()),
         _ => Err(EnvironmentError("it has started already; configure it before".into())),
     }
 }
@@ -51,14 +53,13 @@ pub fn configure(options: EnvironmentOptions) -> Result<(), EnvironmentError> {
 impl Environment {
     /// The process's environment, started if nobody has done so yet.
     pub(super) fn get() -> Result<&'static Self, EnvironmentError> {
-        let environment = STARTED.get_or_init(Self::start).as_ref().map_err(Clone::clone)?;
-        if environment.is_of_this_process() {
-            return Ok(environment);
-        }
+        let started = STARTED.get();
+        let Some(starter) = started.inherited_from() else {
+            return started.get_or_init(Self::start).as_ref().map_err(Clone::clone);
+        };
         Err(EnvironmentError(format!(
-            "process {} started it, of which this one is a fork, and its thread is there alone; open the devices in a \
-             process that is started anew (in Python: multiprocessing's start method \"spawn\")",
-            environment.process
+            "process {starter} started it, of which this one is a fork, and its thread is there alone; open the devices in a \
+             process that is started anew (in Python: multiprocessing's start method \"spawn\")"
         )))
     }
 
@@ -91,16 +92,12 @@ impl Environment {
                 EnvironmentError(format!("its thread could not be started: {error}"))
             })?;
         started.recv().map_err(|_| EnvironmentError("its thread ended".into()))??;
-        Ok(Self { tasks: Mutex::new(tasks), options, huge, process: process::id() })
+        Ok(Self { tasks: Mutex::new(tasks), options, huge })
     }
 
     /// The environment, if it was started, and not by a process of which this one is a fork.
     pub(super) fn of_this_process() -> Option<&'static Self> {
-        STARTED.get()?.as_ref().ok().filter(|environment| environment.is_of_this_process())
-    }
-
-    fn is_of_this_process(&self) -> bool {
-        self.process == process::id()
+        STARTED.get_if_used()?.get()?.as_ref().ok()
     }
 
     pub(super) fn options(&self) -> &EnvironmentOptions {

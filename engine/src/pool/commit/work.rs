@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 use super::flight::answer;
-use crate::layout::{Change, TensorEntry, TensorId};
+use crate::layout::{Change, TensorEntry, TensorId, TensorKey};
 use crate::log::{Contents, Durability, StripeMap};
 use crate::pool::Shared;
 use crate::pool::error::CommitError;
@@ -18,7 +18,7 @@ pub(super) type Fates = HashMap<TensorId, bool>;
 
 /// A put that was started.
 pub(in crate::pool) struct StagedPut {
-    pub(in crate::pool) id: TensorId,
+    pub(in crate::pool) key: TensorKey,
     /// Gets the complete write with its checksums, or why there is none.
     pub(in crate::pool) written: Receiver<Result<Written, TransferError>>,
 }
@@ -53,7 +53,7 @@ impl Work {
         puts: Vec<StagedPut>,
         deletes: Vec<TensorId>,
     ) -> Self {
-        let puts_leave = puts.iter().map(|put| (put.id, true));
+        let puts_leave = puts.iter().map(|put| (put.key.id, true));
         let fates = puts_leave.chain(deletes.iter().map(|id| (*id, false))).collect();
         Self::Batch(BatchWork {
             shared: Arc::clone(shared),
@@ -80,7 +80,10 @@ impl Work {
         while let Some(put) = batch.writing.front() {
             match answer(&put.written)? {
                 Ok(written) => batch.written.push(written),
-                Err(source) => return Some(Err(CommitError::Write { id: put.id, source })),
+                Err(source) => {
+                    let tensor = batch.shared.contents().called(put.key.clone());
+                    return Some(Err(CommitError::Write { tensor, source }));
+                }
             }
             batch.writing.pop_front();
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::index::{CopyState, read_index};
 use super::view::has_protective_mbr;
-use crate::layout::{Geometry, Superblock, TensorEntry, TensorId};
+use crate::layout::{Geometry, Superblock, TensorEntry, TensorId, TensorKey};
 use crate::log::StripeMap;
 use crate::memory::Destination;
 use crate::path::{DeviceSpec, OpenMode, PathChoice};
@@ -126,10 +126,8 @@ impl fmt::Display for Damage {
 impl fmt::Display for DamagedTensor {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { share, id, name, length, lost, why } = self;
-        match name {
-            Some(name) => write!(out, "{name:?} ({id})")?,
-            None => write!(out, "{id}")?,
-        }
+        let key = TensorKey { id: *id, name: name.as_deref().map(Into::into) };
+        write!(out, "{key}")?;
         write!(out, " of share {share}: {lost} of {length} are lost; the first: {why}")
     }
 }

@@ -107,11 +107,7 @@ fn begin_read(pool: &Pool, reactor: &Reactor, copy: &Copy<'_>) -> Result<Ticket,
 fn end_read(copy: &Copy<'_>, read: &Ticket) -> Result<Vec<u8>, ReclaimError> {
     match read.wait() {
         Ok(_) => Ok(read.take_bytes().unwrap_or_default()),
-        Err(source) => Err(ReclaimError::Unreadable {
-            id: copy.entry.id,
-            name: copy.entry.name.as_deref().map(str::to_owned),
-            source,
-        }),
+        Err(source) => Err(ReclaimError::Unreadable { tensor: copy.entry.key(), source }),
     }
 }
 
@@ -140,5 +136,5 @@ fn end_write(pool: &Pool, copy: &Copy<'_>, write: &Writing) -> Result<Vec<u32>, 
     let ended = write.ticket.wait_for(&write.ended);
     pool.0.shared.written.moved(ended.as_ref().map_or(0, |(bytes, _)| *bytes));
     let outcome = ended.and_then(|(_, outcome)| outcome);
-    outcome.map_err(|source| ReclaimError::Write { id: copy.entry.id, source })
+    outcome.map_err(|source| ReclaimError::Write { tensor: copy.entry.key(), source })
 }

@@ -116,7 +116,7 @@ fn a_later_commit_in_flight_replaces_and_deletes_what_an_earlier_one_puts() {
     ];
     let mut batch = pool.batch();
     for gone in [1, 3] {
-        assert_eq!(batch.delete(TensorId(gone)), Err(DeleteError::Unknown(TensorId(gone))));
+        assert_eq!(batch.delete(TensorId(gone)), Err(DeleteError::Unknown(TensorId(gone).into())));
     }
     batch.delete(TensorId(2)).unwrap();
     drop(batch);

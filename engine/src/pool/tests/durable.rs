@@ -63,7 +63,7 @@ fn the_last_change_of_an_id_in_a_batch_counts() {
     batch.put(TensorId(2), source("again"), PutOptions::default()).unwrap();
     batch.put(TensorId(3), source("gone"), PutOptions::default()).unwrap();
     batch.delete(TensorId(3)).unwrap();
-    assert_eq!(batch.delete(TensorId(4)), Err(DeleteError::Unknown(TensorId(4))));
+    assert_eq!(batch.delete(TensorId(4)), Err(DeleteError::Unknown(TensorId(4).into())));
     batch.commit().unwrap();
     assert_eq!(get(&pool, 1).unwrap(), b"second");
     assert_eq!(get(&pool, 2).unwrap(), b"again");
@@ -76,9 +76,9 @@ fn scratch_and_durable_keep_out_of_each_others_way() {
     let pool = open(&disks(2, ByteCount::mib(4)));
     commit(&pool, &[(1, b"durable")], &[]).unwrap();
     assert!(matches!(start_put(&pool, 1, b"scratch"), Err(PutError::IsDurable(_))));
-    assert_eq!(pool.delete(TensorId(1)), Err(DeleteError::IsDurable(TensorId(1))));
+    assert_eq!(pool.delete(TensorId(1)), Err(DeleteError::IsDurable(TensorId(1).into())));
     put(&pool, 2, b"scratch");
-    assert_eq!(pool.batch().delete(TensorId(2)), Err(DeleteError::Unknown(TensorId(2))));
+    assert_eq!(pool.batch().delete(TensorId(2)), Err(DeleteError::Unknown(TensorId(2).into())));
     commit(&pool, &[(2, b"durable now")], &[]).unwrap();
     assert_eq!(get(&pool, 2).unwrap(), b"durable now");
     // The audit refuses segments that hold both kinds.

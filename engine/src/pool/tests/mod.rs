@@ -6,6 +6,7 @@ mod durable;
 mod format;
 mod housekeeping;
 mod index;
+mod names;
 mod puts;
 mod reclamation;
 mod scrub;

@@ -3,7 +3,7 @@
 use super::*;
 
 fn one(id: u128, content: Vec<u8>) -> Put {
-    Put { id: TensorId(id), source: Source::from(content), options: PutOptions::default() }
+    Put { key: TensorId(id).into(), source: Source::from(content), options: PutOptions::default() }
 }
 
 #[test]

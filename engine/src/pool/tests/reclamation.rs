@@ -195,8 +195,8 @@ fn a_tensor_that_cannot_be_read_stays_and_its_segment_is_left_alone() {
             match pool.reclaim_once() {
                 Ok(None) => break,
                 Ok(Some(reclaimed)) => assert_ne!(reclaimed.segment, version.entry.runs[0].segment),
-                Err(ReclaimError::Unreadable { id, .. }) => {
-                    assert_eq!(id, TensorId(bad));
+                Err(ReclaimError::Unreadable { tensor, .. }) => {
+                    assert_eq!(tensor.id, TensorId(bad));
                     errors += 1;
                 }
                 Err(error) => panic!("{error}"),

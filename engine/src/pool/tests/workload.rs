@@ -206,7 +206,7 @@ impl Program {
         let id = self.scratch_id();
         let expected = match self.scratch.remove(&id) {
             Some(_) => Ok(()),
-            None => Err(DeleteError::Unknown(TensorId(id))),
+            None => Err(DeleteError::Unknown(TensorId(id).into())),
         };
         let deleted = self.pool.delete(TensorId(id));
         assert_eq!(deleted, expected, "{}", self.at());
