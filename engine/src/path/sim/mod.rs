@@ -11,8 +11,10 @@ mod media;
 mod peer;
 #[cfg(test)]
 mod tests;
+mod trouble;
 
 pub use disk::{Fault, PowerCut, SimCounters, SimDisk, SimProfile};
+pub use trouble::SimSnapshot;
 
 use std::io;
 use std::time::Duration;
@@ -92,15 +94,15 @@ impl SimPath {
         Ok(Self { disks, capabilities, gate, pending, clock: 0, waker, peers })
     }
 
-    /// The pending operation that completes next, unless all are held.
-    fn next(&self) -> Option<usize> {
+    /// The pending operation that completes next, and when, unless all are held.
+    fn next(&self) -> Option<(Ticks, usize)> {
         let of_disk = |(disk, device): (&SimDisk, u8)| {
-            let mood = disk.mood();
+            let mood = disk.mood(self.clock);
             let pending = self.pending.iter().enumerate();
             let pending = pending.filter(move |(_, it)| it.operation.device.0 == device);
             pending.filter_map(move |(index, it)| Some((mood.due(&it.started)?, index))).min()
         };
-        self.disks.iter().zip(0..).filter_map(of_disk).min().map(|(_, index)| index)
+        self.disks.iter().zip(0..).filter_map(of_disk).min()
     }
 }
 
@@ -152,11 +154,11 @@ unsafe impl DataPath for SimPath {
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) -> usize {
-        let Some(index) = self.next() else { return 0 };
+        let Some((due, index)) = self.next() else { return 0 };
         let Pending { mut operation, started } = self.pending.remove(index);
         let disk = &self.disks[usize::from(operation.device.0)];
         std::thread::sleep(disk.takes(&operation));
-        self.clock = self.clock.max(started.due());
+        self.clock = self.clock.max(due);
         let moved = disk.finish(&started, &mut operation);
         let completion = super::slots::complete(operation, moved);
         if let Err(error) = completion.result {

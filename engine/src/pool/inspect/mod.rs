@@ -6,14 +6,18 @@
 
 mod check;
 mod index;
+mod older;
 mod repair;
 #[cfg(test)]
 mod tests;
 mod view;
 mod wipe;
 
+#[cfg(test)]
+pub(super) use check::check_sim;
 pub use check::{CheckProgress, CheckReport, Damage, DamagedTensor, check};
 pub use index::{IndexCopy, IndexView};
+pub use older::{AcceptError, accept_older_copies};
 pub use repair::{RepairError, RepairReport, repair};
 pub use view::{DeviceView, PoolView, ShareView, SuperblockCopyView, inspect, probe};
 pub use wipe::{Wiped, wipe};
