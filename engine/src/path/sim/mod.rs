@@ -52,6 +52,8 @@ pub struct SimPath {
     /// What is in flight, in the order it came: operations that are due together keep it.
     pending: Vec<Pending>,
     clock: Ticks,
+    /// Whether the caller has waited since it submitted something, and so had nothing else to do.
+    idle: bool,
     waker: Waker,
     peers: Peers,
 }
@@ -91,7 +93,7 @@ impl SimPath {
         };
         let gate = Gate::new(disks.len());
         let (pending, peers) = (Vec::new(), Peers::default());
-        Ok(Self { disks, capabilities, gate, pending, clock: 0, waker, peers })
+        Ok(Self { disks, capabilities, gate, pending, clock: 0, idle: false, waker, peers })
     }
 
     /// The pending operation that completes next, and when, unless all are held.
@@ -146,6 +148,7 @@ unsafe impl DataPath for SimPath {
         let disk = &self.disks[usize::from(operation.device.0)];
         let started = disk.start(operation.action.kind(), operation.extent, data, self.clock);
         self.pending.push(Pending { operation, started });
+        self.idle = false;
         Ok(())
     }
 
@@ -155,6 +158,11 @@ unsafe impl DataPath for SimPath {
 
     fn poll(&mut self, completions: &mut Vec<Completion>) -> usize {
         let Some((due, index)) = self.next() else { return 0 };
+        let device = self.pending[index].operation.device;
+        // Time passes at once, but past a stall only where there is nothing else to do.
+        if !self.idle && self.disks[usize::from(device.0)].is_stalled() {
+            return 0;
+        }
         let Pending { mut operation, started } = self.pending.remove(index);
         let disk = &self.disks[usize::from(operation.device.0)];
         std::thread::sleep(disk.takes(&operation));
@@ -169,6 +177,7 @@ unsafe impl DataPath for SimPath {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.idle = true;
         // With something in flight virtual time passes at once; only an idle (or held) path sleeps.
         if self.next().is_some() { Ok(()) } else { self.waker.sleep(timeout).map(|_| ()) }
     }
