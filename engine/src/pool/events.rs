@@ -7,7 +7,7 @@ use super::devices::{Member, Members};
 use super::error::OpenError;
 use super::format::random_id;
 use super::share_lock::{holder_offset, this_process};
-use crate::layout::{BLOCK_BYTES, Event, Holder};
+use crate::layout::{BLOCK_BYTES, Event, Events, Holder};
 use crate::schedule::{ControlError, Reactor, TransferError};
 use crate::units::{ByteCount, DeviceIndex};
 
@@ -24,43 +24,45 @@ pub struct OlderCopy {
     pub why: String,
 }
 
-/// What each of these devices says of a share; `None` where it cannot be read.
+/// What each of these devices has seen of a share; `None` where it cannot be read.
 pub(super) fn read<'a>(
     members: impl Iterator<Item = &'a Member>,
     pool: u128,
     share: u32,
-) -> Vec<Option<Event>> {
+) -> Vec<Option<Events>> {
     let read = |member: &Member| {
         let block = member.read(holder_offset(share), BLOCK_BYTES as usize).ok()?;
-        Event::decode(&block, pool, share)
+        Events::decode(&block, pool, share)
     };
     members.map(read).collect()
 }
 
 /// The last event that all devices of a pool had, by what these say; which of them says it.
-fn confirmed(found: &[Option<Event>]) -> Option<(usize, Event)> {
-    let known = found.iter().enumerate().filter_map(|(at, event)| Some((at, (*event)?)));
-    known.filter(|(_, event)| event.confirmed).max_by_key(|(_, event)| event.number)
+fn confirmed(found: &[Option<Events>]) -> Option<(usize, Event)> {
+    let known = found.iter().enumerate().filter_map(|(at, events)| Some((at, (*events)?)));
+    known.map(|(at, events)| (at, events.confirmed)).max_by_key(|(_, event)| event.number)
 }
 
 /// The devices that lack an event which another one confirms, of those with these names.
-pub(super) fn older_copies(found: &[Option<Event>], names: &[String]) -> Vec<OlderCopy> {
+pub(super) fn older_copies(found: &[Option<Events>], names: &[String]) -> Vec<OlderCopy> {
     let Some((newest, last)) = confirmed(found) else { return Vec::new() };
-    let why = |event: Event| {
-        let (number, other) = (event.number, &names[newest]);
+    let why = |Events { begun, confirmed }: Events| {
+        let (number, other) = (begun.number, &names[newest]);
         if number < last.number {
             let last = last.number;
-            Some(format!("it has seen event {number} of the share, {other} has seen event {last}"))
-        } else {
-            // The same count of another opening: both went on apart, so either may be the older one.
-            (number == last.number && event.id != last.id).then(|| {
-                format!("it and {other} were opened apart, each with other devices of the pool")
-            })
+            return Some(format!(
+                "it has seen event {number} of the share, {other} has seen event {last}"
+            ));
         }
+        // The same count of another opening: both went on apart, so either may be the older one.
+        let apart = |event: Event| event.number == last.number && event.id != last.id;
+        (apart(begun) || apart(confirmed)).then(|| {
+            format!("it and {other} were opened apart, each with other devices of the pool")
+        })
     };
-    let known = found.iter().zip(names).filter_map(|(event, name)| Some(((*event)?, name)));
+    let known = found.iter().zip(names).filter_map(|(events, name)| Some(((*events)?, name)));
     known
-        .filter_map(|(event, name)| Some(OlderCopy { device: name.clone(), why: why(event)? }))
+        .filter_map(|(events, name)| Some(OlderCopy { device: name.clone(), why: why(events)? }))
         .collect()
 }
 
@@ -72,7 +74,7 @@ pub(super) struct EventCount {
     holder: Holder,
     devices: Vec<DeviceIndex>,
     /// What was written last.
-    last: Event,
+    last: Events,
 }
 
 impl EventCount {
@@ -93,16 +95,18 @@ impl EventCount {
         }
         let holder = if members.are_simulated() { Holder::nobody() } else { this_process() };
         // A device whose count is damaged is one of the pool's now, and must not look older than that.
-        let accepted = confirmed(&found).map_or(Event::NONE, |(_, event)| event);
-        for (member, event) in members.0.iter().zip(&found) {
-            let block = holder.encode(pool, share, event.unwrap_or(accepted));
+        let confirmed = confirmed(&found).map_or(Event::default(), |(_, event)| event);
+        let accepted = Events { begun: confirmed, confirmed };
+        for (member, events) in members.0.iter().zip(&found) {
+            let block = holder.encode(pool, share, events.unwrap_or(accepted));
             member.sign(holder_offset(share), &block).map_err(|source| OpenError::System {
                 what: format!("cannot write the share's holder to {}", member.name()),
                 source,
             })?;
         }
-        let last = found.iter().flatten().max_by_key(|event| event.number);
-        let last = last.copied().unwrap_or(Event::NONE);
+        let begun = found.iter().flatten().map(|events| events.begun);
+        let begun = begun.max_by_key(|event| event.number).unwrap_or_default();
+        let last = Events { begun, confirmed };
         let devices = (0..members.0.len() as u8).map(DeviceIndex).collect();
         Ok(Self { pool, share, holder, devices, last })
     }
@@ -120,7 +124,7 @@ impl EventCount {
         let id = random_id().map_err(|error| stopped(error.to_string()))?;
         self.last = self.last.next(id);
         self.write(reactor, patience)?;
-        self.last.confirmed = true;
+        self.last = self.last.confirm();
         self.write(reactor, patience)?;
         Ok(2 * BLOCK_BYTES * self.devices.len() as u64)
     }
@@ -140,42 +144,54 @@ fn stopped(reason: String) -> ControlError {
 mod tests {
     use super::*;
 
-    fn event(number: u64, id: u128, confirmed: bool) -> Option<Event> {
-        Some(Event { number, id, confirmed })
+    /// What a device has seen: the last event, and the one that it knows all devices had, each a number and an id.
+    fn seen(begun: (u64, u128), confirmed: (u64, u128)) -> Option<Events> {
+        let [begun, confirmed] = [begun, confirmed].map(|(number, id)| Event { number, id });
+        Some(Events { begun, confirmed })
     }
 
-    fn older(found: &[Option<Event>]) -> Vec<String> {
+    fn all_had(number: u64) -> Option<Events> {
+        seen((number, number.into()), (number, number.into()))
+    }
+
+    fn begun(number: u64) -> Option<Events> {
+        seen((number, number.into()), (number - 1, u128::from(number) - 1))
+    }
+
+    fn older(found: &[Option<Events>]) -> Vec<String> {
         let names: Vec<String> = (0..found.len()).map(|at| format!("device{at}")).collect();
         older_copies(found, &names).into_iter().map(|it| it.device).collect()
     }
 
     #[test]
     fn a_device_that_lacks_what_another_confirms_is_an_older_copy() {
-        assert_eq!(older(&[event(7, 1, true), event(5, 2, true)]), ["device1"]);
-        assert_eq!(older(&[event(5, 2, false), event(7, 1, true)]), ["device0"]);
-        assert_eq!(older(&[Some(Event::NONE), event(1, 1, true)]), ["device0"]);
-        let three = [event(6, 1, true), event(7, 2, true), event(3, 3, true)];
-        assert_eq!(older(&three), ["device0", "device2"]);
+        assert_eq!(older(&[all_had(7), all_had(5)]), ["device1"]);
+        assert_eq!(older(&[begun(5), all_had(7)]), ["device0"]);
+        assert_eq!(older(&[Some(Events::NONE), all_had(1)]), ["device0"]);
+        assert_eq!(older(&[all_had(6), all_had(7), all_had(3)]), ["device0", "device2"]);
+        // Also where the others were killed in the midst of the next event.
+        assert_eq!(older(&[begun(8), all_had(6)]), ["device1"]);
     }
 
     #[test]
     fn what_a_crash_leaves_is_no_older_copy() {
         assert!(older(&[None, None]).is_empty());
-        assert!(older(&[Some(Event::NONE), Some(Event::NONE)]).is_empty());
+        assert!(older(&[Some(Events::NONE), Some(Events::NONE)]).is_empty());
         // Killed while it was begun, while it was confirmed, and after it was.
-        assert!(older(&[event(8, 2, false), event(7, 1, true)]).is_empty());
-        assert!(older(&[event(8, 2, true), event(8, 2, false)]).is_empty());
-        assert!(older(&[event(8, 2, true), event(8, 2, true)]).is_empty());
+        assert!(older(&[begun(8), all_had(7)]).is_empty());
+        assert!(older(&[all_had(8), begun(8)]).is_empty());
+        assert!(older(&[all_had(8), all_had(8)]).is_empty());
         // Twice, before any device had the other one.
-        assert!(older(&[event(8, 2, false), event(8, 3, false)]).is_empty());
+        assert!(older(&[seen((8, 2), (7, 7)), seen((8, 3), (7, 7))]).is_empty());
         // A block that rotted says nothing.
-        assert!(older(&[event(8, 2, true), None]).is_empty());
-        assert!(older(&[event(8, 2, true)]).is_empty());
+        assert!(older(&[all_had(8), None]).is_empty());
+        assert!(older(&[all_had(8)]).is_empty());
     }
 
     #[test]
     fn devices_that_were_used_apart_are_not_taken_for_one_pool() {
-        assert_eq!(older(&[event(8, 3, true), event(8, 2, true)]), ["device0"]);
-        assert_eq!(older(&[event(8, 3, false), event(8, 2, true)]), ["device0"]);
+        assert_eq!(older(&[seen((8, 3), (8, 3)), seen((8, 2), (8, 2))]), ["device0"]);
+        assert_eq!(older(&[seen((8, 3), (7, 7)), seen((8, 2), (8, 2))]), ["device0"]);
+        assert_eq!(older(&[seen((9, 4), (8, 3)), seen((8, 2), (8, 2))]), ["device0"]);
     }
 }

@@ -214,7 +214,7 @@ pub(super) fn this_process() -> Holder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::Event;
+    use crate::layout::Events;
 
     struct Scratch(PathBuf);
 
@@ -236,7 +236,7 @@ mod tests {
     fn a_held_share_names_its_holder_and_other_shares_stay_open_to_others() {
         let device = Scratch::new("lock");
         let held = LockedFile::acquire(&device.0, Shares::One(1)).unwrap();
-        held.write(holder_offset(1), &this_process().encode(1, 1, Event::NONE)).unwrap();
+        held.write(holder_offset(1), &this_process().encode(1, 1, Events::NONE)).unwrap();
         let other = LockedFile::acquire(&device.0, Shares::One(2)).unwrap();
         for shares in [Shares::One(1), Shares::All] {
             match LockedFile::acquire(&device.0, shares) {
@@ -265,7 +265,7 @@ mod tests {
         let device = Scratch::new("stale");
         let held = LockedFile::acquire(&device.0, Shares::One(0)).unwrap();
         let dead = Holder { process: u32::MAX, command: "gone".into(), since: 1 };
-        held.file.write_all_at(&dead.encode(1, 0, Event::NONE), holder_offset(0)).unwrap();
+        held.file.write_all_at(&dead.encode(1, 0, Events::NONE), holder_offset(0)).unwrap();
         let refused = LockedFile::acquire(&device.0, Shares::One(0));
         assert!(matches!(refused, Err(LockError::Held { holder: None, .. })));
     }

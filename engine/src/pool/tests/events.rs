@@ -107,6 +107,8 @@ fn a_crash_at_any_write_or_flush_of_an_opening_or_closing_makes_no_device_an_old
     for cut in [PowerCut::DropAll, PowerCut::KeepAll, PowerCut::Torn(7)] {
         for nth in 0.. {
             let disks = disks_of_a_pool();
+            let mut older = disks[1].snapshot();
+            use_it(&disks, 1);
             SimDisk::cut_power_at(&disks, nth, cut);
             if let Ok(pool) = Pool::open_sim(&disks, &quick()) {
                 let _ = pool.close();
@@ -116,8 +118,11 @@ fn a_crash_at_any_write_or_flush_of_an_opening_or_closing_makes_no_device_an_old
                 assert!(nth >= 2 * 4 * 3, "{nth}");
                 break;
             }
+            disks[1].swap(&mut older);
+            assert_eq!(refused(&disks), ["sim1"], "power went at {nth}");
+            disks[1].swap(&mut older);
             for again in 0..3 {
-                use_it(&disks, 1 + again);
+                use_it(&disks, 2 + again);
             }
         }
     }
