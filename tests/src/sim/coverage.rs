@@ -23,6 +23,8 @@ pub enum Struck {
     RotInData,
     RotInMetadata,
     Vanished,
+    Stale,
+    Stalled,
     PowerDropped,
     PowerKept,
     PowerTorn,
@@ -45,7 +47,7 @@ pub enum Under {
     Open,
 }
 
-const STRUCK: [Struck; 17] = [
+const STRUCK: [Struck; 19] = [
     Struck::ReadError,
     Struck::ReadShort,
     Struck::ReadCorrupt,
@@ -60,6 +62,8 @@ const STRUCK: [Struck; 17] = [
     Struck::RotInData,
     Struck::RotInMetadata,
     Struck::Vanished,
+    Struck::Stale,
+    Struck::Stalled,
     Struck::PowerDropped,
     Struck::PowerKept,
     Struck::PowerTorn,
@@ -99,9 +103,12 @@ impl Coverage {
 /// Whether a fault can strike in a state at all.
 fn can_meet(struck: Struck, under: Under) -> bool {
     match struck {
+        // The pool is closed where a disk comes back.
+        Struck::Stale => under == Under::Open,
         _ if under == Under::Flight => true,
         // Rot and removal come upon a pool between its calls.
         Struck::RotInData | Struck::RotInMetadata | Struck::Vanished => under == Under::Rest,
+        Struck::Stalled => under == Under::Get,
         Struck::PowerDropped | Struck::PowerKept | Struck::PowerTorn => true,
         // A fault that was planned is called off before the pool is opened again.
         _ => under != Under::Open,
