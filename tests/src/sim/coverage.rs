@@ -105,10 +105,11 @@ fn can_meet(struck: Struck, under: Under) -> bool {
     match struck {
         // The pool is closed where a disk comes back.
         Struck::Stale => under == Under::Open,
+        // Commits have ended before a disk stalls, so that nothing but the stall holds up what is read.
+        Struck::Stalled => under == Under::Get,
         _ if under == Under::Flight => true,
         // Rot and removal come upon a pool between its calls.
         Struck::RotInData | Struck::RotInMetadata | Struck::Vanished => under == Under::Rest,
-        Struck::Stalled => under == Under::Get,
         Struck::PowerDropped | Struck::PowerKept | Struck::PowerTorn => true,
         // A fault that was planned is called off before the pool is opened again.
         _ => under != Under::Open,
