@@ -31,7 +31,7 @@ fn the_document_shows_every_structure_as_it_is() {
             shares, formatted_at, depth, reserved, share_table, tail),
         fields!(ShareOnMedia: metadata_offset, metadata_bytes, first_segment, segments, reserved),
         fields!(HolderOnMedia: magic, checksum, share, pool, process, command_bytes, since, command,
-            reserved),
+            event, opening, confirmed, confirmed_opening, event_checksum, reserved),
         fields!(OwnerOnMedia: magic, checksum, state, pool, claim, generation, since, host_bytes, host,
             reserved),
         fields!(EntryOnMedia: id, length, entry_bytes, runs, checksums, name_bytes, kind, class,
@@ -116,7 +116,7 @@ fn version_1_is_written_and_read_as_it_was_when_it_was_fixed() {
     assert_eq!(Superblock::decode(&fixture), Ok(superblock));
 
     let holder = Holder { process: 4711, command: "python train.py".into(), since: 1_700_000_000 };
-    let fixture = check_fixture("holder", &holder.encode(superblock.pool, 2));
+    let fixture = check_fixture("holder", &holder.encode(superblock.pool, 2, Events::NONE));
     assert_eq!(Holder::decode(&fixture, 2), Some(holder));
 
     let owner =

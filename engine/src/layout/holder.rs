@@ -1,13 +1,14 @@
 //! The holder block: which process holds a share, for the message to the one that wants it too.
 //!
 //! The lock itself is the operating system's and dies with its holder; this block is only the name on
-//! the door, and a stale one means nothing.
+//! the door, and a stale one means nothing. The event count in the same block does mean something: see [`Events`].
 
 use std::fmt;
 
 use bytemuck::{Pod, Zeroable};
 
 use super::endian::{U32, U64, U128};
+use super::event::Events;
 use super::{BLOCK_BYTES, checksum_of};
 
 const MAGIC: [u8; 8] = *b"TIDEHOLD";
@@ -25,7 +26,12 @@ pub(super) struct HolderOnMedia {
     pub(super) command_bytes: U32,
     pub(super) since: U64,
     pub(super) command: [u8; COMMAND_BYTES],
-    pub(super) reserved: [u8; 3024],
+    pub(super) event: U64,
+    pub(super) opening: U128,
+    pub(super) confirmed: U64,
+    pub(super) confirmed_opening: U128,
+    pub(super) event_checksum: U32,
+    pub(super) reserved: [u8; 2972],
 }
 
 const _: () = assert!(size_of::<HolderOnMedia>() == BLOCK_BYTES as usize);
@@ -72,8 +78,13 @@ fn civil_date(days: u64) -> (u64, u64, u64) {
 }
 
 impl Holder {
-    /// The block that stands on the media.
-    pub fn encode(&self, pool: u128, share: u32) -> Vec<u8> {
+    /// No process, for disks that are simulated.
+    pub(crate) const fn nobody() -> Self {
+        Self { process: 0, command: String::new(), since: 0 }
+    }
+
+    /// The block that stands on the media, with the events that were counted.
+    pub fn encode(&self, pool: u128, share: u32, events: Events) -> Vec<u8> {
         let mut block = HolderOnMedia::zeroed();
         let mut length = self.command.len().min(COMMAND_BYTES);
         while !self.command.is_char_boundary(length) {
@@ -86,6 +97,7 @@ impl Holder {
         block.since = self.since.into();
         block.command_bytes = (length as u32).into();
         block.command[..length].copy_from_slice(&self.command.as_bytes()[..length]);
+        events.enter(&mut block, pool, share);
         block.checksum = checksum_of(&[bytemuck::bytes_of(&block)]).into();
         bytemuck::bytes_of(&block).to_vec()
     }
@@ -115,11 +127,15 @@ mod tests {
     #[test]
     fn the_holder_is_read_back_and_long_commands_are_cut_at_a_character() {
         let holder = Holder { process: 77, command: "python train.py".into(), since: 12 };
-        assert_eq!(Holder::decode(&holder.encode(1, 3), 3), Some(holder.clone()));
-        assert_eq!(Holder::decode(&holder.encode(1, 3), 2), None, "another share's block");
+        assert_eq!(Holder::decode(&holder.encode(1, 3, Events::NONE), 3), Some(holder.clone()));
+        assert_eq!(
+            Holder::decode(&holder.encode(1, 3, Events::NONE), 2),
+            None,
+            "another share's block"
+        );
 
         let long = Holder { command: "é".repeat(2000), ..holder };
-        let read = Holder::decode(&long.encode(1, 0), 0).unwrap();
+        let read = Holder::decode(&long.encode(1, 0, Events::NONE), 0).unwrap();
         assert_eq!(read.command, "é".repeat(512));
     }
 
@@ -135,7 +151,8 @@ mod tests {
 
     #[test]
     fn a_damaged_or_blank_block_names_nobody() {
-        let mut block = Holder { process: 1, command: "x".into(), since: 1 }.encode(1, 0);
+        let block = Holder { process: 1, command: "x".into(), since: 1 };
+        let mut block = block.encode(1, 0, Events::NONE);
         block[4000] ^= 1;
         assert_eq!(Holder::decode(&block, 0), None);
         assert_eq!(Holder::decode(&[0; 4096], 0), None);

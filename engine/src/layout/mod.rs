@@ -14,6 +14,7 @@ mod checkpoint;
 mod document_tests;
 mod endian;
 mod entry;
+mod event;
 mod geometry;
 mod holder;
 mod log_image;
@@ -26,6 +27,7 @@ pub use checkpoint::{CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointClaim, Check
 pub use entry::{
     Change, Checksums, EntryError, Runs, TensorEntry, decode_changes, encode_change, encoded_bytes,
 };
+pub use event::{Event, Events};
 pub use geometry::{Geometry, GeometryError, GeometryRequest, ShareArea, SlotArea};
 pub use holder::{Holder, utc};
 pub use log_image::LogImage;

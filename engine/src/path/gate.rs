@@ -62,7 +62,8 @@ impl Gate {
     pub fn judge(&mut self, error: DeviceError) {
         let latch = &mut self.latches[usize::from(error.device.0)];
         let harmless = match error.kind {
-            OperationKind::Read => !error.status.is_removal(),
+            // Giving space back is advice: whatever became of it, nothing that counts on the device has changed.
+            OperationKind::Read | OperationKind::Deallocate => !error.status.is_removal(),
             _ => error.status.is_unsupported(),
         };
         // A removal outranks a failed write, since it shuts reads out as well.
@@ -152,7 +153,10 @@ mod tests {
 
     #[test]
     fn only_failures_that_leave_the_medium_uncertain_latch() {
-        assert_eq!(latched_by(&[failed(OperationKind::Read, libc::EIO)]), None);
+        for kind in [OperationKind::Read, OperationKind::Deallocate] {
+            assert_eq!(latched_by(&[failed(kind, libc::EIO)]), None);
+            assert_eq!(latched_by(&[failed(kind, libc::ENODEV)]), Some(failed(kind, libc::ENODEV)));
+        }
         assert_eq!(latched_by(&[failed(OperationKind::WriteZeroes, libc::EOPNOTSUPP)]), None);
         for kind in [OperationKind::Write, OperationKind::Flush] {
             assert_eq!(latched_by(&[failed(kind, libc::EIO)]), Some(failed(kind, libc::EIO)));

@@ -6,7 +6,8 @@
 //!
 //! - *Refused* (nothing happened, the operation comes back) and *failed* (the device answered) are
 //!   different types. A short transfer is a failure.
-//! - A media error on a read fails that operation only. A failed write or flush latches the device:
+//! - A media error on a read fails that operation only, and so does a deallocation, which is advice. A failed write or
+//!   flush latches the device:
 //!   from then on it refuses everything but reads, which still reach what was written before, until
 //!   it is opened again. A device that is gone refuses reads too.
 //! - Neither locks, allocations nor system calls per operation beyond what the path itself needs.

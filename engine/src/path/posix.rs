@@ -1,4 +1,5 @@
-//! Threads of `pread` and `pwrite`, for containers that forbid `io_uring`.
+//! Threads of `pread` and `pwrite`, for containers that forbid `io_uring`. Each device has threads of its own: one that
+//! does not answer keeps no other waiting.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -19,7 +20,7 @@ use crate::memory::DmaPool;
 
 /// Threads per device: enough to hide the latency of a disk, too few to crowd a small machine.
 const THREADS_PER_DEVICE: u32 = 4;
-/// Threads at most.
+/// Threads at most, unless there are more devices.
 const THREADS_MAX: u32 = 32;
 
 /// A few threads that do one operation at a time.
@@ -30,7 +31,8 @@ pub struct PosixPath {
     tags: Vec<Option<u64>>,
     free: Vec<u32>,
     aborted: Arc<[AtomicBool]>,
-    jobs: Sender<Job>,
+    /// By device.
+    jobs: Vec<Sender<Job>>,
     done: Receiver<(u32, Completion)>,
     waker: Waker,
 }
@@ -52,10 +54,10 @@ impl PosixPath {
         let kind = PathKind::Posix;
         let failed = |what| move |source| PathError::System { kind, what, source };
         let depth = depth.max(1);
-        let threads = (devices.len() as u32 * THREADS_PER_DEVICE).clamp(1, THREADS_MAX).min(depth);
+        let count = devices.len() as u32;
+        let each = (THREADS_MAX / count.max(1)).clamp(1, THREADS_PER_DEVICE).min(depth);
         let waker = Waker::new().map_err(failed("make an eventfd"))?;
         // As large as what may be in flight, so that neither side ever waits to send.
-        let (jobs, to_do) = bounded(depth as usize);
         let (finished, done) = bounded(depth as usize);
         let aborted: Arc<[AtomicBool]> = (0..depth).map(|_| AtomicBool::new(false)).collect();
         let capabilities = Capabilities {
@@ -64,22 +66,27 @@ impl PosixPath {
             depth,
             registered_buffers: Feature::Off("pread and pwrite know none".into()),
             registered_files: Feature::Off("pread and pwrite know none".into()),
-            notes: vec![format!("{threads} threads")],
+            notes: vec![format!("{} threads", count * each)],
         };
         let gate = Gate::new(devices.len());
         let devices: Arc<[Device]> = devices.into();
-        for index in 0..threads {
-            let worker = Worker {
-                devices: Arc::clone(&devices),
-                aborted: Arc::clone(&aborted),
-                jobs: to_do.clone(),
-                done: finished.clone(),
-                waker: waker.clone(),
-            };
-            std::thread::Builder::new()
-                .name(format!("tidelog-posix-{index}"))
-                .spawn(move || worker.run())
-                .map_err(failed("start a thread"))?;
+        let mut jobs = Vec::new();
+        for device in 0..count {
+            let (sender, to_do) = bounded(depth as usize);
+            jobs.push(sender);
+            for index in 0..each {
+                let worker = Worker {
+                    devices: Arc::clone(&devices),
+                    aborted: Arc::clone(&aborted),
+                    jobs: to_do.clone(),
+                    done: finished.clone(),
+                    waker: waker.clone(),
+                };
+                std::thread::Builder::new()
+                    .name(format!("tidelog-posix-{}", device * each + index))
+                    .spawn(move || worker.run())
+                    .map_err(failed("start a thread"))?;
+            }
         }
         let (tags, free) = (vec![None; depth as usize], (0..depth).rev().collect());
         Ok(Self { capabilities, gate, tags, free, aborted, jobs, done, waker })
@@ -102,9 +109,9 @@ unsafe impl DataPath for PosixPath {
         let Some(slot) = self.free.pop() else {
             return Err(Refused { reason: Refusal::Full, operation });
         };
-        let tag = operation.tag;
+        let (tag, device) = (operation.tag, usize::from(operation.device.0));
         self.aborted[slot as usize].store(false, Ordering::Relaxed);
-        if let Err(unsent) = self.jobs.try_send(Job { slot, operation }) {
+        if let Err(unsent) = self.jobs[device].try_send(Job { slot, operation }) {
             self.free.push(slot);
             let operation = unsent.into_inner().operation;
             return Err(Refused { reason: Refusal::Full, operation });

@@ -285,16 +285,12 @@ impl Member {
         }
     }
 
-    /// Says in the holder block who owns the share.
-    pub(super) fn sign(&self, pool: u128, share: u32) -> io::Result<()> {
+    /// Puts a share's holder block on the medium, for those who are refused. Nothing of it is left in a page cache, from
+    /// where it could be written over what the data path writes there.
+    pub(super) fn sign(&self, offset: u64, block: &[u8]) -> io::Result<()> {
         match self {
-            Self::File { lock, .. } => lock.sign(pool, share),
-            #[cfg(feature = "spdk")]
-            Self::Controller { controller, .. } => {
-                let (offset, block) = share_lock::signature(pool, share);
-                controller.write(offset, &block)
-            }
             Self::Sim { .. } => Ok(()),
+            _ => self.write(offset, block),
         }
     }
 
@@ -450,6 +446,11 @@ impl Members {
     /// Whether the kernel drives them all.
     pub(super) fn are_of_the_kernel(&self) -> bool {
         self.0.iter().all(|member| matches!(member, Member::File { .. }))
+    }
+
+    /// Whether all of them are only simulated.
+    pub(super) fn are_simulated(&self) -> bool {
+        self.0.iter().all(|member| matches!(member, Member::Sim { .. }))
     }
 
     /// What opens the data path to all of them, for this GPU's memory too if there is one.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use super::calibrate::CalibrateError;
+use super::events::OlderCopy;
 use crate::layout::{
     DEVICES_MAX, GeometryError, Holder, NAME_BYTES_MAX, Owner, SuperblockError, TensorKey,
 };
@@ -142,6 +143,14 @@ pub enum OpenError {
     /// The devices do not make up one pool.
     #[error("these devices are not one pool: {0}")]
     NotOnePool(String),
+    /// The share was used without these devices as they are: each is an older copy of itself.
+    #[error("{}", older(*share, devices))]
+    OlderCopy {
+        /// The share.
+        share: u32,
+        /// The devices.
+        devices: Vec<OlderCopy>,
+    },
     /// A device has shrunk.
     #[error("{device} has {found}, and the pool was formatted for {needed}")]
     Shrunk {
@@ -177,6 +186,16 @@ pub enum OpenError {
     /// A device failed.
     #[error(transparent)]
     Control(#[from] ControlError),
+}
+
+/// Which devices are older copies, how that shows, and what to do.
+fn older(share: u32, devices: &[OlderCopy]) -> String {
+    let each = devices.iter().map(|OlderCopy { device, why }| format!("{device} ({why})"));
+    let (each, many) = (each.collect::<Vec<_>>().join(" and "), devices.len() > 1);
+    let are = if many { "are older copies of themselves" } else { "is an older copy of itself" };
+    format!(
+        "{each} {are}: share {share} was used since without it; put back the device that was used last"
+    )
 }
 
 /// Why a tensor could not be put. Nothing has changed; the older version is there as before.

@@ -29,6 +29,7 @@ mod commit;
 mod devices;
 mod discard;
 mod error;
+mod events;
 mod format;
 mod held;
 mod housekeeper;
@@ -61,6 +62,7 @@ pub use error::{
     CloseError, CommitError, DeleteError, DiscardError, FormatError, GetError, OpenError, PutError,
     ReclaimError, ScrubError, Unusable,
 };
+pub use events::OlderCopy;
 pub use format::FormatProgress;
 pub use lba::{LbaError, set_lba_format};
 pub use options::{
@@ -81,6 +83,7 @@ use crate::path::sim::SimDisk;
 use crate::schedule::{Finish, Notify, Piece, Reactor, Subject, Ticket, Transfer, Urgency};
 use commit::Commits;
 use devices::Members;
+use events::EventCount;
 use held::Reading;
 use housekeeper::{Bell, Housekeeper};
 use lanes::Handles;
@@ -108,6 +111,7 @@ struct Inner {
     handles: Handles,
     description: PoolDescription,
     share: u32,
+    events: Mutex<EventCount>,
     verify_reads: bool,
     repaired_superblocks: Vec<String>,
     opener: AtomicU32,
@@ -174,6 +178,7 @@ impl Pool {
             handles: opened.handles,
             description: opened.description,
             share: options.share,
+            events: Mutex::new(opened.events),
             verify_reads: options.verify_reads,
             repaired_superblocks: opened.repaired_superblocks,
             opener: AtomicU32::new(process::id()),
@@ -368,6 +373,9 @@ impl Inner {
         self.commits.close();
         let reactor = self.reactor.write().unwrap_or_else(PoisonError::into_inner).take();
         let Some(reactor) = reactor else { return Err(Unusable::Closed.into()) };
+        // So that a copy of a device that was made while the pool was open is told from the device.
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = events.count(&reactor, events::PATIENCE);
         let closed = reactor.close();
         let members = self.members.lock().unwrap_or_else(PoisonError::into_inner).take();
         if closed.is_err() {

@@ -2,9 +2,11 @@
 
 use std::num::NonZero;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use super::devices::{Member, MemberError, Members, find_twins};
 use super::error::OpenError;
+use super::events::EventCount;
 use super::lanes::Handles;
 use super::media::MetadataIo;
 use super::options::{OpenOptions, PoolDescription};
@@ -31,6 +33,7 @@ pub(super) struct Opened {
     pub(super) description: PoolDescription,
     pub(super) repaired_superblocks: Vec<String>,
     pub(super) metadata_written: u64,
+    pub(super) events: EventCount,
 }
 
 /// Opens files and block devices, named in any order.
@@ -85,12 +88,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
     let no_share = OpenError::NoShare { share, shares: geometry.shares };
     let place = Place::new(pool, share, &geometry).ok_or(no_share)?;
     owner::claim(&members, pool)?;
-    for member in &members.0 {
-        member.sign(pool, share).map_err(|source| OpenError::System {
-            what: format!("cannot write the share's holder to {}", member.name()),
-            source,
-        })?;
-    }
+    let mut events = EventCount::begin(&members, pool, share, options.accept_older_copies)?;
     let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
     let (backend, gpu) = (options.backend.as_deref(), options.gpu.as_ref());
     let provider = || members.provider(options.path, backend, gpu, mode);
@@ -111,7 +109,8 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         },
     )?;
 
-    let metadata_written = AtomicU64::new(0);
+    // Before anything else is written: what was written without a device must show on the others.
+    let metadata_written = AtomicU64::new(events.count(&reactor, Duration::MAX)?);
     let media = MetadataIo { reactor: &reactor, written: &metadata_written };
     let mut repaired_superblocks = Vec::new();
     for (device, copy) in damaged {
@@ -164,6 +163,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         description,
         repaired_superblocks,
         metadata_written,
+        events,
     })
 }
 

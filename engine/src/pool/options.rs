@@ -126,6 +126,9 @@ pub struct OpenOptions {
     pub stepped: bool,
     /// Which tensors share segments.
     pub lanes: Lanes,
+    /// Whether a device may be an older copy of itself. What was written since is lost, and what was not stays damaged
+    /// or whole as its checksums say; from then on that copy counts.
+    pub accept_older_copies: bool,
     /// What the pool does by itself, on a thread of its own. Pools on simulated disks have none, so that
     /// what happens on them is for the test to decide.
     pub housekeeping: Option<Housekeeping>,
@@ -146,6 +149,7 @@ impl Default for OpenOptions {
             huge_pages: true,
             stepped: false,
             lanes: Lanes::ByLifetime,
+            accept_older_copies: false,
             housekeeping: Some(Housekeeping::default()),
         }
     }

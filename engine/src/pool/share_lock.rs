@@ -166,12 +166,6 @@ impl LockedFile {
         };
         Ok(fallocate(&self.file, flags, offset, length)?)
     }
-
-    /// Writes this process's name on the door.
-    pub(super) fn sign(&self, pool: u128, share: u32) -> io::Result<()> {
-        let (offset, block) = signature(pool, share);
-        self.file.write_all_at(&block, offset)
-    }
 }
 
 impl Drop for LockedFile {
@@ -182,11 +176,6 @@ impl Drop for LockedFile {
             let _ = self.unlock();
         }
     }
-}
-
-/// This process's name for the door of a share, and where it is written.
-pub(super) fn signature(pool: u128, share: u32) -> (u64, Vec<u8>) {
-    (holder_offset(share), this_process().encode(pool, share))
 }
 
 /// The name on the door of a share, on a device that `read` reads.
@@ -217,7 +206,8 @@ fn range(shares: Shares, sharing: Sharing) -> nix::libc::flock {
     }
 }
 
-fn holder_offset(share: u32) -> u64 {
+/// Where the door of a share is.
+pub(super) fn holder_offset(share: u32) -> u64 {
     HOLDERS_OFFSET + u64::from(share) * BLOCK_BYTES
 }
 
@@ -250,7 +240,8 @@ fn is_alive(holder: &Holder) -> bool {
     Path::new(&format!("/proc/{}", holder.process)).exists()
 }
 
-fn this_process() -> Holder {
+/// This process's name for the door.
+pub(super) fn this_process() -> Holder {
     let command = std::fs::read("/proc/self/cmdline").unwrap_or_default();
     let command = String::from_utf8_lossy(&command).replace('\0', " ");
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -260,6 +251,7 @@ fn this_process() -> Holder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::Events;
 
     struct Scratch(PathBuf);
 
@@ -281,7 +273,7 @@ mod tests {
     fn a_held_share_names_its_holder_and_other_shares_stay_open_to_others() {
         let device = Scratch::new("lock");
         let held = LockedFile::acquire(&device.0, Shares::One(1)).unwrap();
-        held.sign(1, 1).unwrap();
+        held.write(holder_offset(1), &this_process().encode(1, 1, Events::NONE)).unwrap();
         let other = LockedFile::acquire(&device.0, Shares::One(2)).unwrap();
         for shares in [Shares::One(1), Shares::All] {
             match LockedFile::acquire(&device.0, shares) {
@@ -310,7 +302,7 @@ mod tests {
         let device = Scratch::new("stale");
         let held = LockedFile::acquire(&device.0, Shares::One(0)).unwrap();
         let dead = Holder { process: u32::MAX, command: "gone".into(), since: 1 };
-        held.file.write_all_at(&dead.encode(1, 0), holder_offset(0)).unwrap();
+        held.file.write_all_at(&dead.encode(1, 0, Events::NONE), holder_offset(0)).unwrap();
         let refused = LockedFile::acquire(&device.0, Shares::One(0));
         assert!(matches!(refused, Err(LockError::Held { holder: None, .. })));
     }

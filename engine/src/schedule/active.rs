@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::completion::Notify;
 use super::finish::Finish;
 use super::parts::Parts;
+use super::queues::Needs;
 use super::subject::Subject;
 use super::ticket::{Memory, TicketShared};
 use super::transfer::{Done, Piece, TransferDone, TransferError, TransferResult, Urgency, Window};
@@ -87,9 +88,11 @@ pub(super) struct Active {
     pub(super) job: Job,
     pub(super) pieces: Vec<Piece>,
     pub(super) urgency: Urgency,
-    /// The first piece that was not begun.
-    pub(super) next: usize,
-    /// Whether it stands in a queue of the reactor.
+    /// For each piece the one after it on the same device; for the reactor's queues. Empty where there is one piece.
+    pub(super) links: Vec<u32>,
+    /// Pieces that were begun, or never will be.
+    begun: usize,
+    /// Whether it stands in queues of the reactor.
     pub(super) queued: bool,
     /// Pieces on a device.
     pub(super) flying: usize,
@@ -127,7 +130,8 @@ impl Active {
             job: Job::Flush,
             pieces: Vec::new(),
             urgency: Urgency::Ahead,
-            next: 0,
+            links: Vec::new(),
+            begun: 0,
             queued: false,
             flying: 0,
             unchecked: 0,
@@ -167,7 +171,7 @@ impl Active {
             self.checksums.resize(pieces.len(), 0);
         }
         (self.job, self.pieces, self.urgency, self.subject) = (job, pieces, urgency, subject);
-        (self.next, self.queued, self.bytes, self.matched) = (0, false, 0, true);
+        (self.begun, self.queued, self.bytes, self.matched) = (0, false, 0, true);
         (self.finish, self.notify, self.told) = (Some(finish), notify, false);
         Arc::clone(&self.shared)
     }
@@ -185,7 +189,7 @@ impl Active {
 
     /// Whether pieces remain to be begun.
     pub(super) fn has_more(&self) -> bool {
-        self.next < self.pieces.len()
+        self.begun < self.pieces.len()
     }
 
     /// Whether it is a read that somebody still waits for.
@@ -247,19 +251,34 @@ impl Active {
         self.failure.is_some()
     }
 
-    /// Makes `chunk` what the next piece's device is to get: a copy in staging memory, or the transfer's own part
+    /// What has to be there before a piece of it can be begun.
+    pub(super) fn needs(&self) -> Needs {
+        let moves_bytes = matches!(self.job, Job::Write { .. } | Job::Read { .. });
+        if self.reads_gpu() {
+            return Needs { chunk: true, room: false };
+        }
+        let own = self.parts.are_there() || self.is_reached();
+        Needs { chunk: moves_bytes && !own, room: self.is_on_devices() }
+    }
+
+    /// Whether its pieces go to devices.
+    pub(super) fn is_on_devices(&self) -> bool {
+        !matches!(self.job, Job::Verify { .. })
+    }
+
+    /// Makes `chunk` what a piece's device is to get: a copy in staging memory, or the transfer's own part
     /// as it is. Takes the checksum, and fills up with zeroes. A source that is copied is read exactly once, and the
     /// checksum is that of the copy; a part is nobody else's to write: whatever goes to the device has it.
-    pub(super) fn stage(&mut self, chunk: &mut DmaBuffer) {
-        let piece = self.pieces[self.next];
+    pub(super) fn stage(&mut self, index: usize, chunk: &mut DmaBuffer) {
+        let piece = self.pieces[index];
         let (start, length) = (piece.tensor_offset as usize, piece.length as usize);
         match &self.job {
             Job::Write { source: Some(source), .. } => {
                 let from = &source.bytes()[start..start + length];
-                self.checksums[self.next] = copy_with_checksum(from, chunk);
+                self.checksums[index] = copy_with_checksum(from, chunk);
                 fill_up(chunk, piece);
             }
-            _ => self.seal(self.next, chunk),
+            _ => self.seal(index, chunk),
         }
     }
 
@@ -269,9 +288,9 @@ impl Active {
         fill_up(chunk, self.pieces[piece]);
     }
 
-    /// The next piece was begun. After the last piece of a write its source is nobody's concern.
+    /// A piece was begun. After the last piece of a write its source is nobody's concern.
     pub(super) fn advance(&mut self) {
-        self.next += 1;
+        self.begun += 1;
         self.release_source();
     }
 
@@ -310,14 +329,13 @@ impl Active {
         self.bytes += u64::from(length);
         if Some(found) != expected {
             self.matched = false;
-            self.next = self.pieces.len();
+            self.begun = self.pieces.len();
         }
     }
 
-    /// Checks the next piece's memory against its checksum, and goes on to the one after. A mismatch
-    /// ends the verification.
-    pub(super) fn verify_next(&mut self) {
-        let piece = self.pieces[self.next];
+    /// Checks a piece's memory against its checksum, which begins and ends it. A mismatch ends the verification.
+    pub(super) fn verify(&mut self, piece: usize) {
+        let piece = self.pieces[piece];
         let Job::Verify { source: Some(source) } = &self.job else { return };
         let start = piece.tensor_offset as usize;
         let bytes = &source.bytes()[start..start + piece.length as usize];
@@ -325,7 +343,7 @@ impl Active {
         self.bytes += u64::from(piece.length);
         if Some(found) != piece.checksum {
             self.matched = false;
-            self.next = self.pieces.len() - 1;
+            self.begun = self.pieces.len() - 1;
         }
         self.advance();
     }
@@ -387,7 +405,7 @@ impl Active {
     /// Begins no more pieces and gives the memory back; the first failure is the one that counts.
     pub(super) fn fail(&mut self, failure: TransferError) {
         self.failure.get_or_insert(failure);
-        self.next = self.pieces.len();
+        self.begun = self.pieces.len();
         self.release();
     }
 

@@ -8,13 +8,17 @@ pub(super) struct Flight {
     pub(super) transfer: u64,
     /// Which of the transfer's pieces.
     pub(super) piece: usize,
+    /// The piece's device; beyond all of them, if it goes to none.
+    pub(super) device: DeviceIndex,
+    /// When it was begun, in the reactor's nanoseconds.
+    pub(super) began: u64,
     /// A read that is done again because its checksum did not match.
     pub(super) again: bool,
 }
 
 /// The table. A slot's number is the operation's tag.
 pub(super) struct Flights {
-    held: Vec<Option<(Flight, DeviceIndex)>>,
+    held: Vec<Option<Flight>>,
     free: Vec<u32>,
     /// Operations in flight, by device.
     per_device: Vec<u32>,
@@ -33,18 +37,18 @@ impl Flights {
     }
 
     /// Enters a flight; answers its tag, or `None` if the table is full.
-    pub(super) fn begin(&mut self, flight: Flight, device: DeviceIndex) -> Option<u64> {
+    pub(super) fn begin(&mut self, flight: Flight) -> Option<u64> {
         let slot = self.free.pop()?;
-        self.held[slot as usize] = Some((flight, device));
-        self.per_device[usize::from(device.0)] += 1;
+        self.held[slot as usize] = Some(flight);
+        self.per_device[usize::from(flight.device.0)] += 1;
         Some(slot.into())
     }
 
     /// Strikes a flight off; `None` if there is no such tag.
     pub(super) fn land(&mut self, tag: u64) -> Option<Flight> {
-        let (flight, device) = self.held.get_mut(usize::try_from(tag).ok()?)?.take()?;
+        let flight = self.held.get_mut(usize::try_from(tag).ok()?)?.take()?;
         self.free.push(tag as u32);
-        self.per_device[usize::from(device.0)] -= 1;
+        self.per_device[usize::from(flight.device.0)] -= 1;
         Some(flight)
     }
 }
@@ -57,9 +61,8 @@ mod tests {
     fn a_device_at_its_bound_leaves_room_for_the_others() {
         let (first, second) = (DeviceIndex(0), DeviceIndex(1));
         let mut flights = Flights::new(4, 2, 2);
-        let flight = |piece| Flight { transfer: 9, piece, again: false };
-        let tags: Vec<u64> =
-            (0..2).map(|piece| flights.begin(flight(piece), first).unwrap()).collect();
+        let flight = |piece| Flight { transfer: 9, piece, device: first, began: 0, again: false };
+        let tags: Vec<u64> = (0..2).map(|piece| flights.begin(flight(piece)).unwrap()).collect();
         assert!(!flights.has_room(first) && flights.has_room(second));
         assert_eq!(flights.land(tags[1]), Some(flight(1)));
         assert_eq!(flights.land(tags[1]), None, "a tag lands once");

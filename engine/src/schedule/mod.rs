@@ -3,7 +3,8 @@
 //! A [`Reactor`] is one thread that owns a data path and a ring of staging buffers. A [`Transfer`] is
 //! cut into [`Piece`]s, each within one stripe unit of one device; the reactor copies, checksums and
 //! issues them one by one, so memory of any size streams through a ring of fixed size, and an urgent
-//! transfer overtakes one that was asked for ahead of time at the next piece. A [`Ticket`] follows a
+//! transfer overtakes one that was asked for ahead of time at the next piece, and pieces for other devices pass one
+//! that is full or slow, which never takes all of that memory. A [`Ticket`] follows a
 //! transfer; a [`CompletionQueue`] collects the ends of many.
 //!
 //! ```
@@ -23,6 +24,7 @@
 //! ```
 
 mod active;
+mod chunks;
 mod completion;
 mod finish;
 mod flights;
@@ -32,6 +34,8 @@ mod mailbox;
 mod options;
 mod pace;
 mod parts;
+mod pulse;
+mod queues;
 mod reactor;
 mod stats;
 mod subject;
@@ -46,6 +50,7 @@ mod tests;
 pub use completion::{CompletionQueue, Notify};
 pub use finish::Finish;
 pub use options::{ControlError, DrainError, ReactorOptions, StartError, SubmitError};
+pub use pulse::{Latency, Pulse};
 pub use reactor::Reactor;
 pub use stats::{DeviceStats, GpuStats, ReactorStats};
 pub use subject::{About, Subject};

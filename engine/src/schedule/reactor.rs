@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::active::{Job, Order};
 use super::completion::Notify;
@@ -11,7 +12,7 @@ use super::stats::{DeviceCounters, ReactorStats};
 use super::subject::Subject;
 use super::submitter::Submitter;
 use super::ticket::Ticket;
-use super::transfer::{Piece, Transfer, Urgency};
+use super::transfer::{Piece, Transfer, TransferError, Urgency};
 use super::worker::{Staging, Started, Worker};
 use crate::memory::{Destination, DmaBuffer, DmaPool};
 use crate::path::{Capabilities, Extent, PathProvider};
@@ -201,6 +202,25 @@ impl Reactor {
     ) -> Result<(), ControlError> {
         self.wait(|finish| self.submitter.write_meta(&[device], offset, bytes, fua, finish))
             .map(drop)
+    }
+
+    /// Writes the same metadata at `offset` of each of these devices and puts it on their media. Waits at most this long
+    /// for either; what is in flight then goes on.
+    pub(crate) fn write_everywhere(
+        &self,
+        devices: &[DeviceIndex],
+        offset: ByteCount,
+        bytes: Vec<u8>,
+        patience: Duration,
+    ) -> Result<(), ControlError> {
+        let in_time = |ticket: Ticket| {
+            let late = || TransferError::Stopped { reason: "a device does not answer".into() };
+            ticket.wait_timeout(patience).unwrap_or_else(|| Err(late()))
+        };
+        let nothing = Finish::nothing;
+        in_time(self.submitter.write_meta(devices, offset, bytes, false, nothing())?)?;
+        in_time(self.submitter.flush(devices, nothing())?)?;
+        Ok(())
     }
 
     /// Reads `length` bytes of metadata at `offset` of a device.

@@ -2,7 +2,9 @@
 
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
+use super::pulse::{Pulse, PulseCounters};
 use crate::memory::Backing;
 use crate::path::{Capabilities, Feature, OperationKind};
 use crate::units::ByteCount;
@@ -26,6 +28,14 @@ pub struct ReactorStats {
     pub readers: usize,
     /// The devices, by index.
     pub devices: Vec<DeviceStats>,
+}
+
+impl ReactorStats {
+    /// The devices that are far off their own history, by name, and how far.
+    pub fn slow_devices(&self) -> impl Iterator<Item = (&str, String)> {
+        let devices = self.capabilities.devices.iter().zip(&self.devices);
+        devices.filter_map(|(device, stats)| Some((&*device.name, stats.pulse.trouble()?)))
+    }
 }
 
 /// The GPU that a reactor copies from and to.
@@ -61,6 +71,8 @@ pub struct DeviceStats {
     pub checksum_retries: u64,
     /// Reads whose checksum did not match the second time either.
     pub checksum_failures: u64,
+    /// How long it takes, now and usually.
+    pub pulse: Pulse,
 }
 
 impl AddAssign for DeviceStats {
@@ -75,6 +87,7 @@ impl AddAssign for DeviceStats {
             errors,
             checksum_retries,
             checksum_failures,
+            pulse,
         } = other;
         self.reads += reads;
         self.writes += writes;
@@ -84,11 +97,12 @@ impl AddAssign for DeviceStats {
         self.errors += errors;
         self.checksum_retries += checksum_retries;
         self.checksum_failures += checksum_failures;
+        self.pulse.add(pulse);
     }
 }
 
 /// One device's counters; the reactor thread adds, anybody reads.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct DeviceCounters {
     reads: AtomicU64,
     writes: AtomicU64,
@@ -98,9 +112,40 @@ pub(super) struct DeviceCounters {
     errors: AtomicU64,
     checksum_retries: AtomicU64,
     checksum_failures: AtomicU64,
+    pulse: PulseCounters,
 }
 
 impl DeviceCounters {
+    /// Of a reactor whose time counts from `start`.
+    pub(super) fn new(start: Instant) -> Self {
+        Self {
+            reads: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+            flushes: AtomicU64::new(0),
+            bytes_read: AtomicU64::new(0),
+            bytes_written: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            checksum_retries: AtomicU64::new(0),
+            checksum_failures: AtomicU64::new(0),
+            pulse: PulseCounters::new(start),
+        }
+    }
+
+    /// The device was given an operation at this time.
+    pub(super) fn asked(&self, now: u64) {
+        self.pulse.asked(now);
+    }
+
+    /// It answered one that it was given at `began`, well if that is said of a kind.
+    pub(super) fn answered(&self, began: u64, now: u64, well: Option<OperationKind>) {
+        self.pulse.answered(now);
+        match well {
+            Some(OperationKind::Read) => self.pulse.read(now.saturating_sub(began)),
+            Some(OperationKind::Write) => self.pulse.wrote(now.saturating_sub(began)),
+            _ => {}
+        }
+    }
+
     /// An operation of `bytes` on the device ended.
     pub(super) fn ended(&self, kind: OperationKind, bytes: u64, failed: bool) {
         let (operations, moved) = match kind {
@@ -134,6 +179,7 @@ impl DeviceCounters {
             errors: read(&self.errors),
             checksum_retries: read(&self.checksum_retries),
             checksum_failures: read(&self.checksum_failures),
+            pulse: self.pulse.snapshot(),
         }
     }
 }

@@ -5,21 +5,23 @@ mod landing;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
 use super::active::{Active, Job};
+use super::chunks::Chunks;
 use super::flights::{Flight, Flights};
 use super::mailbox::{Abandon, Command, Mailbox, Refuse};
 use super::options::{ReactorOptions, StartError};
 use super::pace::Baton;
+use super::queues::{Needs, Place, Queues, Waiting};
 use super::stats::{DeviceCounters, ReactorStats};
 use super::ticket::FOREVER;
 use super::transfer::{Piece, TransferError, Urgency};
 use crate::memory::{DmaBuffer, DmaPool};
 use crate::path::{Action, Completion, DataPath, Operation, PathProvider};
-use crate::units::ByteCount;
+use crate::units::{ByteCount, DeviceIndex};
 use gpu::OnGpu;
 
 /// What the starter of a reactor gets from its thread.
@@ -49,21 +51,23 @@ pub(super) struct Worker {
     /// Transfers that have ended since the mailbox was emptied last.
     ended: VecDeque<Box<Active>>,
     commands: VecDeque<Command>,
-    /// Transfers that have pieces to begin, in the order they came.
-    urgent: VecDeque<u64>,
-    ahead: VecDeque<u64>,
+    /// The pieces to begin.
+    queues: Queues,
     flights: Flights,
+    /// Devices of which the path took no more pieces in this round.
+    full: Vec<bool>,
     /// Read, and not yet compared with their checksums.
     unchecked: VecDeque<(Flight, DmaBuffer)>,
     /// To be read once more.
     again: VecDeque<(Flight, Action)>,
-    chunks: Vec<DmaBuffer>,
-    /// Chunks that are here or in flight. A path leaks those that a device which does not answer may still write.
-    living: usize,
-    /// Chunks that only urgent pieces may take.
-    reserve: usize,
+    chunks: Chunks,
     completions: Vec<Completion>,
     counters: Arc<[DeviceCounters]>,
+    start: Instant,
+    /// When this round began, in nanoseconds since then. In a stepped reactor there is no time.
+    now: u64,
+    /// Rounds since then.
+    rounds: u32,
     options: ReactorOptions,
     mailbox: Abandon,
     path: Box<dyn DataPath>,
@@ -74,6 +78,8 @@ pub(super) struct Worker {
 enum Begun {
     /// Nothing can be begun now.
     Nothing,
+    /// Nothing was, as the path takes no more for a device.
+    Passed,
     /// Something was, at hardly any cost.
     Light,
     /// Something was, and it took the time of a copy: others should have a look in.
@@ -107,8 +113,9 @@ impl Worker {
         let capabilities = path.capabilities().clone();
         let devices = capabilities.devices.len();
         let depth = capabilities.depth;
+        let start = Instant::now();
         let counters: Arc<[DeviceCounters]> =
-            (0..devices).map(|_| DeviceCounters::default()).collect();
+            (0..devices).map(|_| DeviceCounters::new(start)).collect();
         let mailbox = Arc::new(Mailbox::new(path.waker(), options.stepped));
         let stats = ReactorStats {
             capabilities,
@@ -126,16 +133,17 @@ impl Worker {
             transfers: FxHashMap::default(),
             ended: VecDeque::new(),
             commands: VecDeque::new(),
-            urgent: VecDeque::new(),
-            ahead: VecDeque::new(),
+            queues: Queues::new(devices),
+            full: vec![false; devices],
             flights: Flights::new(depth, devices, options.depth),
             unchecked: VecDeque::with_capacity(depth as usize),
             again: VecDeque::new(),
-            living: count,
-            reserve: reserve_of(count),
-            chunks,
+            chunks: Chunks::new(chunks, devices),
             completions: Vec::with_capacity(depth as usize),
             counters: Arc::clone(&counters),
+            start,
+            now: 0,
+            rounds: 0,
             options,
             mailbox: Abandon::new(&mailbox),
             path,
@@ -146,9 +154,10 @@ impl Worker {
     /// Works until the mailbox is closed and everything has ended. Answers how many operations never
     /// came back; their memory is leaked.
     pub(super) fn run(mut self) -> usize {
-        let mut last_moment = None;
+        let (mut last_moment, mut still) = (None, 0_u32);
         loop {
             let in_turns = self.mailbox.baton().is_some_and(Baton::await_turn);
+            self.look_at_clock();
             if self.mailbox.empty_into(&mut self.commands, &mut self.ended) && last_moment.is_none()
             {
                 last_moment = Some(Instant::now() + self.options.drain_timeout.min(FOREVER));
@@ -163,7 +172,12 @@ impl Worker {
                 return self.die(&error);
             }
             let busy = self.check_some() || begun;
-            self.mailbox.baton().inspect(|baton| baton.went_round(moved || busy));
+            still = if moved || busy { 0 } else { still.saturating_add(1) };
+            if in_turns && still == 1 {
+                // Simulated disks that stall go on in the next round, as there is nothing else to do.
+                let _ = self.path.wait(Some(Duration::ZERO));
+            }
+            self.mailbox.baton().inspect(|baton| baton.went_round(still < 2));
             if busy || in_turns {
                 continue;
             }
@@ -181,9 +195,20 @@ impl Worker {
                 self.path.wait(self.on_gpu.nap(left))
             };
             waker.disarm();
+            // Time has passed.
+            self.rounds = u32::MAX;
             if let Err(error) = slept {
                 return self.die(&error);
             }
+        }
+    }
+
+    /// A look costs as much as a twentieth of a small operation, so there is one in some rounds.
+    fn look_at_clock(&mut self) {
+        const ROUNDS: u32 = 16;
+        self.rounds = self.rounds.wrapping_add(1);
+        if !self.options.stepped && self.rounds % ROUNDS == 0 {
+            self.now = self.start.elapsed().as_nanos() as u64;
         }
     }
 
@@ -201,8 +226,7 @@ impl Worker {
                     let Some(active) = self.transfers.get_mut(&id) else { continue };
                     if active.urgency == Urgency::Ahead && active.has_more() {
                         active.urgency = Urgency::Urgent;
-                        remove(&mut self.ahead, id);
-                        self.urgent.push_back(id);
+                        self.queues.expedite(id);
                     }
                 }
             }
@@ -219,19 +243,20 @@ impl Worker {
         if self.on_gpu.is_reached() {
             active.reach_gpu();
         }
-        match active.urgency {
-            Urgency::Urgent => self.urgent.push_back(id),
-            Urgency::Ahead => self.ahead.push_back(id),
-        }
+        let (needs, on_devices) = (active.needs(), active.is_on_devices());
+        let Active { pieces, links, urgency, .. } = &mut *active;
+        self.queues.enter(id, *urgency, needs, on_devices, (pieces, links));
         self.transfers.insert(id, active);
     }
 
     /// Begins pieces until nothing more can be, or until one took the time of a copy.
     fn begin_some(&mut self) -> Begun {
         let mut begun = Begun::Nothing;
+        self.full.fill(false);
         loop {
             match self.begin_next() {
                 Begun::Nothing => return begun,
+                Begun::Passed => {}
                 Begun::Light => begun = Begun::Light,
                 Begun::Heavy => return Begun::Heavy,
             }
@@ -239,93 +264,95 @@ impl Worker {
     }
 
     fn begin_next(&mut self) -> Begun {
-        let (id, spare) = match (self.urgent.front(), self.ahead.front()) {
-            (Some(&id), _) => (id, 0),
-            (None, Some(&id)) => (id, self.reserve),
-            (None, None) => return Begun::Nothing,
+        let Self { queues, flights, full, chunks, .. } = self;
+        let next = queues.next(|place, waiting| {
+            let (device, Needs { chunk, room }) = (place.device(), waiting.needs);
+            let has_room = !room || (flights.has_room(device) && !full[usize::from(device.0)]);
+            // Where there are none any more, it is to fail.
+            has_room && (!chunk || chunks.may_take(device, place.urgency) || chunks.are_gone())
+        });
+        let Some((place, Waiting { transfer: id, piece: index, needs, .. })) = next else {
+            return Begun::Nothing;
         };
         let Some(active) = self.transfers.get_mut(&id) else {
             // Only what is in the table stands in a queue.
-            remove(&mut self.urgent, id);
-            remove(&mut self.ahead, id);
+            self.queues.remove(id, place.urgency);
             return Begun::Light;
         };
-        if active.is_reached() {
-            return self.begin_reached(id);
-        }
-        if active.reads_gpu() {
-            return self.begin_copy_out(id, spare);
-        }
-        let piece = active.pieces[active.next];
-        let moves_bytes = match &active.job {
-            Job::Verify { .. } => {
-                active.verify_next();
-                self.settle(id);
-                return Begun::Heavy;
-            }
-            Job::Write { .. } | Job::Read { .. } => true,
-            Job::WriteZeroes | Job::Flush | Job::Deallocate => false,
-        };
-        let needs_chunk = moves_bytes && active.parts().is_none();
-        if needs_chunk && self.living == 0 {
+        if needs.chunk && self.chunks.are_gone() {
             active.fail(TransferError::without_staging());
             self.settle(id);
             return Begun::Light;
         }
-        let starved = needs_chunk && self.chunks.len() <= spare;
-        if starved || !self.flights.has_room(piece.device) {
-            return Begun::Nothing;
+        let index = index as usize;
+        if active.is_reached() {
+            return self.begin_reached(id, place, index);
         }
-        let next = active.next;
+        if active.reads_gpu() {
+            return self.begin_copy_out(id, place, index);
+        }
         let memory = match active.parts() {
-            _ if !moves_bytes => None,
-            Some(parts) => parts.take(next),
-            None => self.chunks.pop(),
+            _ if needs.chunk => self.chunks.take(place.device()),
+            Some(parts) => parts.take(index),
+            None => None,
         };
         let (action, cost) = match (&active.job, memory) {
+            (Job::Verify { .. }, _) => {
+                active.verify(index);
+                self.queues.advance(place, &active.links);
+                self.settle(id);
+                return Begun::Heavy;
+            }
             (Job::WriteZeroes, _) => (Action::WriteZeroes, Begun::Light),
             (Job::Flush, _) => (Action::Flush, Begun::Light),
             (Job::Deallocate, _) => (Action::Deallocate, Begun::Light),
             (Job::Read { .. }, Some(buffer)) => (Action::Read(buffer), Begun::Light),
             (Job::Write { fua, .. }, Some(mut buffer)) => {
                 let fua = *fua;
-                active.stage(&mut buffer);
+                active.stage(index, &mut buffer);
                 (Action::Write { buffer, fua }, Begun::Heavy)
             }
-            (Job::Verify { .. } | Job::Read { .. } | Job::Write { .. }, _) => {
-                return Begun::Nothing;
-            }
+            (Job::Read { .. } | Job::Write { .. }, None) => return Begun::Nothing,
         };
-        self.launch_next(id, action, cost)
+        self.launch_next(id, place, index, action, cost)
     }
 
-    /// Gives a transfer's next piece to its device, and goes on to the one after. Answers `cost` if it was taken, or never
-    /// will be.
-    fn launch_next(&mut self, id: u64, action: Action, cost: Begun) -> Begun {
-        let Some(active) = self.transfers.get(&id) else { return Begun::Nothing };
-        let (next, piece) = (active.next, active.pieces[active.next]);
-        let flight = Flight { transfer: id, piece: next, again: false };
-        match self.launch(flight, piece, action) {
+    /// Gives the piece of a place to its device, and has the one after it take the place. Answers `cost` if it was taken,
+    /// or never will be.
+    fn launch_next(
+        &mut self,
+        id: u64,
+        place: Place,
+        piece: usize,
+        action: Action,
+        cost: Begun,
+    ) -> Begun {
+        let flight = self.flight(id, piece, place.device());
+        match self.launch(flight, action) {
             Ok(()) => {
                 if let Some(active) = self.transfers.get_mut(&id) {
+                    self.queues.advance(place, &active.links);
                     active.advance();
                 }
             }
-            Err(None) => return Begun::Nothing,
+            Err(None) => {
+                self.full[usize::from(place.device().0)] = true;
+                return Begun::Passed;
+            }
             Err(Some(failure)) => self.blame(id, failure),
         }
         self.settle(id);
         cost
     }
 
+    /// A piece that is begun now.
+    fn flight(&self, transfer: u64, piece: usize, device: DeviceIndex) -> Flight {
+        Flight { transfer, piece, device, began: self.now, again: false }
+    }
+
     /// Gives a piece to its device. `Err(None)` means that the path is full and nothing happened.
-    fn launch(
-        &mut self,
-        flight: Flight,
-        piece: Piece,
-        action: Action,
-    ) -> Result<(), Option<TransferError>> {
-        self.offer(flight, piece, action).map_err(|(failure, buffer)| {
+    fn launch(&mut self, flight: Flight, action: Action) -> Result<(), Option<TransferError>> {
+        self.offer(flight, action).map_err(|(failure, buffer)| {
             self.take_back(flight, buffer);
             failure
         })
@@ -335,19 +362,25 @@ impl Worker {
     fn offer(
         &mut self,
         flight: Flight,
-        piece: Piece,
         action: Action,
     ) -> Result<(), (Option<TransferError>, Option<DmaBuffer>)> {
-        let device = piece.device;
-        let Some(tag) = self.flights.begin(flight, device) else {
+        let Some(active) = self.transfers.get(&flight.transfer) else {
             return Err((None, action.into_buffer()));
         };
-        let Piece { placement, .. } = piece;
+        let piece = active.pieces[flight.piece];
+        let flight = Flight { began: self.now, ..flight };
+        let Some(tag) = self.flights.begin(flight) else {
+            return Err((None, action.into_buffer()));
+        };
+        let Piece { device, placement, .. } = piece;
         let operation = Operation { tag, device, extent: piece.extent(), action, placement };
         match self.path.submit(operation) {
             Ok(()) => {
                 if let Some(active) = self.transfers.get_mut(&flight.transfer) {
                     active.flying += 1;
+                }
+                if !self.options.stepped {
+                    self.counters[usize::from(device.0)].asked(self.now);
                 }
                 Ok(())
             }
@@ -375,11 +408,10 @@ impl Worker {
             return;
         }
         if std::mem::take(&mut active.queued) {
-            let queue = match active.urgency {
-                Urgency::Urgent => &mut self.urgent,
-                Urgency::Ahead => &mut self.ahead,
-            };
-            remove(queue, id);
+            // What was begun to its last piece has left its queues.
+            if active.is_failed() || !active.is_on_devices() {
+                self.queues.remove(id, active.urgency);
+            }
         }
         if active.is_over()
             && let Some(mut active) = self.transfers.remove(&id)
@@ -422,20 +454,5 @@ impl Worker {
         // Nobody wants their bytes any more.
         while self.check_some() {}
         self.launch_again();
-    }
-}
-
-/// Of so many chunks, how many are kept: an urgent piece should find one without waiting for a device, where there are
-/// enough.
-fn reserve_of(chunks: usize) -> usize {
-    if chunks >= 4 { (chunks / 8).max(1) } else { 0 }
-}
-
-/// Takes `id` out of a queue; nearly always it is the first.
-fn remove(queue: &mut VecDeque<u64>, id: u64) {
-    if queue.front() == Some(&id) {
-        queue.pop_front();
-    } else {
-        queue.retain(|&waiting| waiting != id);
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use arbitrary::{Result, Unstructured};
 use tidelog_engine::layout::{
-    BLOCK_BYTES, Change, Geometry, GeometryRequest, HOLDERS_OFFSET, Holder, METADATA_OFFSET,
-    SUPERBLOCK_OFFSET, Superblock,
+    BLOCK_BYTES, Change, Event, Events, Geometry, GeometryRequest, HOLDERS_OFFSET, Holder,
+    METADATA_OFFSET, SUPERBLOCK_OFFSET, Superblock,
 };
 use tidelog_engine::log::{EPOCHS_END, StripeMap};
 use tidelog_engine::units::ByteCount;
@@ -175,7 +175,12 @@ impl Hostile {
         let length = words.int_in_range(0..=64)?.min(words.len());
         let command = String::from_utf8_lossy(words.bytes(length)?).into_owned();
         let share = words.int_in_range(0..=2)?;
-        let block = Holder { process, command, since }.encode(POOL, share);
+        // Of the same words, so that inputs of old mean what they meant. Mostly counts that devices may well have.
+        let number = if process % 8 == 0 { since } else { u64::from(process % 4) };
+        let event = |number| Event { number, id: (since % 3).into() };
+        let confirmed = event(number.saturating_sub(since % 2));
+        let event = Events { begun: event(number), confirmed };
+        let block = Holder { process, command, since }.encode(POOL, share, event);
         self.put(device, HOLDERS_OFFSET + u64::from(share) * BLOCK_BYTES, block);
         Ok(())
     }

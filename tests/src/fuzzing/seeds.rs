@@ -1,8 +1,8 @@
 //! Inputs to begin with: one good example of everything, from which a fuzzer finds the bad ones.
 
 use tidelog_engine::layout::{
-    Change, ChangeRecord, Checkpoint, Checksums, Geometry, GeometryRequest, Holder, LifetimeClass,
-    Run, Runs, Superblock, TensorEntry, TensorId,
+    Change, ChangeRecord, Checkpoint, Checksums, Events, Geometry, GeometryRequest, Holder,
+    LifetimeClass, Run, Runs, Superblock, TensorEntry, TensorId,
 };
 use tidelog_engine::units::ByteCount;
 
@@ -27,7 +27,7 @@ pub fn seeds() -> Vec<Seed> {
         seeds.push(Seed { target, name: name.into(), bytes: [kind, bytes].concat() });
     };
     let (block, holder) = (superblock(), Holder { process: 7, command: "train".into(), since: 9 });
-    let holder = holder.encode(5, 1);
+    let holder = holder.encode(5, 1, Events::NONE);
     add("superblock", "superblock", &[0], &block);
     add("superblock", "superblock-to-seal", &[1], &block[..512]);
     add("superblock", "holder", &[2], &holder);

@@ -2,7 +2,7 @@
 
 use arbitrary::Unstructured;
 use tidelog_engine::layout::{
-    BLOCK_BYTES, Geometry, GeometryRequest, Holder, METADATA_OFFSET, SHARES_MAX, Superblock,
+    BLOCK_BYTES, Events, Geometry, GeometryRequest, Holder, METADATA_OFFSET, SHARES_MAX, Superblock,
 };
 use tidelog_engine::units::ByteCount;
 
@@ -65,7 +65,8 @@ fn check_holder(block: &[u8]) {
         let Some(found) = Holder::decode(block, share) else { continue };
         // Every byte that is not UTF-8 has become a character of three.
         assert!(found.command.len() <= 3 * 1024 && !found.to_string().is_empty());
-        let again = Holder::decode(&found.encode(7, share), share).expect("what we write we read");
+        let again = Holder::decode(&found.encode(7, share, Events::NONE), share)
+            .expect("what we write we read");
         assert_eq!((again.process, again.since), (found.process, found.since));
         assert!(found.command.starts_with(&again.command), "long commands are cut");
     }

@@ -24,6 +24,8 @@ pub enum Struck {
     RotInMetadata,
     RotInIndex,
     Vanished,
+    Stale,
+    Stalled,
     PowerDropped,
     PowerKept,
     PowerTorn,
@@ -46,7 +48,7 @@ pub enum Under {
     Open,
 }
 
-const STRUCK: [Struck; 18] = [
+const STRUCK: [Struck; 20] = [
     Struck::ReadError,
     Struck::ReadShort,
     Struck::ReadCorrupt,
@@ -62,6 +64,8 @@ const STRUCK: [Struck; 18] = [
     Struck::RotInMetadata,
     Struck::RotInIndex,
     Struck::Vanished,
+    Struck::Stale,
+    Struck::Stalled,
     Struck::PowerDropped,
     Struck::PowerKept,
     Struck::PowerTorn,
@@ -102,6 +106,10 @@ impl Coverage {
 fn can_meet(struck: Struck, under: Under) -> bool {
     match struck {
         Struck::RotInIndex => under == Under::Rest,
+        // The pool is closed where a disk comes back.
+        Struck::Stale => under == Under::Open,
+        // Commits have ended before a disk stalls, so that nothing but the stall holds up what is read.
+        Struck::Stalled => under == Under::Get,
         _ if under == Under::Flight => true,
         // Rot and removal come upon a pool between its calls.
         Struck::RotInData | Struck::RotInMetadata | Struck::Vanished => under == Under::Rest,

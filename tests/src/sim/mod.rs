@@ -11,6 +11,7 @@ mod random;
 mod runner;
 mod script;
 mod shrink;
+mod trouble;
 
 pub use coverage::{Coverage, Struck, Under};
 pub use model::{Content, Model};

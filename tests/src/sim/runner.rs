@@ -6,6 +6,7 @@ mod housekeeping;
 mod life;
 mod reads;
 mod scratch;
+mod trouble;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,6 +26,7 @@ use super::script::{Act, Cut, Script};
 use faults::{Licence, power_cut};
 use reads::Read;
 use scratch::Write;
+use trouble::Copied;
 
 /// Durable tensors have ids of their own: a scratch tensor may not take a durable one's place.
 const DURABLE: u128 = 1000;
@@ -92,6 +94,9 @@ pub struct Runner<'a> {
     pub(super) licence: Licence,
     /// Durable tensors that were found damaged; they stay so until they are written again.
     pub(super) lost: BTreeMap<u16, Content>,
+    /// How often the pool was opened.
+    openings: u64,
+    copied: Option<Copied>,
     cut: Cut,
     act: usize,
     pub(super) figures: Figures,
@@ -133,6 +138,8 @@ impl<'a> Runner<'a> {
             order: 0,
             licence: Licence::default(),
             lost: BTreeMap::new(),
+            openings: 0,
+            copied: None,
             cut: Cut::Drop,
             act: 0,
             figures: Figures::default(),
@@ -228,6 +235,12 @@ impl<'a> Runner<'a> {
                 self.strike(Struck::Vanished, Under::Rest);
                 Ok(())
             }
+            Act::Copy { disk } => {
+                self.copy(*disk);
+                Ok(())
+            }
+            Act::Stale { disk, cut } => self.stale(*disk, *cut),
+            Act::Stall { disk } => self.stall(*disk),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::model::Content;
 use super::random::Random;
+use super::trouble;
 
 /// One act. Ids and numbers are what they are whatever happened before.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +54,12 @@ pub enum Act {
     Rot { disk: u8, metadata: bool, at: u16, mask: u8 },
     /// A disk is gone, until the pool is opened again.
     Vanish { disk: u8 },
+    /// Makes a copy of a disk, in the place of the last one.
+    Copy { disk: u8 },
+    /// Closes the pool, or cuts the power, and puts the copy of a disk in its place; then the disk is back.
+    Stale { disk: u8, cut: Option<Cut> },
+    /// A disk answers nothing while others are read.
+    Stall { disk: u8 },
 }
 
 impl Act {
@@ -198,6 +205,7 @@ impl Script {
                 acts.insert(at, Act::Fault { disk, nth: random.below(6) as u8, strike });
             }
         }
+        trouble::strew(&mut acts, seed, disks);
         Self { seed, disks, logical_block, stripe_kib, acts }
     }
 }
@@ -305,7 +313,7 @@ fn crash(random: &mut Random) -> Act {
     let cut = cut(random);
     match random.below(4) {
         0 => Act::Crash(cut),
-        1 => Act::CrashTwice { nth: random.below(6) as u8, cut },
+        1 => Act::CrashTwice { nth: random.below(24) as u8, cut },
         _ => Act::CrashAt { nth: random.below(24) as u8, cut },
     }
 }

@@ -32,7 +32,7 @@ pub struct Fact {
     pub next: String,
 }
 
-fn fact(name: &'static str, found: impl Into<String>, next: impl Into<String>) -> Fact {
+pub(crate) fn fact(name: &'static str, found: impl Into<String>, next: impl Into<String>) -> Fact {
     Fact { name, found: found.into(), next: next.into() }
 }
 

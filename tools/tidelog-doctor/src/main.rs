@@ -10,6 +10,7 @@ use tidelog_doctor::cli::{CheckArgs, Cli, Command, HandOverArgs, Output};
 use tidelog_doctor::devices::devices;
 use tidelog_doctor::facts::{Roots, all};
 use tidelog_doctor::gpus::gpus;
+use tidelog_doctor::latency::{counted, latency};
 use tidelog_doctor::next::Advice;
 use tidelog_doctor::outcome::{Exit, Failure};
 use tidelog_doctor::page::Page;
@@ -70,6 +71,7 @@ fn check(cli: &Cli, arguments: &CheckArgs) -> Result<(String, Exit), Failure> {
     let pci = sysfs.pci_devices();
     let devices = devices(&pci, &sysfs, &system, &program_directories());
     let advice = Advice { roots: &roots, pci: &pci, devices: &devices };
+    let before = counted(&roots);
     let rows = try_all(arguments, &advice).map_err(|error| {
         Failure::new(
             Exit::Failed,
@@ -79,7 +81,7 @@ fn check(cli: &Cli, arguments: &CheckArgs) -> Result<(String, Exit), Failure> {
     })?;
     let nvml = nvml_gpus();
     let page = Page {
-        facts: all(&roots),
+        facts: all(&roots).into_iter().chain([latency(&before, &counted(&roots))]).collect(),
         gpus: gpus(&advice, &sysfs, &nvml),
         nvml_why_not: nvml.err(),
         rows,

@@ -201,6 +201,9 @@ pub struct RepairArgs {
     /// Drop this damaged tensor, by its name or id; tensors that are not named stay, damaged as they are
     #[arg(long, value_name = "TENSOR")]
     pub drop_damaged: Vec<String>,
+    /// Take devices that are older copies of themselves as they are, where what was used last is lost for good
+    #[arg(long)]
+    pub accept_older_copies: bool,
 }
 
 /// Arguments of `wipe`, `calibrate` and `take-over`.

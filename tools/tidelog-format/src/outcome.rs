@@ -185,6 +185,10 @@ impl From<OpenError> for Failure {
                 Exit::NotAPool,
                 "name every device of one pool; `list` shows which belong together",
             ),
+            OpenError::OlderCopy { .. } => (
+                Exit::Damaged,
+                "only if what was used last is lost for good: tidelog-format repair --accept-older-copies",
+            ),
             OpenError::Recovery { .. } => (
                 Exit::Damaged,
                 "`check` says what is damaged; what it lists as lost cannot be repaired",

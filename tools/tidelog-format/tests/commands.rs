@@ -159,6 +159,30 @@ fn damage_is_found_repaired_and_only_dropped_by_name() {
 }
 
 #[test]
+fn an_older_copy_of_a_device_is_named_by_every_command_until_it_is_accepted() {
+    let directory = temporary("older");
+    let [a, b] = two(&directory);
+    let format = ["format", &a, &b, "--size", "16MiB", "--yes"];
+    tool(&format).expect(0);
+    put(&[&a, &b], &["one"]);
+    let older = fs::read(&b).unwrap();
+    put(&[&a, &b], &["two"]);
+    fs::write(&b, older).unwrap();
+    let inspected = tool(&["inspect", &b, &a]).expect(2);
+    assert!(inspected.out.contains(&format!("{b} is an OLDER COPY of itself")), "{inspected}");
+    let checked = tool(&["check", &a, &b]).expect(2);
+    assert!(checked.out.contains(&format!("OLDER: {b}: an older copy of itself")), "{checked}");
+    let before = fs::read(&a).unwrap();
+    let refused = tool(&["repair", &a, &b]).expect(2);
+    assert!(format!("{refused}").contains("older copy"), "{refused}");
+    assert!(fs::read(&a).unwrap() == before, "nothing is written beside an older copy");
+    let accepted = tool(&["repair", &a, &b, "--accept-older-copies"]);
+    assert!(accepted.out.contains(&format!("accepted as it is: {b}")), "{accepted}");
+    let inspected = tool(&["inspect", &a, &b]).expect(0);
+    assert!(inspected.out.contains("one") && inspected.out.contains("two"), "{inspected}");
+}
+
+#[test]
 fn an_index_that_is_lost_is_said_by_every_command_and_nothing_is_made_up() {
     let directory = temporary("index");
     let device = pool(&directory, "device", &["one"]);

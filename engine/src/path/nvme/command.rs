@@ -113,6 +113,11 @@ impl Command {
     }
 }
 
+/// What a status asks of those who would try the command again (CRD): 0, or which of the controller's delays to wait.
+pub(in crate::path) fn retry_delay(answer: i32) -> usize {
+    u32::try_from(answer).map_or(0, |field| (field >> 11 & 3) as usize)
+}
+
 /// What the kernel answers of a command: 0, the status field of its completion without the phase, or an error number.
 pub(in crate::path) fn outcome(answer: i32) -> Result<(), Status> {
     match u32::try_from(answer) {
@@ -172,6 +177,9 @@ mod tests {
         assert_eq!(outcome(0x281), Err(unrecovered));
         let opcode = Status::Nvme { code_type: 0, code: 1, do_not_retry: true };
         assert_eq!(outcome(0x4001), Err(opcode));
+        // Nor is the delay that the controller asks for.
+        assert_eq!(outcome(0x1281), Err(unrecovered));
+        assert_eq!([0x281, 0xA81, 0x1281, 0x1A81, -5].map(retry_delay), [0, 1, 2, 3, 0]);
         // More information in a log page is no part of the code.
         assert_eq!(outcome(0x2281), Err(unrecovered));
         assert_eq!(outcome(-libc::ENODEV), Err(Status::Errno(libc::ENODEV)));

@@ -16,6 +16,37 @@ pub struct ControllerFacts {
     pub deallocate: bool,
     /// What it formats when it is told to.
     pub formats: Formats,
+    /// How long it asks to be left alone before a command is tried again, in milliseconds: by what its status says (CRD
+    /// 1 to 3).
+    pub retry_delays_ms: [u32; 3],
+}
+
+/// What a controller says of its commands for blocks (Identify, CNS 06h): the most that some of them cover.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::path) struct BlockCommandFacts {
+    /// Bytes that a Write Zeroes covers (WZSL).
+    pub(in crate::path) zeroes: Option<u64>,
+    /// Blocks of a range of Dataset Management (DMRSL).
+    pub(in crate::path) range_blocks: Option<u32>,
+    /// Blocks of all its ranges together (DMSL).
+    pub(in crate::path) ranges_blocks: Option<u64>,
+}
+
+impl BlockCommandFacts {
+    pub(super) fn read(data: &[u8; IDENTIFY_BYTES]) -> Self {
+        let total = <[u8; 8]>::try_from(&data[8..16]).map_or(0, u64::from_le_bytes);
+        let range = u32::from_le_bytes([data[4], data[5], data[6], data[7]]);
+        Self {
+            zeroes: pages(data[1]),
+            range_blocks: (range > 0).then_some(range),
+            ranges_blocks: (total > 0).then_some(total),
+        }
+    }
+}
+
+/// A number of pages by its exponent; 0 stands for no limit.
+fn pages(exponent: u8) -> Option<u64> {
+    (exponent > 0).then(|| PAGE.checked_shl(exponent.into()).unwrap_or(u64::MAX))
 }
 
 /// What a controller formats when it is told to format a namespace.
@@ -64,11 +95,10 @@ impl NamespaceFacts {
 
 impl ControllerFacts {
     pub(super) fn read(data: &[u8; IDENTIFY_BYTES]) -> Self {
-        let mdts = u32::from(data[77]);
         let admin = u16::from_le_bytes([data[256], data[257]]);
         let commands = u16::from_le_bytes([data[520], data[521]]);
         Self {
-            transfer: (mdts > 0).then(|| PAGE.checked_shl(mdts).unwrap_or(u64::MAX)),
+            transfer: pages(data[77]),
             volatile_cache: data[525] & 1 != 0,
             deallocate: commands & 1 << 2 != 0,
             formats: match (admin & 1 << 1 != 0, data[524] & 1 != 0) {
@@ -76,6 +106,10 @@ impl ControllerFacts {
                 (true, false) => Formats::One,
                 (true, true) => Formats::All,
             },
+            retry_delays_ms: [128, 130, 132].map(|at| {
+                // In tenths of a second.
+                u32::from(u16::from_le_bytes([data[at], data[at + 1]])) * 100
+            }),
         }
     }
 }
@@ -137,6 +171,18 @@ mod tests {
         assert_eq!(ControllerFacts::read(&data).formats, Formats::All);
         data[77] = 200;
         assert_eq!(ControllerFacts::read(&data).transfer, Some(u64::MAX));
+        (data[128], data[131]) = (5, 1);
+        assert_eq!(ControllerFacts::read(&data).retry_delays_ms, [500, 25_600, 0]);
+    }
+
+    #[test]
+    fn what_commands_for_blocks_cover_is_read_and_zero_is_no_limit() {
+        let mut data = [0; IDENTIFY_BYTES];
+        assert_eq!(BlockCommandFacts::read(&data), BlockCommandFacts::default());
+        (data[0], data[1], data[3], data[5], data[9]) = (9, 3, 7, 1, 2);
+        let found = BlockCommandFacts::read(&data);
+        assert_eq!(found.zeroes, Some(32 << 10));
+        assert_eq!((found.range_blocks, found.ranges_blocks), (Some(256), Some(512)));
     }
 
     #[test]

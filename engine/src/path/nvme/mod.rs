@@ -7,6 +7,6 @@ mod namespace;
 pub(super) mod steps;
 pub(super) mod wear;
 
-pub(super) use command::{Command, Opcode, Range, outcome};
+pub(super) use command::{Command, Opcode, Range, outcome, retry_delay};
 pub use identify::{ControllerFacts, Formats, LbaFormat, NamespaceFacts};
 pub use namespace::{AdminError, Namespace, Unusable};

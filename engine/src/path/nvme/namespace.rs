@@ -6,7 +6,9 @@ use std::os::fd::AsRawFd;
 
 use super::Command;
 use super::command::outcome;
-use super::identify::{ControllerFacts, IDENTIFY_BYTES, NamespaceFacts, command_set};
+use super::identify::{
+    BlockCommandFacts, ControllerFacts, IDENTIFY_BYTES, NamespaceFacts, command_set,
+};
 use super::wear;
 use crate::path::device::{controllers_of, shown};
 use crate::path::{Endurance, FdpStatistics, ReclaimUnitHandle, Status};
@@ -22,6 +24,7 @@ const IDENTIFY: u8 = 0x06;
 const IDENTIFY_NAMESPACE: u32 = 0x00;
 const IDENTIFY_CONTROLLER: u32 = 0x01;
 const IDENTIFY_DESCRIPTORS: u32 = 0x03;
+const IDENTIFY_CONTROLLER_BLOCKS: u32 = 0x06;
 const FORMAT_NVM: u8 = 0x80;
 const GET_LOG_PAGE: u8 = 0x02;
 /// One of input and output.
@@ -95,6 +98,12 @@ impl<'a> Namespace<'a> {
     /// It does not say.
     pub fn controller(&self) -> Result<ControllerFacts, AdminError> {
         Ok(ControllerFacts::read(&self.identify(IDENTIFY_CONTROLLER)?))
+    }
+
+    /// What its controller says of the commands for blocks; no limits where it is too old to be asked.
+    pub(in crate::path) fn block_commands(&self) -> BlockCommandFacts {
+        let data = self.identify(IDENTIFY_CONTROLLER_BLOCKS);
+        data.map_or_else(|_| BlockCommandFacts::default(), |data| BlockCommandFacts::read(&data))
     }
 
     /// What it says of itself.
@@ -189,7 +198,8 @@ impl<'a> Namespace<'a> {
 
     fn identify(&self, what: u32) -> Result<[u8; IDENTIFY_BYTES], AdminError> {
         let mut data = [0; IDENTIFY_BYTES];
-        let namespace = if what == IDENTIFY_CONTROLLER { 0 } else { self.number };
+        let of_controller = [IDENTIFY_CONTROLLER, IDENTIFY_CONTROLLER_BLOCKS].contains(&what);
+        let namespace = if of_controller { 0 } else { self.number };
         let words = [what, 0, 0, 0, 0, 0];
         let mut command = Command::numbered(IDENTIFY, namespace, words, 0)
             .with_data(data.as_mut_ptr() as u64, IDENTIFY_BYTES as u32);

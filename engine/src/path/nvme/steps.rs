@@ -1,5 +1,7 @@
 //! Cutting an operation into the commands that the controller takes.
 
+use super::identify::BlockCommandFacts;
+
 /// Write zeroes counts blocks in 16 bits, and 0 stands for one.
 const ZEROES_BLOCKS_MAX: u64 = 1 << 16;
 
@@ -10,13 +12,30 @@ pub(in crate::path) struct Limits {
     pub(in crate::path) block: u32,
     /// Blocks in a read or write: the controller's maximum data transfer size.
     pub(in crate::path) transfer: u64,
+    /// Blocks that are zeroed at once.
+    zeroes: u64,
+    /// Blocks that are deallocated at once, in one range.
+    range: u64,
 }
 
 impl Limits {
     /// Of a namespace with blocks of `block` bytes, which moves at most `transfer` bytes at once.
     pub(in crate::path) fn new(block: u32, transfer: u32) -> Self {
         debug_assert!(block.is_power_of_two());
-        Self { block, transfer: u64::from(transfer / block).max(1) }
+        let (zeroes, range) = (ZEROES_BLOCKS_MAX, u32::MAX.into());
+        Self { block, transfer: u64::from(transfer / block).max(1), zeroes, range }
+    }
+
+    /// The same for a controller that zeroes and deallocates no more than this at once.
+    pub(in crate::path) fn obeying(self, facts: &BlockCommandFacts) -> Self {
+        let zeroes = facts.zeroes.map_or(u64::MAX, |bytes| bytes / u64::from(self.block));
+        let range = u64::from(facts.range_blocks.unwrap_or(u32::MAX));
+        Self {
+            zeroes: self.zeroes.min(zeroes).max(1),
+            // A command has one range.
+            range: self.range.min(range).min(facts.ranges_blocks.unwrap_or(u64::MAX)).max(1),
+            ..self
+        }
     }
 
     /// The most bytes that a read or write moves.
@@ -38,12 +57,12 @@ impl Limits {
 
     /// The commands that zero them.
     pub(in crate::path) fn zeroes(self, offset: u64, length: u64) -> Steps {
-        self.steps(offset, length, ZEROES_BLOCKS_MAX)
+        self.steps(offset, length, self.zeroes)
     }
 
     /// The commands that deallocate them, one range each.
     pub(in crate::path) fn deallocate(self, offset: u64, length: u64) -> Steps {
-        self.steps(offset, length, u64::from(u32::MAX))
+        self.steps(offset, length, self.range)
     }
 
     fn steps(self, offset: u64, length: u64, longest: u64) -> Steps {
@@ -132,6 +151,23 @@ mod tests {
         let blocks = (1_u64 << 16) + 8;
         assert_eq!(all(limits.zeroes(0, blocks * 512)), [(0, 65536, 0), (65536, 8, 65536)]);
         assert_eq!(all(limits.deallocate(0, blocks * 512)), [(0, blocks as u32, 0)]);
+    }
+
+    #[test]
+    fn a_controllers_own_limits_of_zeroes_and_deallocation_are_obeyed() {
+        let facts = BlockCommandFacts {
+            zeroes: Some(16 << 10),
+            range_blocks: Some(100),
+            ranges_blocks: Some(64),
+        };
+        let limits = Limits::new(4096, 8192).obeying(&facts);
+        assert_eq!(all(limits.zeroes(0, 5 * 4096)), [(0, 4, 0), (4, 1, 4)]);
+        assert_eq!(all(limits.deallocate(0, 65 * 4096)), [(0, 64, 0), (64, 1, 64)]);
+        assert_eq!(all(limits.transfer(0, 8192)), [(0, 2, 0)], "data has its own limit");
+        let tiny = BlockCommandFacts { zeroes: Some(512), range_blocks: Some(3), ..facts };
+        let limits = Limits::new(4096, 8192).obeying(&tiny);
+        assert_eq!(all(limits.zeroes(0, 8192)), [(0, 1, 0), (1, 1, 1)], "never less than a block");
+        assert_eq!(all(limits.deallocate(0, 4 * 4096)), [(0, 3, 0), (3, 1, 3)]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::media::{Media, Page};
 use super::peer;
+use super::trouble::Stall;
 use crate::memory::ALIGNMENT;
 use crate::path::operation::{Action, Extent, Operation, OperationKind};
 use crate::path::waker::Waker;
@@ -94,8 +95,8 @@ pub struct SimDisk {
     state: Arc<Mutex<State>>,
 }
 
-struct State {
-    media: Media,
+pub(super) struct State {
+    pub(super) media: Media,
     profile: SimProfile,
     random: Random,
     faults: Vec<Planned>,
@@ -107,6 +108,7 @@ struct State {
     held: bool,
     hung: bool,
     vanished: bool,
+    pub(super) stall: Stall,
     /// Bytes per second of real time, if it is to take any.
     rate: Option<ByteCount>,
     /// Counts power cuts; what was started in an earlier life fails.
@@ -143,10 +145,6 @@ pub(super) struct Started {
 }
 
 impl Started {
-    pub(super) fn due(&self) -> Ticks {
-        self.due
-    }
-
     pub(super) fn abort(&mut self) {
         self.aborted = true;
     }
@@ -172,6 +170,7 @@ impl SimDisk {
             held: false,
             hung: false,
             vanished: false,
+            stall: Stall::Over,
             rate: None,
             life: 0,
             next_id: 0,
@@ -318,7 +317,7 @@ impl SimDisk {
 
     pub(super) fn attach(&self, waker: Waker) {
         let mut state = self.state();
-        (state.vanished, state.held, state.hung) = (false, false, false);
+        (state.vanished, state.held, state.hung, state.stall) = (false, false, false, Stall::Over);
         state.waker = Some(waker);
     }
 
@@ -371,10 +370,12 @@ impl SimDisk {
         })
     }
 
-    /// Which operations may complete now.
-    pub(super) fn mood(&self) -> Mood {
-        let State { held, hung, vanished, .. } = *self.state();
-        Mood { held, hung, vanished }
+    /// Which operations may complete at this time.
+    pub(super) fn mood(&self, now: Ticks) -> Mood {
+        let mut state = self.state();
+        state.stall = state.stall.at(now);
+        let State { held, hung, vanished, stall, .. } = *state;
+        Mood { held, hung, vanished, stall }
     }
 
     /// Completes an operation; answers the bytes moved or an error number, as the kernel does.
@@ -470,7 +471,7 @@ impl SimDisk {
         offset.min(last) & !(ALIGNMENT as u64 - 1)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // A test that panicked while holding the lock fails anyway; the others may go on.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -493,13 +494,15 @@ pub(super) struct Mood {
     held: bool,
     hung: bool,
     vanished: bool,
+    stall: Stall,
 }
 
 impl Mood {
     /// When a started operation may complete, or `None` while the disk is held.
     pub(super) fn due(self, started: &Started) -> Option<Ticks> {
         let lets_go = !self.hung && (!self.held || started.aborted);
-        (lets_go || self.vanished).then_some(started.due)
+        let due = if self.vanished { started.due } else { self.stall.put_off(started.due) };
+        (lets_go || self.vanished).then_some(due)
     }
 }
 

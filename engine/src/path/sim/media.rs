@@ -93,6 +93,13 @@ impl Media {
         }
     }
 
+    /// The same bytes, and damage, on another disk: all of them on its medium.
+    pub(super) fn copy(&self) -> Self {
+        let pages = self.stable.iter().chain(&self.cache);
+        let stable = pages.map(|(page, bytes)| (*page, bytes.clone())).collect();
+        Self { stable, damage: self.damage.clone(), ..Self::default() }
+    }
+
     /// Reads what a healthy disk would answer, then lays the damage over it.
     pub(super) fn read(&self, offset: u64, target: &mut [u8]) {
         for (index, chunk) in target.chunks_mut(ALIGNMENT).enumerate() {

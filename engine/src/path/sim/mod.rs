@@ -11,8 +11,10 @@ mod media;
 mod peer;
 #[cfg(test)]
 mod tests;
+mod trouble;
 
 pub use disk::{Fault, PowerCut, SimCounters, SimDisk, SimProfile};
+pub use trouble::SimSnapshot;
 
 use std::io;
 use std::time::Duration;
@@ -50,6 +52,8 @@ pub struct SimPath {
     /// What is in flight, in the order it came: operations that are due together keep it.
     pending: Vec<Pending>,
     clock: Ticks,
+    /// Whether the caller has waited since it submitted something, and so had nothing else to do.
+    idle: bool,
     waker: Waker,
     peers: Peers,
 }
@@ -89,18 +93,18 @@ impl SimPath {
         };
         let gate = Gate::new(disks.len());
         let (pending, peers) = (Vec::new(), Peers::default());
-        Ok(Self { disks, capabilities, gate, pending, clock: 0, waker, peers })
+        Ok(Self { disks, capabilities, gate, pending, clock: 0, idle: false, waker, peers })
     }
 
-    /// The pending operation that completes next, unless all are held.
-    fn next(&self) -> Option<usize> {
+    /// The pending operation that completes next, and when, unless all are held.
+    fn next(&self) -> Option<(Ticks, usize)> {
         let of_disk = |(disk, device): (&SimDisk, u8)| {
-            let mood = disk.mood();
+            let mood = disk.mood(self.clock);
             let pending = self.pending.iter().enumerate();
             let pending = pending.filter(move |(_, it)| it.operation.device.0 == device);
             pending.filter_map(move |(index, it)| Some((mood.due(&it.started)?, index))).min()
         };
-        self.disks.iter().zip(0..).filter_map(of_disk).min().map(|(_, index)| index)
+        self.disks.iter().zip(0..).filter_map(of_disk).min()
     }
 }
 
@@ -144,6 +148,7 @@ unsafe impl DataPath for SimPath {
         let disk = &self.disks[usize::from(operation.device.0)];
         let started = disk.start(operation.action.kind(), operation.extent, data, self.clock);
         self.pending.push(Pending { operation, started });
+        self.idle = false;
         Ok(())
     }
 
@@ -152,11 +157,16 @@ unsafe impl DataPath for SimPath {
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) -> usize {
-        let Some(index) = self.next() else { return 0 };
+        let Some((due, index)) = self.next() else { return 0 };
+        let device = self.pending[index].operation.device;
+        // Time passes at once, but past a stall only where there is nothing else to do.
+        if !self.idle && self.disks[usize::from(device.0)].is_stalled() {
+            return 0;
+        }
         let Pending { mut operation, started } = self.pending.remove(index);
         let disk = &self.disks[usize::from(operation.device.0)];
         std::thread::sleep(disk.takes(&operation));
-        self.clock = self.clock.max(started.due());
+        self.clock = self.clock.max(due);
         let moved = disk.finish(&started, &mut operation);
         let completion = super::slots::complete(operation, moved);
         if let Err(error) = completion.result {
@@ -167,6 +177,7 @@ unsafe impl DataPath for SimPath {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.idle = true;
         // With something in flight virtual time passes at once; only an idle (or held) path sleeps.
         if self.next().is_some() { Ok(()) } else { self.waker.sleep(timeout).map(|_| ()) }
     }

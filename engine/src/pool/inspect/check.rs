@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 
 use super::index::{CopyState, read_index};
+use super::older;
 use super::view::has_protective_mbr;
 use crate::layout::{Geometry, Superblock, TensorEntry, TensorId, TensorKey};
 use crate::log::StripeMap;
@@ -12,6 +13,7 @@ use crate::memory::Destination;
 use crate::path::{DeviceSpec, OpenMode, PathChoice};
 use crate::pool::OpenError;
 use crate::pool::devices::{Member, Members, find_twins};
+use crate::pool::events::OlderCopy;
 use crate::pool::media::MetadataIo;
 use crate::pool::open::{Damaged, arrange, refused};
 use crate::pool::pieces::{self, Group};
@@ -52,6 +54,15 @@ pub enum Damage {
         /// The share.
         share: u32,
         /// What is wrong with it.
+        why: String,
+    },
+    /// A device that is an older copy of itself.
+    OlderCopy {
+        /// The share that was used without it.
+        share: u32,
+        /// The device.
+        device: String,
+        /// How that shows.
         why: String,
     },
     /// A tensor.
@@ -99,7 +110,7 @@ impl fmt::Display for Unsettled {
 impl Damage {
     /// Whether a good copy is left from which this one can be written again.
     pub fn is_repairable(&self) -> bool {
-        !matches!(self, Self::Index { .. } | Self::Tensor(_))
+        !matches!(self, Self::Index { .. } | Self::OlderCopy { .. } | Self::Tensor(_))
     }
 }
 
@@ -118,6 +129,10 @@ impl fmt::Display for Damage {
             Self::Index { share, why } => {
                 write!(out, "the index of share {share} cannot be read from any copy: {why}")
             }
+            Self::OlderCopy { share, device, why } => write!(
+                out,
+                "{device}: an older copy of itself, share {share} was used since without it: {why}"
+            ),
             Self::Tensor(tensor) => write!(out, "{tensor}"),
         }
     }
@@ -221,6 +236,9 @@ fn check_members(
     let media = MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) };
     let (mut tensors, mut unsettled) = (Vec::new(), Vec::new());
     for share in 0..geometry.shares {
+        let older = older::of_share(members.0.iter(), pool, share).into_iter();
+        let older = older.map(|OlderCopy { device, why }| Damage::OlderCopy { share, device, why });
+        damage.extend(older);
         match read_index(pool, share, &geometry, &media) {
             Err(why) => damage.push(Damage::Index { share, why }),
             Ok(index) => {

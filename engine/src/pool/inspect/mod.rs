@@ -6,6 +6,7 @@
 
 mod check;
 mod index;
+mod older;
 mod repair;
 #[cfg(test)]
 mod tests;
@@ -16,6 +17,7 @@ mod wipe;
 pub(super) use check::check_sim;
 pub use check::{CheckProgress, CheckReport, Damage, DamagedTensor, Unsettled, check};
 pub use index::{CopyState, IndexCopy, IndexView};
+pub use older::{AcceptError, accept_older_copies};
 pub use repair::{RepairError, RepairReport, repair};
 pub use view::{DeviceView, PoolView, ShareView, SuperblockCopyView, inspect, probe};
 pub use wipe::{Wiped, wipe};

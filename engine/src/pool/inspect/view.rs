@@ -1,6 +1,7 @@
 //! What a pool is, as far as the devices at hand tell.
 
 use super::index::{IndexView, MemberMedia, read_index};
+use super::older;
 use crate::layout::{
     Geometry, Holder, Owner, SUPERBLOCK_OFFSET, ShareArea, Superblock, SuperblockError,
     protective_mbr,
@@ -8,6 +9,7 @@ use crate::layout::{
 use crate::path::DeviceSpec;
 use crate::pool::OpenError;
 use crate::pool::devices::{Member, find_twins};
+use crate::pool::events::OlderCopy;
 use crate::pool::open::refused;
 use crate::pool::owner;
 use crate::units::ByteCount;
@@ -56,6 +58,8 @@ pub struct ShareView {
     /// Its durable tensors, or why they cannot be read. While the share is held they may be of a moment
     /// ago, or be unreadable because they are just being written.
     pub index: Result<IndexView, String>,
+    /// The devices that are older copies of themselves: the share was used since without them.
+    pub older: Vec<OlderCopy>,
 }
 
 /// A pool, whole or in part.
@@ -137,7 +141,9 @@ pub(super) fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> 
                 index.copies.retain(|copy| here(u32::from(copy.device)).is_some());
                 index
             });
-            Some(ShareView { share, area, held, holder, index })
+            let members = places.iter().map(|(_, member)| member);
+            let older = older::of_share(members, superblock.pool, share);
+            Some(ShareView { share, area, held, holder, index, older })
         })
         .collect();
     Ok(PoolView { superblock, devices, missing, shares })

@@ -3,6 +3,7 @@
 mod behaviour;
 mod commits;
 mod durable;
+mod events;
 mod format;
 mod housekeeping;
 mod index;

@@ -3,6 +3,7 @@
 mod control;
 mod dma;
 mod order;
+mod stall;
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::landing::may_read_again;
-use super::{Begun, Flight, Worker, reserve_of};
+use super::{Begun, Flight, Place, Worker};
 use crate::memory::{Copies, DmaBuffer, DmaPool, Ended, GpuDirection, GpuError, GpuEvent};
 use crate::path::backend::WindowSize;
 use crate::path::{Action, DataPath, DeviceError, Feature};
@@ -89,14 +89,10 @@ impl OnGpu {
 
 impl Worker {
     /// Gives the next piece to its device, which reads or writes the GPU's memory itself.
-    pub(super) fn begin_reached(&mut self, id: u64) -> Begun {
+    pub(super) fn begin_reached(&mut self, id: u64, place: Place, piece: usize) -> Begun {
         let Some(active) = self.transfers.get_mut(&id) else { return Begun::Nothing };
-        let piece = active.pieces[active.next];
-        if !self.flights.has_room(piece.device) {
-            return Begun::Nothing;
-        }
-        let Some(action) = active.reach(piece) else { return Begun::Nothing };
-        self.launch_next(id, action, Begun::Light)
+        let Some(action) = active.reach(active.pieces[piece]) else { return Begun::Nothing };
+        self.launch_next(id, place, piece, action, Begun::Light)
     }
 
     /// A device is done with a piece of the GPU's memory.
@@ -135,19 +131,12 @@ impl Worker {
     }
 
     /// Begins to copy the next piece of a write, or of a verification, from the GPU.
-    pub(super) fn begin_copy_out(&mut self, id: u64, spare: usize) -> Begun {
+    pub(super) fn begin_copy_out(&mut self, id: u64, place: Place, piece: usize) -> Begun {
+        let flight = self.flight(id, piece, place.device());
         let Some(active) = self.transfers.get_mut(&id) else { return Begun::Nothing };
-        let (Some(memory), true) = (active.gpu, self.living > 0) else {
-            active.fail(TransferError::without_staging());
-            self.settle(id);
-            return Begun::Light;
-        };
-        if self.chunks.len() <= spare {
-            return Begun::Nothing;
-        }
-        let Some(chunk) = self.chunks.pop() else { return Begun::Nothing };
-        let flight = Flight { transfer: id, piece: active.next, again: false };
-        let Piece { tensor_offset, length, .. } = active.pieces[active.next];
+        let Some(memory) = active.gpu else { return Begun::Nothing };
+        let Some(chunk) = self.chunks.take(place.device()) else { return Begun::Nothing };
+        let Piece { tensor_offset, length, .. } = active.pieces[piece];
         let (part, about) = (0..length as usize, Copied { flight, awaited: true });
         let copies = &mut self.on_gpu.copies;
         let what = match active.job {
@@ -157,10 +146,11 @@ impl Worker {
         match copies.begin(what, memory, tensor_offset, chunk, part, about) {
             Ok(()) => {
                 active.copying += 1;
+                self.queues.advance(place, &active.links);
                 active.advance();
             }
             Err((error, chunk)) => {
-                self.chunks.push(chunk);
+                self.keep(flight, Some(chunk));
                 self.blame(id, TransferError::of_gpu(error, tensor_offset));
             }
         }
@@ -173,7 +163,7 @@ impl Worker {
         let active = self.transfers.get_mut(&flight.transfer);
         let Some((active, memory)) = active.and_then(|active| active.gpu.map(|gpu| (active, gpu)))
         else {
-            return self.chunks.push(chunk);
+            return self.keep(flight, Some(chunk));
         };
         let piece = active.pieces[flight.piece];
         let (wanted, awaited) = (piece.wanted(), active.landed.is_none());
@@ -182,7 +172,7 @@ impl Worker {
         match copies.begin(GpuDirection::In, memory, piece.tensor_offset, chunk, part, about) {
             Ok(()) => active.copied_in(piece),
             Err((error, chunk)) => {
-                self.chunks.push(chunk);
+                self.keep(flight, Some(chunk));
                 self.blame(flight.transfer, TransferError::of_gpu(error, piece.tensor_offset));
             }
         }
@@ -212,7 +202,7 @@ impl Worker {
             Err(error) => return self.lose_copy(flight, awaited, error),
         };
         let Some(active) = self.transfers.get_mut(&flight.transfer).filter(|_| awaited) else {
-            return self.chunks.push(chunk);
+            return self.keep(flight, Some(chunk));
         };
         match active.job {
             Job::Write { .. } if !active.is_failed() => {
@@ -226,13 +216,12 @@ impl Worker {
             _ => {}
         }
         active.uncopied();
-        self.chunks.push(chunk);
+        self.keep(flight, Some(chunk));
     }
 
     /// The GPU failed, and kept the chunk.
     fn lose_copy(&mut self, flight: Flight, awaited: bool, error: GpuError) {
-        self.living -= 1;
-        self.reserve = reserve_of(self.living);
+        self.chunks.lose(flight.device);
         let Some(active) = self.transfers.get_mut(&flight.transfer) else { return };
         if awaited {
             active.uncopied();
@@ -244,23 +233,22 @@ impl Worker {
     /// Gives a piece that was copied from the GPU to its device, or keeps it until there is room.
     fn write_copied(&mut self, flight: Flight, chunk: DmaBuffer) {
         let Some(active) = self.transfers.get_mut(&flight.transfer) else {
-            return self.chunks.push(chunk);
+            return self.keep(flight, Some(chunk));
         };
-        let piece = active.pieces[flight.piece];
         let fua = matches!(active.job, Job::Write { fua: true, .. });
         if active.is_failed() {
             active.uncopied();
-            self.chunks.push(chunk);
-        } else if !self.flights.has_room(piece.device) {
+            self.keep(flight, Some(chunk));
+        } else if !self.flights.has_room(flight.device) {
             self.on_gpu.ready.push_back((flight, chunk));
         } else {
-            match self.offer(flight, piece, Action::Write { buffer: chunk, fua }) {
+            match self.offer(flight, Action::Write { buffer: chunk, fua }) {
                 Ok(()) => self.end_copy(flight),
                 Err((None, chunk)) => {
                     self.on_gpu.ready.extend(chunk.map(|chunk| (flight, chunk)));
                 }
                 Err((Some(failure), chunk)) => {
-                    self.chunks.extend(chunk);
+                    self.keep(flight, chunk);
                     self.end_copy(flight);
                     self.blame(flight.transfer, failure);
                 }

@@ -1,6 +1,6 @@
 //! What the path answers: taken in, compared with its checksum, or read once more.
 
-use super::{Flight, Worker, reserve_of};
+use super::{Flight, Worker};
 use crate::memory::DmaBuffer;
 use crate::path::{Action, Completion};
 use crate::schedule::active::Job;
@@ -21,23 +21,24 @@ impl Worker {
 
     pub(super) fn land_one(&mut self, completion: Completion) {
         let Completion { tag, buffer, checksum, result, .. } = completion;
-        let flight = self.flights.land(tag);
-        let Some((flight, active)) =
-            flight.and_then(|flight| Some((flight, self.transfers.get_mut(&flight.transfer)?)))
-        else {
-            return self.chunks.extend(buffer);
+        let Some(flight) = self.flights.land(tag) else { return };
+        let Some(active) = self.transfers.get_mut(&flight.transfer) else {
+            return self.keep(flight, buffer);
         };
         active.flying -= 1;
         let piece = active.pieces[flight.piece];
         let counters = &self.counters[usize::from(piece.device.0)];
         counters.ended(active.job.kind(), piece.extent().length.0, result.is_err());
+        if !self.options.stepped {
+            let well = result.is_ok().then(|| active.job.kind());
+            counters.answered(flight.began, self.now, well);
+        }
         if active.is_reached() {
             return self.land_reached(flight, piece, checksum, result);
         }
         let moves_bytes = matches!(active.job, Job::Write { .. } | Job::Read { .. });
         if buffer.is_none() && moves_bytes && active.parts().is_none() {
-            self.living -= 1;
-            self.reserve = reserve_of(self.living);
+            self.chunks.lose(flight.device);
         }
         match (result, buffer) {
             (Ok(()), Some(chunk)) if piece.checksum.is_some() && active.wants_bytes() => {
@@ -71,7 +72,7 @@ impl Worker {
 
     fn check(&mut self, flight: Flight, chunk: DmaBuffer) {
         let Some(active) = self.transfers.get_mut(&flight.transfer) else {
-            return self.chunks.push(chunk);
+            return self.keep(flight, Some(chunk));
         };
         active.unchecked -= 1;
         let failure = active.mismatch(flight.piece, &chunk);
@@ -86,7 +87,7 @@ impl Worker {
         buffer: Option<DmaBuffer>,
     ) {
         let Some(active) = self.transfers.get_mut(&flight.transfer) else {
-            return self.chunks.extend(buffer);
+            return self.keep(flight, buffer);
         };
         let piece = active.pieces[flight.piece];
         let counters = &self.counters[usize::from(piece.device.0)];
@@ -122,7 +123,14 @@ impl Worker {
         let Some(buffer) = buffer else { return };
         match self.transfers.get_mut(&flight.transfer).and_then(|active| active.parts()) {
             Some(parts) => parts.put_back(flight.piece, buffer),
-            None => self.chunks.push(buffer),
+            None => self.keep(flight, Some(buffer)),
+        }
+    }
+
+    /// Keeps a chunk that a piece had.
+    pub(super) fn keep(&mut self, flight: Flight, chunk: Option<DmaBuffer>) {
+        if let Some(chunk) = chunk {
+            self.chunks.give_back(flight.device, chunk);
         }
     }
 
@@ -146,7 +154,7 @@ impl Worker {
 
     fn launch_one_again(&mut self, flight: Flight, read: Action) {
         let Some(active) = self.transfers.get_mut(&flight.transfer) else {
-            return self.chunks.extend(read.into_buffer());
+            return self.keep(flight, read.into_buffer());
         };
         let piece = active.pieces[flight.piece];
         let wanted = active.wants_bytes();
@@ -156,7 +164,7 @@ impl Worker {
         active.unchecked -= 1;
         if !wanted {
             self.take_back(flight, read.into_buffer());
-        } else if let Err(refused) = self.launch(flight, piece, read) {
+        } else if let Err(refused) = self.launch(flight, read) {
             // The table has room, so the path has.
             let full = || TransferError::Refused {
                 device: piece.device,

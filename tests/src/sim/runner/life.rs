@@ -8,6 +8,17 @@ use super::faults::{Licence, struck_by};
 use super::{Check, Runner};
 use crate::sim::coverage::Under;
 
+/// How the pool is opened.
+pub(super) fn options() -> OpenOptions {
+    OpenOptions {
+        staging: ByteCount::kib(256),
+        buffers: ByteCount::kib(256),
+        huge_pages: false,
+        stepped: true,
+        ..OpenOptions::default()
+    }
+}
+
 impl Runner<'_> {
     pub(super) fn close(&mut self) -> Check {
         self.writes.clear();
@@ -38,18 +49,15 @@ impl Runner<'_> {
 
     pub(super) fn open(&mut self) -> Check {
         self.disks.iter().for_each(SimDisk::clear_faults);
-        let options = OpenOptions {
-            staging: ByteCount::kib(256),
-            buffers: ByteCount::kib(256),
-            huge_pages: false,
-            stepped: true,
-            ..OpenOptions::default()
-        };
+        // Two lost writes in a row may lose both that tell of an event.
+        let options =
+            OpenOptions { accept_older_copies: self.licence.metadata.is_some(), ..options() };
         // A second cut may strike while recovery is under way; then it begins again.
         for _ in 0..3 {
             match Pool::open_sim(&self.disks, &options) {
                 Ok(pool) => {
                     self.pool = Some(pool);
+                    self.openings += 1;
                     break;
                 }
                 Err(_) if self.is_down() => {

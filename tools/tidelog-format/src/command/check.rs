@@ -38,7 +38,11 @@ pub(super) fn text(report: &CheckReport) -> String {
         let _ = writeln!(text, "note: {}", printable(&what.to_string()));
     }
     for damage in &report.damage {
-        let kind = if damage.is_repairable() { "damaged" } else { "LOST" };
+        let kind = match damage {
+            Damage::OlderCopy { .. } => "OLDER",
+            damage if damage.is_repairable() => "damaged",
+            _ => "LOST",
+        };
         let _ = writeln!(text, "{kind}: {}", printable(&damage.to_string()));
     }
     text
@@ -65,6 +69,7 @@ fn damage_json(damage: &Damage) -> Value {
         Damage::ProtectiveMbr { .. } => ("protective-mbr", None, None),
         Damage::IndexCopy { .. } => ("index-copy", None, None),
         Damage::Index { .. } => ("index", None, None),
+        Damage::OlderCopy { .. } => ("older-copy", None, None),
         Damage::Tensor(tensor) => {
             ("tensor", tensor.name.clone(), Some(format!("{:032x}", tensor.id.0)))
         }

@@ -15,7 +15,9 @@ use crate::outcome::{Exit, Failure, Report, printable};
 pub(super) fn run(args: &PoolArgs) -> Result<Report, Failure> {
     let view = inspect(&specs(&args.devices))?;
     let unreadable = view.shares.iter().any(|share| !share.held && share.index.is_err());
-    let exit = if unreadable && view.missing.is_empty() { Exit::Damaged } else { Exit::Clean };
+    let older = view.shares.iter().any(|share| !share.older.is_empty());
+    let exit =
+        if older || unreadable && view.missing.is_empty() { Exit::Damaged } else { Exit::Clean };
     Ok(Report { text: text(&view), json: json(&view), exit })
 }
 
@@ -76,6 +78,10 @@ fn share_text(share: &ShareView) -> String {
         let _ = write!(text, "{last} {}", printable(&holder.to_string()));
     }
     text.push('\n');
+    for older in &share.older {
+        let older = format!("{} is an OLDER COPY of itself: {}", older.device, older.why);
+        let _ = writeln!(text, "  {}", printable(&older));
+    }
     let index = match &share.index {
         Ok(index) => index,
         Err(why) => {
@@ -184,6 +190,7 @@ fn share_json(share: &ShareView) -> Value {
         "holder": holder,
         "index": share.index.as_ref().ok().map(index_json),
         "index_error": share.index.as_ref().err(),
+        "older_copies": share.older.iter().map(|it| &it.device).collect::<Vec<_>>(),
     })
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use serde_json::json;
-use tidelog_engine::pool::inspect::repair;
+use tidelog_engine::pool::inspect::{AcceptError, accept_older_copies, repair};
 
 use super::{advance, check, progress_bar, specs};
 use crate::cli::RepairArgs;
@@ -12,6 +12,15 @@ use crate::outcome::{Exit, Failure, Report, printable};
 
 pub(super) fn run(args: &RepairArgs, system: &System) -> Result<Report, Failure> {
     super::wipe::refuse_users(&args.pool.devices, system)?;
+    let accepted = if args.accept_older_copies {
+        let accepted = accept_older_copies(&specs(&args.pool.devices), args.pool.buffered);
+        accepted.map_err(|error| match error {
+            AcceptError::Open(error) => error.into(),
+            AcceptError::Close(error) => Failure::new(Exit::Failed, error.to_string(), ""),
+        })?
+    } else {
+        Vec::new()
+    };
     let bar = progress_bar("verifying");
     let report = repair(
         &specs(&args.pool.devices),
@@ -25,6 +34,10 @@ pub(super) fn run(args: &RepairArgs, system: &System) -> Result<Report, Failure>
     let repaired: Vec<String> =
         before.iter().filter(|it| !after.contains(it)).map(ToString::to_string).collect();
     let mut text = String::new();
+    for (share, older) in &accepted {
+        let what = format!("{} (share {share}): {}", older.device, older.why);
+        let _ = writeln!(text, "accepted as it is: {}", printable(&what));
+    }
     let dropped: Vec<String> = report.dropped.iter().map(ToString::to_string).collect();
     for what in repaired.iter().filter(|what| !dropped.contains(what)) {
         let _ = writeln!(text, "repaired: {}", printable(what));
@@ -36,12 +49,13 @@ pub(super) fn run(args: &RepairArgs, system: &System) -> Result<Report, Failure>
     if report.after.damaged_tensors().next().is_some() {
         text.push_str("lost tensors stay until they are dropped by name: --drop-damaged NAME\n");
     }
-    let exit = match (before.is_empty(), after.is_empty()) {
+    let exit = match (before.is_empty() && accepted.is_empty(), after.is_empty()) {
         (true, true) => Exit::Clean,
         (_, true) => Exit::Repaired,
         (_, false) => Exit::Damaged,
     };
     let json = json!({
+        "accepted": accepted.iter().map(|(share, older)| json!({"share": share, "device": older.device, "why": older.why})).collect::<Vec<_>>(),
         "repaired": repaired,
         "dropped": dropped,
         "before": check::json(&report.before),

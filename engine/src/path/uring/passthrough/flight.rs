@@ -1,5 +1,7 @@
 //! What is known of an operation while its commands are out.
 
+use std::time::Duration;
+
 use crate::path::Status;
 use crate::path::nvme::steps::{Step, Steps};
 
@@ -9,12 +11,31 @@ pub(super) struct Flight {
     unsent: Steps,
     outstanding: u32,
     failure: Option<Status>,
+    /// How long to wait before it is tried again, where it failed.
+    delay: Duration,
+    /// How often it was tried again.
+    tried: u32,
 }
 
 impl Flight {
     /// Of these commands, none of which was sent.
     pub(super) fn of(steps: Steps) -> Self {
         Self { unsent: steps, ..Self::default() }
+    }
+
+    /// The same once more, from its first command on.
+    pub(super) fn again(self, steps: Steps) -> Self {
+        Self { tried: self.tried + 1, ..Self::of(steps) }
+    }
+
+    /// How often it was tried again.
+    pub(super) fn tried(&self) -> u32 {
+        self.tried
+    }
+
+    /// It is not to be tried again any more.
+    pub(super) fn give_up(&mut self) {
+        self.tried = u32::MAX;
     }
 
     /// The next command to send.
@@ -28,12 +49,18 @@ impl Flight {
     }
 
     /// One command came back. The first failure is the one that counts, and nothing more is sent.
-    pub(super) fn landed(&mut self, answer: Result<(), Status>) {
+    pub(super) fn landed(&mut self, answer: Result<(), (Status, Duration)>) {
         self.outstanding -= 1;
-        if let Err(status) = answer {
+        if let Err((status, delay)) = answer {
             self.unsent = Steps::default();
             self.failure.get_or_insert(status);
+            self.delay = self.delay.max(delay);
         }
+    }
+
+    /// How long its controller asks to be left alone, where it failed.
+    pub(super) fn delay(&self) -> Duration {
+        self.delay
     }
 
     /// Whether a command has not come back yet.
@@ -58,10 +85,13 @@ mod tests {
             flight.sent(flight.unsent().unwrap());
         }
         let [first, second] = [1, 2].map(Status::Errno);
-        flight.landed(Err(first));
+        flight.landed(Err((first, Duration::ZERO)));
         assert!(flight.is_out() && flight.unsent().is_none());
-        flight.landed(Err(second));
+        flight.landed(Err((second, Duration::from_secs(1))));
         assert!(!flight.is_out());
-        assert_eq!(flight.failure(), Some(first));
+        assert_eq!((flight.failure(), flight.delay()), (Some(first), Duration::from_secs(1)));
+        let again = flight.again(Limits::new(512, 4096).transfer(0, 4096));
+        assert_eq!((again.failure(), again.tried(), again.is_out()), (None, 1, false));
+        assert!(again.unsent().is_some());
     }
 }

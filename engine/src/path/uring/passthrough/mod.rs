@@ -1,13 +1,14 @@
 //! NVMe passthrough: commands of our own through `io_uring` to whole namespaces that the kernel drives, past its block
 //! layer (`IORING_OP_URING_CMD` on the generic character device).
 //!
-//! Operations are cut at what the device and the kernel take at once. A status that is not success comes back as the
-//! device gave it; nothing is tried again below us: a reset of the controller, which the block layer hides, fails what
-//! was in flight. The kernel's own time-outs end commands that take too long; before that no command can be had back.
+//! Operations are cut at what the device and the kernel take at once. The kernel tries no command of ours again; where
+//! the status lets it be, we do, as often and after the delay that the block layer would. A reset of the controller,
+//! which the block layer hides, fails what was in flight. The kernel's own time-outs end commands that take too long; before that no command can be had back.
 //! Where every device has poll queues, and the kernel is new enough, completions are looked for (IOPOLL) instead of
 //! interrupting.
 
 mod flight;
+mod retry;
 mod target;
 
 use std::collections::VecDeque;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use io_uring::{cqueue, opcode, squeue, types};
 
 use self::flight::Flight;
+use self::retry::Retries;
 use self::target::Target;
 use super::probe::{Needs, Ring, kernel_is_at_least};
 use super::queue::Queue;
@@ -53,6 +55,8 @@ pub struct PassthroughPath {
     ranges: Box<[Range]>,
     /// Slots whose operation has commands that were not sent yet.
     waiting: VecDeque<u32>,
+    /// Slots whose operation failed and is to be tried again.
+    retries: Retries,
     /// Commands that the kernel has, and may have at most.
     commands: u32,
     commands_max: u32,
@@ -102,6 +106,7 @@ impl PassthroughPath {
             flights: (0..depth).map(|_| Flight::default()).collect(),
             ranges: vec![Range::default(); depth as usize].into(),
             waiting: VecDeque::with_capacity(depth as usize),
+            retries: Retries::new(),
             commands: 0,
             run: 1 << shortest.max(ALIGNMENT as u64).ilog2(),
             polled,
@@ -212,13 +217,19 @@ impl PassthroughPath {
 
     /// What a completion says of its command; the operation comes back with its last one.
     fn take_in(&mut self, completions: &mut Vec<Completion>) {
-        let Self { queue, flights, slots, gate, commands, waiting, targets, .. } = self;
+        let Self { queue, flights, slots, gate, commands, waiting, retries, targets, .. } = self;
         queue.reap(|slot, answer| {
             let slot = slot as u32;
             let flight = &mut flights[slot as usize];
             *commands -= 1;
-            flight.landed(outcome(answer));
+            let device = slots.get(slot).map_or(0, |operation| usize::from(operation.device.0));
+            let delay = || targets[device].retry_delay(answer);
+            flight.landed(outcome(answer).map_err(|status| (status, delay())));
             if flight.is_out() {
+                return;
+            }
+            if flight.failure().is_some_and(|status| retries.allow(status, flight.tried())) {
+                retries.keep(slot, flight.delay());
                 return;
             }
             if flight.unsent().is_some() {
@@ -226,16 +237,66 @@ impl PassthroughPath {
                 return;
             }
             let Some(operation) = slots.take(slot) else { return };
-            let moved = operation.extent.length.0 as u32;
-            let target = &targets[usize::from(operation.device.0)];
-            let outcome = flight.failure().map_or(Ok(moved), |status| Err(target.meant(status)));
-            let completion = conclude(operation, outcome);
-            if let Err(error) = completion.result {
-                gate.judge(error);
-            }
-            completions.push(completion);
+            completions.push(end(operation, flight, &targets[device], gate));
         });
     }
+
+    /// Sends again what failed and is due, unless its device was shut meanwhile or nobody wants to wait.
+    fn try_again(&mut self, completions: &mut Vec<Completion>) {
+        while let Some(slot) = self.retries.next_due() {
+            let Some(operation) = self.slots.get(slot) else { continue };
+            let (device, kind) = (operation.device, operation.action.kind());
+            let flight = self.flights[slot as usize];
+            let wanted = flight.failure().is_some_and(|it| self.retries.allow(it, flight.tried()));
+            if wanted && self.gate.unlatched(device, kind).is_ok() {
+                self.flights[slot as usize] = flight.again(self.steps(operation));
+                self.send(slot);
+            } else if let Some(operation) = self.slots.take(slot) {
+                let target = &self.targets[usize::from(device.0)];
+                completions.push(end(operation, &flight, target, &mut self.gate));
+            }
+        }
+    }
+
+    /// The commands of an operation.
+    fn steps(&self, operation: &Operation) -> Steps {
+        let limits = self.targets[usize::from(operation.device.0)].limits;
+        let (offset, length) = (operation.extent.offset.0, operation.extent.length.0);
+        match operation.action {
+            Action::Read(_)
+            | Action::Write { .. }
+            | Action::ReadToPeer(_)
+            | Action::WriteFromPeer { .. }
+            | Action::ReadToGpu(_)
+            | Action::WriteFromGpu { .. } => limits.transfer(offset, length),
+            Action::WriteZeroes => limits.zeroes(offset, length),
+            Action::Deallocate => limits.deallocate(offset, length),
+            Action::Flush => Steps::flush(),
+        }
+    }
+
+    /// What waits to be tried again of these slots fails as it did.
+    fn give_up(&mut self, tag: Option<u64>) {
+        let Self { retries, flights, slots, .. } = self;
+        retries.hurry(|slot| {
+            let meant = slots.get(slot).is_some_and(|it| tag.is_none_or(|tag| tag == it.tag));
+            if meant {
+                flights[slot as usize].give_up();
+            }
+            meant
+        });
+    }
+}
+
+/// The completion of an operation whose commands are all back.
+fn end(operation: Operation, flight: &Flight, target: &Target, gate: &mut Gate) -> Completion {
+    let moved = operation.extent.length.0 as u32;
+    let outcome = flight.failure().map_or(Ok(moved), |status| Err(target.meant(status)));
+    let completion = conclude(operation, outcome);
+    if let Err(error) = completion.result {
+        gate.judge(error);
+    }
+    completion
 }
 
 // SAFETY: an accepted operation stays in its slot, with its buffer, until the completion of each of its commands was
@@ -259,19 +320,7 @@ unsafe impl DataPath for PassthroughPath {
         if self.slots.is_full() {
             return Err(Refused { reason: Refusal::Full, operation });
         }
-        let limits = self.targets[usize::from(operation.device.0)].limits;
-        let (offset, length) = (operation.extent.offset.0, operation.extent.length.0);
-        let steps = match operation.action {
-            Action::Read(_)
-            | Action::Write { .. }
-            | Action::ReadToPeer(_)
-            | Action::WriteFromPeer { .. }
-            | Action::ReadToGpu(_)
-            | Action::WriteFromGpu { .. } => limits.transfer(offset, length),
-            Action::WriteZeroes => limits.zeroes(offset, length),
-            Action::Deallocate => limits.deallocate(offset, length),
-            Action::Flush => Steps::flush(),
-        };
+        let steps = self.steps(&operation);
         let (slot, _) = self.slots.keep(operation);
         self.flights[slot as usize] = Flight::of(steps);
         self.send(slot);
@@ -289,6 +338,7 @@ unsafe impl DataPath for PassthroughPath {
             let _ = self.queue.look();
         }
         self.take_in(completions);
+        self.try_again(completions);
         for _ in 0..self.waiting.len() {
             if let Some(slot) = self.waiting.pop_front() {
                 self.send(slot);
@@ -298,6 +348,7 @@ unsafe impl DataPath for PassthroughPath {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let timeout = self.retries.nap(timeout);
         if self.polled {
             self.queue.spin(timeout, self.commands > 0)
         } else {
@@ -309,15 +360,18 @@ unsafe impl DataPath for PassthroughPath {
         self.queue.waker()
     }
 
-    fn abort(&mut self, _tag: u64) {
+    fn abort(&mut self, tag: u64) {
         // The kernel gives no such command back; it ends by itself.
+        self.give_up(Some(tag));
     }
 
     fn in_flight(&self) -> usize {
         self.slots.in_flight()
     }
 
-    fn abort_all(&mut self) {}
+    fn abort_all(&mut self) {
+        self.give_up(None);
+    }
 }
 
 impl Drop for PassthroughPath {

@@ -3,11 +3,12 @@
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::memory::ALIGNMENT;
 use crate::path::device::{Device, DeviceKind, shown};
-use crate::path::nvme::Namespace;
 use crate::path::nvme::steps::Limits;
+use crate::path::nvme::{Namespace, retry_delay};
 use crate::path::{DeviceCapabilities, DeviceSpec, PlacementHandle, Status};
 
 /// A namespace that commands can be sent to.
@@ -17,6 +18,7 @@ pub(super) struct Target {
     pub(super) file: File,
     pub(super) number: u32,
     pub(super) limits: Limits,
+    retry_delays_ms: [u32; 3],
     volatile_cache: bool,
     deallocate: bool,
     poll_queues: bool,
@@ -65,7 +67,9 @@ impl Target {
         let transfer = controller.transfer.unwrap_or(u64::MAX).min(kernel).min(segments);
         Ok(Self {
             number: namespace.number(),
-            limits: Limits::new(block, u32::try_from(transfer).unwrap_or(u32::MAX)),
+            limits: Limits::new(block, u32::try_from(transfer).unwrap_or(u32::MAX))
+                .obeying(&namespace.block_commands()),
+            retry_delays_ms: controller.retry_delays_ms,
             volatile_cache: controller.volatile_cache,
             deallocate: controller.deallocate,
             placement: handles.iter().map(|handle| handle.placement).collect(),
@@ -101,6 +105,12 @@ impl Target {
             Path::new("/sys/dev/char").join(format!("{major}:{minor}")).exists()
         };
         self.file.metadata().is_ok_and(|it| shown(it.rdev()))
+    }
+
+    /// How long to wait before a command with this answer is tried again.
+    pub(super) fn retry_delay(&self, answer: i32) -> Duration {
+        let chosen = retry_delay(answer).checked_sub(1);
+        Duration::from_millis(chosen.map_or(0, |it| self.retry_delays_ms[it].into()))
     }
 
     /// What a write carries to name a placement handle.
@@ -146,11 +156,18 @@ mod tests {
             file: File::open(node).unwrap(),
             number: 1,
             limits: Limits::new(512, 4096),
+            retry_delays_ms: [0, 200, 0],
             volatile_cache: false,
             deallocate: false,
             poll_queues: false,
             placement: Vec::new(),
         }
+    }
+
+    #[test]
+    fn a_status_says_how_long_to_wait_before_the_next_try() {
+        let delays = [0x281, 0xA81, 0x1281].map(|answer| target("/dev/null").retry_delay(answer));
+        assert_eq!(delays.map(|it| it.as_millis()), [0, 0, 200]);
     }
 
     #[test]

@@ -1,0 +1,113 @@
+//! What one device that does not answer costs the others: `cargo bench -p tidelog-engine --bench stall`.
+//!
+//! Three simulated disks, 256 KiB pieces. Two of them are written as fast as can be and read urgently; in every other
+//! round the third, which is written as well, answers nothing meanwhile: ten rounds of a second. Ends non-zero where the
+//! others' throughput is below [`LEAST`] of theirs alone, or their urgent reads' 99th percentile above [`MOST`] times
+//! theirs alone, as medians of rounds side by side.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use tidelog_engine::memory::{Destination, Source};
+use tidelog_engine::path::sim::{SimDisk, SimDisks, SimProfile};
+use tidelog_engine::schedule::{Finish, Piece, Reactor, ReactorOptions, Ticket, Transfer, Urgency};
+use tidelog_engine::units::{ByteCount, DeviceIndex};
+
+const LEAST: f64 = 0.9;
+const MOST: f64 = 2.0;
+const ROUND: Duration = Duration::from_secs(1);
+const ROUNDS: usize = 10;
+const CHUNK: u64 = 256 << 10;
+const DISK: ByteCount = ByteCount::mib(64);
+/// Pieces in flight for each device.
+const DEPTH: usize = 16;
+
+struct Load {
+    disks: [SimDisk; 3],
+    reactor: Reactor,
+    memory: &'static [u8],
+    turn: u64,
+}
+
+struct Measured {
+    /// Bytes in a second.
+    rate: f64,
+    /// Of an urgent read.
+    p99: Duration,
+}
+
+impl Load {
+    fn new() -> Self {
+        let profile =
+            SimProfile { volatile_cache: false, latency_ticks_max: 1, ..SimProfile::default() };
+        let disks = [(); 3].map(|()| SimDisk::with_profile(DISK, profile));
+        let options = ReactorOptions { staging: ByteCount::mib(16), ..ReactorOptions::default() };
+        let provider = Box::new(SimDisks(disks.to_vec()));
+        let reactor = Reactor::start(provider, options).expect("simulated disks are opened");
+        let memory = vec![7; CHUNK as usize].leak();
+        Self { disks, reactor, memory, turn: 0 }
+    }
+
+    fn submit(&mut self, device: u8, read: bool) -> Ticket {
+        self.turn += 1;
+        let offset = ByteCount(self.turn * CHUNK % DISK.0);
+        let pieces = vec![Piece::new(DeviceIndex(device), offset, 0, CHUNK as u32)];
+        let (transfer, urgency) = if read {
+            let destination = Destination::buffer(CHUNK as usize);
+            (Transfer::Read { destination, pieces }, Urgency::Urgent)
+        } else {
+            let source = Source::from(self.memory.to_vec());
+            (Transfer::Write { source, pieces }, Urgency::Ahead)
+        };
+        let ticket = self.reactor.submit(transfer, urgency, None, Finish::nothing());
+        ticket.expect("the reactor is open")
+    }
+
+    /// Writes to two devices and reads from them, while the third has as much to do as each and answers nothing.
+    fn run(&mut self, stalled: bool) -> Measured {
+        let third: Vec<Ticket> = if stalled {
+            self.disks[0].hold();
+            (0..DEPTH * 4).map(|_| self.submit(0, false)).collect()
+        } else {
+            Vec::new()
+        };
+        let (begun, mut pieces, mut reads) = (Instant::now(), 0_u64, Vec::new());
+        while begun.elapsed() < ROUND {
+            let writes: Vec<Ticket> =
+                (0..2 * DEPTH).map(|turn| self.submit(1 + (turn % 2) as u8, false)).collect();
+            for device in [1, 2] {
+                let asked = Instant::now();
+                let read = self.submit(device, true);
+                read.wait().expect("a simulated disk does not fail");
+                reads.push(asked.elapsed());
+            }
+            pieces += writes.len() as u64 + 2;
+            writes.iter().for_each(|ticket| drop(ticket.wait()));
+        }
+        let rate = (pieces * CHUNK) as f64 / begun.elapsed().as_secs_f64();
+        self.disks[0].release();
+        third.iter().for_each(|ticket| drop(ticket.wait()));
+        reads.sort_unstable();
+        Measured { rate, p99: reads[reads.len() * 99 / 100] }
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn main() -> ExitCode {
+    let mut load = Load::new();
+    load.run(false);
+    let pairs: Vec<[Measured; 2]> =
+        (0..ROUNDS).map(|_| [load.run(false), load.run(true)]).collect();
+    let rate = median(pairs.iter().map(|[alone, beside]| beside.rate / alone.rate).collect());
+    let p99 = |of: &Measured| of.p99.as_secs_f64();
+    let late = median(pairs.iter().map(|[alone, beside]| p99(beside) / p99(alone)).collect());
+    let alone = median(pairs.iter().map(|[alone, _]| alone.rate / 1e9).collect());
+    let waited = median(pairs.iter().map(|[alone, _]| p99(alone) * 1e3).collect());
+    println!("two devices alone: {alone:.2} GB/s, urgent reads' p99 {waited:.2} ms");
+    println!("beside one that answers nothing: {rate:.2} of that [{LEAST}], {late:.2} x [{MOST}]");
+    if rate >= LEAST && late <= MOST { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,57 @@
+//! What happens to a whole disk, besides faults of single operations: it stalls, or is replaced by an older copy.
+
+use super::disk::{SimDisk, Ticks};
+use super::media::Media;
+
+/// A disk that answers nothing for a while.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Stall {
+    /// It answers.
+    #[default]
+    Over,
+    /// From when its path looks at it next, for so long.
+    For(Ticks),
+    /// Until then.
+    Until(Ticks),
+}
+
+impl Stall {
+    /// The same as seen at a time.
+    pub(super) fn at(self, now: Ticks) -> Self {
+        match self {
+            Self::For(ticks) => Self::Until(now.saturating_add(ticks)),
+            Self::Until(end) if end <= now => Self::Over,
+            other => other,
+        }
+    }
+
+    /// When what is due then is answered.
+    pub(super) fn put_off(self, due: Ticks) -> Ticks {
+        if let Self::Until(end) = self { due.max(end) } else { due }
+    }
+}
+
+/// What a disk held at some moment, as a copy of it that was made then would.
+pub struct SimSnapshot(pub(super) Media);
+
+impl SimDisk {
+    /// Answers nothing for so many ticks of virtual time, then goes on as if nothing had been.
+    pub fn stall(&self, ticks: u64) {
+        self.state().stall = Stall::For(ticks);
+    }
+
+    /// Whether a [`stall`](SimDisk::stall) is not over.
+    pub fn is_stalled(&self) -> bool {
+        self.state().stall != Stall::Over
+    }
+
+    /// A copy of what reads would bring now.
+    pub fn snapshot(&self) -> SimSnapshot {
+        SimSnapshot(self.state().media.copy())
+    }
+
+    /// Puts what a copy holds in the place of what the disk does, which the copy then is. Nobody has the disk open.
+    pub fn swap(&self, copy: &mut SimSnapshot) {
+        std::mem::swap(&mut self.state().media, &mut copy.0);
+    }
+}

@@ -1,0 +1,197 @@
+//! Counting the openings and closings of a share on all of its devices, and finding devices that missed some: a
+//! device that is an older copy of itself is told by that.
+
+use std::time::Duration;
+
+use super::devices::{Member, Members};
+use super::error::OpenError;
+use super::format::random_id;
+use super::share_lock::{holder_offset, this_process};
+use crate::layout::{BLOCK_BYTES, Event, Events, Holder};
+use crate::schedule::{ControlError, Reactor, TransferError};
+use crate::units::{ByteCount, DeviceIndex};
+
+/// How long closing waits for a device to count it. Where it does not answer the pool is closed as if its process had
+/// been killed.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A device of which a share was used without it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OlderCopy {
+    /// The device.
+    pub device: String,
+    /// How that shows.
+    pub why: String,
+}
+
+/// What each of these devices has seen of a share; `None` where it cannot be read.
+pub(super) fn read<'a>(
+    members: impl Iterator<Item = &'a Member>,
+    pool: u128,
+    share: u32,
+) -> Vec<Option<Events>> {
+    let read = |member: &Member| {
+        let block = member.read(holder_offset(share), BLOCK_BYTES as usize).ok()?;
+        Events::decode(&block, pool, share)
+    };
+    members.map(read).collect()
+}
+
+/// The last event that all devices of a pool had, by what these say; which of them says it.
+fn confirmed(found: &[Option<Events>]) -> Option<(usize, Event)> {
+    let known = found.iter().enumerate().filter_map(|(at, events)| Some((at, (*events)?)));
+    known.map(|(at, events)| (at, events.confirmed)).max_by_key(|(_, event)| event.number)
+}
+
+/// The devices that lack an event which another one confirms, of those with these names.
+pub(super) fn older_copies(found: &[Option<Events>], names: &[String]) -> Vec<OlderCopy> {
+    let Some((newest, last)) = confirmed(found) else { return Vec::new() };
+    let why = |Events { begun, confirmed }: Events| {
+        let (number, other) = (begun.number, &names[newest]);
+        if number < last.number {
+            let last = last.number;
+            return Some(format!(
+                "it has seen event {number} of the share, {other} has seen event {last}"
+            ));
+        }
+        // The same count of another opening: both went on apart, so either may be the older one.
+        let apart = |event: Event| event.number == last.number && event.id != last.id;
+        (apart(begun) || apart(confirmed)).then(|| {
+            format!("it and {other} were opened apart, each with other devices of the pool")
+        })
+    };
+    let known = found.iter().zip(names).filter_map(|(events, name)| Some(((*events)?, name)));
+    known
+        .filter_map(|(events, name)| Some(OlderCopy { device: name.clone(), why: why(events)? }))
+        .collect()
+}
+
+/// The event count of a share that is being opened, or is open.
+#[derive(Debug)]
+pub(super) struct EventCount {
+    pool: u128,
+    share: u32,
+    holder: Holder,
+    devices: Vec<DeviceIndex>,
+    /// What was written last.
+    last: Events,
+}
+
+impl EventCount {
+    /// Reads it, and signs the share's doors with this process's name.
+    ///
+    /// # Errors
+    /// A device is an older copy of itself, unless `accept` says that it may be; or cannot be signed.
+    pub(super) fn begin(
+        members: &Members,
+        pool: u128,
+        share: u32,
+        accept: bool,
+    ) -> Result<Self, OpenError> {
+        let found = read(members.0.iter(), pool, share);
+        let older = older_copies(&found, &members.names());
+        if !accept && !older.is_empty() {
+            return Err(OpenError::OlderCopy { share, devices: older });
+        }
+        let holder = if members.are_simulated() { Holder::nobody() } else { this_process() };
+        // A device whose count is damaged is one of the pool's now, and must not look older than that.
+        let confirmed = confirmed(&found).map_or(Event::default(), |(_, event)| event);
+        let accepted = Events { begun: confirmed, confirmed };
+        for (member, events) in members.0.iter().zip(&found) {
+            let block = holder.encode(pool, share, events.unwrap_or(accepted));
+            member.sign(holder_offset(share), &block).map_err(|source| OpenError::System {
+                what: format!("cannot write the share's holder to {}", member.name()),
+                source,
+            })?;
+        }
+        let begun = found.iter().flatten().map(|events| events.begun);
+        let begun = begun.max_by_key(|event| event.number).unwrap_or_default();
+        let last = Events { begun, confirmed };
+        let devices = (0..members.0.len() as u8).map(DeviceIndex).collect();
+        Ok(Self { pool, share, holder, devices, last })
+    }
+
+    /// Counts an event, and waits at most `patience` for each step: on every device, then confirmed on every device. Answers the bytes written.
+    ///
+    /// # Errors
+    /// A device failed, or took too long. The event is then on some devices, and confirmed on none of those that
+    /// might lack it.
+    pub(super) fn count(
+        &mut self,
+        reactor: &Reactor,
+        patience: Duration,
+    ) -> Result<u64, ControlError> {
+        let id = random_id().map_err(|error| stopped(error.to_string()))?;
+        self.last = self.last.next(id);
+        self.write(reactor, patience)?;
+        self.last = self.last.confirm();
+        self.write(reactor, patience)?;
+        Ok(2 * BLOCK_BYTES * self.devices.len() as u64)
+    }
+
+    fn write(&self, reactor: &Reactor, patience: Duration) -> Result<(), ControlError> {
+        let block = self.holder.encode(self.pool, self.share, self.last);
+        let offset = ByteCount(holder_offset(self.share));
+        reactor.write_everywhere(&self.devices, offset, block, patience)
+    }
+}
+
+fn stopped(reason: String) -> ControlError {
+    TransferError::Stopped { reason }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a device has seen: the last event, and the one that it knows all devices had, each a number and an id.
+    fn seen(begun: (u64, u128), confirmed: (u64, u128)) -> Option<Events> {
+        let [begun, confirmed] = [begun, confirmed].map(|(number, id)| Event { number, id });
+        Some(Events { begun, confirmed })
+    }
+
+    fn all_had(number: u64) -> Option<Events> {
+        seen((number, number.into()), (number, number.into()))
+    }
+
+    fn begun(number: u64) -> Option<Events> {
+        seen((number, number.into()), (number - 1, u128::from(number) - 1))
+    }
+
+    fn older(found: &[Option<Events>]) -> Vec<String> {
+        let names: Vec<String> = (0..found.len()).map(|at| format!("device{at}")).collect();
+        older_copies(found, &names).into_iter().map(|it| it.device).collect()
+    }
+
+    #[test]
+    fn a_device_that_lacks_what_another_confirms_is_an_older_copy() {
+        assert_eq!(older(&[all_had(7), all_had(5)]), ["device1"]);
+        assert_eq!(older(&[begun(5), all_had(7)]), ["device0"]);
+        assert_eq!(older(&[Some(Events::NONE), all_had(1)]), ["device0"]);
+        assert_eq!(older(&[all_had(6), all_had(7), all_had(3)]), ["device0", "device2"]);
+        // Also where the others were killed in the midst of the next event.
+        assert_eq!(older(&[begun(8), all_had(6)]), ["device1"]);
+    }
+
+    #[test]
+    fn what_a_crash_leaves_is_no_older_copy() {
+        assert!(older(&[None, None]).is_empty());
+        assert!(older(&[Some(Events::NONE), Some(Events::NONE)]).is_empty());
+        // Killed while it was begun, while it was confirmed, and after it was.
+        assert!(older(&[begun(8), all_had(7)]).is_empty());
+        assert!(older(&[all_had(8), begun(8)]).is_empty());
+        assert!(older(&[all_had(8), all_had(8)]).is_empty());
+        // Twice, before any device had the other one.
+        assert!(older(&[seen((8, 2), (7, 7)), seen((8, 3), (7, 7))]).is_empty());
+        // A block that rotted says nothing.
+        assert!(older(&[all_had(8), None]).is_empty());
+        assert!(older(&[all_had(8)]).is_empty());
+    }
+
+    #[test]
+    fn devices_that_were_used_apart_are_not_taken_for_one_pool() {
+        assert_eq!(older(&[seen((8, 3), (8, 3)), seen((8, 2), (8, 2))]), ["device0"]);
+        assert_eq!(older(&[seen((8, 3), (7, 7)), seen((8, 2), (8, 2))]), ["device0"]);
+        assert_eq!(older(&[seen((9, 4), (8, 3)), seen((8, 2), (8, 2))]), ["device0"]);
+    }
+}

@@ -1,0 +1,78 @@
+//! Devices that are older copies of themselves: what tells them, and taking them as they are.
+
+use crate::layout::Geometry;
+use crate::path::DeviceSpec;
+use crate::pool::devices::{Member, find_twins};
+use crate::pool::events::{self, OlderCopy};
+use crate::pool::open::{arrange, refused};
+use crate::pool::{CloseError, OpenError, OpenOptions, Pool};
+use crate::units::ByteCount;
+
+/// Why an older copy could not be made what counts.
+#[derive(Debug, thiserror::Error)]
+pub enum AcceptError {
+    /// The pool cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// It could not be given back.
+    #[error(transparent)]
+    Close(#[from] CloseError),
+}
+
+/// The devices, of these of a pool, that were left out when a share was used last.
+pub(super) fn of_share<'a>(
+    members: impl Iterator<Item = &'a Member> + Clone,
+    pool: u128,
+    share: u32,
+) -> Vec<OlderCopy> {
+    let names: Vec<String> = members.clone().map(Member::name).collect();
+    events::older_copies(&events::read(members, pool, share), &names)
+}
+
+/// Makes older copies of devices what counts from now on, where what was used last is lost for good; answers which
+/// they were, and of which share. Tensors that had bytes on a device since its copy was made are damaged, which a
+/// check tells.
+///
+/// # Errors
+/// A share cannot be opened.
+pub fn accept_older_copies(
+    specs: &[DeviceSpec],
+    buffered: bool,
+) -> Result<Vec<(u32, OlderCopy)>, AcceptError> {
+    let (geometry, older) = find(specs, buffered)?;
+    let mut shares: Vec<u32> = older.iter().map(|(share, _)| *share).collect();
+    shares.dedup();
+    for share in shares {
+        let staging = OpenOptions::default().staging.0.max(geometry.stripe_unit);
+        let options = OpenOptions {
+            share,
+            buffered,
+            staging: ByteCount(staging),
+            huge_pages: false,
+            accept_older_copies: true,
+            housekeeping: None,
+            ..OpenOptions::default()
+        };
+        Pool::open(specs, &options)?.close()?;
+    }
+    Ok(older)
+}
+
+fn find(
+    specs: &[DeviceSpec],
+    buffered: bool,
+) -> Result<(Geometry, Vec<(u32, OlderCopy)>), OpenError> {
+    if let Some((one, other)) = find_twins(specs) {
+        return Err(OpenError::NotOnePool(format!("{one} and {other} are the same device")));
+    }
+    let open = |spec| {
+        Member::open_to_read(spec, buffered, true).map_err(|(share, error)| refused(error, share))
+    };
+    let (members, superblocks, _) = arrange(specs.iter().map(open).collect::<Result<_, _>>()?)?;
+    let superblock = superblocks.first().ok_or(OpenError::Devices(0))?;
+    let older = (0..superblock.geometry.shares).flat_map(|share| {
+        let found = of_share(members.0.iter(), superblock.pool, share);
+        found.into_iter().map(move |it| (share, it))
+    });
+    Ok((superblock.geometry, older.collect()))
+}

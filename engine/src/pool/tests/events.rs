@@ -1,0 +1,163 @@
+//! Devices that are older copies of themselves, and crashes that only look like it.
+
+use super::*;
+use crate::path::sim::PowerCut;
+use crate::pool::inspect::{Damage, check_sim};
+
+fn disks_of_a_pool() -> Vec<SimDisk> {
+    let disks: Vec<SimDisk> = (0..3).map(|_| SimDisk::new(ByteCount::mib(16))).collect();
+    Pool::format_sim(&disks, &FormatOptions::default()).unwrap();
+    use_it(&disks, 0);
+    disks
+}
+
+fn commit(pool: &Pool, number: u8) {
+    let mut batch = pool.batch();
+    let source = Source::from(vec![number; 2_000_000]);
+    batch.put(&*format!("tensor {number}"), source, PutOptions::default()).unwrap();
+    batch.commit().unwrap();
+}
+
+/// Opens, commits, closes.
+fn use_it(disks: &[SimDisk], number: u8) {
+    let pool = Pool::open_sim(disks, &quick()).unwrap();
+    commit(&pool, number);
+    pool.close().unwrap();
+}
+
+/// The names in the refusal.
+fn refused(disks: &[SimDisk]) -> Vec<String> {
+    match Pool::open_sim(disks, &quick()) {
+        Err(error @ OpenError::OlderCopy { .. }) => {
+            let text = error.to_string();
+            let OpenError::OlderCopy { share: 0, devices } = error else { panic!("{error}") };
+            assert!(devices.iter().all(|it| text.contains(&it.device)), "{text}");
+            devices.into_iter().map(|it| it.device).collect()
+        }
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("an older copy was admitted"),
+    }
+}
+
+#[test]
+fn a_device_that_is_an_older_copy_of_itself_is_refused_by_name_and_changes_nothing() {
+    let disks = disks_of_a_pool();
+    let mut older = disks[1].snapshot();
+    use_it(&disks, 1);
+    disks[1].swap(&mut older);
+    let written = |disks: &[SimDisk]| disks.iter().map(|it| it.counters().writes).sum::<u64>();
+    let before = written(&disks);
+    assert_eq!(refused(&disks), ["sim1"]);
+    assert_eq!(written(&disks), before);
+    disks[1].swap(&mut older);
+    let pool = Pool::open_sim(&disks, &quick()).unwrap();
+    assert_eq!(pool.durable_tensors().unwrap().len(), 2);
+}
+
+#[test]
+fn a_copy_from_before_the_first_opening_is_older_too_and_so_are_two() {
+    let disks: Vec<SimDisk> = (0..3).map(|_| SimDisk::new(ByteCount::mib(16))).collect();
+    Pool::format_sim(&disks, &FormatOptions::default()).unwrap();
+    let mut older = [0, 2].map(|disk: usize| disks[disk].snapshot());
+    use_it(&disks, 0);
+    disks[0].swap(&mut older[0]);
+    disks[2].swap(&mut older[1]);
+    assert_eq!(refused(&disks), ["sim0", "sim2"]);
+}
+
+#[test]
+fn a_copy_that_was_made_while_the_pool_was_open_is_older_than_its_closing() {
+    let disks = disks_of_a_pool();
+    let pool = Pool::open_sim(&disks, &quick()).unwrap();
+    let mut older = disks[2].snapshot();
+    commit(&pool, 1);
+    pool.close().unwrap();
+    disks[2].swap(&mut older);
+    assert_eq!(refused(&disks), ["sim2"]);
+}
+
+#[test]
+fn an_older_copy_shows_after_a_power_cut_too() {
+    for cut in [PowerCut::DropAll, PowerCut::KeepAll, PowerCut::Torn(3)] {
+        let disks = disks_of_a_pool();
+        let mut older = disks[0].snapshot();
+        let pool = Pool::open_sim(&disks, &quick()).unwrap();
+        disks.iter().for_each(|disk| disk.cut_power(cut));
+        drop(pool);
+        disks[0].swap(&mut older);
+        assert_eq!(refused(&disks), ["sim0"], "{cut:?}");
+    }
+}
+
+#[test]
+fn devices_that_went_on_apart_are_no_pool_together() {
+    let disks = disks_of_a_pool();
+    let copies: Vec<SimDisk> = (0..3).map(|_| SimDisk::new(ByteCount::mib(16))).collect();
+    for (disk, copy) in disks.iter().zip(&copies) {
+        copy.swap(&mut disk.snapshot());
+    }
+    use_it(&disks, 1);
+    use_it(&copies, 2);
+    let mixed = [disks[0].clone(), copies[1].clone(), disks[2].clone()];
+    assert_eq!(refused(&mixed).len(), 1);
+}
+
+#[test]
+fn a_crash_at_any_write_or_flush_of_an_opening_or_closing_makes_no_device_an_older_copy() {
+    for cut in [PowerCut::DropAll, PowerCut::KeepAll, PowerCut::Torn(7)] {
+        for nth in 0.. {
+            let disks = disks_of_a_pool();
+            let mut older = disks[1].snapshot();
+            use_it(&disks, 1);
+            SimDisk::cut_power_at(&disks, nth, cut);
+            if let Ok(pool) = Pool::open_sim(&disks, &quick()) {
+                let _ = pool.close();
+            }
+            if !disks[0].is_off() {
+                // Both count by two writes and two flushes of each disk.
+                assert!(nth >= 2 * 4 * 3, "{nth}");
+                break;
+            }
+            disks[1].swap(&mut older);
+            assert_eq!(refused(&disks), ["sim1"], "power went at {nth}");
+            disks[1].swap(&mut older);
+            for again in 0..3 {
+                use_it(&disks, 2 + again);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_whose_count_has_rotted_is_not_refused_and_has_one_again() {
+    let disks = disks_of_a_pool();
+    let at = crate::layout::HOLDERS_OFFSET + 1072;
+    disks[1].rot(at, 1);
+    use_it(&disks, 1);
+    disks.iter().for_each(|disk| disk.rot(at, 1));
+    use_it(&disks, 2);
+    let mut older = disks[1].snapshot();
+    use_it(&disks, 3);
+    disks[1].swap(&mut older);
+    assert_eq!(refused(&disks), ["sim1"]);
+}
+
+#[test]
+fn checking_names_an_older_copy_and_it_counts_once_it_is_accepted() {
+    let disks = disks_of_a_pool();
+    let mut older = disks[2].snapshot();
+    use_it(&disks, 1);
+    disks[2].swap(&mut older);
+    let report = check_sim(&disks).unwrap();
+    let is_older = |it: &&Damage| matches!(it, Damage::OlderCopy { share: 0, .. });
+    let found: Vec<&Damage> = report.damage.iter().filter(is_older).collect();
+    let [damage @ Damage::OlderCopy { device, .. }] = &found[..] else { panic!("{report:#?}") };
+    assert!(device == "sim2" && !damage.is_repairable());
+    let accept = OpenOptions { accept_older_copies: true, ..quick() };
+    Pool::open_sim(&disks, &accept).unwrap().close().unwrap();
+    let report = check_sim(&disks).unwrap();
+    assert!(!report.damage.iter().any(|it| is_older(&it)), "{report:#?}");
+    let lost: Vec<_> = report.damaged_tensors().filter_map(|it| it.name.as_deref()).collect();
+    assert_eq!(lost, ["tensor 1"], "only what was written since is lost");
+    use_it(&disks, 2);
+}

@@ -1,0 +1,262 @@
+//! Which transfers have pieces to begin on which device.
+//!
+//! Each device has queues of its own, so that pieces for others pass one that is full or slow. A transfer stands in the
+//! queues of the devices that it still has pieces for, once in each, with the next of them. Where all devices have room,
+//! pieces are begun in the order of their transfers, and of each transfer in its own.
+
+use std::collections::VecDeque;
+
+use super::transfer::{Piece, Urgency};
+use crate::units::DeviceIndex;
+
+/// No further piece.
+const NONE: u32 = u32::MAX;
+
+/// What has to be there before a piece can be begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Needs {
+    /// A chunk of staging memory.
+    pub(super) chunk: bool,
+    /// Room on its device.
+    pub(super) room: bool,
+}
+
+/// A transfer's next piece for a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    pub(super) transfer: u64,
+    /// Which of the transfer's pieces.
+    pub(super) piece: u32,
+    pub(super) needs: Needs,
+    /// Counts up with the transfers that came.
+    order: u64,
+}
+
+/// Where a piece waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    queue: usize,
+    pub(super) urgency: Urgency,
+}
+
+impl Place {
+    /// The device that the piece goes to or comes from; beyond all of them, if that is none.
+    pub(super) fn device(self) -> DeviceIndex {
+        DeviceIndex(self.queue as u8)
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    urgent: VecDeque<Waiting>,
+    ahead: VecDeque<Waiting>,
+}
+
+impl Queue {
+    fn of(&self, urgency: Urgency) -> &VecDeque<Waiting> {
+        match urgency {
+            Urgency::Urgent => &self.urgent,
+            Urgency::Ahead => &self.ahead,
+        }
+    }
+
+    fn of_mut(&mut self, urgency: Urgency) -> &mut VecDeque<Waiting> {
+        match urgency {
+            Urgency::Urgent => &mut self.urgent,
+            Urgency::Ahead => &mut self.ahead,
+        }
+    }
+}
+
+/// The queues of all devices, and behind them one for pieces that go to none.
+pub(super) struct Queues {
+    by_device: Vec<Queue>,
+    /// While links are made: the first piece of each device.
+    first: Vec<u32>,
+    orders: u64,
+    /// Entries in all queues of each urgency.
+    urgent: usize,
+    ahead: usize,
+}
+
+impl Queues {
+    pub(super) fn new(devices: usize) -> Self {
+        let by_device = std::iter::repeat_with(Queue::default).take(devices + 1).collect();
+        Self { by_device, first: vec![NONE; devices + 1], orders: 0, urgent: 0, ahead: 0 }
+    }
+
+    /// Enters a transfer at the end, with all of its pieces; of which each goes to the one after it on the same device
+    /// by `links`. `on_devices` says whether they go to any.
+    pub(super) fn enter(
+        &mut self,
+        transfer: u64,
+        urgency: Urgency,
+        needs: Needs,
+        on_devices: bool,
+        (pieces, links): (&[Piece], &mut Vec<u32>),
+    ) {
+        links.clear();
+        let none = self.by_device.len() - 1;
+        let queue_of = |piece: &Piece| if on_devices { piece.device.0.into() } else { none };
+        let order = self.orders;
+        self.orders += 1;
+        if let [only] = pieces {
+            return self.push(
+                queue_of(only),
+                urgency,
+                Waiting { transfer, piece: 0, needs, order },
+            );
+        }
+        links.resize(pieces.len(), NONE);
+        for (index, piece) in pieces.iter().enumerate().rev() {
+            let first = &mut self.first[queue_of(piece)];
+            links[index] = std::mem::replace(first, index as u32);
+        }
+        for queue in 0..self.by_device.len() {
+            let piece = std::mem::replace(&mut self.first[queue], NONE);
+            if piece != NONE {
+                self.push(queue, urgency, Waiting { transfer, piece, needs, order });
+            }
+        }
+    }
+
+    fn push(&mut self, queue: usize, urgency: Urgency, waiting: Waiting) {
+        self.by_device[queue].of_mut(urgency).push_back(waiting);
+        *self.count(urgency) += 1;
+    }
+
+    fn count(&mut self, urgency: Urgency) -> &mut usize {
+        match urgency {
+            Urgency::Urgent => &mut self.urgent,
+            Urgency::Ahead => &mut self.ahead,
+        }
+    }
+
+    /// The piece to begin next, of those that `may` be begun: an urgent one before all others, and then that of the
+    /// transfer that came first.
+    pub(super) fn next(&self, may: impl Fn(Place, &Waiting) -> bool) -> Option<(Place, Waiting)> {
+        let first_of = |urgency: Urgency, some: bool| {
+            let queues = if some { &self.by_device[..] } else { &[] };
+            let heads = queues.iter().enumerate().filter_map(move |(queue, waiting)| {
+                Some((Place { queue, urgency }, *waiting.of(urgency).front()?))
+            });
+            let ready = heads.filter(|(place, waiting)| may(*place, waiting));
+            ready.min_by_key(|(_, waiting)| (waiting.order, waiting.piece))
+        };
+        let urgent = first_of(Urgency::Urgent, self.urgent > 0);
+        urgent.or_else(|| first_of(Urgency::Ahead, self.ahead > 0))
+    }
+
+    /// The first piece of a place was begun: its transfer stands there with the next one, or no more.
+    pub(super) fn advance(&mut self, place: Place, links: &[u32]) {
+        let queue = self.by_device[place.queue].of_mut(place.urgency);
+        let Some(waiting) = queue.front_mut() else { return };
+        match links.get(waiting.piece as usize) {
+            Some(&next) if next != NONE => waiting.piece = next,
+            _ => {
+                queue.pop_front();
+                *self.count(place.urgency) -= 1;
+            }
+        }
+    }
+
+    /// Takes a transfer out.
+    pub(super) fn remove(&mut self, transfer: u64, urgency: Urgency) {
+        let mut left = 0;
+        for queue in &mut self.by_device {
+            let queue = queue.of_mut(urgency);
+            queue.retain(|waiting| waiting.transfer != transfer);
+            left += queue.len();
+        }
+        *self.count(urgency) = left;
+    }
+
+    /// Puts a transfer that was not urgent at the end of those that are.
+    pub(super) fn expedite(&mut self, transfer: u64) {
+        let order = self.orders;
+        self.orders += 1;
+        for queue in 0..self.by_device.len() {
+            let ahead = &mut self.by_device[queue].ahead;
+            let place = ahead.iter().position(|waiting| waiting.transfer == transfer);
+            if let Some(waiting) = place.and_then(|place| ahead.remove(place)) {
+                self.ahead -= 1;
+                self.push(queue, Urgency::Urgent, Waiting { order, ..waiting });
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::units::ByteCount;
+    use Urgency::{Ahead, Urgent};
+
+    const NEEDS: Needs = Needs { chunk: true, room: true };
+
+    struct Bench {
+        queues: Queues,
+        links: Vec<(u64, Vec<u32>)>,
+    }
+
+    impl Bench {
+        fn new(devices: usize) -> Self {
+            Self { queues: Queues::new(devices), links: Vec::new() }
+        }
+
+        fn enter(&mut self, transfer: u64, urgency: Urgency, devices: &[u8]) {
+            let piece = |&device: &u8| Piece::new(DeviceIndex(device), ByteCount::ZERO, 0, 1);
+            let pieces: Vec<Piece> = devices.iter().map(piece).collect();
+            let mut links = Vec::new();
+            self.queues.enter(transfer, urgency, NEEDS, true, (&pieces, &mut links));
+            self.links.push((transfer, links));
+        }
+
+        /// Begins what can be while one device is full: transfers and pieces.
+        fn begin(&mut self, full: Option<u8>) -> Vec<(u64, u32)> {
+            let full = full.map(DeviceIndex);
+            let mut begun = Vec::new();
+            while let Some((place, waiting)) =
+                self.queues.next(|place, _| Some(place.device()) != full)
+            {
+                begun.push((waiting.transfer, waiting.piece));
+                let links = self.links.iter().find(|(transfer, _)| *transfer == waiting.transfer);
+                self.queues.advance(place, &links.unwrap().1);
+            }
+            begun
+        }
+    }
+
+    #[test]
+    fn where_all_have_room_transfers_come_one_after_the_other_and_urgent_ones_first() {
+        let mut bench = Bench::new(2);
+        bench.enter(1, Ahead, &[0, 1, 0]);
+        bench.enter(2, Urgent, &[1, 0]);
+        bench.enter(3, Ahead, &[1]);
+        let expected = [(2, 0), (2, 1), (1, 0), (1, 1), (1, 2), (3, 0)];
+        assert_eq!(bench.begin(None), expected);
+    }
+
+    #[test]
+    fn a_device_that_is_full_is_passed_and_its_pieces_follow_in_order() {
+        let mut bench = Bench::new(3);
+        bench.enter(1, Ahead, &[0, 1, 2, 0, 1]);
+        bench.enter(2, Ahead, &[2, 0]);
+        bench.enter(3, Urgent, &[0]);
+        assert_eq!(bench.begin(Some(0)), [(1, 1), (1, 2), (1, 4), (2, 0)]);
+        assert_eq!(bench.begin(None), [(3, 0), (1, 0), (1, 3), (2, 1)]);
+        assert_eq!((bench.queues.urgent, bench.queues.ahead), (0, 0));
+    }
+
+    #[test]
+    fn what_is_expedited_or_removed_leaves_every_queue() {
+        let mut bench = Bench::new(2);
+        bench.enter(1, Ahead, &[0, 1]);
+        bench.enter(2, Ahead, &[0, 1, 0]);
+        bench.enter(3, Ahead, &[1]);
+        bench.queues.expedite(2);
+        bench.queues.remove(1, Ahead);
+        assert_eq!(bench.begin(None), [(2, 0), (2, 1), (2, 2), (3, 0)]);
+        assert!(bench.begin(None).is_empty());
+    }
+}

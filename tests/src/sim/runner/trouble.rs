@@ -1,0 +1,122 @@
+//! What befalls whole disks: one stalls, or comes back as an older copy of itself.
+
+use tidelog_engine::path::sim::SimSnapshot;
+use tidelog_engine::pool::{OpenError, Pool};
+use tidelog_engine::schedule::Ticket;
+
+use super::life::options;
+use super::{Check, Runner};
+use crate::sim::coverage::{Struck, Under};
+use crate::sim::model::Content;
+use crate::sim::script::Cut;
+
+/// Far longer than all that is done meanwhile takes, in ticks.
+const STALL: u64 = 1_000_000_000;
+/// Tensors that are read meanwhile.
+const READ: usize = 8;
+
+/// A copy of a disk.
+pub(super) struct Copied {
+    disk: usize,
+    bytes: SimSnapshot,
+    /// Which opening of the pool it was made in.
+    opening: u64,
+}
+
+impl Runner<'_> {
+    /// Makes a copy of a disk, with the pool open.
+    pub(super) fn copy(&mut self, disk: u8) {
+        let disk = usize::from(disk);
+        let bytes = self.disks[disk].snapshot();
+        self.copied = Some(Copied { disk, bytes, opening: self.openings });
+    }
+
+    /// Ends the process or cuts the power, puts the last copy of a disk in its place, and has the pool refuse it by its
+    /// name; then the disk is back.
+    pub(super) fn stale(&mut self, disk: u8, cut: Option<Cut>) -> Check {
+        let Some(mut copied) = self.copied.take() else { return Ok(()) };
+        if copied.disk != usize::from(disk) || self.disks.len() < 2 || self.is_down() {
+            return Ok(());
+        }
+        self.land()?;
+        self.settle()?;
+        if let Some(cut) = cut {
+            self.blow(cut, Under::Rest);
+        }
+        // Whose events were hurt says nothing, and a closing that failed was not counted.
+        let hurt = self.licence.metadata.is_some();
+        let writes = self.licence.writes;
+        self.close()?;
+        let counted = cut.is_none() && !writes && !self.is_down();
+        let is_older = copied.opening < self.openings || counted;
+        if is_older && !hurt {
+            let name = format!("sim{}", copied.disk);
+            self.disks[copied.disk].swap(&mut copied.bytes);
+            match Pool::open_sim(&self.disks, &options()) {
+                Err(OpenError::OlderCopy { devices, .. })
+                    if devices.iter().all(|it| it.device == name) => {}
+                Err(error) => return Err(format!("{name} is an older copy, not: {error}")),
+                Ok(_) => return Err(format!("{name} is an older copy of itself, and admitted")),
+            }
+            self.disks[copied.disk].swap(&mut copied.bytes);
+            self.strike(Struck::Stale, Under::Open);
+        }
+        self.open()?;
+        self.check_everything()
+    }
+
+    /// Has a disk answer nothing while everything is read, and what lies elsewhere be there before it answers.
+    pub(super) fn stall(&mut self, disk: u8) -> Check {
+        let stalled = self.disks[usize::from(disk)].clone();
+        if self.disks.len() < 2 || self.is_down() {
+            return Ok(());
+        }
+        self.land()?;
+        self.settle()?;
+        // What is still being committed would change what there is to read.
+        while !self.commits.is_empty() {
+            self.follow(0);
+            self.take_in()?;
+        }
+        let durable = self.model.durable.iter().map(|(id, content)| (*id, true, *content));
+        let scratch = self.model.scratch.iter().map(|(id, content)| (u16::from(*id), false, *content));
+        let is_there = |(_, _, content): &(u16, bool, Content)| content.length > 0;
+        let tensors: Vec<_> = durable.chain(scratch).filter(is_there).take(READ).collect();
+        // The first byte of a tensor is on one disk. Where that is, reading it shows.
+        let mut elsewhere = Vec::new();
+        for &tensor in &tensors {
+            let before = stalled.counters().reads;
+            let read = self.start(tensor.0, tensor.1, (0, 1))?;
+            if read.wait().is_ok() && stalled.counters().reads == before {
+                elsewhere.push(tensor);
+            }
+            self.count_struck(Under::Get);
+        }
+        if self.is_down() {
+            return Ok(());
+        }
+        stalled.stall(STALL);
+        let mut all: Vec<(u16, bool, Content, Ticket)> = Vec::new();
+        for &(id, durable, content) in &tensors {
+            let ticket = self.start(id, durable, (0, content.length.into()))?;
+            all.push((id, durable, content, ticket));
+        }
+        for (id, durable, _) in elsewhere {
+            let read = self.start(id, durable, (0, 1))?;
+            let _ = read.wait();
+            if !stalled.is_stalled() && !self.is_down() {
+                return Err(format!(
+                    "{id} is on another disk than {disk}, which has stalled, and waited for it"
+                ));
+            }
+        }
+        self.strike(Struck::Stalled, Under::Get);
+        for (id, durable, content, ticket) in all {
+            let outcome = ticket.wait();
+            self.count_struck(Under::Get);
+            let (name, durable) = (format!("{id}, beside a stall"), durable.then_some(id));
+            self.compare(&name, durable, content, &outcome, &ticket, &content.bytes())?;
+        }
+        Ok(())
+    }
+}
