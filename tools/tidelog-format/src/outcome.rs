@@ -168,7 +168,8 @@ fn is_of_spdk(device: &str) -> bool {
 /// What to do about a controller that is not to be had. The error says why.
 fn help_for_controller(name: &str) -> &'static str {
     let name = DeviceSpec::new(name).controller();
-    match name.map(|name| name.pci_address().is_some()) {
+    match name.filter(|name| name.meaningless().is_none()).map(|name| name.pci_address().is_some())
+    {
         Some(true) => {
             "`tidelog-doctor check` shows the controllers and who has them, `tidelog-doctor bind` hands one over"
         }

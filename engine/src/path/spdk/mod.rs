@@ -36,6 +36,7 @@ pub use controller::{AttachError, Controller};
 pub use environment::{EnvironmentError, configure};
 pub use options::{EnvironmentOptions, Pages};
 pub use path::SpdkPath;
+pub use rescue::Rescues;
 
 use std::sync::Arc;
 

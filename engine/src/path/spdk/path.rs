@@ -11,7 +11,7 @@ use super::environment::Environment;
 use super::flight::{Flights, Impatience};
 use super::peer::{BY_BUS_MAX, Peers, Way};
 use super::queue::{self, Queue, Sent};
-use super::rescue::Looks;
+use super::rescue::{Looks, Rescues};
 use super::waiting::Waiting;
 use crate::memory::peer::PeerRegion;
 use crate::memory::{DmaPool, MemoryError};
@@ -44,6 +44,7 @@ pub struct SpdkPath {
     waker: Waker,
     pub(super) timeout: Duration,
     pub(super) looks: Looks,
+    pub(super) rescues: Arc<Rescues>,
     polled: Polled,
     /// The device that is polled next.
     turn: usize,
@@ -106,6 +107,7 @@ impl SpdkPath {
             waker,
             timeout: command_timeout(),
             looks: Looks::new(),
+            rescues: Arc::default(),
             polled,
             turn: 0,
             joined: Vec::new(),
@@ -129,6 +131,11 @@ impl SpdkPath {
         let mut path = Self::new(controllers, depth)?;
         path.joined = joined;
         Ok(path)
+    }
+
+    /// What was done to get commands back.
+    pub fn rescues(&self) -> Arc<Rescues> {
+        Arc::clone(&self.rescues)
     }
 
     /// Lets the next `count` commands of one kind fail, or never be answered before `held` has passed: SPDK's own
