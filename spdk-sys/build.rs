@@ -41,7 +41,25 @@ mod native {
         // Where SPDK is replaced in its place, all of this is done again. Bindgen names the other headers.
         println!("cargo:rerun-if-changed={}", header.display());
         link(pkg_config)?;
+        compile(pkg_config)?;
         bind(pkg_config)
+    }
+
+    /// What keeps SPDK from doing things to the whole process. Linked behind SPDK's archives, which its constructors are to run
+    /// after.
+    fn compile(pkg_config: &PkgConfig) -> Result<(), String> {
+        const NAME: &str = "tidelog_spdk_process";
+        let flags = pkg_config.ask(&["--cflags", PACKAGES[0]])?;
+        for file in ["src/process.c", "src/process.h"] {
+            println!("cargo:rerun-if-changed={file}");
+        }
+        let mut compiler = cc::Build::new();
+        compiler.file("src/process.c").flags(flags.split_whitespace()).cargo_metadata(false);
+        compiler.try_compile(NAME).map_err(|error| format!("cannot compile process.c: {error}"))?;
+        let out = std::env::var("OUT_DIR").map_err(|error| error.to_string())?;
+        println!("cargo:rustc-link-search=native={out}");
+        println!("cargo:rustc-link-lib=static:+whole-archive,-bundle={NAME}");
+        Ok(())
     }
 
     // -- linking it ------------------------------------------------------------------------------------------
@@ -160,7 +178,9 @@ mod native {
         |spdk_iommu_is_enabled|spdk_mem_register|spdk_mem_unregister|spdk_log_set_print_level\
         |spdk_nvme_transport_id_(parse|compare)|spdk_nvme_(connect_async|probe_poll_async|detach_async\
         |detach_poll_async|scan_attached)\
-        |spdk_nvme_ctrlr_(get_default_ctrlr_opts|get_ns\
+        |tidelog_spdk_(fault|listen|tidy)\
+        |spdk_nvme_host_id_parse\
+        |spdk_nvme_ctrlr_(get_default_ctrlr_opts|get_ns|get_data|get_regs_cap|get_registers\
         |process_admin_completions|reset|cmd_abort_ext|cmd_get_log_page_ext|cmd_io_raw|io_cmd_raw_no_payload_build|get_default_io_qpair_opts\
         |alloc_io_qpair|free_io_qpair|connect_io_qpair|disconnect_io_qpair)\
         |spdk_nvme_poll_group_(create|add|all_connected|process_completions|destroy)\
@@ -187,6 +207,8 @@ mod native {
             // Only pointers to commands are used, and a packed union within cannot be said in Rust.
             .blocklist_type("spdk_nvme_(cmd|cmd_cdw.*|cmd__.*|feat_.*)")
             .raw_line("#[repr(C)] pub struct spdk_nvme_cmd { _private: [u8; 0] }")
+            // Packed, with aligned structures in it, which Rust has not: its bytes are as the specification says.
+            .opaque_type("spdk_nvme_ctrlr_data")
             .derive_default(true)
             .parse_callbacks(Box::new(bindgen::CargoCallbacks::new()))
             .generate_comments(false)

@@ -3,3 +3,4 @@
 #include <spdk/log.h>
 #include <spdk/nvme.h>
 #include <spdk/version.h>
+#include "process.h"

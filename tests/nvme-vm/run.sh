@@ -54,7 +54,7 @@ if [ ! -e "$work/kernel/nvmet-tcp.ko" ]; then
     rm -r "$work/package" "$work/$package"_*.deb
 fi
 
-over_spdk="plan-vfio plan-uio plan-peer-vfio plan-peer-uio plan-faults plan-perf plan-loopback"
+over_spdk="plan-vfio plan-uio plan-peer-vfio plan-peer-uio plan-faults plan-shared plan-perf plan-loopback"
 plans=${PLANS:-plan plan-poll plan-fdp $over_spdk}
 # Whether any of them has rows over spdk: else the programs do without.
 wants_spdk() {
@@ -190,7 +190,7 @@ for plan in $plans; do
             . tests/nvme-vm/plan-loopback >>"$log" 2>>"$log.loopback"
             continue
             ;;
-        plan-vfio | plan-peer-vfio | plan-fdp) boot "$plan" q35,kernel-irqchip=split intel_iommu=on -device intel-iommu,intremap=on,caching-mode=on,aw-bits=48 ;;
+        plan-vfio | plan-peer-vfio | plan-fdp | plan-shared) boot "$plan" q35,kernel-irqchip=split intel_iommu=on -device intel-iommu,intremap=on,caching-mode=on,aw-bits=48 ;;
         plan-uio | plan-peer-uio | plan-faults | plan-perf) boot "$plan" q35 hugepages=256 ;;
         plan-poll) boot "$plan" q35 nvme.poll_queues=2 ;;
         # No IOMMU: behind one, Linux 6.1 crashes when a controller is removed while something has its disk open.

@@ -422,7 +422,16 @@ fn open_locked(
 /// Two names of one device, if there are. Locks would notice too, but blame a process for it.
 pub(super) fn find_twins(specs: &[DeviceSpec]) -> Option<(String, String)> {
     let mut seen: Vec<(DeviceIdentity, &DeviceSpec)> = Vec::new();
+    // Two addresses of one namespace show when they are attached.
+    let mut named: Vec<(ControllerName, &DeviceSpec)> = Vec::new();
     for spec in specs {
+        if let Some(name) = spec.controller() {
+            if let Some((_, twin)) = named.iter().find(|(other, _)| other.is_twin_of(&name)) {
+                return Some((twin.to_string(), spec.to_string()));
+            }
+            named.push((name, spec));
+            continue;
+        }
         let Ok(metadata) = spec.target().metadata() else { continue };
         let identity = DeviceIdentity::of(&metadata);
         if let Some((_, twin)) = seen.iter().find(|(other, _)| *other == identity) {

@@ -18,6 +18,11 @@ pub const DEVICES: usize = 2;
 const DEVICE_BYTES: u64 = 256 << 20;
 /// How long a read of the other namespace takes, in microseconds: much longer than any test.
 const HELD_US: u64 = 60_000_000;
+/// The one host that the subsystem with a list of hosts lets in.
+pub const LISTED_HOST: &str = "nqn.2026-01.io.tidelog:listed-host";
+const LISTED: &str = "nqn.2026-01.io.tidelog:listed";
+/// The namespaces of that subsystem.
+const LISTED_NAMESPACES: usize = 2;
 /// The target starts slowly on a machine that others use too.
 const START: Duration = Duration::from_secs(60);
 /// What a target that was asked to end gets for it.
@@ -76,6 +81,8 @@ impl Target {
         fs::write(&configuration, serde_json::to_vec_pretty(&content)?)?;
         let log = File::create(directory.join("log"))?;
         let process = Command::new(program)
+            // Or DPDK makes a directory elsewhere, and leaves it.
+            .env("RUNTIME_DIRECTORY", &directory)
             .args(["--no-huge", "-s", "512", "--no-pci", "-m", "0x1", "--disable-cpumask-locks"])
             .arg("-r")
             .arg(directory.join("rpc"))
@@ -109,6 +116,17 @@ impl Target {
     pub fn held(&self) -> Vec<DeviceSpec> {
         let held = |spec: &DeviceSpec| DeviceSpec::new(format!("{spec} ns:2"));
         self.controllers().iter().map(held).collect()
+    }
+
+    /// On one more controller, over TCP, the namespaces of a subsystem that lets in [`LISTED_HOST`] alone, who is not named.
+    pub fn listed(&self) -> Vec<DeviceSpec> {
+        let port = self.ports[0];
+        let name = |number| {
+            DeviceSpec::new(format!(
+                "spdk:trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{port} subnqn:{LISTED} ns:{number}"
+            ))
+        };
+        (1..=LISTED_NAMESPACES).map(name).collect()
     }
 
     /// The files behind them.
@@ -220,6 +238,27 @@ fn configure(
     // Or it would look for partitions, by reads that are held.
     disks.push(call("bdev_set_options", json!({ "bdev_auto_examine": false })));
     served.push(call("nvmf_create_transport", json!({ "trtype": kind })));
+    if transport == Transport::Tcp {
+        let address = json!({
+            "trtype": kind, "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": ports[0].to_string(),
+        });
+        let subsystem =
+            json!({ "nqn": LISTED, "allow_any_host": false, "serial_number": "listed" });
+        served.push(call("nvmf_create_subsystem", subsystem));
+        for number in 0..LISTED_NAMESPACES {
+            let (disk, filename) =
+                (format!("listed{number}"), directory.join(format!("listed{number}")));
+            File::create_new(&filename)?.set_len(DEVICE_BYTES)?;
+            let aio = json!({ "name": disk, "filename": filename, "block_size": block, "fallocate": true });
+            disks.push(call("bdev_aio_create", aio));
+            let namespace = json!({ "nqn": LISTED, "namespace": { "bdev_name": disk } });
+            served.push(call("nvmf_subsystem_add_ns", namespace));
+        }
+        let host = json!({ "nqn": LISTED, "host": LISTED_HOST });
+        served.push(call("nvmf_subsystem_add_host", host));
+        let listener = json!({ "nqn": LISTED, "listen_address": address });
+        served.push(call("nvmf_subsystem_add_listener", listener));
+    }
     for (number, port) in ports.into_iter().enumerate() {
         let (disk, nqn) = (format!("disk{number}"), subsystem(number));
         let filename = file(directory, number);

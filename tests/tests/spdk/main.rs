@@ -3,6 +3,8 @@
 //! REQUIRE=spdk it is a failure.
 
 #[cfg(feature = "spdk")]
+mod attach;
+#[cfg(feature = "spdk")]
 mod hang;
 #[cfg(feature = "spdk")]
 mod hosts;

@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::attach;
 use tidelog_engine::path::spdk::{Controller, EnvironmentOptions, Pages, SpdkPath, configure};
 use tidelog_engine::path::{Action, Completion, DataPath, DeviceSpec, Extent, Operation};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
@@ -16,7 +17,7 @@ use tidelog_tests::spdk::target::{Target, Transport};
 
 pub(crate) type Row = (&'static str, fn(&Target) -> Result<String, Failure>);
 
-pub(crate) const ROWS: &[Row] = &[
+const ROWS: &[Row] = &[
     ("a second process is refused until the first has closed", a_second_process_is_refused),
     ("two names of one namespace are one device", two_names_are_one_device),
     ("an owner counts however the transport is spelled", an_owner_counts),
@@ -26,12 +27,17 @@ pub(crate) const ROWS: &[Row] = &[
 ];
 
 /// What tells the program that it is another process of a row.
-const OPEN: &str = "--open-in-another-process";
+pub(crate) const OPEN: &str = "--open-in-another-process";
 const LEAVE: &str = "--open-and-leave";
+
+/// All that is run with a target of its own each.
+pub(crate) fn rows() -> impl Iterator<Item = &'static Row> {
+    ROWS.iter().chain(attach::ROWS)
+}
 
 /// Runs the rows, and says of each how it went.
 pub(crate) fn run(program: &Path, tell: &mut dyn FnMut(&str, Result<String, Failure>)) {
-    for (name, row) in ROWS {
+    for (name, row) in rows() {
         let target = Target::start(program, Transport::Tcp, 512);
         tell(name, target.and_then(|target| row(&target)));
     }
@@ -41,6 +47,9 @@ pub(crate) fn run(program: &Path, tell: &mut dyn FnMut(&str, Result<String, Fail
 pub(crate) fn other_process() -> Option<ExitCode> {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, part, name] = arguments.as_slice() else { return None };
+    if part == attach::FAULT {
+        return Some(attach::fault());
+    }
     if part != OPEN && part != LEAVE {
         return None;
     }
@@ -54,7 +63,7 @@ pub(crate) fn other_process() -> Option<ExitCode> {
     Some(code)
 }
 
-fn options() -> Result<(), tidelog_engine::path::spdk::EnvironmentError> {
+pub(crate) fn options() -> Result<(), tidelog_engine::path::spdk::EnvironmentError> {
     configure(EnvironmentOptions {
         pages: Pages::Plain,
         timeout: COMMAND_TIMEOUT,
@@ -72,7 +81,7 @@ fn open(spec: &DeviceSpec) -> Result<Pool, tidelog_engine::pool::OpenError> {
 }
 
 /// A pool on the target's first device alone.
-fn format(target: &Target) -> Result<DeviceSpec, Failure> {
+pub(crate) fn format(target: &Target) -> Result<DeviceSpec, Failure> {
     let first = target.controllers().remove(0);
     let options = FormatOptions { overwrite: true, ..FormatOptions::default() };
     Pool::format(std::slice::from_ref(&first), &options)?;
@@ -168,7 +177,7 @@ fn a_fork_is_told(target: &Target) -> Result<String, Failure> {
     }
 }
 
-fn attach(spec: &DeviceSpec) -> Result<Arc<Controller>, Failure> {
+pub(crate) fn attach(spec: &DeviceSpec) -> Result<Arc<Controller>, Failure> {
     Ok(Controller::attach(&spec.controller().ok_or("it names no controller")?)?)
 }
 

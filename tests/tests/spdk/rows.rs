@@ -111,7 +111,7 @@ fn planned() -> usize {
     const ALONE: usize = 5;
     let each = ROWS.len() + ON_EVERY_CONTROLLER.len() + GOING;
     let of_some = WHERE_COMMANDS_COME_BACK.len() + WHERE_READS_ARE_HELD.len();
-    TRANSPORTS.len() * each + of_some + processes::ROWS.len() + ALONE
+    TRANSPORTS.len() * each + of_some + processes::rows().count() + ALONE
 }
 
 /// The cores that this thread may run on, as the kernel says them.

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use tidelog_format::device::System;
+use tidelog_format::device::{Target, users_and_names};
 use tidelog_gds::topology::{Acs, Distance, PciDevice, Sysfs, distance};
 
+use crate::bind::{DriverChoice, Machine, Towards, plan};
 use crate::wear::{Wear, wear_of};
 
 /// A device, what it is, and why paths to it may not be open: found without writing.
@@ -29,6 +30,8 @@ pub struct DeviceRow {
     pub wear: Option<Wear>,
     /// Why it does not.
     pub wear_why_not: Option<String>,
+    /// Whether `tidelog-doctor bind` would take its controller.
+    pub may_be_bound: bool,
     /// What stands in the way of the next better path, and what to type.
     pub next: String,
 }
@@ -41,18 +44,20 @@ impl DeviceRow {
 }
 
 /// Every `NVMe` controller of the machine's devices, and its namespaces.
-pub fn devices(
-    all: &[PciDevice],
-    sysfs: &Sysfs,
-    system: &System,
-    programs: &[PathBuf],
-) -> Vec<DeviceRow> {
+pub fn devices(all: &[PciDevice], machine: &Machine, programs: &[PathBuf]) -> Vec<DeviceRow> {
+    let Machine { sysfs, system, .. } = machine;
     let gpus: Vec<&PciDevice> = all.iter().filter(|device| device.is_gpu()).collect();
     let mut rows = Vec::new();
     for controller in all.iter().filter(|device| device.is_nvme()) {
         let namespaces = sysfs.namespaces(controller);
+        // As `bind` does without --yes: it looks, claims the namespaces for a moment, and writes nothing.
+        let towards = Towards::UserSpace(DriverChoice::Auto);
+        let may_be_bound = plan(&controller.address, towards, machine).is_ok();
         if namespaces.is_empty() {
-            rows.push(device_row(sysfs, controller, &gpus, controller.address.clone()));
+            let mut row = device_row(sysfs, controller, &gpus, controller.address.clone());
+            row.may_be_bound = may_be_bound;
+            row.next = next_for(&row, controller, false);
+            rows.push(row);
         }
         for name in namespaces {
             let mut row = device_row(sysfs, controller, &gpus, name.clone());
@@ -62,7 +67,14 @@ pub fn devices(
                 Ok(wear) => (row.wear, row.wear_why_not) = (Some(wear), None),
                 Err(why) => row.wear_why_not = Some(why),
             }
-            row.next = next_for(&row, controller);
+            row.may_be_bound = may_be_bound;
+            let node = machine.nodes.join(&name);
+            let target = Target::resolve(&node.to_string_lossy(), system);
+            let may_be_formatted = target.is_ok_and(|target| {
+                let reasons = users_and_names(&target, system, programs);
+                target.is_block_device() && reasons.is_ok_and(|reasons| reasons.is_empty())
+            });
+            row.next = next_for(&row, controller, may_be_formatted);
             rows.push(row);
         }
     }
@@ -82,7 +94,7 @@ fn device_row(
         let acs = if redirects { ", but ACS sends peer traffic up to the CPU" } else { "" };
         format!("{}: {far}{acs}", gpu.address)
     };
-    let mut row = DeviceRow {
+    DeviceRow {
         name,
         pci_address: Some(controller.address.clone()),
         driver: controller.driver.clone(),
@@ -92,13 +104,12 @@ fn device_row(
         gpus: gpus.iter().map(near).collect(),
         wear: None,
         wear_why_not: Some("the kernel has no namespace of it".into()),
+        may_be_bound: false,
         next: String::new(),
-    };
-    row.next = next_for(&row, controller);
-    row
+    }
 }
 
-fn next_for(row: &DeviceRow, controller: &PciDevice) -> String {
+fn next_for(row: &DeviceRow, controller: &PciDevice, may_be_formatted: bool) -> String {
     match row.driver.as_deref() {
         Some(_) if row.is_in_user_space() => {
             format!(
@@ -107,10 +118,22 @@ fn next_for(row: &DeviceRow, controller: &PciDevice) -> String {
             )
         }
         Some(_) if !row.users.is_empty() => "in use: only its users' files can be a pool".into(),
-        Some(_) => format!(
-            "tidelog-format format /dev/{} for uring; tidelog-doctor bind {} for SPDK",
-            row.name, controller.address
-        ),
+        Some(_) => {
+            let format = format!("tidelog-format format /dev/{} for uring", row.name);
+            let bind = format!("tidelog-doctor bind {} for SPDK", controller.address);
+            let taken = [(may_be_formatted, format), (row.may_be_bound, bind)];
+            let taken: Vec<String> =
+                taken.into_iter().filter(|(taken, _)| *taken).map(|(_, command)| command).collect();
+            if taken.is_empty() {
+                // What it holds and who uses it is for those to say who refuse it.
+                format!(
+                    "neither a pool nor for SPDK as it is; why: tidelog-format format /dev/{}; tidelog-doctor bind {}",
+                    row.name, controller.address
+                )
+            } else {
+                taken.join("; ")
+            }
+        }
         None => format!("no driver has it: tidelog-doctor unbind {} --yes", controller.address),
     }
 }

@@ -37,17 +37,34 @@ pub(crate) fn fact(name: &'static str, found: impl Into<String>, next: impl Into
 }
 
 /// Everything, in the order of the page.
-pub fn all(roots: &Roots) -> Vec<Fact> {
-    vec![
-        kernel(roots),
-        kernel_config(roots),
-        io_uring(roots),
-        locked_memory(),
-        huge_pages(roots),
-        iommu(roots),
-        modules(roots),
-        multipath(roots),
-    ]
+pub fn all(roots: &Roots, has: Has) -> Vec<Fact> {
+    let mut facts =
+        vec![kernel(roots, has), kernel_config(roots, has), io_uring(roots), locked_memory()];
+    let pages = huge_pages(roots);
+    facts.push(if has.nvme { pages } else { Fact { next: String::new(), ..pages } });
+    if has.gpu || has.nvme {
+        facts.extend([iommu(roots, has), modules(roots, has)]);
+    }
+    if has.nvme {
+        facts.push(multipath(roots, has));
+    }
+    facts
+}
+
+/// What the machine has: nothing is advised for what it has not.
+#[derive(Clone, Copy, Debug)]
+pub struct Has {
+    /// A GPU.
+    pub gpu: bool,
+    /// An SSD on PCI Express.
+    pub nvme: bool,
+}
+
+impl Has {
+    /// Whether an SSD could reach a GPU.
+    fn peers(self) -> bool {
+        self.gpu && self.nvme
+    }
 }
 
 impl Roots {
@@ -74,13 +91,13 @@ impl Roots {
     }
 }
 
-fn kernel(roots: &Roots) -> Fact {
+fn kernel(roots: &Roots, has: Has) -> Fact {
     let Some(release) = roots.release() else { return fact("kernel", "unknown", "") };
     let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     let next = match version {
         it if it < (5, 15) => "io_uring as Tidelog uses it needs 5.15 or newer",
-        it if it < (6, 2) => "peer-to-peer DMA without nvidia-fs needs 6.2 or newer",
+        it if it < (6, 2) && has.peers() => "peer-to-peer DMA without nvidia-fs needs 6.2 or newer",
         _ => "",
     };
     fact("kernel", release, next)
@@ -90,7 +107,7 @@ fn kernel(roots: &Roots) -> Fact {
 const OPTIONS: [&str; 4] =
     ["CONFIG_IO_URING", "CONFIG_BLK_DEV_NVME", "CONFIG_PCI_P2PDMA", "CONFIG_VFIO_PCI"];
 
-fn kernel_config(roots: &Roots) -> Fact {
+fn kernel_config(roots: &Roots, has: Has) -> Fact {
     let name = roots.release().map(|release| format!("config-{release}")).unwrap_or_default();
     let found = fs::read_to_string(roots.boot.join(&name)).ok().or_else(|| packed_config(roots));
     let Some(config) = found else {
@@ -105,7 +122,7 @@ fn kernel_config(roots: &Roots) -> Fact {
         .iter()
         .map(|option| format!("{}={}", &option["CONFIG_".len()..], value(option)))
         .collect();
-    let next = if value("CONFIG_PCI_P2PDMA") == "n" {
+    let next = if value("CONFIG_PCI_P2PDMA") == "n" && has.peers() {
         "without PCI_P2PDMA the direct way needs nvidia-fs"
     } else {
         ""
@@ -172,7 +189,7 @@ pub(crate) fn huge_pages(roots: &Roots) -> Fact {
     fact("huge pages", format!("{free} of {all} reserved ones free; transparent: {chosen}"), next)
 }
 
-fn iommu(roots: &Roots) -> Fact {
+fn iommu(roots: &Roots, has: Has) -> Fact {
     let units = fs::read_dir(roots.sysfs.join("class/iommu")).into_iter().flatten().count();
     if units == 0 {
         return fact("IOMMU", "off, or there is none", "");
@@ -184,7 +201,7 @@ fn iommu(roots: &Roots) -> Fact {
         .map(|kind| kind.trim().to_owned())
         .collect();
     let translated = kinds.iter().filter(|kind| *kind != "identity").count();
-    let next = if translated > 0 {
+    let next = if translated > 0 && has.peers() {
         "peer-to-peer DMA wants it off or passing through: iommu=pt on the kernel's command line"
     } else {
         ""
@@ -192,10 +209,14 @@ fn iommu(roots: &Roots) -> Fact {
     fact("IOMMU", format!("on, {translated} of {} groups translated", kinds.len()), next)
 }
 
-fn modules(roots: &Roots) -> Fact {
-    const NAMES: [&str; 5] = ["nvme", "nvidia", "nvidia_fs", "gdrdrv", "vfio_pci"];
-    let found: Vec<String> = NAMES
+fn modules(roots: &Roots, has: Has) -> Fact {
+    const OF_SSDS: [&str; 2] = ["nvme", "vfio_pci"];
+    const OF_GPUS: [&str; 3] = ["nvidia", "nvidia_fs", "gdrdrv"];
+    let names = [(has.nvme, &OF_SSDS[..]), (has.gpu, &OF_GPUS[..])];
+    let found: Vec<String> = names
         .iter()
+        .filter(|(has, _)| *has)
+        .flat_map(|(_, names)| *names)
         .map(|name| match (roots.has_module(name), roots.module_version(name)) {
             (true, Some(version)) => format!("{name} {version}"),
             (true, None) => (*name).to_owned(),
@@ -205,14 +226,54 @@ fn modules(roots: &Roots) -> Fact {
     fact("kernel modules", found.join(", "), "")
 }
 
-fn multipath(roots: &Roots) -> Fact {
+fn multipath(roots: &Roots, has: Has) -> Fact {
     match roots.sys("module/nvme_core/parameters/multipath").as_deref() {
         Some("Y") => fact(
             "NVMe multipath",
             "on",
-            "peer-to-peer DMA wants it off: nvme_core.multipath=N on the kernel's command line",
+            if has.peers() {
+                "peer-to-peer DMA wants it off: nvme_core.multipath=N on the kernel's command line"
+            } else {
+                ""
+            },
         ),
         Some(_) => fact("NVMe multipath", "off", ""),
         None => fact("NVMe multipath", "not in this kernel, or nvme_core is not loaded", ""),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_advised_for_what_the_machine_has_not() {
+        let directory = std::env::temp_dir().join(format!("tidelog-facts-{}", std::process::id()));
+        let roots = Roots {
+            sysfs: directory.join("sys"),
+            procfs: directory.join("proc"),
+            boot: directory.join("boot"),
+        };
+        fs::create_dir_all(roots.procfs.join("sys/kernel")).unwrap();
+        fs::create_dir_all(roots.sysfs.join("class/iommu/dmar0")).unwrap();
+        fs::create_dir_all(roots.sysfs.join("kernel/iommu_groups/1")).unwrap();
+        fs::write(roots.sysfs.join("kernel/iommu_groups/1/type"), "DMA\n").unwrap();
+        fs::write(roots.procfs.join("sys/kernel/osrelease"), "6.1.0\n").unwrap();
+        fs::create_dir_all(&roots.boot).unwrap();
+        fs::write(roots.boot.join("config-6.1.0"), "CONFIG_IO_URING=y\n").unwrap();
+        let told = |has| {
+            let facts = all(&roots, has);
+            let lines = facts.iter().map(|fact| format!("{}: {}", fact.found, fact.next));
+            lines.collect::<Vec<_>>().join("\n")
+        };
+        let (neither, both) =
+            (told(Has { gpu: false, nvme: false }), told(Has { gpu: true, nvme: true }));
+        let ssd = told(Has { gpu: false, nvme: true });
+        fs::remove_dir_all(&directory).unwrap();
+        for word in ["peer-to-peer", "nvidia", "gdrdrv"] {
+            assert!(!neither.contains(word) && !ssd.contains(word), "{word}: {neither}{ssd}");
+            assert!(both.contains(word), "{word}: {both}");
+        }
+        assert!(!neither.contains("SPDK") && ssd.contains("SPDK needs them"), "{neither}{ssd}");
     }
 }

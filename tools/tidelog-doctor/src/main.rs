@@ -8,7 +8,7 @@ use serde_json::json;
 use tidelog_doctor::bind::{Machine, Plan, Towards, carry_out, plan};
 use tidelog_doctor::cli::{CheckArgs, Cli, Command, HandOverArgs, Output};
 use tidelog_doctor::devices::devices;
-use tidelog_doctor::facts::{Roots, all};
+use tidelog_doctor::facts::{Has, Roots, all};
 use tidelog_doctor::gpus::gpus;
 use tidelog_doctor::latency::{counted, latency};
 use tidelog_doctor::next::Advice;
@@ -67,9 +67,10 @@ fn run(cli: &Cli) -> Result<(String, Exit), Failure> {
 fn check(cli: &Cli, arguments: &CheckArgs) -> Result<(String, Exit), Failure> {
     let (sysfs, procfs, boot) = (cli.sysfs.clone(), cli.procfs.clone(), cli.boot.clone());
     let roots = Roots { sysfs, procfs, boot };
-    let (sysfs, system) = tables(cli);
+    let machine = machine(cli);
+    let sysfs = &machine.sysfs;
     let pci = sysfs.pci_devices();
-    let devices = devices(&pci, &sysfs, &system, &program_directories());
+    let devices = devices(&pci, &machine, &program_directories());
     let advice = Advice { roots: &roots, pci: &pci, devices: &devices };
     let before = counted(&roots);
     let rows = try_all(arguments, &advice).map_err(|error| {
@@ -80,9 +81,11 @@ fn check(cli: &Cli, arguments: &CheckArgs) -> Result<(String, Exit), Failure> {
         )
     })?;
     let nvml = nvml_gpus();
+    let gpus = gpus(&advice, sysfs, &nvml);
+    let has = Has { gpu: !gpus.is_empty(), nvme: !devices.is_empty() };
     let page = Page {
-        facts: all(&roots).into_iter().chain([latency(&before, &counted(&roots))]).collect(),
-        gpus: gpus(&advice, &sysfs, &nvml),
+        facts: all(&roots, has).into_iter().chain([latency(&before, &counted(&roots))]).collect(),
+        gpus,
         nvml_why_not: nvml.err(),
         rows,
         spdk_next: advice.for_spdk(),
@@ -100,8 +103,7 @@ fn hand_over(
     arguments: &HandOverArgs,
     towards: Towards,
 ) -> Result<(String, Exit), Failure> {
-    let (sysfs, system) = tables(cli);
-    let machine = Machine { sysfs, system, nodes: cli.devfs.clone(), claims: cli.claims.clone() };
+    let machine = machine(cli);
     let plan = plan(&arguments.device, towards, &machine)?;
     if arguments.yes {
         carry_out(&plan, &machine)?;
@@ -137,7 +139,8 @@ fn steps_text(plan: &Plan, done: bool) -> String {
     notes.chain(steps).chain([end]).collect()
 }
 
-fn tables(cli: &Cli) -> (Sysfs, System) {
+fn machine(cli: &Cli) -> Machine {
     let system = System { sysfs: cli.sysfs.clone(), procfs: cli.procfs.clone() };
-    (Sysfs(cli.sysfs.clone()), system)
+    let sysfs = Sysfs(cli.sysfs.clone());
+    Machine { sysfs, system, nodes: cli.devfs.clone(), claims: cli.claims.clone() }
 }

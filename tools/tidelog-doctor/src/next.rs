@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tidelog_engine::path::HAS_SPDK;
+use tidelog_engine::path::{ControllerName, DeviceSpec, HAS_SPDK};
 use tidelog_gds::Gpu;
 use tidelog_gds::cuda::CudaUnavailable;
 use tidelog_gds::cufile::OpenError;
@@ -16,6 +16,9 @@ use crate::ways::{By, NoGpu, map, open_cufile};
 
 /// Where data paths are tried.
 pub const TRY: &str = "tidelog-doctor check --scratch DIRECTORY";
+
+/// What makes a program of ours that has SPDK.
+const BUILD: &str = "cargo build --release -p tidelog-doctor --features spdk";
 
 /// What commands are chosen by.
 #[derive(Debug)]
@@ -31,6 +34,10 @@ pub struct Advice<'a> {
 impl Advice<'_> {
     /// Where a path from the host's memory does not open.
     pub fn for_host(&self, by: By, area: &Path) -> String {
+        if let Some(name) = controller_of(area) {
+            // No other path reaches it.
+            return if by == By::Spdk { self.for_controller(&name) } else { String::new() };
+        }
         let allowed = match by {
             By::Uring => io_uring(self.roots).next,
             By::Spdk => return self.for_spdk(),
@@ -120,16 +127,38 @@ impl Advice<'_> {
     /// For SPDK's driver to have an SSD, one step after the other.
     pub fn for_spdk(&self) -> String {
         let handed_over = self.devices.iter().find(|device| device.is_in_user_space());
-        let free = |device: &&DeviceRow| device.driver.is_some() && device.users.is_empty();
+        let free = |device: &&DeviceRow| device.driver.is_some() && device.may_be_bound;
         let address = |device: &DeviceRow| device.pci_address.clone().unwrap_or_default();
         match (handed_over, self.devices.iter().find(free)) {
             (None, None) => String::new(),
-            _ if !HAS_SPDK => "cargo build --release -p tidelog-doctor --features spdk".into(),
+            _ if !HAS_SPDK => BUILD.into(),
             (None, Some(device)) => format!("tidelog-doctor bind {}", address(device)),
             (Some(device), _) => match huge_pages(self.roots) {
                 Fact { next, .. } if !next.is_empty() => next,
                 _ => format!("tidelog-doctor check --pool spdk:{}", address(device)),
             },
+        }
+    }
+
+    /// For SPDK's driver to have this one.
+    fn for_controller(&self, name: &ControllerName) -> String {
+        if !HAS_SPDK {
+            return BUILD.into();
+        }
+        let look = format!("tidelog-format inspect '{name}'");
+        let Some(address) = name.pci_address() else { return look };
+        let is_it = |device: &&DeviceRow| {
+            device.pci_address.as_deref().is_some_and(|it| {
+                it.trim_start_matches("0000:") == address.trim_start_matches("0000:")
+            })
+        };
+        match self.devices.iter().find(is_it) {
+            None => "lspci -d ::0108  # the NVMe controllers that there are".into(),
+            Some(device) if device.is_in_user_space() => match huge_pages(self.roots) {
+                Fact { next, .. } if !next.is_empty() => next,
+                _ => look,
+            },
+            Some(_) => format!("tidelog-doctor bind {address}"),
         }
     }
 
@@ -144,6 +173,12 @@ impl Advice<'_> {
     pub fn for_failure() -> String {
         "sudo dmesg | tail -n 50".into()
     }
+}
+
+/// The first controller that an area of this name has.
+fn controller_of(area: &Path) -> Option<ControllerName> {
+    let specs = DeviceSpec::parse_list(area.to_str()?).ok()?;
+    specs.iter().find_map(DeviceSpec::controller)
 }
 
 #[cfg(test)]
@@ -192,6 +227,7 @@ mod tests {
             gpus: Vec::new(),
             wear: None,
             wear_why_not: None,
+            may_be_bound: users.is_empty(),
             next: String::new(),
         }
     }
@@ -239,6 +275,27 @@ mod tests {
             assert_eq!(next(&handed_over), "tidelog-doctor check --pool spdk:0000:3e:00.0");
         } else {
             assert_eq!((next(&free), next(&handed_over)), (build.into(), build.into()));
+        }
+    }
+
+    #[test]
+    fn what_is_advised_for_a_controller_is_about_that_one() {
+        let tree = Tree::new("controller");
+        let handed_over = [device("vfio-pci", &[])];
+        let advice = tree.advice(&handed_over);
+        let next = |by, name: &str| advice.for_host(by, Path::new(name));
+        assert_eq!(next(By::Uring, "spdk:0000:3e:00.0"), "", "no other path reaches it");
+        assert_eq!(next(By::Posix, "spdk:trtype:TCP traddr:10.0.0.1"), "");
+        if HAS_SPDK {
+            assert!(next(By::Spdk, "spdk:3e:00.0").starts_with("sudo sysctl vm.nr_hugepages="));
+            assert!(next(By::Spdk, "spdk:0000:3f:00.0").starts_with("lspci "));
+            let remote = "spdk:trtype:TCP traddr:10.0.0.1";
+            assert_eq!(next(By::Spdk, remote), format!("tidelog-format inspect '{remote}'"));
+            let kernels = [device("nvme", &["mounted"])];
+            let next = tree.advice(&kernels).for_host(By::Spdk, Path::new("spdk:3e:00.0"));
+            assert_eq!(next, "tidelog-doctor bind 3e:00.0");
+        } else {
+            assert_eq!(next(By::Spdk, "spdk:3e:00.0"), BUILD);
         }
     }
 

@@ -82,9 +82,10 @@ impl Page {
             line(&mut out, fact.name, &fact.found, &fact.next);
         }
         out.push_str("\nGPUs\n");
-        if let Some(why) = &self.nvml_why_not {
-            let name = if self.gpus.is_empty() { "none" } else { "little known" };
-            line(&mut out, name, &why.to_string(), "");
+        match &self.nvml_why_not {
+            _ if self.gpus.is_empty() => line(&mut out, "none", "no GPU of NVIDIA's is shown", ""),
+            Some(why) => line(&mut out, "little known", &why.to_string(), ""),
+            None => {}
         }
         for gpu in &self.gpus {
             line(&mut out, &gpu.pci_address, &gpu.text(), &gpu.next);
@@ -106,10 +107,15 @@ impl Page {
         if self.rows.is_empty() {
             line(&mut out, "not tried", "nothing is written without leave", TRY);
         }
-        for row in &self.rows {
+        // Where there is no GPU, one line above says so.
+        let is_told =
+            |row: &&Row| row.memory == Memory::Host || row.gpu.is_some() || !self.gpus.is_empty();
+        for row in self.rows.iter().filter(is_told) {
             row_lines(&mut out, row);
         }
-        line(&mut out, "spdk", SPDK, &self.spdk_next);
+        if !self.devices.is_empty() {
+            line(&mut out, "spdk", SPDK, &self.spdk_next);
+        }
         if let Some(next) = self.next() {
             out.push_str("\nNext\n");
             line(&mut out, &next.path, &next.command, "");

@@ -180,6 +180,27 @@ fn one_controller_of_two_is_handed_over_with_a_word_about_the_other() {
     assert!(shown.out.contains(&words), "{}", shown.out);
 }
 
+#[test]
+fn what_would_be_refused_is_not_suggested() {
+    let machine = Machine::new("suggested");
+    let Some(device) = loop_device("suggested", &machine) else { return };
+    machine.disk_is(&device);
+    let next = || {
+        let page = machine.doctor(&["check", "--output", "json"]).json();
+        page["devices"][0]["next"].as_str().unwrap().to_owned()
+    };
+    let both =
+        "tidelog-format format /dev/nvme0n1 for uring; tidelog-doctor bind 0000:3e:00.0 for SPDK";
+    assert_eq!(next(), both, "it is blank");
+    // A pool that nobody has open: it is handed over as it is, and not overwritten.
+    Pool::format(&[DeviceSpec::new(device.node())], &FormatOptions::default()).unwrap();
+    assert_eq!(next(), "tidelog-doctor bind 0000:3e:00.0 for SPDK");
+    let held = claim(&device).unwrap();
+    let found = next();
+    assert!(found.starts_with("neither a pool nor for SPDK as it is"), "{found}");
+    drop(held);
+}
+
 fn claim(device: &LoopDevice) -> std::io::Result<File> {
     OpenOptions::new().read(true).custom_flags(nix::libc::O_EXCL).open(device.node())
 }

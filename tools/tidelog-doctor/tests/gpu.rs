@@ -37,7 +37,9 @@ fn rows(machine: &Machine, arguments: &CheckArgs) -> Vec<Row> {
     let system = System { sysfs: roots.sysfs.clone(), procfs: roots.procfs.clone() };
     let sysfs = tidelog_gds::topology::Sysfs(roots.sysfs.clone());
     let pci = sysfs.pci_devices();
-    let devices = devices(&pci, &sysfs, &system, &[]);
+    let (nodes, claims) = (machine.root("dev"), machine.root("claims"));
+    let tables = tidelog_doctor::bind::Machine { sysfs, system, nodes, claims };
+    let devices = devices(&pci, &tables, &[]);
     try_all(arguments, &Advice { roots: &roots, pci: &pci, devices: &devices }).unwrap()
 }
 

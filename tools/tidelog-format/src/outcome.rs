@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use tidelog_engine::layout::SuperblockError;
-use tidelog_engine::path::DeviceOpenError;
+use tidelog_engine::path::{DeviceOpenError, DeviceSpec};
 use tidelog_engine::pool::inspect::RepairError;
 use tidelog_engine::pool::{CalibrateError, FormatError, OpenError};
 
@@ -157,6 +157,27 @@ fn failure_json(failure: &Failure) -> Value {
 const OWNED_ELSEWHERE: &str =
     "close the pool there; only if that host is gone for good: tidelog-format take-over";
 
+/// `list` looks at what the kernel shows.
+const NOT_IN_A_LIST: &str = "name every controller of one pool; `inspect` says what each has, `list` shows only the kernel's devices";
+
+/// Whether this begins with the name of a controller.
+fn is_of_spdk(device: &str) -> bool {
+    DeviceSpec::new(device).controller().is_some()
+}
+
+/// What to do about a controller that is not to be had. The error says why.
+fn help_for_controller(name: &str) -> &'static str {
+    let name = DeviceSpec::new(name).controller();
+    match name.filter(|name| name.meaningless().is_none()).map(|name| name.pci_address().is_some())
+    {
+        Some(true) => {
+            "`tidelog-doctor check` shows the controllers and who has them, `tidelog-doctor bind` hands one over"
+        }
+        Some(false) => "look whether its target is up, and lists this host (hostnqn: in the name)",
+        None => "",
+    }
+}
+
 impl From<OpenError> for Failure {
     fn from(error: OpenError) -> Self {
         let (exit, help) = match &error {
@@ -165,6 +186,15 @@ impl From<OpenError> for Failure {
                 "end that process, or use `inspect`, which only looks and needs no lock",
             ),
             OpenError::OwnedElsewhere { .. } => (Exit::Refused, OWNED_ELSEWHERE),
+            OpenError::Superblock { device, source: SuperblockError::Absent }
+                if is_of_spdk(device) =>
+            {
+                (Exit::NotAPool, NOT_IN_A_LIST)
+            }
+            OpenError::NotOnePool(what) if is_of_spdk(what) => (Exit::NotAPool, NOT_IN_A_LIST),
+            OpenError::Device(DeviceOpenError::Controller { name, .. }) => {
+                (Exit::Failed, help_for_controller(name))
+            }
             OpenError::Superblock { source: SuperblockError::Absent, .. }
             | OpenError::Device(DeviceOpenError::Missing { .. }) => {
                 (Exit::NotAPool, "`list` shows which devices carry pools")
@@ -223,6 +253,9 @@ impl From<FormatError> for Failure {
             FormatError::Device(DeviceOpenError::NoDirect { .. }) => {
                 (Exit::Failed, "add --buffered to go through the page cache")
             }
+            FormatError::Device(DeviceOpenError::Controller { name, .. }) => {
+                (Exit::Failed, help_for_controller(name))
+            }
             _ => (Exit::Failed, ""),
         };
         Self::new(exit, error.to_string(), help)
@@ -254,5 +287,26 @@ impl From<RepairError> for Failure {
                 Self::new(Exit::Failed, error.to_string(), "run `check` to see what is damaged now")
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_for_a_controller_is_about_controllers() {
+        let help = |error: OpenError| Failure::from(error).help;
+        let absent = |device: &str| {
+            help(OpenError::Superblock { device: device.into(), source: SuperblockError::Absent })
+        };
+        assert!(absent("spdk:0000:01:00.0").contains("`inspect`"));
+        assert!(absent("/dev/nvme0n1").contains("`list` shows which"));
+        let refused = |name: &str| {
+            let (name, why) = (name.into(), "it is not there".into());
+            help(OpenError::Device(DeviceOpenError::Controller { name, why }))
+        };
+        assert!(refused("spdk:0000:01:00.0").contains("tidelog-doctor bind"));
+        assert!(refused("spdk:trtype:TCP traddr:10.0.0.1").contains("hostnqn:"));
     }
 }

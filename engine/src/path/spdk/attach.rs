@@ -10,6 +10,10 @@ use std::time::{Duration, Instant};
 use tidelog_spdk_sys as sys;
 
 use super::controller::{AttachError, CONNECT, Facts, Namespace, Reach, Shared};
+use super::host::Host;
+use super::identity::Identity;
+use super::log::{Said, unheard};
+use super::sigbus::{Attaching, Registers};
 use crate::memory::ALIGNMENT;
 use crate::path::device::ControllerName;
 use crate::path::nvme::steps::Limits;
@@ -33,6 +37,10 @@ pub(super) struct Arrival {
     until: Instant,
     /// The attempt that is being made.
     attempt: Option<(NonNull<sys::spdk_nvme_probe_ctx>, Wanted)>,
+    /// As whom it is attached.
+    pub(super) host: Host,
+    /// What SPDK has said of this attempt.
+    said: Said,
 }
 
 /// How far a controller has come.
@@ -50,28 +58,52 @@ impl Arrival {
         name: ControllerName,
         answer: SyncSender<Answer>,
     ) -> Result<Self, AttachError> {
+        if let Some(word) = name.meaningless() {
+            return Err(AttachError::Name(format!(
+                "the word {word:?} in its name; write spdk:ADDRESS or spdk: and a transport id (trtype: traddr: ...), \
+                 and ns:NUMBER, hostnqn: or hostid: where wanted"
+            )));
+        }
         let transport = parse(&name)?;
         if transport.trtype == sys::SPDK_NVME_TRANSPORT_PCIE
             && let Some(why) = why_not_ours(&device_at(&text(&transport.traddr)))
         {
             return Err(AttachError::Controller(why));
         }
-        let begin = Instant::now();
-        Ok(Self { name, transport, answer, begin, until: begin + LEAVE, attempt: None })
+        let host = match reach_of(transport.trtype) {
+            Reach::Connection { .. } => Host::of(&name).map_err(AttachError::Name)?,
+            Reach::Bus | Reach::Process => Host::default(),
+        };
+        let (begin, said) = (Instant::now(), Said::default());
+        let until = begin + LEAVE;
+        Ok(Self { name, transport, answer, begin, until, attempt: None, host, said })
+    }
+
+    /// Whether this is to be a namespace of the same controller, attached as the same host.
+    pub(super) fn is_beside(&self, transport: &sys::spdk_nvme_transport_id, host: &Host) -> bool {
+        self.host == *host && is_same(&self.transport, transport)
     }
 
     /// Goes a step on.
     pub(super) fn step(mut self) -> Step {
+        let on_the_bus = reach_of(self.transport.trtype) == Reach::Bus;
+        let _faults = on_the_bus.then(Attaching::new);
+        let (transport, host) = (self.transport, &self.host);
         let (context, wanted) = match self.attempt.take() {
             Some(attempt) => attempt,
             None if Instant::now() < self.begin => return Step::Comes(self),
-            None => match Wanted::new().connect(&self.transport) {
-                Some(attempt) => attempt,
-                None => return self.failed(),
-            },
+            None => {
+                self.said = Said::default();
+                match self.said.hear(|| Wanted::new(host).connect(&transport)) {
+                    Some(attempt) => attempt,
+                    None => return self.failed(),
+                }
+            }
         };
         // SAFETY: the attempt has not ended; where this answers anything else it has, and the context is gone.
-        if unsafe { sys::spdk_nvme_probe_poll_async(context.as_ptr()) } == -libc::EAGAIN {
+        let polled =
+            self.said.hear(|| unsafe { sys::spdk_nvme_probe_poll_async(context.as_ptr()) });
+        if polled == -libc::EAGAIN {
             self.attempt = Some((context, wanted));
             return Step::Comes(self);
         }
@@ -87,10 +119,11 @@ impl Arrival {
             self.begin = now + PAUSE;
             return Step::Comes(self);
         }
-        let why = format!(
-            "SPDK cannot attach it ({}); is it there, and is no other process using it?",
-            self.name.transport()
-        );
+        let mut why = format!("SPDK cannot attach it ({})", self.name.transport());
+        why += &self.said.reason();
+        if self.said.is_empty() {
+            why += "; is it there, and is no other process using it?";
+        }
         Step::Failed(self, AttachError::Controller(why))
     }
 }
@@ -106,7 +139,7 @@ struct Slip {
 }
 
 impl Wanted {
-    fn new() -> Self {
+    fn new(host: &Host) -> Self {
         let found = std::ptr::null_mut();
         let mut slip = Box::new(Slip { options: sys::spdk_nvme_ctrlr_opts::default(), found });
         let size = size_of::<sys::spdk_nvme_ctrlr_opts>();
@@ -117,6 +150,7 @@ impl Wanted {
         // Failures are reported by us, with the tensor that they concern.
         slip.options.disable_error_logging = true;
         slip.options.fabrics_connect_timeout_us = CONNECT.as_micros() as u64;
+        host.put_into(&mut slip.options);
         Self(NonNull::from(Box::leak(slip)))
     }
 
@@ -162,12 +196,17 @@ unsafe extern "C" fn attached(
 }
 
 fn parse(name: &ControllerName) -> Result<sys::spdk_nvme_transport_id, AttachError> {
-    let meaningless = || AttachError::Name(name.transport().into());
-    let text = CString::new(name.transport()).map_err(|_| meaningless())?;
+    let mut said = Said::default();
+    let text = CString::new(name.transport())
+        .map_err(|_| AttachError::Name(format!("{:?}", name.transport())))?;
     let mut transport = sys::spdk_nvme_transport_id::default();
     // SAFETY: a transport id of zeroes is what the call wants, and the string ends.
-    let answer = unsafe { sys::spdk_nvme_transport_id_parse(&raw mut transport, text.as_ptr()) };
-    if answer == 0 { Ok(transport) } else { Err(meaningless()) }
+    let answer = said
+        .hear(|| unsafe { sys::spdk_nvme_transport_id_parse(&raw mut transport, text.as_ptr()) });
+    if answer == 0 {
+        return Ok(transport);
+    }
+    Err(AttachError::Name(format!("{:?}{}", name.transport(), said.reason())))
 }
 
 pub(super) fn reach_of(transport: sys::spdk_nvme_transport_type) -> Reach {
@@ -179,14 +218,39 @@ pub(super) fn reach_of(transport: sys::spdk_nvme_transport_type) -> Reach {
     }
 }
 
+/// Whether two transport ids name one controller.
+fn is_same(one: &sys::spdk_nvme_transport_id, other: &sys::spdk_nvme_transport_id) -> bool {
+    // SAFETY: both were filled in by SPDK. It says so of each address that is spelled in short.
+    unheard(|| unsafe {
+        sys::spdk_nvme_transport_id_compare(&raw const *one, &raw const *other) == 0
+    })
+}
+
+/// The registers of an attached controller, if it has any here.
+pub(super) fn registers(
+    handle: NonNull<sys::spdk_nvme_ctrlr>,
+    transport: &sys::spdk_nvme_transport_id,
+) -> Option<Registers> {
+    /// Those that every controller has, with its first doorbells.
+    const LEAST: u64 = 0x2000;
+    if reach_of(transport.trtype) != Reach::Bus {
+        return None;
+    }
+    // SAFETY: the controller is attached, and on the bus.
+    let start = unsafe { sys::spdk_nvme_ctrlr_get_registers(handle.as_ptr()) } as usize;
+    let all = device_at(&text(&transport.traddr)).join("resource0");
+    let bytes = std::fs::metadata(all).map_or(LEAST, |it| it.len().max(LEAST));
+    (start != 0).then(|| Registers::new(start, bytes as usize))
+}
+
 /// A text of a transport id.
-fn text(characters: &[c_char]) -> String {
+pub(super) fn text(characters: &[c_char]) -> String {
     // SAFETY: SPDK ends the texts of an id that it has filled in.
     unsafe { CStr::from_ptr(characters.as_ptr()) }.to_string_lossy().into_owned()
 }
 
 /// Where the kernel shows the PCI device at this address, which may be without a domain.
-fn device_at(address: &str) -> PathBuf {
+pub(super) fn device_at(address: &str) -> PathBuf {
     let domain = if address.matches([':', '.']).count() == 2 { "0000:" } else { "" };
     Path::new("/sys/bus/pci/devices").join(format!("{domain}{address}"))
 }
@@ -238,6 +302,10 @@ pub(super) fn describe(
     if blocks == 0 || block == 0 {
         return Err(refused("is not active".into()));
     }
+    let identity = Identity::of(handle, namespace, transport, number);
+    if let Some(name) = identity.in_kernel() {
+        return Err(AttachError::Kernel(name));
+    }
     if metadata != 0 {
         return Err(refused(format!(
             "has {metadata} bytes of metadata with each block; choose an LBA format without"
@@ -265,38 +333,10 @@ pub(super) fn describe(
         reach: reach_of(transport.trtype),
         placement: Vec::new(),
         notes: Vec::new(),
-        identity: identity(namespace, transport, number),
+        identity: identity.name(),
         endurance_group,
         namespace: Namespace(namespace),
     })
-}
-
-/// What everybody calls a namespace that has an identifier of its own, by whatever address it is reached. Those of SSDs on
-/// the bus are not asked for: some that are sold have the same for all of them, and an address there is one device's.
-fn identity(
-    namespace: NonNull<sys::spdk_nvme_ns>,
-    transport: &sys::spdk_nvme_transport_id,
-    number: u32,
-) -> String {
-    let it = namespace.as_ptr();
-    // SAFETY: the namespace belongs to the attached controller; these calls only read what was identified.
-    let (nguid, eui64, uuid) = unsafe {
-        let data = sys::spdk_nvme_ns_get_data(it);
-        let uuid = sys::spdk_nvme_ns_get_uuid(it).cast::<[u8; 16]>();
-        ((*data).nguid, (*data).eui64.to_ne_bytes(), uuid.as_ref().copied().unwrap_or_default())
-    };
-    let place = match reach_of(transport.trtype) {
-        Reach::Bus => {
-            return format!("{} ns {number}", device_at(&text(&transport.traddr)).display());
-        }
-        Reach::Connection { .. } => text(&transport.subnqn),
-        Reach::Process => text(&transport.traddr),
-    };
-    let identifiers = [("nguid", &nguid[..]), ("uuid", &uuid[..]), ("eui64", &eui64[..])];
-    match identifiers.iter().find(|(_, bytes)| bytes.iter().any(|&byte| byte != 0)) {
-        Some((kind, bytes)) => format!("{kind} {bytes:02x?}"),
-        None => format!("{place} ns {number}"),
-    }
 }
 
 #[cfg(test)]

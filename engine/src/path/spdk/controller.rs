@@ -24,10 +24,13 @@ pub struct Controller {
     claim: Option<Claim>,
 }
 
-/// What the driver calls the controller, and the lock on everything but input and output.
+/// What the driver calls the controller, and the lock on everything but input and output. Several namespaces may have it, all
+/// of one pool: a reset takes all queue pairs, and they must be one thread's.
 pub(super) struct Shared {
     handle: NonNull<sys::spdk_nvme_ctrlr>,
     admin: Mutex<()>,
+    /// The path of the pool that has it, and how many of its namespaces.
+    pool: Mutex<(u64, usize)>,
     /// Whether it could not be stopped, and so stays with this process.
     dead: AtomicBool,
 }
@@ -59,6 +62,15 @@ pub(super) struct Facts {
     pub(super) namespace: Namespace,
 }
 
+/// That a namespace's controller is one pool's, while this lives.
+pub(super) struct Joined(Arc<Controller>);
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        self.0.shared.pool.lock().unwrap_or_else(PoisonError::into_inner).1 -= 1;
+    }
+}
+
 /// How a controller reaches memory, and so how it is kept from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
@@ -86,9 +98,19 @@ pub enum AttachError {
     /// SPDK itself does not work here.
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
-    /// A share is a whole controller, and somebody in this process has it.
-    #[error("it is open in this process already; over spdk a share is whole controllers")]
+    /// Somebody in this process has it.
+    #[error("it is open in this process already; over spdk a share is whole namespaces")]
     Held,
+    /// Another pool of this process has another namespace of its controller.
+    #[error(
+        "its controller is another pool's of this process, for another namespace; over spdk all namespaces of a controller are one pool's: close that pool"
+    )]
+    OtherPool,
+    /// The kernel's driver has it by another controller or connection.
+    #[error(
+        "the kernel has its namespace, too, as {0}, by another controller or connection; unbind or disconnect that (nvme disconnect), or use it by /dev/{0}"
+    )]
+    Kernel(String),
     /// This process has it by another name.
     #[error("it is the namespace that {0} names, which this process has open; name each once")]
     Twin(String),
@@ -106,7 +128,7 @@ pub enum AttachError {
     #[error("it cannot be claimed among the processes of this host: {0}")]
     Claim(String),
     /// Its name means nothing to SPDK.
-    #[error("SPDK does not understand the transport id {0:?}")]
+    #[error("SPDK does not understand {0}")]
     Name(String),
     /// There is no such controller, or it cannot be had.
     #[error("{0}")]
@@ -166,6 +188,16 @@ impl Controller {
         self.facts.namespace.0.as_ptr()
     }
 
+    /// The entries of the largest queue that it takes.
+    pub(super) fn queue_entries(&self) -> u32 {
+        // SAFETY: the controller is attached; what its register said then is only looked at.
+        let capabilities = unsafe { sys::spdk_nvme_ctrlr_get_regs_cap(self.handle()) };
+        // SAFETY: every number is one of the register's fields.
+        let most = unsafe { capabilities.bits.mqes() };
+        // It counts from 0, and says 1 at least.
+        (most as u32 + 1).max(2)
+    }
+
     /// Whether other hosts can reach it, too.
     pub(crate) fn is_remote(&self) -> bool {
         matches!(self.facts.reach, Reach::Connection { .. })
@@ -177,6 +209,17 @@ impl Controller {
         work(self.handle())
     }
 
+    /// Makes it that of a pool's path, if it is no other's.
+    pub(super) fn join(self: &Arc<Self>, path: u64) -> Option<Joined> {
+        let mut pool = self.shared.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        if pool.1 > 0 && pool.0 != path {
+            return None;
+        }
+        *pool = (path, pool.1 + 1);
+        drop(pool);
+        Some(Joined(Arc::clone(self)))
+    }
+
     /// Says that it could not be stopped, and will stay with this process.
     pub(super) fn give_up(&self) {
         self.shared.dead.store(true, Ordering::Relaxed);
@@ -185,11 +228,21 @@ impl Controller {
 
 impl Shared {
     pub(super) fn new(handle: NonNull<sys::spdk_nvme_ctrlr>) -> Self {
-        Self { handle, admin: Mutex::new(()), dead: AtomicBool::new(false) }
+        let (pool, dead) = (Mutex::new((0, 0)), AtomicBool::new(false));
+        Self { handle, admin: Mutex::new(()), pool, dead }
+    }
+
+    /// Whether a pool has it already.
+    pub(super) fn is_of_a_pool(&self) -> bool {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner).1 > 0
     }
 
     pub(super) fn handle(&self) -> *mut sys::spdk_nvme_ctrlr {
         self.handle.as_ptr()
+    }
+
+    pub(super) fn pointer(&self) -> NonNull<sys::spdk_nvme_ctrlr> {
+        self.handle
     }
 
     pub(super) fn is_dead(&self) -> bool {
@@ -224,9 +277,10 @@ impl From<ClaimError> for AttachError {
 impl Drop for Controller {
     fn drop(&mut self) {
         let handle = self.shared.handle.as_ptr() as usize;
+        let identity = std::mem::take(&mut self.facts.identity);
         let Ok(environment) = Environment::get() else { return };
         // Waits, so that the same name can be attached again at once.
-        let _ = environment.ask(move |keeper, left| keeper.detach(handle, left));
+        let _ = environment.ask(move |keeper, left| keeper.detach(handle, &identity, left));
     }
 }
 

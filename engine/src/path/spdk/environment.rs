@@ -13,6 +13,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use tidelog_spdk_sys as sys;
 
 use super::keeper::Keeper;
+use super::log::{self, Said};
 use super::options::{EnvironmentOptions, Pages};
 use crate::memory::process::PerProcess;
 use crate::memory::{Backing, DmaPool, MemoryError};
@@ -171,16 +172,20 @@ fn initialise(options: EnvironmentOptions, huge: bool) -> Result<(), Environment
         opts_size: size_of::<sys::spdk_env_opts>(),
         ..sys::spdk_env_opts::default()
     };
+    log::listen();
+    let mut said = Said::default();
     // SAFETY: the structure has the size it says; what its strings point at outlives the call, and SPDK copies it.
-    let answer = unsafe {
-        sys::spdk_log_set_print_level(sys::SPDK_LOG_ERROR);
+    let answer = said.hear(|| unsafe {
         sys::spdk_env_opts_init(&raw mut wanted);
         wanted.name = name.as_ptr();
         wanted.core_mask = mask.as_ptr();
         wanted.no_huge = !huge;
         wanted.mem_size = (options.memory.0 >> 20).try_into().unwrap_or(i32::MAX);
-        sys::spdk_env_init(&raw const wanted)
-    };
+        let answer = sys::spdk_env_init(&raw const wanted);
+        // Nothing is shared with other processes, so DPDK's directory for that is empty, and would be left behind.
+        sys::tidelog_spdk_tidy();
+        answer
+    });
     before.restore()?;
     if answer == 0 {
         return Ok(());
@@ -190,7 +195,7 @@ fn initialise(options: EnvironmentOptions, huge: bool) -> Result<(), Environment
     } else {
         "; without huge pages it needs an IOMMU, or a path that is not PCIe"
     };
-    Err(EnvironmentError(format!("it did not start ({}){hint}", errno(answer))))
+    Err(EnvironmentError(format!("it did not start ({}){hint}{}", errno(answer), said.reason())))
 }
 
 /// SPDK's negative error numbers in words.

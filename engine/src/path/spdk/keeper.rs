@@ -9,9 +9,12 @@ use std::time::{Duration, Instant};
 
 use tidelog_spdk_sys as sys;
 
-use super::attach::{Answer, Arrival, Step, describe};
-use super::controller::{AttachError, Shared};
+use super::attach::{Answer, Arrival, Step, describe, reach_of, registers};
+use super::controller::{AttachError, Reach, Shared};
 use super::environment::Task;
+use super::host::Host;
+use super::log::unheard;
+use super::sigbus::Registers;
 use crate::path::device::ControllerName;
 
 /// How often the controllers are looked after. Nothing that they have to say by themselves is urgent, and a thread that wakes
@@ -34,17 +37,29 @@ pub(super) struct Keeper {
 pub(super) struct Attached {
     pub(super) shared: Arc<Shared>,
     pub(super) transport: sys::spdk_nvme_transport_id,
-    /// What it was called, and what its namespace is called by everybody.
-    pub(super) name: ControllerName,
-    pub(super) identity: String,
-    /// Whether its own queue has failed: a controller that was reset since is one that is to be opened anew.
-    pub(super) failed: Cell<bool>,
+    /// As whom it was attached.
+    host: Host,
+    /// Its namespaces that this process has open.
+    open: Vec<Open>,
+    /// Whether its own queue has failed, and it is reached by a connection: that is over.
+    failed: Cell<bool>,
+    /// Where its registers are, on the bus.
+    registers: Option<Registers>,
+}
+
+/// A namespace that is open.
+struct Open {
+    /// What it was called, and what everybody calls it.
+    name: ControllerName,
+    identity: String,
 }
 
 /// A controller that is being detached, and what is to be done then: somebody waits.
 struct Departure {
     context: *mut sys::spdk_nvme_detach_ctx,
     left: Option<Box<dyn FnOnce() + Send>>,
+    /// It is told to shut down by its registers.
+    _registers: Option<Registers>,
 }
 
 impl Keeper {
@@ -96,67 +111,105 @@ impl Keeper {
 
     /// Why a controller is not attached once more.
     fn why_not(&self, arrival: &Arrival) -> Option<AttachError> {
-        let is_it = |it: &&Attached| is_same(&it.transport, &arrival.transport);
-        if let Some(attached) = self.attached.iter().find(is_it) {
-            let dead = attached.shared.is_dead();
-            return Some(if dead { AttachError::Dead } else { AttachError::Held });
+        let number = arrival.name.namespace();
+        if let Some(attached) = self.attached_beside(arrival) {
+            return match &attached.shared {
+                shared if shared.is_dead() => Some(AttachError::Dead),
+                _ if attached.open.iter().any(|it| it.name.namespace() == number) => {
+                    Some(AttachError::Held)
+                }
+                shared if shared.is_of_a_pool() => Some(AttachError::OtherPool),
+                _ => None,
+            };
         }
-        let comes = self.arriving.iter().any(|it| is_same(&it.transport, &arrival.transport));
-        comes.then_some(AttachError::Held)
+        let is_it = |it: &Arrival| {
+            it.name.namespace() == number && arrival.is_beside(&it.transport, &it.host)
+        };
+        self.arriving.iter().any(is_it).then_some(AttachError::Held)
+    }
+
+    /// The controller that it is to be a namespace of, if that is attached.
+    fn attached_beside(&self, arrival: &Arrival) -> Option<&Attached> {
+        self.attached.iter().find(|it| arrival.is_beside(&it.transport, &it.host))
     }
 
     /// Takes in a controller that is there, unless it is none for us.
     fn welcome(&mut self, arrival: Arrival, handle: NonNull<sys::spdk_nvme_ctrlr>) {
-        let Arrival { name, transport, answer, .. } = arrival;
-        let facts = describe(&name, handle, &transport).and_then(|facts| {
-            match self.attached.iter().find(|it| it.identity == facts.identity) {
-                Some(twin) => Err(AttachError::Twin(twin.name.to_string())),
-                None => Ok(facts),
-            }
-        });
-        let result = match facts {
-            // Whoever asked waits for it.
-            Err(why) => {
-                return self.leave_one(handle.as_ptr(), move || drop(answer.send(Err(why))));
-            }
-            Ok(facts) => {
-                let (shared, failed) = (Arc::new(Shared::new(handle)), Cell::new(false));
-                let (identity, kept) = (facts.identity.clone(), Arc::clone(&shared));
-                self.attached.push(Attached { shared: kept, transport, name, identity, failed });
-                Ok((facts, shared))
-            }
-        };
-        let _ = answer.send(result);
+        let registers = registers(handle, &arrival.transport);
+        let shared = Arc::new(Shared::new(handle));
+        let Arrival { name, transport, answer, host, .. } = arrival;
+        let failed = Cell::new(false);
+        let kept = Arc::clone(&shared);
+        let open = Vec::new();
+        self.attached.push(Attached { shared: kept, transport, host, open, failed, registers });
+        let result = self.open(self.attached.len() - 1, name);
+        // Whoever asked waits for it.
+        let answered = move || drop(answer.send(result));
+        self.leave_if_unused(self.attached.len() - 1, answered);
     }
 
-    /// Detaches a controller, and answers when that is done.
-    pub(super) fn detach(&mut self, handle: usize, answer: SyncSender<()>) {
+    /// Opens one more namespace of a controller that is attached.
+    fn open_beside(&mut self, arrival: Arrival) {
+        let refused = self.why_not(&arrival);
+        let is_it = |it: &Attached| arrival.is_beside(&it.transport, &it.host);
+        let result = match (refused, self.attached.iter().position(is_it)) {
+            (None, Some(at)) => self.open(at, arrival.name),
+            (refused, _) => Err(refused.unwrap_or(AttachError::Held)),
+        };
+        // Whoever asked waits for it.
+        let _ = arrival.answer.send(result);
+    }
+
+    fn open(&mut self, at: usize, name: ControllerName) -> Answer {
+        let attached = &self.attached[at];
+        let facts = describe(&name, attached.shared.pointer(), &attached.transport)?;
+        let mut open = self.attached.iter().flat_map(|it| &it.open);
+        if let Some(twin) = open.find(|it| it.identity == facts.identity) {
+            return Err(AttachError::Twin(twin.name.to_string()));
+        }
+        let shared = Arc::clone(&attached.shared);
+        self.attached[at].open.push(Open { name, identity: facts.identity.clone() });
+        Ok((facts, shared))
+    }
+
+    /// Closes a namespace, and detaches its controller if that was the last one. Answers when that is done.
+    pub(super) fn detach(&mut self, handle: usize, identity: &str, answer: SyncSender<()>) {
         let is_it = |it: &Attached| it.shared.handle() as usize == handle;
         // Whoever asked waits for it.
         let left = move || answer.send(()).unwrap_or_default();
         match self.attached.iter().position(is_it) {
             Some(at) => {
-                let attached = self.attached.swap_remove(at);
-                self.leave_one(attached.shared.handle(), left);
+                self.attached[at].open.retain(|it| it.identity != identity);
+                self.leave_if_unused(at, left);
             }
             None => left(),
         }
     }
 
-    fn leave_one(
-        &mut self,
-        handle: *mut sys::spdk_nvme_ctrlr,
-        left: impl FnOnce() + Send + 'static,
-    ) {
+    fn leave_if_unused(&mut self, at: usize, left: impl FnOnce() + Send + 'static) {
+        if !self.attached[at].open.is_empty() {
+            return left();
+        }
+        let Attached { shared, registers, .. } = self.attached.swap_remove(at);
         let mut context = std::ptr::null_mut();
         // SAFETY: the controller is attached, nobody uses it any more, and no queue pair is left.
-        unsafe { sys::spdk_nvme_detach_async(handle, &raw mut context) };
-        self.leaving.push(Departure { context, left: Some(Box::new(left)) });
+        unheard(|| unsafe { sys::spdk_nvme_detach_async(shared.handle(), &raw mut context) });
+        let left: Option<Box<dyn FnOnce() + Send>> = Some(Box::new(left));
+        self.leaving.push(Departure { context, left, _registers: registers });
     }
 
     /// Takes those that come and go a step on.
     fn move_on(&mut self) {
         for arrival in std::mem::take(&mut self.arriving) {
+            if self.attached_beside(&arrival).is_some() {
+                self.open_beside(arrival);
+                continue;
+            }
+            if self.arriving.iter().any(|it| arrival.is_beside(&it.transport, &it.host)) {
+                // Another namespace of a controller that is on its way.
+                self.arriving.push(arrival);
+                continue;
+            }
             match arrival.step() {
                 Step::Comes(arrival) => self.arriving.push(arrival),
                 Step::Came(arrival, handle) => self.welcome(arrival, handle),
@@ -193,18 +246,13 @@ impl Departure {
     /// Goes a step on. Answers whether that was not the last one.
     fn goes(&mut self) -> bool {
         // SAFETY: the context is SPDK's until this answers something else. There is none where nothing is to be waited for.
-        let goes = unsafe { sys::spdk_nvme_detach_poll_async(self.context) } == -libc::EAGAIN;
+        let goes =
+            unheard(|| unsafe { sys::spdk_nvme_detach_poll_async(self.context) }) == -libc::EAGAIN;
         if !goes && let Some(left) = self.left.take() {
             left();
         }
         goes
     }
-}
-
-/// Whether two transport ids name one controller.
-fn is_same(one: &sys::spdk_nvme_transport_id, other: &sys::spdk_nvme_transport_id) -> bool {
-    // SAFETY: both were filled in by SPDK.
-    unsafe { sys::spdk_nvme_transport_id_compare(&raw const *one, &raw const *other) == 0 }
 }
 
 impl Attached {
@@ -215,9 +263,11 @@ impl Attached {
                 return 0;
             }
             // SAFETY: the controller is attached. A failure shows at its queue pairs as well.
-            unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(handle) }
+            unheard(|| unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(handle) })
         });
-        if answer.is_some_and(|answer| answer < 0) {
+        // One on the bus works again once it was reset.
+        if answer.is_some_and(|answer| answer < 0) && reach_of(self.transport.trtype) != Reach::Bus
+        {
             self.failed.set(true);
         }
     }

@@ -19,12 +19,16 @@ mod environment;
 mod exchange;
 mod flight;
 mod group;
+mod host;
+mod identity;
 mod keeper;
+mod log;
 mod options;
 mod path;
 mod peer;
 mod queue;
 mod rescue;
+mod sigbus;
 mod waiting;
 
 pub use aside::Aside;
@@ -32,6 +36,7 @@ pub use controller::{AttachError, Controller};
 pub use environment::{EnvironmentError, configure};
 pub use options::{EnvironmentOptions, Pages};
 pub use path::SpdkPath;
+pub use rescue::Rescues;
 
 use std::sync::Arc;
 
@@ -46,7 +51,7 @@ pub struct SpdkControllers(
 
 impl PathProvider for SpdkControllers {
     fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
-        let path = Box::new(Windowed::new(Box::new(SpdkPath::new(self.0, depth)?)));
+        let path = Box::new(Windowed::new(Box::new(SpdkPath::of_pool(self.0, depth)?)));
         Ok(Opened { path, why_not: Vec::new() })
     }
 }

@@ -2,15 +2,16 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::controller::{Controller, command_timeout};
+use super::controller::{AttachError, Controller, Joined, command_timeout};
 use super::ending::Polled;
 use super::environment::Environment;
 use super::flight::{Flights, Impatience};
 use super::peer::{BY_BUS_MAX, Peers, Way};
 use super::queue::{self, Queue, Sent};
-use super::rescue::Looks;
+use super::rescue::{Looks, Rescues};
 use super::waiting::Waiting;
 use crate::memory::peer::PeerRegion;
 use crate::memory::{DmaPool, MemoryError};
@@ -43,9 +44,12 @@ pub struct SpdkPath {
     waker: Waker,
     pub(super) timeout: Duration,
     pub(super) looks: Looks,
+    pub(super) rescues: Arc<Rescues>,
     polled: Polled,
     /// The device that is polled next.
     turn: usize,
+    /// Keeps their controllers from other pools.
+    joined: Vec<Joined>,
 }
 
 /// After so many empty polls the clock is looked at, and other threads of this core have their turn; after so long it
@@ -74,6 +78,15 @@ impl SpdkPath {
             .into_iter()
             .map(|controller| Queue::new(controller, depth).map_err(unavailable))
             .collect::<Result<Vec<_>, _>>()?;
+        let asked = depth;
+        let depth = queues.iter().map(Queue::depth).min().unwrap_or(asked);
+        for queue in queues.iter().filter(|queue| queue.depth() < asked) {
+            let (name, depth) = (queue.name(), queue.depth());
+            notes.push(format!(
+                "{name} takes {depth} commands at once, not {asked}: its queues have {} entries",
+                depth + 1
+            ));
+        }
         let depth = depth.saturating_mul(queues.len() as u32);
         let capabilities = Capabilities {
             kind,
@@ -94,11 +107,35 @@ impl SpdkPath {
             waker,
             timeout: command_timeout(),
             looks: Looks::new(),
+            rescues: Arc::default(),
             polled,
             turn: 0,
+            joined: Vec::new(),
             queues,
             capabilities,
         })
+    }
+
+    /// The same for a pool, which has the controllers alone: those that its devices are namespaces of.
+    pub(super) fn of_pool(
+        controllers: Vec<Arc<Controller>>,
+        depth: u32,
+    ) -> Result<Self, PathError> {
+        static PATHS: AtomicU64 = AtomicU64::new(0);
+        let number = PATHS.fetch_add(1, Ordering::Relaxed);
+        let joined: Option<Vec<Joined>> = controllers.iter().map(|it| it.join(number)).collect();
+        let joined = joined.ok_or_else(|| {
+            let reason = AttachError::OtherPool.to_string();
+            PathError::Unavailable { kind: PathKind::Spdk, reason }
+        })?;
+        let mut path = Self::new(controllers, depth)?;
+        path.joined = joined;
+        Ok(path)
+    }
+
+    /// What was done to get commands back.
+    pub fn rescues(&self) -> Arc<Rescues> {
+        Arc::clone(&self.rescues)
     }
 
     /// Lets the next `count` commands of one kind fail, or never be answered before `held` has passed: SPDK's own

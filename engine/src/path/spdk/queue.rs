@@ -13,6 +13,7 @@ use super::controller::{CONNECT, Controller, Reach};
 use super::environment::errno;
 use super::flight::{Flight, completed};
 use super::group::Group;
+use super::log::{Said, unheard};
 use super::peer::{PageLists, Peers, Way};
 use crate::memory::peer::PeerBuffer;
 use crate::memory::{Backing, DmaPool};
@@ -34,6 +35,8 @@ pub(super) struct Queue {
     /// Polls the pair, if it is a connection.
     group: Option<Group>,
     controller: Arc<Controller>,
+    /// As many commands as it takes at once.
+    depth: u32,
     state: State,
     /// Kinds of commands for which errors were injected.
     injected: Vec<u8>,
@@ -60,12 +63,16 @@ impl Queue {
     pub(super) fn new(controller: Arc<Controller>, depth: u32) -> Result<Self, String> {
         let connects = matches!(controller.facts().reach, Reach::Connection { .. });
         let group = connects.then(Group::new).transpose()?;
+        let depth = depth.min(controller.queue_entries() - 1).max(1);
         let mut options = sys::spdk_nvme_io_qpair_opts::default();
         let size = size_of::<sys::spdk_nvme_io_qpair_opts>();
+        let mut said = Said::default();
         // SAFETY: the controller is attached; SPDK fills in, and reads, as much of the structure as it is told.
-        let pair = controller.alone(|handle| unsafe {
+        let create = |handle| unsafe {
             sys::spdk_nvme_ctrlr_get_default_io_qpair_opts(handle, &raw mut options, size);
-            options.io_queue_size = options.io_queue_size.max(depth.saturating_add(1));
+            // A queue of so many entries holds one command less. More than the controller has is refused by it.
+            options.io_queue_size = options.io_queue_size.max(depth + 1);
+            options.io_queue_size = options.io_queue_size.min(controller.queue_entries());
             options.io_queue_requests =
                 options.io_queue_requests.max(depth.saturating_mul(REQUESTS_EACH));
             options.__bindgen_anon_1.delay_cmd_submit = true;
@@ -73,13 +80,16 @@ impl Queue {
             options.create_only = connects;
             options.async_mode = connects;
             sys::spdk_nvme_ctrlr_alloc_io_qpair(handle, &raw const options, size)
-        });
+        };
+        let pair = said.hear(|| controller.alone(create));
         let pair = NonNull::new(pair).ok_or_else(|| {
-            format!("{} gives no queue pair; all may be in use", controller.facts().name)
+            let name = &controller.facts().name;
+            format!("{name} gives no queue pair; all may be in use{}", said.reason())
         })?;
-        let queue = Self { pair, group, controller, state: State::Working, injected: Vec::new() };
+        let (state, injected) = (State::Working, Vec::new());
+        let queue = Self { pair, group, controller, depth, state, injected };
         if let Some(group) = &queue.group {
-            queue.connect(group)?;
+            said.hear(|| queue.connect(group)).map_err(|why| why + &said.reason())?;
         }
         Ok(queue)
     }
@@ -112,6 +122,10 @@ impl Queue {
             std::thread::yield_now();
         }
         Err(format!("{} connects no queue pair: {}", self.name(), errno(answer)))
+    }
+
+    pub(super) fn depth(&self) -> u32 {
+        self.depth
     }
 
     pub(super) fn limits(&self) -> Limits {
@@ -328,7 +342,7 @@ impl Queue {
     /// flights were abandoned.
     pub(super) fn drain(&self) {
         if !self.is_dead() {
-            self.poll(ALL);
+            unheard(|| self.poll(ALL));
         }
     }
 
@@ -371,7 +385,7 @@ impl Queue {
             Reach::Bus if self.reset() => {}
             Reach::Connection { .. } => {
                 // SAFETY: the pair is this thread's. With its connection closed nothing arrives any more.
-                unsafe { sys::spdk_nvme_ctrlr_disconnect_io_qpair(self.pair.as_ptr()) };
+                unheard(|| unsafe { sys::spdk_nvme_ctrlr_disconnect_io_qpair(self.pair.as_ptr()) });
                 self.state = State::Lost;
             }
             Reach::Bus | Reach::Process => self.give_up(),
@@ -444,12 +458,13 @@ impl Drop for Queue {
         }
         let pair = self.pair.as_ptr();
         // SAFETY: the pair is this thread's, and nothing is in flight on it (see the path's drop).
-        self.controller.alone(|handle| unsafe {
+        let free = |handle| unsafe {
             for &command in &self.injected {
                 sys::spdk_nvme_qpair_remove_cmd_error_injection(handle, pair, command);
             }
             sys::spdk_nvme_ctrlr_free_io_qpair(pair)
-        });
+        };
+        unheard(|| self.controller.alone(free));
     }
 }
 

@@ -1,6 +1,7 @@
 //! Getting back what does not come by itself: what takes too long, what is to be aborted, and what was on a controller
 //! that is lost.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tidelog_spdk_sys as sys;
@@ -16,6 +17,25 @@ const LOOK: Duration = Duration::from_millis(100);
 const POLLS: u32 = 16;
 /// How long SPDK may take to end what was on a lost queue pair.
 const LETTING_GO: Duration = Duration::from_secs(2);
+
+/// What was done to get commands back, since the path was opened: for tests, which tell an abort from a reset by it.
+#[derive(Debug, Default)]
+pub struct Rescues {
+    aborts: AtomicU32,
+    recalls: AtomicU32,
+}
+
+impl Rescues {
+    /// Operations that were aborted.
+    pub fn aborts(&self) -> u32 {
+        self.aborts.load(Ordering::Relaxed)
+    }
+
+    /// Resets of controllers, and connections that were closed.
+    pub fn recalls(&self) -> u32 {
+        self.recalls.load(Ordering::Relaxed)
+    }
+}
 
 /// Looks over all operations, by whose number their ages are told: each is one [`LOOK`] after the other, or later.
 pub(super) struct Looks {
@@ -85,6 +105,7 @@ impl SpdkPath {
     /// Gets back what is in flight on a device: one that was just lost, or does not answer.
     pub(super) fn recall(&mut self, device: usize) {
         if self.is_any_out(device) {
+            self.rescues.recalls.fetch_add(1, Ordering::Relaxed);
             self.queues[device].recall();
         }
         if self.queues[device].is_lost() && !self.queues[device].is_dead() {
@@ -137,6 +158,7 @@ impl SpdkPath {
         if flight.unsent.get().peek().is_some() {
             flight.fail(Status::Errno(libc::ECANCELED));
         }
+        self.rescues.aborts.fetch_add(1, Ordering::Relaxed);
         self.queues[device].abort(flight);
         if flight.waiting.get() {
             self.waiting.leave(device, slot);

@@ -79,7 +79,8 @@ impl Runner<'_> {
             self.take_in()?;
         }
         let durable = self.model.durable.iter().map(|(id, content)| (*id, true, *content));
-        let scratch = self.model.scratch.iter().map(|(id, content)| (u16::from(*id), false, *content));
+        let scratch =
+            self.model.scratch.iter().map(|(id, content)| (u16::from(*id), false, *content));
         let is_there = |(_, _, content): &(u16, bool, Content)| content.length > 0;
         let tensors: Vec<_> = durable.chain(scratch).filter(is_there).take(READ).collect();
         // The first byte of a tensor is on one disk. Where that is, reading it shows.
