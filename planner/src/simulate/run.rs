@@ -35,12 +35,11 @@ impl<'a> Run<'a> {
         runtime: Runtime,
         policy: Policy<'_>,
     ) -> Result<Self, SimulateError> {
-        let (budget, staging) = match policy {
-            Policy::Ideal => (UNLIMITED, Bytes(0)),
-            _ => {
-                machine.check_for(trace)?;
-                (machine.budget, machine.staging)
-            }
+        let (budget, staging) = if let Policy::Ideal = policy {
+            (UNLIMITED, Bytes(0))
+        } else {
+            machine.check_for(trace)?;
+            (machine.budget, machine.staging)
         };
         let Runtime { lookahead, handling } = runtime;
         let host_memory = machine.host.map_or(Bytes(0), |host| host.memory);
