@@ -34,6 +34,8 @@ need sfdisk fdisk
 need losetup mount
 need wipefs util-linux
 need fio fio
+# fio's job files, which tests read where they are: they are under fio's license.
+! command -v dpkg >/dev/null 2>&1 || dpkg -s fio-examples >/dev/null 2>&1 || missing+=(fio-examples)
 # For DeepSpeed's async_io, a peer of `make compare`.
 [ -e /usr/include/libaio.h ] || missing+=(libaio-dev)
 if [ ${#missing[@]} -gt 0 ]; then

@@ -54,4 +54,4 @@ macro_rules! replays {
     };
 }
 
-replays!(superblock, record, index, recovery, device, trace, plan, abi);
+replays!(superblock, record, index, recovery, device, trace, plan, machine, abi);

@@ -8,13 +8,14 @@ use crate::option::{JobOptions, apply, find};
 /// The jobs of a file's text. Options of `[global]` hold for the sections after it, on top of `base`.
 ///
 /// # Errors
-/// A line that cannot be understood, by its number.
+/// Every line that cannot be understood, by its number.
 pub fn parse(text: &str, base: &JobOptions) -> Result<Vec<JobOptions>, BenchError> {
     let mut global = base.clone();
     let mut jobs: Vec<JobOptions> = Vec::new();
     let mut section = Section::None;
     // The parser hands out one item for each line, and one more before each section and at the end.
     let mut line = 0;
+    let mut wrong: Vec<(usize, BenchError)> = Vec::new();
     for item in Parser::new(text) {
         if !matches!(item, Item::SectionEnd) {
             line += 1;
@@ -32,6 +33,11 @@ pub fn parse(text: &str, base: &JobOptions) -> Result<Vec<JobOptions>, BenchErro
             Item::Property(key, _) if key.trim_start().starts_with(['#', ';']) => {}
             Item::Property(key, None) if key.trim().is_empty() => {}
             Item::Property(key, value) => {
+                // As in fio a comment may follow anything, and begins with either sign.
+                let (key, value) = match key.find(COMMENTS) {
+                    Some(end) => (&key[..end], None),
+                    None => (key, value.map(before_comment)),
+                };
                 let target = match section {
                     Section::None => {
                         let what = "an option before any section; begin with [global] or [NAME]";
@@ -43,16 +49,28 @@ pub fn parse(text: &str, base: &JobOptions) -> Result<Vec<JobOptions>, BenchErro
                 // Alone on its line a switch is on. What is no switch says itself what it misses.
                 let is_switch = find(key.trim()).is_some_and(|spec| spec.value.is_empty());
                 let alone = if is_switch { "1" } else { "" };
-                let value = expand(value.unwrap_or(alone).trim()).map_err(within)?;
-                apply(target, key.trim(), &value).map_err(within)?;
+                let value = expand(value.unwrap_or(alone).trim());
+                let set = value.and_then(|value| apply(target, key.trim(), &value));
+                wrong.extend(set.err().map(|error| (line, error)));
             }
             Item::Comment(_) | Item::Blank | Item::SectionEnd => {}
         }
+    }
+    if !wrong.is_empty() {
+        let told = wrong.iter().map(|(line, error)| format!("line {line}: {error}"));
+        return Err(BenchError::usage(told.collect::<Vec<_>>().join("\n  ")));
     }
     if jobs.is_empty() {
         return Err(BenchError::usage("there is no job: a job is a section other than [global]"));
     }
     Ok(jobs)
+}
+
+/// What a comment begins with.
+const COMMENTS: [char; 2] = [';', '#'];
+
+fn before_comment(value: &str) -> &str {
+    value.find(COMMENTS).map_or(value, |end| &value[..end])
 }
 
 #[derive(Clone, Copy)]
@@ -107,7 +125,7 @@ mod tests {
     fn a_mistake_is_told_with_its_line() {
         for (text, line, what) in [
             ("[a]\n; fine\n\nbs=huge\n", "line 4: ", "bs=huge"),
-            ("[global]\n[a]\nthinktime=1m\n", "line 3: ", "thinktime is no option"),
+            ("[global]\n[a]\nthinktimes=1m\n", "line 3: ", "(did you mean thinktime?)"),
             ("bs=4k\n", "line 1: ", "before any section"),
             ("[a]\niodepth\n", "line 2: ", "is no number"),
             ("[a]\n[b\n", "line 2: ", "no section"),
@@ -117,6 +135,31 @@ mod tests {
             assert!(error.starts_with(line) && error.contains(what), "{text:?}: {error}");
         }
         assert!(jobs("[global]\nbs=4k\n").unwrap_err().contains("no job"));
+    }
+
+    #[test]
+    fn every_option_that_is_none_is_told_at_once_with_what_may_be_meant() {
+        let error =
+            jobs("[a]\nbz=4k\niodepht=3\n[b]\nmem=shm\nbs=4k\nzonemode=zbd\nioengine=libaio\n")
+                .unwrap_err();
+        for said in [
+            "line 2: bz is no option here",
+            "line 3: iodepht is no option here (did you mean iodepth?)",
+            "line 5: mem: memory comes from the data path",
+            "line 7: zonemode=zbd: it needs a zoned device",
+            "line 8: ioengine=libaio: this is fio's own engine",
+        ] {
+            assert!(error.contains(said), "{said}: {error}");
+        }
+        assert!(!error.contains("line 6"), "{error}");
+    }
+
+    #[test]
+    fn a_comment_may_follow_a_value_or_a_switch() {
+        let text = "[a]\nbs=8k\t; or 4k\niodepth=4 # deep\ntime_based ; yes\nruntime=2;3\n";
+        let jobs = jobs(text).unwrap();
+        assert_eq!((&jobs[0].sizes, jobs[0].iodepth), (&Sizes::One(8192), 4));
+        assert!(jobs[0].time_based && jobs[0].runtime == Some(std::time::Duration::from_secs(2)));
     }
 
     #[test]

@@ -49,8 +49,9 @@ pub fn execute(request: &Request) -> Result<Exit, BenchError> {
             "there is no job: give --name=NAME and options, or a job file; --help shows examples",
         ));
     }
-    request.jobs.iter().try_for_each(JobOptions::check)?;
-    let jobs = request.jobs.iter().map(with_plan).collect::<Result<Vec<_>, _>>()?;
+    let jobs = option::with_files(&request.jobs)?;
+    jobs.iter().try_for_each(JobOptions::check)?;
+    let jobs = jobs.iter().map(with_plan).collect::<Result<Vec<_>, _>>()?;
     if request.parse_only {
         return Ok(Exit::Clean);
     }
@@ -62,10 +63,8 @@ pub fn execute(request: &Request) -> Result<Exit, BenchError> {
     jobs.iter().try_for_each(|job| admit(job, &mut targets))?;
     let groups = groups(&jobs);
     if request.format == Format::Normal {
-        for (index, group) in groups.iter().enumerate() {
-            for job in group {
-                output::say(&report::introduction(job, index))?;
-            }
+        for job in groups.iter().flatten() {
+            output::say(&report::introduction(job, job.group))?;
         }
     }
     run::take_signals()

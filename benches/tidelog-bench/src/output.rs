@@ -117,7 +117,11 @@ impl Logs {
     pub fn write(&mut self, results: &[JobResult]) -> Result<(), BenchError> {
         for (result, logs) in results.iter().zip(&self.of_jobs) {
             for (kind, path) in logs {
-                let lines = result.recorder.timeline.as_ref().map(|it| log_lines(*kind, it));
+                let lines = result
+                    .recorder
+                    .timeline
+                    .as_ref()
+                    .map(|it| log_lines(*kind, it, result.options.logs.offsets));
                 if let Some(file) = self.files.get_mut(path) {
                     file.write(&lines.unwrap_or_default())?;
                 }

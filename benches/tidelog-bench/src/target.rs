@@ -310,6 +310,10 @@ impl Targets {
         let needed = file_size(job, target)?;
         let mode = OpenMode { buffered: !job.direct, ..OpenMode::default() };
         match target.kind {
+            TargetKind::NewFile if !job.allow_file_create => {
+                let what = format!("{} does not exist, and allow_file_create is 0", target.given);
+                return Err(BenchError::usage(what).within(&job.name));
+            }
             TargetKind::NewFile => {
                 let device = Device::create(&target.spec(), needed, false, mode)?;
                 let claim = Claim::take(&device)?;
@@ -378,7 +382,7 @@ fn file_size(job: &JobOptions, target: &Target) -> Result<ByteCount, BenchError>
     match job.size {
         Some(Amount::Bytes(size)) => {
             let each = size / job.filename.len() as u64;
-            skipped(job, target.size.0, job.numjobs - 1)
+            skipped(job, target.size.0, job.first_clone + job.numjobs - 1)
                 .and_then(|skipped| {
                     skipped.checked_add(each)?.checked_next_multiple_of(ALIGNMENT as u64)
                 })

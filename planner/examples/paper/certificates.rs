@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use std::path::Path;
 use tidelog_planner::bound::{Bound, Prices, Relaxation};
-use tidelog_planner::cost::Machine;
+use tidelog_planner::cost::{Machine, MachineError};
 use tidelog_planner::trace::Trace;
 
 /// Prices and what they are for.
@@ -18,12 +18,12 @@ pub(super) fn certificate(
     path: &Path,
     trace: &Trace,
     machine: &Machine,
-    search: impl FnOnce() -> Bound,
+    search: impl FnOnce() -> Result<Bound, MachineError>,
 ) -> Result<Certificate, super::Failure> {
     if let Some(kept) = read(path, trace, machine) {
         return Ok(kept);
     }
-    let Bound { relaxation, prices, rounds, .. } = search();
+    let Bound { relaxation, prices, rounds, .. } = search()?;
     let rounds: Vec<Value> = rounds
         .iter()
         .map(|round| json!({"instants": round.instants, "time_ns": round.time.0}))

@@ -58,7 +58,7 @@ impl Small {
         trace: &Trace,
         machine: &Machine,
     ) -> Result<(), SimulateError> {
-        let bound = lower_bound(trace, machine, EFFORT).time;
+        let bound = lower_bound(trace, machine, EFFORT)?.time;
         self.telling += u32::from(bound > trace.duration());
         let mut plans = vec![tidelog(trace, machine, tidelog::Options::default())?.0];
         for score in Score::ALL {

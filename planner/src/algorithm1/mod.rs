@@ -69,10 +69,14 @@ struct Offer {
 
 /// Plans the migrations of one iteration. The same trace and machine give the same plan, byte for
 /// byte. A plan that leaves ops over capacity is still a plan (the run time evicts on demand
-/// there); [`Expectation`] says how many and by how much.
+/// there); [`Expectation`] says how many and by how much. On a machine that [`Machine::check_for`] refuses, as every
+/// simulation then does, nothing moves in it.
 pub fn algorithm1(trace: &Trace, machine: &Machine, options: Options) -> Plan {
     let lifetimes = Lifetimes::of(trace);
     let mut planner = Planner::new(trace, machine, options, &lifetimes);
+    if machine.check_for(trace).is_err() {
+        return planner.into_plan(machine);
+    }
     let mut heap = planner.first_offers();
     while !planner.pressure.relieved() {
         let Some((_, Reverse(index))) = heap.pop() else { break };

@@ -16,7 +16,7 @@ mod relax;
 mod states;
 mod stretches;
 
-use crate::cost::Machine;
+use crate::cost::{Machine, MachineError};
 use crate::trace::Trace;
 use crate::units::Nanos;
 use ascend::{Aim, Ascent};
@@ -70,25 +70,53 @@ pub struct Bound {
 }
 
 /// Searches prices that prove a large bound.
-pub fn lower_bound(trace: &Trace, machine: &Machine, effort: Effort) -> Bound {
+///
+/// # Errors
+/// The machine cannot be, or not for this trace.
+pub fn lower_bound(
+    trace: &Trace,
+    machine: &Machine,
+    effort: Effort,
+) -> Result<Bound, MachineError> {
     with_toll(trace, machine, effort, 0.0)
 }
 
 /// The same with every byte written to SSDs costing this many nanoseconds on top.
-pub fn with_toll(trace: &Trace, machine: &Machine, effort: Effort, toll: f64) -> Bound {
+///
+/// # Errors
+/// As [`lower_bound`].
+pub fn with_toll(
+    trace: &Trace,
+    machine: &Machine,
+    effort: Effort,
+    toll: f64,
+) -> Result<Bound, MachineError> {
     search(trace, machine, effort, Aim { toll, bytes: false })
 }
 
 /// Searches prices that prove how many bytes an iteration must write to SSDs, whatever time it takes within
 /// reason: how many says [`Relaxation::written_at_least`].
-pub fn write_floor(trace: &Trace, machine: &Machine, effort: Effort) -> Bound {
+///
+/// # Errors
+/// As [`lower_bound`].
+pub fn write_floor(
+    trace: &Trace,
+    machine: &Machine,
+    effort: Effort,
+) -> Result<Bound, MachineError> {
     #[allow(clippy::cast_precision_loss, reason = "prices are searched in floating point")]
     let writing = 1e9 / machine.ssd.write.0.max(1) as f64;
     let toll = (FLOOR_TOLL * writing).min(FLOOR_TOLL_MAX);
     search(trace, machine, effort, Aim { toll, bytes: true })
 }
 
-fn search(trace: &Trace, machine: &Machine, effort: Effort, aim: Aim) -> Bound {
+fn search(
+    trace: &Trace,
+    machine: &Machine,
+    effort: Effort,
+    aim: Aim,
+) -> Result<Bound, MachineError> {
+    machine.check_for(trace)?;
     let mut instants = INSTANTS_FIRST.min(effort.instants).max(1);
     let mut rounds = Vec::new();
     let mut best: Option<Bound> = None;
@@ -111,7 +139,7 @@ fn search(trace: &Trace, machine: &Machine, effort: Effort, aim: Aim) -> Bound {
     }
     let mut bound = best.expect("the loop ran");
     bound.rounds = rounds;
-    bound
+    Ok(bound)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ const FINE: Effort = Effort { instants: 1 << 20, steps: 400 };
 #[test]
 fn without_pressure_the_bound_is_the_time_of_the_kernels() {
     let trace = training(4, 50, 80, 60);
-    let bound = lower_bound(&trace, &machine(1 << 30), FINE);
+    let bound = lower_bound(&trace, &machine(1 << 30), FINE).unwrap();
     assert_eq!(bound.time, trace.duration());
 }
 
@@ -25,7 +25,7 @@ fn what_must_come_in_takes_its_time() {
     b.ops(2, 1);
     b.uses(0, first, Access::Read);
     b.uses(1, second, Access::Read);
-    let bound = lower_bound(&b.finish(), &machine(10_000), FINE);
+    let bound = lower_bound(&b.finish(), &machine(10_000), FINE).unwrap();
     // Both are read once in an iteration.
     assert!((19_800..=20_000).contains(&bound.time.0), "{}", bound.time.0);
 }
@@ -39,7 +39,7 @@ fn a_write_overlaps_a_read_only_as_far_as_memory_allows() {
     b.uses(0, first, Access::Update);
     b.uses(1, second, Access::Update);
     let trace = b.finish();
-    let bound = lower_bound(&trace, &machine(10_000), FINE);
+    let bound = lower_bound(&trace, &machine(10_000), FINE).unwrap();
     assert!((19_800..=20_002).contains(&bound.time.0), "{}", bound.time.0);
     let (lru, _) = run_many(&trace, &machine(10_000), Policy::Lru, 50).unwrap();
     assert!(lru.0 >= 50 * bound.time.0);
@@ -48,7 +48,7 @@ fn a_write_overlaps_a_read_only_as_far_as_memory_allows() {
 #[test]
 fn prices_that_cost_more_than_time_prove_nothing() {
     let trace = training(3, 10, 10, 5);
-    let bound = lower_bound(&trace, &machine(40), FINE);
+    let bound = lower_bound(&trace, &machine(40), FINE).unwrap();
     assert_eq!(bound.relaxation.value(&bound.prices), Ok(bound.time));
     let mut prices = bound.prices.clone();
     // One byte takes one nanosecond.
@@ -123,7 +123,7 @@ fn no_policy_beats_the_bound() {
         let trace = random_trace(&mut random, 12, 8);
         let machine = tight(&trace, &mut random);
         let effort = Effort { steps: 60, ..FINE };
-        let bound = lower_bound(&trace, &machine, effort).time;
+        let bound = lower_bound(&trace, &machine, effort).unwrap().time;
         above_kernels += u32::from(bound > trace.duration());
         let plan = algorithm1(&trace, &machine, Options::default());
         let (ours, _) = tidelog(
@@ -191,6 +191,6 @@ fn no_policy_writes_less_than_the_floor() {
 }
 
 fn floor(trace: &crate::trace::Trace, machine: &crate::cost::Machine, time: Nanos) -> u64 {
-    let bound = write_floor(trace, machine, Effort { steps: 200, ..FINE });
+    let bound = write_floor(trace, machine, Effort { steps: 200, ..FINE }).unwrap();
     bound.relaxation.written_at_least(&bound.prices, time).unwrap().0
 }

@@ -1,5 +1,6 @@
 //! What moving costs: the machine's links, and when each op would run if nothing waited.
 
+pub(crate) mod check;
 mod fenwick;
 mod ledger;
 
@@ -7,6 +8,7 @@ use crate::trace::Trace;
 use crate::units::{Bandwidth, Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
+pub use check::MachineError;
 pub(crate) use fenwick::Fenwick;
 pub use ledger::Ledger;
 

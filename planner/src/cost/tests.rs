@@ -111,3 +111,61 @@ fn a_timeline_unrolls_two_iterations() {
     assert_eq!(timeline.last_beginning_by(Nanos(29), 0, 3), 1);
     assert_eq!(timeline.last_beginning_by(Nanos(30), 0, 3), 2);
 }
+
+#[test]
+fn a_figure_that_cannot_be_is_refused_by_its_name() {
+    use crate::testing::machine;
+    let refused = |change: fn(&mut Machine)| {
+        let mut machine = machine(100);
+        machine.host = Some(HostLink {
+            read: Bandwidth(5),
+            write: Bandwidth(5),
+            latency: Nanos(0),
+            memory: Bytes(10),
+        });
+        assert_eq!(machine.check(), Ok(()));
+        change(&mut machine);
+        machine.check().unwrap_err().to_string()
+    };
+    let host = |machine: &mut Machine| machine.host.as_mut().unwrap().read = Bandwidth(0);
+    for (said, change) in [
+        ("ssd.read is 0 bytes per second", (|it| it.ssd.read.0 = 0) as fn(&mut Machine)),
+        ("ssd.write is 0 bytes per second", |it| it.ssd.write.0 = 0),
+        ("verify is 0 bytes per second", |it| it.verify.0 = 0),
+        ("host.read is 0 bytes per second", host),
+        ("budget is 0 bytes", |it| it.budget.0 = 0),
+        ("staging (100 B) takes the whole budget (100 B)", |it| it.staging.0 = 100),
+        ("ssd.read is 18446744073709551615 bytes per second: more than", |it| {
+            it.ssd.read.0 = u64::MAX;
+        }),
+        ("ssd.latency_ns is 18446744073709551615 nanoseconds: more than", |it| {
+            it.ssd.latency.0 = u64::MAX;
+        }),
+    ] {
+        let found = refused(change);
+        assert!(found.starts_with(said), "{found}");
+    }
+}
+
+#[test]
+fn a_machine_on_which_a_step_would_not_end_is_refused_wherever_it_is_used() {
+    use crate::algorithm1::{Options, algorithm1};
+    use crate::bound::{Effort, lower_bound};
+    use crate::simulate::{Policy, SimulateError, simulate};
+    use crate::tidelog::{self, tidelog};
+    // Ten gigabytes and more that have to move.
+    let trace = training(4, 1 << 30, 1 << 30, 1_000_000);
+    for rates in [[0, 9, 9], [9, 0, 9], [9, 9, 0], [1, 9, 9], [9, 9, 1]] {
+        let [read, write, verify] =
+            rates.map(|rate| Bandwidth(if rate == 9 { 1 << 30 } else { rate }));
+        let machine = Machine { verify, ..crate::testing::machine(6 << 30) };
+        let machine = Machine { ssd: SsdLink { read, write, latency: Nanos(0) }, ..machine };
+        let is_refused = |found: Result<(), SimulateError>| {
+            assert!(matches!(found, Err(SimulateError::Machine(_))), "{rates:?}: {found:?}");
+        };
+        is_refused(tidelog(&trace, &machine, tidelog::Options::default()).map(drop));
+        is_refused(simulate(&trace, &machine, Policy::Lru).map(drop));
+        assert!(lower_bound(&trace, &machine, Effort::default()).is_err(), "{rates:?}");
+        assert!(algorithm1(&trace, &machine, Options::default()).rows.is_empty(), "{rates:?}");
+    }
+}

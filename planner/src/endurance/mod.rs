@@ -151,7 +151,7 @@ pub fn choices(
         throttled.ssd.write = slower;
         let mut plan = match planner(trace, &throttled) {
             Ok((plan, _)) => plan,
-            Err(SimulateError::Refused { .. }) => continue,
+            Err(SimulateError::Refused { .. } | SimulateError::Machine(_)) => continue,
             Err(other) => return Err(other),
         };
         plan.machine = *machine;

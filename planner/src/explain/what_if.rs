@@ -81,7 +81,7 @@ pub fn what_if(
                 stall: Some(simulation.stall_time()),
                 bytes: Some(simulation.bytes),
             }),
-            Err(SimulateError::Refused { .. }) => {
+            Err(SimulateError::Refused { .. } | SimulateError::Machine(_)) => {
                 Ok(WhatIf { change, time: None, stall: None, bytes: None })
             }
             Err(other) => Err(other),

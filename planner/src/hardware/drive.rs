@@ -1,6 +1,7 @@
 //! Drives by name, and what their makers promise.
 
 use super::{HardwareError, LATENCY_DEFAULT, Mix};
+use crate::cost::check;
 use crate::units::{Bandwidth, Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +12,9 @@ const KNOWN: &str = include_str!("../../drives.json");
 const WARRANTY_DAYS: f64 = 5.0 * 365.0;
 
 const TERABYTE: f64 = 1e12;
+
+/// More terabytes, or drive writes a day, than any drive is rated for.
+const RATING_MOST: f64 = 1e6;
 
 /// What a drive does when it reads and writes at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,14 +131,36 @@ impl Drives {
         }
     }
 
+    /// Whether what the file says of a drive can be. A point of `mixed` may be of one direction alone.
+    fn check(&self) -> Result<(), HardwareError> {
+        let rates = self.mixed.iter().flat_map(|point| {
+            [("drives.mixed.read", point.read), ("drives.mixed.write", point.write)]
+        });
+        for (what, rate) in rates.filter(|(_, rate)| rate.0 > 0) {
+            check::rate(what, rate)?;
+        }
+        if let Some(capacity) = self.capacity {
+            check::memory("drives.capacity", capacity)?;
+        }
+        check::latency("drives.latency_ns", self.latency_ns.unwrap_or_default())?;
+        for (what, rating) in [("drives.tbw", self.tbw), ("drives.dwpd", self.dwpd)] {
+            if let Some(value) = rating.filter(|it| !(*it > 0.0 && *it <= RATING_MOST)) {
+                return Err(HardwareError::Rating { what, value });
+            }
+        }
+        Ok(())
+    }
+
     /// One of them: what the file says goes before what the list says.
     pub fn drive(&self) -> Result<Drive, HardwareError> {
         let listed = known_drives().into_iter().find(|drive| drive.model == self.model);
         let missing = |missing| HardwareError::Drive { model: self.model.clone(), missing };
         let rate = |own: Option<Bandwidth>, listed: Option<Bandwidth>, what| {
             let rate = own.or(listed).ok_or_else(|| missing(what))?;
-            if rate.0 == 0 { Err(HardwareError::Zero { what }) } else { Ok(rate) }
+            check::rate(&format!("drives.{what}"), rate)?;
+            Ok::<_, HardwareError>(rate)
         };
+        self.check()?;
         let listed = listed.as_ref();
         let capacity = self.capacity.or_else(|| listed.and_then(|drive| drive.capacity));
         let own = endurance(self.tbw, self.dwpd, capacity);
@@ -145,8 +171,8 @@ impl Drives {
         Ok(Drive {
             model: self.model.clone(),
             capacity,
-            read: rate(self.read, listed.map(|drive| drive.read), "read rate")?,
-            write: rate(self.write, listed.map(|drive| drive.write), "write rate")?,
+            read: rate(self.read, listed.map(|drive| drive.read), "read")?,
+            write: rate(self.write, listed.map(|drive| drive.write), "write")?,
             latency: latency.unwrap_or(LATENCY_DEFAULT),
             mixed,
             endurance: own.or_else(|| listed.and_then(|drive| drive.endurance)),

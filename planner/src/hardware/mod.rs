@@ -8,7 +8,8 @@ pub mod calibrate;
 mod drive;
 mod settle;
 
-use crate::cost::{HostLink, Machine, SsdLink};
+use crate::cost::check::{self, within};
+use crate::cost::{HostLink, Machine, MachineError, SsdLink};
 use crate::units::{Bandwidth, Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
@@ -69,11 +70,18 @@ pub struct MachineFile {
 #[derive(Debug, thiserror::Error)]
 pub enum HardwareError {
     /// Not JSON, or of another shape.
-    #[error("not a machine: {0}")]
-    Json(#[from] serde_json::Error),
+    #[error("not a machine: {}{}", in_field(path), in_words(source))]
+    Json {
+        /// The field, as `ssd.read`; `.` where the file is none at all.
+        path: String,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
     /// A drive that is not in the list, and not described.
     #[error(
-        "drive {model:?} is not known, and the file does not say its {missing}; known are {}",
+        "drives.model: {model:?} is not a drive that is known{}, and the file does not give its drives.{missing}; \
+         give both drives.read and drives.write in bytes per second, or one of: {}",
+        nearest_drive(model),
         known_drives().iter().map(|drive| drive.model.as_str()).collect::<Vec<_>>().join(", ")
     )]
     Drive {
@@ -83,10 +91,15 @@ pub enum HardwareError {
         missing: &'static str,
     },
     /// A figure that cannot be.
-    #[error("{what} is 0")]
-    Zero {
+    #[error(transparent)]
+    Figure(#[from] MachineError),
+    /// A rating of drives that cannot be.
+    #[error("{what} is {value}: a rating is a number above 0 and no more than a million")]
+    Rating {
         /// Which.
         what: &'static str,
+        /// Its figure.
+        value: f64,
     },
     /// The SSDs take the whole `PCIe` link.
     #[error(
@@ -102,12 +115,14 @@ pub enum HardwareError {
 impl MachineFile {
     /// Reads a file of either kind.
     pub fn from_json(text: &str) -> Result<Self, HardwareError> {
-        let value: serde_json::Value = serde_json::from_str(text)?;
+        let value: serde_json::Value = read(text)?;
         if value.get("drives").is_none() {
             // From the text, so that an error names the line.
-            return Ok(Self { machine: serde_json::from_str(text)?, hardware: None });
+            let machine: Machine = read(text)?;
+            machine.check()?;
+            return Ok(Self { machine, hardware: None });
         }
-        let hardware: Hardware = serde_json::from_str(text)?;
+        let hardware: Hardware = read(text)?;
         Ok(Self { machine: hardware.machine(Mix::default())?, hardware: Some(hardware) })
     }
 }
@@ -117,19 +132,14 @@ impl Hardware {
     ///
     /// The SSDs go before host memory on a `PCIe` link: host memory is given what they leave.
     pub fn machine(&self, mix: Mix) -> Result<Machine, HardwareError> {
+        self.check()?;
         let drive = self.drives.drive()?;
-        for (what, figure) in [
-            ("the number of GPUs", u64::from(self.gpus)),
-            ("the number of drives", u64::from(self.drives.count)),
-            ("memory", self.memory.0),
-        ] {
-            if figure == 0 {
-                return Err(HardwareError::Zero { what });
-            }
-        }
         let (read, write) = drive.rates(mix);
         let sharing = if self.drives.shared { self.gpus } else { 1 };
-        let part = |rate: Bandwidth| rate.0 * u64::from(self.drives.count) / u64::from(sharing);
+        let part = |rate: Bandwidth| {
+            let all = u128::from(rate.0) * u128::from(self.drives.count);
+            u64::try_from(all / u128::from(sharing)).unwrap_or(u64::MAX)
+        };
         let limit = |limit: fn(&PcieLink) -> Bandwidth| {
             self.pcie.as_ref().map_or(u64::MAX, |pcie| limit(pcie).0)
         };
@@ -149,13 +159,71 @@ impl Hardware {
             }),
         };
         let Self { memory, staging, verify, .. } = *self;
-        Ok(Machine { budget: memory, staging, ssd, host, verify })
+        let machine = Machine { budget: memory, staging, ssd, host, verify };
+        machine.check()?;
+        Ok(machine)
+    }
+
+    /// Whether what the file says itself can be, by the names that it has there. The drives look at theirs.
+    fn check(&self) -> Result<(), HardwareError> {
+        const COUNT_MOST: u64 = 1_000_000;
+        within("gpus", u64::from(self.gpus), COUNT_MOST, "GPUs")?;
+        within("drives.count", u64::from(self.drives.count), COUNT_MOST, "drives")?;
+        check::memory("memory", self.memory)?;
+        check::rate("verify", self.verify)?;
+        for (what, link) in [("pcie", self.pcie), ("host", self.host.map(PcieLink::from))] {
+            let Some(link) = link else { continue };
+            check::rate(&format!("{what}.read"), link.read)?;
+            check::rate(&format!("{what}.write"), link.write)?;
+        }
+        if let Some(host) = &self.host {
+            check::latency("host.latency_ns", host.latency)?;
+        }
+        Ok(())
     }
 
     /// How many GPUs write to one set of drives.
     pub fn writers(&self) -> u32 {
         if self.drives.shared { self.gpus } else { 1 }
     }
+}
+
+impl From<HostLink> for PcieLink {
+    fn from(HostLink { read, write, .. }: HostLink) -> Self {
+        Self { read, write }
+    }
+}
+
+/// Reads JSON; an error says which field it is about.
+fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, HardwareError> {
+    let mut from = serde_json::Deserializer::from_str(text);
+    let value: T = serde_path_to_error::deserialize(&mut from).map_err(|error| {
+        let path = error.path().to_string();
+        HardwareError::Json { path, source: error.into_inner() }
+    })?;
+    from.end().map_err(|source| HardwareError::Json { path: ".".to_owned(), source })?;
+    Ok(value)
+}
+
+fn in_field(path: &str) -> String {
+    if path == "." { String::new() } else { format!("{path}: ") }
+}
+
+/// What a file can hold, not what this program stores it in.
+fn in_words(error: &serde_json::Error) -> String {
+    const WHOLE: &str = "expected a whole number that is not negative";
+    error.to_string().replace("expected u64", WHOLE).replace("expected u32", WHOLE)
+}
+
+/// The known drive that is called most like this, as a question.
+fn nearest_drive(model: &str) -> String {
+    let likeness =
+        |drive: &Drive| strsim::jaro_winkler(&drive.model.to_lowercase(), &model.to_lowercase());
+    let drives = known_drives();
+    let nearest = drives.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+    nearest
+        .filter(|drive| likeness(drive) > 0.8)
+        .map_or_else(String::new, |drive| format!(" (did you mean {:?}?)", drive.model))
 }
 
 /// What the SSDs leave of a link.

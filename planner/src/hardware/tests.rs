@@ -34,7 +34,9 @@ fn named_drives_have_rates_and_a_rating() {
     assert_eq!(daily.endurance, Some(Bytes(7_680_000_000_000 * 1825)));
     let unknown = hardware(&json!({"drives": {"model": "BigDisk", "count": 1}})).unwrap_err();
     let said = unknown.to_string();
-    assert!(said.contains("BigDisk") && said.contains("read rate") && said.contains("990 PRO 2TB"));
+    assert!(
+        said.contains("BigDisk") && said.contains("drives.read") && said.contains("990 PRO 2TB")
+    );
 }
 
 #[test]
@@ -173,5 +175,45 @@ fn a_benchmark_that_says_too_little_is_refused() {
     ] {
         let error = calibrate::drives("mine", &runs).unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
+    }
+}
+
+#[test]
+fn what_a_file_says_wrongly_is_refused_by_its_name_there() {
+    let link = |read: u64| json!({"read": read, "write": 9, "latency_ns": 9, "memory": 600});
+    let drives = |more: Value| {
+        let mut drives = json!({"model": "mine", "count": 2, "read": 900, "write": 900});
+        for (key, value) in more.as_object().unwrap() {
+            drives[key] = value.clone();
+        }
+        json!({ "drives": drives })
+    };
+    for (more, said) in [
+        (json!({"verify": 0}), "verify is 0 bytes per second"),
+        (json!({"gpus": 0}), "gpus is 0 GPUs"),
+        (json!({"memory": 0}), "memory is 0 bytes"),
+        (json!({"memory": -5}), "memory: invalid value: integer `-5`, expected a whole number"),
+        (json!({"memory": 16e9}), "memory: invalid type: floating point"),
+        (json!({"host": link(0)}), "host.read is 0 bytes per second"),
+        (json!({"pcie": {"read": 0, "write": 1}}), "pcie.read is 0 bytes per second"),
+        (drives(json!({"read": 0})), "drives.read is 0 bytes per second"),
+        (drives(json!({"count": 0})), "drives.count is 0 drives"),
+        (drives(json!({"read": u64::MAX, "count": 9})), "drives.read is 18446744073709551615"),
+        (drives(json!({"read": 1_u64 << 53, "count": 9})), "ssd.read is 81064793292668928"),
+        (drives(json!({"capacity": 0})), "drives.capacity is 0 bytes"),
+        (drives(json!({"tbw": -3.5})), "drives.tbw is -3.5: a rating is a number above 0"),
+        (drives(json!({"dwpd": 0})), "drives.dwpd is 0: a rating is a number above 0"),
+        (drives(json!({"model": "990 pro 2tb", "read": null})), "did you mean \"990 PRO 2TB\"?"),
+    ] {
+        let found = hardware(&more).unwrap_err().to_string();
+        assert!(found.contains(said), "{more}: {found}");
+    }
+    for (machine, said) in [
+        (json!({"read": 0, "write": 1, "latency_ns": 0}), "ssd.read is 0 bytes per second"),
+        (json!({"read": "fast", "write": 1, "latency_ns": 0}), "ssd.read: invalid type: string"),
+    ] {
+        let text = json!({"budget": 9, "staging": 0, "verify": 9, "ssd": machine}).to_string();
+        let found = MachineFile::from_json(&text).unwrap_err().to_string();
+        assert!(found.contains(said), "{found}");
     }
 }

@@ -6,7 +6,7 @@
 
 mod compile;
 
-use crate::cost::Machine;
+use crate::cost::{Machine, MachineError};
 use crate::residency::ScheduleError;
 use crate::trace::{Header, Identity, Trace, json};
 use crate::units::{Bandwidth, Bytes, Nanos, OpIndex};
@@ -175,8 +175,8 @@ pub enum PlanError {
     },
     /// Made from a different iteration.
     #[error(
-        "the plan was made from trace {plan:?} ({plan_fingerprint:016x}), not from {trace:?} \
-         ({trace_fingerprint:016x}): its ops or storages differ, plan again"
+        "the plan was made for the step {plan:?}, and this is {trace:?}: their kernels or tensors differ \
+         (fingerprints {plan_fingerprint:016x} and {trace_fingerprint:016x}); plan again from this trace"
     )]
     OtherTrace {
         /// The name of the plan's trace.
@@ -212,6 +212,9 @@ pub enum PlanError {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// The machine that it was made for cannot be.
+    #[error("the plan's machine: {0}")]
+    Machine(#[from] MachineError),
     /// The trace makes no schedule.
     #[error("the plan's trace makes no schedule: {0}")]
     Schedule(#[from] ScheduleError),
@@ -264,6 +267,7 @@ impl Plan {
             return Err(PlanError::Version { found: header.version });
         }
         let file: File = serde_json::from_str(text)?;
+        file.machine.check()?;
         let plan = Self {
             policy: file.policy,
             trace: file.trace,

@@ -39,8 +39,16 @@ pub struct Refusal {
     pub largest: Vec<Contributor>,
 }
 
-impl fmt::Display for Refusal {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Refusal {
+    /// The figures in words, with each storage as `name` calls it.
+    pub fn told(&self, name: impl Fn(StorageId) -> String) -> String {
+        let mut text = String::new();
+        // Nothing that is written to a string fails.
+        let _ = self.tell(&mut text, name);
+        text
+    }
+
+    fn tell(&self, out: &mut impl fmt::Write, name: impl Fn(StorageId) -> String) -> fmt::Result {
         write!(
             out,
             "{} must be in memory at once, but the budget is {}: {} that the op uses, {} of \
@@ -50,11 +58,23 @@ impl fmt::Display for Refusal {
         if self.unwritable.0 > 0 {
             write!(out, ", {} whose write failed", self.unwritable)?;
         }
-        write!(out, ", {} of staging; largest:", self.staging)?;
-        for contributor in &self.largest {
-            write!(out, " {} ({})", contributor.storage, contributor.size)?;
+        write!(out, ", {} of staging", self.staging)?;
+        for (index, contributor) in self.largest.iter().enumerate() {
+            let before = if index == 0 { "; largest:" } else { "," };
+            write!(out, "{before} {} ({})", name(contributor.storage), contributor.size)?;
         }
-        write!(out, "; the smallest budget that would do is {} bytes", self.smallest_budget.0)
+        let Self { smallest_budget, .. } = self;
+        write!(
+            out,
+            "; the smallest budget that would do is {} bytes ({smallest_budget})",
+            smallest_budget.0
+        )
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.tell(out, |storage| storage.to_string())
     }
 }
 

@@ -12,7 +12,7 @@ mod picture;
 mod run;
 mod world;
 
-use crate::cost::Machine;
+use crate::cost::{Machine, MachineError};
 use crate::plan::{Expectation, Plan, PlanError, PlannedBytes, Target};
 use crate::report::{Direction, Ending, MemorySample};
 use crate::residency::{Refusal, Stats, TransferFailure};
@@ -123,13 +123,18 @@ pub enum SimulateError {
     /// The plan does not belong to the trace.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// The machine cannot be, or not for this trace.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
     /// The budget is too small for an op, whatever is evicted.
-    #[error("{what} does not fit: {refusal}")]
+    #[error("{what} does not fit: {told}")]
     Refused {
         /// The op, or the storage that was to be made.
         what: String,
         /// The figures.
         refusal: Box<Refusal>,
+        /// The figures in words, with the trace's names.
+        told: String,
     },
     /// The residency machine reports a failed transfer; the simulator makes none fail.
     #[error("{what}: {failure}")]

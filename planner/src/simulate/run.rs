@@ -35,9 +35,11 @@ impl<'a> Run<'a> {
         runtime: Runtime,
         policy: Policy<'_>,
     ) -> Result<Self, SimulateError> {
-        let (budget, staging) = match policy {
-            Policy::Ideal => (UNLIMITED, Bytes(0)),
-            _ => (machine.budget, machine.staging),
+        let (budget, staging) = if let Policy::Ideal = policy {
+            (UNLIMITED, Bytes(0))
+        } else {
+            machine.check_for(trace)?;
+            (machine.budget, machine.staging)
         };
         let Runtime { lookahead, handling } = runtime;
         let host_memory = machine.host.map_or(Bytes(0), |host| host.memory);
@@ -181,7 +183,8 @@ impl<'a> Run<'a> {
                 Progress::Ready => return Ok(waited),
                 Progress::Waiting => {}
                 Progress::Refused(refusal) => {
-                    return Err(SimulateError::Refused { what: what(), refusal });
+                    let told = refusal.told(|id| self.world.name_of(id));
+                    return Err(SimulateError::Refused { what: what(), refusal, told });
                 }
                 Progress::Failed(failure) => {
                     return Err(SimulateError::Failed { what: what(), failure });

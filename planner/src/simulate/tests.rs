@@ -118,7 +118,7 @@ fn an_op_that_can_never_fit_is_refused_with_the_figures() {
     let trace = training(3, 100, 100, 50);
     let (op, needed) = Lifetimes::of(&trace).largest_op();
     let error = simulate(&trace, &machine(needed.0 - 1), Policy::Lru).unwrap_err();
-    let SimulateError::Refused { what, refusal } = &error else { panic!("{error}") };
+    let SimulateError::Refused { what, refusal, told: _ } = &error else { panic!("{error}") };
     assert!(what.contains(&format!("op {}", op.0)), "{what}");
     assert_eq!(refusal.smallest_budget, needed);
     assert!(simulate(&trace, &machine(needed.0), Policy::Lru).is_ok());
@@ -212,4 +212,42 @@ fn storages_from_outside_the_ops_come_and_go_each_iteration() {
     assert_eq!((ideal.time, ideal.peak), (trace.duration(), peak));
     let lru = simulate(&trace, &machine(peak.0 * 2 / 3), Policy::Lru).unwrap();
     assert!(lru.time > ideal.time);
+}
+
+#[test]
+fn a_prefetch_whose_eviction_is_still_queued_keeps_the_memory_and_the_write_goes_on() {
+    use crate::plan::{Action, Row, Target};
+    use crate::trace::Identity;
+    let mut b = Builder::default();
+    b.ops(4, 200);
+    // The first takes the link for 300 ns, so that the second's write waits behind it for long.
+    let (first, second) = (b.global("first", 300), b.global("second", 10));
+    b.uses(0, first, Access::Update);
+    b.uses(0, second, Access::Update);
+    b.uses(3, second, Access::Read);
+    let trace = b.finish();
+    let row = |name: &str, action, start, deadline| Row {
+        start: OpIndex(start),
+        deadline: OpIndex(deadline),
+        action,
+        target: Target::Ssd,
+        storage: Identity::Name(name.into()),
+    };
+    let rows = vec![
+        row("first", Action::Evict, 1, 0),
+        row("second", Action::Evict, 1, 2),
+        row("second", Action::Prefetch, 2, 3),
+    ];
+    let machine = machine(320);
+    let plan = Plan::new("made", &trace, &machine, rows, Expectation::default());
+    let found = simulate(&trace, &machine, Policy::Planned(&plan)).unwrap();
+    let of = |storage, direction| {
+        let all = found.transfers.iter();
+        all.filter(move |it| it.storage == storage && it.direction == direction)
+    };
+    assert_eq!(of(second, Direction::In).count(), 0, "it never left, so nothing is read");
+    assert!(of(second, Direction::Out).any(|it| it.ending == Ending::Moved), "{found:?}");
+    assert!(found.stalls.iter().all(|stall| stall.op != OpIndex(3)), "{:?}", found.stalls);
+    // The memory that the plan counts as free from op 2 on never was.
+    assert!(found.memory.iter().all(|sample| sample.resident.0 + sample.moving.0 >= 10));
 }

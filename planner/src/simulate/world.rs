@@ -85,6 +85,11 @@ impl<'a> World<'a> {
         }
     }
 
+    /// What people call the storage that an instance is of.
+    pub(super) fn name_of(&self, id: StorageId) -> String {
+        self.trace.label(self.instance(id).storage)
+    }
+
     pub(super) fn instance(&self, id: StorageId) -> &Instance {
         &self.instances[id.0 as usize]
     }

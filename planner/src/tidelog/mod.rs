@@ -188,6 +188,7 @@ pub fn tidelog(
     machine: &Machine,
     options: Options,
 ) -> Result<(Plan, Simulation), SimulateError> {
+    machine.check_for(trace)?;
     let best = Search::run(trace, machine, options)?.best(options.goal);
     match options.goal {
         Goal::Time => trials::improve(trace, machine, best, options),
@@ -205,6 +206,7 @@ pub fn frontier(
     machine: &Machine,
     options: Options,
 ) -> Result<Vec<(Plan, Simulation)>, SimulateError> {
+    machine.check_for(trace)?;
     let options = Options { goal: Goal::Wear, ..options };
     Ok(Search::run(trace, machine, options)?.fastest_first())
 }
@@ -292,7 +294,7 @@ impl<'a> Search<'a> {
             Goal::Wear => &rounding::TOLLS[..],
         };
         for toll in tolls {
-            let rounding = Rounding::new(self.trace, self.machine, lifetimes, *toll);
+            let rounding = Rounding::new(self.trace, self.machine, lifetimes, *toll)?;
             self.replan(|guess, queues_percent| rounding.rows(guess, queues_percent))?;
         }
         Ok(())

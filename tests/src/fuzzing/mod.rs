@@ -27,7 +27,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "superblock", run: superblock::run },
     Target { name: "record", run: index::run_record },
     Target { name: "index", run: index::run_checkpoint },
@@ -35,6 +35,7 @@ pub const TARGETS: [Target; 8] = [
     Target { name: "device", run: device::run },
     Target { name: "trace", run: planner::run_trace },
     Target { name: "plan", run: planner::run_plan },
+    Target { name: "machine", run: planner::run_machine },
     Target { name: "abi", run: abi::run },
 ];
 

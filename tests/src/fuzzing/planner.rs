@@ -1,9 +1,12 @@
 //! Trace files and plan files, and what is made of those that are accepted.
 
 use tidelog_planner::algorithm1::{Options, algorithm1};
+use tidelog_planner::bound::{Effort, lower_bound};
 use tidelog_planner::cost::{Machine, SsdLink};
+use tidelog_planner::hardware::{MachineFile, Mix};
 use tidelog_planner::plan::{Plan, compile};
 use tidelog_planner::simulate::{Policy, SimulateError, simulate};
+use tidelog_planner::tidelog::{self, tidelog};
 use tidelog_planner::trace::{
     Access, Birth, Death, Identity, Kind, Op, PlanStorage, Storage, Trace, Use,
 };
@@ -55,6 +58,52 @@ pub(super) fn run_plan(bytes: &[u8]) {
             refuse_bugs(simulate(&trace, &machine, Policy::Planned(&plan)).map(drop));
         }
     }
+}
+
+/// A machine file's text, and everything that is made for what it describes.
+pub(super) fn run_machine(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let file = match MachineFile::from_json(text) {
+        Ok(file) => file,
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    let trace = trace();
+    let effort = Effort { instants: 4, steps: 4 };
+    let mixes = [0, 500, 1000].map(|part| Mix {
+        read_met_per_mille: part,
+        write_met_per_mille: part,
+        read_share_per_mille: 1000 - part,
+    });
+    let settled = mixes.iter().filter_map(|mix| file.hardware.as_ref()?.machine(*mix).ok());
+    for machine in settled.chain([file.machine]) {
+        let known = machine.check_for(&trace);
+        assert_eq!(lower_bound(&trace, &machine, effort).is_ok(), known.is_ok());
+        refuse_bugs(simulate(&trace, &machine, Policy::Lru).map(drop));
+        let few = tidelog::Options { trials: 0, planned: 0, ..tidelog::Options::default() };
+        refuse_bugs(tidelog(&trace, &machine, few).map(drop));
+        let plan = algorithm1(&trace, &machine, Options::default());
+        refuse_bugs(simulate(&trace, &machine, Policy::Planned(&plan)).map(drop));
+    }
+}
+
+/// Machine files to begin with: of either kind, with everything that each may say.
+pub(super) fn machines() -> [(&'static str, &'static str); 2] {
+    [
+        (
+            "machine",
+            r#"{"budget": 350, "staging": 10, "verify": 1000000000,
+ "ssd": {"read": 1000000000, "write": 500000000, "latency_ns": 5},
+ "host": {"read": 900000000, "write": 900000000, "latency_ns": 3, "memory": 200}}"#,
+        ),
+        (
+            "rack",
+            r#"{"name": "two", "gpus": 2, "memory": 350, "staging": 10, "verify": 1000000000,
+ "drives": {"model": "990 PRO 2TB", "count": 8, "shared": true, "read": 500000000, "write": 400000000,
+  "latency_ns": 7, "capacity": 1000000, "mixed": [{"read": 300000000, "write": 200000000}], "tbw": 600.5},
+ "pcie": {"read": 5000000000, "write": 5000000000},
+ "host": {"read": 900000000, "write": 900000000, "latency_ns": 3, "memory": 200}}"#,
+        ),
+    ]
 }
 
 /// A budget may be too small, and a plan for something else. What the machine calls a bug is one.

@@ -48,6 +48,9 @@ pub fn seeds() -> Vec<Seed> {
     add("index", "payload", &[1, 2], &payload(&puts));
     add("trace", "two-layers", &[], planner::trace().to_json().as_bytes());
     add("plan", "two-layers", &[], planner::plan().to_json().as_bytes());
+    for (name, text) in planner::machines() {
+        add("machine", name, &[], text.as_bytes());
+    }
     // The rest reads its input word by word as decisions: any bytes are a good beginning.
     for target in ["record", "index", "recovery", "device", "abi"] {
         for seed in 0..12 {

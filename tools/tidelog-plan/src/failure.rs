@@ -1,6 +1,7 @@
 //! Why nothing came out, and the exit code that says so.
 
 use std::process::ExitCode;
+use tidelog_planner::cost::MachineError;
 use tidelog_planner::hardware::calibrate::CalibrateError;
 use tidelog_planner::hardware::{HardwareError, SettleError};
 use tidelog_planner::plan::PlanError;
@@ -37,14 +38,18 @@ pub(crate) enum Failure {
     Read { file: String, source: std::io::Error },
     #[error("{file}: {source}")]
     Trace { file: String, source: TraceError },
-    #[error("{file} is {source}; see tidelog-plan --help")]
+    #[error("{file}: {source}; tidelog-plan --help shows what a machine file looks like")]
     Machine { file: String, source: HardwareError },
     #[error("{file}: {source}")]
     Plan { file: String, source: PlanError },
     #[error("{file}: {source}")]
     Calibrate { file: String, source: CalibrateError },
-    #[error("this machine cannot run the trace: {0}")]
-    Simulate(#[from] SimulateError),
+    #[error(
+        "the trace's step cannot run on this machine: {0}; give the machine more memory, or record a smaller step"
+    )]
+    Memory(SimulateError),
+    #[error("{0}")]
+    Simulate(SimulateError),
     #[error("{0}")]
     Hardware(#[from] HardwareError),
     #[error("{0}")]
@@ -59,11 +64,26 @@ pub(crate) enum Failure {
     Output(std::io::Error),
 }
 
+impl From<SimulateError> for Failure {
+    fn from(error: SimulateError) -> Self {
+        match error {
+            SimulateError::Refused { .. } => Self::Memory(error),
+            other => Self::Simulate(other),
+        }
+    }
+}
+
+impl From<MachineError> for Failure {
+    fn from(error: MachineError) -> Self {
+        Self::Simulate(error.into())
+    }
+}
+
 impl From<SettleError> for Failure {
     fn from(error: SettleError) -> Self {
         match error {
             SettleError::Hardware(error) => Self::Hardware(error),
-            SettleError::Simulate(error) => Self::Simulate(error),
+            SettleError::Simulate(error) => error.into(),
         }
     }
 }
@@ -78,7 +98,7 @@ impl Failure {
             | Self::Calibrate { .. }
             | Self::Hardware(_)
             | Self::Simulate(SimulateError::Plan(_)) => Exit::Unusable,
-            Self::Simulate(_) => Exit::DoesNotRun,
+            Self::Memory(_) | Self::Simulate(_) => Exit::DoesNotRun,
             Self::NotFound(_) => Exit::NotFound,
             Self::Recorder(_) => Exit::Recorder,
             Self::Usage(_) => Exit::Usage,

@@ -4,6 +4,7 @@ use crate::cli::{Inputs, Policy, Source};
 use crate::failure::Failure;
 use std::path::Path;
 use tidelog_planner::algorithm1::{Options, Score, algorithm1};
+use tidelog_planner::bound::{Effort, lower_bound};
 use tidelog_planner::cost::Machine;
 use tidelog_planner::explain::Case;
 use tidelog_planner::hardware::{Hardware, MachineFile, settle};
@@ -11,6 +12,7 @@ use tidelog_planner::plan::Plan;
 use tidelog_planner::simulate::{self, SimulateError, Simulation, simulate, with_expectations};
 use tidelog_planner::tidelog::{self, tidelog};
 use tidelog_planner::trace::Trace;
+use tidelog_planner::units::Nanos;
 
 /// Who makes plans, under the names that plans carry.
 pub(crate) const PLANNERS: [(&str, Policy); 4] = [
@@ -25,6 +27,8 @@ pub(crate) struct Step {
     pub(crate) trace: Trace,
     pub(crate) machine: Machine,
     pub(crate) hardware: Option<Hardware>,
+    /// What the machine file says, before a plan settled on rates.
+    pub(crate) file: MachineFile,
     pub(crate) policy: Policy,
     pub(crate) plan: Option<Plan>,
     pub(crate) simulation: Simulation,
@@ -33,20 +37,32 @@ pub(crate) struct Step {
 impl Step {
     /// Reads, plans where no plan is given, and simulates.
     pub(crate) fn read(inputs: &Inputs, source: &Source) -> Result<Self, Failure> {
-        let (trace, MachineFile { machine, hardware }) = read(inputs)?;
+        let (trace, file) = read(inputs)?;
+        let MachineFile { machine, hardware } = file.clone();
         let policy = source.policy;
         if let Some(path) = &source.plan {
-            let file = path.display().to_string();
-            let plan = Plan::from_json(&text_of(path)?)
-                .map_err(|source| Failure::Plan { file, source })?;
-            let simulation = simulate(&trace, &machine, simulate::Policy::Planned(&plan))?;
+            let name = path.display().to_string();
+            let wrong = |source| Failure::Plan { file: name.clone(), source };
+            let plan = Plan::from_json(&text_of(path)?).map_err(wrong)?;
+            let simulation = match simulate(&trace, &machine, simulate::Policy::Planned(&plan)) {
+                Err(SimulateError::Plan(source)) => return Err(wrong(source)),
+                simulated => simulated?,
+            };
             let named = PLANNERS.into_iter().find(|(name, _)| *name == plan.policy);
             let policy = named.map_or(Policy::Tidelog, |(_, policy)| policy);
-            return Ok(Self { trace, machine, hardware, policy, plan: Some(plan), simulation });
+            return Ok(Self {
+                trace,
+                machine,
+                hardware,
+                file,
+                policy,
+                plan: Some(plan),
+                simulation,
+            });
         }
         if policy == Policy::Lru {
             let simulation = simulate(&trace, &machine, simulate::Policy::Lru)?;
-            return Ok(Self { trace, machine, hardware, policy, plan: None, simulation });
+            return Ok(Self { trace, machine, hardware, file, policy, plan: None, simulation });
         }
         let planner = planner(policy);
         let (machine, plan, simulation) = if let Some(hardware) = &hardware {
@@ -55,7 +71,7 @@ impl Step {
             let (plan, simulation) = planner(&trace, &machine)?;
             (machine, plan, simulation)
         };
-        Ok(Self { trace, machine, hardware, policy, plan: Some(plan), simulation })
+        Ok(Self { trace, machine, hardware, file, policy, plan: Some(plan), simulation })
     }
 
     pub(crate) fn case(&self) -> Case<'_> {
@@ -96,11 +112,21 @@ pub(crate) fn planner(
     }
 }
 
+/// What no policy beats on this machine. Reads and writes are taken not to slow each other: drives whose do are slower
+/// yet. Every command that tells a bound takes it from here, so that all tell one.
+pub(crate) fn bound(trace: &Trace, file: &MachineFile) -> Result<Nanos, Failure> {
+    Ok(lower_bound(trace, &file.machine, Effort::default())?.time)
+}
+
 pub(crate) fn read(inputs: &Inputs) -> Result<(Trace, MachineFile), Failure> {
     let file = inputs.trace.display().to_string();
     let trace = Trace::from_json(&text_of(&inputs.trace)?)
         .map_err(|source| Failure::Trace { file, source })?;
-    Ok((trace, read_machine(&inputs.machine)?))
+    let machine = read_machine(&inputs.machine)?;
+    let file = inputs.machine.display().to_string();
+    let checked = machine.machine.check_for(&trace);
+    checked.map_err(|error| Failure::Machine { file, source: error.into() })?;
+    Ok((trace, machine))
 }
 
 pub(crate) fn read_machine(path: &Path) -> Result<MachineFile, Failure> {

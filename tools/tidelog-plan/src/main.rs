@@ -4,6 +4,7 @@ mod cli;
 mod command;
 mod failure;
 mod inputs;
+mod progress;
 
 use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
             return if error.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS };
         }
     };
+    progress::tell_what_takes_long();
     match run(&cli).and_then(|text| print(text.as_bytes())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

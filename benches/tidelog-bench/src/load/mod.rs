@@ -1,9 +1,11 @@
 //! Which bytes come next: order, sizes, and the stamps that tell right bytes from wrong ones.
 
+mod lfsr;
 mod permutation;
 mod stamp;
 mod stream;
 
+pub use lfsr::Lfsr;
 pub use permutation::Permutation;
 pub use stamp::{BadBlock, Origin, STAMP_BYTES, check, stamp};
-pub use stream::{Place, Stream, Window};
+pub use stream::{Place, Stream, Way, Window};

@@ -1,7 +1,8 @@
 //! The order in which a job visits its files.
 
+use super::lfsr::Lfsr;
 use super::permutation::Permutation;
-use crate::option::Sizes;
+use crate::option::{Distribution, Draw, JobOptions, Sizes};
 
 /// The part of one file that a job works on, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub struct Stream {
     /// The file whose turn it is.
     turn: usize,
     done: Vec<Done>,
+    /// Whether the first operation of all goes to the beginning although the others come from the end, as fio's does.
+    leads: Vec<bool>,
 }
 
 /// What had its turn in one file.
@@ -48,27 +51,93 @@ enum Order {
     Sequential,
     /// Every block once.
     Map(Vec<Permutation>),
+    /// Every block once, by shift registers.
+    Shifted(Vec<Lfsr>),
     /// As chance has it.
     Free,
+    /// As chance has it, and not everywhere alike: of each file.
+    Skewed(Vec<Draw>),
+    /// With a stride, which may be negative, from one operation to the next.
+    Stepping {
+        stride: i64,
+        first: i64,
+    },
+    /// The first `size` bytes of every `every` bytes.
+    Strided {
+        size: u64,
+        every: u64,
+    },
+}
+
+/// In which order a job goes through its files.
+#[derive(Clone, Debug)]
+pub struct Way {
+    /// As chance has it.
+    pub random: bool,
+    /// Each block has its turn before any comes again, which takes blocks of one size.
+    pub map: bool,
+    /// That order comes of a shift register.
+    pub lfsr: bool,
+    /// Where chance leads.
+    pub distribution: Distribution,
+    /// What comes between operations that are not random.
+    pub add: i64,
+    /// Only the first bytes of each so many: how many, of how many.
+    pub strided: Option<(u64, u64)>,
+    /// Decides everything random.
+    pub seed: u64,
+}
+
+impl Way {
+    /// As a job asks for.
+    pub fn of(job: &JobOptions, seed: u64) -> Self {
+        let zone = job.zonerange.max(job.zonesize);
+        Self {
+            random: job.load.random,
+            map: !job.norandommap,
+            lfsr: job.lfsr,
+            distribution: job.distribution.clone(),
+            add: job.load.add,
+            strided: job.strided.then(|| (job.zonesize, zone + job.zoneskip)),
+            seed,
+        }
+    }
 }
 
 impl Stream {
-    /// A pass over `windows`. `random` says whether in random order, `map` whether each block has its turn
-    /// before any comes again, which takes blocks of one size.
-    pub fn new(windows: Vec<Window>, sizes: Sizes, random: bool, map: bool, seed: u64) -> Self {
+    /// A pass over `windows`.
+    pub fn new(windows: Vec<Window>, sizes: Sizes, way: Way) -> Self {
+        let Way { random, map, lfsr, distribution, add, strided, seed } = way;
+        let seeds = windows.iter().zip(seed..);
+        let unit = sizes.least();
         let order = match (&sizes, random) {
-            (_, false) => Order::Sequential,
-            (Sizes::One(size), true) if map => {
-                let maps = windows.iter().zip(seed..);
-                Order::Map(
-                    maps.map(|(it, seed)| Permutation::new(it.length / size, seed)).collect(),
-                )
+            (_, true) if distribution != Distribution::Even => {
+                let draw = |(it, seed): (&Window, u64)| {
+                    Draw::new(&distribution, it.length / unit, unit, seed)
+                };
+                Order::Skewed(seeds.filter_map(draw).collect())
             }
+            (_, false) if add != 0 => {
+                let stride = unit.cast_signed() + add;
+                Order::Stepping { stride, first: if stride < 0 { add } else { 0 } }
+            }
+            (_, false) => match strided {
+                Some((size, every)) => Order::Strided { size, every },
+                None => Order::Sequential,
+            },
+            (Sizes::One(size), true) if lfsr => {
+                Order::Shifted(seeds.map(|(it, seed)| Lfsr::new(it.length / size, seed)).collect())
+            }
+            (Sizes::One(size), true) if map => Order::Map(
+                seeds.map(|(it, seed)| Permutation::new(it.length / size, seed)).collect(),
+            ),
             (_, true) => Order::Free,
         };
+        let is_backwards = matches!(order, Order::Stepping { stride, .. } if stride < 0);
+        let leads = windows.iter().map(|it| is_backwards && it.start == 0).collect();
         let done = vec![Done::default(); windows.len()];
         let random = fastrand::Rng::with_seed(seed);
-        Self { windows, sizes, order, seed, random, turn: 0, done }
+        Self { windows, sizes, order, seed, random, turn: 0, done, leads }
     }
 
     /// Begins the same pass again.
@@ -76,6 +145,9 @@ impl Stream {
         self.random = fastrand::Rng::with_seed(self.seed);
         self.turn = 0;
         self.done.fill(Done::default());
+        if let Order::Shifted(registers) = &mut self.order {
+            registers.iter_mut().for_each(Lfsr::rewind);
+        }
     }
 
     /// The next place; `None` at the end of the pass.
@@ -94,19 +166,51 @@ impl Stream {
     fn next_in(&mut self, file: usize, length: u64) -> Option<u64> {
         let Window { start, length: whole } = self.windows[file];
         let Done { bytes, operations } = self.done[file];
+        if std::mem::take(&mut self.leads[file]) {
+            return Some(start);
+        }
         // Whatever does not fit behind what is done is left out, as there are no shorter operations.
         if whole - bytes < length {
             return None;
         }
-        self.done[file] = Done { bytes: bytes + length, operations: operations + 1 };
-        let within = match &self.order {
+        let within = match &mut self.order {
             Order::Sequential => bytes,
             Order::Map(maps) => maps[file].at(operations) * length,
+            Order::Shifted(registers) => registers[file].advance() * length,
             Order::Free => {
                 let step = self.sizes.least();
                 step * self.random.u64(0..=(whole - length) / step)
             }
+            Order::Skewed(draws) => {
+                let step = self.sizes.least();
+                (step * draws[file].next(&mut self.random)).min((whole - length) / step * step)
+            }
+            Order::Stepping { stride, first } => {
+                // As in fio: forwards from the beginning, backwards from the end.
+                let origin = if *stride < 0 { whole.cast_signed() + *first } else { 0 };
+                let at = u64::try_from(origin + *stride * operations.cast_signed()).ok();
+                let Some(at) = at.filter(|at| at.saturating_add(length) <= whole) else {
+                    // Nothing comes any more in this pass.
+                    self.done[file].bytes = whole;
+                    return None;
+                };
+                at
+            }
+            Order::Strided { size, every } => {
+                let (size, every) = (*size, *every);
+                let (zone, mut within) = (bytes / every, bytes % every);
+                let mut at = zone * every;
+                if within + length > size {
+                    (at, within) = (at + every, 0);
+                }
+                if at + within + length > whole {
+                    return None;
+                }
+                self.done[file] = Done { bytes: at + within + length, operations: operations + 1 };
+                return Some(start + at + within);
+            }
         };
+        self.done[file] = Done { bytes: bytes + length, operations: operations + 1 };
         Some(start + within)
     }
 }
@@ -119,13 +223,68 @@ mod tests {
         vec![Window { start: 8192, length: 40960 }, Window { start: 0, length: 20480 }]
     }
 
+    fn way(random: bool, seed: u64) -> Way {
+        let job = JobOptions::default();
+        Way { random, ..Way::of(&job, seed) }
+    }
+
+    fn offsets(way: Way) -> Vec<u64> {
+        let windows = vec![Window { start: 0, length: 40960 }];
+        let mut stream = Stream::new(windows, Sizes::One(4096), way);
+        pass(&mut stream);
+        stream.rewind();
+        let places = pass(&mut stream);
+        stream.rewind();
+        assert_eq!(pass(&mut stream), places);
+        places.iter().map(|it| it.offset / 4096).collect()
+    }
+
+    #[test]
+    fn an_offset_between_operations_makes_holes_or_goes_backwards_as_in_fio() {
+        let add = |add| offsets(Way { add, ..way(false, 0) });
+        assert_eq!(add(8192), [0, 3, 6, 9]);
+        assert_eq!(add(-8192), [8, 7, 6, 5, 4, 3, 2, 1, 0]);
+        // fio 3.33's own log of rw=read:-8k over ten blocks begins so.
+        let windows = vec![Window { start: 0, length: 40960 }];
+        let mut stream =
+            Stream::new(windows, Sizes::One(4096), Way { add: -8192, ..way(false, 0) });
+        let first: Vec<u64> = pass(&mut stream)[..3].iter().map(|it| it.offset / 4096).collect();
+        assert_eq!(first, [0, 8, 7]);
+    }
+
+    #[test]
+    fn a_shift_register_gives_every_block_its_turn_in_each_pass() {
+        let mut blocks = offsets(Way { lfsr: true, ..way(true, 5) });
+        assert!(!blocks.is_sorted());
+        blocks.sort_unstable();
+        assert!(blocks.into_iter().eq(0..10));
+    }
+
+    #[test]
+    fn a_part_of_each_zone_is_worked_on() {
+        let strided = Some((8192, 16384));
+        assert_eq!(offsets(Way { strided, ..way(false, 0) }), [0, 1, 4, 5, 8, 9]);
+    }
+
+    #[test]
+    fn a_skewed_pass_stays_in_its_window() {
+        for text in ["zipf:0.8", "pareto:0.3", "normal:20", "zoned:90/10:10/90"] {
+            let distribution = Distribution::read(text, crate::option::value::KbBase::Compatible);
+            let found = offsets(Way { distribution: distribution.unwrap(), ..way(true, 3) });
+            assert!(
+                found.len() == 10 && found.iter().all(|block| *block < 10),
+                "{text}: {found:?}"
+            );
+        }
+    }
+
     fn pass(stream: &mut Stream) -> Vec<Place> {
         std::iter::from_fn(|| stream.advance()).collect()
     }
 
     #[test]
     fn files_take_turns_until_each_is_done() {
-        let mut stream = Stream::new(windows(), Sizes::One(4096), false, true, 0);
+        let mut stream = Stream::new(windows(), Sizes::One(4096), way(false, 0));
         let places = pass(&mut stream);
         assert_eq!(places.len(), 15);
         let first: Vec<(usize, u64)> = places[..4].iter().map(|it| (it.file, it.offset)).collect();
@@ -135,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_random_pass_covers_every_block_once_and_rewinds_to_itself() {
-        let mut stream = Stream::new(windows(), Sizes::One(4096), true, true, 3);
+        let mut stream = Stream::new(windows(), Sizes::One(4096), way(true, 3));
         let places = pass(&mut stream);
         stream.rewind();
         assert_eq!(pass(&mut stream), places);
@@ -150,7 +309,7 @@ mod tests {
     fn no_place_reaches_beyond_its_window() {
         let sizes = [Sizes::Range(4096..=16384), Sizes::Split(vec![(4096, 50), (8192, 50)])];
         for (sizes, random) in sizes.into_iter().flat_map(|it| [(it.clone(), true), (it, false)]) {
-            let mut stream = Stream::new(windows(), sizes, random, true, 9);
+            let mut stream = Stream::new(windows(), sizes, way(random, 9));
             let places = pass(&mut stream);
             assert!(places.len() > 4);
             for Place { file, offset, length } in places {

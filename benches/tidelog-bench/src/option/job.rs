@@ -7,11 +7,13 @@ use tidelog_engine::memory::ALIGNMENT;
 use tidelog_engine::path::{DEVICES_MAX, DeviceSpec, PathChoice};
 use tidelog_engine::units::ByteCount;
 
+use super::distribution::Distribution;
 use super::load::Load;
 use super::logs::Logs;
 use super::sizes::Sizes;
 use super::value::{Amount, KbBase, Nodes};
 use crate::exit::BenchError;
+use crate::run::Member;
 use crate::workload::Workload;
 
 /// The data path of a job.
@@ -93,6 +95,17 @@ pub enum Level {
     Log,
 }
 
+/// What ends with a job that says `exitall`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitWhat {
+    /// Jobs that are reported with it.
+    Group,
+    /// Jobs that run beside it.
+    Stonewall,
+    /// Those, and those to come.
+    All,
+}
+
 /// One job.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches, as in fio")]
@@ -143,6 +156,68 @@ pub struct JobOptions {
     pub direct: bool,
     /// Part of a mix that reads, in percent.
     pub rwmixread: u8,
+    /// Bytes in a second at least, of reads, writes and trims, averaged over `rate_cycle`.
+    pub rate_min: [Option<u64>; 3],
+    /// See `rate_min`.
+    pub rate_cycle: Duration,
+    /// Whether operations that are held back come as chance has it, and not at even distances.
+    pub poisson: bool,
+    /// How long it waits after each `thinktime_blocks` operations.
+    pub thinktime: Duration,
+    /// See `thinktime`.
+    pub thinktime_blocks: u64,
+    /// Its part of the operations of all jobs with its `flow_id`; 0 if it does not look at them.
+    pub flow: u64,
+    /// See `flow`.
+    pub flow_id: u64,
+    /// How long it waits when it is ahead of its part.
+    pub flow_sleep: Duration,
+    /// The latency at which the largest depth is looked for, up to `iodepth`.
+    pub latency_target: Option<Duration>,
+    /// How long each depth is tried.
+    pub latency_window: Duration,
+    /// How many operations keep to the target, in percent.
+    pub latency_percentile: f64,
+    /// Whether other threads shall submit; `None` if it does not matter.
+    pub offload: Option<bool>,
+    /// Where random operations go.
+    pub distribution: Distribution,
+    /// Whether random blocks come in the order of a shift register.
+    pub lfsr: bool,
+    /// Whether random numbers are those of `randseed`, and not others each time.
+    pub randrepeat: bool,
+    /// What names stand in.
+    pub directory: Option<String>,
+    /// How many files it has where none is named.
+    pub nrfiles: u32,
+    /// Bytes of each file.
+    pub filesize: Option<u64>,
+    /// Whether files that do not exist are made.
+    pub allow_file_create: bool,
+    /// Whether only a part of each zone is worked on.
+    pub strided: bool,
+    /// That part.
+    pub zonesize: u64,
+    /// The zone; as large as that part where it is 0.
+    pub zonerange: u64,
+    /// What lies between zones.
+    pub zoneskip: u64,
+    /// How many operations it does at most.
+    pub number_ios: Option<u64>,
+    /// How much later it begins than the jobs beside it: from, to.
+    pub startdelay: (Duration, Duration),
+    /// The job that it waits for.
+    pub wait_for: Option<String>,
+    /// Whether others end with it.
+    pub exitall: bool,
+    /// Which ones.
+    pub exit_what: ExitWhat,
+    /// Whether it is reported apart from the jobs before it.
+    pub new_group: bool,
+    /// The group that it is reported in.
+    pub group: usize,
+    /// Which of its `numjobs` it is the first of: more than 0 where each has files of its own.
+    pub first_clone: u32,
     /// Bytes in a second at most, of reads, writes and trims.
     pub rate: [Option<u64>; 3],
     /// Operations in a second at most, of each.
@@ -186,6 +261,8 @@ pub struct JobOptions {
     pub logs: Logs,
     /// What `k` means from here on.
     pub kb_base: KbBase,
+    /// Its place among those that run beside it, once it does.
+    pub(crate) member: Option<Arc<Member>>,
     /// The options as they were given, in order.
     pub given: Vec<(String, String)>,
 }
@@ -222,6 +299,37 @@ impl Default for JobOptions {
             overwrite: Vec::new(),
             direct: true,
             rwmixread: 50,
+            rate_min: [None; 3],
+            rate_cycle: Duration::from_secs(1),
+            poisson: false,
+            thinktime: Duration::ZERO,
+            thinktime_blocks: 1,
+            flow: 0,
+            flow_id: 0,
+            flow_sleep: Duration::ZERO,
+            latency_target: None,
+            latency_window: Duration::ZERO,
+            latency_percentile: 100.0,
+            offload: None,
+            distribution: Distribution::Even,
+            lfsr: false,
+            randrepeat: true,
+            directory: None,
+            nrfiles: 1,
+            filesize: None,
+            allow_file_create: true,
+            strided: false,
+            zonesize: 0,
+            zonerange: 0,
+            zoneskip: 0,
+            number_ios: None,
+            startdelay: (Duration::ZERO, Duration::ZERO),
+            wait_for: None,
+            exitall: false,
+            exit_what: ExitWhat::Group,
+            new_group: false,
+            group: 0,
+            first_clone: 0,
             rate: [None; 3],
             rate_iops: [None; 3],
             fsync: None,
@@ -243,6 +351,7 @@ impl Default for JobOptions {
             fixedbufs: true,
             logs: Logs::default(),
             kb_base: KbBase::default(),
+            member: None,
             given: Vec::new(),
         }
     }
@@ -289,6 +398,13 @@ impl JobOptions {
         }
         if self.time_based && self.runtime.is_none() {
             return wrong("time_based runs for all of runtime, which is not given");
+        }
+        self.check_raw()?;
+        if self.offload.is_some_and(|offload| offload != (engine == Engine::Posix)) {
+            return wrong(
+                "io_submit_mode: tidelog-posix has threads that submit (offload), the other data paths have none \
+                 (inline), and need none: no submission waits for a completion there",
+            );
         }
         if self.level == Level::Raw && !self.sizes.are_multiples_of(ALIGNMENT as u64) {
             return wrong(
@@ -339,6 +455,90 @@ impl JobOptions {
             )),
             None => Ok(()),
         }
+    }
+
+    /// Whether what only the raw level has is asked for there, and goes together.
+    fn check_raw(&self) -> Result<(), BenchError> {
+        let wrong = |what: &str| Err(BenchError::usage(what).within(&self.name));
+        let is_even = self.distribution == Distribution::Even;
+        let raw_only = [
+            ("rw=LOAD:OFFSET", self.load.add != 0),
+            ("random_distribution", !is_even),
+            ("zonemode", self.strided),
+            ("flow", self.flow > 0),
+            ("thinktime", !self.thinktime.is_zero()),
+            ("rate_min", self.rate_min.iter().any(Option::is_some)),
+            ("rate_process", self.poisson),
+            ("number_ios", self.number_ios.is_some()),
+            ("random_generator", self.lfsr),
+            ("latency_target", self.latency_target.is_some()),
+            ("filesize", self.filesize.is_some()),
+        ];
+        if let Some((name, _)) =
+            raw_only.iter().find(|(_, is_given)| *is_given && self.level == Level::Log)
+        {
+            return wrong(&format!("{name} is for the raw level"));
+        }
+        if self.load.add != 0 && !matches!(self.sizes, Sizes::One(_)) {
+            return wrong("rw with an offset needs one block size: give bs");
+        }
+        if !self.load.add.unsigned_abs().is_multiple_of(ALIGNMENT as u64) {
+            return wrong("rw: the offset is a multiple of 4096 bytes");
+        }
+        if let Sizes::One(size) = self.sizes
+            && self.load.add != 0
+            && self.load.add == -size.cast_signed()
+        {
+            return wrong("rw: with this offset every operation goes to the same block");
+        }
+        if !is_even && !self.load.random {
+            return wrong("random_distribution is for random loads: give rw=randread, for example");
+        }
+        if !is_even && self.verify {
+            return wrong(
+                "verify needs each block written in its turn: leave random_distribution out",
+            );
+        }
+        if self.lfsr && (!matches!(self.sizes, Sizes::One(_)) || self.norandommap || !is_even) {
+            return wrong(
+                "random_generator=lfsr gives each block its turn: it needs one block size, and neither norandommap nor \
+                 random_distribution",
+            );
+        }
+        if self.verify && self.load.add < 0 {
+            return wrong("verify does not go backwards: give rw an offset above 0, or none");
+        }
+        if self.strided && (self.zonesize == 0 || self.load.random || self.load.add != 0) {
+            return wrong(
+                "zonemode=strided needs zonesize, and a sequential load without an offset",
+            );
+        }
+        let multiples = [self.zonesize, self.zonerange, self.zoneskip];
+        if self.strided && !multiples.iter().all(|it| it.is_multiple_of(ALIGNMENT as u64)) {
+            return wrong("zonesize, zonerange and zoneskip are multiples of 4096 bytes");
+        }
+        if self.strided && self.zonesize < self.sizes.most() {
+            return wrong("zonesize has room for one operation at least");
+        }
+        if !self.strided && multiples.iter().any(|it| *it > 0) {
+            return wrong("zonesize, zonerange and zoneskip are for zonemode=strided");
+        }
+        if self.zonerange > 0 && self.zonerange < self.zonesize {
+            return wrong("zonerange is the whole zone, of which zonesize is a part");
+        }
+        if self.latency_target.is_some() == self.latency_window.is_zero() {
+            return wrong(
+                "latency_target and latency_window go together: each depth is tried so long",
+            );
+        }
+        let is_held_back = self.rate.iter().chain(&self.rate_iops).any(Option::is_some);
+        if self.poisson && !is_held_back {
+            return wrong("rate_process=poisson needs rate or rate_iops");
+        }
+        if matches!(self.size, Some(Amount::Percent(_))) && self.filesize.is_some() {
+            return wrong("filesize and a size in percent both say how large files are: give one");
+        }
+        Ok(())
     }
 
     /// Whether nothing was given that a plan decides.

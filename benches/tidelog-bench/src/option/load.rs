@@ -1,5 +1,6 @@
 //! What a job does: `rw=`.
 
+use super::value::{KbBase, bytes};
 use crate::stats::Direction;
 
 /// What `rw=` says.
@@ -16,6 +17,8 @@ pub struct Load {
     pub trims: bool,
     /// Whether offsets, or tensors, come in random order.
     pub random: bool,
+    /// What comes between one operation of a sequential load and the next, in bytes: below zero it goes backwards.
+    pub add: i64,
 }
 
 impl Load {
@@ -33,21 +36,30 @@ impl Load {
     ];
 
     const NOTHING: Self =
-        Self { name: "", reads: false, writes: false, trims: false, random: false };
+        Self { name: "", reads: false, writes: false, trims: false, random: false, add: 0 };
 
     /// The load of this name.
     ///
     /// # Errors
     /// There is none.
-    pub fn named(name: &str) -> Result<Self, String> {
+    pub fn named(text: &str, base: KbBase) -> Result<Self, String> {
+        let (name, add) =
+            text.split_once(':').map_or((text, None), |(name, add)| (name, Some(add)));
         let wanted = match name.trim() {
             "readwrite" => "rw",
             other => other,
         };
-        Self::ALL.into_iter().find(|load| load.name == wanted).ok_or_else(|| {
+        let load = Self::ALL.into_iter().find(|load| load.name == wanted).ok_or_else(|| {
             let names: Vec<&str> = Self::ALL.iter().map(|load| load.name).collect();
             format!("{name:?} is none of {}", names.join(", "))
-        })
+        })?;
+        let Some(add) = add else { return Ok(load) };
+        if load.random || load.is_mix() || load.trims {
+            return Err("an offset is for read and write alone".to_owned());
+        }
+        let (sign, size) = add.trim().strip_prefix('-').map_or((1, add), |size| (-1, size));
+        let size = i64::try_from(bytes(size, base)?).map_err(|_| format!("{add} is too much"))?;
+        Ok(Self { add: sign * size, ..load })
     }
 
     /// Whether each block is trimmed and then written: twice the operations, as in fio.

@@ -14,6 +14,8 @@ pub struct Logs {
     pub iops: Option<String>,
     /// What is put together into one entry; with nothing, each operation has its own.
     pub window: Duration,
+    /// Whether each line says where its operation began.
+    pub offsets: bool,
     /// Whether each of `numjobs` has files of its own.
     pub per_job: bool,
 }
@@ -21,7 +23,7 @@ pub struct Logs {
 impl Default for Logs {
     fn default() -> Self {
         let (bandwidth, latency, iops) = (None, None, None);
-        Self { bandwidth, latency, iops, window: Duration::ZERO, per_job: true }
+        Self { bandwidth, latency, iops, window: Duration::ZERO, offsets: false, per_job: true }
     }
 }
 

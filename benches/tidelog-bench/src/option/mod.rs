@@ -1,5 +1,7 @@
 //! What can be asked for: one table of options, from which the command line, job files, help and completions come.
 
+mod distribution;
+mod files;
 mod job;
 mod load;
 mod logs;
@@ -7,7 +9,9 @@ mod sizes;
 mod table;
 pub mod value;
 
-pub use job::{Engine, JobOptions, Level};
+pub use distribution::{Distribution, Draw};
+pub use files::with_files;
+pub use job::{Engine, ExitWhat, JobOptions, Level};
 pub use load::Load;
 pub use logs::{LogKind, Logs};
 pub use sizes::Sizes;

@@ -84,6 +84,24 @@ pub fn percent(text: &str) -> Result<u8, String> {
 /// # Errors
 /// What is wrong with it.
 pub fn time(text: &str) -> Result<Duration, String> {
+    time_in(text, 1_000_000)
+}
+
+/// Reads a time range, `4` or `4-8`, of seconds where there is no unit.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn delay(text: &str) -> Result<(Duration, Duration), String> {
+    let (from, to) = text.split_once('-').unwrap_or((text, text));
+    let (from, to) = (time(from)?, time(to)?);
+    if from > to { Err(format!("{text}: the shorter time comes first")) } else { Ok((from, to)) }
+}
+
+/// Reads a time that is so many microseconds where there is no unit.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn time_in(text: &str, unit_micros: u64) -> Result<Duration, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -92,7 +110,8 @@ pub fn time(text: &str) -> Result<Duration, String> {
     let micros = match unit.to_ascii_lowercase().as_str() {
         "us" | "usec" => 1,
         "ms" | "msec" => 1000,
-        "" | "s" | "sec" => 1_000_000,
+        "" => unit_micros,
+        "s" | "sec" => 1_000_000,
         "m" | "min" => 60_000_000,
         "h" => 3_600_000_000,
         "d" => 86_400_000_000,

@@ -79,10 +79,10 @@ fn job(report: &Report, plus: bool) -> Value {
         "iodepth_level": buckets(DEPTH_LEVELS, report.depth.percentages()),
         "iodepth_submit": buckets(BATCHES, batches(report.submitted.percentages())),
         "iodepth_complete": buckets(BATCHES, batches(report.completed.percentages())),
-        "latency_depth": report.options.iodepth,
-        "latency_target": 0,
-        "latency_percentile": 100.0,
-        "latency_window": 0,
+        "latency_depth": report.ended.depth.unwrap_or(report.options.iodepth as usize),
+        "latency_target": report.options.latency_target.map_or(0, |it| it.as_nanos() as u64),
+        "latency_percentile": report.options.latency_percentile,
+        "latency_window": report.options.latency_window.as_micros() as u64,
         "tidelog": tidelog(report),
     });
     let latencies = latencies(report);

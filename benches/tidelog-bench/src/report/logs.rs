@@ -1,4 +1,5 @@
-//! Logs over time, in fio's format: a line for each entry, "milliseconds, value, direction, bytes, priority".
+//! Logs over time, in fio's format: a line for each entry, "milliseconds, value, direction, bytes, priority",
+//! with the offset before the last where that is asked for.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ pub fn log_files(jobs: &[JobOptions]) -> Vec<Vec<(LogKind, PathBuf)>> {
 }
 
 /// The lines of one log.
-pub fn log_lines(kind: LogKind, timeline: &Timeline) -> String {
+pub fn log_lines(kind: LogKind, timeline: &Timeline, offsets: bool) -> String {
     let value = |entry: &Entry| match kind {
         LogKind::Bandwidth => entry.bandwidth,
         LogKind::SubmissionLatency => entry.slat,
@@ -24,8 +25,9 @@ pub fn log_lines(kind: LogKind, timeline: &Timeline) -> String {
     };
     let mut text = String::new();
     for entry in timeline.entries() {
-        let Entry { at_ms, direction, bytes, .. } = entry;
-        let _ = writeln!(text, "{at_ms}, {}, {}, {bytes}, 0", value(entry), *direction as u8);
+        let Entry { at_ms, direction, bytes, offset, .. } = entry;
+        let _ = write!(text, "{at_ms}, {}, {}, {bytes}, ", value(entry), *direction as u8);
+        let _ = if offsets { writeln!(text, "{offset}, 0") } else { writeln!(text, "0") };
     }
     text
 }

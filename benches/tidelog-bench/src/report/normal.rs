@@ -87,6 +87,19 @@ fn one(report: &Report) -> String {
         let levels: Vec<String> = levels.map(|(name, it)| format!("{name}={it:.1}%")).collect();
         let _ = writeln!(text, "{title} {}", levels.join(", "));
     }
+    if let Some(target) = report.options.latency_target {
+        let found = match report.ended.depth {
+            Some(depth) => format!("depth={depth}"),
+            None => "the job ended before a depth was found".to_owned(),
+        };
+        let _ = writeln!(
+            text,
+            "     latency   : target={}us, window={}us, percentile={:.2}%, {found}",
+            target.as_micros(),
+            report.options.latency_window.as_micros(),
+            report.options.latency_percentile
+        );
+    }
     let _ = writeln!(text, "  data path    : {}", report.path.join("; "));
     let ended = &report.ended;
     if ended.verified > 0 {

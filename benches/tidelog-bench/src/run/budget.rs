@@ -11,13 +11,21 @@ pub(super) struct Budget {
     /// Bytes that it may still begin to move; `None` while only time counts.
     bytes: Option<u64>,
     runtime: Option<Duration>,
+    /// Operations that it may still begin.
+    operations: Option<u64>,
 }
 
 impl Budget {
     /// Of a job whose one pass moves `pass` bytes.
     pub(super) fn new(job: &JobOptions, pass: u64) -> Self {
         let bytes = job.io_size.map_or(pass.saturating_mul(job.loops), |size| size.0);
-        Self { bytes: (!job.time_based).then_some(bytes), runtime: job.runtime }
+        let operations = job.number_ios;
+        Self { bytes: (!job.time_based).then_some(bytes), runtime: job.runtime, operations }
+    }
+
+    /// Lets nothing more begin.
+    pub(super) fn end(&mut self) {
+        self.bytes = Some(0);
     }
 
     /// Whether nothing more may be begun.
@@ -27,7 +35,7 @@ impl Budget {
 
     /// Whether all bytes were begun.
     pub(super) fn is_used_up(&self) -> bool {
-        self.bytes == Some(0)
+        self.bytes == Some(0) || self.operations == Some(0)
     }
 
     /// Whether the job ran for as long as it may.
@@ -38,5 +46,6 @@ impl Budget {
     /// Takes one operation of `length` bytes out; the last may be larger than what was left.
     pub(super) fn take(&mut self, length: u64) {
         self.bytes = self.bytes.map(|left| left.saturating_sub(length));
+        self.operations = self.operations.map(|left| left.saturating_sub(1));
     }
 }

@@ -1,6 +1,9 @@
 //! Running jobs: groups one after the other, the jobs of a group side by side.
 
+mod beside;
 mod budget;
+mod depth;
+mod floor;
 mod interrupt;
 mod log;
 mod processors;
@@ -9,6 +12,7 @@ mod start;
 mod throttle;
 mod usage;
 
+pub(crate) use beside::Member;
 pub use interrupt::{is_interrupted, take_signals};
 pub use log::{device_size, make_pool};
 pub use start::{Ended, JobResult, Status, run};

@@ -9,16 +9,21 @@ use tidelog_engine::path::{
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
 use super::budget::Budget;
+use super::depth::{Depth, Next};
+use super::floor::Floor;
 use super::start::Ended;
 use super::throttle::Throttle;
 use crate::exit::BenchError;
-use crate::load::{BadBlock, Origin, Place, Stream, check, stamp};
+use crate::load::{BadBlock, Origin, Place, Stream, Way, check, stamp};
 use crate::option::JobOptions;
 use crate::stats::{Direction, Latency, Recorder, nanos};
 use crate::target;
 
 /// How long a job that is held back sleeps at most before it looks whether it is over.
 const THROTTLED_MAX: Duration = Duration::from_millis(100);
+
+/// How soon a job that is ahead of its flow, and has no time to sleep, looks again.
+const FLOW_LOOK: Duration = Duration::from_micros(50);
 
 /// A raw job that is ready to run.
 pub(super) struct RawJob {
@@ -28,6 +33,13 @@ pub(super) struct RawJob {
     stream: Stream,
     budget: Budget,
     throttle: Throttle,
+    floor: Floor,
+    /// The search for a depth, if there is one, and whether what is in flight ends before anything begins.
+    depth: Option<Depth>,
+    drains: bool,
+    /// Operations begun since the last thinktime, and when the one that goes on is over.
+    thought_after: u64,
+    thinks_until: Option<Instant>,
     /// What comes next, if its time has not come, and that time.
     held: Option<(Place, Direction)>,
     due: Option<Instant>,
@@ -62,6 +74,8 @@ pub(super) struct RawJob {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Landed {
     direction: Direction,
+    /// Where it began, if a log wants to know: those from different places are not alike then.
+    offset: u64,
     length: u64,
     latency: Latency,
 }
@@ -109,15 +123,14 @@ impl RawJob {
         let flight =
             Flight { place: nowhere, direction: Direction::Read, pass: 0, slat: 0, issued: 0 };
         Ok(Self {
-            stream: Stream::new(
-                windows,
-                job.sizes.clone(),
-                job.load.random,
-                !job.norandommap,
-                seed,
-            ),
+            stream: Stream::new(windows, job.sizes.clone(), Way::of(job, seed)),
             budget: Budget::new(job, pass),
             throttle: Throttle::new(job),
+            floor: Floor::new(job),
+            depth: Depth::of(job),
+            drains: false,
+            thought_after: 0,
+            thinks_until: None,
             held: None,
             due: None,
             parked: std::iter::repeat_with(|| None).take(job.iodepth as usize).collect(),
@@ -174,6 +187,8 @@ impl RawJob {
                     recorder.submitted.count(begun, 1);
                 }
                 recorder.tick(now);
+                self.look_at_floor(recorder, now);
+                self.look_at_depth(recorder, now);
             }
             if self.idle.len() == depth && due.is_none() {
                 return;
@@ -193,7 +208,9 @@ impl RawJob {
         if is_time_up || self.ended.is_over(&self.job) {
             return;
         }
-        while let Some((tag, buffer)) = self.idle.pop() {
+        while self.has_room(*phase)
+            && let Some((tag, buffer)) = self.idle.pop()
+        {
             let Some((place, direction)) = self.next(phase, now) else {
                 self.idle.push((tag, buffer));
                 break;
@@ -229,7 +246,7 @@ impl RawJob {
                 let after_trim = || Some((self.trimmed.pop()?, Direction::Write));
                 let (place, direction) = match self.held.take().or_else(after_trim) {
                     Some(next) => next,
-                    None if self.budget.is_used_up() => return None,
+                    None if self.budget.is_used_up() || self.pauses(now) => return None,
                     None => self.draw()?,
                 };
                 self.due = self.throttle.due(direction, now);
@@ -242,9 +259,70 @@ impl RawJob {
                     direction == Direction::Trim || !self.job.load.writes_what_it_trims();
                 if is_drawn {
                     self.begun_in_pass += 1;
+                    self.thought_after += 1;
                     self.budget.take(place.length);
                 }
                 Some((place, direction))
+            }
+        }
+    }
+
+    /// Whether nothing new may begin yet: the job thinks, or is ahead of its part of a flow. What is in flight ends
+    /// before a wait begins.
+    fn pauses(&mut self, now: Instant) -> bool {
+        let JobOptions { thinktime, thinktime_blocks, flow_sleep, .. } = self.job;
+        if !thinktime.is_zero() && self.thought_after >= thinktime_blocks {
+            if self.is_one_in_flight() {
+                return true;
+            }
+            let until = *self.thinks_until.get_or_insert(now + thinktime);
+            if now < until {
+                self.due = Some(until);
+                return true;
+            }
+            (self.thought_after, self.thinks_until) = (0, None);
+        }
+        if self.job.member.as_ref().is_none_or(|member| member.takes_turn()) {
+            return false;
+        }
+        // What still flies may be waited for first, since others go on meanwhile; without a sleep the job only looks again.
+        if flow_sleep.is_zero() || !self.is_one_in_flight() {
+            self.due = Some(now + flow_sleep.max(FLOW_LOOK));
+        }
+        true
+    }
+
+    /// Whether the depth that is tried, if one is looked for, leaves room for another operation.
+    fn has_room(&mut self, phase: Phase) -> bool {
+        let in_flight = self.flights.len() - self.idle.len();
+        self.drains &= in_flight > 0;
+        let limit = self.depth.as_ref().filter(|_| phase == Phase::Load).map(Depth::limit);
+        !self.drains && limit.is_none_or(|limit| in_flight < limit)
+    }
+
+    fn look_at_depth(&mut self, recorder: &mut Recorder, now: Instant) {
+        let Some(depth) = &mut self.depth else { return };
+        match depth.look(now) {
+            Next::On => {}
+            Next::Drain => self.drains = true,
+            Next::Measure => {
+                self.drains = true;
+                self.ended.depth = Some(depth.limit());
+                recorder.begin_again(now);
+            }
+            Next::Over => self.budget.end(),
+            Next::Never => {
+                let what = "latency_target: operations take longer even one at a time";
+                self.ended.fail(what.to_owned());
+            }
+        }
+    }
+
+    fn look_at_floor(&mut self, recorder: &Recorder, now: Instant) {
+        if self.floor.is_any() {
+            let moved = recorder.stats.each_ref().map(|stats| stats.bytes);
+            if let Some(what) = self.floor.missed(moved, now) {
+                self.ended.fail(what);
             }
         }
     }
@@ -329,7 +407,8 @@ impl RawJob {
                 (Ok(()), buffer) => {
                     if phase == Phase::Load {
                         let latency = Latency { slat, clat: now - issued };
-                        self.note(Landed { direction, length: place.length, latency });
+                        let offset = if self.job.logs.offsets { place.offset } else { 0 };
+                        self.note(Landed { direction, offset, length: place.length, latency });
                     }
                     if direction == Direction::Trim && self.job.load.writes_what_it_trims() {
                         self.trimmed.push(place);
@@ -357,8 +436,11 @@ impl RawJob {
     }
 
     fn count_landed(&mut self, recorder: &mut Recorder) {
-        for (Landed { direction, length, latency }, times) in self.landed.drain(..) {
-            recorder.completed_alike(times, direction, length, latency, self.landed_at);
+        for (Landed { direction, offset, length, latency }, times) in self.landed.drain(..) {
+            if let Some(depth) = &mut self.depth {
+                (0..times).for_each(|_| depth.landed(latency.slat + latency.clat));
+            }
+            recorder.completed_alike(times, direction, [offset, length], latency, self.landed_at);
         }
     }
 

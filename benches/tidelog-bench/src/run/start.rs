@@ -1,12 +1,14 @@
 //! Starting jobs together, and collecting what became of them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tidelog_engine::path::{Capabilities, Feature, PathProvider};
 
+use super::beside::{Beside, Member};
 use super::interrupt::is_interrupted;
 use super::log::{LogJob, Pools, Replay};
 use super::processors::pin;
@@ -30,6 +32,8 @@ pub struct Ended {
     pub bad: u64,
     /// How many blocks were compared.
     pub verified: u64,
+    /// The depth that `latency_target` led to, if it did.
+    pub depth: Option<usize>,
     /// How the deadlines of a plan were kept, where one was replayed.
     pub lateness: Option<Box<Lateness>>,
 }
@@ -50,6 +54,7 @@ impl Ended {
     pub fn merge(&mut self, other: &Self) {
         self.failure = self.failure.take().or_else(|| other.failure.clone());
         self.first_bad = self.first_bad.take().or_else(|| other.first_bad.clone());
+        self.depth = self.depth.or(other.depth);
         self.lateness = self.lateness.take().or_else(|| other.lateness.clone());
         self.bad += other.bad;
         self.verified += other.verified;
@@ -57,7 +62,11 @@ impl Ended {
 
     /// Whether nothing more shall be begun.
     pub(super) fn is_over(&self, job: &JobOptions) -> bool {
-        self.failure.is_some() || (job.verify_fatal && self.bad > 0) || is_interrupted()
+        let is_stopped = || job.member.as_ref().is_some_and(|member| member.is_stopped());
+        self.failure.is_some()
+            || (job.verify_fatal && self.bad > 0)
+            || is_interrupted()
+            || is_stopped()
     }
 }
 
@@ -100,12 +109,14 @@ pub fn run(
 ) -> Result<Vec<JobResult>, BenchError> {
     let run = fastrand::Rng::new().u64(1..);
     let mut results = Vec::new();
+    let ended_all = Arc::default();
     for (index, jobs) in groups.iter().enumerate() {
-        if is_interrupted() {
+        if is_interrupted() || AtomicBool::load(&ended_all, Ordering::Relaxed) {
             break;
         }
         let pools = Pools::open(jobs)?;
-        results.extend(run_group(index, jobs, targets, &pools, run, live, status)?);
+        let beside = Arc::new(Beside::new(jobs, &ended_all));
+        results.extend(run_group(index, jobs, targets, &pools, &beside, run, live, status)?);
         pools.close()?;
     }
     Ok(results)
@@ -122,18 +133,22 @@ struct Thread {
     handle: thread::JoinHandle<Option<(Recorder, Ended)>>,
 }
 
+#[expect(clippy::too_many_arguments, reason = "one call, and each is something else")]
 fn run_group(
     group: usize,
     jobs: &[JobOptions],
     targets: &Targets,
     pools: &Pools,
+    beside: &Arc<Beside>,
     run: u64,
     live: &Live,
     status: &Status,
 ) -> Result<Vec<JobResult>, BenchError> {
     let mut threads = Vec::new();
     for job in jobs {
-        for clone in 0..job.numjobs {
+        for clone in job.first_clone..job.first_clone + job.numjobs {
+            let member = Some(Arc::new(Member::new(beside, job)));
+            let job = &JobOptions { member, ..job.clone() };
             let provider = targets.provider(job)?;
             let counters = live.watch(group);
             let origin =
@@ -171,7 +186,7 @@ fn run_group(
             let usage = Usage::now().since(&before).shared_by(count);
             let so_far = |(thread, path): (&Thread, &Vec<String>)| JobResult {
                 options: thread.options.clone(),
-                group,
+                group: thread.options.group,
                 recorder: copy_of(thread),
                 ended: Ended::default(),
                 usage,
@@ -196,6 +211,7 @@ fn run_group(
             let failure = Some("the job's thread panicked; this is a bug".to_owned());
             (Recorder::empty(), Ended { failure, ..Ended::default() })
         });
+        let group = options.group;
         JobResult { options, group, recorder, ended, usage, elapsed, path }
     };
     Ok(ended.into_iter().zip(paths).map(result).collect())
@@ -211,7 +227,7 @@ fn start_thread(
 ) -> Result<Thread, BenchError> {
     let (tell, ready) = channel();
     let (start, begin) = channel();
-    let (options, seen) = (job.clone(), Arc::clone(&counters));
+    let (mut options, seen) = (job.clone(), Arc::clone(&counters));
     let pool = pools.of(job);
     let body = move || {
         let made = pin(&options).and_then(|()| match (provider, options.plan.clone()) {
@@ -233,6 +249,11 @@ fn start_thread(
         };
         tell.send(Ok(job.path())).ok()?;
         begin.recv().ok()?;
+        // The last to know it is this thread: the job is over when it is.
+        let member = options.member.take();
+        if let Some(member) = &member {
+            member.wait_for_beginning(&options);
+        }
         let mut recorder = Recorder::new(options.ramp_time, options.lat_percentiles, counters);
         if options.logs.is_any() {
             recorder = recorder.with_timeline(options.logs.window);
@@ -250,7 +271,13 @@ fn start_thread(
         what: "cannot start a thread".to_owned(),
         source,
     })?;
-    Ok(Thread { options: job.clone(), counters: seen, ready, start, handle })
+    Ok(Thread {
+        options: JobOptions { member: None, ..job.clone() },
+        counters: seen,
+        ready,
+        start,
+        handle,
+    })
 }
 
 /// What a job has counted so far. One that waits for an operation is waited for, but not long: what it had counted

@@ -9,13 +9,15 @@ use crate::stats::Direction;
 #[derive(Clone, Debug)]
 pub(super) struct Throttle([Option<Pace>; 3]);
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Pace {
     bytes_per_second: Option<u64>,
     ios_per_second: Option<u64>,
     begun: Option<Instant>,
     bytes: u64,
     ios: u64,
+    /// Where operations come as chance has it: whose, and how much later than the one before each began in all.
+    chance: Option<(fastrand::Rng, Duration)>,
 }
 
 impl Throttle {
@@ -24,7 +26,14 @@ impl Throttle {
         let pace = |index: usize| {
             let (bytes_per_second, ios_per_second) = (job.rate[index], job.rate_iops[index]);
             let is_held_back = bytes_per_second.is_some() || ios_per_second.is_some();
-            is_held_back.then(|| Pace { bytes_per_second, ios_per_second, ..Pace::default() })
+            let seed = job.randseed ^ index as u64;
+            let chance = job.poisson.then(|| (fastrand::Rng::with_seed(seed), Duration::ZERO));
+            is_held_back.then(|| Pace {
+                bytes_per_second,
+                ios_per_second,
+                chance,
+                ..Pace::default()
+            })
         };
         Self([0, 1, 2].map(pace))
     }
@@ -37,14 +46,30 @@ impl Throttle {
     /// Counts one that began.
     pub(super) fn took(&mut self, direction: Direction, length: u64) {
         if let Some(pace) = &mut self.0[direction as usize] {
-            pace.bytes += length;
-            pace.ios += 1;
+            pace.took(length);
         }
     }
 }
 
 impl Pace {
+    fn took(&mut self, length: u64) {
+        self.bytes += length;
+        self.ios += 1;
+        // Between the events of a Poisson process lie times with an exponential distribution.
+        let mean = [(length, self.bytes_per_second), (1, self.ios_per_second)]
+            .into_iter()
+            .filter_map(|(done, rate)| rate.map(|rate| for_so_many(done, rate)))
+            .max();
+        if let (Some((random, sum)), Some(mean)) = (&mut self.chance, mean) {
+            *sum += mean.mul_f64(-(1.0 - random.f64()).ln());
+        }
+    }
+
     fn due(&mut self, now: Instant) -> Option<Instant> {
+        if let Some((_, sum)) = &self.chance {
+            let at = *self.begun.get_or_insert(now) + *sum;
+            return (at > now).then_some(at);
+        }
         let time = |done: u64, rate: Option<u64>| rate.map(|rate| for_so_many(done, rate));
         let (bytes, ios) =
             (time(self.bytes, self.bytes_per_second), time(self.ios, self.ios_per_second));
@@ -76,6 +101,29 @@ mod tests {
         assert_eq!(throttle.due(Direction::Read, after(1200)), None);
         throttle.took(Direction::Read, 512 << 10);
         assert_eq!(throttle.due(Direction::Read, after(1200)), None, "two were due by then");
+    }
+
+    #[test]
+    fn a_poisson_process_has_the_rate_and_the_spread_of_one() {
+        let job = JobOptions {
+            rate_iops: [Some(1000), None, None],
+            poisson: true,
+            ..JobOptions::default()
+        };
+        let mut throttle = Throttle::new(&job);
+        let begun = Instant::now();
+        let mut times = Vec::new();
+        for _ in 0..20_000 {
+            let due = throttle.due(Direction::Read, begun).unwrap_or(begun);
+            times.push((due - begun).as_secs_f64());
+            throttle.took(Direction::Read, 4096);
+        }
+        let gaps: Vec<f64> = times.windows(2).map(|pair| (pair[1] - pair[0]) * 1000.0).collect();
+        let count = f64::from(u32::try_from(gaps.len()).unwrap());
+        let mean = gaps.iter().sum::<f64>() / count;
+        let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / count;
+        assert!((mean - 1.0).abs() < 0.03, "{mean} ms");
+        assert!((variance - 1.0).abs() < 0.1, "{variance}: that of an exponential distribution");
     }
 
     #[test]

@@ -289,15 +289,24 @@ impl Recorder {
 
     /// Counts an operation that was seen complete at `now`.
     pub fn completed(&mut self, direction: Direction, bytes: u64, latency: Latency, now: Instant) {
-        self.completed_alike(1, direction, bytes, latency, now);
+        self.completed_alike(1, direction, [0, bytes], latency, now);
     }
 
-    /// Counts so many operations, at least one, of so many bytes each, that were seen complete together.
+    /// Begins to count anew: what was counted so far led to what is to be measured.
+    pub fn begin_again(&mut self, now: Instant) {
+        let live = Arc::clone(&self.live);
+        let lat_percentiles = self.stats[0].lat_histogram.is_some();
+        let timeline = self.timeline.as_ref().map(|it| it.begun_at(now));
+        *self = Self { timeline, ..Self::new(Duration::ZERO, lat_percentiles, live) };
+        (self.counted_from, self.sample.begun) = (now, now);
+    }
+
+    /// Counts so many operations, at least one, from the same byte on and of so many bytes each, that were seen complete together.
     pub fn completed_alike(
         &mut self,
         ios: u64,
         direction: Direction,
-        bytes: u64,
+        [offset, bytes]: [u64; 2],
         latency: Latency,
         now: Instant,
     ) {
@@ -321,7 +330,7 @@ impl Recorder {
         }
         if let Some(timeline) = &mut self.timeline {
             for _ in 0..ios {
-                timeline.completed(direction, bytes, slat, clat, now);
+                timeline.completed(direction, [offset, bytes], slat, clat, now);
             }
         }
         self.ended = now;
@@ -378,7 +387,7 @@ mod tests {
             recorder = recorder.with_timeline(Duration::ZERO);
             let (latency, now) = (Latency { slat: 100, clat: 5000 }, recorder.begun);
             if alike {
-                recorder.completed_alike(3, Direction::Write, 4096, latency, now);
+                recorder.completed_alike(3, Direction::Write, [0, 4096], latency, now);
             } else {
                 (0..3).for_each(|_| recorder.completed(Direction::Write, 4096, latency, now));
             }

@@ -13,6 +13,8 @@ pub struct Entry {
     pub direction: Direction,
     /// Bytes of the operation; 0 where it stands for several.
     pub bytes: u64,
+    /// Where the operation began; 0 where it stands for several.
+    pub offset: u64,
     /// KiB per second.
     pub bandwidth: u64,
     /// Operations per second; 1 for a single one, as fio has it.
@@ -66,7 +68,7 @@ impl Timeline {
     pub fn completed(
         &mut self,
         direction: Direction,
-        bytes: u64,
+        [offset, bytes]: [u64; 2],
         slat: u64,
         clat: u64,
         now: Instant,
@@ -79,6 +81,7 @@ impl Timeline {
                 at_ms,
                 direction,
                 bytes,
+                offset,
                 bandwidth,
                 iops: 1,
                 slat,
@@ -110,6 +113,7 @@ impl Timeline {
                     at_ms,
                     direction,
                     bytes: 0,
+                    offset: 0,
                     bandwidth: rate(sums.bytes, passed) >> 10,
                     iops: rate(sums.ios, passed),
                     slat: sums.slat / sums.ios,
@@ -142,7 +146,7 @@ mod tests {
         let begun = Instant::now();
         let mut timeline = Timeline::new(100 * MS, begun);
         for (slat, clat) in [(10, 100), (30, 300)] {
-            timeline.completed(Direction::Write, 1 << 20, slat, clat, begun + 50 * MS);
+            timeline.completed(Direction::Write, [0, 1 << 20], slat, clat, begun + 50 * MS);
         }
         timeline.tick(begun + 99 * MS);
         assert_eq!(timeline.entries(), [], "it is not over");
@@ -152,6 +156,7 @@ mod tests {
             at_ms: 200,
             direction: Direction::Write,
             bytes: 0,
+            offset: 0,
             bandwidth: 10 << 10, // KiB/s
             iops: 10,
             slat: 20,
@@ -167,7 +172,7 @@ mod tests {
     fn without_a_window_each_operation_has_its_entry() {
         let begun = Instant::now();
         let mut timeline = Timeline::new(Duration::ZERO, begun);
-        timeline.completed(Direction::Read, 4096, 1000, 2_000_000, begun + 7 * MS);
+        timeline.completed(Direction::Read, [0, 4096], 1000, 2_000_000, begun + 7 * MS);
         timeline.tick(begun + 1000 * MS);
         let [entry] = timeline.entries() else { panic!("{:?}", timeline.entries()) };
         assert_eq!((entry.at_ms, entry.bytes, entry.iops, entry.lat), (7, 4096, 1, 2_001_000));

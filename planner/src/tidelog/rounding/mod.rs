@@ -9,7 +9,7 @@ mod worth;
 
 use super::Guess;
 use crate::bound::{Effort, with_toll};
-use crate::cost::Machine;
+use crate::cost::{Machine, MachineError};
 use crate::lifetime::{Lifetimes, Period, PeriodEnd, Version};
 use crate::plan::{Action, Row, Target};
 use crate::trace::{PlanStorage, Trace};
@@ -64,12 +64,13 @@ impl<'a> Rounding<'a> {
         machine: &'a Machine,
         lifetimes: &'a Lifetimes,
         toll: f64,
-    ) -> Self {
+    ) -> Result<Self, MachineError> {
         #[allow(clippy::cast_precision_loss, reason = "prices are searched in floating point")]
         let toll = toll * 1e9 / machine.ssd.write.0.max(1) as f64;
-        let bound = with_toll(trace, machine, EFFORT, toll);
+        let bound = with_toll(trace, machine, EFFORT, toll)?;
         let worth = Worth::new(trace, bound.relaxation.instants(), &bound.prices);
-        Self { trace, machine, lifetimes, choices: worth.choices(trace, machine, lifetimes) }
+        let choices = worth.choices(trace, machine, lifetimes);
+        Ok(Self { trace, machine, lifetimes, choices })
     }
 
     /// The migrations of one iteration whose ops run at these times. The links' queues count as so many percent

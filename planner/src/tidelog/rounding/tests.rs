@@ -26,7 +26,8 @@ fn what_needs_no_write_goes_first() {
     b.death(20, large, false);
     let trace = b.finish();
     let (machine, lifetimes) = (machine(3_500), Lifetimes::of(&trace));
-    let rows = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]).rows(&guess(&trace), 100);
+    let rows =
+        Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]).unwrap().rows(&guess(&trace), 100);
     let names: Vec<_> = rows.iter().map(|row| row.storage.clone()).collect();
     assert_eq!(names, vec![trace.storage(constant).identity.clone(); 2], "{rows:?}");
 }
@@ -47,7 +48,8 @@ fn what_is_never_used_again_leaves_and_does_not_come_back() {
     }
     let trace = b.finish();
     let (machine, lifetimes) = (machine(3_500), Lifetimes::of(&trace));
-    let rows = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]).rows(&guess(&trace), 100);
+    let rows =
+        Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]).unwrap().rows(&guess(&trace), 100);
     let moves: Vec<_> = rows.iter().map(|row| (row.action, row.storage.clone())).collect();
     assert_eq!(moves, vec![(Action::Evict, trace.storage(kept).identity.clone())]);
     let found = carried_out(&trace, &machine, rows);
@@ -59,7 +61,7 @@ fn the_chosen_periods_make_everything_fit() {
     let trace = training(12, 40_000, 100_000, 100_000);
     let lifetimes = Lifetimes::of(&trace);
     let machine = machine(lifetimes.peak().0 / 2);
-    let rounding = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]);
+    let rounding = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]).unwrap();
     let rows = rounding.rows(&guess(&trace), 100);
     let found = carried_out(&trace, &machine, rows);
     let lru = simulate(&trace, &machine, Policy::Lru).unwrap();
@@ -79,7 +81,7 @@ fn what_may_wait_for_the_links_needs_fewer_bytes() {
     let trace = training(24, 40_000, 100_000, 30_000);
     let lifetimes = Lifetimes::of(&trace);
     let machine = machine(lifetimes.peak().0 / 2);
-    let rounding = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]);
+    let rounding = Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]).unwrap();
     let [counted, not_counted] = [100, 0].map(|queues_percent| {
         let rows = rounding.rows(&guess(&trace), queues_percent);
         carried_out(&trace, &machine, rows).bytes.ssd_written

@@ -8,9 +8,8 @@ mod table;
 
 use crate::cli::{Inputs, Output, PlanArgs, Policy, ReportArgs, StepArgs};
 use crate::failure::Failure;
-use crate::inputs::{PLANNERS, Step, planner, read};
+use crate::inputs::{PLANNERS, Step, bound, planner, read};
 use serde_json::{Value, json};
-use tidelog_planner::bound::{Effort, lower_bound};
 use tidelog_planner::export::chrome_trace;
 use tidelog_planner::plan::Plan;
 use tidelog_planner::simulate::{self, Simulation};
@@ -41,8 +40,8 @@ pub(crate) fn simulate(arguments: &StepArgs, output: Output) -> Result<String, F
 
 pub(crate) fn compare(inputs: &Inputs, output: Output) -> Result<String, Failure> {
     let (trace, file) = read(inputs)?;
+    let bound = bound(&trace, &file)?;
     let machine = file.machine;
-    let bound = lower_bound(&trace, &machine, Effort::default()).time;
     let of_ideal = percent_of_ideal(&trace, bound);
     let mut rows =
         vec![json!({"policy": "lower bound", "time_ns": bound, "percent_of_ideal": of_ideal})];
@@ -59,14 +58,11 @@ pub(crate) fn export(arguments: &StepArgs) -> Result<String, Failure> {
     Ok(chrome_trace(&simulate::report(&step.trace, &step.machine, &step.simulation)))
 }
 
-/// For a page: close enough to show where the limit lies; `compare` searches longer.
-const EFFORT_OF_A_PAGE: Effort = Effort { instants: 300, steps: 400 };
-
 pub(crate) fn report(arguments: &ReportArgs) -> Result<String, Failure> {
     let step = Step::read(&arguments.step.inputs, &arguments.step.source)?;
     let mut report = simulate::report(&step.trace, &step.machine, &step.simulation);
     if !arguments.quick {
-        report.bound = Some(lower_bound(&step.trace, &step.machine, EFFORT_OF_A_PAGE).time);
+        report.bound = Some(bound(&step.trace, &step.file)?);
     }
     endurance::draw(&step, arguments, &mut report)?;
     Ok(report.to_html())

@@ -1,0 +1,155 @@
+//! The job files that come with fio: those about files and disks run here, or are refused for a reason that is named.
+//!
+//! They are fio's, and under its license, so they are read from where its package put them: Debian's `fio-examples`, or
+//! `TIDELOG_FIO_EXAMPLES`. What they work on is made small, and their engines become ours; everything else stays.
+
+mod common;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use common::temporary;
+use tidelog_tests::machine::{Directory, Ran, skip};
+
+/// Every example about files and disks, and what its refusal says; nothing if it runs.
+const EXAMPLES: [(&str, &str); 47] = [
+    ("1mbs_clients", ""),
+    ("aio-read", ""),
+    ("backwards-read", ""),
+    ("basic-verify", ""),
+    ("butterfly", ""),
+    ("cmdprio-bssplit", "log_prio: operations have no priority"),
+    ("cmdprio-percentage", "cmdprio_class: operations have no priority"),
+    ("cross-stripe-verify", "verify_dump: a stamp is compared"),
+    ("dedupe-global", "dedupe_percentage: what is written is never alike"),
+    ("disk-zone-profile", ""),
+    ("e4defrag", "ioengine=e4defrag: "),
+    ("e4defrag2", "ioengine=e4defrag: "),
+    ("enospc-pressure", "continue_on_error: the first operation that fails"),
+    ("exitwhat", ""),
+    ("falloc", "ioengine=falloc: "),
+    ("filecreate-ioengine", "create_on_open: files are made"),
+    ("filedelete-ioengine", "unlink is no option here"),
+    ("filestat-ioengine", "ioengine=filestat: "),
+    ("fio-rand-RW", ""),
+    ("fio-rand-read", ""),
+    ("fio-rand-write", ""),
+    ("fio-seq-RW", ""),
+    ("fio-seq-read", ""),
+    ("fio-seq-write", ""),
+    ("fixed-rate-submission", ""),
+    ("flow", ""),
+    ("fsx", ""),
+    ("ftruncate", "ioengine=ftruncate: "),
+    ("iometer-file-access-server", "a multiple of 4096 bytes"),
+    ("jesd219", "blockalign: operations are aligned"),
+    ("latency-profile", ""),
+    ("numa", "numa_mem_policy: memory comes from the node"),
+    ("poisson-rate-submission", ""),
+    ("rand-zones", ""),
+    ("ssd-steadystate", ""),
+    ("ssd-test", ""),
+    ("steadystate", "ss_dur: a job ends by size or runtime"),
+    ("surface-scan", "fill_device: it fills a file system"),
+    ("tiobench-example", ""),
+    ("uring-cmd-ng", "sqthread_poll: submissions go by a system call"),
+    ("uring-cmd-zoned", "zonemode=zbd: it needs a zoned device"),
+    ("waitfor", ""),
+    ("xnvme-compare", ""),
+    ("xnvme-zoned", "zonemode=zbd: it needs a zoned device"),
+    ("zbd-rand-write", "max_open_zones: zonemode=zbd needs a zoned device"),
+    ("zbd-seq-read", "read_beyond_wp: zonemode=zbd needs a zoned device"),
+    ("zipf", ""),
+];
+
+/// Where the examples are; `None`, said out loud, where they are not.
+fn examples(test: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os("TIDELOG_FIO_EXAMPLES")
+        .map_or_else(|| PathBuf::from("/usr/share/doc/fio/examples"), PathBuf::from);
+    if folder.join("basic-verify.fio").exists() {
+        return Some(folder);
+    }
+    skip(test, "fio's examples are not installed (Debian's package fio-examples)");
+    None
+}
+
+/// An example that works on little, in this directory, through our data paths.
+fn scaled(text: &str, directory: &Directory) -> String {
+    // Threads of its own that submit has one data path alone.
+    let engine = if text.contains("io_submit_mode=offload") { "posix" } else { "uring" };
+    let line = |line: &str| {
+        let Some((key, value)) = line.split_once('=') else { return line.to_owned() };
+        let number = || value.split([';', ' ', '\t']).next().unwrap_or_default();
+        // In a directory that is named itself a file's own name is enough.
+        let within = |name: &str| {
+            if text.contains("directory=") { name.to_owned() } else { directory.at(name) }
+        };
+        let small = match key.trim() {
+            "ioengine" => match value.trim() {
+                "libaio" | "sync" | "psync" | "null" => format!("tidelog-{engine}"),
+                "io_uring_cmd" => "tidelog-uring-cmd".to_owned(),
+                own => own.to_owned(),
+            },
+            "filename" => within(number().rsplit('/').next().unwrap_or_default()),
+            "directory" => directory.at(""),
+            "size" | "filesize" => "1m".to_owned(),
+            "runtime" | "timeout" => "1".to_owned(),
+            "zonesize" => "64k".to_owned(),
+            "zoneskip" => "512k".to_owned(),
+            "latency_window" => "20ms".to_owned(),
+            "ramp_time" => "100ms".to_owned(),
+            "startdelay" => format!("{}ms", number()),
+            "loops" => "3".to_owned(),
+            // Of bytes a second that are so few that a block takes hours.
+            "rate" => {
+                number().split(',').map(|rate| format!("{rate}k")).collect::<Vec<_>>().join(",")
+            }
+            _ => return line.to_owned(),
+        };
+        format!("{key}={small}")
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn every_example_about_files_and_disks_runs_or_is_refused_by_name() {
+    const TEST: &str = "every_example_about_files_and_disks_runs_or_is_refused_by_name";
+    let Some(folder) = examples(TEST) else { return };
+    let mut wrong = Vec::new();
+    let mut runs = 0;
+    for (name, refusal) in EXAMPLES {
+        let directory = temporary(&format!("example-{name}"));
+        let text = fs::read_to_string(folder.join(format!("{name}.fio"))).unwrap();
+        let file = directory.at("job.fio");
+        fs::write(&file, scaled(&text, &directory)).unwrap();
+        // What an example leaves to fio's defaults, or to whoever runs it.
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidelog-bench"));
+        command.current_dir(directory.at("")).args(["--ioengine=tidelog-uring", "--size=1m"]);
+        if name == "xnvme-compare" {
+            fs::write(directory.at("device"), vec![1; 1 << 20]).unwrap();
+            command.arg(format!("--filename={}", directory.at("device")));
+        }
+        let environment = [("FIO_RW", "randread"), ("FIO_IODEPTH", "4"), ("FIO_BS", "8k")];
+        let ran = Ran::of(command.envs(environment).arg(&file));
+        let expected = if refusal.is_empty() { 0 } else { 64 };
+        if ran.code != expected || !ran.err.contains(refusal) {
+            wrong.push(format!("{name}: {} instead of {expected}: {}", ran.code, ran.err));
+        }
+        runs += u32::from(refusal.is_empty());
+    }
+    println!("{runs} of {} run", EXAMPLES.len());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_page_names_every_example_that_is_refused_and_counts_those_that_run() {
+    let page = include_str!("../README.md");
+    let refused = EXAMPLES.iter().filter(|(_, refusal)| !refusal.is_empty());
+    for (name, _) in refused.clone() {
+        assert!(page.contains(name), "{name}");
+    }
+    let refused = refused.count();
+    assert!(page.contains(&format!("{} of them run", EXAMPLES.len() - refused)), "{refused}");
+    assert!(page.contains(&format!("and {refused} are refused")), "{refused}");
+}

@@ -1,0 +1,199 @@
+//! fio's options, each in a small job file of its own: what they do shows in what was moved, and where.
+
+mod common;
+
+use std::fs;
+use std::process::Command;
+
+use common::{bench, temporary};
+use serde_json::Value;
+use tidelog_tests::machine::{Directory, Ran, skip};
+
+/// What all of these jobs have in common. By the page cache, since nothing here is about how fast it is.
+const GLOBAL: &str = "[global]\nioengine=tidelog-posix\nbuffered=1\nsize=1m\nbs=16k\n";
+
+/// Runs a job file in a directory of its own; its relative names stand there.
+fn run(directory: &Directory, text: &str) -> Ran {
+    let file = directory.at("job.fio");
+    fs::write(&file, format!("{GLOBAL}{text}")).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidelog-bench"));
+    Ran::of(command.current_dir(directory.at("")).args([&file, "--output-format=json"]))
+}
+
+fn jobs(directory: &Directory, text: &str) -> Vec<Value> {
+    run(directory, text).expect(0).json()["jobs"].as_array().unwrap().clone()
+}
+
+fn ios(job: &Value) -> u64 {
+    ["read", "write", "trim"].iter().map(|way| job[way]["total_ios"].as_u64().unwrap()).sum()
+}
+
+/// The offsets in a log of bandwidth, in blocks of 16 KiB.
+fn blocks(directory: &Directory, log: &str) -> Vec<u64> {
+    let text = fs::read_to_string(directory.at(log)).unwrap();
+    let field = |line: &str| line.split(", ").nth(4).unwrap().parse::<u64>().unwrap() / 16384;
+    text.lines().map(field).collect()
+}
+
+const LOG: &str = "write_bw_log=log\nlog_offset=1\n";
+
+#[test]
+fn files_have_fios_names_in_the_directory_that_is_named() {
+    let directory = temporary("names");
+    fs::create_dir(directory.at("in")).unwrap();
+    let found = jobs(
+        &directory,
+        "[a]\nrw=write\ndirectory=in\nnumjobs=2\nnrfiles=2\n[b]\nrw=write\nfilename=own\ndirectory=in\n",
+    );
+    assert_eq!(found.len(), 3, "each of numjobs");
+    for (name, bytes) in
+        [("a.0.0", 512), ("a.0.1", 512), ("a.1.0", 512), ("a.1.1", 512), ("own", 1024)]
+    {
+        let file = fs::metadata(directory.at(&format!("in/{name}")));
+        assert_eq!(file.unwrap().len(), bytes << 10, "{name}");
+    }
+    let sized = jobs(&directory, "[c]\nrw=write\nfilesize=64k\nsize=1m\nnrfiles=2\n");
+    assert_eq!(fs::metadata(directory.at("c.0.1")).unwrap().len(), 64 << 10);
+    assert_eq!(ios(&sized[0]), 64, "size is what is moved");
+    let refused = run(&directory, "[d]\nrw=read\nallow_file_create=0\n").expect(64);
+    refused.says("d.0.0 does not exist, and allow_file_create is 0");
+    assert!(fs::metadata(directory.at("d.0.0")).is_err());
+}
+
+#[test]
+fn a_job_that_waits_for_another_finds_all_that_it_wrote() {
+    let directory = temporary("waits");
+    let text = "verify=crc32c\nfilename=data\n[writer]\nrw=randwrite\ndo_verify=0\nstartdelay=100ms\n\
+                [reader]\nrw=read\nwait_for=writer\n";
+    let found = jobs(&directory, text);
+    assert_eq!(found[1]["tidelog"]["verified_blocks"], 64);
+    run(&directory, "[reader]\nrw=read\nwait_for=nobody\n")
+        .expect(64)
+        .says("no job before this one");
+}
+
+#[test]
+fn a_job_that_ends_ends_others_and_groups_are_reported_apart() {
+    let directory = temporary("exitall");
+    let endless = "time_based\nruntime=1000\n";
+    let text = format!(
+        "group_reporting\nexitall\n[short]\nrw=write\nexit_what=stonewall\n[long]\nnew_group\nrw=write\nnumjobs=2\n{endless}\
+         [after]\nstonewall\nrw=write\nexit_what=all\n[beside]\nrw=write\n{endless}[never]\nstonewall\nrw=write\n"
+    );
+    let found = jobs(&directory, &text);
+    let told: Vec<_> = found
+        .iter()
+        .map(|job| (job["jobname"].as_str().unwrap(), job["groupid"].as_u64().unwrap()))
+        .collect();
+    assert_eq!(told, [("short", 0), ("long", 1), ("after", 2)], "after and beside are one group");
+}
+
+#[test]
+fn a_job_that_thinks_has_no_more_in_flight_than_comes_between() {
+    let directory = temporary("thinks");
+    let text = "[a]\nrw=randread\niodepth=32\nthinktime=500\nthinktime_blocks=4\nnumber_ios=42\n";
+    let found = &jobs(&directory, text)[0];
+    assert_eq!(ios(found), 42);
+    let levels = &found["iodepth_level"];
+    assert_eq!(
+        (&levels["8"], &levels["16"], &levels["32"]),
+        (&0.0.into(), &0.0.into(), &0.0.into())
+    );
+}
+
+#[test]
+fn jobs_of_a_flow_share_their_operations_by_weight() {
+    let directory = temporary("flow");
+    let text = "time_based\nruntime=1000\nexitall\n[light]\nrw=read\nflow=1\n\
+                [heavy]\nrw=read\nflow=8\nnumber_ios=1600\nflow_sleep=100\n";
+    let found = jobs(&directory, text);
+    let (light, heavy) = (ios(&found[0]), ios(&found[1]));
+    assert_eq!(heavy, 1600);
+    // What the light one does after the other is over it does alone, and that is not long.
+    assert!((200..1600).contains(&light), "{light} of 200");
+}
+
+#[test]
+fn what_comes_between_operations_is_left_out_or_leads_backwards() {
+    let directory = temporary("offsets");
+    let found = jobs(&directory, "[a]\nrw=write:48k\nsize=1m\nio_size=256k\nfilename=holes\n");
+    assert_eq!(ios(&found[0]), 16);
+    let bytes = fs::read(directory.at("holes")).unwrap();
+    for (block, content) in bytes.chunks(16384).enumerate() {
+        let is_written = content.iter().any(|byte| *byte != 0);
+        assert_eq!(is_written, block % 4 == 0, "block {block}");
+    }
+    jobs(&directory, &format!("[b]\nrw=read:-32k\nio_size=160k\nsize=160k\n{LOG}"));
+    let ours = blocks(&directory, "log_bw.1.log");
+    assert_eq!(ours, [0, 8, 7, 6, 5, 4, 3, 2, 1, 0]);
+    if Command::new("fio").arg("--version").output().is_err() {
+        return skip(
+            "what_comes_between_operations_is_left_out_or_leads_backwards",
+            "fio is not installed",
+        );
+    }
+    let fios =
+        "[b]\nrw=read:-32k\nsize=160k\nbs=16k\nwrite_bw_log=fio\nlog_offset=1\nfilename=theirs\n";
+    fs::write(directory.at("fio.fio"), fios).unwrap();
+    Ran::of(Command::new("fio").current_dir(directory.at("")).arg("fio.fio")).expect(0);
+    assert_eq!(blocks(&directory, "fio_bw.1.log"), ours);
+}
+
+#[test]
+fn zones_are_skipped_and_random_operations_go_where_they_are_told() {
+    let directory = temporary("zones");
+    jobs(
+        &directory,
+        &format!("[a]\nrw=read\nzonemode=strided\nzonesize=32k\nzoneskip=96k\nio_size=128k\n{LOG}"),
+    );
+    assert_eq!(blocks(&directory, "log_bw.1.log"), [0, 1, 8, 9, 16, 17, 24, 25]);
+    let text = format!("[b]\nrw=randread\nio_size=32m\nrandom_distribution=zoned:75/25:25/\n{LOG}");
+    jobs(&directory, &text);
+    let found = blocks(&directory, "log_bw.1.log");
+    let first = found.iter().filter(|block| **block < 16).count();
+    assert!(found.len() == 2048 && first.abs_diff(1536) < 100, "{first} of {}", found.len());
+}
+
+#[test]
+fn the_depth_that_keeps_to_a_latency_is_found_and_ends_the_job() {
+    let directory = temporary("latency");
+    let endless = "rw=randread\niodepth=8\ntime_based\nruntime=1000\nlatency_window=20ms\n";
+    let found = &jobs(&directory, &format!("[a]\n{endless}latency_target=100s\n"))[0];
+    assert_eq!(found["latency_depth"], 8, "all of it");
+    let refused =
+        run(&directory, &format!("[a]\n{endless}latency_target=1us\nlatency_percentile=99\n"));
+    refused.expect(1).says("latency_target: operations take longer even one at a time");
+    run(&directory, "[a]\nlatency_target=1s\n").expect(64).says("go together");
+}
+
+#[test]
+fn a_job_that_is_too_slow_ends() {
+    let directory = temporary("floor");
+    let text = "[a]\nrw=read\nrate=64k\nrate_min=1m\nratecycle=100\ntime_based\nruntime=1000\n";
+    run(&directory, text).expect(1).says("rate_min: ");
+}
+
+#[test]
+fn options_that_do_not_go_together_are_refused() {
+    let directory = temporary("together");
+    for (text, said) in [
+        ("random_distribution=zipf:1.2\nrw=read", "is for random loads"),
+        ("random_distribution=zipf:1.2\nrw=randwrite\nverify=crc32c", "verify needs each block"),
+        ("rw=randread:8", "an offset is for read and write alone"),
+        ("rw=write:-16k", "the same block"),
+        ("rw=read:1k", "multiple of 4096"),
+        ("zonemode=strided", "needs zonesize"),
+        ("zonesize=64k", "for zonemode=strided"),
+        ("zonemode=zbd\nzonesize=64k", "needs a zoned device"),
+        ("rate_process=poisson", "needs rate or rate_iops"),
+        ("io_submit_mode=inline", "tidelog-posix has threads that submit"),
+        ("verify=md5", "there is crc32c"),
+        ("directory=a:b", "one directory"),
+        ("level=log\nfilename=x\nthinktime=5", "thinktime is for the raw level"),
+    ] {
+        run(&directory, &format!("[a]\n{text}\n")).expect(64).says(said);
+    }
+    bench(&["--name=a", "--ioengine=tidelog-sim", "--size=1m", "--iodepht=4"])
+        .expect(64)
+        .says("--iodepth");
+}
