@@ -86,24 +86,41 @@ pub struct DamagedTensor {
     pub why: String,
 }
 
-/// A copy of a share's index that lacks what was written last, as after a process that was killed.
+/// What the next open will write, though nothing is damaged.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unsettled {
-    /// The share.
-    pub share: u32,
-    /// The device.
-    pub device: String,
-    /// What it lacks.
-    pub what: String,
+pub enum Unsettled {
+    /// A copy of a share's index that lacks what was written last, as after a process that was killed.
+    Copy {
+        /// The share.
+        share: u32,
+        /// The device.
+        device: String,
+        /// What it lacks.
+        what: String,
+    },
+    /// An index that fits no checkpoint as it is. Versions before its growth took commits all the same.
+    Index {
+        /// The share.
+        share: u32,
+        /// What its tensors take.
+        needed: ByteCount,
+        /// What there is room for.
+        room: ByteCount,
+    },
 }
 
 impl fmt::Display for Unsettled {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            out,
-            "{}: the index of share {} in this copy: {}",
-            self.device, self.share, self.what
-        )
+        match self {
+            Self::Copy { share, device, what } => {
+                write!(out, "{device}: the index of share {share} in this copy: {what}")
+            }
+            Self::Index { share, needed, room } => write!(
+                out,
+                "the index of share {share} needs {needed} and its place has {room}; \
+                 the next open has it go on in free segments, if there are any"
+            ),
+        }
     }
 }
 
@@ -247,12 +264,17 @@ fn check_members(
                     match copy.state {
                         CopyState::Whole => (),
                         CopyState::Behind(what) => {
-                            unsettled.push(Unsettled { share, device, what });
+                            unsettled.push(Unsettled::Copy { share, device, what });
                         }
                         CopyState::Damaged(why) => {
                             damage.push(Damage::IndexCopy { share, device, why });
                         }
                     }
+                }
+                let (needed, room) = (index.usage.live, index.usage.room);
+                // An index that is in segments already gets those of its other slot when the pool is opened.
+                if needed > room && index.usage.segments == 0 {
+                    unsettled.push(Unsettled::Index { share, needed, room });
                 }
                 tensors.extend(index.tensors.into_iter().map(|tensor| (share, tensor)));
             }

@@ -244,6 +244,13 @@ fn a_pool_with_an_index_that_was_never_written_whole_opens_and_is_emptied() {
     // As versions before this one left it: acknowledged records of an index that fits no checkpoint.
     let disks = disks(2, ByteCount::mib(4));
     let place = overfull(&disks, false);
+    let report = inspect::check_sim(&disks).unwrap();
+    assert_eq!(report.damage, []);
+    assert!(
+        matches!(report.unsettled.as_slice(), [inspect::Unsettled::Index { share: 0, .. }]),
+        "{:?}",
+        report.unsettled
+    );
     let pool = open(&disks);
     assert_eq!(fillers(&pool), 230);
     assert!(index(&pool).segments > 0);
