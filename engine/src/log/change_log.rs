@@ -207,7 +207,7 @@ impl ChangeLog {
     /// A device failed.
     pub fn format<M: Media>(place: Place, media: &M) -> Result<(), AppendError<M::Error>> {
         // The epoch before the first; its slot holds nothing.
-        Self::resume(place, 1, 0, 0, 0).checkpoint(media, &[] as &[TensorEntry], &[])
+        Self::resume(place, 1, 0, 0, 0).checkpoint(media, &[] as &[TensorEntry], &[]).map(drop)
     }
 
     /// The record of these changes, for which there must be room. Once it is on media, [`Self::complete`] must
@@ -287,12 +287,13 @@ impl ChangeLog {
     ) -> Result<(), AppendError<M::Error>> {
         self.refuse_if_stopped()?;
         if !self.has_room_for(&changes) {
-            return self.checkpoint(media, &after(&changes), &[]);
+            return self.checkpoint(media, &after(&changes), &[]).map(drop);
         }
         self.write(media, self.record(changes))
     }
 
-    /// Writes the whole index into the other slot, which is then current, and its `segments`, and waits for it.
+    /// Writes the whole index into the other slot, which is then current, and its `segments`, and waits for it. Answers
+    /// how many of these it goes on in.
     ///
     /// # Errors
     /// See [`AppendError`].
@@ -301,10 +302,12 @@ impl ChangeLog {
         media: &M,
         tensors: &[impl Borrow<TensorEntry>],
         segments: &[u32],
-    ) -> Result<(), AppendError<M::Error>> {
+    ) -> Result<usize, AppendError<M::Error>> {
         self.refuse_if_stopped()?;
         let append = self.next_checkpoint(tensors, segments)?;
-        self.write(media, append)
+        let used = append.checkpoint.map_or(0, |(_, used)| used);
+        self.write(media, append)?;
+        Ok(used)
     }
 
     /// The devices that carry the metadata.

@@ -179,8 +179,7 @@ fn settle<M: Media>(
         log.end_here();
         return Ok(());
     };
-    log.checkpoint(media, &contents.durable_after(&[]), &segments)?;
-    let used = segments.len();
+    let used = log.checkpoint(media, &contents.durable_after(&[]), &segments)?;
     contents.checkpoint_is_written(slot, used);
     Ok(())
 }

@@ -118,6 +118,7 @@ fn space(pool: &PoolStats) -> Value {
         "live": pool.space.live.0,
         "dead": pool.space.dead.0,
         "free": pool.space.free.0,
+        "index": pool.space.index.0,
     })
 }
 

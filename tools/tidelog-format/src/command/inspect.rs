@@ -92,8 +92,8 @@ fn share_text(share: &ShareView) -> String {
     let space = &index.space;
     let _ = writeln!(
         text,
-        "  space {}: live {}, dead {}, free {}; index epoch {}",
-        space.capacity, space.live, space.dead, space.free, index.epoch
+        "  space {}: live {}, dead {}, free {}, index {}; index epoch {}",
+        space.capacity, space.live, space.dead, space.free, space.index, index.epoch
     );
     for copy in &index.copies {
         let what = match &copy.state {
@@ -227,6 +227,7 @@ fn index_json(index: &IndexView) -> Value {
         "live_bytes": index.space.live.0,
         "dead_bytes": index.space.dead.0,
         "free_bytes": index.space.free.0,
+        "index_bytes": index.space.index.0,
         "copies": copies,
         "tensors": tensors,
     })
