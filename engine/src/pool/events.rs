@@ -145,53 +145,57 @@ mod tests {
     use super::*;
 
     /// What a device has seen: the last event, and the one that it knows all devices had, each a number and an id.
-    fn seen(begun: (u64, u128), confirmed: (u64, u128)) -> Option<Events> {
+    fn seen(begun: (u64, u128), confirmed: (u64, u128)) -> Events {
         let [begun, confirmed] = [begun, confirmed].map(|(number, id)| Event { number, id });
-        Some(Events { begun, confirmed })
+        Events { begun, confirmed }
     }
 
-    fn all_had(number: u64) -> Option<Events> {
+    fn all_had(number: u64) -> Events {
         seen((number, number.into()), (number, number.into()))
     }
 
-    fn begun(number: u64) -> Option<Events> {
+    fn begun(number: u64) -> Events {
         seen((number, number.into()), (number - 1, u128::from(number) - 1))
     }
 
-    fn older(found: &[Option<Events>]) -> Vec<String> {
+    fn older<const COUNT: usize>(found: [Events; COUNT]) -> Vec<String> {
+        older_of_known(&found.map(Some))
+    }
+
+    fn older_of_known(found: &[Option<Events>]) -> Vec<String> {
         let names: Vec<String> = (0..found.len()).map(|at| format!("device{at}")).collect();
         older_copies(found, &names).into_iter().map(|it| it.device).collect()
     }
 
     #[test]
     fn a_device_that_lacks_what_another_confirms_is_an_older_copy() {
-        assert_eq!(older(&[all_had(7), all_had(5)]), ["device1"]);
-        assert_eq!(older(&[begun(5), all_had(7)]), ["device0"]);
-        assert_eq!(older(&[Some(Events::NONE), all_had(1)]), ["device0"]);
-        assert_eq!(older(&[all_had(6), all_had(7), all_had(3)]), ["device0", "device2"]);
+        assert_eq!(older([all_had(7), all_had(5)]), ["device1"]);
+        assert_eq!(older([begun(5), all_had(7)]), ["device0"]);
+        assert_eq!(older([Events::NONE, all_had(1)]), ["device0"]);
+        assert_eq!(older([all_had(6), all_had(7), all_had(3)]), ["device0", "device2"]);
         // Also where the others were killed in the midst of the next event.
-        assert_eq!(older(&[begun(8), all_had(6)]), ["device1"]);
+        assert_eq!(older([begun(8), all_had(6)]), ["device1"]);
     }
 
     #[test]
     fn what_a_crash_leaves_is_no_older_copy() {
-        assert!(older(&[None, None]).is_empty());
-        assert!(older(&[Some(Events::NONE), Some(Events::NONE)]).is_empty());
+        assert!(older_of_known(&[None, None]).is_empty());
+        assert!(older([Events::NONE, Events::NONE]).is_empty());
         // Killed while it was begun, while it was confirmed, and after it was.
-        assert!(older(&[begun(8), all_had(7)]).is_empty());
-        assert!(older(&[all_had(8), begun(8)]).is_empty());
-        assert!(older(&[all_had(8), all_had(8)]).is_empty());
+        assert!(older([begun(8), all_had(7)]).is_empty());
+        assert!(older([all_had(8), begun(8)]).is_empty());
+        assert!(older([all_had(8), all_had(8)]).is_empty());
         // Twice, before any device had the other one.
-        assert!(older(&[seen((8, 2), (7, 7)), seen((8, 3), (7, 7))]).is_empty());
+        assert!(older([seen((8, 2), (7, 7)), seen((8, 3), (7, 7))]).is_empty());
         // A block that rotted says nothing.
-        assert!(older(&[all_had(8), None]).is_empty());
-        assert!(older(&[all_had(8)]).is_empty());
+        assert!(older_of_known(&[Some(all_had(8)), None]).is_empty());
+        assert!(older([all_had(8)]).is_empty());
     }
 
     #[test]
     fn devices_that_were_used_apart_are_not_taken_for_one_pool() {
-        assert_eq!(older(&[seen((8, 3), (8, 3)), seen((8, 2), (8, 2))]), ["device0"]);
-        assert_eq!(older(&[seen((8, 3), (7, 7)), seen((8, 2), (8, 2))]), ["device0"]);
-        assert_eq!(older(&[seen((9, 4), (8, 3)), seen((8, 2), (8, 2))]), ["device0"]);
+        assert_eq!(older([seen((8, 3), (8, 3)), seen((8, 2), (8, 2))]), ["device0"]);
+        assert_eq!(older([seen((8, 3), (7, 7)), seen((8, 2), (8, 2))]), ["device0"]);
+        assert_eq!(older([seen((9, 4), (8, 3)), seen((8, 2), (8, 2))]), ["device0"]);
     }
 }

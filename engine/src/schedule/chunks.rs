@@ -123,7 +123,9 @@ mod tests {
             assert_eq!(take_all(&mut chunks, device, Ahead).len(), 8, "device {device}");
         }
         assert!(take_all(&mut chunks, 1, Urgent).is_empty());
-        ahead.into_iter().for_each(|chunk| chunks.give_back(DeviceIndex(0), chunk));
+        for chunk in ahead {
+            chunks.give_back(DeviceIndex(0), chunk);
+        }
         assert_eq!(take_all(&mut chunks, 4, Ahead).len(), 24, "the reserve is whole again");
     }
 
@@ -135,7 +137,9 @@ mod tests {
                     let mut chunks = chunks(count, devices);
                     let taken = take_all(&mut chunks, device, urgency);
                     assert!(!taken.is_empty(), "{count} chunks, {devices} devices");
-                    taken.into_iter().for_each(|it| chunks.give_back(DeviceIndex(device), it));
+                    for chunk in taken {
+                        chunks.give_back(DeviceIndex(device), chunk);
+                    }
                     assert_eq!(chunks.free.len(), count as usize);
                     assert_eq!(chunks.owed, chunks.share * devices);
                 }

@@ -97,8 +97,9 @@ struct LatencyCounters {
 
 impl PulseCounters {
     pub(super) fn new(start: Instant) -> Self {
-        let (in_flight, heard) = Default::default();
-        Self { start, in_flight, heard, reads: Default::default(), writes: Default::default() }
+        let [in_flight, heard] = [0, 0].map(AtomicU64::new);
+        let [reads, writes] = [(); 2].map(|()| LatencyCounters::default());
+        Self { start, in_flight, heard, reads, writes }
     }
 
     /// It was given an operation at this time. Only the reactor thread calls this, and [`Self::answered`].

@@ -207,7 +207,7 @@ impl Worker {
     fn look_at_clock(&mut self) {
         const ROUNDS: u32 = 16;
         self.rounds = self.rounds.wrapping_add(1);
-        if !self.options.stepped && self.rounds % ROUNDS == 0 {
+        if !self.options.stepped && self.rounds.is_multiple_of(ROUNDS) {
             self.now = self.start.elapsed().as_nanos() as u64;
         }
     }

@@ -82,7 +82,7 @@ fn an_older_copy_shows_after_a_power_cut_too() {
         let disks = disks_of_a_pool();
         let mut older = disks[0].snapshot();
         let pool = Pool::open_sim(&disks, &quick()).unwrap();
-        disks.iter().for_each(|disk| disk.cut_power(cut));
+        cut_power(&disks, cut);
         drop(pool);
         disks[0].swap(&mut older);
         assert_eq!(refused(&disks), ["sim0"], "{cut:?}");
@@ -134,7 +134,9 @@ fn a_device_whose_count_has_rotted_is_not_refused_and_has_one_again() {
     let at = crate::layout::HOLDERS_OFFSET + 1072;
     disks[1].rot(at, 1);
     use_it(&disks, 1);
-    disks.iter().for_each(|disk| disk.rot(at, 1));
+    for disk in &disks {
+        disk.rot(at, 1);
+    }
     use_it(&disks, 2);
     let mut older = disks[1].snapshot();
     use_it(&disks, 3);
