@@ -13,6 +13,10 @@ const LATENCY_MOST: u64 = 3_600_000_000_000;
 /// iterations of a simulation stay exact.
 const MOVING_MOST: u128 = 1 << 53;
 
+/// The longest that moving as much as the budget may take, in nanoseconds (36 years): a made-up budget without end is no
+/// reason to refuse a machine, unless times wrap.
+const MEMORY_TIME_MOST: u128 = 1 << 60;
+
 /// What is wrong with a machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MachineError {
@@ -139,6 +143,10 @@ impl Machine {
         let too_slow = |what: &str, value, unit| {
             Err(MachineError::TooSlow { what: what.to_owned(), value, unit, touched })
         };
+        // The policies reckon in parts of the time in which all memory moves.
+        let slowest = self.links().map(|(_, link)| link.0).min().unwrap_or(1);
+        let most = u64::try_from(MEMORY_TIME_MOST * u128::from(slowest) / 1_000_000_000);
+        within("budget", self.budget.0, most.unwrap_or(u64::MAX), BYTES)?;
         for (what, link) in self.links() {
             if bytes * 1_000_000_000 / u128::from(link.0) > MOVING_MOST {
                 return too_slow(what, link.0, PER_SECOND);
