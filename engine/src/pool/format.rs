@@ -16,7 +16,7 @@ use crate::layout::{
     SuperblockError, protective_mbr,
 };
 use crate::log::{ChangeLog, Media, Place};
-use crate::path::device::users::other_use;
+use crate::path::device::users::other_use_unless;
 use crate::path::sim::SimDisk;
 use crate::path::{Device, DeviceOpenError, DeviceSpec, OpenMode, PathChoice};
 use crate::schedule::Reactor;
@@ -206,17 +206,15 @@ pub(super) fn existing(
 /// that; a block device is claimed.
 fn refuse_users(spec: &DeviceSpec) -> Result<(), FormatError> {
     let path = spec.target();
-    let is_file = path.metadata().is_ok_and(|metadata| metadata.is_file());
-    let system =
-        |source| FormatError::Device(DeviceOpenError::Open { path: spec.target(), source });
-    if !is_file || LockedFile::open_to_read(&path).is_ok_and(|file| file.is_held()) {
+    if !path.metadata().is_ok_and(|metadata| metadata.is_file()) {
         return Ok(());
     }
-    match other_use(&path).map_err(system)? {
-        Some(how) if !LockedFile::open_to_read(&path).is_ok_and(|file| file.is_held()) => {
-            Err(FormatError::Device(DeviceOpenError::Used { path, how }))
-        }
-        _ => Ok(()),
+    // Another formatter has it open a moment before it has the shares.
+    let is_pool = || LockedFile::open_to_read(&path).is_ok_and(|file| file.is_held());
+    match other_use_unless(&path, is_pool) {
+        Ok(None) => Ok(()),
+        Ok(Some(how)) => Err(FormatError::Device(DeviceOpenError::Used { path, how })),
+        Err(source) => Err(FormatError::Device(DeviceOpenError::Open { path, source })),
     }
 }
 

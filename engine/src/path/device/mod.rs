@@ -69,7 +69,7 @@ pub enum DeviceOpenError {
         path: PathBuf,
     },
     /// Another program has a file locked, or open for writing.
-    #[error("{path} is {how}; end that program first (fuser -v shows it)")]
+    #[error("{path} is in use, {how}; end that program first (fuser -v shows it)")]
     Used {
         /// Where.
         path: PathBuf,

@@ -47,8 +47,22 @@ impl fmt::Display for Use {
 /// # Errors
 /// It cannot be opened.
 pub fn other_use(path: &Path) -> io::Result<Option<Use>> {
+    other_use_unless(path, || false)
+}
+
+/// The same, unless who uses it `is_known` at some time meanwhile.
+///
+/// # Errors
+/// It cannot be opened.
+pub(crate) fn other_use_unless(
+    path: &Path,
+    is_known: impl Fn() -> bool,
+) -> io::Result<Option<Use>> {
     let deadline = Instant::now() + PATIENCE;
     loop {
+        if is_known() {
+            return Ok(None);
+        }
         let found = other_use_now(path)?;
         if found.is_none() || Instant::now() >= deadline {
             return Ok(found);
