@@ -55,11 +55,11 @@ impl Environment {
     /// The process's environment, started if nobody has done so yet.
     pub(super) fn get() -> Result<&'static Self, EnvironmentError> {
         let started = STARTED.get();
-        let Some(starter) = started.inherited_from() else {
+        let Some(parent) = started.inherited_from() else {
             return started.get_or_init(Self::start).as_ref().map_err(Clone::clone);
         };
         Err(EnvironmentError(format!(
-            "process {starter} started it, of which this one is a fork, and its thread is there alone; open the devices in a \
+            "process {parent} started it, of which this one is a fork, and its thread is there alone; open the devices in a \
              process that is started anew (in Python: multiprocessing's start method \"spawn\")"
         )))
     }
