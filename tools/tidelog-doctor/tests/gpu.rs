@@ -73,7 +73,8 @@ fn every_way_from_every_gpu_is_proven_or_says_why_not() {
             let mapped = "mapped by gdrcopy 2.5, can be read by other devices";
             let drives = format!("the kernel drives that of {}", scratch.path().display());
             assert!(row.why.contains(mapped) && row.why.contains(&drives), "{row:?}");
-            assert_eq!(row.next, "cargo build --release -p tidelog-doctor --features spdk");
+            // SPDK would take none of the SSDs of this tree, so no build with it is advised.
+            assert_eq!(row.next, "");
             continue;
         }
         proven(row);
@@ -174,7 +175,7 @@ fn one_failure_makes_one_row_say_exactly_why() {
         (("flip", 0, 1, 1), By::Uring, WrongBytes, "wrong bytes came back: CRC32C 0x", dmesg),
         // After those that open the pool.
         (("read", 40, -2, -1), By::Gds, WrongBytes, "the medium is damaged there", dmesg),
-        (("write", 0, libc::EIO, 1), By::Gds, Failed, "failed on", dmesg),
+        (("write", 40, libc::EIO, 1), By::Gds, Failed, "failed on", dmesg),
         (("driver_open", 0, 5001, -1), By::Gds, Absent, "nvidia-fs is not loaded", load_nvidia_fs),
         (("properties", 0, 5011, -1), By::Gds, Absent, "not read its properties", "gdscheck -p"),
         (("gdr_open", 0, 1, -1), By::Gdrcopy, Absent, "modprobe gdrdrv", "sudo modprobe gdrdrv"),
@@ -234,7 +235,7 @@ fn without_a_gpu_each_way_from_one_says_why() {
 
 /// The tool itself, which finds the fake as it would find the driver.
 #[test]
-fn the_page_has_the_rows_and_ends_with_the_next_command() {
+fn the_page_has_the_rows_and_no_command_that_would_be_refused() {
     let fake = FakeGpu::start(1, 2);
     let machine = Machine::new("gpu-page");
     let scratch = Directory::new("doctor-gpu-page-area").unwrap();
@@ -258,14 +259,12 @@ fn the_page_has_the_rows_and_ends_with_the_next_command() {
         assert!(told.out.contains(expected), "{expected:?} is not in\n{}", told.out);
     }
     assert!(told.out.lines().count() <= 60, "{}", told.out);
-    let next =
-        "\nNext\n  spdk            cargo build --release -p tidelog-doctor --features spdk\n";
-    assert!(told.out.ends_with(next), "{}", told.out);
+    assert!(!told.out.contains("\nNext\n"), "none that would not be refused: {}", told.out);
     let page = run(Path::new("/nowhere/libgdrapi.so"), "json").json();
     let rows = page["paths"].as_array().unwrap();
     let row = rows.iter().find(|row| row["path"] == "gdrcopy").unwrap();
     assert_eq!((&row["gpu"], &row["memory"]), (&Value::from(0), &Value::from("gpu")));
     assert!(row["why"].as_str().unwrap().contains("libgdrapi is not found"), "{row:#}");
     assert_eq!(row["next"], "sudo apt install libgdrapi gdrdrv-dkms");
-    assert_eq!(page["next"]["path"], "spdk", "{page:#}");
+    assert_eq!(page["next"]["path"], "gdrcopy GPU 0", "{page:#}");
 }

@@ -294,7 +294,7 @@ impl Program {
     fn check_space(&self) -> SpaceUse {
         let audit = self.pool.audit();
         let space = audit.unwrap_or_else(|broken| panic!("{}: {broken}", self.at()));
-        let sum = space.live.0 + space.dead.0 + space.free.0 + space.reserved.0;
+        let sum = space.live.0 + space.dead.0 + space.free.0 + space.reserved.0 + space.index.0;
         assert_eq!(sum, space.capacity.0, "{}", self.at());
         space
     }
