@@ -24,17 +24,48 @@ pub struct OlderCopy {
     pub why: String,
 }
 
-/// What each of these devices has seen of a share; `None` where it cannot be read.
-pub(super) fn read<'a>(
+/// What each of these devices has seen of a share; `None` where it has no count, or a damaged one.
+///
+/// # Errors
+/// A device cannot be read: nobody can say then that it is not older.
+fn read<'a>(
     members: impl Iterator<Item = &'a Member>,
     pool: u128,
     share: u32,
-) -> Vec<Option<Events>> {
+) -> Result<Vec<Option<Events>>, OpenError> {
     let read = |member: &Member| {
-        let block = member.read(holder_offset(share), BLOCK_BYTES as usize).ok()?;
-        Events::decode(&block, pool, share)
+        let block = member.read(holder_offset(share), BLOCK_BYTES as usize);
+        let block = block.map_err(|source| OpenError::System {
+            what: format!("cannot read the event count of share {share} on {}", member.name()),
+            source,
+        })?;
+        Ok(Events::decode(&block, pool, share))
     };
     members.map(read).collect()
+}
+
+/// How often a share is read that somebody else may be opening meanwhile.
+const READS: usize = 3;
+
+/// The devices, of these of a pool, that lack an event of a share which another one confirms. Who reads without the
+/// share's lock may read one device before an event and the next one after it, so what looks older is read again.
+///
+/// # Errors
+/// A device cannot be read.
+pub(super) fn older_of_share<'a>(
+    members: impl Iterator<Item = &'a Member> + Clone,
+    pool: u128,
+    share: u32,
+) -> Result<Vec<OlderCopy>, OpenError> {
+    let names: Vec<String> = members.clone().map(Member::name).collect();
+    let mut older = Vec::new();
+    for _ in 0..READS {
+        older = older_copies(&read(members.clone(), pool, share)?, &names);
+        if older.is_empty() {
+            break;
+        }
+    }
+    Ok(older)
 }
 
 /// The last event that all devices of a pool had, by what these say; which of them says it.
@@ -44,7 +75,7 @@ fn confirmed(found: &[Option<Events>]) -> Option<(usize, Event)> {
 }
 
 /// The devices that lack an event which another one confirms, of those with these names.
-pub(super) fn older_copies(found: &[Option<Events>], names: &[String]) -> Vec<OlderCopy> {
+fn older_copies(found: &[Option<Events>], names: &[String]) -> Vec<OlderCopy> {
     let Some((newest, last)) = confirmed(found) else { return Vec::new() };
     let why = |Events { begun, confirmed }: Events| {
         let (number, other) = (begun.number, &names[newest]);
@@ -78,21 +109,24 @@ pub(super) struct EventCount {
 }
 
 impl EventCount {
-    /// Reads it, and signs the share's doors with this process's name.
+    /// Reads it, and signs the share's doors with this process's name. A device that is an older copy of itself by the
+    /// count of another of the `shares` is one for this share, too: it would take writes that its twin lacks.
     ///
     /// # Errors
-    /// A device is an older copy of itself, unless `accept` says that it may be; or cannot be signed.
+    /// A device is an older copy of itself, unless `accept` says that it may be; or cannot be read or signed.
     pub(super) fn begin(
         members: &Members,
         pool: u128,
-        share: u32,
+        (share, shares): (u32, u32),
         accept: bool,
     ) -> Result<Self, OpenError> {
-        let found = read(members.0.iter(), pool, share);
-        let older = older_copies(&found, &members.names());
-        if !accept && !older.is_empty() {
-            return Err(OpenError::OlderCopy { share, devices: older });
+        for share in (0..shares).filter(|_| !accept) {
+            let devices = older_of_share(members.0.iter(), pool, share)?;
+            if !devices.is_empty() {
+                return Err(OpenError::OlderCopy { share, devices });
+            }
         }
+        let found = read(members.0.iter(), pool, share)?;
         let holder = if members.are_simulated() { Holder::nobody() } else { this_process() };
         // A device whose count is damaged is one of the pool's now, and must not look older than that.
         let confirmed = confirmed(&found).map_or(Event::default(), |(_, event)| event);

@@ -88,7 +88,8 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
     let no_share = OpenError::NoShare { share, shares: geometry.shares };
     let place = Place::new(pool, share, &geometry).ok_or(no_share)?;
     owner::claim(&members, pool)?;
-    let mut events = EventCount::begin(&members, pool, share, options.accept_older_copies)?;
+    let mut events =
+        EventCount::begin(&members, pool, (share, geometry.shares), options.accept_older_copies)?;
     let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
     let (backend, gpu) = (options.backend.as_deref(), options.gpu.as_ref());
     let provider = || members.provider(options.path, backend, gpu, mode);
@@ -189,14 +190,16 @@ fn settle<M: Media>(
 fn readers(members: &Members, chunk: ByteCount, options: &OpenOptions) -> usize {
     /// Threads in all. Four cores compare more with checksums than a machine's SSDs read.
     const THREADS_MAX: usize = 4;
-    /// Chunks of staging memory for each, so that its devices do not wait for them.
+    /// Chunks of staging memory for each, so that its devices do not wait for them; at least two for each device, of
+    /// which none can take the last.
     const CHUNKS: u64 = 8;
     let alone = options.stepped || options.backend.is_some() || options.gpu.is_some();
     if alone || !members.are_of_the_kernel() {
         return 0;
     }
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let by_staging = (options.staging.0 / chunk.0 / CHUNKS) as usize;
+    let chunks = CHUNKS.max(2 * members.0.len() as u64);
+    let by_staging = (options.staging.0 / chunk.0 / chunks) as usize;
     let threads = members.0.len().min(processors).min(by_staging).min(THREADS_MAX);
     threads.saturating_sub(1)
 }

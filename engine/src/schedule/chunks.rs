@@ -83,14 +83,15 @@ impl Chunks {
     }
 
     /// Half of them is divided among the devices, the rest is for whoever comes first. So one device alone works with
-    /// more than half of them.
+    /// more than half of them. Where half does not go round, each device has one as long as there are more.
     fn divide(&mut self) {
         let devices = self.held.len() - 1;
-        self.share = self.living.checked_div(2 * devices).unwrap_or(0);
-        let lacking = |held: &usize| self.share.saturating_sub(*held);
-        self.owed = self.held[..devices].iter().map(lacking).sum();
         // An urgent piece should find one without waiting for a device.
         self.reserve = if self.living >= 4 { (self.living / 8).max(1) } else { 0 };
+        let one = usize::from(self.living > devices + self.reserve);
+        self.share = self.living.checked_div(2 * devices).unwrap_or(0).max(one);
+        let lacking = |held: &usize| self.share.saturating_sub(*held);
+        self.owed = self.held[..devices].iter().map(lacking).sum();
     }
 }
 
@@ -127,6 +128,16 @@ mod tests {
             chunks.give_back(DeviceIndex(0), chunk);
         }
         assert_eq!(take_all(&mut chunks, 4, Ahead).len(), 24, "the reserve is whole again");
+    }
+
+    #[test]
+    fn each_of_many_devices_has_one_where_half_of_them_do_not_go_round() {
+        let mut chunks = chunks(16, 9);
+        let all = take_all(&mut chunks, 0, Urgent);
+        assert_eq!(all.len(), 16 - 8);
+        for device in 1..9 {
+            assert_eq!(take_all(&mut chunks, device, Ahead).len(), 1, "device {device}");
+        }
     }
 
     #[test]

@@ -25,8 +25,8 @@ pub(super) fn of_share<'a>(
     pool: u128,
     share: u32,
 ) -> Vec<OlderCopy> {
-    let names: Vec<String> = members.clone().map(Member::name).collect();
-    events::older_copies(&events::read(members, pool, share), &names)
+    // What cannot be read is told as damage.
+    events::older_of_share(members, pool, share).unwrap_or_default()
 }
 
 /// Makes older copies of devices what counts from now on, where what was used last is lost for good; answers which

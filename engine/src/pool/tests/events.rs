@@ -129,6 +129,30 @@ fn a_crash_at_any_write_or_flush_of_an_opening_or_closing_makes_no_device_an_old
 }
 
 #[test]
+fn a_device_that_is_older_for_one_share_is_refused_to_all() {
+    let disks: Vec<SimDisk> = (0..3).map(|_| SimDisk::new(ByteCount::mib(32))).collect();
+    Pool::format_sim(&disks, &FormatOptions { share_count: 2, ..FormatOptions::default() })
+        .unwrap();
+    let use_share = |share, number| {
+        let pool = Pool::open_sim(&disks, &OpenOptions { share, ..quick() }).unwrap();
+        commit(&pool, number);
+        pool.close().unwrap();
+    };
+    use_share(0, 0);
+    let mut older = disks[1].snapshot();
+    use_share(1, 1);
+    disks[1].swap(&mut older);
+    for share in [0, 1] {
+        let refused = Pool::open_sim(&disks, &OpenOptions { share, ..quick() });
+        let Err(OpenError::OlderCopy { share: 1, devices }) = refused else { panic!("{share}") };
+        assert_eq!(devices[0].device, "sim1");
+    }
+    disks[1].swap(&mut older);
+    use_share(0, 2);
+    use_share(1, 3);
+}
+
+#[test]
 fn a_device_whose_count_has_rotted_is_not_refused_and_has_one_again() {
     let disks = disks_of_a_pool();
     let at = crate::layout::HOLDERS_OFFSET + 1072;
