@@ -350,7 +350,7 @@ mod tests {
             bad[byte] ^= 0xFF;
             assert!(Superblock::is_marked(&bad), "byte {byte}");
         }
-        for other in [&[0; 8], b"EFI PART", b"TIDEHOLD"] {
+        for other in [&[0; 8], b"EFI PART", b"LABELONE"] {
             assert!(!Superblock::is_marked(other), "{other:?}");
         }
     }
