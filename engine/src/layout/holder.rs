@@ -83,6 +83,11 @@ impl Holder {
         Self { process: 0, command: String::new(), since: 0 }
     }
 
+    /// Whether a block begins as a holder block does, though it be damaged.
+    pub fn is_marked(block: &[u8]) -> bool {
+        super::is_marked(block, MAGIC)
+    }
+
     /// The block that stands on the media, with the events that were counted.
     pub fn encode(&self, pool: u128, share: u32, events: Events) -> Vec<u8> {
         let mut block = HolderOnMedia::zeroed();

@@ -32,7 +32,9 @@ pub use geometry::{Geometry, GeometryError, GeometryRequest, ShareArea, SlotArea
 pub use holder::{Holder, utc};
 pub use log_image::LogImage;
 pub use owner::Owner;
-pub use superblock::{FORMAT_VERSION, MAGIC, Superblock, SuperblockError, protective_mbr};
+pub use superblock::{
+    FORMAT_VERSION, MAGIC, Superblock, SuperblockError, is_protective_mbr, protective_mbr,
+};
 pub use tensor::{LifetimeClass, NAME_BYTES_MAX, Run, TensorId, TensorKey};
 
 /// The unit of everything on the media: one block. No extent starts or ends off a block boundary.
@@ -61,6 +63,14 @@ const _: () = assert!(OWNER_OFFSET + BLOCK_BYTES <= METADATA_OFFSET);
 /// How many blocks hold `bytes`.
 pub const fn blocks_for(bytes: u64) -> u64 {
     bytes.div_ceil(BLOCK_BYTES)
+}
+
+/// Whether a block begins with a structure's mark, a few bits of which may have rotted. Of 64 bits that are anything else,
+/// many more differ.
+fn is_marked(block: &[u8], magic: [u8; 8]) -> bool {
+    const ROTTEN_BITS_MAX: u32 = 8;
+    let differ = |(one, other): (&u8, &u8)| (one ^ other).count_ones();
+    block.len() >= 8 && block.iter().zip(&magic).map(differ).sum::<u32>() <= ROTTEN_BITS_MAX
 }
 
 /// CRC32C over several slices as if they were one.

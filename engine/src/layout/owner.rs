@@ -55,6 +55,11 @@ impl fmt::Display for Owner {
 }
 
 impl Owner {
+    /// Whether a block begins as a owner block does, though it be damaged.
+    pub fn is_marked(block: &[u8]) -> bool {
+        super::is_marked(block, MAGIC)
+    }
+
     /// The block that stands on the media.
     pub fn encode(&self, pool: u128) -> Vec<u8> {
         let mut block = OwnerOnMedia::zeroed();

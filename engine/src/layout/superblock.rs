@@ -134,6 +134,11 @@ impl Superblock {
         end.checked_sub(BLOCK_BYTES)
     }
 
+    /// Whether a block begins as a superblock does, though it be damaged.
+    pub fn is_marked(block: &[u8]) -> bool {
+        super::is_marked(block, MAGIC)
+    }
+
     /// The block that stands on the media.
     pub fn encode(&self) -> Vec<u8> {
         let mut block = SuperblockOnMedia::zeroed();
@@ -260,6 +265,15 @@ pub fn protective_mbr(device_bytes: u64) -> Vec<u8> {
     block
 }
 
+/// Whether block 0 is such a partition table, of a device of any size: an image may have been moved to another one.
+pub fn is_protective_mbr(block: &[u8]) -> bool {
+    const SECTORS: std::ops::Range<usize> = 458..462;
+    let expected = protective_mbr(512);
+    block.len() == expected.len()
+        && block[..SECTORS.start] == expected[..SECTORS.start]
+        && block[SECTORS.end..] == expected[SECTORS.end..]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -329,6 +343,19 @@ mod tests {
     }
 
     #[test]
+    fn a_mark_of_which_a_byte_has_rotted_is_still_one() {
+        let good = superblock().encode();
+        for byte in 0..8 {
+            let mut bad = good.clone();
+            bad[byte] ^= 0xFF;
+            assert!(Superblock::is_marked(&bad), "byte {byte}");
+        }
+        for other in [&[0; 8], b"EFI PART", b"LABELONE"] {
+            assert!(!Superblock::is_marked(other), "{other:?}");
+        }
+    }
+
+    #[test]
     fn unknown_features_are_refused_by_name() {
         let block = resealed(|block| block.features = (1 << 1 | 1 << 40).into());
         let Err(SuperblockError::Features(names)) = Superblock::decode(&block) else {
@@ -359,5 +386,11 @@ mod tests {
         assert_eq!(block[450], 0xEE);
         assert_eq!(block[458..462], 2047_u32.to_le_bytes());
         assert_eq!(protective_mbr(1 << 50)[458..462], u32::MAX.to_le_bytes());
+        assert!(is_protective_mbr(&block) && is_protective_mbr(&protective_mbr(1 << 50)));
+        for byte in [0, 450, 512] {
+            let mut other = block.clone();
+            other[byte] ^= 1;
+            assert!(!is_protective_mbr(&other), "byte {byte}");
+        }
     }
 }

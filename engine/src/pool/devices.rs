@@ -8,6 +8,7 @@ use super::owner::other_owner;
 #[cfg(feature = "spdk")]
 use super::share_lock;
 use super::share_lock::{LockError, LockedFile, Shares};
+use super::start;
 use crate::layout::{
     BLOCK_BYTES, Geometry, Holder, Owner, SHARES_MAX, SUPERBLOCK_OFFSET, Superblock,
     SuperblockError,
@@ -293,13 +294,13 @@ impl Member {
 
     /// What stands at the two places of this device's superblock. The first copy says where the second
     /// is; without it, that is the device's end, or where the rest of the pool has its own. Zeroes in the place of the
-    /// first say that the pool was wiped, and then the rest of it does not count.
+    /// first say that the pool was wiped, and then the rest of it does not count; unless others left them there.
     pub(super) fn superblock_copies(&self, others: Option<&Geometry>) -> SuperblockCopies {
         let read = |offset: u64| match self.read(offset, BLOCK_BYTES as usize) {
             Ok(bytes) => (Superblock::decode(&bytes), is_zero(&bytes)),
             Err(_) => (Err(SuperblockError::Absent), false),
         };
-        let (first, was_wiped) = read(SUPERBLOCK_OFFSET);
+        let (first, is_zero) = read(SUPERBLOCK_OFFSET);
         if let Ok(found) = first {
             let second_offset = found.geometry.second_superblock_offset();
             return SuperblockCopies { first, second: read(second_offset).0, second_offset };
@@ -311,7 +312,9 @@ impl Member {
         };
         let at_end = copies(first.clone(), self.last_block());
         match others {
-            Some(geometry) if at_end.second.is_err() && !was_wiped => {
+            Some(geometry)
+                if at_end.second.is_err() && (!is_zero || start::holds_other_data(self)) =>
+            {
                 copies(first, geometry.second_superblock_offset())
             }
             _ => at_end,

@@ -151,6 +151,17 @@ pub enum OpenError {
         /// The devices.
         devices: Vec<OlderCopy>,
     },
+    /// The start of a device is not the pool's any more, though the pool's second superblock stands: something else was
+    /// made on it. Nothing was written.
+    #[error(
+        "{device} was given to something else since it was the pool's: it has {found}; nothing was written"
+    )]
+    OverwrittenStart {
+        /// The device.
+        device: String,
+        /// What stands there, and where.
+        found: String,
+    },
     /// A device has shrunk.
     #[error("{device} has {found}, and the pool was formatted for {needed}")]
     Shrunk {

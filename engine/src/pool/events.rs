@@ -74,6 +74,12 @@ fn confirmed(found: &[Option<Events>]) -> Option<(usize, Event)> {
     known.map(|(at, events)| (at, events.confirmed)).max_by_key(|(_, event)| event.number)
 }
 
+/// What a device counts from whose own count is lost: one of the pool's must not look older than that.
+pub(super) fn accepted(found: &[Option<Events>]) -> Events {
+    let confirmed = confirmed(found).map_or(Event::default(), |(_, event)| event);
+    Events { begun: confirmed, confirmed }
+}
+
 /// The devices that lack an event which another one confirms, of those with these names.
 fn older_copies(found: &[Option<Events>], names: &[String]) -> Vec<OlderCopy> {
     let Some((newest, last)) = confirmed(found) else { return Vec::new() };
@@ -128,9 +134,7 @@ impl EventCount {
         }
         let found = read(members.0.iter(), pool, share)?;
         let holder = if members.are_simulated() { Holder::nobody() } else { this_process() };
-        // A device whose count is damaged is one of the pool's now, and must not look older than that.
-        let confirmed = confirmed(&found).map_or(Event::default(), |(_, event)| event);
-        let accepted = Events { begun: confirmed, confirmed };
+        let accepted = accepted(&found);
         for (member, events) in members.0.iter().zip(&found) {
             let block = holder.encode(pool, share, events.unwrap_or(accepted));
             member.sign(holder_offset(share), &block).map_err(|source| OpenError::System {
@@ -140,7 +144,7 @@ impl EventCount {
         }
         let begun = found.iter().flatten().map(|events| events.begun);
         let begun = begun.max_by_key(|event| event.number).unwrap_or_default();
-        let last = Events { begun, confirmed };
+        let last = Events { begun, ..accepted };
         let devices = (0..members.0.len() as u8).map(DeviceIndex).collect();
         Ok(Self { pool, share, holder, devices, last })
     }

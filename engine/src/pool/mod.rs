@@ -45,6 +45,7 @@ mod put;
 mod reclaim;
 mod scrub;
 mod share_lock;
+mod start;
 mod stats;
 mod superblocks;
 

@@ -12,7 +12,7 @@ use super::media::MetadataIo;
 use super::options::{OpenOptions, PoolDescription};
 use super::owner;
 use super::share_lock::{LockError, Shares};
-use super::superblocks;
+use super::{start, superblocks};
 use crate::layout::{BLOCK_BYTES, DEVICES_MAX, SUPERBLOCK_OFFSET, Superblock};
 use crate::log::{
     AppendError, ChangeLog, Contents, IndexRoom, Media, Place, Recovered, Space, StripeMap, recover,
@@ -87,6 +87,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
     let share = options.share;
     let no_share = OpenError::NoShare { share, shares: geometry.shares };
     let place = Place::new(pool, share, &geometry).ok_or(no_share)?;
+    start::refuse_overwritten(&members)?;
     owner::claim(&members, pool)?;
     let mut events =
         EventCount::begin(&members, pool, (share, geometry.shares), options.accept_older_copies)?;

@@ -204,6 +204,10 @@ pub struct RepairArgs {
     /// Take devices that are older copies of themselves as they are, where what was used last is lost for good
     #[arg(long)]
     pub accept_older_copies: bool,
+    /// Write the start of devices anew where something else was made since they were the pool's, such as a file
+    /// system: that is lost then
+    #[arg(long)]
+    pub accept_overwritten_start: bool,
 }
 
 /// Arguments of `wipe`, `calibrate` and `take-over`.

@@ -219,6 +219,10 @@ impl From<OpenError> for Failure {
                 Exit::Damaged,
                 "only if what was used last is lost for good: tidelog-format repair --accept-older-copies",
             ),
+            OpenError::OverwrittenStart { .. } => (
+                Exit::Refused,
+                "if what was made there counts: tidelog-format wipe takes the rest of the pool away; only if the pool counts, and that may be lost: tidelog-format repair --accept-overwritten-start",
+            ),
             OpenError::Recovery { .. } => (
                 Exit::Damaged,
                 "`check` says what is damaged; what it lists as lost cannot be repaired",

@@ -11,7 +11,7 @@ use crate::pool::devices::{Member, Members, find_twins};
 use crate::pool::media::{MetadataIo, metadata_only};
 use crate::pool::open::{arrange, refused};
 use crate::pool::share_lock::Shares;
-use crate::pool::{OpenError, Pool, owner, superblocks};
+use crate::pool::{OpenError, Pool, owner, start, superblocks};
 use crate::schedule::Reactor;
 use crate::units::ByteCount;
 
@@ -59,6 +59,7 @@ fn calibrate(
     }
     let (members, superblocks, _) = arrange(members)?;
     let Superblock { pool, geometry, .. } = superblocks[0];
+    start::refuse_overwritten(&members)?;
     owner::claim(&members, pool)?;
     let calibrated = with_media(&members, buffered, |media| free(media, pool, &geometry))
         .and_then(|area| {

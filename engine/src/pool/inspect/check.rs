@@ -17,6 +17,7 @@ use crate::pool::events::OlderCopy;
 use crate::pool::media::MetadataIo;
 use crate::pool::open::{Damaged, arrange, refused};
 use crate::pool::pieces::{self, Group};
+use crate::pool::start;
 use crate::schedule::{Finish, Reactor, ReactorOptions, Ticket, Transfer, Urgency};
 use crate::units::ByteCount;
 
@@ -34,6 +35,13 @@ pub enum Damage {
         device: String,
         /// `A` or `B`.
         copy: char,
+    },
+    /// The start of a device, where something else was made; the second superblock stands.
+    OverwrittenStart {
+        /// The device.
+        device: String,
+        /// What stands there, and where.
+        found: String,
     },
     /// A block device's protective MBR.
     ProtectiveMbr {
@@ -137,6 +145,10 @@ impl fmt::Display for Damage {
             Self::Superblock { device, copy } => {
                 write!(out, "{device}: superblock copy {copy} is damaged or missing")
             }
+            Self::OverwrittenStart { device, found } => write!(
+                out,
+                "{device}: its start is overwritten, it has {found}; its second superblock is the pool's"
+            ),
             Self::ProtectiveMbr { device } => {
                 write!(out, "{device}: the protective MBR is damaged or missing")
             }
@@ -296,16 +308,22 @@ fn check_members(
 }
 
 fn damage_of_devices(members: &Members, damaged: &[Damaged]) -> Vec<Damage> {
-    let superblocks = damaged.iter().map(|&(device, copy)| Damage::Superblock {
-        device: members.0[usize::from(device)].name(),
-        copy,
-    });
-    let without_mbr = members
-        .0
-        .iter()
-        .filter(|member| member.is_block_device() && !has_protective_mbr(member))
-        .map(|member| Damage::ProtectiveMbr { device: member.name() });
-    superblocks.chain(without_mbr).collect()
+    let mut damage = Vec::new();
+    for (place, member) in (0..).zip(&members.0) {
+        let device = || member.name();
+        let overwritten = start::overwritten(member);
+        let is_overwritten = overwritten.is_some();
+        damage
+            .extend(overwritten.map(|found| Damage::OverwrittenStart { device: device(), found }));
+        // What is overwritten has no damage besides.
+        let copies = damaged.iter().filter(|(at, _)| *at == place).map(|(_, copy)| *copy);
+        let copies = copies.filter(|copy| !is_overwritten || *copy != 'A');
+        damage.extend(copies.map(|copy| Damage::Superblock { device: device(), copy }));
+        if !is_overwritten && member.is_block_device() && !has_protective_mbr(member) {
+            damage.push(Damage::ProtectiveMbr { device: device() });
+        }
+    }
+    damage
 }
 
 /// Reads tensors back and compares them with their checksums.

@@ -7,6 +7,7 @@
 mod check;
 mod index;
 mod older;
+mod overwritten;
 mod repair;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ pub(super) use check::check_sim;
 pub use check::{CheckProgress, CheckReport, Damage, DamagedTensor, Unsettled, check};
 pub use index::{CopyState, IndexCopy, IndexView};
 pub use older::{AcceptError, accept_older_copies};
+pub use overwritten::{OverwrittenStart, accept_overwritten_start};
 pub use repair::{RepairError, RepairReport, repair};
 pub use view::{DeviceView, PoolView, ShareView, SuperblockCopyView, inspect, probe};
 pub use wipe::{Wiped, wipe};

@@ -58,7 +58,7 @@ pub enum RepairError {
 
 /// Checks the pool, writes damaged copies of its superblocks, index and protective MBR again from the good
 /// ones, drops the lost tensors that `drop_damaged` names (by name, or by id in hexadecimal), and checks
-/// again. What is whole is not written.
+/// again. What is whole is not written. A device whose start is overwritten must have been accepted before.
 pub fn repair(
     specs: &[DeviceSpec],
     drop_damaged: &[String],
@@ -69,6 +69,13 @@ pub fn repair(
     let dropped = named(&before, drop_damaged)?;
     if dropped.is_empty() && !before.damage.iter().any(Damage::is_repairable) {
         return Ok(RepairReport { after: before.clone(), before, dropped });
+    }
+    let overwritten = before.damage.iter().find_map(|damage| match damage {
+        Damage::OverwrittenStart { device, found } => Some((device.clone(), found.clone())),
+        _ => None,
+    });
+    if let Some((device, found)) = overwritten {
+        return Err(OpenError::OverwrittenStart { device, found }.into());
     }
     for spec in specs {
         write_mbr(spec, buffered)?;

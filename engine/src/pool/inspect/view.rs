@@ -11,7 +11,7 @@ use crate::pool::OpenError;
 use crate::pool::devices::{Member, find_twins};
 use crate::pool::events::OlderCopy;
 use crate::pool::open::refused;
-use crate::pool::owner;
+use crate::pool::{owner, start};
 use crate::units::ByteCount;
 
 /// One copy of a superblock.
@@ -40,6 +40,8 @@ pub struct DeviceView {
     pub newest: Result<Superblock, SuperblockError>,
     /// Whether Tidelog's own protective MBR stands in block 0; only block devices have one.
     pub protective_mbr: bool,
+    /// What else was made on it since it was the pool's, and where; its second superblock still stands.
+    pub overwritten: Option<String>,
     /// The host that owns it, if other hosts can reach it.
     pub owner: Option<Owner>,
 }
@@ -160,6 +162,7 @@ fn check_fits(member: &Member, geometry: &Geometry) -> Result<(), OpenError> {
 
 fn view_device(member: &Member, pool: Option<&Geometry>) -> DeviceView {
     let copies = member.superblock_copies(pool);
+    let is_pool = copies.newest().is_ok();
     let view = |copy, offset, state| SuperblockCopyView { copy, offset: ByteCount(offset), state };
     DeviceView {
         name: member.name(),
@@ -171,6 +174,7 @@ fn view_device(member: &Member, pool: Option<&Geometry>) -> DeviceView {
             view('B', copies.second_offset, copies.second),
         ],
         protective_mbr: has_protective_mbr(member),
+        overwritten: is_pool.then(|| start::overwritten(member)).flatten(),
         owner: owner::owner(member).ok().flatten(),
     }
 }

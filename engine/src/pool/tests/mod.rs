@@ -11,6 +11,7 @@ mod names;
 mod puts;
 mod reclamation;
 mod scrub;
+mod start;
 mod workload;
 
 use std::time::Duration;

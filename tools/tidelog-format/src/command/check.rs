@@ -66,6 +66,7 @@ pub(super) fn json(report: &CheckReport) -> Value {
 fn damage_json(damage: &Damage) -> Value {
     let (kind, name, id) = match damage {
         Damage::Superblock { .. } => ("superblock", None, None),
+        Damage::OverwrittenStart { .. } => ("overwritten-start", None, None),
         Damage::ProtectiveMbr { .. } => ("protective-mbr", None, None),
         Damage::IndexCopy { .. } => ("index-copy", None, None),
         Damage::Index { .. } => ("index", None, None),

@@ -16,8 +16,12 @@ pub(super) fn run(args: &PoolArgs) -> Result<Report, Failure> {
     let view = inspect(&specs(&args.devices))?;
     let unreadable = view.shares.iter().any(|share| !share.held && share.index.is_err());
     let older = view.shares.iter().any(|share| !share.older.is_empty());
-    let exit =
-        if older || unreadable && view.missing.is_empty() { Exit::Damaged } else { Exit::Clean };
+    let overwritten = view.devices.iter().any(|(_, device)| device.overwritten.is_some());
+    let exit = if older || overwritten || unreadable && view.missing.is_empty() {
+        Exit::Damaged
+    } else {
+        Exit::Clean
+    };
     Ok(Report { text: text(&view), json: json(&view), exit })
 }
 
@@ -54,6 +58,12 @@ pub(super) fn text(view: &PoolView) -> String {
         devices.row(&[place.to_string(), name, device.size.to_string(), first, second, mbr.into()]);
     }
     text.push_str(&devices.render(0));
+    for (_, device) in &view.devices {
+        if let Some(found) = &device.overwritten {
+            let what = format!("the start of {} is OVERWRITTEN: it has {found}", device.name);
+            let _ = writeln!(text, "{}", printable(&what));
+        }
+    }
     for place in &view.missing {
         let _ = writeln!(text, "device {place} was not named");
     }
@@ -148,6 +158,7 @@ pub(super) fn json(view: &PoolView) -> Value {
                 "bytes": device.size.0,
                 "block_device": device.block_device,
                 "protective_mbr": device.protective_mbr,
+                "overwritten": device.overwritten,
                 "superblocks": copies,
             })
         })

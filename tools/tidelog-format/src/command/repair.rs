@@ -3,7 +3,9 @@
 use std::fmt::Write;
 
 use serde_json::json;
-use tidelog_engine::pool::inspect::{AcceptError, accept_older_copies, repair};
+use tidelog_engine::pool::inspect::{
+    AcceptError, OverwrittenStart, accept_older_copies, accept_overwritten_start, repair,
+};
 
 use super::{advance, check, progress_bar, specs};
 use crate::cli::RepairArgs;
@@ -12,6 +14,11 @@ use crate::outcome::{Exit, Failure, Report, printable};
 
 pub(super) fn run(args: &RepairArgs, system: &System) -> Result<Report, Failure> {
     super::wipe::refuse_users(&args.pool.devices, system)?;
+    let overwritten = if args.accept_overwritten_start {
+        accept_overwritten_start(&specs(&args.pool.devices), args.pool.buffered)?
+    } else {
+        Vec::new()
+    };
     let accepted = if args.accept_older_copies {
         let accepted = accept_older_copies(&specs(&args.pool.devices), args.pool.buffered);
         accepted.map_err(|error| match error {
@@ -34,6 +41,10 @@ pub(super) fn run(args: &RepairArgs, system: &System) -> Result<Report, Failure>
     let repaired: Vec<String> =
         before.iter().filter(|it| !after.contains(it)).map(ToString::to_string).collect();
     let mut text = String::new();
+    for OverwrittenStart { device, found } in &overwritten {
+        let what = format!("{device}: it had {found}");
+        let _ = writeln!(text, "start written anew: {}", printable(&what));
+    }
     for (share, older) in &accepted {
         let what = format!("{} (share {share}): {}", older.device, older.why);
         let _ = writeln!(text, "accepted as it is: {}", printable(&what));
@@ -49,12 +60,14 @@ pub(super) fn run(args: &RepairArgs, system: &System) -> Result<Report, Failure>
     if report.after.damaged_tensors().next().is_some() {
         text.push_str("lost tensors stay until they are dropped by name: --drop-damaged NAME\n");
     }
-    let exit = match (before.is_empty() && accepted.is_empty(), after.is_empty()) {
+    let was_clean = before.is_empty() && accepted.is_empty() && overwritten.is_empty();
+    let exit = match (was_clean, after.is_empty()) {
         (true, true) => Exit::Clean,
         (_, true) => Exit::Repaired,
         (_, false) => Exit::Damaged,
     };
     let json = json!({
+        "overwritten": overwritten.iter().map(|it| json!({"device": it.device, "found": it.found})).collect::<Vec<_>>(),
         "accepted": accepted.iter().map(|(share, older)| json!({"share": share, "device": older.device, "why": older.why})).collect::<Vec<_>>(),
         "repaired": repaired,
         "dropped": dropped,

@@ -1,0 +1,118 @@
+//! A device that was given to something else is not written, though its second superblock stands.
+
+use super::*;
+use crate::layout::{
+    BLOCK_BYTES, HOLDERS_OFFSET, METADATA_OFFSET, OWNER_OFFSET, SUPERBLOCK_OFFSET,
+};
+use crate::pool::CalibrateError;
+use crate::pool::inspect::{self, Damage};
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+
+/// A pool with a durable tensor, closed.
+fn closed() -> (Vec<SimDisk>, Vec<u8>) {
+    let disks = disks(2, ByteCount::mib(4));
+    let (pool, content) = (open(&disks), bytes(1, 300_000));
+    commit(&pool, &[(1, &content)], &[]).unwrap();
+    pool.close().unwrap();
+    (disks, content)
+}
+
+fn contents(disks: &[SimDisk]) -> Vec<Vec<u8>> {
+    disks.iter().map(|disk| disk.peek(0, disk.size().0 as usize)).collect()
+}
+
+/// Opening, calibrating and checking say what was found and write nothing.
+fn shows_it_is_refused(disks: &[SimDisk], what: &str) {
+    let before = contents(disks);
+    match Pool::open_sim(disks, &quick()) {
+        Err(OpenError::OverwrittenStart { device, found }) => {
+            assert_eq!((device.as_str(), found.contains(what)), ("sim1", true), "{found}: {what}");
+        }
+        Err(other) => panic!("{what}: another error: {other}"),
+        Ok(_) => panic!("{what}: opened"),
+    }
+    let refused = Pool::calibrate_sim(disks, &mut |_| ());
+    let Err(CalibrateError::Open(OpenError::OverwrittenStart { .. })) = refused else {
+        panic!("{what}: calibrated");
+    };
+    let report = inspect::check_sim(disks).unwrap();
+    let [damage @ Damage::OverwrittenStart { found, .. }] = &report.damage[..] else {
+        panic!("{what}: {:?}", report.damage);
+    };
+    assert!(found.contains(what) && damage.is_repairable(), "{damage}");
+    assert!(contents(disks) == before, "{what}: something was written");
+}
+
+fn shows_it_is_repaired(disks: &[SimDisk], content: &[u8]) {
+    let pool = open(disks);
+    assert_eq!(get(&pool, 1).unwrap(), content);
+    assert_eq!(pool.stats().unwrap().repaired_superblocks, ["sim1 copy A"]);
+    pool.close().unwrap();
+    assert_eq!(inspect::check_sim(disks).unwrap().damage, []);
+}
+
+#[test]
+fn a_first_superblock_that_has_rotted_is_repaired_where_the_rest_of_the_start_is_the_pools() {
+    let (disks, content) = closed();
+    for byte in (0..BLOCK_BYTES).step_by(7).take(20) {
+        disks[1].rot(SUPERBLOCK_OFFSET + byte, 0x55);
+        shows_it_is_repaired(&disks, &content);
+    }
+    for block in [bytes(9, BLOCK), vec![0; BLOCK], vec![0xFF; BLOCK]] {
+        disks[1].overwrite(SUPERBLOCK_OFFSET, &block);
+        shows_it_is_repaired(&disks, &content);
+    }
+    // An image of a block device, whatever that one's size was.
+    disks[1].overwrite(0, &crate::layout::protective_mbr(1 << 40));
+    disks[1].overwrite(SUPERBLOCK_OFFSET, &bytes(10, BLOCK));
+    shows_it_is_repaired(&disks, &content);
+    // Rot elsewhere does not matter as long as the first superblock stands.
+    for place in [700, HOLDERS_OFFSET + 3, OWNER_OFFSET + 9, METADATA_OFFSET - 1] {
+        disks[1].rot(place, 0xFF);
+        assert_eq!(get(&open(&disks), 1).unwrap(), content);
+    }
+}
+
+#[test]
+fn anything_around_a_superblock_that_is_gone_is_a_reason_to_refuse() {
+    let places = [0, HOLDERS_OFFSET, HOLDERS_OFFSET + 9 * BLOCK_BYTES, OWNER_OFFSET]
+        .into_iter()
+        .chain([65_536, OWNER_OFFSET + BLOCK_BYTES, METADATA_OFFSET - BLOCK_BYTES]);
+    for (place, gone) in places.flat_map(|place| [(place, 0), (place, 0xA5)]) {
+        let (disks, _) = closed();
+        disks[1].overwrite(SUPERBLOCK_OFFSET, &vec![gone; BLOCK]);
+        let mut other = vec![0; BLOCK];
+        other[40..].fill(1);
+        disks[1].overwrite(place, &other);
+        shows_it_is_refused(&disks, &format!("byte {}", place + 40));
+    }
+}
+
+#[test]
+fn what_leaves_all_blocks_but_one_is_told_by_its_name() {
+    let at = |place: usize, bytes: &[u8]| {
+        let mut block = vec![0; BLOCK];
+        block[place..][..bytes.len()].copy_from_slice(bytes);
+        block
+    };
+    let partition = at(446, &[0, 1, 1, 0, 0x83, 9, 9, 9, 0, 8, 0, 0, 0, 9, 0, 0]);
+    let mut table = partition.clone();
+    table[510..512].copy_from_slice(&[0x55, 0xAA]);
+    let cases = [
+        (SUPERBLOCK_OFFSET, at(0, &[0xFC, 0x4E, 0x2B, 0xA9, 1]), "(md) at byte 4096"),
+        (SUPERBLOCK_OFFSET, at(0, b"EFI PART"), "(GPT) at byte 4096"),
+        (SUPERBLOCK_OFFSET, at(24, &[0xC6, 0x85, 0x73, 0xF6, 0x4E]), "bcachefs at byte 4120"),
+        // These leave even the superblock.
+        (0, table, "(MBR) in block 0"),
+        (0, at(4086, b"SWAPSPACE2"), "swap space at byte 4086"),
+    ];
+    for (place, block, name) in cases {
+        let (disks, _) = closed();
+        disks[1].overwrite(place, &block);
+        shows_it_is_refused(&disks, name);
+    }
+    let (disks, content) = closed();
+    disks[1].overwrite(0, &partition);
+    assert_eq!(get(&open(&disks), 1).unwrap(), content, "without its signature that is no table");
+}
