@@ -28,7 +28,7 @@ pub struct OlderCopy {
 ///
 /// # Errors
 /// A device cannot be read: nobody can say then that it is not older.
-fn read<'a>(
+pub(super) fn read<'a>(
     members: impl Iterator<Item = &'a Member>,
     pool: u128,
     share: u32,

@@ -71,7 +71,7 @@ fn write_start(members: &Members, place: usize, superblock: &Superblock) -> Resu
     }
     for share in 0..crate::layout::SHARES_MAX {
         let offset = holder_offset(share);
-        let seen = events::read(members.0.iter(), superblock.pool, share);
+        let seen = events::read(members.0.iter(), superblock.pool, share)?;
         let is_share = share < superblock.geometry.shares;
         // Zeroes would say that the device was there for no event, which makes it an older copy of itself.
         let is_lost = seen[place].is_none_or(|events| events == Events::NONE);
