@@ -53,7 +53,7 @@ const READS: usize = 3;
 /// # Errors
 /// A device cannot be read.
 pub(super) fn older_of_share<'a>(
-    members: impl Iterator<Item = &'a Member> + Clone,
+    members: &(impl Iterator<Item = &'a Member> + Clone),
     pool: u128,
     share: u32,
 ) -> Result<Vec<OlderCopy>, OpenError> {
@@ -127,7 +127,7 @@ impl EventCount {
         accept: bool,
     ) -> Result<Self, OpenError> {
         for share in (0..shares).filter(|_| !accept) {
-            let devices = older_of_share(members.0.iter(), pool, share)?;
+            let devices = older_of_share(&members.0.iter(), pool, share)?;
             if !devices.is_empty() {
                 return Err(OpenError::OlderCopy { share, devices });
             }

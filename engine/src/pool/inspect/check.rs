@@ -265,7 +265,7 @@ fn check_members(
     let media = MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) };
     let (mut tensors, mut unsettled) = (Vec::new(), Vec::new());
     for share in 0..geometry.shares {
-        let older = older::of_share(members.0.iter(), pool, share).into_iter();
+        let older = older::of_share(&members.0.iter(), pool, share).into_iter();
         let older = older.map(|OlderCopy { device, why }| Damage::OlderCopy { share, device, why });
         damage.extend(older);
         match read_index(pool, share, &geometry, &media) {

@@ -21,7 +21,7 @@ pub enum AcceptError {
 
 /// The devices, of these of a pool, that were left out when a share was used last.
 pub(super) fn of_share<'a>(
-    members: impl Iterator<Item = &'a Member> + Clone,
+    members: &(impl Iterator<Item = &'a Member> + Clone),
     pool: u128,
     share: u32,
 ) -> Vec<OlderCopy> {
@@ -71,7 +71,7 @@ fn find(
     let (members, superblocks, _) = arrange(specs.iter().map(open).collect::<Result<_, _>>()?)?;
     let superblock = superblocks.first().ok_or(OpenError::Devices(0))?;
     let older = (0..superblock.geometry.shares).flat_map(|share| {
-        let found = of_share(members.0.iter(), superblock.pool, share);
+        let found = of_share(&members.0.iter(), superblock.pool, share);
         found.into_iter().map(move |it| (share, it))
     });
     Ok((superblock.geometry, older.collect()))

@@ -144,7 +144,7 @@ pub(super) fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> 
                 index
             });
             let members = places.iter().map(|(_, member)| member);
-            let older = older::of_share(members, superblock.pool, share);
+            let older = older::of_share(&members, superblock.pool, share);
             Some(ShareView { share, area, held, holder, index, older })
         })
         .collect();
