@@ -197,3 +197,42 @@ fn options_that_do_not_go_together_are_refused() {
         .expect(64)
         .says("--iodepth");
 }
+
+#[test]
+fn as_many_blocks_are_alike_as_is_asked_for() {
+    let directory = temporary("dedupe");
+    let text = "bs=4k\nrw=write\ndedupe_percentage=50\ndedupe_mode=working_set\ndedupe_global=1\n\
+                dedupe_working_set_percentage=50\n[a]\n[b]\n";
+    jobs(&directory, text);
+    let blocks = |file: &str| -> Vec<Vec<u8>> {
+        fs::read(directory.at(file)).unwrap().chunks(4096).map(<[u8]>::to_vec).collect()
+    };
+    let (a, b) = (blocks("a.0.0"), blocks("b.0.0"));
+    let different = |blocks: &[&[Vec<u8>]]| {
+        blocks.concat().into_iter().collect::<std::collections::BTreeSet<_>>().len()
+    };
+    assert_eq!((a.len(), b.len()), (256, 256));
+    // Each job takes what it has not written itself from the other's, too: both together are more alike than one is.
+    let (one, both) = (different(&[&a]), different(&[&a, &b]));
+    assert!((140..220).contains(&one) && (220..320).contains(&both), "{one}, {both}");
+    run(&directory, "[a]\nrw=write\nverify=crc32c\ndedupe_percentage=50\n")
+        .expect(64)
+        .says("no two are alike");
+}
+
+#[test]
+fn a_job_ends_when_it_runs_steadily() {
+    let directory = temporary("steady");
+    let endless = "rw=randread\ntime_based\nruntime=1000\nss_interval=20ms\nss_dur=200ms\n";
+    let text = format!("group_reporting\n{endless}ss=iops:1000%\nss_ramp=50ms\n[a]\nnumjobs=2\n");
+    let found = &jobs(&directory, &text)[0]["steadystate"];
+    assert_eq!((&found["attained"], &found["ss"]), (&1.into(), &"iops:1000.000000%".into()));
+    assert_eq!(found["data"]["iops"].as_array().unwrap().len(), 10);
+    let never = "[a]\nrw=randread\nss=bw_slope:1\nss_dur=10\n";
+    assert_eq!(jobs(&directory, never)[0]["steadystate"]["attained"], 0, "size ends it before");
+    run(&directory, "[a]\nss=iops:10%\n").expect(64).says("ss needs ss_dur");
+    run(&directory, "[a]\nss_dur=10\n").expect(64).says("not given");
+    run(&directory, "group_reporting\n[a]\nss=iops:1%\nss_dur=3\n[b]\n")
+        .expect(64)
+        .says("the same");
+}

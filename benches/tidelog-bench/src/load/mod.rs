@@ -1,10 +1,12 @@
 //! Which bytes come next: order, sizes, and the stamps that tell right bytes from wrong ones.
 
+mod content;
 mod lfsr;
 mod permutation;
 mod stamp;
 mod stream;
 
+pub use content::Filler;
 pub use lfsr::Lfsr;
 pub use permutation::Permutation;
 pub use stamp::{BadBlock, Origin, STAMP_BYTES, check, stamp};

@@ -7,10 +7,12 @@ use tidelog_engine::memory::ALIGNMENT;
 use tidelog_engine::path::{DEVICES_MAX, DeviceSpec, PathChoice};
 use tidelog_engine::units::ByteCount;
 
+use super::content::Content;
 use super::distribution::Distribution;
 use super::load::Load;
 use super::logs::Logs;
 use super::sizes::Sizes;
+use super::steady::SteadyState;
 use super::value::{Amount, KbBase, Nodes};
 use crate::exit::BenchError;
 use crate::run::Member;
@@ -186,6 +188,10 @@ pub struct JobOptions {
     pub lfsr: bool,
     /// Whether random numbers are those of `randseed`, and not others each time.
     pub randrepeat: bool,
+    /// What its writes are like.
+    pub content: Content,
+    /// When it runs steadily, and ends.
+    pub steady: Option<SteadyState>,
     /// What names stand in.
     pub directory: Option<String>,
     /// How many files it has where none is named.
@@ -314,6 +320,8 @@ impl Default for JobOptions {
             distribution: Distribution::Even,
             lfsr: false,
             randrepeat: true,
+            content: Content::default(),
+            steady: None,
             directory: None,
             nrfiles: 1,
             filesize: None,
@@ -473,6 +481,10 @@ impl JobOptions {
             ("random_generator", self.lfsr),
             ("latency_target", self.latency_target.is_some()),
             ("filesize", self.filesize.is_some()),
+            ("ss", self.steady.is_some()),
+            ("dedupe_percentage", self.content.dedupe > 0),
+            ("buffer_compress_percentage", self.content.compress > 0),
+            ("refill_buffers", self.content.refill),
         ];
         if let Some((name, _)) =
             raw_only.iter().find(|(_, is_given)| *is_given && self.level == Level::Log)

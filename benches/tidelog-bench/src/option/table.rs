@@ -9,6 +9,7 @@ use super::distribution::Distribution;
 use super::job::{Engine, ExitWhat, JobOptions, Level};
 use super::load::Load;
 use super::sizes::Sizes;
+use super::steady::SteadyState;
 use super::value::{
     KbBase, amount, bytes, colon_list, delay, nodes, number, percent, processors, switch, time,
     time_in,
@@ -165,6 +166,18 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.randseed = number(text, 0)?),
     option!(Load, "norandommap", "", "Random blocks may repeat before all have had their turn",
         |job, text| job.norandommap = switch(text)?),
+    option!(Load, "refill_buffers", "", "Fill each write anew [0: buffers are filled once, and written again]",
+        |job, text| job.content.refill = switch(text)?),
+    option!(Load, "dedupe_percentage", "PERCENT", "Blocks written that are like another one; fills each write anew [0]",
+        |job, text| job.content.dedupe = percent(text)?),
+    option!(Load, "dedupe_mode", "MODE", "Like which one: the one before (repeat), or one of the working set (working_set) [repeat]",
+        |job, text| job.content.working_set = dedupe_mode(text)?),
+    option!(Load, "dedupe_working_set_percentage", "PERCENT", "The working set: so much of size [5]",
+        |job, text| job.content.working_set_percentage = percent(text)?),
+    option!(Load, "dedupe_global", "", "The working sets of all jobs that say this are one [0]",
+        |job, text| job.content.global = switch(text)?),
+    option!(Load, "buffer_compress_percentage", "PERCENT", "How much each block compresses: random bytes and zeros behind them; fills each write anew [0]",
+        |job, text| job.content.compress = percent(text)?),
     option!(Load, "cpus_allowed", "SET", "Processors to run on: 0-3,8",
         |job, text| job.cpus_allowed = processors(text)?),
     option!(Load, "numa_cpu_nodes", "SET", "Run on the processors of these NUMA nodes: 0,2-3, or all",
@@ -235,6 +248,14 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.time_based = switch(text)?),
     option!(Time, "ramp_time", "TIME", "Run this long before anything is counted",
         |job, text| job.ramp_time = time(text)?),
+    option!(Time, "ss", ["steadystate"], "KIND:LIMIT[%]", "End when rates are steady: iops or bw, whose greatest deviation from the mean, or iops_slope or bw_slope, whose slope is below this",
+        |job, text| job.steady = Some(SteadyState::read(text)?.with_times_of(job.steady))),
+    option!(Time, "ss_dur", ["ss_duration", "steadystate_duration"], "TIME", "Over so long, for ss",
+        |job, text| job.steady.get_or_insert_default().window = time(text)?),
+    option!(Time, "ss_ramp", ["ss_ramp_time", "steadystate_ramp_time"], "TIME", "How long ss does not look first [0]",
+        |job, text| job.steady.get_or_insert_default().ramp = time(text)?),
+    option!(Time, "ss_interval", ["ss_check_interval", "steadystate_check_interval"], "TIME", "How long each of the rates is averaged that ss compares [1s]",
+        |job, text| job.steady.get_or_insert_default().interval = time(text)?),
     option!(Time, "stonewall", ["wait_for_previous"], "", "Wait for the jobs before this one",
         |job, text| job.stonewall = switch(text)?),
     option!(Verify, "verify", "KIND", "crc32c: writes stamp every block, reads check it. 0: not [0]",
@@ -307,12 +328,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("cmdprio_bssplit", "operations have no priority in the kernel here"),
     ("log_prio", "operations have no priority in the kernel here"),
     ("numa_mem_policy", "memory comes from the node that the job runs on; give numa_cpu_nodes"),
-    ("dedupe_percentage", "what is written is never alike"),
-    ("dedupe_mode", "what is written is never alike"),
-    ("dedupe_global", "what is written is never alike"),
-    ("dedupe_working_set_percentage", "what is written is never alike"),
-    ("buffer_compress_percentage", "what is written does not compress"),
-    ("buffer_pattern", "what is written does not compress"),
+    ("buffer_pattern", "what is written is random, or zeros behind that"),
+    ("buffer_compress_chunk", "each block compresses as a whole"),
     ("sqthread_poll", "submissions go by a system call, which completions share"),
     ("sqthread_poll_cpu", "submissions go by a system call, which completions share"),
     ("cmd_type", "ioengine=tidelog-uring-cmd sends NVMe commands, and no others"),
@@ -323,10 +340,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("create_on_open", "files are made, and reserved whole, before any job begins"),
     ("create_serialize", "files are made one after the other before any job begins; leave it out"),
     ("sg_write_mode", "no data path here sends SCSI commands"),
-    ("steadystate", "a job ends by size or runtime; look at write_bw_log"),
-    ("ss", "a job ends by size or runtime; look at write_bw_log"),
-    ("ss_dur", "a job ends by size or runtime; look at write_bw_log"),
-    ("ss_ramp", "a job ends by size or runtime; look at write_bw_log"),
 ];
 
 /// That something is no option, and why, or what may have been meant.
@@ -412,6 +425,14 @@ fn submit_mode(text: &str) -> Result<bool, String> {
         "inline" => Ok(false),
         "offload" => Ok(true),
         _ => Err("there are inline and offload".to_owned()),
+    }
+}
+
+fn dedupe_mode(text: &str) -> Result<bool, String> {
+    match text.trim() {
+        "repeat" => Ok(false),
+        "working_set" => Ok(true),
+        _ => Err("there are repeat and working_set".to_owned()),
     }
 }
 

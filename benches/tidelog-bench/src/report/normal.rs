@@ -100,6 +100,18 @@ fn one(report: &Report) -> String {
             report.options.latency_percentile
         );
     }
+    if let Some(steady) = report.ended.steady.as_deref() {
+        let _ = writeln!(
+            text,
+            "  steadystate  : attained={}, bw={}, iops={}, {}, criterion={:.3}{}",
+            if steady.is_attained { "yes" } else { "no" },
+            rate(steady.mean(1) as f64),
+            steady.mean(0),
+            steady.wanted.name(),
+            steady.criterion,
+            if steady.wanted.percent { "%" } else { "" },
+        );
+    }
     let _ = writeln!(text, "  data path    : {}", report.path.join("; "));
     let ended = &report.ended;
     if ended.verified > 0 {

@@ -14,9 +14,9 @@ use super::floor::Floor;
 use super::start::Ended;
 use super::throttle::Throttle;
 use crate::exit::BenchError;
-use crate::load::{BadBlock, Origin, Place, Stream, Way, check, stamp};
+use crate::load::{BadBlock, Filler, Origin, Place, Stream, Way, check, stamp};
 use crate::option::JobOptions;
-use crate::stats::{Direction, Latency, Recorder, nanos};
+use crate::stats::{Direction, Latency, Recorder, Steady, nanos};
 use crate::target;
 
 /// How long a job that is held back sleeps at most before it looks whether it is over.
@@ -31,6 +31,7 @@ pub(super) struct RawJob {
     path: Box<dyn DataPath>,
     rings_early: bool,
     stream: Stream,
+    filler: Option<Filler>,
     budget: Budget,
     throttle: Throttle,
     floor: Floor,
@@ -124,6 +125,7 @@ impl RawJob {
             Flight { place: nowhere, direction: Direction::Read, pass: 0, slat: 0, issued: 0 };
         Ok(Self {
             stream: Stream::new(windows, job.sizes.clone(), Way::of(job, seed)),
+            filler: Filler::of(job, clone),
             budget: Budget::new(job, pass),
             throttle: Throttle::new(job),
             floor: Floor::new(job),
@@ -160,6 +162,7 @@ impl RawJob {
     /// Runs the job, and reads back what it wrote if that was asked for.
     pub(super) fn run(mut self, recorder: &mut Recorder) -> Ended {
         self.go_through(Phase::Load, recorder);
+        self.ended.steady = self.steady().map(Steady::result).map(Box::new);
         let Self { job, .. } = &self;
         if job.verify && job.do_verify && job.load.writes && self.ended.failure.is_none() {
             // With a pass completed every block was written. Each pass goes the same way.
@@ -188,6 +191,9 @@ impl RawJob {
                 }
                 recorder.tick(now);
                 self.look_at_floor(recorder, now);
+                if let Some(steady) = self.steady() {
+                    steady.look(now);
+                }
                 self.look_at_depth(recorder, now);
             }
             if self.idle.len() == depth && due.is_none() {
@@ -360,6 +366,9 @@ impl RawJob {
         let action = match direction {
             Direction::Read => Action::Read(buffer),
             Direction::Write => {
+                if let Some(filler) = &mut self.filler {
+                    filler.fill(&mut buffer[..place.length as usize]);
+                }
                 if self.job.verify {
                     stamp(&mut buffer[..place.length as usize], place.offset, self.origin);
                 }
@@ -435,7 +444,17 @@ impl RawJob {
         }
     }
 
+    fn steady(&self) -> Option<&Steady> {
+        self.job.member.as_ref()?.steady()
+    }
+
     fn count_landed(&mut self, recorder: &mut Recorder) {
+        if let Some(steady) = self.steady() {
+            let each = self.landed.iter();
+            let sums = each.map(|(landed, times)| (*times, landed.length * times));
+            let (operations, bytes) = sums.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
+            steady.count(operations, bytes);
+        }
         for (Landed { direction, offset, length, latency }, times) in self.landed.drain(..) {
             if let Some(depth) = &mut self.depth {
                 (0..times).for_each(|_| depth.landed(latency.slat + latency.clat));
