@@ -236,3 +236,16 @@ fn a_job_ends_when_it_runs_steadily() {
         .expect(64)
         .says("the same");
 }
+
+#[test]
+fn blocks_are_read_back_while_others_are_written() {
+    let directory = temporary("backlog");
+    let text =
+        "[a]\nrw=write\niodepth=8\nloops=3\nverify=crc32c\nverify_backlog=5\nverify_dump=1\n";
+    let found = &jobs(&directory, text)[0];
+    assert_eq!(ios(found), 192, "what is read back is not measured, as before");
+    assert_eq!(found["tidelog"]["verified_blocks"], 192, "each of them once");
+    let text = format!("{}do_verify=0\nnumber_ios=13\n", text.replace("[a]", "[b]"));
+    assert_eq!(jobs(&directory, &text)[0]["tidelog"]["verified_blocks"], 10, "without the rest");
+    run(&directory, "[a]\nrw=read\nverify=crc32c\nverify_dump=1\n").expect(64).says("verify_dump");
+}

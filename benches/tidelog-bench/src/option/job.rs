@@ -244,6 +244,12 @@ pub struct JobOptions {
     pub do_verify: bool,
     /// Whether the first bad block ends the job.
     pub verify_fatal: bool,
+    /// How many blocks are written before they are read back; 0: all.
+    pub verify_backlog: u64,
+    /// How many are read back then.
+    pub verify_backlog_batch: Option<u64>,
+    /// Whether bad blocks are written to files, beside what they should be.
+    pub verify_dump: bool,
     /// The processors that it may run on.
     pub cpus_allowed: Vec<usize>,
     /// The NUMA nodes whose processors it may run on.
@@ -348,6 +354,9 @@ impl Default for JobOptions {
             verify: false,
             do_verify: true,
             verify_fatal: false,
+            verify_backlog: 0,
+            verify_backlog_batch: None,
+            verify_dump: false,
             cpus_allowed: Vec::new(),
             numa_cpu_nodes: None,
             percentiles: PERCENTILES.to_vec(),
@@ -481,6 +490,8 @@ impl JobOptions {
             ("random_generator", self.lfsr),
             ("latency_target", self.latency_target.is_some()),
             ("filesize", self.filesize.is_some()),
+            ("verify_backlog", self.verify_backlog > 0),
+            ("verify_dump", self.verify_dump),
             ("ss", self.steady.is_some()),
             ("dedupe_percentage", self.content.dedupe > 0),
             ("buffer_compress_percentage", self.content.compress > 0),
@@ -490,6 +501,11 @@ impl JobOptions {
             raw_only.iter().find(|(_, is_given)| *is_given && self.level == Level::Log)
         {
             return wrong(&format!("{name} is for the raw level"));
+        }
+        if self.verify_dump && self.verify && !self.load.writes {
+            return wrong(
+                "verify_dump: what another job wrote cannot be made again to be compared; give it to the job that writes",
+            );
         }
         if self.load.add != 0 && !matches!(self.sizes, Sizes::One(_)) {
             return wrong("rw with an offset needs one block size: give bs");

@@ -1,5 +1,6 @@
 //! The raw level: operations on bytes of devices, through one queue of a data path.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tidelog_engine::memory::DmaBuffer;
@@ -8,8 +9,10 @@ use tidelog_engine::path::{
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
+use super::backlog::{Backlog, Turn};
 use super::budget::Budget;
 use super::depth::{Depth, Next};
+use super::dump;
 use super::floor::Floor;
 use super::start::Ended;
 use super::throttle::Throttle;
@@ -32,6 +35,7 @@ pub(super) struct RawJob {
     rings_early: bool,
     stream: Stream,
     filler: Option<Filler>,
+    backlog: Backlog,
     budget: Budget,
     throttle: Throttle,
     floor: Floor,
@@ -87,10 +91,20 @@ struct Flight {
     direction: Direction,
     /// The pass of a write; of a read that compares, the oldest that may be found.
     pass: u64,
+    /// Whether it reads a block of the backlog.
+    is_check: bool,
     /// From the decision to do it until it was issued, and when that was, in nanoseconds since the job's `epoch`: to take
     /// instants from each other costs more, for each of a million operations a second.
     slat: u64,
     issued: u64,
+}
+
+/// What is begun next.
+struct Begun {
+    place: Place,
+    direction: Direction,
+    /// The pass of a block that is read back from the backlog.
+    check: Option<u64>,
 }
 
 /// What a round through the stream is for.
@@ -100,6 +114,8 @@ enum Phase {
     Load,
     /// To read back what was written: what the last pass reached, and then what only the one before it did.
     Verify { reached: u64, before: Option<u64> },
+    /// To read back what is left of the backlog.
+    Backlog,
 }
 
 impl RawJob {
@@ -121,11 +137,18 @@ impl RawJob {
         // Nobody wakes this thread. A path that finds its waker unarmed takes it for woken, and does not wait.
         path.waker().arm();
         let nowhere = Place { file: 0, offset: 0, length: 0 };
-        let flight =
-            Flight { place: nowhere, direction: Direction::Read, pass: 0, slat: 0, issued: 0 };
+        let flight = Flight {
+            place: nowhere,
+            direction: Direction::Read,
+            pass: 0,
+            is_check: false,
+            slat: 0,
+            issued: 0,
+        };
         Ok(Self {
             stream: Stream::new(windows, job.sizes.clone(), Way::of(job, seed)),
             filler: Filler::of(job, clone),
+            backlog: Backlog::new(job),
             budget: Budget::new(job, pass),
             throttle: Throttle::new(job),
             floor: Floor::new(job),
@@ -165,6 +188,11 @@ impl RawJob {
         self.ended.steady = self.steady().map(Steady::result).map(Box::new);
         let Self { job, .. } = &self;
         if job.verify && job.do_verify && job.load.writes && self.ended.failure.is_none() {
+            if self.backlog.is_any() {
+                self.backlog.flush();
+                self.go_through(Phase::Backlog, recorder);
+                return self.ended;
+            }
             // With a pass completed every block was written. Each pass goes the same way.
             let before = self.origin.pass.checked_sub(1);
             self.stream.rewind();
@@ -217,15 +245,15 @@ impl RawJob {
         while self.has_room(*phase)
             && let Some((tag, buffer)) = self.idle.pop()
         {
-            let Some((place, direction)) = self.next(phase, now) else {
+            let Some(Begun { place, direction, check }) = self.next(phase, now) else {
                 self.idle.push((tag, buffer));
                 break;
             };
-            if !self.begin(tag, buffer, place, direction) {
+            if !self.begin(tag, buffer, place, direction, check) {
                 break;
             }
             self.fresh.push(tag);
-            if *phase == Phase::Load {
+            if *phase == Phase::Load && check.is_none() {
                 recorder.depth.count(self.flights.len() - self.idle.len(), 1);
             }
         }
@@ -239,38 +267,65 @@ impl RawJob {
         }
     }
 
-    fn next(&mut self, phase: &mut Phase, now: Instant) -> Option<(Place, Direction)> {
+    fn next(&mut self, phase: &mut Phase, now: Instant) -> Option<Begun> {
         match phase {
             Phase::Verify { reached, before } => {
                 match reached.checked_sub(1) {
                     Some(rest) => *reached = rest,
                     None => self.origin.pass = (*before)?,
                 }
-                Some((self.stream.advance()?, Direction::Read))
+                let place = self.stream.advance()?;
+                Some(Begun { place, direction: Direction::Read, check: None })
             }
-            Phase::Load => {
-                let after_trim = || Some((self.trimmed.pop()?, Direction::Write));
-                let (place, direction) = match self.held.take().or_else(after_trim) {
-                    Some(next) => next,
-                    None if self.budget.is_used_up() || self.pauses(now) => return None,
-                    None => self.draw()?,
-                };
-                self.due = self.throttle.due(direction, now);
-                if self.due.is_some() {
-                    self.held = Some((place, direction));
-                    return None;
-                }
-                self.throttle.took(direction, place.length);
-                let is_drawn =
-                    direction == Direction::Trim || !self.job.load.writes_what_it_trims();
-                if is_drawn {
-                    self.begun_in_pass += 1;
-                    self.thought_after += 1;
-                    self.budget.take(place.length);
-                }
-                Some((place, direction))
+            Phase::Backlog => self.next_of_backlog()?,
+            Phase::Load => match self.next_of_backlog() {
+                Some(turn) => turn,
+                None => self.next_of_load(now),
+            },
+        }
+    }
+
+    /// What is read back next, or nothing while what is in flight is waited for; `None` if writing goes on.
+    fn next_of_backlog(&mut self) -> Option<Option<Begun>> {
+        match self.backlog.turn(self.is_one_in_flight()) {
+            Turn::Write => None,
+            Turn::Wait => Some(None),
+            Turn::Check(place, pass) => {
+                Some(Some(Begun { place, direction: Direction::Read, check: Some(pass) }))
             }
         }
+    }
+
+    fn next_of_load(&mut self, now: Instant) -> Option<Begun> {
+        let after_trim = || Some((self.trimmed.pop()?, Direction::Write));
+        let (place, direction) = match self.held.take().or_else(after_trim) {
+            Some(next) => next,
+            None if self.budget.is_used_up() || self.pauses(now) => return None,
+            None => match self.draw() {
+                Some(next) => next,
+                // What the pass wrote is read back before the next one writes it again.
+                None if self.backlog.has_rest() => {
+                    self.backlog.flush();
+                    return self.next_of_backlog().flatten();
+                }
+                None => return None,
+            },
+        };
+        self.due = self.throttle.due(direction, now);
+        if self.due.is_some() {
+            self.held = Some((place, direction));
+            return None;
+        }
+        self.throttle.took(direction, place.length);
+        if direction == Direction::Write {
+            self.backlog.begin();
+        }
+        if direction == Direction::Trim || !self.job.load.writes_what_it_trims() {
+            self.begun_in_pass += 1;
+            self.thought_after += 1;
+            self.budget.take(place.length);
+        }
+        Some(Begun { place, direction, check: None })
     }
 
     /// Whether nothing new may begin yet: the job thinks, or is ahead of its part of a flow. What is in flight ends
@@ -338,7 +393,9 @@ impl RawJob {
         let place = match self.stream.advance() {
             Some(place) => place,
             // Two writes of one block in flight could land in any order, and the older one stay.
-            None if self.job.verify && self.is_one_in_flight() => return None,
+            None if self.job.verify && (self.is_one_in_flight() || self.backlog.has_rest()) => {
+                return None;
+            }
             None => {
                 self.origin.pass += 1;
                 self.begun_in_pass = 0;
@@ -360,9 +417,10 @@ impl RawJob {
         mut buffer: DmaBuffer,
         place: Place,
         direction: Direction,
+        check: Option<u64>,
     ) -> bool {
-        let Origin { pass, .. } = self.origin;
-        self.flights[tag] = Flight { place, direction, pass, slat: 0, issued: 0 };
+        let (pass, is_check) = (check.unwrap_or(self.origin.pass), check.is_some());
+        self.flights[tag] = Flight { place, direction, pass, is_check, slat: 0, issued: 0 };
         let action = match direction {
             Direction::Read => Action::Read(buffer),
             Direction::Write => {
@@ -370,6 +428,9 @@ impl RawJob {
                     filler.fill(&mut buffer[..place.length as usize]);
                 }
                 if self.job.verify {
+                    if self.job.verify_dump {
+                        dump::fill(&mut buffer[..place.length as usize], place, self.origin);
+                    }
                     stamp(&mut buffer[..place.length as usize], place.offset, self.origin);
                 }
                 Action::Write { buffer, fua: false }
@@ -408,16 +469,19 @@ impl RawJob {
         }
         for Completion { tag, buffer, result, .. } in completions.drain(..) {
             let tag = tag as usize;
-            let Flight { place, direction, pass, slat, issued } = self.flights[tag];
+            let Flight { place, direction, pass, is_check, slat, issued } = self.flights[tag];
             match (result, &buffer) {
                 (Err(error), _) => {
                     self.ended.fail(format!("{}: {error}", self.job.filename[place.file]));
                 }
                 (Ok(()), buffer) => {
-                    if phase == Phase::Load {
+                    if phase == Phase::Load && !is_check {
                         let latency = Latency { slat, clat: now - issued };
                         let offset = if self.job.logs.offsets { place.offset } else { 0 };
                         self.note(Landed { direction, offset, length: place.length, latency });
+                    }
+                    if direction == Direction::Write {
+                        self.backlog.landed(place, pass);
                     }
                     if direction == Direction::Trim && self.job.load.writes_what_it_trims() {
                         self.trimmed.push(place);
@@ -427,7 +491,8 @@ impl RawJob {
                     {
                         // Whatever is read in a load was written by some run; what is read back, by this one.
                         let oldest = Origin { pass, ..self.origin };
-                        self.compare(place, buffer, (phase != Phase::Load).then_some(oldest));
+                        let is_read_back = phase != Phase::Load || is_check;
+                        self.compare(place, buffer, is_read_back.then_some(oldest));
                     }
                 }
             }
@@ -468,6 +533,11 @@ impl RawJob {
         self.ended.verified += 1;
         if let Err(fault) = check(block, place.offset, oldest) {
             let file = self.job.filename[place.file].clone();
+            if let (true, Some(origin)) = (self.job.verify_dump, oldest)
+                && let Err(error) = dump::dump(Path::new(""), block, &file, place, origin)
+            {
+                self.ended.fail(format!("verify_dump: {file} at byte {}: {error}", place.offset));
+            }
             self.ended.bad(BadBlock { file, offset: place.offset, length: place.length, fault });
         }
     }
