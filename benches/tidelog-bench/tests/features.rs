@@ -184,7 +184,9 @@ fn options_that_do_not_go_together_are_refused() {
         ("rw=read:1k", "multiple of 4096"),
         ("zonemode=strided", "needs zonesize"),
         ("zonesize=64k", "for zonemode=strided"),
-        ("zonemode=zbd\nzonesize=64k", "needs a zoned device"),
+        ("zonemode=zbd\nzonesize=24k", "a multiple of bs"),
+        ("max_open_zones=2", "for zonemode=zbd"),
+        ("zonemode=zbd\nzonesize=64k\nrw=trim", "for reads and writes"),
         ("rate_process=poisson", "needs rate or rate_iops"),
         ("io_submit_mode=inline", "tidelog-posix has threads that submit"),
         ("verify=md5", "there is crc32c"),
@@ -248,4 +250,60 @@ fn blocks_are_read_back_while_others_are_written() {
     let text = format!("{}do_verify=0\nnumber_ios=13\n", text.replace("[a]", "[b]"));
     assert_eq!(jobs(&directory, &text)[0]["tidelog"]["verified_blocks"], 10, "without the rest");
     run(&directory, "[a]\nrw=read\nverify=crc32c\nverify_dump=1\n").expect(64).says("verify_dump");
+}
+
+#[test]
+fn zones_are_written_from_their_beginning_on() {
+    let directory = temporary("zbd");
+    let zbd = "bs=16k\nzonemode=zbd\nzonesize=64k\n";
+    let text = format!("{zbd}filename=z\n[a]\nrw=randwrite\nmax_open_zones=2\n{LOG}\n");
+    jobs(&directory, &text);
+    let order = blocks(&directory, "log_bw.1.log");
+    let mut written = [0_u64; 16];
+    let mut open = Vec::new();
+    for block in order {
+        let zone = (block / 4) as usize;
+        assert_eq!(block % 4, written[zone] % 4, "at its write pointer");
+        written[zone] += 1;
+        if written[zone] % 4 == 1 {
+            open.push(zone);
+        }
+        assert!(open.len() <= 2, "{open:?}");
+        open.retain(|zone| written[*zone] % 4 != 0);
+    }
+    // What is read was written, and not the half that nobody wrote.
+    let text =
+        format!("{zbd}filename=y\n[w]\nrw=write\nio_size=512k\n[r]\nstonewall\nrw=randread\n{LOG}");
+    jobs(&directory, &text);
+    assert!(blocks(&directory, "log_bw.2.log").iter().all(|block| *block < 32));
+    let found = jobs(
+        &directory,
+        &format!(
+            "{zbd}[b]\nrw=randwrite\niodepth=4\nverify=crc32c\nnumjobs=2\nfilename=v\nloops=2\n"
+        ),
+    );
+    let verified = |job: &Value| job["tidelog"]["verified_blocks"].as_u64().unwrap();
+    assert!(found.iter().map(verified).sum::<u64>() >= 64, "{found:?}");
+    assert_eq!(
+        ios(&jobs(&directory, &format!("{zbd}[c]\nrw=read\ntime_based\nruntime=100\n"))[0]),
+        0
+    );
+    let beyond = jobs(&directory, &format!("{zbd}[d]\nrw=read\nread_beyond_wp=1\n"));
+    assert_eq!(ios(&beyond[0]), 64);
+    run(&directory, "[e]\nrw=write\nzonemode=zbd\n").expect(64).says("needs zonesize");
+}
+
+#[test]
+fn all_that_is_wrong_on_a_command_line_is_told_at_once() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidelog-bench"));
+    let ran = Ran::of(command.args(["--name=a", "--bs=huge", "--iodepth=deep", "--rw=up"]));
+    for what in ["a: bs=huge", "a: iodepth=deep", "a: rw=up"] {
+        assert!(ran.code == 64 && ran.err.contains(what), "{what}: {}", ran.err);
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidelog-bench"));
+    let ran =
+        Ran::of(command.args(["--name=a", "--bz=4k", "--iodepht", "4", "--mem=shm", "--bs=4k"]));
+    for what in ["bz is no option here", "(did you mean iodepth?)", "mem: memory comes from"] {
+        assert!(ran.code == 64 && ran.err.contains(what), "{what}: {}", ran.err);
+    }
 }

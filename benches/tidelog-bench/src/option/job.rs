@@ -15,6 +15,7 @@ use super::sizes::Sizes;
 use super::steady::SteadyState;
 use super::value::{Amount, KbBase, Nodes};
 use crate::exit::BenchError;
+use crate::load::Zones;
 use crate::run::Member;
 use crate::workload::Workload;
 
@@ -202,6 +203,14 @@ pub struct JobOptions {
     pub allow_file_create: bool,
     /// Whether only a part of each zone is worked on.
     pub strided: bool,
+    /// Whether zones are written from their beginning on.
+    pub zbd: bool,
+    /// How many zones may be open; 0: all.
+    pub max_open_zones: usize,
+    /// Whether what was not written is read.
+    pub read_beyond_wp: bool,
+    /// The zones of each file, with `zbd`.
+    pub zones: Vec<Arc<Zones>>,
     /// That part.
     pub zonesize: u64,
     /// The zone; as large as that part where it is 0.
@@ -333,6 +342,10 @@ impl Default for JobOptions {
             filesize: None,
             allow_file_create: true,
             strided: false,
+            zbd: false,
+            max_open_zones: 0,
+            read_beyond_wp: false,
+            zones: Vec::new(),
             zonesize: 0,
             zonerange: 0,
             zoneskip: 0,
@@ -542,14 +555,18 @@ impl JobOptions {
             );
         }
         let multiples = [self.zonesize, self.zonerange, self.zoneskip];
-        if self.strided && !multiples.iter().all(|it| it.is_multiple_of(ALIGNMENT as u64)) {
+        if (self.strided || self.zbd)
+            && !multiples.iter().all(|it| it.is_multiple_of(ALIGNMENT as u64))
+        {
             return wrong("zonesize, zonerange and zoneskip are multiples of 4096 bytes");
         }
         if self.strided && self.zonesize < self.sizes.most() {
             return wrong("zonesize has room for one operation at least");
         }
-        if !self.strided && multiples.iter().any(|it| *it > 0) {
-            return wrong("zonesize, zonerange and zoneskip are for zonemode=strided");
+        if !self.strided && !self.zbd && multiples.iter().any(|it| *it > 0) {
+            return wrong(
+                "zonesize, zonerange and zoneskip are for zonemode=strided and zonemode=zbd",
+            );
         }
         if self.zonerange > 0 && self.zonerange < self.zonesize {
             return wrong("zonerange is the whole zone, of which zonesize is a part");

@@ -10,6 +10,7 @@ mod sizes;
 mod steady;
 mod table;
 pub mod value;
+mod zoned;
 
 pub use content::{Candidates, Content, with_content};
 pub use distribution::{Distribution, Draw};
@@ -19,4 +20,5 @@ pub use load::Load;
 pub use logs::{LogKind, Logs};
 pub use sizes::Sizes;
 pub use steady::{SteadyState, check_steady};
-pub use table::{Group, OPTIONS, OptionSpec, apply, find};
+pub use table::{Group, OPTIONS, OptionSpec, apply, find, no_option};
+pub use zoned::with_zones;

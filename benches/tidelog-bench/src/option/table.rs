@@ -198,9 +198,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.direct = switch(text)?),
     option!(Target, "buffered", "", "The opposite of direct [0]",
         |job, text| job.direct = !switch(text)?),
-    option!(Target, "zonemode", "MODE", "none, or strided: zones of zonesize are worked on, what lies between them is skipped [none]",
-        |job, text| job.strided = zonemode(text)?),
-    option!(Target, "zonesize", "SIZE", "Bytes worked on in each zone",
+    option!(Target, "zonemode", "MODE", "none; strided: zones of zonesize are worked on, what lies between them is skipped; or zbd: zones, empty at first, are written from their beginning on [none]",
+        |job, text| (job.strided, job.zbd) = zonemode(text)?),
+    option!(Target, "max_open_zones", "COUNT", "With zbd, zones that are neither empty nor full, of all jobs [0: any number]",
+        |job, text| job.max_open_zones = at_most(text, 0, u32::MAX)? as usize),
+    option!(Target, "read_beyond_wp", "", "With zbd, read what was not written, too [0]",
+        |job, text| job.read_beyond_wp = switch(text)?),
+    option!(Target, "zonesize", "SIZE", "Bytes worked on in each zone; with zbd, of a zone",
         |job, text| job.zonesize = bytes(text, job.kb_base)?),
     option!(Target, "zonerange", "SIZE", "Bytes of a zone, of which the first zonesize are worked on [zonesize]",
         |job, text| job.zonerange = bytes(text, job.kb_base)?),
@@ -318,8 +322,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("verify_pattern", "blocks carry stamps, and between them bytes that do not compress"),
     ("verify_interval", "each block carries one stamp; give bs"),
     ("verify_async", "blocks are compared where they are read"),
-    ("max_open_zones", "zonemode=zbd needs a zoned device, which no data path here drives"),
-    ("read_beyond_wp", "zonemode=zbd needs a zoned device, which no data path here drives"),
     ("blockalign", "operations are aligned to the smallest block"),
     ("prioclass", "operations have no priority in the kernel here"),
     ("prio", "operations have no priority in the kernel here"),
@@ -344,7 +346,7 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 /// That something is no option, and why, or what may have been meant.
-fn no_option(name: &str) -> String {
+pub fn no_option(name: &str) -> String {
     if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
         return format!("{name}: {why}");
     }
@@ -437,12 +439,12 @@ fn dedupe_mode(text: &str) -> Result<bool, String> {
     }
 }
 
-fn zonemode(text: &str) -> Result<bool, String> {
+fn zonemode(text: &str) -> Result<(bool, bool), String> {
     match text.trim() {
-        "none" => Ok(false),
-        "strided" => Ok(true),
-        "zbd" => Err("it needs a zoned device, which no data path here drives".to_owned()),
-        _ => Err("there are none and strided".to_owned()),
+        "none" => Ok((false, false)),
+        "strided" => Ok((true, false)),
+        "zbd" => Ok((false, true)),
+        _ => Err("there are none, strided and zbd".to_owned()),
     }
 }
 

@@ -33,7 +33,12 @@ pub(super) enum Turn {
 
 impl Backlog {
     pub(super) fn new(job: &JobOptions) -> Self {
-        let every = if job.verify && job.load.writes { job.verify_backlog } else { 0 };
+        let every = match job.verify_backlog {
+            _ if !job.verify || !job.load.writes => 0,
+            // Where zones decide where blocks go, all are read back from where they went.
+            0 if job.zbd => u64::MAX,
+            every => every,
+        };
         Self {
             every,
             batch: job.verify_backlog_batch.unwrap_or(every),

@@ -1,6 +1,7 @@
 //! The raw level: operations on bytes of devices, through one queue of a data path.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidelog_engine::memory::DmaBuffer;
@@ -17,7 +18,7 @@ use super::floor::Floor;
 use super::start::Ended;
 use super::throttle::Throttle;
 use crate::exit::BenchError;
-use crate::load::{BadBlock, Filler, Origin, Place, Stream, Way, check, stamp};
+use crate::load::{BadBlock, Filler, Origin, Place, Stream, Way, Zoned, Zones, check, stamp};
 use crate::option::JobOptions;
 use crate::stats::{Direction, Latency, Recorder, Steady, nanos};
 use crate::target;
@@ -27,6 +28,9 @@ const THROTTLED_MAX: Duration = Duration::from_millis(100);
 
 /// How soon a job that is ahead of its flow, and has no time to sleep, looks again.
 const FLOW_LOOK: Duration = Duration::from_micros(50);
+
+/// How soon a job looks again whether another's write to a zone has landed.
+const ZONE_LOOK: Duration = Duration::from_micros(50);
 
 /// A raw job that is ready to run.
 pub(super) struct RawJob {
@@ -185,6 +189,7 @@ impl RawJob {
     /// Runs the job, and reads back what it wrote if that was asked for.
     pub(super) fn run(mut self, recorder: &mut Recorder) -> Ended {
         self.go_through(Phase::Load, recorder);
+        self.job.zones.iter().for_each(|zones| zones.leave(self.origin.writer));
         self.ended.steady = self.steady().map(Steady::result).map(Box::new);
         let Self { job, .. } = &self;
         if job.verify && job.do_verify && job.load.writes && self.ended.failure.is_none() {
@@ -297,35 +302,73 @@ impl RawJob {
     }
 
     fn next_of_load(&mut self, now: Instant) -> Option<Begun> {
-        let after_trim = || Some((self.trimmed.pop()?, Direction::Write));
-        let (place, direction) = match self.held.take().or_else(after_trim) {
-            Some(next) => next,
-            None if self.budget.is_used_up() || self.pauses(now) => return None,
-            None => match self.draw() {
+        let pass = self.origin.pass;
+        loop {
+            let after_trim = || Some((self.trimmed.pop()?, Direction::Write));
+            let (mut place, direction) = match self.held.take().or_else(after_trim) {
                 Some(next) => next,
-                // What the pass wrote is read back before the next one writes it again.
-                None if self.backlog.has_rest() => {
-                    self.backlog.flush();
-                    return self.next_of_backlog().flatten();
+                None if self.budget.is_used_up() || self.pauses(now) => return None,
+                None => match self.draw() {
+                    Some(next) => next,
+                    // What the pass wrote is read back before the next one writes it again.
+                    None if self.backlog.has_rest() => {
+                        self.backlog.flush();
+                        return self.next_of_backlog().flatten();
+                    }
+                    None => return None,
+                },
+            };
+            self.due = self.throttle.due(direction, now);
+            if self.due.is_some() {
+                self.held = Some((place, direction));
+                return None;
+            }
+            match self.zoned(place, direction) {
+                Zoned::To(offset) => place.offset = offset,
+                Zoned::Busy => {
+                    self.held = Some((place, direction));
+                    // A write of another job lands without this one being told.
+                    self.due = Some(now + ZONE_LOOK);
+                    return None;
                 }
-                None => return None,
-            },
-        };
-        self.due = self.throttle.due(direction, now);
-        if self.due.is_some() {
-            self.held = Some((place, direction));
-            return None;
+                // Two passes without anything to do are followed by others.
+                Zoned::Skip if self.origin.pass <= pass + 1 => continue,
+                Zoned::Skip | Zoned::End => {
+                    self.budget.end();
+                    return None;
+                }
+            }
+            self.throttle.took(direction, place.length);
+            if direction == Direction::Write {
+                self.backlog.begin();
+            }
+            if direction == Direction::Trim || !self.job.load.writes_what_it_trims() {
+                self.begun_in_pass += 1;
+                self.thought_after += 1;
+                self.budget.take(place.length);
+            }
+            return Some(Begun { place, direction, check: None });
         }
-        self.throttle.took(direction, place.length);
-        if direction == Direction::Write {
-            self.backlog.begin();
+    }
+
+    /// Where an operation goes, if its file has zones.
+    fn zoned(&self, place: Place, direction: Direction) -> Zoned {
+        let Some(zones) = self.job.zones.get(place.file) else { return Zoned::To(place.offset) };
+        let window = self.stream.window(place.file);
+        match direction {
+            Direction::Write => zones.write(window, place, self.origin.writer, self.job.verify),
+            Direction::Read if self.job.read_beyond_wp => Zoned::To(place.offset),
+            Direction::Read => zones.read(window, place, self.job.load.random),
+            Direction::Trim => Zoned::End,
         }
-        if direction == Direction::Trim || !self.job.load.writes_what_it_trims() {
-            self.begun_in_pass += 1;
-            self.thought_after += 1;
-            self.budget.take(place.length);
-        }
-        Some(Begun { place, direction, check: None })
+    }
+
+    /// As in fio a mix writes first where there is nothing to read.
+    fn direction_in(&self, place: Place, drawn: Direction) -> Direction {
+        let is_empty = |zones: &Arc<Zones>| zones.are_empty(self.stream.window(place.file));
+        let is_mix = self.job.load.is_mix() && !self.job.read_beyond_wp;
+        let zones = self.job.zones.get(place.file).filter(|_| is_mix);
+        if zones.is_some_and(is_empty) { Direction::Write } else { drawn }
     }
 
     /// Whether nothing new may begin yet: the job thinks, or is ahead of its part of a flow. What is in flight ends
@@ -399,11 +442,17 @@ impl RawJob {
             None => {
                 self.origin.pass += 1;
                 self.begun_in_pass = 0;
+                if self.job.verify && self.job.load.writes {
+                    for (file, zones) in self.job.zones.iter().enumerate() {
+                        zones.reset(self.stream.window(file));
+                    }
+                }
                 self.stream.rewind();
                 self.stream.advance()?
             }
         };
-        Some((place, self.job.load.draw(&mut self.random, self.job.rwmixread)))
+        let drawn = self.job.load.draw(&mut self.random, self.job.rwmixread);
+        Some((place, self.direction_in(place, drawn)))
     }
 
     /// Whether an operation is in flight besides the one that is about to begin.
@@ -470,6 +519,11 @@ impl RawJob {
         for Completion { tag, buffer, result, .. } in completions.drain(..) {
             let tag = tag as usize;
             let Flight { place, direction, pass, is_check, slat, issued } = self.flights[tag];
+            if direction == Direction::Write
+                && let Some(zones) = self.job.zones.get(place.file)
+            {
+                zones.landed(place.offset, place.length);
+            }
             match (result, &buffer) {
                 (Err(error), _) => {
                     self.ended.fail(format!("{}: {error}", self.job.filename[place.file]));
