@@ -184,7 +184,7 @@ pub fn unknown(
     }
     let known = command();
     let is_known = |name: &str| {
-        let mut all = known.get_arguments().flat_map(|it| it.get_long_and_visible_aliases());
+        let mut all = known.get_arguments().filter_map(Arg::get_long_and_visible_aliases);
         ["help", "version"].contains(&name) || all.any(|them| them.contains(&name))
     };
     let names = arguments.filter_map(|argument| {

@@ -197,7 +197,7 @@ fn options_that_do_not_go_together_are_refused() {
     }
     bench(&["--name=a", "--ioengine=tidelog-sim", "--size=1m", "--iodepht=4"])
         .expect(64)
-        .says("--iodepth");
+        .says("did you mean iodepth?");
 }
 
 #[test]

@@ -111,6 +111,12 @@ struct Begun {
     check: Option<u64>,
 }
 
+/// The block that is read back next, if it is the turn of one.
+fn begun_of(turn: Turn) -> Option<Begun> {
+    let Turn::Check(place, pass) = turn else { return None };
+    Some(Begun { place, direction: Direction::Read, check: Some(pass) })
+}
+
 /// What a round through the stream is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -282,22 +288,11 @@ impl RawJob {
                 let place = self.stream.advance()?;
                 Some(Begun { place, direction: Direction::Read, check: None })
             }
-            Phase::Backlog => self.next_of_backlog()?,
-            Phase::Load => match self.next_of_backlog() {
-                Some(turn) => turn,
-                None => self.next_of_load(now),
+            Phase::Backlog => begun_of(self.backlog.turn(self.is_one_in_flight())),
+            Phase::Load => match self.backlog.turn(self.is_one_in_flight()) {
+                Turn::Write => self.next_of_load(now),
+                turn => begun_of(turn),
             },
-        }
-    }
-
-    /// What is read back next, or nothing while what is in flight is waited for; `None` if writing goes on.
-    fn next_of_backlog(&mut self) -> Option<Option<Begun>> {
-        match self.backlog.turn(self.is_one_in_flight()) {
-            Turn::Write => None,
-            Turn::Wait => Some(None),
-            Turn::Check(place, pass) => {
-                Some(Some(Begun { place, direction: Direction::Read, check: Some(pass) }))
-            }
         }
     }
 
@@ -313,7 +308,7 @@ impl RawJob {
                     // What the pass wrote is read back before the next one writes it again.
                     None if self.backlog.has_rest() => {
                         self.backlog.flush();
-                        return self.next_of_backlog().flatten();
+                        return begun_of(self.backlog.turn(self.is_one_in_flight()));
                     }
                     None => return None,
                 },
