@@ -6,13 +6,17 @@ use tidelog_engine::path::DEVICES_MAX;
 use tidelog_engine::units::ByteCount;
 
 use super::distribution::Distribution;
-use super::job::{Engine, ExitWhat, JobOptions, Level};
+use super::job::{Engine, JobOptions};
 use super::load::Load;
+use super::refused::no_option;
 use super::sizes::Sizes;
 use super::steady::SteadyState;
 use super::value::{
-    KbBase, amount, bytes, colon_list, delay, nodes, number, percent, processors, switch, time,
-    time_in,
+    amount, bytes, colon_list, delay, nodes, number, percent, processors, switch, time, time_in,
+};
+use super::words::{
+    always, at_most, dedupe_mode, directory, exit_what, for_each_direction, generator, kb_base,
+    kind_of_verify, level, percentage, percentiles, rate_process, submit_mode, zonemode,
 };
 use crate::exit::BenchError;
 
@@ -307,59 +311,6 @@ pub const OPTIONS: &[OptionSpec] = &[
         |_job, text| always( text, "files are registered wherever that is possible")?),
 ];
 
-/// Options of fio that there are not, and why or what to do instead.
-const REFUSED: &[(&str, &str)] = &[
-    ("mem", "memory comes from the data path, in huge pages where there are any"),
-    ("iomem", "memory comes from the data path, in huge pages where there are any"),
-    (
-        "fill_device",
-        "it fills a file system that others need to its last byte; give size, or a block device",
-    ),
-    (
-        "fill_fs",
-        "it fills a file system that others need to its last byte; give size, or a block device",
-    ),
-    ("verify_pattern", "blocks carry stamps, and between them bytes that do not compress"),
-    ("verify_interval", "each block carries one stamp; give bs"),
-    ("verify_async", "blocks are compared where they are read"),
-    ("blockalign", "operations are aligned to the smallest block"),
-    ("prioclass", "operations have no priority in the kernel here"),
-    ("prio", "operations have no priority in the kernel here"),
-    ("cmdprio_percentage", "operations have no priority in the kernel here"),
-    ("cmdprio_class", "operations have no priority in the kernel here"),
-    ("cmdprio", "operations have no priority in the kernel here"),
-    ("cmdprio_bssplit", "operations have no priority in the kernel here"),
-    ("log_prio", "operations have no priority in the kernel here"),
-    ("numa_mem_policy", "memory comes from the node that the job runs on; give numa_cpu_nodes"),
-    ("buffer_pattern", "what is written is random, or zeros behind that"),
-    ("buffer_compress_chunk", "each block compresses as a whole"),
-    ("sqthread_poll", "submissions go by a system call, which completions share"),
-    ("sqthread_poll_cpu", "submissions go by a system call, which completions share"),
-    ("cmd_type", "ioengine=tidelog-uring-cmd sends NVMe commands, and no others"),
-    ("nonvectored", "ioengine=tidelog-uring-cmd sends commands with one buffer, always"),
-    ("continue_on_error", "the first operation that fails ends its job"),
-    ("ignore_error", "the first operation that fails ends its job"),
-    ("fallocate", "files that are made are reserved whole, so that a full disk is found before"),
-    ("create_on_open", "files are made, and reserved whole, before any job begins"),
-    ("create_serialize", "files are made one after the other before any job begins; leave it out"),
-    ("sg_write_mode", "no data path here sends SCSI commands"),
-];
-
-/// That something is no option, and why, or what may have been meant.
-pub fn no_option(name: &str) -> String {
-    if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
-        return format!("{name}: {why}");
-    }
-    let names = OPTIONS.iter().flat_map(|spec| spec.aliases.iter().copied().chain([spec.name]));
-    let nearest = names.map(|known| (strsim::damerau_levenshtein(known, name), known)).min();
-    let meant = nearest.filter(|(steps, known)| *steps <= 1.max(known.len() / 4));
-    let meant = meant.map_or_else(String::new, |(_, known)| format!(" (did you mean {known}?)"));
-    format!(
-        "{name} is no option here{meant}. One that was ignored could change what is measured, so it is \
-         refused; --help lists what there is"
-    )
-}
-
 /// The option of this name, or alias.
 pub fn find(name: &str) -> Option<&'static OptionSpec> {
     OPTIONS.iter().find(|spec| spec.name == name || spec.aliases.contains(&name))
@@ -379,135 +330,6 @@ pub fn apply(job: &mut JobOptions, name: &str, value: &str) -> Result<(), BenchE
     job.given.retain(|(given, _)| given != name);
     job.given.push((name.to_owned(), value.to_owned()));
     Ok(())
-}
-
-/// One value for all directions, or one for each; what is left out, or 0, has no limit.
-fn for_each_direction(
-    text: &str,
-    read: impl Fn(&str) -> Result<u64, String>,
-) -> Result<[Option<u64>; 3], String> {
-    let parts: Vec<&str> = text.split(',').collect();
-    if parts.len() > 3 {
-        return Err("there are reads, writes and trims".to_owned());
-    }
-    let mut limits = [None; 3];
-    for (index, limit) in limits.iter_mut().enumerate() {
-        let part =
-            if parts.len() == 1 { parts[0] } else { parts.get(index).copied().unwrap_or("") };
-        *limit = if part.trim().is_empty() { None } else { Some(read(part)?).filter(|it| *it > 0) };
-    }
-    Ok(limits)
-}
-
-fn percentage(text: &str) -> Result<f64, String> {
-    let number = text.trim().parse::<f64>().ok().filter(|it| *it > 0.0 && *it <= 100.0);
-    number.ok_or_else(|| format!("{text:?} is no percentage above 0"))
-}
-
-fn generator(text: &str) -> Result<bool, String> {
-    match text.trim() {
-        "lfsr" => Ok(true),
-        "tausworthe" | "tausworthe64" => {
-            Err("there is lfsr; without the option a permutation gives every block its turn"
-                .to_owned())
-        }
-        _ => Err("there is lfsr".to_owned()),
-    }
-}
-
-fn rate_process(text: &str) -> Result<bool, String> {
-    match text.trim() {
-        "linear" => Ok(false),
-        "poisson" => Ok(true),
-        _ => Err("there are linear and poisson".to_owned()),
-    }
-}
-
-fn submit_mode(text: &str) -> Result<bool, String> {
-    match text.trim() {
-        "inline" => Ok(false),
-        "offload" => Ok(true),
-        _ => Err("there are inline and offload".to_owned()),
-    }
-}
-
-fn dedupe_mode(text: &str) -> Result<bool, String> {
-    match text.trim() {
-        "repeat" => Ok(false),
-        "working_set" => Ok(true),
-        _ => Err("there are repeat and working_set".to_owned()),
-    }
-}
-
-fn zonemode(text: &str) -> Result<(bool, bool), String> {
-    match text.trim() {
-        "none" => Ok((false, false)),
-        "strided" => Ok((true, false)),
-        "zbd" => Ok((false, true)),
-        _ => Err("there are none, strided and zbd".to_owned()),
-    }
-}
-
-fn exit_what(text: &str) -> Result<ExitWhat, String> {
-    match text.trim() {
-        "group" => Ok(ExitWhat::Group),
-        "stonewall" => Ok(ExitWhat::Stonewall),
-        "all" => Ok(ExitWhat::All),
-        _ => Err("there are group, stonewall and all".to_owned()),
-    }
-}
-
-fn directory(text: &str) -> Result<String, String> {
-    match &colon_list(text)[..] {
-        [one] => Ok(one.clone()),
-        [] => Err("name the directory".to_owned()),
-        _ => Err("one directory serves all of a job's files here".to_owned()),
-    }
-}
-
-fn level(text: &str) -> Result<Level, String> {
-    match text.trim() {
-        "raw" => Ok(Level::Raw),
-        "log" => Ok(Level::Log),
-        _ => Err("there are raw and log".to_owned()),
-    }
-}
-
-fn kind_of_verify(text: &str) -> Result<bool, String> {
-    match text.trim() {
-        "crc32c" | "crc32c-intel" => Ok(true),
-        "0" => Ok(false),
-        _ => Err("there is crc32c (with the processor's instruction where it has one); what fio writes with another kind \
-                  is not told from damage, and is not made here".to_owned()),
-    }
-}
-
-fn kb_base(text: &str) -> Result<KbBase, String> {
-    match text.trim() {
-        "1024" => Ok(KbBase::Compatible),
-        "1000" => Ok(KbBase::International),
-        _ => Err("there are 1024 and 1000".to_owned()),
-    }
-}
-
-fn percentiles(text: &str) -> Result<Vec<f64>, String> {
-    let one = |part: &String| part.trim().parse().ok().filter(|it| (0.0..=100.0).contains(it));
-    let list: Option<Vec<f64>> = colon_list(text).iter().map(one).collect();
-    let mut list = list.ok_or("percentiles are numbers from 0 to 100, separated by colons")?;
-    if list.is_empty() || list.len() > 20 {
-        return Err("1 to 20 percentiles can be reported".to_owned());
-    }
-    list.sort_by(f64::total_cmp);
-    Ok(list)
-}
-
-fn at_most(text: &str, least: u64, most: u32) -> Result<u32, String> {
-    let number = number(text, least)?;
-    u32::try_from(number).ok().filter(|it| *it <= most).ok_or_else(|| format!("{most} is the most"))
-}
-
-fn always(text: &str, why: &str) -> Result<(), String> {
-    if switch(text)? { Ok(()) } else { Err(format!("{why}; leave the option out")) }
 }
 
 #[cfg(test)]
