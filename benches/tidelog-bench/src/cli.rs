@@ -1,9 +1,9 @@
 //! The command line: fio's `--name=value`, in the order in which it was given.
 
-use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use clap_complete::Shell;
 
@@ -11,7 +11,7 @@ use crate::exit::BenchError;
 use crate::jobfile;
 use crate::live::Eta;
 use crate::option::value::time;
-use crate::option::{JobOptions, OPTIONS, apply};
+use crate::option::{JobOptions, OPTIONS, apply, no_option};
 
 const ABOUT: &str = "Measures Tidelog's data paths and its log, in fio's words";
 
@@ -144,6 +144,11 @@ pub fn command() -> Command {
                 .value_parser(time),
         )
         .arg(
+            own("section", "Run this section of job files alone; may be given several times")
+                .value_name("NAME")
+                .action(ArgAction::Append),
+        )
+        .arg(
             own("parse-only", "Check options and job files, and do nothing")
                 .action(ArgAction::SetTrue),
         )
@@ -169,22 +174,46 @@ pub fn command() -> Command {
     command
 }
 
+/// All options of a command line that there are not, if that is why clap refuses it.
+pub fn unknown(
+    refused: &clap::Error,
+    arguments: impl Iterator<Item = String>,
+) -> Option<BenchError> {
+    if refused.kind() != ErrorKind::UnknownArgument {
+        return None;
+    }
+    let known = command();
+    let is_known = |name: &str| {
+        let mut all = known.get_arguments().filter_map(Arg::get_long_and_visible_aliases);
+        ["help", "version"].contains(&name) || all.any(|them| them.contains(&name))
+    };
+    let names = arguments.filter_map(|argument| {
+        let name = argument.strip_prefix("--")?.split('=').next()?.to_owned();
+        (!name.is_empty() && !is_known(&name)).then_some(name)
+    });
+    let told: Vec<String> = names.map(|name| no_option(&name)).collect();
+    (!told.is_empty()).then(|| BenchError::usage(told.join("\n  ")))
+}
+
 /// What was asked for.
 ///
 /// # Errors
 /// It makes no sense.
 pub fn request(matches: &ArgMatches) -> Result<Request, BenchError> {
     let (global, mut jobs) = from_options(matches)?;
+    let sections: Vec<String> =
+        matches.get_many("section").into_iter().flatten().cloned().collect();
     for path in matches.get_many::<PathBuf>("jobfile").into_iter().flatten() {
         let place = path.display().to_string();
         let text = std::fs::read_to_string(path).map_err(|source| match source.kind() {
-            ErrorKind::InvalidData => {
+            std::io::ErrorKind::InvalidData => {
                 let what = "this is no text; a job file has [sections] and lines of option=value";
                 BenchError::usage(what).within(&place)
             }
             _ => BenchError::System { what: place.clone(), source },
         })?;
-        jobs.extend(jobfile::parse(&text, &global).map_err(|error| error.within(&place))?);
+        let parsed = jobfile::parse(&text, &global, &sections);
+        jobs.extend(parsed.map_err(|error| error.within(&place))?);
     }
     let word = |name: &str| matches.get_one::<String>(name).map(String::as_str);
     Ok(Request {
@@ -224,25 +253,32 @@ fn from_options(matches: &ArgMatches) -> Result<(JobOptions, Vec<JobOptions>), B
     let mut global = JobOptions::default();
     let mut jobs: Vec<JobOptions> = Vec::new();
     let mut in_global = true;
+    let mut wrong: Vec<BenchError> = Vec::new();
     for (_, name, value) in given {
         if name == "name" {
             in_global = value == "global";
             if !in_global {
-                let mut job = global.clone();
-                apply(&mut job, name, value)?;
-                jobs.push(job);
+                jobs.push(JobOptions { name: value.clone(), ..global.clone() });
             }
             continue;
         }
-        match jobs.last_mut() {
+        let set = match jobs.last_mut() {
             Some(job) if !in_global => {
                 let place = job.name.clone();
-                apply(job, name, value).map_err(|error| error.within(&place))?;
+                apply(job, name, value).map_err(|error| error.within(&place))
             }
-            _ => apply(&mut global, name, value)?,
+            _ => apply(&mut global, name, value),
+        };
+        wrong.extend(set.err());
+    }
+    match wrong.len() {
+        0 => Ok((global, jobs)),
+        1 => Err(wrong.remove(0)),
+        _ => {
+            let told: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+            Err(BenchError::usage(told.join("\n  ")))
         }
     }
-    Ok((global, jobs))
 }
 
 #[cfg(test)]

@@ -5,11 +5,16 @@ use ini_core::{Item, Parser};
 use crate::exit::BenchError;
 use crate::option::{JobOptions, apply, find};
 
-/// The jobs of a file's text. Options of `[global]` hold for the sections after it, on top of `base`.
+/// The jobs of a file's text, or of these sections of it if any are named. Options of `[global]` hold for the sections
+/// after it, on top of `base`.
 ///
 /// # Errors
 /// Every line that cannot be understood, by its number.
-pub fn parse(text: &str, base: &JobOptions) -> Result<Vec<JobOptions>, BenchError> {
+pub fn parse(
+    text: &str,
+    base: &JobOptions,
+    sections: &[String],
+) -> Result<Vec<JobOptions>, BenchError> {
     let mut global = base.clone();
     let mut jobs: Vec<JobOptions> = Vec::new();
     let mut section = Section::None;
@@ -23,6 +28,11 @@ pub fn parse(text: &str, base: &JobOptions) -> Result<Vec<JobOptions>, BenchErro
         let within = |error: BenchError| error.within(&format!("line {line}"));
         match item {
             Item::Section(name) if name.trim() == "global" => section = Section::Global,
+            Item::Section(name)
+                if !sections.is_empty() && sections.iter().all(|it| *it != name.trim()) =>
+            {
+                section = Section::LeftOut;
+            }
             Item::Section(name) => {
                 section = Section::Job;
                 jobs.push(JobOptions { name: name.trim().to_owned(), ..global.clone() });
@@ -30,6 +40,7 @@ pub fn parse(text: &str, base: &JobOptions) -> Result<Vec<JobOptions>, BenchErro
             Item::Error(what) => {
                 return Err(within(BenchError::usage(format!("{what:?} is no section"))));
             }
+            Item::Property(..) if matches!(section, Section::LeftOut) => {}
             Item::Property(key, _) if key.trim_start().starts_with(['#', ';']) => {}
             Item::Property(key, None) if key.trim().is_empty() => {}
             Item::Property(key, value) => {
@@ -44,7 +55,7 @@ pub fn parse(text: &str, base: &JobOptions) -> Result<Vec<JobOptions>, BenchErro
                         return Err(within(BenchError::usage(what)));
                     }
                     Section::Global => &mut global,
-                    Section::Job => jobs.last_mut().unwrap_or(&mut global),
+                    Section::Job | Section::LeftOut => jobs.last_mut().unwrap_or(&mut global),
                 };
                 // Alone on its line a switch is on. What is no switch says itself what it misses.
                 let is_switch = find(key.trim()).is_some_and(|spec| spec.value.is_empty());
@@ -61,7 +72,10 @@ pub fn parse(text: &str, base: &JobOptions) -> Result<Vec<JobOptions>, BenchErro
         return Err(BenchError::usage(told.collect::<Vec<_>>().join("\n  ")));
     }
     if jobs.is_empty() {
-        return Err(BenchError::usage("there is no job: a job is a section other than [global]"));
+        return Err(BenchError::usage(match sections {
+            [] => "there is no job: a job is a section other than [global]".to_owned(),
+            names => format!("there is no section called {}", names.join(" or ")),
+        }));
     }
     Ok(jobs)
 }
@@ -78,6 +92,8 @@ enum Section {
     None,
     Global,
     Job,
+    /// Another one was named.
+    LeftOut,
 }
 
 /// Puts in the values of environment variables, `${NAME}`.
@@ -105,7 +121,7 @@ mod tests {
     use crate::option::Sizes;
 
     fn jobs(text: &str) -> Result<Vec<JobOptions>, String> {
-        parse(text, &JobOptions::default()).map_err(|error| error.to_string())
+        parse(text, &JobOptions::default(), &[]).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -140,13 +156,13 @@ mod tests {
     #[test]
     fn every_option_that_is_none_is_told_at_once_with_what_may_be_meant() {
         let error =
-            jobs("[a]\nbz=4k\niodepht=3\n[b]\nmem=shm\nbs=4k\nzonemode=zbd\nioengine=libaio\n")
+            jobs("[a]\nbz=4k\niodepht=3\n[b]\nmem=shm\nbs=4k\nzonemode=zones\nioengine=libaio\n")
                 .unwrap_err();
         for said in [
             "line 2: bz is no option here",
             "line 3: iodepht is no option here (did you mean iodepth?)",
             "line 5: mem: memory comes from the data path",
-            "line 7: zonemode=zbd: it needs a zoned device",
+            "line 7: zonemode=zones: there are none, strided and zbd",
             "line 8: ioengine=libaio: this is fio's own engine",
         ] {
             assert!(error.contains(said), "{said}: {error}");
@@ -167,6 +183,15 @@ mod tests {
         let jobs = jobs("[a]\ntime_based\nruntime=1\nwrite_bw_log\n").unwrap();
         assert!(jobs[0].time_based);
         assert_eq!(jobs[0].logs.files("a", 1)[0].1.display().to_string(), "a_bw.1.log");
+    }
+
+    #[test]
+    fn sections_that_are_named_stand_alone() {
+        let text = "[global]\nbs=8k\n[a]\nbz=4\n[b]\niodepth=2\n";
+        let named = |name: &str| parse(text, &JobOptions::default(), &[name.to_owned()]);
+        let jobs = named("b").unwrap();
+        assert_eq!((jobs.len(), jobs[0].iodepth, &jobs[0].sizes), (1, 2, &Sizes::One(8192)));
+        assert!(named("c").unwrap_err().to_string().contains("no section called c"));
     }
 
     #[test]

@@ -49,8 +49,10 @@ pub fn execute(request: &Request) -> Result<Exit, BenchError> {
             "there is no job: give --name=NAME and options, or a job file; --help shows examples",
         ));
     }
-    let jobs = option::with_files(&request.jobs)?;
+    let jobs = option::with_content(option::with_files(&request.jobs)?)?;
     jobs.iter().try_for_each(JobOptions::check)?;
+    let jobs = option::with_zones(jobs)?;
+    option::check_steady(&jobs)?;
     let jobs = jobs.iter().map(with_plan).collect::<Result<Vec<_>, _>>()?;
     if request.parse_only {
         return Ok(Exit::Clean);

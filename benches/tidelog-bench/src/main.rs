@@ -2,13 +2,17 @@
 
 use std::process::ExitCode;
 
-use tidelog_bench::cli::{command, request};
+use tidelog_bench::cli::{command, request, unknown};
 use tidelog_bench::exit::Exit;
 
 fn main() -> ExitCode {
     let matches = match command().try_get_matches() {
         Ok(matches) => matches,
         Err(error) => {
+            if let Some(error) = unknown(&error, std::env::args().skip(1)) {
+                eprintln!("tidelog-bench: {error}");
+                return error.exit().into();
+            }
             // Help and version come as "errors" too; a stream that is gone needs no answer.
             let _ = error.print();
             return if error.use_stderr() { Exit::Usage } else { Exit::Clean }.into();

@@ -324,6 +324,13 @@ impl Targets {
             }
             TargetKind::File | TargetKind::Block(_) if job.load.changes() => {
                 let (mut device, claim) = self.claim(job, target, mode)?;
+                if job.zbd && has_zones(&device) {
+                    let what = format!(
+                        "{}: it has zones of its own, which no data path here drives",
+                        target.given
+                    );
+                    return Err(BenchError::usage(what).within(&job.name));
+                }
                 device.grow(needed, false)?;
                 self.admit(device, claim)?;
             }
@@ -432,6 +439,39 @@ fn beyond_all_devices(job: &JobOptions) -> BenchError {
     BenchError::usage(what).within(&job.name)
 }
 
+/// What of a window a job may write with `zonemode=zbd`: whole zones.
+fn zoned(job: &JobOptions, name: &str, window: Window) -> Result<Window, BenchError> {
+    if !job.zbd || !job.load.changes() {
+        return Ok(window);
+    }
+    let start = window.start.next_multiple_of(job.zonesize);
+    let end = (window.start + window.length) / job.zonesize * job.zonesize;
+    if start >= end {
+        let what = format!(
+            "{name}: zonemode=zbd writes whole zones, and there is none from byte {} on",
+            window.start
+        );
+        return Err(BenchError::usage(what).within(&job.name));
+    }
+    Ok(Window { start, length: end - start })
+}
+
+/// Whether a block device has zones of its own, as the kernel tells it in sysfs.
+fn has_zones(device: &Device) -> bool {
+    use std::os::unix::fs::MetadataExt;
+
+    use nix::sys::stat::{major, minor};
+
+    let Ok(metadata) = device.file().metadata() else { return false };
+    let number = metadata.rdev();
+    let place = format!("/sys/dev/block/{}:{}", major(number), minor(number));
+    // A partition has the queue of its disk.
+    let queue = ["queue", "../queue"].iter();
+    let mut told =
+        queue.filter_map(|it| std::fs::read_to_string(format!("{place}/{it}/zoned")).ok());
+    told.next().is_some_and(|it| it.trim() != "none")
+}
+
 /// The part of each file, of these sizes, that the `clone`th of a job's `numjobs` works on.
 ///
 /// # Errors
@@ -460,7 +500,7 @@ pub fn windows(
             );
             return Err(BenchError::usage(what).within(&job.name));
         }
-        Ok(Window { start, length: wanted })
+        zoned(job, name, Window { start, length: wanted })
     };
     job.filename.iter().zip(sizes).map(window).collect()
 }

@@ -184,7 +184,9 @@ fn options_that_do_not_go_together_are_refused() {
         ("rw=read:1k", "multiple of 4096"),
         ("zonemode=strided", "needs zonesize"),
         ("zonesize=64k", "for zonemode=strided"),
-        ("zonemode=zbd\nzonesize=64k", "needs a zoned device"),
+        ("zonemode=zbd\nzonesize=24k", "a multiple of bs"),
+        ("max_open_zones=2", "for zonemode=zbd"),
+        ("zonemode=zbd\nzonesize=64k\nrw=trim", "for reads and writes"),
         ("rate_process=poisson", "needs rate or rate_iops"),
         ("io_submit_mode=inline", "tidelog-posix has threads that submit"),
         ("verify=md5", "there is crc32c"),
@@ -195,5 +197,113 @@ fn options_that_do_not_go_together_are_refused() {
     }
     bench(&["--name=a", "--ioengine=tidelog-sim", "--size=1m", "--iodepht=4"])
         .expect(64)
-        .says("--iodepth");
+        .says("did you mean iodepth?");
+}
+
+#[test]
+fn as_many_blocks_are_alike_as_is_asked_for() {
+    let directory = temporary("dedupe");
+    let text = "bs=4k\nrw=write\ndedupe_percentage=50\ndedupe_mode=working_set\ndedupe_global=1\n\
+                dedupe_working_set_percentage=50\n[a]\n[b]\n";
+    jobs(&directory, text);
+    let blocks = |file: &str| -> Vec<Vec<u8>> {
+        fs::read(directory.at(file)).unwrap().chunks(4096).map(<[u8]>::to_vec).collect()
+    };
+    let (a, b) = (blocks("a.0.0"), blocks("b.0.0"));
+    let different = |blocks: &[&[Vec<u8>]]| {
+        blocks.concat().into_iter().collect::<std::collections::BTreeSet<_>>().len()
+    };
+    assert_eq!((a.len(), b.len()), (256, 256));
+    // Each job takes what it has not written itself from the other's, too: both together are more alike than one is.
+    let (one, both) = (different(&[&a]), different(&[&a, &b]));
+    assert!((140..220).contains(&one) && (220..320).contains(&both), "{one}, {both}");
+    run(&directory, "[a]\nrw=write\nverify=crc32c\ndedupe_percentage=50\n")
+        .expect(64)
+        .says("no two are alike");
+}
+
+#[test]
+fn a_job_ends_when_it_runs_steadily() {
+    let directory = temporary("steady");
+    let endless = "rw=randread\ntime_based\nruntime=1000\nss_interval=20ms\nss_dur=200ms\n";
+    let text = format!("group_reporting\n{endless}ss=iops:1000%\nss_ramp=50ms\n[a]\nnumjobs=2\n");
+    let found = &jobs(&directory, &text)[0]["steadystate"];
+    assert_eq!((&found["attained"], &found["ss"]), (&1.into(), &"iops:1000.000000%".into()));
+    assert_eq!(found["data"]["iops"].as_array().unwrap().len(), 10);
+    let never = "[a]\nrw=randread\nss=bw_slope:1\nss_dur=10\n";
+    assert_eq!(jobs(&directory, never)[0]["steadystate"]["attained"], 0, "size ends it before");
+    run(&directory, "[a]\nss=iops:10%\n").expect(64).says("ss needs ss_dur");
+    run(&directory, "[a]\nss_dur=10\n").expect(64).says("not given");
+    run(&directory, "group_reporting\n[a]\nss=iops:1%\nss_dur=3\n[b]\n")
+        .expect(64)
+        .says("the same");
+}
+
+#[test]
+fn blocks_are_read_back_while_others_are_written() {
+    let directory = temporary("backlog");
+    let text =
+        "[a]\nrw=write\niodepth=8\nloops=3\nverify=crc32c\nverify_backlog=5\nverify_dump=1\n";
+    let found = &jobs(&directory, text)[0];
+    assert_eq!(ios(found), 192, "what is read back is not measured, as before");
+    assert_eq!(found["tidelog"]["verified_blocks"], 192, "each of them once");
+    let text = format!("{}do_verify=0\nnumber_ios=13\n", text.replace("[a]", "[b]"));
+    assert_eq!(jobs(&directory, &text)[0]["tidelog"]["verified_blocks"], 10, "without the rest");
+    run(&directory, "[a]\nrw=read\nverify=crc32c\nverify_dump=1\n").expect(64).says("verify_dump");
+}
+
+#[test]
+fn zones_are_written_from_their_beginning_on() {
+    let directory = temporary("zbd");
+    let zbd = "bs=16k\nzonemode=zbd\nzonesize=64k\n";
+    let text = format!("{zbd}filename=z\n[a]\nrw=randwrite\nmax_open_zones=2\n{LOG}\n");
+    jobs(&directory, &text);
+    let order = blocks(&directory, "log_bw.1.log");
+    let mut written = [0_u64; 16];
+    let mut open = Vec::new();
+    for block in order {
+        let zone = (block / 4) as usize;
+        assert_eq!(block % 4, written[zone] % 4, "at its write pointer");
+        written[zone] += 1;
+        if written[zone] % 4 == 1 {
+            open.push(zone);
+        }
+        assert!(open.len() <= 2, "{open:?}");
+        open.retain(|zone| written[*zone] % 4 != 0);
+    }
+    // What is read was written, and not the half that nobody wrote.
+    let text =
+        format!("{zbd}filename=y\n[w]\nrw=write\nio_size=512k\n[r]\nstonewall\nrw=randread\n{LOG}");
+    jobs(&directory, &text);
+    assert!(blocks(&directory, "log_bw.2.log").iter().all(|block| *block < 32));
+    let found = jobs(
+        &directory,
+        &format!(
+            "{zbd}[b]\nrw=randwrite\niodepth=4\nverify=crc32c\nnumjobs=2\nfilename=v\nloops=2\n"
+        ),
+    );
+    let verified = |job: &Value| job["tidelog"]["verified_blocks"].as_u64().unwrap();
+    assert!(found.iter().map(verified).sum::<u64>() >= 64, "{found:?}");
+    assert_eq!(
+        ios(&jobs(&directory, &format!("{zbd}[c]\nrw=read\ntime_based\nruntime=100\n"))[0]),
+        0
+    );
+    let beyond = jobs(&directory, &format!("{zbd}[d]\nrw=read\nread_beyond_wp=1\n"));
+    assert_eq!(ios(&beyond[0]), 64);
+    run(&directory, "[e]\nrw=write\nzonemode=zbd\n").expect(64).says("needs zonesize");
+}
+
+#[test]
+fn all_that_is_wrong_on_a_command_line_is_told_at_once() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidelog-bench"));
+    let ran = Ran::of(command.args(["--name=a", "--bs=huge", "--iodepth=deep", "--rw=up"]));
+    for what in ["a: bs=huge", "a: iodepth=deep", "a: rw=up"] {
+        assert!(ran.code == 64 && ran.err.contains(what), "{what}: {}", ran.err);
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidelog-bench"));
+    let ran =
+        Ran::of(command.args(["--name=a", "--bz=4k", "--iodepht", "4", "--mem=shm", "--bs=4k"]));
+    for what in ["bz is no option here", "(did you mean iodepth?)", "mem: memory comes from"] {
+        assert!(ran.code == 64 && ran.err.contains(what), "{what}: {}", ran.err);
+    }
 }

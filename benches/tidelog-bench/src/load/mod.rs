@@ -1,11 +1,15 @@
 //! Which bytes come next: order, sizes, and the stamps that tell right bytes from wrong ones.
 
+mod content;
 mod lfsr;
 mod permutation;
 mod stamp;
 mod stream;
+mod zones;
 
+pub use content::Filler;
 pub use lfsr::Lfsr;
 pub use permutation::Permutation;
 pub use stamp::{BadBlock, Origin, STAMP_BYTES, check, stamp};
 pub use stream::{Place, Stream, Way, Window};
+pub use zones::{Zoned, Zones};

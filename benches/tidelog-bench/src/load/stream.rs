@@ -140,6 +140,11 @@ impl Stream {
         Self { windows, sizes, order, seed, random, turn: 0, done, leads }
     }
 
+    /// The part of a file that it works on.
+    pub fn window(&self, file: usize) -> Window {
+        self.windows[file]
+    }
+
     /// Begins the same pass again.
     pub fn rewind(&mut self) {
         self.random = fastrand::Rng::with_seed(self.seed);

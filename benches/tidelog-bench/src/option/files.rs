@@ -84,7 +84,7 @@ mod tests {
     use crate::jobfile::parse;
 
     fn jobs(text: &str) -> Result<Vec<JobOptions>, BenchError> {
-        with_files(&parse(text, &JobOptions::default()).unwrap())
+        with_files(&parse(text, &JobOptions::default(), &[]).unwrap())
     }
 
     #[test]

@@ -1,18 +1,28 @@
 //! What can be asked for: one table of options, from which the command line, job files, help and completions come.
 
+mod check;
+mod content;
 mod distribution;
 mod files;
 mod job;
 mod load;
 mod logs;
+mod refused;
 mod sizes;
+mod steady;
 mod table;
 pub mod value;
+mod words;
+mod zoned;
 
+pub use content::{Candidates, Content, with_content};
 pub use distribution::{Distribution, Draw};
 pub use files::with_files;
 pub use job::{Engine, ExitWhat, JobOptions, Level};
 pub use load::Load;
 pub use logs::{LogKind, Logs};
+pub use refused::no_option;
 pub use sizes::Sizes;
+pub use steady::{SteadyState, check_steady};
 pub use table::{Group, OPTIONS, OptionSpec, apply, find};
+pub use zoned::with_zones;

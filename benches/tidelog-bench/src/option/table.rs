@@ -6,12 +6,17 @@ use tidelog_engine::path::DEVICES_MAX;
 use tidelog_engine::units::ByteCount;
 
 use super::distribution::Distribution;
-use super::job::{Engine, ExitWhat, JobOptions, Level};
+use super::job::{Engine, JobOptions};
 use super::load::Load;
+use super::refused::no_option;
 use super::sizes::Sizes;
+use super::steady::SteadyState;
 use super::value::{
-    KbBase, amount, bytes, colon_list, delay, nodes, number, percent, processors, switch, time,
-    time_in,
+    amount, bytes, colon_list, delay, nodes, number, percent, processors, switch, time, time_in,
+};
+use super::words::{
+    always, at_most, dedupe_mode, directory, exit_what, for_each_direction, generator, kb_base,
+    kind_of_verify, level, percentage, percentiles, rate_process, submit_mode, zonemode,
 };
 use crate::exit::BenchError;
 
@@ -165,6 +170,18 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.randseed = number(text, 0)?),
     option!(Load, "norandommap", "", "Random blocks may repeat before all have had their turn",
         |job, text| job.norandommap = switch(text)?),
+    option!(Load, "refill_buffers", "", "Fill each write anew [0: buffers are filled once, and written again]",
+        |job, text| job.content.refill = switch(text)?),
+    option!(Load, "dedupe_percentage", "PERCENT", "Blocks written that are like another one; fills each write anew [0]",
+        |job, text| job.content.dedupe = percent(text)?),
+    option!(Load, "dedupe_mode", "MODE", "Like which one: the one before (repeat), or one of the working set (working_set) [repeat]",
+        |job, text| job.content.working_set = dedupe_mode(text)?),
+    option!(Load, "dedupe_working_set_percentage", "PERCENT", "The working set: so much of size [5]",
+        |job, text| job.content.working_set_percentage = percent(text)?),
+    option!(Load, "dedupe_global", "", "The working sets of all jobs that say this are one [0]",
+        |job, text| job.content.global = switch(text)?),
+    option!(Load, "buffer_compress_percentage", "PERCENT", "How much each block compresses: random bytes and zeros behind them; fills each write anew [0]",
+        |job, text| job.content.compress = percent(text)?),
     option!(Load, "cpus_allowed", "SET", "Processors to run on: 0-3,8",
         |job, text| job.cpus_allowed = processors(text)?),
     option!(Load, "numa_cpu_nodes", "SET", "Run on the processors of these NUMA nodes: 0,2-3, or all",
@@ -185,9 +202,13 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.direct = switch(text)?),
     option!(Target, "buffered", "", "The opposite of direct [0]",
         |job, text| job.direct = !switch(text)?),
-    option!(Target, "zonemode", "MODE", "none, or strided: zones of zonesize are worked on, what lies between them is skipped [none]",
-        |job, text| job.strided = zonemode(text)?),
-    option!(Target, "zonesize", "SIZE", "Bytes worked on in each zone",
+    option!(Target, "zonemode", "MODE", "none; strided: zones of zonesize are worked on, what lies between them is skipped; or zbd: zones, empty at first, are written from their beginning on [none]",
+        |job, text| (job.strided, job.zbd) = zonemode(text)?),
+    option!(Target, "max_open_zones", "COUNT", "With zbd, zones that are neither empty nor full, of all jobs [0: any number]",
+        |job, text| job.max_open_zones = at_most(text, 0, u32::MAX)? as usize),
+    option!(Target, "read_beyond_wp", "", "With zbd, read what was not written, too [0]",
+        |job, text| job.read_beyond_wp = switch(text)?),
+    option!(Target, "zonesize", "SIZE", "Bytes worked on in each zone; with zbd, of a zone",
         |job, text| job.zonesize = bytes(text, job.kb_base)?),
     option!(Target, "zonerange", "SIZE", "Bytes of a zone, of which the first zonesize are worked on [zonesize]",
         |job, text| job.zonerange = bytes(text, job.kb_base)?),
@@ -235,6 +256,14 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.time_based = switch(text)?),
     option!(Time, "ramp_time", "TIME", "Run this long before anything is counted",
         |job, text| job.ramp_time = time(text)?),
+    option!(Time, "ss", ["steadystate"], "KIND:LIMIT[%]", "End when rates are steady: iops or bw, whose greatest deviation from the mean, or iops_slope or bw_slope, whose slope is below this",
+        |job, text| job.steady = Some(SteadyState::read(text)?.with_times_of(job.steady))),
+    option!(Time, "ss_dur", ["ss_duration", "steadystate_duration"], "TIME", "Over so long, for ss",
+        |job, text| job.steady.get_or_insert_default().window = time(text)?),
+    option!(Time, "ss_ramp", ["ss_ramp_time", "steadystate_ramp_time"], "TIME", "How long ss does not look first [0]",
+        |job, text| job.steady.get_or_insert_default().ramp = time(text)?),
+    option!(Time, "ss_interval", ["ss_check_interval", "steadystate_check_interval"], "TIME", "How long each of the rates is averaged that ss compares [1s]",
+        |job, text| job.steady.get_or_insert_default().interval = time(text)?),
     option!(Time, "stonewall", ["wait_for_previous"], "", "Wait for the jobs before this one",
         |job, text| job.stonewall = switch(text)?),
     option!(Verify, "verify", "KIND", "crc32c: writes stamp every block, reads check it. 0: not [0]",
@@ -243,6 +272,12 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.do_verify = switch(text)?),
     option!(Verify, "verify_fatal", "", "End the job at the first bad block [0: go on, and report the first]",
         |job, text| job.verify_fatal = switch(text)?),
+    option!(Verify, "verify_backlog", "COUNT", "Write so many blocks, then read them back, and so on [0: all are written first]",
+        |job, text| job.verify_backlog = number(text, 0)?),
+    option!(Verify, "verify_backlog_batch", "COUNT", "Read so many blocks back then [verify_backlog]",
+        |job, text| job.verify_backlog_batch = Some(number(text, 1)?)),
+    option!(Verify, "verify_dump", "", "Write what a bad block is, and what it should be, to FILE.OFFSET.received and .expected here [0]",
+        |job, text| job.verify_dump = switch(text)?),
     option!(Report, "new_group", "", "Begin a group of its own for group_reporting and exitall; a stonewall does too",
         |job, text| job.new_group = switch(text)?),
     option!(Report, "group_reporting", "", "Report the jobs of a group as one",
@@ -276,74 +311,6 @@ pub const OPTIONS: &[OptionSpec] = &[
         |_job, text| always( text, "files are registered wherever that is possible")?),
 ];
 
-/// Options of fio that there are not, and why or what to do instead.
-const REFUSED: &[(&str, &str)] = &[
-    ("mem", "memory comes from the data path, in huge pages where there are any"),
-    ("iomem", "memory comes from the data path, in huge pages where there are any"),
-    (
-        "fill_device",
-        "it fills a file system that others need to its last byte; give size, or a block device",
-    ),
-    (
-        "fill_fs",
-        "it fills a file system that others need to its last byte; give size, or a block device",
-    ),
-    ("verify_pattern", "blocks carry stamps, and between them bytes that do not compress"),
-    ("verify_interval", "each block carries one stamp; give bs"),
-    (
-        "verify_dump",
-        "a stamp is compared, and there is no other copy of the block to write beside it",
-    ),
-    ("verify_backlog", "blocks are read back when all are written"),
-    ("verify_async", "blocks are compared where they are read"),
-    ("max_open_zones", "zonemode=zbd needs a zoned device, which no data path here drives"),
-    ("read_beyond_wp", "zonemode=zbd needs a zoned device, which no data path here drives"),
-    ("blockalign", "operations are aligned to the smallest block"),
-    ("prioclass", "operations have no priority in the kernel here"),
-    ("prio", "operations have no priority in the kernel here"),
-    ("cmdprio_percentage", "operations have no priority in the kernel here"),
-    ("cmdprio_class", "operations have no priority in the kernel here"),
-    ("cmdprio", "operations have no priority in the kernel here"),
-    ("cmdprio_bssplit", "operations have no priority in the kernel here"),
-    ("log_prio", "operations have no priority in the kernel here"),
-    ("numa_mem_policy", "memory comes from the node that the job runs on; give numa_cpu_nodes"),
-    ("dedupe_percentage", "what is written is never alike"),
-    ("dedupe_mode", "what is written is never alike"),
-    ("dedupe_global", "what is written is never alike"),
-    ("dedupe_working_set_percentage", "what is written is never alike"),
-    ("buffer_compress_percentage", "what is written does not compress"),
-    ("buffer_pattern", "what is written does not compress"),
-    ("sqthread_poll", "submissions go by a system call, which completions share"),
-    ("sqthread_poll_cpu", "submissions go by a system call, which completions share"),
-    ("cmd_type", "ioengine=tidelog-uring-cmd sends NVMe commands, and no others"),
-    ("nonvectored", "ioengine=tidelog-uring-cmd sends commands with one buffer, always"),
-    ("continue_on_error", "the first operation that fails ends its job"),
-    ("ignore_error", "the first operation that fails ends its job"),
-    ("fallocate", "files that are made are reserved whole, so that a full disk is found before"),
-    ("create_on_open", "files are made, and reserved whole, before any job begins"),
-    ("create_serialize", "files are made one after the other before any job begins; leave it out"),
-    ("sg_write_mode", "no data path here sends SCSI commands"),
-    ("steadystate", "a job ends by size or runtime; look at write_bw_log"),
-    ("ss", "a job ends by size or runtime; look at write_bw_log"),
-    ("ss_dur", "a job ends by size or runtime; look at write_bw_log"),
-    ("ss_ramp", "a job ends by size or runtime; look at write_bw_log"),
-];
-
-/// That something is no option, and why, or what may have been meant.
-fn no_option(name: &str) -> String {
-    if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
-        return format!("{name}: {why}");
-    }
-    let names = OPTIONS.iter().flat_map(|spec| spec.aliases.iter().copied().chain([spec.name]));
-    let nearest = names.map(|known| (strsim::damerau_levenshtein(known, name), known)).min();
-    let meant = nearest.filter(|(steps, known)| *steps <= 1.max(known.len() / 4));
-    let meant = meant.map_or_else(String::new, |(_, known)| format!(" (did you mean {known}?)"));
-    format!(
-        "{name} is no option here{meant}. One that was ignored could change what is measured, so it is \
-         refused; --help lists what there is"
-    )
-}
-
 /// The option of this name, or alias.
 pub fn find(name: &str) -> Option<&'static OptionSpec> {
     OPTIONS.iter().find(|spec| spec.name == name || spec.aliases.contains(&name))
@@ -363,127 +330,6 @@ pub fn apply(job: &mut JobOptions, name: &str, value: &str) -> Result<(), BenchE
     job.given.retain(|(given, _)| given != name);
     job.given.push((name.to_owned(), value.to_owned()));
     Ok(())
-}
-
-/// One value for all directions, or one for each; what is left out, or 0, has no limit.
-fn for_each_direction(
-    text: &str,
-    read: impl Fn(&str) -> Result<u64, String>,
-) -> Result<[Option<u64>; 3], String> {
-    let parts: Vec<&str> = text.split(',').collect();
-    if parts.len() > 3 {
-        return Err("there are reads, writes and trims".to_owned());
-    }
-    let mut limits = [None; 3];
-    for (index, limit) in limits.iter_mut().enumerate() {
-        let part =
-            if parts.len() == 1 { parts[0] } else { parts.get(index).copied().unwrap_or("") };
-        *limit = if part.trim().is_empty() { None } else { Some(read(part)?).filter(|it| *it > 0) };
-    }
-    Ok(limits)
-}
-
-fn percentage(text: &str) -> Result<f64, String> {
-    let number = text.trim().parse::<f64>().ok().filter(|it| *it > 0.0 && *it <= 100.0);
-    number.ok_or_else(|| format!("{text:?} is no percentage above 0"))
-}
-
-fn generator(text: &str) -> Result<bool, String> {
-    match text.trim() {
-        "lfsr" => Ok(true),
-        "tausworthe" | "tausworthe64" => {
-            Err("there is lfsr; without the option a permutation gives every block its turn"
-                .to_owned())
-        }
-        _ => Err("there is lfsr".to_owned()),
-    }
-}
-
-fn rate_process(text: &str) -> Result<bool, String> {
-    match text.trim() {
-        "linear" => Ok(false),
-        "poisson" => Ok(true),
-        _ => Err("there are linear and poisson".to_owned()),
-    }
-}
-
-fn submit_mode(text: &str) -> Result<bool, String> {
-    match text.trim() {
-        "inline" => Ok(false),
-        "offload" => Ok(true),
-        _ => Err("there are inline and offload".to_owned()),
-    }
-}
-
-fn zonemode(text: &str) -> Result<bool, String> {
-    match text.trim() {
-        "none" => Ok(false),
-        "strided" => Ok(true),
-        "zbd" => Err("it needs a zoned device, which no data path here drives".to_owned()),
-        _ => Err("there are none and strided".to_owned()),
-    }
-}
-
-fn exit_what(text: &str) -> Result<ExitWhat, String> {
-    match text.trim() {
-        "group" => Ok(ExitWhat::Group),
-        "stonewall" => Ok(ExitWhat::Stonewall),
-        "all" => Ok(ExitWhat::All),
-        _ => Err("there are group, stonewall and all".to_owned()),
-    }
-}
-
-fn directory(text: &str) -> Result<String, String> {
-    match &colon_list(text)[..] {
-        [one] => Ok(one.clone()),
-        [] => Err("name the directory".to_owned()),
-        _ => Err("one directory serves all of a job's files here".to_owned()),
-    }
-}
-
-fn level(text: &str) -> Result<Level, String> {
-    match text.trim() {
-        "raw" => Ok(Level::Raw),
-        "log" => Ok(Level::Log),
-        _ => Err("there are raw and log".to_owned()),
-    }
-}
-
-fn kind_of_verify(text: &str) -> Result<bool, String> {
-    match text.trim() {
-        "crc32c" | "crc32c-intel" => Ok(true),
-        "0" => Ok(false),
-        _ => Err("there is crc32c (with the processor's instruction where it has one); what fio writes with another kind \
-                  is not told from damage, and is not made here".to_owned()),
-    }
-}
-
-fn kb_base(text: &str) -> Result<KbBase, String> {
-    match text.trim() {
-        "1024" => Ok(KbBase::Compatible),
-        "1000" => Ok(KbBase::International),
-        _ => Err("there are 1024 and 1000".to_owned()),
-    }
-}
-
-fn percentiles(text: &str) -> Result<Vec<f64>, String> {
-    let one = |part: &String| part.trim().parse().ok().filter(|it| (0.0..=100.0).contains(it));
-    let list: Option<Vec<f64>> = colon_list(text).iter().map(one).collect();
-    let mut list = list.ok_or("percentiles are numbers from 0 to 100, separated by colons")?;
-    if list.is_empty() || list.len() > 20 {
-        return Err("1 to 20 percentiles can be reported".to_owned());
-    }
-    list.sort_by(f64::total_cmp);
-    Ok(list)
-}
-
-fn at_most(text: &str, least: u64, most: u32) -> Result<u32, String> {
-    let number = number(text, least)?;
-    u32::try_from(number).ok().filter(|it| *it <= most).ok_or_else(|| format!("{most} is the most"))
-}
-
-fn always(text: &str, why: &str) -> Result<(), String> {
-    if switch(text)? { Ok(()) } else { Err(format!("{why}; leave the option out")) }
 }
 
 #[cfg(test)]

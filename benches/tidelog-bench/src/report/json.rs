@@ -10,7 +10,7 @@ use super::VERSION;
 use super::group::Report;
 use crate::disks::DiskUse;
 use crate::option::JobOptions;
-use crate::stats::{DirectionStats, Lateness, Moments};
+use crate::stats::{DirectionStats, Lateness, Moments, SteadyResult};
 
 /// Names of the buckets of depths.
 const DEPTH_LEVELS: [&str; 7] = ["1", "2", "4", "8", "16", "32", ">=64"];
@@ -89,6 +89,9 @@ fn job(report: &Report, plus: bool) -> Value {
     for (unit, buckets) in ["latency_ns", "latency_us", "latency_ms"].into_iter().zip(latencies) {
         job[unit] = buckets;
     }
+    if let Some(steady) = report.ended.steady.as_deref() {
+        job["steadystate"] = steadystate(steady);
+    }
     if !report.options.description.is_empty() {
         job["desc"] = Value::from(report.options.description.as_str());
     }
@@ -108,6 +111,25 @@ fn tidelog(report: &Report) -> Value {
         "workload": ended.lateness.as_deref().map(workload),
         "usr_cpu_seconds": report.usage.user.as_secs_f64(),
         "sys_cpu_seconds": report.usage.system.as_secs_f64(),
+    })
+}
+
+fn steadystate(of: &SteadyResult) -> Value {
+    let rates = |which: usize| of.samples.iter().map(|it| it[which]).collect::<Vec<_>>();
+    let percent = if of.wanted.percent { "%" } else { "" };
+    json!({
+        "ss": of.wanted.name(),
+        "duration": of.wanted.window.as_secs(),
+        "attained": i32::from(of.is_attained),
+        "criterion": format!("{:.6}{percent}", of.criterion),
+        "max_deviation": of.deviation,
+        "slope": of.slope,
+        "data": {
+            "bw_mean": of.mean(1),
+            "iops_mean": of.mean(0),
+            "iops": rates(0),
+            "bw": rates(1),
+        },
     })
 }
 

@@ -9,7 +9,7 @@ use super::group::Report;
 use super::units::{amount, decimal_amount, decimal_rate, rate, short_count};
 use crate::disks::DiskUse;
 use crate::option::{JobOptions, Sizes};
-use crate::stats::{DirectionStats, Lateness, Moments};
+use crate::stats::{DirectionStats, Lateness, Moments, SteadyResult};
 
 /// The report of a run.
 pub fn text(reports: &[Report], disks: &[(DiskUse, f64)]) -> String {
@@ -100,6 +100,9 @@ fn one(report: &Report) -> String {
             report.options.latency_percentile
         );
     }
+    if let Some(steady) = report.ended.steady.as_deref() {
+        steadystate(&mut text, steady);
+    }
     let _ = writeln!(text, "  data path    : {}", report.path.join("; "));
     let ended = &report.ended;
     if ended.verified > 0 {
@@ -119,6 +122,20 @@ fn one(report: &Report) -> String {
         let _ = writeln!(text, "  failed: {failure}");
     }
     text
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a rate")]
+fn steadystate(text: &mut String, steady: &SteadyResult) {
+    let _ = writeln!(
+        text,
+        "  steadystate  : attained={}, bw={}, iops={}, {}, criterion={:.3}{}",
+        if steady.is_attained { "yes" } else { "no" },
+        rate(steady.mean(1) as f64),
+        steady.mean(0),
+        steady.wanted.name(),
+        steady.criterion,
+        if steady.wanted.percent { "%" } else { "" },
+    );
 }
 
 fn workload(text: &mut String, of: &Lateness) {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::interrupt::is_interrupted;
 use crate::option::{ExitWhat, JobOptions};
+use crate::stats::Steady;
 
 /// How often a job that waits for its beginning looks whether it has come.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
@@ -19,6 +20,8 @@ pub(super) struct Beside {
     /// How many threads of each name are not over.
     running: BTreeMap<String, AtomicU32>,
     flows: BTreeMap<u64, Flow>,
+    /// Whether the jobs of a group that are reported as one run steadily.
+    steady: BTreeMap<usize, Arc<Steady>>,
     /// Which groups of the report shall end.
     ended_groups: BTreeMap<usize, AtomicBool>,
     ended: AtomicBool,
@@ -39,6 +42,7 @@ impl Beside {
         let mut beside = Self {
             running: BTreeMap::new(),
             flows: BTreeMap::new(),
+            steady: BTreeMap::new(),
             ended_groups: BTreeMap::new(),
             ended: AtomicBool::new(false),
             ended_all: Arc::clone(ended_all),
@@ -47,6 +51,10 @@ impl Beside {
             let running = beside.running.entry(job.name.clone()).or_default();
             running.fetch_add(job.numjobs, Ordering::Relaxed);
             beside.ended_groups.entry(job.group).or_default();
+            if let Some(wanted) = job.steady.filter(|_| job.group_reporting) {
+                let steady = || Arc::new(Steady::new(wanted));
+                beside.steady.entry(job.group).or_insert_with(steady);
+            }
             if job.flow > 0 {
                 let flow = beside.flows.entry(job.flow_id).or_default();
                 flow.weight.fetch_add(job.flow * u64::from(job.numjobs), Ordering::Relaxed);
@@ -64,6 +72,8 @@ pub(crate) struct Member {
     group: usize,
     ends: Option<ExitWhat>,
     flow: Option<(u64, u64)>,
+    /// Alone, or with the jobs that are reported with it.
+    steady: Option<Arc<Steady>>,
     /// Its operations of the flow.
     operations: AtomicU64,
 }
@@ -77,8 +87,17 @@ impl Member {
             group: job.group,
             ends: job.exitall.then_some(job.exit_what),
             flow: (job.flow > 0).then_some((job.flow_id, job.flow)),
+            steady: job.steady.map(|wanted| {
+                let shared = beside.steady.get(&job.group).filter(|_| job.group_reporting);
+                shared.map_or_else(|| Arc::new(Steady::new(wanted)), Arc::clone)
+            }),
             operations: AtomicU64::new(0),
         }
+    }
+
+    /// What looks whether the job runs steadily, if anything does.
+    pub(super) fn steady(&self) -> Option<&Steady> {
+        self.steady.as_deref()
     }
 
     /// Waits until the job may begin, or shall not any more.
@@ -103,6 +122,7 @@ impl Member {
         let Beside { ended_groups, ended, ended_all, .. } = &*self.beside;
         ended.load(Ordering::Relaxed)
             || ended_all.load(Ordering::Relaxed)
+            || self.steady.as_ref().is_some_and(|steady| steady.is_attained())
             || ended_groups.get(&self.group).is_some_and(|it| it.load(Ordering::Relaxed))
     }
 

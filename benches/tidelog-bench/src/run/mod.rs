@@ -1,8 +1,10 @@
 //! Running jobs: groups one after the other, the jobs of a group side by side.
 
+mod backlog;
 mod beside;
 mod budget;
 mod depth;
+mod dump;
 mod floor;
 mod interrupt;
 mod log;

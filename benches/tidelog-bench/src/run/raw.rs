@@ -1,5 +1,6 @@
 //! The raw level: operations on bytes of devices, through one queue of a data path.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tidelog_engine::memory::DmaBuffer;
@@ -8,22 +9,23 @@ use tidelog_engine::path::{
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
+use super::backlog::Backlog;
 use super::budget::Budget;
 use super::depth::{Depth, Next};
+use super::dump;
 use super::floor::Floor;
 use super::start::Ended;
 use super::throttle::Throttle;
 use crate::exit::BenchError;
-use crate::load::{BadBlock, Origin, Place, Stream, Way, check, stamp};
+use crate::load::{BadBlock, Filler, Origin, Place, Stream, Way, check, stamp};
 use crate::option::JobOptions;
-use crate::stats::{Direction, Latency, Recorder, nanos};
+use crate::stats::{Direction, Latency, Recorder, Steady, nanos};
 use crate::target;
 
 /// How long a job that is held back sleeps at most before it looks whether it is over.
 const THROTTLED_MAX: Duration = Duration::from_millis(100);
 
-/// How soon a job that is ahead of its flow, and has no time to sleep, looks again.
-const FLOW_LOOK: Duration = Duration::from_micros(50);
+mod next;
 
 /// A raw job that is ready to run.
 pub(super) struct RawJob {
@@ -31,6 +33,8 @@ pub(super) struct RawJob {
     path: Box<dyn DataPath>,
     rings_early: bool,
     stream: Stream,
+    filler: Option<Filler>,
+    backlog: Backlog,
     budget: Budget,
     throttle: Throttle,
     floor: Floor,
@@ -86,10 +90,20 @@ struct Flight {
     direction: Direction,
     /// The pass of a write; of a read that compares, the oldest that may be found.
     pass: u64,
+    /// Whether it reads a block of the backlog.
+    is_check: bool,
     /// From the decision to do it until it was issued, and when that was, in nanoseconds since the job's `epoch`: to take
     /// instants from each other costs more, for each of a million operations a second.
     slat: u64,
     issued: u64,
+}
+
+/// What is begun next.
+struct Begun {
+    place: Place,
+    direction: Direction,
+    /// The pass of a block that is read back from the backlog.
+    check: Option<u64>,
 }
 
 /// What a round through the stream is for.
@@ -99,6 +113,8 @@ enum Phase {
     Load,
     /// To read back what was written: what the last pass reached, and then what only the one before it did.
     Verify { reached: u64, before: Option<u64> },
+    /// To read back what is left of the backlog.
+    Backlog,
 }
 
 impl RawJob {
@@ -120,10 +136,18 @@ impl RawJob {
         // Nobody wakes this thread. A path that finds its waker unarmed takes it for woken, and does not wait.
         path.waker().arm();
         let nowhere = Place { file: 0, offset: 0, length: 0 };
-        let flight =
-            Flight { place: nowhere, direction: Direction::Read, pass: 0, slat: 0, issued: 0 };
+        let flight = Flight {
+            place: nowhere,
+            direction: Direction::Read,
+            pass: 0,
+            is_check: false,
+            slat: 0,
+            issued: 0,
+        };
         Ok(Self {
             stream: Stream::new(windows, job.sizes.clone(), Way::of(job, seed)),
+            filler: Filler::of(job, clone),
+            backlog: Backlog::new(job),
             budget: Budget::new(job, pass),
             throttle: Throttle::new(job),
             floor: Floor::new(job),
@@ -160,8 +184,15 @@ impl RawJob {
     /// Runs the job, and reads back what it wrote if that was asked for.
     pub(super) fn run(mut self, recorder: &mut Recorder) -> Ended {
         self.go_through(Phase::Load, recorder);
+        self.job.zones.iter().for_each(|zones| zones.leave(self.origin.writer));
+        self.ended.steady = self.steady().map(Steady::result).map(Box::new);
         let Self { job, .. } = &self;
         if job.verify && job.do_verify && job.load.writes && self.ended.failure.is_none() {
+            if self.backlog.is_any() {
+                self.backlog.flush();
+                self.go_through(Phase::Backlog, recorder);
+                return self.ended;
+            }
             // With a pass completed every block was written. Each pass goes the same way.
             let before = self.origin.pass.checked_sub(1);
             self.stream.rewind();
@@ -188,6 +219,9 @@ impl RawJob {
                 }
                 recorder.tick(now);
                 self.look_at_floor(recorder, now);
+                if let Some(steady) = self.steady() {
+                    steady.look(now);
+                }
                 self.look_at_depth(recorder, now);
             }
             if self.idle.len() == depth && due.is_none() {
@@ -211,15 +245,15 @@ impl RawJob {
         while self.has_room(*phase)
             && let Some((tag, buffer)) = self.idle.pop()
         {
-            let Some((place, direction)) = self.next(phase, now) else {
+            let Some(Begun { place, direction, check }) = self.next(phase, now) else {
                 self.idle.push((tag, buffer));
                 break;
             };
-            if !self.begin(tag, buffer, place, direction) {
+            if !self.begin(tag, buffer, place, direction, check) {
                 break;
             }
             self.fresh.push(tag);
-            if *phase == Phase::Load {
+            if *phase == Phase::Load && check.is_none() {
                 recorder.depth.count(self.flights.len() - self.idle.len(), 1);
             }
         }
@@ -231,65 +265,6 @@ impl RawJob {
                 (flight.slat, flight.issued) = (issued - begun, issued);
             }
         }
-    }
-
-    fn next(&mut self, phase: &mut Phase, now: Instant) -> Option<(Place, Direction)> {
-        match phase {
-            Phase::Verify { reached, before } => {
-                match reached.checked_sub(1) {
-                    Some(rest) => *reached = rest,
-                    None => self.origin.pass = (*before)?,
-                }
-                Some((self.stream.advance()?, Direction::Read))
-            }
-            Phase::Load => {
-                let after_trim = || Some((self.trimmed.pop()?, Direction::Write));
-                let (place, direction) = match self.held.take().or_else(after_trim) {
-                    Some(next) => next,
-                    None if self.budget.is_used_up() || self.pauses(now) => return None,
-                    None => self.draw()?,
-                };
-                self.due = self.throttle.due(direction, now);
-                if self.due.is_some() {
-                    self.held = Some((place, direction));
-                    return None;
-                }
-                self.throttle.took(direction, place.length);
-                let is_drawn =
-                    direction == Direction::Trim || !self.job.load.writes_what_it_trims();
-                if is_drawn {
-                    self.begun_in_pass += 1;
-                    self.thought_after += 1;
-                    self.budget.take(place.length);
-                }
-                Some((place, direction))
-            }
-        }
-    }
-
-    /// Whether nothing new may begin yet: the job thinks, or is ahead of its part of a flow. What is in flight ends
-    /// before a wait begins.
-    fn pauses(&mut self, now: Instant) -> bool {
-        let JobOptions { thinktime, thinktime_blocks, flow_sleep, .. } = self.job;
-        if !thinktime.is_zero() && self.thought_after >= thinktime_blocks {
-            if self.is_one_in_flight() {
-                return true;
-            }
-            let until = *self.thinks_until.get_or_insert(now + thinktime);
-            if now < until {
-                self.due = Some(until);
-                return true;
-            }
-            (self.thought_after, self.thinks_until) = (0, None);
-        }
-        if self.job.member.as_ref().is_none_or(|member| member.takes_turn()) {
-            return false;
-        }
-        // What still flies may be waited for first, since others go on meanwhile; without a sleep the job only looks again.
-        if flow_sleep.is_zero() || !self.is_one_in_flight() {
-            self.due = Some(now + flow_sleep.max(FLOW_LOOK));
-        }
-        true
     }
 
     /// Whether the depth that is tried, if one is looked for, leaves room for another operation.
@@ -327,22 +302,6 @@ impl RawJob {
         }
     }
 
-    /// What comes next in this pass, or first in the next.
-    fn draw(&mut self) -> Option<(Place, Direction)> {
-        let place = match self.stream.advance() {
-            Some(place) => place,
-            // Two writes of one block in flight could land in any order, and the older one stay.
-            None if self.job.verify && self.is_one_in_flight() => return None,
-            None => {
-                self.origin.pass += 1;
-                self.begun_in_pass = 0;
-                self.stream.rewind();
-                self.stream.advance()?
-            }
-        };
-        Some((place, self.job.load.draw(&mut self.random, self.job.rwmixread)))
-    }
-
     /// Whether an operation is in flight besides the one that is about to begin.
     fn is_one_in_flight(&self) -> bool {
         self.idle.len() + 1 < self.flights.len()
@@ -354,13 +313,20 @@ impl RawJob {
         mut buffer: DmaBuffer,
         place: Place,
         direction: Direction,
+        check: Option<u64>,
     ) -> bool {
-        let Origin { pass, .. } = self.origin;
-        self.flights[tag] = Flight { place, direction, pass, slat: 0, issued: 0 };
+        let (pass, is_check) = (check.unwrap_or(self.origin.pass), check.is_some());
+        self.flights[tag] = Flight { place, direction, pass, is_check, slat: 0, issued: 0 };
         let action = match direction {
             Direction::Read => Action::Read(buffer),
             Direction::Write => {
+                if let Some(filler) = &mut self.filler {
+                    filler.fill(&mut buffer[..place.length as usize]);
+                }
                 if self.job.verify {
+                    if self.job.verify_dump {
+                        dump::fill(&mut buffer[..place.length as usize], place, self.origin);
+                    }
                     stamp(&mut buffer[..place.length as usize], place.offset, self.origin);
                 }
                 Action::Write { buffer, fua: false }
@@ -399,16 +365,24 @@ impl RawJob {
         }
         for Completion { tag, buffer, result, .. } in completions.drain(..) {
             let tag = tag as usize;
-            let Flight { place, direction, pass, slat, issued } = self.flights[tag];
+            let Flight { place, direction, pass, is_check, slat, issued } = self.flights[tag];
+            if direction == Direction::Write
+                && let Some(zones) = self.job.zones.get(place.file)
+            {
+                zones.landed(place.offset, place.length);
+            }
             match (result, &buffer) {
                 (Err(error), _) => {
                     self.ended.fail(format!("{}: {error}", self.job.filename[place.file]));
                 }
                 (Ok(()), buffer) => {
-                    if phase == Phase::Load {
+                    if phase == Phase::Load && !is_check {
                         let latency = Latency { slat, clat: now - issued };
                         let offset = if self.job.logs.offsets { place.offset } else { 0 };
                         self.note(Landed { direction, offset, length: place.length, latency });
+                    }
+                    if direction == Direction::Write {
+                        self.backlog.landed(place, pass);
                     }
                     if direction == Direction::Trim && self.job.load.writes_what_it_trims() {
                         self.trimmed.push(place);
@@ -418,7 +392,8 @@ impl RawJob {
                     {
                         // Whatever is read in a load was written by some run; what is read back, by this one.
                         let oldest = Origin { pass, ..self.origin };
-                        self.compare(place, buffer, (phase != Phase::Load).then_some(oldest));
+                        let is_read_back = phase != Phase::Load || is_check;
+                        self.compare(place, buffer, is_read_back.then_some(oldest));
                     }
                 }
             }
@@ -435,7 +410,17 @@ impl RawJob {
         }
     }
 
+    fn steady(&self) -> Option<&Steady> {
+        self.job.member.as_ref()?.steady()
+    }
+
     fn count_landed(&mut self, recorder: &mut Recorder) {
+        if let Some(steady) = self.steady() {
+            let each = self.landed.iter();
+            let sums = each.map(|(landed, times)| (*times, landed.length * times));
+            let (operations, bytes) = sums.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
+            steady.count(operations, bytes);
+        }
         for (Landed { direction, offset, length, latency }, times) in self.landed.drain(..) {
             if let Some(depth) = &mut self.depth {
                 (0..times).for_each(|_| depth.landed(latency.slat + latency.clat));
@@ -449,6 +434,11 @@ impl RawJob {
         self.ended.verified += 1;
         if let Err(fault) = check(block, place.offset, oldest) {
             let file = self.job.filename[place.file].clone();
+            if let (true, Some(origin)) = (self.job.verify_dump, oldest)
+                && let Err(error) = dump::dump(Path::new(""), block, &file, place, origin)
+            {
+                self.ended.fail(format!("verify_dump: {file} at byte {}: {error}", place.offset));
+            }
             self.ended.bad(BadBlock { file, offset: place.offset, length: place.length, fault });
         }
     }

@@ -18,7 +18,7 @@ use crate::exit::BenchError;
 use crate::live::Live;
 use crate::load::{BadBlock, Origin};
 use crate::option::JobOptions;
-use crate::stats::{Lateness, LiveCounters, Recorder};
+use crate::stats::{Lateness, LiveCounters, Recorder, SteadyResult};
 use crate::target::Targets;
 
 /// How a job ended.
@@ -34,6 +34,8 @@ pub struct Ended {
     pub verified: u64,
     /// The depth that `latency_target` led to, if it did.
     pub depth: Option<usize>,
+    /// Whether it ran steadily, where that was asked for.
+    pub steady: Option<Box<SteadyResult>>,
     /// How the deadlines of a plan were kept, where one was replayed.
     pub lateness: Option<Box<Lateness>>,
 }
@@ -55,6 +57,7 @@ impl Ended {
         self.failure = self.failure.take().or_else(|| other.failure.clone());
         self.first_bad = self.first_bad.take().or_else(|| other.first_bad.clone());
         self.depth = self.depth.or(other.depth);
+        self.steady = other.steady.clone().or_else(|| self.steady.take());
         self.lateness = self.lateness.take().or_else(|| other.lateness.clone());
         self.bad += other.bad;
         self.verified += other.verified;

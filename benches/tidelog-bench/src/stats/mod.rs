@@ -3,9 +3,11 @@
 mod lateness;
 mod moments;
 mod recorder;
+mod steady;
 mod timeline;
 
 pub use lateness::Lateness;
 pub use moments::Moments;
 pub use recorder::{Depths, Direction, DirectionStats, Latency, LiveCounters, Recorder, nanos};
+pub use steady::{Steady, SteadyResult};
 pub use timeline::{Entry, Timeline};

@@ -1,0 +1,56 @@
+//! fio's options that there are not.
+
+use super::table::OPTIONS;
+
+/// Options of fio that there are not, and why or what to do instead.
+const REFUSED: &[(&str, &str)] = &[
+    ("mem", "memory comes from the data path, in huge pages where there are any"),
+    ("iomem", "memory comes from the data path, in huge pages where there are any"),
+    (
+        "fill_device",
+        "it fills a file system that others need to its last byte; give size, or a block device",
+    ),
+    (
+        "fill_fs",
+        "it fills a file system that others need to its last byte; give size, or a block device",
+    ),
+    ("verify_pattern", "blocks carry stamps, and between them bytes that do not compress"),
+    ("verify_interval", "each block carries one stamp; give bs"),
+    ("verify_async", "blocks are compared where they are read"),
+    ("blockalign", "operations are aligned to the smallest block"),
+    ("prioclass", "operations have no priority in the kernel here"),
+    ("prio", "operations have no priority in the kernel here"),
+    ("cmdprio_percentage", "operations have no priority in the kernel here"),
+    ("cmdprio_class", "operations have no priority in the kernel here"),
+    ("cmdprio", "operations have no priority in the kernel here"),
+    ("cmdprio_bssplit", "operations have no priority in the kernel here"),
+    ("log_prio", "operations have no priority in the kernel here"),
+    ("numa_mem_policy", "memory comes from the node that the job runs on; give numa_cpu_nodes"),
+    ("buffer_pattern", "what is written is random, or zeros behind that"),
+    ("buffer_compress_chunk", "each block compresses as a whole"),
+    ("sqthread_poll", "submissions go by a system call, which completions share"),
+    ("sqthread_poll_cpu", "submissions go by a system call, which completions share"),
+    ("cmd_type", "ioengine=tidelog-uring-cmd sends NVMe commands, and no others"),
+    ("nonvectored", "ioengine=tidelog-uring-cmd sends commands with one buffer, always"),
+    ("continue_on_error", "the first operation that fails ends its job"),
+    ("ignore_error", "the first operation that fails ends its job"),
+    ("fallocate", "files that are made are reserved whole, so that a full disk is found before"),
+    ("create_on_open", "files are made, and reserved whole, before any job begins"),
+    ("create_serialize", "files are made one after the other before any job begins; leave it out"),
+    ("sg_write_mode", "no data path here sends SCSI commands"),
+];
+
+/// That something is no option, and why, or what may have been meant.
+pub fn no_option(name: &str) -> String {
+    if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == name) {
+        return format!("{name}: {why}");
+    }
+    let names = OPTIONS.iter().flat_map(|spec| spec.aliases.iter().copied().chain([spec.name]));
+    let nearest = names.map(|known| (strsim::damerau_levenshtein(known, name), known)).min();
+    let meant = nearest.filter(|(steps, known)| *steps <= 1.max(known.len() / 4));
+    let meant = meant.map_or_else(String::new, |(_, known)| format!(" (did you mean {known}?)"));
+    format!(
+        "{name} is no option here{meant}. One that was ignored could change what is measured, so it is \
+         refused; --help lists what there is"
+    )
+}

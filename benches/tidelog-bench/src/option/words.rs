@@ -1,0 +1,133 @@
+//! Values of single options: words, and numbers within bounds.
+
+use super::job::{ExitWhat, Level};
+use super::value::{KbBase, colon_list, number, switch};
+
+/// One value for all directions, or one for each; what is left out, or 0, has no limit.
+pub(super) fn for_each_direction(
+    text: &str,
+    read: impl Fn(&str) -> Result<u64, String>,
+) -> Result<[Option<u64>; 3], String> {
+    let parts: Vec<&str> = text.split(',').collect();
+    if parts.len() > 3 {
+        return Err("there are reads, writes and trims".to_owned());
+    }
+    let mut limits = [None; 3];
+    for (index, limit) in limits.iter_mut().enumerate() {
+        let part =
+            if parts.len() == 1 { parts[0] } else { parts.get(index).copied().unwrap_or("") };
+        *limit = if part.trim().is_empty() { None } else { Some(read(part)?).filter(|it| *it > 0) };
+    }
+    Ok(limits)
+}
+
+pub(super) fn percentage(text: &str) -> Result<f64, String> {
+    let number = text.trim().parse::<f64>().ok().filter(|it| *it > 0.0 && *it <= 100.0);
+    number.ok_or_else(|| format!("{text:?} is no percentage above 0"))
+}
+
+pub(super) fn generator(text: &str) -> Result<bool, String> {
+    match text.trim() {
+        "lfsr" => Ok(true),
+        "tausworthe" | "tausworthe64" => {
+            Err("there is lfsr; without the option a permutation gives every block its turn"
+                .to_owned())
+        }
+        _ => Err("there is lfsr".to_owned()),
+    }
+}
+
+pub(super) fn rate_process(text: &str) -> Result<bool, String> {
+    match text.trim() {
+        "linear" => Ok(false),
+        "poisson" => Ok(true),
+        _ => Err("there are linear and poisson".to_owned()),
+    }
+}
+
+pub(super) fn submit_mode(text: &str) -> Result<bool, String> {
+    match text.trim() {
+        "inline" => Ok(false),
+        "offload" => Ok(true),
+        _ => Err("there are inline and offload".to_owned()),
+    }
+}
+
+pub(super) fn dedupe_mode(text: &str) -> Result<bool, String> {
+    match text.trim() {
+        "repeat" => Ok(false),
+        "working_set" => Ok(true),
+        _ => Err("there are repeat and working_set".to_owned()),
+    }
+}
+
+pub(super) fn zonemode(text: &str) -> Result<(bool, bool), String> {
+    match text.trim() {
+        "none" => Ok((false, false)),
+        "strided" => Ok((true, false)),
+        "zbd" => Ok((false, true)),
+        _ => Err("there are none, strided and zbd".to_owned()),
+    }
+}
+
+pub(super) fn exit_what(text: &str) -> Result<ExitWhat, String> {
+    match text.trim() {
+        "group" => Ok(ExitWhat::Group),
+        "stonewall" => Ok(ExitWhat::Stonewall),
+        "all" => Ok(ExitWhat::All),
+        _ => Err("there are group, stonewall and all".to_owned()),
+    }
+}
+
+pub(super) fn directory(text: &str) -> Result<String, String> {
+    match &colon_list(text)[..] {
+        [one] => Ok(one.clone()),
+        [] => Err("name the directory".to_owned()),
+        _ => Err("one directory serves all of a job's files here".to_owned()),
+    }
+}
+
+pub(super) fn level(text: &str) -> Result<Level, String> {
+    match text.trim() {
+        "raw" => Ok(Level::Raw),
+        "log" => Ok(Level::Log),
+        _ => Err("there are raw and log".to_owned()),
+    }
+}
+
+pub(super) fn kind_of_verify(text: &str) -> Result<bool, String> {
+    match text.trim() {
+        "crc32c" | "crc32c-intel" => Ok(true),
+        "0" => Ok(false),
+        _ => Err("there is crc32c (with the processor's instruction where it has one); what fio writes with another kind \
+                  is not told from damage, and is not made here".to_owned()),
+    }
+}
+
+pub(super) fn kb_base(text: &str) -> Result<KbBase, String> {
+    match text.trim() {
+        "1024" => Ok(KbBase::Compatible),
+        "1000" => Ok(KbBase::International),
+        _ => Err("there are 1024 and 1000".to_owned()),
+    }
+}
+
+pub(super) fn percentiles(text: &str) -> Result<Vec<f64>, String> {
+    let one = |part: &String| part.trim().parse().ok().filter(|it| (0.0..=100.0).contains(it));
+    let list: Option<Vec<f64>> = colon_list(text).iter().map(one).collect();
+    let mut list = list.ok_or("percentiles are numbers from 0 to 100, separated by colons")?;
+    if list.is_empty() || list.len() > 20 {
+        return Err("1 to 20 percentiles can be reported".to_owned());
+    }
+    list.sort_by(f64::total_cmp);
+    Ok(list)
+}
+
+pub(super) fn at_most(text: &str, least: u64, most: u32) -> Result<u32, String> {
+    let number = number(text, least)?;
+    u32::try_from(number).ok().filter(|it| *it <= most).ok_or_else(|| format!("{most} is the most"))
+}
+
+pub(super) fn always(text: &str, why: &str) -> Result<(), String> {
+    if switch(text)? { Ok(()) } else { Err(format!("{why}; leave the option out")) }
+}
