@@ -1,5 +1,6 @@
 //! What is done to the disks, and what may go wrong because of it.
 
+use tidelog_engine::layout::METADATA_OFFSET;
 use tidelog_engine::path::OperationKind;
 use tidelog_engine::path::sim::{Fault, PowerCut, SimDisk};
 use tidelog_engine::schedule::TransferError;
@@ -33,7 +34,9 @@ impl Runner<'_> {
     pub(super) fn plan(&mut self, disk: u8, nth: u8, strike: Strike) {
         let index = usize::from(disk);
         let size = self.disks[index].size().0;
-        let place = |at: u16| u64::from(at) * (size >> 16);
+        // Not to the start: what overwrites more than a block there is taken for a file system's doing, and the pool is
+        // refused until somebody says otherwise.
+        let place = |at: u16| METADATA_OFFSET + u64::from(at) * ((size - METADATA_OFFSET) >> 16);
         let silent = matches!(strike, Strike::WriteLost | Strike::WriteMisdirected(_));
         if silent && !self.may_hurt_metadata(index) {
             return;
