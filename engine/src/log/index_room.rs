@@ -130,6 +130,11 @@ impl IndexRoom {
         }
     }
 
+    /// Whether a slot has more segments than it needs.
+    pub(super) fn has_surplus(&self, slot: usize) -> bool {
+        self.segments[slot].len() as u64 > self.checkpoint.segments_for(self.spoken_for())
+    }
+
     /// A slot has one more segment.
     pub(super) fn add(&mut self, slot: usize, segment: u32) {
         self.segments[slot].push(segment);

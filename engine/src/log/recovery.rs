@@ -258,8 +258,9 @@ impl<'a, M: Media> Reader<'a, M> {
         let in_slot = claim.bytes.min(area.checkpoint_bytes);
         let mut bytes = self.media.read(copy, area.checkpoint_offset, in_slot)?;
         let segments = Checkpoint::claimed_segments(&bytes).unwrap_or_default();
-        if segments.iter().all(|segment| self.place.segments().contains(segment)) {
-            bytes.reserve_exact((claim.bytes - in_slot) as usize);
+        let rest = (claim.bytes - in_slot) as usize;
+        // The claim may be anybody's. What lists a segment twice, or asks for more than there is memory, is none of ours.
+        if self.check_segments(&segments).is_ok() && bytes.try_reserve_exact(rest).is_ok() {
             let parts = self.place.parts(copy, slot, &segments, claim.bytes);
             for (device, offset, length) in parts.skip(1) {
                 bytes.extend(self.media.read(device, offset, length)?);
@@ -279,7 +280,7 @@ impl<'a, M: Media> Reader<'a, M> {
     ) -> Vec<u32> {
         let list = |device| {
             let Claim { of: claim, .. } = self.claim(device, 1 - slot).ok().flatten()?;
-            if claim.epoch + 1 != epoch {
+            if claim.epoch.checked_add(1) != Some(epoch) {
                 return None;
             }
             let offset = self.place.area.slots[1 - slot].checkpoint_offset;

@@ -44,6 +44,7 @@ mod pieces;
 mod put;
 mod reclaim;
 mod scrub;
+mod settle;
 mod share_lock;
 mod start;
 mod stats;

@@ -11,12 +11,11 @@ use super::lanes::Handles;
 use super::media::MetadataIo;
 use super::options::{OpenOptions, PoolDescription};
 use super::owner;
+use super::settle;
 use super::share_lock::{LockError, Shares};
 use super::{start, superblocks};
 use crate::layout::{BLOCK_BYTES, DEVICES_MAX, SUPERBLOCK_OFFSET, Superblock};
-use crate::log::{
-    AppendError, ChangeLog, Contents, IndexRoom, Media, Place, Recovered, Space, StripeMap, recover,
-};
+use crate::log::{ChangeLog, Contents, IndexRoom, Media, Place, Recovered, Space, StripeMap};
 use crate::path::sim::SimDisk;
 use crate::path::{DeviceSpec, OpenMode};
 use crate::schedule::{Reactor, ReactorOptions};
@@ -125,11 +124,8 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         repaired_superblocks.push(format!("{} copy {copy}", members.0[usize::from(device)].name()));
     }
 
-    // What a process that died had written may still be in a cache; once it has been read here it must
-    // not disappear any more.
-    place.copies().try_for_each(|device| media.flush(device))?;
     let failed = |what: String| OpenError::Recovery { share, what };
-    let recovered = recover(place, &media).map_err(|error| failed(error.to_string()))?;
+    let recovered = settle::read(&media, &geometry, place).map_err(failed)?;
     let Recovered { tensors, runs, index_segments, mut log, settled, .. } = recovered;
     let mut space = Space::new(&place.area, geometry.segment_blocks());
     let handles = Handles::of(reactor.capabilities(), options.lanes);
@@ -147,8 +143,10 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         contents.let_index_grow();
     }
     contents.settle_index(log.next_slot());
-    if !settled {
-        settle(&media, &mut log, &mut contents).map_err(|error| failed(error.to_string()))?;
+    // Segments that the slot before needs no more come back, too, once something else stands there.
+    if !settled || contents.index_has_surplus(log.next_slot()) {
+        settle::settle(&media, &mut log, &mut contents)
+            .map_err(|error| failed(error.to_string()))?;
     }
 
     let capacity = u64::from(geometry.segments) * geometry.segment_blocks() * BLOCK_BYTES;
@@ -167,23 +165,6 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         metadata_written,
         events,
     })
-}
-
-/// Writes the index anew, so that what a crash has torn is never continued. Where there is no space for it, the next
-/// commit does so, which must delete enough.
-fn settle<M: Media>(
-    media: &M,
-    log: &mut ChangeLog,
-    contents: &mut Contents,
-) -> Result<(), AppendError<M::Error>> {
-    let (slot, payload) = (log.next_slot(), contents.index_use().live.0);
-    let Ok(segments) = contents.index_segments_for(slot, payload).map(<[u32]>::to_vec) else {
-        log.end_here();
-        return Ok(());
-    };
-    let used = log.checkpoint(media, &contents.durable_after(&[]), &segments)?;
-    contents.checkpoint_is_written(slot, used);
-    Ok(())
 }
 
 /// How many threads are to read besides the reactor's: one for each device at most, which is worth it on devices of

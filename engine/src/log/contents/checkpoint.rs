@@ -50,6 +50,11 @@ impl Contents {
         }
     }
 
+    /// Whether a slot has segments that nothing there or being put needs.
+    pub fn index_has_surplus(&self, slot: usize) -> bool {
+        self.room.has_surplus(slot)
+    }
+
     /// Takes room in the index for what is being put.
     ///
     /// # Errors
@@ -90,17 +95,22 @@ impl Contents {
     }
 
     /// Whether the index has room for these changes, and for all that is being put besides. What makes it no larger is
-    /// always welcome.
+    /// always welcome; what was `admitted`, as puts are and moves are not, need not make way for what was not.
     ///
     /// # Errors
-    /// It has not.
-    pub fn check_index(&self, changes: &[Change]) -> Result<(), IndexFull> {
+    /// It has not, and there are no segments for it.
+    pub fn check_index(&mut self, changes: &[Change], admitted: bool) -> Result<(), IndexFull> {
+        let all = self.room.spoken_for();
+        if all > self.room.room() {
+            // Moves make entries longer and take no room when they begin.
+            let _ = [0, 1].map(|slot| self.index_segments_for(slot, all).is_ok());
+        }
         let room = self.room.room();
-        if self.room.spoken_for() <= room {
+        if all <= room {
             return Ok(());
         }
         let needed = self.index_bytes_after(changes);
-        if needed <= room || needed <= self.room.live() {
+        if (admitted && needed <= room) || needed <= self.room.live() {
             return Ok(());
         }
         Err(IndexFull { needed: ByteCount(needed), room: ByteCount(room) })

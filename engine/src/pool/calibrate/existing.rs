@@ -4,14 +4,14 @@ use std::sync::atomic::AtomicU64;
 
 use super::{AREA, CalibrateError, CalibrateProgress, Calibration, measure};
 use crate::layout::{Geometry, Superblock};
-use crate::log::{Media, Place, Recovered, recover};
+use crate::log::{Contents, IndexRoom, Place, Recovered, Space};
 use crate::path::sim::SimDisk;
 use crate::path::{DeviceSpec, Extent, OpenMode, PathChoice};
 use crate::pool::devices::{Member, Members, find_twins};
 use crate::pool::media::{MetadataIo, metadata_only};
 use crate::pool::open::{arrange, refused};
 use crate::pool::share_lock::Shares;
-use crate::pool::{OpenError, Pool, owner, start, superblocks};
+use crate::pool::{OpenError, Pool, owner, settle, start, superblocks};
 use crate::schedule::Reactor;
 use crate::units::ByteCount;
 
@@ -60,8 +60,9 @@ fn calibrate(
     let (members, superblocks, _) = arrange(members)?;
     let Superblock { pool, geometry, .. } = superblocks[0];
     start::refuse_overwritten(&members)?;
+    let grows = superblocks.iter().all(|superblock| superblock.index_in_segments);
     owner::claim(&members, pool)?;
-    let calibrated = with_media(&members, buffered, |media| free(media, pool, &geometry))
+    let calibrated = with_media(&members, buffered, |media| free(media, pool, &geometry, grows))
         .and_then(|area| {
             let unit = [ByteCount(geometry.stripe_unit)];
             measure(&members, &area, &unit, buffered, progress)
@@ -96,6 +97,7 @@ fn free(
     media: &MetadataIo<'_>,
     pool: u128,
     geometry: &Geometry,
+    grows: bool,
 ) -> Result<Vec<Extent>, CalibrateError> {
     let mut taken = vec![false; geometry.segments as usize];
     for share in 0..geometry.shares {
@@ -103,19 +105,24 @@ fn free(
         let place = Place::new(pool, share, geometry);
         let place = place.ok_or_else(|| failed("there is no such share".to_owned()))?;
         // What has been read must not disappear when the power goes, as what was free then might not be.
-        place.copies().try_for_each(|device| media.flush(device))?;
-        let recovered = recover(place, media).map_err(|error| failed(error.to_string()))?;
+        let recovered = settle::read(media, geometry, place).map_err(failed)?;
         let Recovered { tensors, runs, index_segments, mut log, settled, .. } = recovered;
-        let next = &index_segments[log.next_slot()];
-        if !settled {
-            // As when the share is opened: a record that one device alone has may get lost, and what it freed live again.
-            log.checkpoint(media, &tensors, next).map_err(|error| failed(error.to_string()))?;
-        }
-        for segment in index_segments.iter().flatten() {
-            taken[*segment as usize] = true;
-        }
-        for (run, _) in runs {
+        for (run, _) in &runs {
             taken[run.segment as usize] = true;
+        }
+        let room = IndexRoom::new(&place, index_segments, grows);
+        let space = Space::new(&place.area, geometry.segment_blocks());
+        let mut contents = Contents::recovered(space, room, tensors, runs);
+        // As when the share is opened: a record that one device alone has may get lost, and what it freed live again.
+        let written = settled
+            || settle::settle(media, &mut log, &mut contents)
+                .map_err(|error| failed(error.to_string()))?;
+        if !written {
+            let what = "its index must be written anew, and there is no space for it";
+            return Err(failed(format!("{what}; open the pool, and delete durable tensors")).into());
+        }
+        for segment in contents.index_segments() {
+            taken[segment as usize] = true;
         }
     }
     let slice = |segment: u64| {

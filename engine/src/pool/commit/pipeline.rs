@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::flight::Flight;
-use super::work::Fates;
+use super::work::{Fates, Work};
 use super::{Commit, Commits, Pending};
 use crate::layout::{Change, TensorId};
 use crate::log::{Append, ChangeLog, End, IndexFull, MetaWrite};
@@ -243,13 +243,15 @@ impl Pipeline {
     fn append_of(&mut self, commits: &Commits, count: usize) -> Result<Option<Append>, IndexFull> {
         let mut contents = commits.shared.contents();
         let mut before = Fates::new();
+        let mut moves = self.flushed.iter().take(count);
+        let admitted = !moves.any(|pending| matches!(pending.work, Work::Moves { .. }));
         let group = self.flushed.iter_mut().take(count);
         let changes: Vec<Change> =
             group.flat_map(|pending| pending.work.changes(&contents, &mut before)).collect();
         if changes.is_empty() {
             return Ok(None);
         }
-        contents.check_index(&changes)?;
+        contents.check_index(&changes, admitted)?;
         if self.log.has_room_for(&changes) {
             return Ok(Some(self.log.record(changes)));
         }

@@ -117,7 +117,7 @@ fn has_older<M: Media>(media: &M, (place, copy): (&Place, u8), epoch: u64) -> bo
         return false;
     };
     match Checkpoint::claim(&head) {
-        Some(claim) => claim.epoch + 2 == epoch,
+        Some(claim) => claim.epoch.checked_add(2) == Some(epoch),
         None => epoch == 2 && head.iter().all(|byte| *byte == 0),
     }
 }

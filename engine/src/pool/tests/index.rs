@@ -152,6 +152,32 @@ fn what_is_given_up_gives_its_room_in_the_index_back() {
 }
 
 #[test]
+fn segments_of_an_emptied_index_come_back_when_the_pool_is_opened() {
+    let disks = disks(2, ByteCount::mib(4));
+    let pool = open(&disks);
+    fill(&pool, 0..600).unwrap();
+    empty(&pool, 0..600).unwrap();
+    pool.close().unwrap();
+    for _ in 0..2 {
+        open(&disks).close().unwrap();
+    }
+    assert_eq!(index(&open(&disks)).segments, 0);
+    assert_eq!(inspect::check_sim(&disks).unwrap().damage, []);
+}
+
+#[test]
+fn a_pool_whose_index_has_just_grown_is_calibrated_and_keeps_it() {
+    let disks = disks(2, ByteCount::mib(16));
+    let pool = open(&disks);
+    (0..8).for_each(|part| fill(&pool, part * 30..part * 30 + 30).unwrap());
+    assert!(index(&pool).segments > 0);
+    pool.close().unwrap();
+    Pool::calibrate_sim(&disks, &mut |_| ()).unwrap();
+    assert_eq!(fillers(&open(&disks)), 240);
+    assert_eq!(inspect::check_sim(&disks).unwrap().damage, []);
+}
+
+#[test]
 fn a_crash_at_any_write_or_flush_of_a_grown_index_loses_no_commit() {
     let cuts = (0..40).flat_map(|nth| [(nth, PowerCut::DropAll), (nth, PowerCut::Torn(nth))]);
     for (nth, cut) in cuts {
