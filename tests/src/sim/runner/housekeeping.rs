@@ -11,9 +11,8 @@ impl Runner<'_> {
         let reclaimed = self.pool()?.reclaim_once();
         self.count_struck(Under::Reclaim);
         match reclaimed {
-            Ok(_) => Ok(()),
             // What moves may take more of the index than it did, and there may be none left.
-            Err(ReclaimError::Commit(CommitError::IndexFull { .. })) => Ok(()),
+            Ok(_) | Err(ReclaimError::Commit(CommitError::IndexFull { .. })) => Ok(()),
             Err(_) if self.licence.any() || self.is_down() => Ok(()),
             Err(error) => Err(format!("nothing is wrong with the disks: {error}")),
         }
