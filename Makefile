@@ -9,7 +9,7 @@ PAIRS ?= 15
 ONLY ?=
 RESUME ?=
 
-.PHONY: help setup build demo test lint test-rust sim storm planted faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-slow bench compare compare-spdk test-compare fuzz loom sanitize \
+.PHONY: help setup build demo test tidy lint test-rust sim storm planted faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-slow bench compare compare-spdk test-compare fuzz loom sanitize \
 	miri paper gpu gpu-build clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -17,34 +17,41 @@ help: ## Show what there is
 setup: ## Check the machine, install what is missing (Debian and Ubuntu), make the virtual environment
 	@scripts/setup.sh
 
-build: ## Build the library and the tools
+build: setup ## Build the library and the tools
 	cargo build --release --workspace
 
-demo: setup build ## Train a GPT plain and under a quarter of its memory; compare every bit
+demo: build ## Train a GPT plain and under a quarter of its memory; compare every bit
 	@$(PYTHON) demo/demo.py
 
-# All tests say the same of the same source as far as they can: the fuzzers, too, begin as they did before.
+# The same source gives the same result as far as it can: the fuzzers, too, have a seed.
 test: export FUZZ_SEED := 1
-test: setup lint test-rust test-compare sim crash fuzz build nvme-vm-short test-torch ## All tests
+test: setup ## All tests; the end says which steps and which tests took longest
+	@scripts/steps.py lint test-rust test-compare build sim crash fuzz nvme-vm-short test-torch
 
-lint: setup ## Formatting, lints, licences
+tidy: ## Line widths, names, circles of modules, words: what no compiler looks at
+	@python3 scripts/tidy/planted.py
+	@python3 scripts/tidy/run.py
+
+lint: setup tidy ## Formatting, lints, licences
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	scripts/deny.sh
 	tests/planted.sh check
 
 test-rust: setup ## The engine, the planner and the C ABI
-	cargo test --workspace
+	@scripts/test-rust.sh
 
-sim: setup ## The log against its model: SEEDS seeds of work, faults and power cuts
-	cargo run --release -q -p tidelog-tests --bin tidelog-sim -- --seeds $(SEEDS)
+# One release build serves all that follows: a build of a single package has dependencies with
+# other features, so that most would be built twice.
+sim: build ## The log against its model: SEEDS seeds of work, faults and power cuts
+	target/release/tidelog-sim --seeds $(SEEDS)
 
 faults: setup ## Devices that shrink, refuse writes, go or fill up under load (a part of test-rust)
 	cargo test -q -p tidelog-tests --test faults
 
-crash: setup ## Processes that commit are killed RUNS times, on files and on loop devices
-	cargo run --release -q -p tidelog-tests --bin tidelog-crash -- --runs $(RUNS)
-	cargo run --release -q -p tidelog-tests --bin tidelog-crash -- --runs $(RUNS) --sector 4096
+crash: build ## Processes that commit are killed RUNS times, on files and on loop devices
+	target/release/tidelog-crash --runs $(RUNS)
+	target/release/tidelog-crash --runs $(RUNS) --sector 4096
 
 test-spdk: setup ## The data path spdk over NVMe/TCP and vfio-user, where an SPDK is installed; REQUIRE=spdk: or fail
 	cargo test -p tidelog-engine --features spdk --lib path
@@ -54,14 +61,14 @@ test-spdk: setup ## The data path spdk over NVMe/TCP and vfio-user, where an SPD
 nvme-vm: setup ## The conformance suite and faults in a machine with emulated NVMe controllers
 	tests/nvme-vm/run.sh
 
-nvme-vm-short: setup build ## The part of it that there is always time for, where the machine can be had
+nvme-vm-short: build ## The part of it that there is always time for, where the machine can be had
 	PLANS=plan-short IMAGES=100 tests/nvme-vm/run.sh
 
-storm: setup ## A million mixed operations of 16 threads on one pool, every byte compared, no ticket lost
-	cargo run --release -q -p tidelog-tests --bin tidelog-storm
+storm: build ## A million mixed operations of 16 threads on one pool, every byte compared, no ticket lost
+	target/release/tidelog-storm
 
-recovery: setup ## What opening a pool of a million tensors costs
-	cargo run --release -q -p tidelog-tests --bin tidelog-recovery
+recovery: build ## What opening a pool of a million tensors costs
+	target/release/tidelog-recovery
 
 fixture: setup ## The committed pool of the present format version, made anew; never after its release
 	cargo run -q -p tidelog-tests --bin tidelog-fixture
@@ -81,13 +88,13 @@ sanitize: setup ## The engine and the C ABI under AddressSanitizer, and ThreadSa
 miri: setup ## Layout, checksums and planner under Miri, where the toolchain has it
 	@scripts/miri.sh
 
-test-torch: setup build ## The touch suite and the program matrix, on PyTorch
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 -m "not slow" tests/torch
+test-torch: build ## The touch suite and the program matrix, on PyTorch
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 --durations 10 -m "not slow" tests/torch
 
-test-slow: setup build ## Longer storms, and every program under every mover and mode
+test-slow: build ## Longer storms, and every program under every mover and mode
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 -m slow tests/torch
 
-bench: setup build ## What the hook and the log cost, as ratios
+bench: build ## What the hook and the log cost, as ratios
 	$(PYTHON) benches/hook.py
 
 paper: setup ## Every policy on TERAIO's models, recorded without their hardware; fails where a figure falls short

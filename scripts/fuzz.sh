@@ -8,8 +8,8 @@ cd "$(dirname "$0")/../fuzz"
 seconds=${SECONDS_EACH:-60}
 seed=${FUZZ_SEED:-0}
 if ! command -v cargo-fuzz >/dev/null 2>&1; then
-    echo "fuzz: installing cargo-fuzz (once, some minutes)"
-    cargo install --quiet --locked cargo-fuzz
+    echo "fuzz: installing cargo-fuzz (once, minutes)"
+    CARGO_PROFILE_DEV_DEBUG=false cargo install --quiet --locked --debug cargo-fuzz
 fi
 # A stable toolchain has all that libFuzzer and AddressSanitizer need, behind flags that it only takes so.
 export RUSTC_BOOTSTRAP=1

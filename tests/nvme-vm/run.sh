@@ -79,8 +79,10 @@ else
     spdk_missing="no SPDK is installed (pkg-config does not find spdk_nvme)"
 fi
 profile=${PROFILE:-release}
-# shellcheck disable=SC2046,SC2086
-cargo build --profile "$profile" -q -p tidelog-tests -p tidelog-format -p tidelog-bench -p tidelog-doctor $features $(printf -- '--bin %s ' $programs)
+# The whole workspace, as `make build` does: a part of it has dependencies with other features, which
+# would be built once more.
+# shellcheck disable=SC2086
+cargo build --profile "$profile" -q --workspace $features
 built=target/$([ "$profile" = dev ] && echo debug || echo "$profile")
 root=$work/root
 rm -rf "$root"

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# cargo test --workspace, and then the tests that took longest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+log=target/test-rust.log
+mkdir -p target
+# A test program tells times only where RUSTC_BOOTSTRAP allows it; cargo itself must not see that
+# variable, or it builds everything anew.
+cargo test --workspace --lib --bins --tests --examples \
+    --config 'target."cfg(all())".runner=["env", "RUSTC_BOOTSTRAP=1"]' -- -Zunstable-options --report-time |
+    tee "$log"
+cargo test --workspace --doc
+echo "The tests that took longest:"
+sed -nE 's/^test (.*) \.\.\. ok <([0-9.]+)s>$/\2 s  \1/p' "$log" | sort -rn | head -n 10

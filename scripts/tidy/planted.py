@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Each check finds an example that was planted for it, and takes the example's mended form.
+
+    python3 scripts/tidy/planted.py
+"""
+
+import unittest
+
+import checks
+import known
+import wrap
+
+WORDS = "## Words that are not used\n\n| word | use instead | where |\n|---|---|---|\n| obey | process | spdk |\n"
+
+# Check -> (what is wrong, the tree with it, the tree without it).
+EXAMPLES = {
+    checks.line_widths: [
+        ("a wide comment", {"engine/src/a.rs": "// " + "word " * 20}, {"engine/src/a.rs": "// " + "word " * 15}),
+        ("a wide line of code", {"a.py": "x = " + "1 + " * 40 + "1"}, {"a.py": "x = 1"}),
+        ("a wide paragraph", {"docs/a.md": "word " * 40}, {"docs/a.md": "| " + "word " * 40 + "|"}),
+    ],
+    checks.one_meaning: [
+        ("two public types of one name",
+         {"engine/src/a.rs": "pub struct Room;\n", "planner/src/b.rs": "pub(crate) enum Room {}\n"},
+         {"engine/src/a.rs": "pub struct Room;\n", "planner/src/b.rs": "enum Room {}\n"}),
+    ],
+    checks.no_circles: [
+        ("two rooms of a crate",
+         {"engine/src/a.rs": "use crate::b::B;\n", "engine/src/b/c.rs": "fn f() { crate::{d, a::A::new()} }\n"},
+         {"engine/src/a.rs": "use crate::b::B;\n", "engine/src/b/c.rs": "// crate::a is named in a comment\n"}),
+        ("three modules in Python",
+         {f"torch-bridge/python/tidelog/{one}.py": f"def f():\n    from .{other} import g\n"
+          for one, other in (("_a", "_b"), ("_b", "_c"), ("_c", "_a"))},
+         {f"torch-bridge/python/tidelog/{one}.py": f"from .{other} import g\n"
+          for one, other in (("_a", "_b"), ("_b", "_c"), ("_a", "_c"))}),
+    ],
+    checks.raw_calls: [
+        ("a call from another module", {"torch-bridge/python/tidelog/_steps.py": "library.tide_close(1)\n"},
+         {known.ABI_MODULE: "library.tide_close(1)\n"}),
+        ("a C function in another room",
+         {"torch-bridge/src/memory.rs": "pub extern \"C\" fn tide_close() {}\n"},
+         {"torch-bridge/src/abi/memory.rs": "pub extern \"C\" fn tide_close() {}\n"}),
+    ],
+    checks.old_words: [
+        ("a word of the table", {known.GLOSSARY: WORDS, "engine/src/a.rs": "fn obey() {}\n"},
+         {known.GLOSSARY: WORDS, "engine/src/a.rs": "fn process() {}\n"}),
+    ],
+}
+
+
+class Planted(unittest.TestCase):
+    def setUp(self):
+        """What is known of the real source does not hold for the examples."""
+        self.known = (known.CIRCLES, known.NAMES_OF_MORE)
+        known.CIRCLES, known.NAMES_OF_MORE = {}, {}
+
+    def tearDown(self):
+        known.CIRCLES, known.NAMES_OF_MORE = self.known
+
+    def test_every_check_has_an_example_and_finds_it(self):
+        self.assertEqual(set(EXAMPLES), set(checks.CHECKS))
+        for check, examples in EXAMPLES.items():
+            for name, wrong, mended in examples:
+                with self.subTest(check=check.__name__, example=name):
+                    self.assertTrue(list(check(wrong)), "the planted example was not found")
+                    self.assertEqual(list(check(mended)), [], "the mended form was refused")
+
+    def test_what_is_known_must_still_be_so(self):
+        known.CIRCLES = {"engine/src": [(("a", "b"), "a reason")]}
+        known.NAMES_OF_MORE = {"Room": 2}
+        tree = {"engine/src/a.rs": "pub struct Room;\n", "engine/src/b.rs": ""}
+        for check in (checks.no_circles, checks.one_meaning):
+            self.assertIn("known.py", str(list(check(tree))[0]), check.__name__)
+
+    def test_wrapping_keeps_every_word_and_touches_nothing_else(self):
+        words = " ".join(f"word{number}" for number in range(40))
+        text = f"    /// - {words}\n    /// - short\nlet a = 1; // {words}\n// | a |   table | {words}\n"
+        wrapped = wrap.comments("engine/src/a.rs", text)
+        first, rest = wrapped.split("    /// - short")
+        self.assertEqual(first.replace("///", "").split(), ["-", *words.split()])
+        self.assertTrue(all(len(line) <= checks.RUST_COMMENT_COLUMNS for line in first.splitlines()))
+        self.assertTrue(all(line.startswith("    ///   ") for line in first.splitlines()[1:]))
+        self.assertEqual(rest, text.split("    /// - short")[1])
+
+
+if __name__ == "__main__":
+    unittest.main()
