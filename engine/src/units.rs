@@ -72,9 +72,53 @@ impl fmt::Display for DeviceIndex {
     }
 }
 
+/// Some of a pool's devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceSet(u64);
+
+impl DeviceSet {
+    /// Whether this device is one of them.
+    pub const fn contains(self, device: DeviceIndex) -> bool {
+        self.0 & (1 << device.0) != 0
+    }
+
+    /// The devices that are in this set, in the other, or in both.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// The devices that are in both sets.
+    #[must_use]
+    pub const fn intersection(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// The devices, in order.
+    pub fn iter(self) -> impl Iterator<Item = DeviceIndex> {
+        (0..64).map(DeviceIndex).filter(move |device| self.contains(*device))
+    }
+}
+
+impl FromIterator<DeviceIndex> for DeviceSet {
+    fn from_iter<I: IntoIterator<Item = DeviceIndex>>(devices: I) -> Self {
+        Self(devices.into_iter().fold(0, |bits, device| bits | 1 << device.0))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_set_of_devices_has_what_was_put_in_and_no_more() {
+        let set = |devices: &[u8]| devices.iter().copied().map(DeviceIndex).collect::<DeviceSet>();
+        assert!(set(&[0, 63]).iter().eq([DeviceIndex(0), DeviceIndex(63)]));
+        assert!(!set(&[0, 63]).contains(DeviceIndex(1)));
+        assert_eq!(set(&[5, 1]).union(set(&[1, 7])), set(&[1, 5, 7]));
+        assert_eq!(set(&[5, 1]).intersection(set(&[1, 7])), set(&[1]));
+        assert_eq!(set(&[]), DeviceSet::default());
+    }
 
     #[test]
     fn byte_counts_print_in_binary_units() {

@@ -18,7 +18,7 @@ use thiserror::Error;
 use super::index_room::CheckpointRoom;
 use super::stripe::StripeMap;
 use crate::layout::{Change, ChangeRecord, Checkpoint, Geometry, ShareArea, SlotArea, TensorEntry};
-use crate::units::{ByteCount, DeviceIndex};
+use crate::units::{ByteCount, DeviceIndex, DeviceSet};
 
 /// What the change log needs of devices. Offsets and lengths are multiples of 4 KiB.
 pub trait Media {
@@ -156,10 +156,9 @@ pub struct MetaWrite {
 }
 
 impl Append {
-    /// The devices that it touches, as a set of bits.
-    pub fn devices(&self) -> u64 {
-        let all = self.writes.iter().flat_map(|write| write.devices.clone());
-        all.fold(0, |devices, device| devices | 1 << device)
+    /// The devices that it touches.
+    pub fn devices(&self) -> DeviceSet {
+        self.writes.iter().flat_map(|write| write.devices.clone()).map(DeviceIndex).collect()
     }
 }
 
@@ -346,10 +345,11 @@ impl ChangeLog {
         let mut write = |MetaWrite { mut devices, offset, bytes }: MetaWrite| {
             devices.try_for_each(|device| media.write(device, offset, bytes.clone()))
         };
-        let written = writes.drain(..).rev().try_for_each(&mut write).and_then(|()| {
-            let mut touched = (0..64).filter(|device| touched & (1_u64 << device) != 0);
-            touched.try_for_each(|device| media.flush(device))
-        });
+        let written = writes
+            .drain(..)
+            .rev()
+            .try_for_each(&mut write)
+            .and_then(|()| touched.iter().try_for_each(|device| media.flush(device.0)));
         match written {
             Ok(()) => {
                 self.complete(end);

@@ -1,6 +1,7 @@
 //! The stripe map: from runs of blocks in the log to bytes on devices.
 
 use crate::layout::{BLOCK_BYTES, Geometry, Run};
+use crate::units::{DeviceIndex, DeviceSet};
 
 /// One piece of a tensor: contiguous on one device, within one stripe unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,14 +79,14 @@ impl StripeMap {
         runs.iter().map(units).sum::<u64>() as usize
     }
 
-    /// The devices that the runs touch, as a set of bits.
-    pub fn devices_of(&self, runs: &[Run]) -> u64 {
-        runs.iter().filter(|run| run.blocks > 0).fold(0, |touched, run| {
+    /// The devices that the runs touch.
+    pub fn devices_of(&self, runs: &[Run]) -> DeviceSet {
+        let units = runs.iter().filter(|run| run.blocks > 0).flat_map(|run| {
             let first = u64::from(run.block) / self.unit_blocks;
             let last = (run.end() - 1) / self.unit_blocks;
-            let units = (first..=last).take(self.devices as usize);
-            units.fold(touched, |bits, unit| bits | 1 << (unit % self.devices))
-        })
+            (first..=last).take(self.devices as usize)
+        });
+        units.map(|unit| DeviceIndex((unit % self.devices) as u8)).collect()
     }
 
     /// Blocks of one segment, counted over all devices.
@@ -196,7 +197,7 @@ mod tests {
                 let runs =
                     [Run { segment: 1, block, blocks }, Run { segment: 2, block: 15, blocks: 1 }];
                 let pieces = map.placements(&runs, (u64::from(blocks) + 1) * BLOCK_BYTES);
-                let expected = pieces.fold(0, |bits, piece| bits | 1_u64 << piece.device);
+                let expected: DeviceSet = pieces.map(|piece| DeviceIndex(piece.device)).collect();
                 assert_eq!(map.devices_of(&runs), expected, "{runs:?} on {devices}");
             }
         }

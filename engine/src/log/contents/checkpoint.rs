@@ -45,8 +45,10 @@ impl Contents {
     /// written next, before the other's.
     pub fn settle_index(&mut self, first: usize) {
         for slot in [first, 1 - first] {
+            let missing = self.room.missing(slot, self.room.live()).unwrap_or(0);
             // What is missing then is told when it is needed.
-            let _ = self.index_segments_for(slot, self.room.live());
+            let there = missing.min(self.space.free_for_index(Reach::Reserve));
+            self.take_index_segments(slot, there, Reach::Reserve);
         }
     }
 
@@ -75,7 +77,8 @@ impl Contents {
             return Err(IndexShort::Segments { needed, available });
         }
         for (slot, missing) in [one, other].into_iter().enumerate() {
-            self.take_index_segments(slot, missing, Reach::Sisters);
+            let all = self.take_index_segments(slot, missing, Reach::Sisters);
+            debug_assert!(all, "there were {available} segments for {needed}");
         }
         self.room.begin(bytes);
         Ok(())
@@ -156,10 +159,14 @@ impl Contents {
         }
     }
 
+    /// Takes all of them or none; whether it did.
     fn take_index_segments(&mut self, slot: usize, count: u32, reach: Reach) -> bool {
-        (0..count).all(|_| {
-            let taken = self.space.take_for_index(reach);
-            taken.inspect(|&segment| self.room.add(slot, segment)).is_some()
-        })
+        if count > self.space.free_for_index(reach) {
+            return false;
+        }
+        for segment in (0..count).filter_map(|_| self.space.take_for_index(reach)) {
+            self.room.add(slot, segment);
+        }
+        true
     }
 }

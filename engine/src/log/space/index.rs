@@ -3,6 +3,11 @@
 use super::{Reach, Segment, Space, State};
 
 impl Space {
+    /// Free segments that the index can have.
+    pub fn free_for_index(&self, reach: Reach) -> u32 {
+        self.free_within(reach) as u32
+    }
+
     /// Takes a free segment for the index, counted over the pool.
     pub fn take_for_index(&mut self, reach: Reach) -> Option<u32> {
         if self.free_within(reach) == 0 {

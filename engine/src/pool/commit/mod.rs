@@ -31,6 +31,7 @@ use crate::layout::TensorId;
 use crate::log::{ChangeLog, StripeMap};
 use crate::memory::process;
 use crate::schedule::{ControlError, Promise, Submitter, Ticket, TransferError};
+use crate::units::DeviceSet;
 pub(super) use flight::told;
 use pipeline::Pipeline;
 pub(super) use work::{StagedPut, Work, Written};
@@ -96,8 +97,8 @@ impl fmt::Debug for Commit {
 /// A commit as the pipeline holds it. Dropped without being ended, it is in doubt.
 struct Pending {
     work: Work,
-    /// Devices that hold its bytes, as a set of bits; known once they are written.
-    touched: u64,
+    /// Devices that hold its bytes; known once they are written.
+    touched: DeviceSet,
     commit: Commit,
     promise: Promise,
 }
@@ -140,7 +141,8 @@ impl Commits {
     pub(super) fn start(self: &Arc<Self>, work: Work) -> Commit {
         let (ticket, promise) = self.submitter.promise();
         let commit = Commit { opener: self.opener, ticket, outcome: Arc::default() };
-        let pending = Pending { work, touched: 0, commit: commit.clone(), promise };
+        let pending =
+            Pending { work, touched: DeviceSet::default(), commit: commit.clone(), promise };
         self.pipeline().admit(pending);
         self.advance();
         commit
@@ -179,7 +181,7 @@ impl Commits {
         self.pipeline().doubt()
     }
 
-    fn touched(&self, work: &Work) -> u64 {
+    fn touched(&self, work: &Work) -> DeviceSet {
         work.devices(&self.stripes)
     }
 

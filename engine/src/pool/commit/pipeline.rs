@@ -13,7 +13,7 @@ use crate::path::{Capabilities, Feature};
 use crate::pool::error::CommitError;
 use crate::pool::options::CommitStats;
 use crate::schedule::{ControlError, SubmitError, TransferError};
-use crate::units::{ByteCount, DeviceIndex};
+use crate::units::{ByteCount, DeviceIndex, DeviceSet};
 
 /// Records up to this long are written with FUA (the Force Unit Access bit of the `NVMe` Write command, command
 /// dword 12): the device answers once these bytes are on non-volatile media. A Flush command would have it
@@ -25,8 +25,8 @@ const FORCED_BYTES_MAX: usize = 64 << 10;
 /// The stages. Commits pass them in the order in which they were started.
 pub(super) struct Pipeline {
     log: ChangeLog,
-    /// Devices with a volatile cache, as a set of bits.
-    volatile: u64,
+    /// Devices with a volatile cache.
+    volatile: DeviceSet,
     /// Their writes may still be on their way.
     waiting: VecDeque<Pending>,
     flushing: Option<Flushing>,
@@ -55,8 +55,8 @@ struct Recording {
     group: Vec<Pending>,
     /// What is still to be written when the write in flight has ended.
     left: Vec<MetaWrite>,
-    /// The devices that are written, as a set of bits.
-    touched: u64,
+    /// The devices that are written.
+    touched: DeviceSet,
     checkpoint: Option<(usize, usize)>,
     end: End,
     step: Step,
@@ -74,11 +74,9 @@ enum Step {
 
 impl Pipeline {
     pub(super) fn new(log: ChangeLog, capabilities: &Capabilities) -> Self {
-        let devices = capabilities.devices.iter().enumerate();
-        let volatile = devices
-            .filter(|(_, device)| device.volatile_cache)
-            .fold(0, |volatile, (index, _)| volatile | 1 << index);
-        let on_volatile = log.devices().any(|device| volatile & bit(device) != 0);
+        let devices = capabilities.devices.iter().zip(0..).filter(|(it, _)| it.volatile_cache);
+        let volatile: DeviceSet = devices.map(|(_, index)| DeviceIndex(index)).collect();
+        let on_volatile = log.devices().any(|device| volatile.contains(device));
         let forced_records = if on_volatile {
             Feature::On
         } else {
@@ -160,10 +158,11 @@ impl Pipeline {
                 Err(error) => pending.end(Err(error)),
             }
         }
-        let touched = group.iter().fold(0, |touched, it| touched | it.touched);
-        let flushes: Vec<_> = (0..64)
-            .map(DeviceIndex)
-            .filter(|device| touched & self.volatile & bit(*device) != 0)
+        let touched =
+            group.iter().map(|it| it.touched).fold(DeviceSet::default(), DeviceSet::union);
+        let flushes: Vec<_> = touched
+            .intersection(self.volatile)
+            .iter()
             .map(|device| {
                 let flush = |finish| commits.submitter.flush(&[device], finish);
                 DeviceFlush { device, flight: Flight::begin(commits, flush), ended: None }
@@ -193,7 +192,7 @@ impl Pipeline {
         for pending in group {
             let touched = pending.touched;
             let failed = flushes.iter().find_map(|flush| match &flush.ended {
-                Some(Err(error)) if touched & bit(flush.device) != 0 => Some(error.clone()),
+                Some(Err(error)) if touched.contains(flush.device) => Some(error.clone()),
                 _ => None,
             });
             match failed {
@@ -291,10 +290,7 @@ impl Pipeline {
         let Some(recording) = &self.recording else { return false };
         let Some(ended) = recording.flight.end() else { return false };
         let Some(mut recording) = self.recording.take() else { return false };
-        let caches: Vec<DeviceIndex> = (0..64)
-            .map(DeviceIndex)
-            .filter(|device| recording.touched & self.volatile & bit(*device) != 0)
-            .collect();
+        let caches: Vec<_> = recording.touched.intersection(self.volatile).iter().collect();
         if let (Step::Write, Ok(())) = (recording.step, &ended)
             && let Some(write) = recording.left.pop()
         {
@@ -356,10 +352,6 @@ fn refuse(group: Vec<Pending>, refused: &SubmitError) {
     for pending in group {
         pending.end(Err(CommitError::Submit(refused.clone())));
     }
-}
-
-fn bit(device: DeviceIndex) -> u64 {
-    1 << device.0
 }
 
 /// Whether the kernel or the device does not know this kind of write, so that nothing happened.

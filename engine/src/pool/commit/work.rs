@@ -12,6 +12,7 @@ use crate::pool::error::CommitError;
 use crate::pool::held::PendingWrite;
 use crate::pool::reclaim::Moves;
 use crate::schedule::TransferError;
+use crate::units::DeviceSet;
 
 /// For the tensors that earlier commits name: whether these leave one.
 pub(super) type Fates = HashMap<TensorId, bool>;
@@ -90,17 +91,19 @@ impl Work {
         Some(Ok(()))
     }
 
-    /// The devices that its bytes lie on, as a set of bits.
-    pub(super) fn devices(&self, stripes: &StripeMap) -> u64 {
+    /// The devices that its bytes lie on.
+    pub(super) fn devices(&self, stripes: &StripeMap) -> DeviceSet {
         match self {
             Self::Batch(batch) => {
                 let contents = batch.shared.contents();
                 let written = batch.written.iter().filter_map(|it| it.write.reservation());
                 let runs = written.map(|reservation| contents.runs(reservation));
-                runs.fold(0, |devices, runs| devices | stripes.devices_of(runs))
+                runs.map(|runs| stripes.devices_of(runs))
+                    .fold(DeviceSet::default(), DeviceSet::union)
             }
             Self::Moves { moves, .. } => {
-                moves.runs().fold(0, |devices, runs| devices | stripes.devices_of(runs))
+                let each = moves.runs().map(|runs| stripes.devices_of(runs));
+                each.fold(DeviceSet::default(), DeviceSet::union)
             }
         }
     }
