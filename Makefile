@@ -9,8 +9,9 @@ PAIRS ?= 15
 ONLY ?=
 RESUME ?=
 
-.PHONY: help setup build demo test tidy lint test-rust sim storm planted faults fixture crash test-spdk nvme-vm nvme-vm-short recovery test-torch test-slow bench compare compare-spdk test-compare fuzz loom sanitize \
-	miri paper gpu gpu-build clean
+.PHONY: help setup build demo test tidy lint test-rust sim storm planted faults fixture crash \
+	test-spdk nvme-vm nvme-vm-short recovery test-torch test-slow bench compare compare-spdk \
+	test-compare fuzz loom sanitize miri paper gpu gpu-build clean
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -34,6 +35,8 @@ tidy: ## Line widths, names, circles of modules, words: what no compiler looks a
 
 lint: setup tidy ## Formatting, lints, licences
 	cargo fmt --all --check
+	.venv/bin/ruff format --quiet --check
+	.venv/bin/ruff check --quiet
 	cargo clippy --workspace --all-targets -- -D warnings
 	scripts/deny.sh
 	tests/planted.sh check

@@ -2,8 +2,8 @@
 
     python benches/hook.py [--pairs 40] [--steps 10] [--output json]
 
-The two run in turn, step by step, in one process; the figure is the median of the differences. Then the same for a whole
-training step of the demo's GPT under a budget that is never reached, as a ratio to the plain step.
+The two run in turn, step by step, in one process; the figure is the median of the differences. Then the same for a
+whole training step of the demo's GPT under a budget that is never reached, as a ratio to the plain step.
 """
 
 import argparse
@@ -98,7 +98,9 @@ def hook_figures(pairs, folder):
         "hook_us_per_op_median": statistics.median(differences),
         "hook_us_per_op_quartiles": statistics.quantiles(differences, n=4),
         "limit_us_per_op": LIMIT_US,
-        "bare_mode_us_per_op_median": statistics.median((b - p) / counting.ops * 1e6 for b, p in zip(bare, plain, strict=True)),
+        "bare_mode_us_per_op_median": statistics.median(
+            (b - p) / counting.ops * 1e6 for b, p in zip(bare, plain, strict=True)
+        ),
     }
 
 

@@ -2,8 +2,8 @@
 
     python demo/demo.py [--steps 24] [--fraction 0.25] [--pool DIR] [--report PATH]
 
-Exit code 1: a loss differs in any bit, the budget was exceeded, or the plan's simulation was further off than docs/plan.md
-states.
+Exit code 1: a loss differs in any bit, the budget was exceeded, or the plan's simulation was further off than
+docs/plan.md states.
 """
 
 import argparse
@@ -23,8 +23,8 @@ sys.path.insert(0, str(ROOT / "torch-bridge" / "python"))
 
 PEAK_STEPS = 2  # of the plain run, in which its peak is measured: slower, so not timed
 MIB = 1 << 20
-# How far the simulation of a step may be from the step, as medians over steps: a part of the measured figure; for waiting a
-# part of the step. docs/plan.md says what was measured, and why these.
+# How far the simulation of a step may be from the step, as medians over steps: a part of the measured figure; for
+# waiting a part of the step. docs/plan.md says what was measured, and why these.
 STATED = {"step time": 0.15, "waiting": 0.15, "moved out": 0.20, "moved in": 0.20}
 STEPS_JUDGED_MIN = 5
 
@@ -46,9 +46,13 @@ def main():
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=24, help="training steps of each run (default 24)")
-    parser.add_argument("--fraction", type=float, default=0.25, help="budget as a part of the plain peak (default 0.25)")
+    parser.add_argument(
+        "--fraction", type=float, default=0.25, help="budget as a part of the plain peak (default 0.25)"
+    )
     parser.add_argument("--pool", help="folder for the pool's two devices (default: a temporary one)")
-    parser.add_argument("--policy", default="auto", help="who plans: auto, tidelog or algorithm1 (default auto, which is tidelog)")
+    parser.add_argument(
+        "--policy", default="auto", help="who plans: auto, tidelog or algorithm1 (default auto, which is tidelog)"
+    )
     parser.add_argument("--report", default=str(ROOT / "target" / "demo-report.html"), help="path of the HTML report")
     parser.add_argument("--run", choices=["plain", "offloaded"], help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
@@ -190,8 +194,16 @@ def report(arguments, plain, tide, budget):
     rows = [
         ("", "plain", f"with {arguments.fraction:.0%}"),
         ("budget", "", f"{budget / MIB:.1f} MiB"),
-        ("peak of live tensors and staging", f"{plain['peak_bytes'] / MIB:.1f} MiB", f"{tide['peak_bytes'] / MIB:.1f} MiB"),
-        ("peak of the process above its start", f"{plain['process_bytes'] / MIB:.1f} MiB", f"{tide['process_bytes'] / MIB:.1f} MiB"),
+        (
+            "peak of live tensors and staging",
+            f"{plain['peak_bytes'] / MIB:.1f} MiB",
+            f"{tide['peak_bytes'] / MIB:.1f} MiB",
+        ),
+        (
+            "peak of the process above its start",
+            f"{plain['process_bytes'] / MIB:.1f} MiB",
+            f"{tide['process_bytes'] / MIB:.1f} MiB",
+        ),
         ("step time, median", f"{plain_time:.3f} s", f"{tide_time:.3f} s ({tide_time / plain_time:.2f} x)"),
         *simulated_rows(tide["stats"]["plan"], tide_time, off),
         ("moved out per step", "", f"{per_step('bytes_written') / MIB:.1f} MiB"),
@@ -211,7 +223,10 @@ def report(arguments, plain, tide, budget):
         print("demo: the budget was exceeded: please report this as a bug", file=sys.stderr)
     if not agrees:
         stated = ", ".join(f"{figure} {limit:.0%}" for figure, limit in STATED.items())
-        print(f"demo: the simulation is further from the steps than stated ({stated}): please report this as a bug", file=sys.stderr)
+        print(
+            f"demo: the simulation is further from the steps than stated ({stated}): please report this as a bug",
+            file=sys.stderr,
+        )
     return 0 if same and within and agrees else 1
 
 
@@ -237,7 +252,13 @@ def simulated_rows(plan, measured, off):
     rows = []
     if plan and plan["simulated_ns"]:
         simulated = plan["simulated_ns"] / 1e9
-        rows.append(("step time, foreseen by its plan", "", f"{simulated:.3f} s ({simulated / measured - 1:+.0%} of the measured)"))
+        rows.append(
+            (
+                "step time, foreseen by its plan",
+                "",
+                f"{simulated:.3f} s ({simulated / measured - 1:+.0%} of the measured)",
+            )
+        )
     if off:
         told = ", ".join(f"{figure} {value:+.1%}" for figure, value in off.items())
         rows.append(("simulated at each step's own pace", "", told))

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The ticket protocol in every order that threads could run it (loom). Arguments go to the test program, `--no-run` to cargo.
+# The ticket protocol in every order that threads could run it (loom). Arguments go to the test program, `--no-run` to
+# cargo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs make's targets one after the other, up to the first that fails, and tells what each took.
 
-    scripts/steps.py TARGET...
+scripts/steps.py TARGET...
 """
 
 import resource

@@ -55,13 +55,24 @@ class Case:
 
 def cases(program, environment):
     """Every case. Names begin with the peer, so that `--only` can choose one."""
-    return [*against_fio(program), *against_deepspeed(program, environment), *against_savers(program, environment), *against_spdk(program)]
+    return [
+        *against_fio(program),
+        *against_deepspeed(program, environment),
+        *against_savers(program, environment),
+        *against_spdk(program),
+    ]
 
 
 def against_build(program, other):
     """Those against fio, with another build of ours in fio's place."""
     return [
-        Case(f"build:{case.name.partition(':')[2]}", Tidelog(other, case.ours.level), case.ours, case.load, share_devices=case.share_devices)
+        Case(
+            f"build:{case.name.partition(':')[2]}",
+            Tidelog(other, case.ours.level),
+            case.ours,
+            case.load,
+            share_devices=case.share_devices,
+        )
         for case in against_fio(program)
         if case.name.startswith("fio-io_uring:")
     ]
@@ -99,7 +110,9 @@ def against_deepspeed(program, environment):
                 limits = Limits(median_min=least, cpu_max=0.7 if devices == 2 else None)
                 if (level, rw) == ("log", "write"):
                     limits = Limits()
-                yield Case(f"deepspeed:{level}-{rw}-{devices}-devices", peer, ours, load, limits, devices, on_disk=devices == 2)
+                yield Case(
+                    f"deepspeed:{level}-{rw}-{devices}-devices", peer, ours, load, limits, devices, on_disk=devices == 2
+                )
 
 
 def against_savers(program, environment):

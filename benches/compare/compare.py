@@ -6,9 +6,10 @@
     python3 benches/compare/compare.py --only deepspeed --add           # anew, beside what was measured before
     python3 benches/compare/compare.py --resume                         # what is missing since it was ended in the middle
 
-Each pair runs the peer and then Tidelog, for the same time on devices of the same kind; a figure is the median of the pairs'
-ratios, with a lower bound that holds with 95 % confidence whatever the distribution (an order statistic). A limit
-that is missed makes the exit status 1; one that could not be measured here, or not often enough in its time, makes it 3.
+Each pair runs the peer and then Tidelog, for the same time on devices of the same kind; a figure is the median of the
+pairs' ratios, with a lower bound that holds with 95 % confidence whatever the distribution (an order statistic). A
+limit that is missed makes the exit status 1; one that could not be measured here, or not often enough in its time,
+makes it 3.
 
 Loop devices lie over files in memory, so that software is measured and not a disk; they need root. Files on a disk
 are shown beside them, without a verdict: there the disk decides. DeepSpeed, safetensors and torch.save take files,
@@ -16,8 +17,8 @@ so they have one on an ext4 of their own on each device; Tidelog has the devices
 
     python3 benches/compare/compare.py --devices spdk                   # against SPDK's own spdk_nvme_perf
 
-needs an installed SPDK and a tidelog-bench that was built with its feature spdk; `make compare-spdk` builds that. Both sides
-drive the same controllers of SPDK's target program, over TCP on the loopback, from the same core.
+needs an installed SPDK and a tidelog-bench that was built with its feature spdk; `make compare-spdk` builds that. Both
+sides drive the same controllers of SPDK's target program, over TCP on the loopback, from the same core.
 """
 
 import argparse
@@ -85,21 +86,41 @@ def run(chosen, found, effort, folder):
 
 def parsed():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=15, help="interleaved pairs of each case that has a limit (default 15)")
+    parser.add_argument(
+        "--pairs", type=int, default=15, help="interleaved pairs of each case that has a limit (default 15)"
+    )
     parser.add_argument("--pairs-shown", type=int, default=5, help="pairs of each other case (default 5)")
     parser.add_argument("--seconds", type=float, default=1, help="length of each run (default 1)")
-    parser.add_argument("--budget", type=float, default=75, help="seconds for a case that has a limit; then no more pairs (default 75)")
+    parser.add_argument(
+        "--budget", type=float, default=75, help="seconds for a case that has a limit; then no more pairs (default 75)"
+    )
     parser.add_argument("--budget-shown", type=float, default=12, help="seconds for each other case (default 12)")
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--devices", choices=[*KINDS, "spdk", "all"], default="all", help="loop devices over memory, files, both (all), or controllers of SPDK's target")
+    parser.add_argument(
+        "--devices",
+        choices=[*KINDS, "spdk", "all"],
+        default="all",
+        help="loop devices over memory, files, both (all), or controllers of SPDK's target",
+    )
     parser.add_argument("--files", help="a directory on a disk, for the cases on files (default: target)")
     parser.add_argument("--list", action="store_true", help="show the cases, and do nothing")
-    parser.add_argument("--add", action="store_true", help="keep what the output holds of other cases; the verdict is of all")
-    parser.add_argument("--resume", action="store_true", help="keep all that the output holds, and measure what is missing")
+    parser.add_argument(
+        "--add", action="store_true", help="keep what the output holds of other cases; the verdict is of all"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep all that the output holds, and measure what is missing"
+    )
     parser.add_argument("--program", default=ROOT / "target/release/tidelog-bench", help="the tidelog-bench to measure")
     parser.add_argument("--against", help="another build of tidelog-bench, to be the peer instead of all others")
-    parser.add_argument("--environment", type=pathlib.Path, default=ROOT / "target/compare-peers", help="the Python peers' environment")
-    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "target/compare.json", help="where the figures go; the picture lies beside them")
+    parser.add_argument(
+        "--environment", type=pathlib.Path, default=ROOT / "target/compare-peers", help="the Python peers' environment"
+    )
+    parser.add_argument(
+        "--output",
+        type=pathlib.Path,
+        default=ROOT / "target/compare.json",
+        help="where the figures go; the picture lies beside them",
+    )
     arguments = parser.parse_args()
     if figures.lower_rank(arguments.pairs) is None:
         parser.error("fewer than 5 pairs have no lower bound")
@@ -116,7 +137,11 @@ def main():
             known = cases.against_build(arguments.program, arguments.against)
         else:
             known = [*cases.cases(arguments.program, environment), *alone.cases(arguments.program)]
-        kinds = list(KINDS.values()) if arguments.devices == "all" else [{**KINDS, "spdk": spdk.Controllers}[arguments.devices]]
+        kinds = (
+            list(KINDS.values())
+            if arguments.devices == "all"
+            else [{**KINDS, "spdk": spdk.Controllers}[arguments.devices]]
+        )
         chosen = rows([case for case in known if arguments.only in case.name], kinds)
         if not chosen:
             raise SystemExit(f"error: no case here has {arguments.only!r} in its name; --list shows them")

@@ -7,7 +7,6 @@ import tempfile
 import time
 
 import figures
-from devices import LoopDevices
 
 # A median of fewer says nothing; a bound asks for five.
 PAIRS_LEAST = 3
@@ -49,7 +48,9 @@ def measure(case, theirs, ours, effort, progress):
     for turn in range(wanted + 1):
         if len(pairs) >= PAIRS_LEAST and time.monotonic() > until:
             break
-        pair = tuple(who.run(case.load, where, effort.seconds) for who, where in ((case.peer, theirs), (case.ours, ours)))
+        pair = tuple(
+            who.run(case.load, where, effort.seconds) for who, where in ((case.peer, theirs), (case.ours, ours))
+        )
         if turn > 0:
             pairs.append(pair)
         progress.ran(turn, wanted)

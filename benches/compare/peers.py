@@ -133,7 +133,9 @@ class Tidelog(Peer):
         self.tensors = tensors
         self.name = f"tidelog {level}"
         if level == "log":
-            self.name += f"{f', tensors of {tensors}' if tensors else ''}{'' if checksums else ', checksums not compared'}"
+            self.name += (
+                f"{f', tensors of {tensors}' if tensors else ''}{'' if checksums else ', checksums not compared'}"
+            )
 
     def run(self, load, devices, seconds):
         return sample_of(run(self.command(load, devices, seconds)))

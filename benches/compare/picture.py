@@ -29,7 +29,11 @@ def draw(results, title):
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
         text(10, 20, title, size=14),
-        text(10, 38, "Ratio of Tidelog to its peer: thin line from least to most, bar the 95 % bounds, dot the median, red mark the limit"),
+        text(
+            10,
+            38,
+            "Ratio of Tidelog to its peer: thin line from least to most, bar the 95 % bounds, dot the median, red mark the limit",
+        ),
     ]
     for index, (name, heading, better) in enumerate(PANELS):
         left = LEFT + index * (PANEL + GAP)

@@ -85,7 +85,9 @@ class Environment:
         # One that was ended while it compiled left its lock, for which torch would wait for ever; nobody else is here.
         for lock in self.folder.glob("extensions/*/lock"):
             lock.unlink()
-        print(f"compare: loading {module}; native parts are compiled the first time, which takes minutes", file=sys.stderr)
+        print(
+            f"compare: loading {module}; native parts are compiled the first time, which takes minutes", file=sys.stderr
+        )
         ran = subprocess.run(**self.command("check", module), capture_output=True, check=False)
         if ran.returncode != 0:
             raise NoPeer(f"{module}: {reason(ran.stdout + ran.stderr)}")
@@ -162,7 +164,10 @@ class DeepSpeed(PythonPeer):
         # What was best for one of our levels is for the other.
         case = (load, devices.kind, len(devices.names))
         if case not in self.best:
-            speed = lambda threads: super(DeepSpeed, self).run(load, devices, seconds, threads=threads).bytes_per_second
+
+            def speed(threads):
+                return super(DeepSpeed, self).run(load, devices, seconds, threads=threads).bytes_per_second
+
             self.best[case] = max(THREADS, key=speed)
         self.threads = self.best[case]
 

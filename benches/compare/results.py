@@ -50,7 +50,9 @@ def row(result):
     if "alone" in result:
         told = [f"{name} {value:.4f}" for name, value in result["alone"].items()]
         return " ".join([*cells, *told, verdict_of(result)])
-    for name, columns in zip(figures.COMPARED, (("median", "lower", "min", "max"), *[("median", "min", "max")] * 2), strict=True):
+    for name, columns in zip(
+        figures.COMPARED, (("median", "lower", "min", "max"), *[("median", "min", "max")] * 2), strict=True
+    ):
         found = result["ratios"][name]
         cells += [number(found and found[column]) for column in columns]
     for name, scale in (("bytes_per_second", 2**30), ("cpu_seconds_per_gib", 1)):
@@ -105,7 +107,12 @@ class Results:
         """Writes the figures, and the picture beside them."""
         machine = {"kernel": platform.release(), "cpus": os.cpu_count(), "python": platform.python_version()}
         results = list(self.measured.values())
-        document = {"machine": machine, "results": results, "missed": self.complaints(), "not_measured": self.not_measured()}
+        document = {
+            "machine": machine,
+            "results": results,
+            "missed": self.complaints(),
+            "not_measured": self.not_measured(),
+        }
         # Whole or not at all: a run that is ended in the middle is resumed from it.
         fresh = self.output.with_suffix(".new")
         fresh.write_text(json.dumps(document, indent=2) + "\n")

@@ -45,7 +45,8 @@ class Controllers:
         self.folder = tempfile.TemporaryDirectory(prefix="spdk-", dir=self.disk)
         self.ports = free_ports(self.count)
         self.transports = [
-            f"trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{port} subnqn:{subsystem(index)}" for index, port in enumerate(self.ports)
+            f"trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{port} subnqn:{subsystem(index)}"
+            for index, port in enumerate(self.ports)
         ]
         self.names = ["spdk\\:" + transport.replace(":", "\\:") for transport in self.transports]
         configuration = pathlib.Path(self.folder.name, "target.json")

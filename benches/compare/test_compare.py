@@ -197,13 +197,15 @@ class Runs(unittest.TestCase):
         self.assertEqual(self.compare([case(Limits(1.0), ours, Missing("peer"))])[0], 3)
         self.assertEqual(self.compare([case(Limits(1.0), ours)], "--add")[0], 0)
 
-
     def test_a_run_that_fails_is_told_and_the_others_go_on(self):
         class Failing(Steady):
             def run(self, load, devices, seconds):
                 raise Failed("exit 1")
 
-        chosen = [case(Limits(1.0), Failing("ours"), name="a:broken"), case(Limits(1.0), Steady("ours", Sample(100.0, 1.0)), name="b:well")]
+        chosen = [
+            case(Limits(1.0), Failing("ours"), name="a:broken"),
+            case(Limits(1.0), Steady("ours", Sample(100.0, 1.0)), name="b:well"),
+        ]
         status, written, _ = self.compare(chosen)
         self.assertEqual((status, written["not_measured"]), (3, ["a:broken (loop, memory): exit 1"]))
         self.assertEqual([it["case"] for it in written["results"]], ["b:well"])
@@ -260,16 +262,31 @@ class Runs(unittest.TestCase):
 
     def test_each_line_says_what_was_found_and_whether_that_is_enough(self):
         slow, fast = Steady("ours", Sample(50.0, 1.0, 5.0)), Steady("ours", Sample(100.0, 1.0, 5.0))
-        self.compare([case(Limits(1.0), slow, name="a:slow"), case(Limits(1.0), fast, name="b:fast"), case(Limits(), fast, name="c:any")])
+        self.compare(
+            [
+                case(Limits(1.0), slow, name="a:slow"),
+                case(Limits(1.0), fast, name="b:fast"),
+                case(Limits(), fast, name="c:any"),
+            ]
+        )
         lines = {line.split()[0]: line for line in self.said.getvalue().splitlines() if ":" in line.partition(" ")[0]}
         self.assertIn("0.500  0.500  0.500  0.500", lines["a:slow"])
-        for name, verdict in [("a:slow", "MISSED: median 0.500 is below 1.0"), ("b:fast", " met"), ("c:any", "no limit")]:
+        for name, verdict in [
+            ("a:slow", "MISSED: median 0.500 is below 1.0"),
+            ("b:fast", " met"),
+            ("c:any", "no limit"),
+        ]:
             self.assertTrue(lines[name].endswith(verdict), lines[name])
 
 
 class Alone(unittest.TestCase):
     def result(self, percent):
-        return {"case": "alone:idle", "devices": "loop, memory", "alone": {"cpu_percent": percent}, "limits": {"cpu_percent_max": 0.1}}
+        return {
+            "case": "alone:idle",
+            "devices": "loop, memory",
+            "alone": {"cpu_percent": percent},
+            "limits": {"cpu_percent_max": 0.1},
+        }
 
     def test_an_engine_that_is_not_idle_is_a_miss(self):
         self.assertEqual(results.misses(self.result(0.0999)), [])
@@ -278,7 +295,10 @@ class Alone(unittest.TestCase):
 
     def test_threads_that_work_are_seen_and_those_of_the_benchmark_are_not(self):
         busy = "import threading,time; threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start(); time.sleep(60)"
-        with mock.patch.multiple(alone, IDLE_SECONDS=0.5, WARM_SECONDS=0.2), subprocess.Popen([sys.executable, "-c", busy]) as running:
+        with (
+            mock.patch.multiple(alone, IDLE_SECONDS=0.5, WARM_SECONDS=0.2),
+            subprocess.Popen([sys.executable, "-c", busy]) as running,
+        ):
             try:
                 self.assertGreater(alone.engine_seconds_while_idle(running), 0.02)
                 with mock.patch.object(alone, "BENCHMARKS", ("python",)):
@@ -304,9 +324,18 @@ class TimeLeft(unittest.TestCase):
 
 class Cases(unittest.TestCase):
     def test_every_case_has_a_name_of_its_own(self):
-        names = [it.name for it in [*cases.cases("program", Environment(pathlib.Path("a"), pathlib.Path("b"))), *alone.cases("program")]]
+        names = [
+            it.name
+            for it in [
+                *cases.cases("program", Environment(pathlib.Path("a"), pathlib.Path("b"))),
+                *alone.cases("program"),
+            ]
+        ]
         self.assertEqual(len(names), len(set(names)))
-        self.assertEqual({name.partition(":")[0] for name in names}, {"fio-io_uring", "fio-libaio", "deepspeed", "safetensors", "torch-save", "spdk", "alone"})
+        self.assertEqual(
+            {name.partition(":")[0] for name in names},
+            {"fio-io_uring", "fio-libaio", "deepspeed", "safetensors", "torch-save", "spdk", "alone"},
+        )
 
     def test_a_report_becomes_a_sample(self):
         way = {"io_bytes": 5, "bw_bytes": 2**31, "clat_ns": {"percentile": {"99.000000": 7000}}}
@@ -326,7 +355,11 @@ class Cases(unittest.TestCase):
             self.assertFalse(it.name.startswith("spdk:") and it.is_for(LoopDevices))
 
     def test_limits_are_those_that_are_asked_for(self):
-        asked = {it.name: it.limits for it in cases.cases("program", Environment(pathlib.Path("a"), pathlib.Path("b"))) if it.limits.is_any()}
+        asked = {
+            it.name: it.limits
+            for it in cases.cases("program", Environment(pathlib.Path("a"), pathlib.Path("b")))
+            if it.limits.is_any()
+        }
         as_fast = Limits(1.0, 0.97, 1.05)
         self.assertEqual(
             asked,
@@ -352,7 +385,11 @@ class Cases(unittest.TestCase):
         self.assertEqual([last[word] for word in ("--bs", "--iodepth", "--stripe_unit")], ["8m", "4", "1m"])
 
     def test_one_worker_serves_all_and_a_new_one_comes_after_it_died(self):
-        answers = "import os,sys,json\nfor line in sys.stdin:\n if json.loads(line)['way'] == 'die': sys.exit('error: it is dead')\n print(os.getpid(), flush=True)"
+        answers = (
+            "import os,sys,json\nfor line in sys.stdin:\n"
+            " if json.loads(line)['way'] == 'die': sys.exit('error: it is dead')\n"
+            " print(os.getpid(), flush=True)"
+        )
         with Environment(pathlib.Path("a"), pathlib.Path("b")) as environment:
             environment.command = lambda *_: {"args": [sys.executable, "-c", answers], "text": True}
             first, second = (environment.ask({"way": "answer"}) for _ in range(2))
@@ -363,11 +400,17 @@ class Cases(unittest.TestCase):
 
     def test_a_worker_that_is_not_waited_for_is_gone(self):
         with Environment(pathlib.Path("a"), pathlib.Path("b")) as environment:
-            environment.command = lambda *_: {"args": [sys.executable, "-c", "import time\ntime.sleep(60)"], "text": True}
+            environment.command = lambda *_: {
+                "args": [sys.executable, "-c", "import time\ntime.sleep(60)"],
+                "text": True,
+            }
             previous = signal.signal(signal.SIGALRM, lambda *_: sys.exit("enough"))
             self.addCleanup(signal.signal, signal.SIGALRM, previous)
             signal.setitimer(signal.ITIMER_REAL, 0.2)
-            with self.assertRaisesRegex(SystemExit, "enough"), mock.patch.object(environment, "end_worker", wraps=environment.end_worker) as ended:
+            with (
+                self.assertRaisesRegex(SystemExit, "enough"),
+                mock.patch.object(environment, "end_worker", wraps=environment.end_worker) as ended,
+            ):
                 environment.ask({"way": "answer"})
             ended.assert_called_once()
             self.assertIsNone(environment.worker)

@@ -20,6 +20,7 @@ BLOCK_SIZE, QUEUE_DEPTH = 1 << 20, 128  # what DeepSpeed takes if nothing is sai
 
 def timed(turn, bytes_per_turn, seconds):
     """Turns for a while, whole ones; the first ones warm up."""
+
     def turns(seconds):
         count, begun = 0, time.perf_counter()
         while count == 0 or time.perf_counter() - begun < seconds:
@@ -50,7 +51,9 @@ def aio_module():
 
     builder = AsyncIOBuilder()
     if not builder.is_compatible(verbose=True):
-        raise SystemExit("error: DeepSpeed's async_io cannot be built (on Debian and Ubuntu: apt-get install libaio-dev)")
+        raise SystemExit(
+            "error: DeepSpeed's async_io cannot be built (on Debian and Ubuntu: apt-get install libaio-dev)"
+        )
     return builder.load(verbose=False)
 
 

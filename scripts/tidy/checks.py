@@ -6,9 +6,11 @@ from typing import NamedTuple
 import known
 import rust
 
-# rustfmt keeps Rust at 100 columns but for long strings; everything else may have 120.
+# Comments are as wide as code: rustfmt keeps Rust at 100 columns, ruff Python at 120.
 RUST_COMMENT_COLUMNS = 100
 COLUMNS = 120
+# Neither breaks a string.
+STRING_COLUMNS = 160
 
 RUST = re.compile(r"\.rs$")
 HASH_COMMENTS = re.compile(r"(\.py|\.sh|\.toml|(^|/)Makefile)$")
@@ -42,9 +44,13 @@ def widths_of_source(path, text):
         words = line.strip().split()
         if line.lstrip().startswith(mark):
             if len(line) > comment_columns(path) and len(words) > 2:
-                yield Finding(path, number, f"the comment has {len(line)} columns: wrap it at "
-                              f"{comment_columns(path)} (scripts/tidy/run.py --wrap does so)")
-        elif len(line) > COLUMNS:
+                yield Finding(
+                    path,
+                    number,
+                    f"the comment has {len(line)} columns: wrap it at "
+                    f"{comment_columns(path)} (scripts/tidy/run.py --wrap does so)",
+                )
+        elif len(line) > STRING_COLUMNS:
             yield Finding(path, number, f"the line has {len(line)} columns: break it before {COLUMNS}")
 
 
@@ -75,13 +81,21 @@ def one_meaning(tree):
         if len(places) > known.NAMES_OF_MORE.get(name, 1):
             last = places[-1]
             others = ", ".join(f"{place.path}:{place.line}" for place in places[:-1])
-            yield Finding(last.path, last.line, f"`{name}` is a type elsewhere too ({others}): give one of them the "
-                          "name that the field has for it, or make it private to its file")
+            yield Finding(
+                last.path,
+                last.line,
+                f"`{name}` is a type elsewhere too ({others}): give one of them the "
+                "name that the field has for it, or make it private to its file",
+            )
     # A name that was made unique stays so.
     for name, count in sorted(known.NAMES_OF_MORE.items()):
         if len(by_name.get(name, [])) < count and by_name:
-            yield Finding("scripts/tidy/known.py", 1, f"`{name}` has {len(by_name.get(name, []))} definitions now: "
-                          f"lower its number in NAMES_OF_MORE (it says {count}), or remove it at 1")
+            yield Finding(
+                "scripts/tidy/known.py",
+                1,
+                f"`{name}` has {len(by_name.get(name, []))} definitions now: "
+                f"lower its number in NAMES_OF_MORE (it says {count}), or remove it at 1",
+            )
 
 
 def no_circles(tree):
@@ -91,11 +105,15 @@ def no_circles(tree):
         for circle in circles(edges):
             if frozenset(circle) not in allowed:
                 names = " -> ".join([*circle, circle[0]])
-                yield Finding(house, 1, f"modules use each other in a circle: {names}. Move what both need into a "
-                              "room below them")
+                yield Finding(
+                    house, 1, f"modules use each other in a circle: {names}. Move what both need into a room below them"
+                )
         for gone in allowed - {frozenset(circle) for circle in circles(edges)}:
-            yield Finding("scripts/tidy/known.py", 1, f"the circle {', '.join(sorted(gone))} of {house} is gone: "
-                          "remove it from CIRCLES")
+            yield Finding(
+                "scripts/tidy/known.py",
+                1,
+                f"the circle {', '.join(sorted(gone))} of {house} is gone: remove it from CIRCLES",
+            )
 
 
 def graphs(tree):
@@ -118,6 +136,7 @@ def graphs(tree):
 
 def circles(edges):
     """Sets of rooms each of which reaches the others (strongly connected components of two and more)."""
+
     def reached(start):
         seen, todo = set(), [start]
         while todo:
@@ -137,13 +156,17 @@ def raw_calls(tree):
         if path.startswith("torch-bridge/python/") and path != known.ABI_MODULE:
             for number, line in enumerate(text.splitlines(), 1):
                 if re.search(r"\b\w*(library|lib|_native|native)\.tide_\w+|\bctypes\.(CDLL|PyDLL)\b", line):
-                    yield Finding(path, number, "the C library is called here: add a checked method to "
-                                  f"{known.ABI_MODULE} and call that")
+                    yield Finding(
+                        path,
+                        number,
+                        f"the C library is called here: add a checked method to {known.ABI_MODULE} and call that",
+                    )
         if path.startswith("torch-bridge/src/") and not path.startswith("torch-bridge/src/abi/"):
             for number, line in rust.lines_of_code(text):
                 if 'extern "C" fn' in line or "no_mangle" in line:
-                    yield Finding(path, number, "a C function is defined here: functions of the C ABI are in "
-                                  "torch-bridge/src/abi")
+                    yield Finding(
+                        path, number, "a C function is defined here: functions of the C ABI are in torch-bridge/src/abi"
+                    )
 
 
 def old_words(tree):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Each check finds an example that was planted for it, and takes the example's mended form.
 
-    python3 scripts/tidy/planted.py
+python3 scripts/tidy/planted.py
 """
 
 import unittest
@@ -20,30 +20,48 @@ EXAMPLES = {
         ("a wide paragraph", {"docs/a.md": "word " * 40}, {"docs/a.md": "| " + "word " * 40 + "|"}),
     ],
     checks.one_meaning: [
-        ("two public types of one name",
-         {"engine/src/a.rs": "pub struct Room;\n", "planner/src/b.rs": "pub(crate) enum Room {}\n"},
-         {"engine/src/a.rs": "pub struct Room;\n", "planner/src/b.rs": "enum Room {}\n"}),
+        (
+            "two public types of one name",
+            {"engine/src/a.rs": "pub struct Room;\n", "planner/src/b.rs": "pub(crate) enum Room {}\n"},
+            {"engine/src/a.rs": "pub struct Room;\n", "planner/src/b.rs": "enum Room {}\n"},
+        ),
     ],
     checks.no_circles: [
-        ("two rooms of a crate",
-         {"engine/src/a.rs": "use crate::b::B;\n", "engine/src/b/c.rs": "fn f() { crate::{d, a::A::new()} }\n"},
-         {"engine/src/a.rs": "use crate::b::B;\n", "engine/src/b/c.rs": "// crate::a is named in a comment\n"}),
-        ("three modules in Python",
-         {f"torch-bridge/python/tidelog/{one}.py": f"def f():\n    from .{other} import g\n"
-          for one, other in (("_a", "_b"), ("_b", "_c"), ("_c", "_a"))},
-         {f"torch-bridge/python/tidelog/{one}.py": f"from .{other} import g\n"
-          for one, other in (("_a", "_b"), ("_b", "_c"), ("_a", "_c"))}),
+        (
+            "two rooms of a crate",
+            {"engine/src/a.rs": "use crate::b::B;\n", "engine/src/b/c.rs": "fn f() { crate::{d, a::A::new()} }\n"},
+            {"engine/src/a.rs": "use crate::b::B;\n", "engine/src/b/c.rs": "// crate::a is named in a comment\n"},
+        ),
+        (
+            "three modules in Python",
+            {
+                f"torch-bridge/python/tidelog/{one}.py": f"def f():\n    from .{other} import g\n"
+                for one, other in (("_a", "_b"), ("_b", "_c"), ("_c", "_a"))
+            },
+            {
+                f"torch-bridge/python/tidelog/{one}.py": f"from .{other} import g\n"
+                for one, other in (("_a", "_b"), ("_b", "_c"), ("_a", "_c"))
+            },
+        ),
     ],
     checks.raw_calls: [
-        ("a call from another module", {"torch-bridge/python/tidelog/_steps.py": "library.tide_close(1)\n"},
-         {known.ABI_MODULE: "library.tide_close(1)\n"}),
-        ("a C function in another room",
-         {"torch-bridge/src/memory.rs": "pub extern \"C\" fn tide_close() {}\n"},
-         {"torch-bridge/src/abi/memory.rs": "pub extern \"C\" fn tide_close() {}\n"}),
+        (
+            "a call from another module",
+            {"torch-bridge/python/tidelog/_steps.py": "library.tide_close(1)\n"},
+            {known.ABI_MODULE: "library.tide_close(1)\n"},
+        ),
+        (
+            "a C function in another room",
+            {"torch-bridge/src/memory.rs": 'pub extern "C" fn tide_close() {}\n'},
+            {"torch-bridge/src/abi/memory.rs": 'pub extern "C" fn tide_close() {}\n'},
+        ),
     ],
     checks.old_words: [
-        ("a word of the table", {known.GLOSSARY: WORDS, "engine/src/a.rs": "fn obey() {}\n"},
-         {known.GLOSSARY: WORDS, "engine/src/a.rs": "fn process() {}\n"}),
+        (
+            "a word of the table",
+            {known.GLOSSARY: WORDS, "engine/src/a.rs": "fn obey() {}\n"},
+            {known.GLOSSARY: WORDS, "engine/src/a.rs": "fn process() {}\n"},
+        ),
     ],
 }
 
@@ -81,6 +99,15 @@ class Planted(unittest.TestCase):
         self.assertTrue(all(len(line) <= checks.RUST_COMMENT_COLUMNS for line in first.splitlines()))
         self.assertTrue(all(line.startswith("    ///   ") for line in first.splitlines()[1:]))
         self.assertEqual(rest, text.split("    /// - short")[1])
+
+    def test_a_wide_docstring_is_wrapped_and_other_strings_are_not(self):
+        words = " ".join(f"word{number}" for number in range(40))
+        text = f'def f():\n    """{words}"""\n    return """{words}"""\n'
+        wrapped = wrap.source("a.py", text)
+        documented, returned = wrapped.split("    return ")
+        self.assertTrue(all(len(line) <= checks.COLUMNS for line in documented.splitlines()))
+        self.assertTrue(documented.endswith('\n    """\n'))
+        self.assertEqual(returned, text.split("    return ")[1])
 
 
 if __name__ == "__main__":

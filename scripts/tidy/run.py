@@ -2,7 +2,7 @@
 """Holds the source to the rules of checks.py, as a part of `make lint`.
 
     scripts/tidy/run.py          print what breaks a rule, one line each; ends with 1 where there is any
-    scripts/tidy/run.py --wrap   wrap comments that are wider than code, in place
+    scripts/tidy/run.py --wrap   wrap comments and docstrings that are wider than code, in place
 
 It looks at what git tracks, takes a few seconds, and needs nothing but Python.
 """
@@ -17,14 +17,21 @@ import wrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What others wrote or a program makes, and the examples of the checks themselves.
-NOT_OURS = ("fuzz/corpus/", "tests/fixtures/", "tests/planted/", "scripts/tidy/planted.py", "Cargo.lock",
-            "torch-bridge/include/")
+NOT_OURS = (
+    "fuzz/corpus/",
+    "tests/fixtures/",
+    "tests/planted/",
+    "scripts/tidy/planted.py",
+    "Cargo.lock",
+    "torch-bridge/include/",
+)
 
 
 def tree():
     """What git tracks and what is new, as text by path."""
-    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z", "-co", "--exclude-standard"], check=True, text=True,
-                            capture_output=True).stdout
+    listed = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "-z", "-co", "--exclude-standard"], check=True, text=True, capture_output=True
+    ).stdout
     files = {}
     for path in filter(None, listed.split("\0")):
         if path.startswith(NOT_OURS) or not (ROOT / path).is_file():
@@ -38,12 +45,14 @@ def tree():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wrap", action="store_true", help="wrap comments that are wider than code, in place")
+    parser.add_argument(
+        "--wrap", action="store_true", help="wrap comments and docstrings that are wider than code, in place"
+    )
     arguments = parser.parse_args()
     files = tree()
     if arguments.wrap:
         for path, text in files.items():
-            wrapped = wrap.comments(path, text)
+            wrapped = wrap.source(path, text)
             if wrapped != text:
                 (ROOT / path).write_text(wrapped)
                 print(f"wrapped comments of {path}")

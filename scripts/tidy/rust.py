@@ -40,7 +40,7 @@ def uses_of_crate(text):
         if found[1] != "{":
             yield found[1]
             continue
-        yield from first_names_of_group(code[found.end():])
+        yield from first_names_of_group(code[found.end() :])
 
 
 def first_names_of_group(rest):

@@ -1,5 +1,6 @@
-"""Wraps comments that are wider than code. Only paragraphs with a line that is too wide are touched."""
+"""Wraps comments and docstrings that are wider than code. Only paragraphs with a line that is too wide are touched."""
 
+import ast
 import re
 import textwrap
 
@@ -10,8 +11,13 @@ COMMENT = {"//": re.compile(r"^(\s*(?:///|//!|//) ?)(.*)$"), "#": re.compile(r"^
 OWN_LINE = re.compile(r"^\s*([-*+] |\d+[.)] |#|\||```|SAFETY:|\[\w|    )")
 
 
+def source(path, text):
+    """The text with every paragraph of its comments, and of Python's docstrings, no wider than its code."""
+    wrapped = comments(path, text)
+    return docstrings(wrapped) if path.endswith(".py") else wrapped
+
+
 def comments(path, text):
-    """The text with every paragraph of its comments no wider than its code."""
     if checks.RUST.search(path):
         pattern = COMMENT["//"]
     elif checks.HASH_COMMENTS.search(path):
@@ -52,5 +58,44 @@ def fill(width, prefix, texts):
         return as_it_was
     first = re.match(r"^\s*(?:[-*+] |\d+[.)] )?", texts[0])[0]
     indent = " " * (len(first) - len(first.lstrip()))
-    return textwrap.wrap(" ".join(text.strip() for text in texts), width, initial_indent=prefix + indent,
-                         subsequent_indent=prefix + " " * len(first), break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        " ".join(text.strip() for text in texts),
+        width,
+        initial_indent=prefix + indent,
+        subsequent_indent=prefix + " " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def docstrings(text):
+    """Docstrings only: other strings are data."""
+    lines = text.split("\n")
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, holders) and ast.get_docstring(node, False)]
+    # From the last to the first, so that the numbers of lines before stay true.
+    for string in sorted((node.body[0] for node in nodes), key=lambda it: -it.lineno):
+        old = lines[string.lineno - 1 : string.end_lineno]
+        lines[string.lineno - 1 : string.end_lineno] = docstring(old, " " * string.col_offset)
+    return "\n".join(lines)
+
+
+def docstring(lines, indent):
+    """One that is a line too wide gets its closing quotes on a line of their own."""
+    if all(len(line) <= checks.COLUMNS for line in lines):
+        return lines
+    if lines[-1].strip() != '"""':
+        lines = [*lines[:-1], lines[-1].rstrip()[: -len('"""')], indent + '"""']
+    wrapped, rest = [], lines[:-1]
+    while rest:
+        if not rest[0].strip():
+            wrapped.append(rest.pop(0))
+            continue
+        prefix = re.match(r"\s*", rest[0])[0]
+        texts = [rest.pop(0)[len(prefix) :]]
+        while (
+            rest and rest[0].strip() and re.match(r"\s*", rest[0])[0] == prefix and not OWN_LINE.match(rest[0].strip())
+        ):
+            texts.append(rest.pop(0)[len(prefix) :])
+        wrapped += fill(checks.COLUMNS, prefix, texts)
+    return [*wrapped, lines[-1]]

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# What can be shown on a machine with a GPU, in less than 8 minutes, from what was built elsewhere (`make gpu-build` puts it
-# into target/gpu), from this checkout, and from the PyTorch of that machine: no Rust and no network are needed there.
+# What can be shown on a machine with a GPU, in less than 8 minutes, from what was built elsewhere (`make gpu-build`
+# puts it into target/gpu), from this checkout, and from the PyTorch of that machine: no Rust and no network are needed
+# there.
 #
 #     tests/hardware/gpu.sh [FOLDER]
 #
-# Each row is told when it is done (those of one pytest together), and all of them again at the end. Ends with 0 where every
-# row ran and passed, 1 where one failed, 2 where one could not run, 77 where there is no GPU. The rows that say most come
-# first: what does not fit into the time is told as not run.
+# Each row is told when it is done (those of one pytest together), and all of them again at the end. Ends with 0 where
+# every row ran and passed, 1 where one failed, 2 where one could not run, 77 where there is no GPU. The rows that say
+# most come first: what does not fit into the time is told as not run.
 #
 # ONLY      a part of it: tests (Rust), torch, training, touch; all in this order if it is not given
 # LOGS      a folder that keeps what each row printed, and which passed: a later call, of the same build, does only the others
@@ -130,8 +131,8 @@ known() {
     passed "$1" && put ok "$1$(awk -F '\t' -v name="$1" '$1 == name { print $2; exit }' "$PASSED") (in an earlier call)"
 }
 
-# run NAME SECONDS COMMAND…: its output goes to $log, its exit code to $code; false where it did not end, as $verdict and
-# $reason say.
+# run NAME SECONDS COMMAND…: its output goes to $log, its exit code to $code; false where it did not end, as $verdict
+# and $reason say.
 run() {
     local seconds=$2 cut="" started=$SECONDS
     log="$logs/$(tr -c 'A-Za-z0-9\n' - <<<"$1")"
@@ -157,7 +158,8 @@ why() {
     grep -m1 -E 'panicked|FAILED on|WRONG BYTES|^ERROR|^FAILED|error' "$log" || tail -n 1 "$log"
 }
 
-# row NAME COMMAND…: a program of ours. A test that skips says SKIPPED, with the reason; what is worth telling is a FACT.
+# row NAME COMMAND…: a program of ours. A test that skips says SKIPPED, with the reason; what is worth telling is a
+# FACT.
 row() {
     local name=$1
     shift
@@ -182,8 +184,8 @@ row() {
     fi
 }
 
-# pytest_rows PREFIX SECONDS WHERE NAMES ARGUMENTS…: one pytest, and a row for each of NAMES, a test or a file that is WHERE
-# says with the name in place of its @. What passed in an earlier call does not run again.
+# pytest_rows PREFIX SECONDS WHERE NAMES ARGUMENTS…: one pytest, and a row for each of NAMES, a test or a file that is
+# WHERE says with the name in place of its @. What passed in an earlier call does not run again.
 pytest_rows() {
     local prefix=$1 seconds=$2 where=$3 names=$4 told=$scratch/told by=file todo=() paths=() ended=1 name word text
     shift 4
@@ -279,7 +281,8 @@ training_rows() {
         put "$verdict" "training: $reason"
         return
     fi
-    # 0: all rows ran; 1: one FAILED; 3: some are LEFT. Anything else, or 1 without a word, is a crash, whatever came before.
+    # 0: all rows ran; 1: one FAILED; 3: some are LEFT. Anything else, or 1 without a word, is a crash, whatever came
+    # before.
     case $code in
     0 | 3) if grep -q -E '^(FACT|FAILED|LEFT)' "$log"; then return; fi ;;
     1) if grep -q '^FAILED' "$log"; then return; fi ;;

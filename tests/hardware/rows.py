@@ -1,9 +1,10 @@
-"""A pytest plugin for gpu.sh: one row for each test file, or for each test, and what has not begun when the time is up is left.
+"""A pytest plugin for gpu.sh: one row for each test file, or for each test, and what has not begun when the time is up
+is left.
 
     PYTHONPATH=tests/hardware python -m pytest -p rows --rows-by file --rows-to FILE --rows-until SECONDS_SINCE_1970 ...
 
-Each line of FILE is a word (FACT, FAILED, LEFT), the row's name and what there is to say, with tabs between them. It is there
-as soon as the row's tests are done, whatever becomes of the others.
+Each line of FILE is a word (FACT, FAILED, LEFT), the row's name and what there is to say, with tabs between them. It is
+there as soon as the row's tests are done, whatever becomes of the others.
 """
 
 import collections
@@ -100,7 +101,9 @@ class Row:
     def verdict(self, never_ran):
         passed, failed, skipped = (len(self._ids[kind]) for kind in ("passed", "failed", "skipped"))
         late = len(self._ids["late"]) + never_ran
-        counts = [f"{count} {word}" for count, word in ((failed, "failed"), (passed, "passed"), (skipped, "skipped")) if count]
+        counts = [
+            f"{count} {word}" for count, word in ((failed, "failed"), (passed, "passed"), (skipped, "skipped")) if count
+        ]
         if failed:
             report = self._why["failed"]
             return "FAILED", f"{', '.join(counts)}: {report.nodeid.rpartition('/')[2]}: {crash(report)}"

@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Trains a GPT of a billion parameters on a GPU: without limit, with save_on_cpu hooks, with FSDP2's and DeepSpeed's offload,
-and with Tidelog at parts of that peak; compares every bit of every loss, and each step with the least that it could take.
+"""Trains a GPT of a billion parameters on a GPU: without limit, with save_on_cpu hooks, with FSDP2's and DeepSpeed's
+offload, and with Tidelog at parts of that peak; compares every bit of every loss, and each step with the least that it
+could take.
 
-    python tests/hardware/train.py [--pool NAME=DIR ...] [--fraction 0.5 ...] [--batch 8 ...] [--within SECONDS] [--resume FILE]
+    python tests/hardware/train.py [--pool NAME=DIR ...] [--fraction 0.5 ...] [--batch 8 ...] [--within SECONDS]
+    [--resume FILE]
 
-A limited run cannot cheat: what CUDA has beside the limit is taken from it first, and the model is built inside the block.
-Each run is a process of its own. The rows that say most come first; one that would not fit into the time is not begun, and
-listed as such. With --resume a later call does what this one left, and what failed once more. The bound is tidelog-plan's for
-the traced step, on a machine as tidelog-bench measures it here by the data path that ran (--tools says where both are).
+A limited run cannot cheat: what CUDA has beside the limit is taken from it first, and the model is built inside the
+block. Each run is a process of its own. The rows that say most come first; one that would not fit into the time is not
+begun, and listed as such. With --resume a later call does what this one left, and what failed once more. The bound is
+tidelog-plan's for the traced step, on a machine as tidelog-bench measures it here by the data path that ran (--tools
+says where both are).
 
-Exit code 1: a loss differs in any bit, a step is above the mark, or a run failed; 2: wrong use; 3: rows are left; 77: there is
-no GPU.
+Exit code 1: a loss differs in any bit, a step is above the mark, or a run failed; 2: wrong use; 3: rows are left; 77:
+there is no GPU.
 """
 
 import argparse
@@ -62,18 +65,37 @@ def main():
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fraction", type=float, nargs="+", default=[0.5, 0.33, 0.25], help="limits, as parts of the peak")
-    parser.add_argument("--pool", nargs="+", metavar="NAME=DIR", help="folders for the pool, the fastest first (memory=/dev/shm)")
-    parser.add_argument("--batch", type=int, nargs="+", default=[8, 4, 16], help="sequences a step, one comparison each, the first before the others")
+    parser.add_argument(
+        "--fraction", type=float, nargs="+", default=[0.5, 0.33, 0.25], help="limits, as parts of the peak"
+    )
+    parser.add_argument(
+        "--pool", nargs="+", metavar="NAME=DIR", help="folders for the pool, the fastest first (memory=/dev/shm)"
+    )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        nargs="+",
+        default=[8, 4, 16],
+        help="sequences a step, one comparison each, the first before the others",
+    )
     parser.add_argument("--steps", type=int, default=6, help=f"steps of each run; the first {WARM_STEPS} are not timed")
     parser.add_argument("--layers", type=int, default=20)
     parser.add_argument("--width", type=int, default=2048, help="20 layers of 2048 are 1.01 billion parameters")
     parser.add_argument("--context", type=int, default=512, help="tokens a sequence")
-    parser.add_argument("--mark", type=float, default=1.10, help="a limited step takes at most so many times its bound (no mark with --tiny)")
+    parser.add_argument(
+        "--mark",
+        type=float,
+        default=1.10,
+        help="a limited step takes at most so many times its bound (no mark with --tiny)",
+    )
     parser.add_argument("--tiny", action="store_true", help="a small model and few steps, to try the script itself")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu, to try the script itself")
     parser.add_argument("--within", type=float, default=float("inf"), help="seconds for all of it")
-    parser.add_argument("--resume", type=pathlib.Path, help="rows that passed, and are in this file, are not run again; new ones go there")
+    parser.add_argument(
+        "--resume",
+        type=pathlib.Path,
+        help="rows that passed, and are in this file, are not run again; new ones go there",
+    )
     parser.add_argument("--tools", default=ROOT / "target" / "release", help="where tidelog-bench and tidelog-plan are")
     parser.add_argument("--gpu-at", help="the GPU's PCI address, whose link limits the bound (default: torch says)")
     parser.add_argument("--output", choices=["text", "json"], default="text")
@@ -134,7 +156,12 @@ class Comparison:
         self.results = []
 
     def run(self, wanted):
-        key = json.dumps({**wanted, **{name: getattr(self._arguments, name) for name in ("device", "layers", "width", "context", "steps")}})
+        key = json.dumps(
+            {
+                **wanted,
+                **{name: getattr(self._arguments, name) for name in ("device", "layers", "width", "context", "steps")},
+            }
+        )
         result = self._known.get(key)
         if result is None:
             tokens = wanted["batch"] * self._arguments.context
@@ -162,11 +189,16 @@ class Comparison:
         kind = (wanted["run"], wanted.get("pool"))
         left = self._deadline - time.monotonic()
         if left <= self._took.get(kind, 0):
-            return {"left": f"the time was up ({max(left, 0):.0f} s left, the last of its kind took {self._took.get(kind, 0):.0f} s)"}
+            return {
+                "left": f"the time was up ({max(left, 0):.0f} s left, the last of its kind took {self._took.get(kind, 0):.0f} s)"
+            }
         started = time.monotonic()
         folder = self._arguments.pool.get(wanted.get("pool"))
         # Whatever becomes of the process, its pool goes.
-        with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory(prefix="tidelog-train-", dir=folder) as pool:
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            tempfile.TemporaryDirectory(prefix="tidelog-train-", dir=folder) as pool,
+        ):
             found = self._child(wanted, plain, scratch, pool, left)
             self._took[kind] = time.monotonic() - started
             if "losses" not in found:
@@ -191,15 +223,27 @@ class Comparison:
             # The model is not there yet when the pool is made: its size is told.
             room = shutil.disk_usage(pool).free * 9 // 10
             if room < plain["peak_bytes"]:
-                return {"lacking": f"{pool} has room for {room / GIB:.1f} GiB, of {plain['peak_bytes'] / GIB:.1f} that train"}
-            command += ["--limit", int(plain["peak_bytes"] * wanted["fraction"]), "--trace", pathlib.Path(scratch, "trace.json")]
+                return {
+                    "lacking": f"{pool} has room for {room / GIB:.1f} GiB, of {plain['peak_bytes'] / GIB:.1f} that train"
+                }
+            command += [
+                "--limit",
+                int(plain["peak_bytes"] * wanted["fraction"]),
+                "--trace",
+                pathlib.Path(scratch, "trace.json"),
+            ]
             command += ["--pool-size", min(3 * plain["peak_bytes"] // 2, room)]
         # Deterministic matrix products need it (torch.use_deterministic_algorithms).
         environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         limit = None if left == float("inf") else left
         try:
             done = subprocess.run(
-                [str(word) for word in command], env=environment, stderr=subprocess.PIPE, text=True, check=False, timeout=limit
+                [str(word) for word in command],
+                env=environment,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+                timeout=limit,
             )
         except subprocess.TimeoutExpired:
             return {"left": f"not done within the {left:.0f} s that were left"}
@@ -222,7 +266,9 @@ class Comparison:
 
     def _bound(self, found, folder, trace):
         if self._bounds.why_not or not trace.exists():
-            return {"bound_why_not": self._bounds.why_not or f"no bound: no plan was made ({'; '.join(found['notices'])})"}
+            return {
+                "bound_why_not": self._bounds.why_not or f"no bound: no plan was made ({'; '.join(found['notices'])})"
+            }
         way = folder, found["data_path"]
         try:
             if way not in self._machines:
@@ -255,8 +301,8 @@ def line_of(result, mark):
         moved = f"{result['bytes_written'] / GIB:.2f} GiB out, {result['bytes_read'] / GIB:.2f} GiB in"
         line += f" by {result['data_path']}, in the last step {moved}, {result['stall_seconds']:.2f} s waiting"
     if "to_bound" in result:
-        # The bound rests on what each op took when it was profiled. A GPU that had to wait for launches makes that longer than
-        # the plain step is, and the bound too easy: both are told.
+        # The bound rests on what each op took when it was profiled. A GPU that had to wait for launches makes that
+        # longer than the plain step is, and the bound too easy: both are told.
         ops = result["plan"]["compute_ns"] / 1e9
         line += f", {result['to_bound']:.2f} x the bound of {result['bound_seconds']:.3f} s"
         line += f" (from ops of {ops:.3f} s; a plain step takes {result['plain_seconds']:.3f} s)"

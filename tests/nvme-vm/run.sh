@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Boots a machine with emulated NVMe controllers and runs the engine's conformance suite and faults in it:
-# `make nvme-vm`. Where an SPDK is installed (pkg-config finds it) its rows run as well, through vfio-pci behind an IOMMU
-# and, in a second boot without one, through uio_pci_generic; REQUIRE=spdk makes it a failure if any of them, or all, do not.
-# PLANS names the boots, if not all are wanted: the files plan* beside this script. Each declares how many rows it has: one
-# that says nothing is a failure, and those of plans that were skipped are in the total. Needs qemu-system-x86_64, a kernel with NVMe
-# built in (Debian's cloud kernel) and busybox; on Debian and Ubuntu they are installed where that is allowed. Ends with 1 on any failure, and says what it skipped and why.
+# Boots a machine with emulated NVMe controllers and runs the engine's conformance suite and faults in it: `make
+# nvme-vm`. Where an SPDK is installed (pkg-config finds it) its rows run as well, through vfio-pci behind an IOMMU and,
+# in a second boot without one, through uio_pci_generic; REQUIRE=spdk makes it a failure if any of them, or all, do not.
+# PLANS names the boots, if not all are wanted: the files plan* beside this script. Each declares how many rows it has:
+# one that says nothing is a failure, and those of plans that were skipped are in the total. Needs qemu-system-x86_64, a
+# kernel with NVMe built in (Debian's cloud kernel) and busybox; on Debian and Ubuntu they are installed where that is
+# allowed. Ends with 1 on any failure, and says what it skipped and why.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 work=${WORK:-target/nvme-vm}
 mkdir -p "$work"
 
 skip() {
-    echo "SKIPPED nvme-vm: $1" >&2
+    echo "SKIPPED nvme-vm: $*" >&2
     [ -z "${REQUIRE:-}" ] || exit 1
     exit 0
 }
@@ -40,7 +41,8 @@ spdk_modules="irqbypass vfio_virqfd vfio vfio_iommu_type1 vfio-pci-core vfio-pci
 kernel=$work/kernel/vmlinuz
 if [ ! -e "$work/kernel/nvmet-tcp.ko" ]; then
     package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null | awk '/Depends: linux-image/ {print $2; exit}' || true)
-    [ -n "$package" ] || skip "no package linux-image-cloud-amd64 here; put a kernel that has NVMe built in, and its modules ${modules// /, }, into $work/kernel"
+    [ -n "$package" ] || skip "no package linux-image-cloud-amd64 here; put a kernel that has NVMe built in," \
+        "and its modules ${modules// /, }, into $work/kernel"
     echo "nvme-vm: fetching $package" >&2
     (cd "$work" && apt-get download -qq "$package" 2>/dev/null) || skip "$package cannot be fetched"
     mkdir -p "$work/kernel" "$work/package"
@@ -134,10 +136,11 @@ arguments+=(
     -device "nvme-ns,drive=odd1,bus=odd,nsid=1,zoned=on,zoned.zone_size=16M,zoned.zone_capacity=16M"
     -device "nvme-ns,drive=odd2,bus=odd,nsid=2,logical_block_size=4096,physical_block_size=4096,ms=8"
 )
-# Disks of which every write and flush is recorded: two partitions for a pool and one for notes. The engine skips its flushes
-# on the second one. Not NVMe ones: QEMU's take no notice of forced writes (FUA), which would look as if they had not been
-# asked for. Virtio has none, and Linux flushes instead. QEMU records a flush when it is done; here it is done as soon as it
-# is begun, and the only one at a time, so that nothing completes meanwhile that would look as if it were covered.
+# Disks of which every write and flush is recorded: two partitions for a pool and one for notes. The engine skips its
+# flushes on the second one. Not NVMe ones: QEMU's take no notice of forced writes (FUA), which would look as if they
+# had not been asked for. Virtio has none, and Linux flushes instead. QEMU records a flush when it is done; here it is
+# done as soon as it is begun, and the only one at a time, so that nothing completes meanwhile that would look as if it
+# were covered.
 mib=1048576
 for disk in recorded unflushed; do
     rm -f "$work/$disk" "$work/$disk.writes"
@@ -156,8 +159,8 @@ log=$work/console.log
 version=$(qemu-system-x86_64 --version | head -1 | grep -o 'version [^ ]*')
 
 # The machine with one plan; what it says is added to the log. An emulator that crashes has shown nothing, and is
-# started again a few times: behind its IOMMU it crashes now and then where other programs keep it waiting. Its processors
-# have no x2APIC: with it, one of the two missed its interrupts now and then and slept for ever.
+# started again a few times: behind its IOMMU it crashes now and then where other programs keep it waiting. Its
+# processors have no x2APIC: with it, one of the two missed its interrupts now and then and slept for ever.
 boot() { # PLAN MACHINE KERNEL-ARGUMENTS ARGUMENTS
     local plan=$1 machine=$2 command_line=$3 try code
     shift 3
@@ -192,7 +195,10 @@ for plan in $plans; do
             . tests/nvme-vm/plan-loopback >>"$log" 2>>"$log.loopback"
             continue
             ;;
-        plan-vfio | plan-peer-vfio | plan-fdp | plan-shared) boot "$plan" q35,kernel-irqchip=split intel_iommu=on -device intel-iommu,intremap=on,caching-mode=on,aw-bits=48 ;;
+        plan-vfio | plan-peer-vfio | plan-fdp | plan-shared)
+            boot "$plan" q35,kernel-irqchip=split intel_iommu=on \
+                -device intel-iommu,intremap=on,caching-mode=on,aw-bits=48
+            ;;
         plan-uio | plan-peer-uio | plan-faults | plan-perf) boot "$plan" q35 hugepages=256 ;;
         plan-poll) boot "$plan" q35 nvme.poll_queues=2 ;;
         # No IOMMU: behind one, Linux 6.1 crashes when a controller is removed while something has its disk open.
@@ -222,8 +228,8 @@ if [ -n "$recorded" ]; then
     powercuts "power cuts under an engine that skips its flushes are found out" unflushed --images 500 --lossy
 fi
 
-# How many rows of each plan ended well, and which plans have others than they declare; last, the sums: ok, all, skipped, and
-# how many over spdk ended well.
+# How many rows of each plan ended well, and which plans have others than they declare; last, the sums: ok, all,
+# skipped, and how many over spdk ended well.
 count() {
     tr -d '\r' <"$log" | awk -v over_spdk=" $over_spdk " '
         /^PLAN / { plan = $2; if ($3 != "") { planned[plan] = $3; order[++plans] = plan } }

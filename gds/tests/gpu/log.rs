@@ -123,7 +123,10 @@ fn through_the_log(test: &str, gpu: &Arc<Gpu>, options: &OpenOptions) {
     let gpu_stats = stats.gpu.unwrap();
     let (locked_out, locked_in) = plain_copies(gpu, &memories[0], TENSORS * BYTES);
     println!(
-        "FACT the log by {}, reached {:?}, page-locked {:?}, checksums {:?}: 1 GiB from the GPU at {written}, to it at {read}, compared with its checksums at {verified}; plain copies from page-locked memory {locked_in}, to it {locked_out}, from pageable memory {copied}",
+        "FACT the log by {}, reached {:?}, page-locked {:?}, checksums {:?}: \
+         1 GiB from the GPU at {written}, to it at {read}, compared with its checksums at {verified}; \
+         plain copies from page-locked memory {locked_in}, to it {locked_out}, \
+         from pageable memory {copied}",
         stats.capabilities.kind, gpu_stats.reached, gpu_stats.page_locked, gpu_stats.checksums,
     );
 }

@@ -1,5 +1,6 @@
-"""The planner's lower bound of a step on the machine as it is measured here: tidelog-bench measures the pool's folder by the
-data path that ran, tidelog-plan makes a machine of that and of the GPU's link, and says what no policy can beat."""
+"""The planner's lower bound of a step on the machine as it is measured here: tidelog-bench measures the pool's folder
+by the data path that ran, tidelog-plan makes a machine of that and of the GPU's link, and says what no policy can beat.
+"""
 
 import json
 import pathlib
@@ -21,12 +22,25 @@ class Bounds:
         self.why_not = f"no bound: {' and '.join(missing)} missing" if missing else None
 
     def machine(self, folder, data_path, direct):
-        """What the devices behind a folder do, and the GPU's link: a machine without its memory, as tidelog-plan writes it."""
+        """What the devices behind a folder do, and the GPU's link: a machine without its memory, as tidelog-plan writes
+        it.
+        """
         with tempfile.TemporaryDirectory(prefix="tidelog-bench-", dir=folder) as scratch:
             runs = []
             for name, how, depth in [("write", "write", 16), ("read", "read", 16), ("alone", "read", 1)]:
-                target = [f"--ioengine=tidelog-{data_path}", f"--rw={how}", f"--filename={scratch}/device", f"--size={self._bytes}"]
-                options = ["--bs=1m", f"--iodepth={depth}", f"--direct={int(direct)}", f"--runtime={self._seconds}", "--time_based"]
+                target = [
+                    f"--ioengine=tidelog-{data_path}",
+                    f"--rw={how}",
+                    f"--filename={scratch}/device",
+                    f"--size={self._bytes}",
+                ]
+                options = [
+                    "--bs=1m",
+                    f"--iodepth={depth}",
+                    f"--direct={int(direct)}",
+                    f"--runtime={self._seconds}",
+                    "--time_based",
+                ]
                 runs.append(pathlib.Path(scratch, f"{name}.json"))
                 runs[-1].write_text(self._run(self._bench, f"--name={name}", *target, *options, "--output-format=json"))
             return self._calibrated(*runs, "--memory", "1")

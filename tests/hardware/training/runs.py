@@ -1,7 +1,8 @@
-"""The ways to train: without limit, with save_on_cpu hooks, FSDP2 and DeepSpeed with their offload, and Tidelog under a limit.
+"""The ways to train: without limit, with save_on_cpu hooks, FSDP2 and DeepSpeed with their offload, and Tidelog under a
+limit.
 
-Each runs in a process of its own and writes its losses, its seconds a step and the most bytes that it held to a file. What
-a machine lacks for one is a `Lacking`, with the reason.
+Each runs in a process of its own and writes its losses, its seconds a step and the most bytes that it held to a file.
+What a machine lacks for one is a `Lacking`, with the reason.
 """
 
 import contextlib
@@ -74,7 +75,9 @@ def run_deepspeed(arguments):
     on_nvme = {"device": "nvme", "nvme_path": arguments.folder, "pin_memory": True}
     zero = {"stage": 3, "offload_param": on_nvme, "offload_optimizer": on_nvme, "sub_group_size": 100_000_000}
     config = {"train_micro_batch_size_per_gpu": arguments.batch[0], "zero_optimization": zero}
-    config |= {"optimizer": {"type": "Adam", "params": {"lr": LEARNING_RATE, "adam_w_mode": True, "weight_decay": 1e-2}}}
+    config |= {
+        "optimizer": {"type": "Adam", "params": {"lr": LEARNING_RATE, "adam_w_mode": True, "weight_decay": 1e-2}}
+    }
     with one_rank("nccl"):
         engine, *_ = deepspeed.initialize(model=make(arguments, where="cpu"), config=config)
 
