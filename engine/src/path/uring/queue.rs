@@ -17,7 +17,7 @@ const CANCEL: u64 = u64::MAX - 1;
 
 /// So many entries at most wait for [`Queue::ring`]. The kernel starts a batch's devices only when it has taken in
 /// the whole batch, so that a long one leaves them idle meanwhile, and its completions come in one bunch, too.
-/// Shorter ones cost a system call more often (docs/data-paths.md has the figures).
+/// Shorter ones cost a system call more often (docs/measurements.md has the figures).
 const BATCH: u32 = 8;
 
 /// The kernel registers at most this much memory as one buffer.
