@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 
 import known
+import python
 import rust
 
 # Comments are as wide as code: rustfmt keeps Rust at 100 columns, ruff Python at 120.
@@ -170,16 +171,28 @@ def raw_calls(tree):
 
 
 def old_words(tree):
-    """docs/glossary.md lists words that the project does not use, with the ones that it does."""
-    glossary = tree.get(known.GLOSSARY, "")
-    for word, instead in words_not_used(glossary):
-        pattern = re.compile(rf"\b{re.escape(word)}\b", re.IGNORECASE if word.islower() and " " in word else 0)
-        for path, text in tree.items():
-            if not (RUST.search(path) or path.endswith((".py", ".md", ".h"))) or path == known.GLOSSARY:
-                continue
-            for number, line in enumerate(text.splitlines(), 1):
+    """docs/glossary.md lists words that the project does not use, with the ones that it does.
+
+    Names, comments and pages are looked at; messages keep their text.
+    """
+    patterns = [
+        (re.compile(rf"\b{re.escape(word)}\b"), word, instead)
+        for word, instead in words_not_used(tree.get(known.GLOSSARY, ""))
+    ]
+    for path, text in tree.items():
+        if path == known.GLOSSARY or not (RUST.search(path) or path.endswith((".py", ".md"))):
+            continue
+        for number, line in enumerate(without_messages(path, text).splitlines(), 1):
+            for pattern, word, instead in patterns:
                 if pattern.search(line):
                     yield Finding(path, number, f"`{word}`: the field says {instead} ({known.GLOSSARY})")
+
+
+def without_messages(path, text):
+    """The text with blanks for what strings hold; docstrings stay."""
+    if RUST.search(path):
+        return rust.without_strings(text)
+    return python.without_strings(text) if path.endswith(".py") else text
 
 
 def words_not_used(glossary):

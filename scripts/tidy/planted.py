@@ -60,7 +60,12 @@ EXAMPLES = {
         (
             "a word of the table",
             {known.GLOSSARY: WORDS, "engine/src/a.rs": "fn obey() {}\n"},
-            {known.GLOSSARY: WORDS, "engine/src/a.rs": "fn process() {}\n"},
+            {known.GLOSSARY: WORDS, "engine/src/a.rs": 'fn process() { println!("obey") }\n'},
+        ),
+        (
+            "a word of the table in Python",
+            {known.GLOSSARY: WORDS, "a.py": 'def f():\n    """They obey."""\n'},
+            {known.GLOSSARY: WORDS, "a.py": 'def f():\n    """They process."""\n    print(f"obey {f}")\n'},
         ),
     ],
 }

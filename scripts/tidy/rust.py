@@ -16,6 +16,21 @@ class Definition(NamedTuple):
     line: int
 
 
+STRING_OR_COMMENT = re.compile(
+    r"""(?P<comment>//[^\n]*|/\*.*?\*/)|b?r(?P<hashes>\#*)".*?"(?P=hashes)|[bc]?"(?:\\.|[^"\\])*"|b?'(?:\\.[^']*|[^'\\])'""",
+    re.DOTALL,
+)
+
+
+def without_strings(text):
+    """The text with blanks for string and character literals, line by line as it was."""
+
+    def blank(found):
+        return found[0] if found["comment"] else re.sub(r"[^\n]", " ", found[0])
+
+    return STRING_OR_COMMENT.sub(blank, text)
+
+
 def lines_of_code(text):
     """Numbered lines outside of comments; what follows `#[cfg(test)] mod` is left out."""
     for number, line in enumerate(text.splitlines(), 1):
