@@ -26,6 +26,8 @@ pub mod choose;
 pub mod device;
 mod endurance;
 mod gate;
+mod kernel;
+pub mod member;
 mod numa;
 pub mod nvme;
 mod operation;
@@ -49,6 +51,7 @@ pub use device::{
     OpenMode, SpecError, controllers_of,
 };
 pub use endurance::{Endurance, FdpStatistics, ReclaimUnitHandle};
+pub use member::{MemberDevice, MemberError, MemberSource, PathRequest};
 pub use numa::stay_near;
 pub use operation::{
     Action, Completion, DeviceError, Extent, Library, Operation, OperationKind, PlacementHandle,

@@ -8,6 +8,7 @@
 
 mod disk;
 mod media;
+mod member;
 mod peer;
 #[cfg(test)]
 mod tests;
