@@ -74,8 +74,8 @@ unsafe impl DataPath for ModelPath {
         };
         let (due, Operation { tag, action, .. }) = self.due.swap_remove(next);
         self.model.now.fetch_max(due, Relaxed);
-        let (buffer, peer) = action.into_buffers();
-        completions.push(Completion { tag, buffer, peer, checksum: None, result: Ok(()) });
+        let memory = action.into_memory();
+        completions.push(Completion { tag, memory, checksum: None, result: Ok(()) });
         1
     }
 
