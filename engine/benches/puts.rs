@@ -50,14 +50,14 @@ impl Caller {
         let profile =
             SimProfile { volatile_cache: false, latency_ticks_max: 1, ..SimProfile::default() };
         let disks = [SimDisk::with_profile(DISK, profile)];
-        Pool::format_sim(&disks, &FormatOptions::default()).expect("a fresh disk is formatted");
+        Pool::format(&disks, &FormatOptions::default()).expect("a fresh disk is formatted");
         let options = OpenOptions {
             verify_reads: false,
             buffers: ByteCount((BYTES * DEPTH) as u64),
             depth: Some(DEPTH as u32),
             ..OpenOptions::default()
         };
-        let pool = Pool::open_sim(&disks, &options).expect("a fresh pool opens");
+        let pool = Pool::open(&disks, &options).expect("a fresh pool opens");
         let buffer = |_| pool.buffer(BYTES).expect("the pool is open");
         let buffers = (0..DEPTH).map(buffer).collect();
         let tickets = std::iter::repeat_with(|| None).take(DEPTH).collect();

@@ -91,9 +91,9 @@ enum Hints {
 
 fn open(lanes: Lanes) -> Pool {
     let disks = [SimDisk::new(ByteCount::mib(128)), SimDisk::new(ByteCount::mib(128))];
-    Pool::format_sim(&disks, &format_options()).unwrap();
+    Pool::format(&disks, &format_options()).unwrap();
     let options = OpenOptions { huge_pages: false, lanes, ..OpenOptions::default() };
-    Pool::open_sim(&disks, &options).unwrap()
+    Pool::open(&disks, &options).unwrap()
 }
 
 fn format_options() -> FormatOptions {

@@ -46,9 +46,9 @@ fn pool() -> Pool {
     let profile =
         SimProfile { volatile_cache: false, latency_ticks_max: 1, ..SimProfile::default() };
     let disks = [SimDisk::with_profile(DISK, profile)];
-    Pool::format_sim(&disks, &FormatOptions::default()).unwrap();
+    Pool::format(&disks, &FormatOptions::default()).unwrap();
     let options = OpenOptions { buffers: ByteCount::mib(1), ..OpenOptions::default() };
-    Pool::open_sim(&disks, &options).unwrap()
+    Pool::open(&disks, &options).unwrap()
 }
 
 fn id(turn: u64) -> TensorId {

@@ -113,7 +113,7 @@ fn a_library_that_answers_no_more_ends_the_path_and_not_the_process() {
     let mut path = GdsBackend(options).provider(devices).open(8).unwrap().path;
     let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
     fake.plan("batch_status", 0, 5041, -1);
-    let action = Action::Read(pool.take(4096).unwrap());
+    let action = Action::read(pool.take(4096).unwrap());
     let extent = Extent::new(0, BLOCK as u64);
     path.submit(Operation { tag: 1, device: DeviceIndex(0), extent, action, placement: None })
         .unwrap();

@@ -217,7 +217,7 @@ fn a_device_is_taken_once_whatever_is_moved() {
     for round in 0..4 {
         let extent = Extent::new(round * BLOCK, BLOCK);
         let buffer = pool.take(4096).unwrap();
-        run(path.as_mut(), extent, Action::Write { buffer, fua: false }).result.unwrap();
+        run(path.as_mut(), extent, Action::write(buffer, false)).result.unwrap();
     }
     assert_eq!((fake.count("handles"), fake.count("handles_made")), (2, 2));
     drop(path);
@@ -313,13 +313,13 @@ fn a_write_that_must_be_on_the_medium_is_flushed_and_zeroes_go_through_the_kerne
     let mut buffer = pool.take(4 * BLOCK as usize).unwrap();
     buffer.fill(9);
     let extent = Extent::new(0, 4 * BLOCK);
-    let completion = run(path.as_mut(), extent, Action::Write { buffer, fua: true });
+    let completion = run(path.as_mut(), extent, Action::write(buffer, true));
     completion.result.unwrap();
     run(path.as_mut(), Extent::new(BLOCK, BLOCK), Action::WriteZeroes).result.unwrap();
     run(path.as_mut(), Extent::NOTHING, Action::Flush).result.unwrap();
-    let read = run(path.as_mut(), extent, Action::Read(completion.buffer.unwrap()));
+    let read = run(path.as_mut(), extent, Action::read(completion.into_buffer().unwrap()));
     read.result.unwrap();
-    let bytes = read.buffer.unwrap();
+    let bytes = read.into_buffer().unwrap();
     assert!(bytes[4096..8192].iter().all(|byte| *byte == 0));
     assert!(bytes[..4096].iter().chain(&bytes[8192..]).all(|byte| *byte == 9));
 }
@@ -331,7 +331,7 @@ fn a_failed_write_latches_its_device_with_cufiles_code_and_reads_go_on() {
     let mut path = open(&fake, vec![device(directory.path(), "a", 64 * BLOCK)]);
     let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
     fake.plan("write", 0, 5044, 1);
-    let write = || Action::Write { buffer: pool.take(4096).unwrap(), fua: false };
+    let write = || Action::write(pool.take(4096).unwrap(), false);
     let extent = Extent::new(0, BLOCK);
     let error = run(path.as_mut(), extent, write()).result.unwrap_err();
     let status = Status::Library { library: &CUFILE, code: 5044 };
@@ -340,7 +340,7 @@ fn a_failed_write_latches_its_device_with_cufiles_code_and_reads_go_on() {
     let again =
         Operation { tag: 2, device: DeviceIndex(0), extent, action: write(), placement: None };
     assert_eq!(path.submit(again).unwrap_err().reason, Refusal::Latched(error));
-    run(path.as_mut(), extent, Action::Read(pool.take(4096).unwrap())).result.unwrap();
+    run(path.as_mut(), extent, Action::read(pool.take(4096).unwrap())).result.unwrap();
 }
 
 #[test]

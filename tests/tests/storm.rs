@@ -10,9 +10,9 @@ fn no_ticket_of_sixteen_threads_is_lost_and_every_byte_is_right() {
     let profile = SimProfile { volatile_cache: false, ..SimProfile::default() };
     let disk = || SimDisk::with_profile(ByteCount::mib(128), profile);
     let disks = [disk(), disk()];
-    Pool::format_sim(&disks, &FormatOptions::default()).unwrap();
+    Pool::format(&disks, &FormatOptions::default()).unwrap();
     let options = OpenOptions { buffers: ByteCount::mib(2), ..OpenOptions::default() };
-    let pool = Pool::open_sim(&disks, &options).unwrap();
+    let pool = Pool::open(&disks, &options).unwrap();
     let options = StormOptions { threads: 16, operations: 20_000, in_flight: 8, seed: 7 };
     let figures = storm(&pool, options).unwrap();
     assert_eq!(figures.operations(), options.operations);

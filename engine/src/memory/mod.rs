@@ -8,11 +8,13 @@
 //! processor to look at.
 //!
 //! [`PeerRegion`] is memory of another PCI device, which controllers read and write without the host's memory in
-//! between; its buffers have no bytes that a program could see.
+//! between; its buffers have no bytes that a program could see. [`Memory`] is what one operation of a data path names,
+//! of whichever kind.
 //!
 //! This is one of the two rooms of the engine in which `unsafe` is allowed.
 #![allow(unsafe_code)]
 
+mod buffer;
 mod checksum;
 mod copies;
 mod dma;
@@ -25,6 +27,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
+pub use buffer::{Memory, MemoryKind};
 pub use checksum::{checksum, copy_with_checksum};
 pub(crate) use copies::{Copies, Ended};
 pub use dma::{Backing, DmaBuffer, DmaPool, MemoryError};

@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::operation::{Action, Completion, Operation, OperationKind, Refused};
+use super::operation::{Completion, Operation, OperationKind, Refused};
 use super::window::WindowSize;
 use super::{
     Capabilities, DataPath, Opened, PathError, PathProvider, PeerReach, PeerUnreachable, Waker,
 };
 use crate::memory::peer::PeerRegion;
-use crate::memory::{DmaPool, GpuError, GpuMemory, GpuSlice, MemoryError};
+use crate::memory::{DmaPool, GpuError, GpuMemory, Memory, MemoryError, MemoryKind};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// Watches over the path inside.
@@ -39,32 +39,14 @@ impl PathProvider for CheckedProvider {
 struct Watched {
     device: DeviceIndex,
     kind: OperationKind,
-    /// Address and length of the buffer.
-    buffer: Option<(usize, usize)>,
-    /// Memory of a GPU, whose checksum the path tells.
-    gpu: Option<GpuSlice>,
+    /// The memory: what it is, its address and its length.
+    memory: Option<(MemoryKind, usize, usize)>,
 }
 
 impl Watched {
     fn of(operation: &Operation) -> Self {
-        let gpu = match operation.action {
-            Action::ReadToGpu(memory) | Action::WriteFromGpu { memory, .. } => Some(memory),
-            _ => None,
-        };
-        let buffer = match &operation.action {
-            Action::Read(buffer) | Action::Write { buffer, .. } => {
-                Some((buffer.as_ptr() as usize, buffer.len()))
-            }
-            Action::ReadToPeer(buffer) | Action::WriteFromPeer { buffer, .. } => {
-                Some((buffer.address() as usize, buffer.len()))
-            }
-            Action::ReadToGpu(_)
-            | Action::WriteFromGpu { .. }
-            | Action::WriteZeroes
-            | Action::Flush
-            | Action::Deallocate => None,
-        };
-        Self { device: operation.device, kind: operation.action.kind(), buffer, gpu }
+        let memory = operation.action.memory().map(Memory::span);
+        Self { device: operation.device, kind: operation.action.kind(), memory }
     }
 }
 
@@ -80,12 +62,11 @@ impl<P: DataPath + ?Sized> Checked<P> {
         let Some(watched) = self.in_flight.remove(&tag) else {
             panic!("tag {tag} completed and is not in flight");
         };
-        let buffer = completion.buffer.as_ref();
-        let buffer = buffer.map(|buffer| (buffer.as_ptr() as usize, buffer.len()));
-        let peer = completion.peer.as_ref();
-        let buffer = buffer.or(peer.map(|peer| (peer.address() as usize, peer.len())));
-        assert_eq!(buffer, watched.buffer, "tag {tag} came back with another buffer");
-        let summed = watched.gpu.is_some() && completion.result.is_ok();
+        let memory = completion.memory.as_ref().map(Memory::span);
+        assert_eq!(memory, watched.memory, "tag {tag} came back with another buffer");
+        // The path tells the checksum of what it moved in a GPU's memory.
+        let is_gpu = watched.memory.is_some_and(|(kind, ..)| kind == MemoryKind::Gpu);
+        let summed = is_gpu && completion.result.is_ok();
         assert_eq!(completion.checksum.is_some(), summed, "tag {tag}: a checksum of what?");
         if let Err(error) = completion.result {
             let named = (error.device, error.kind);
@@ -186,7 +167,7 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Checked<P> {
 mod tests {
     use super::*;
     use crate::path::sim::{SimDisk, SimPath};
-    use crate::path::{Extent, Status};
+    use crate::path::{Action, Extent, Status};
     use crate::units::ByteCount;
 
     /// Spoils the completions of the path inside.
@@ -233,7 +214,7 @@ mod tests {
         let mut path = Checked::new(Box::new(Spoiler(SimPath::new(vec![disk], 1).unwrap(), spoil)));
         let buffer = DmaPool::new(ByteCount::kib(4), false).unwrap().take(4096).unwrap();
         let (device, extent) = (DeviceIndex(0), Extent::new(0, 4096));
-        let action = Action::Read(buffer);
+        let action = Action::read(buffer);
         path.submit(Operation { tag: 1, device, extent, action, placement: None }).unwrap();
         let mut completions = Vec::new();
         assert_eq!(path.poll(&mut completions), 1);
@@ -255,7 +236,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "came back with another buffer")]
     fn a_lost_buffer_is_caught() {
-        run(|completion| completion.buffer = None);
+        run(|completion| completion.memory = None);
     }
 
     #[test]

@@ -1,27 +1,20 @@
 //! What every backend checks before it takes an operation, and what it remembers of failures.
 
 use super::operation::{Action, DeviceError, Extent, Operation, OperationKind, Refusal};
-use super::{Capabilities, DeviceCapabilities, PathKind};
-use crate::memory::{ALIGNMENT, GpuSlice};
+use super::{Capabilities, DeviceCapabilities};
+use crate::memory::{ALIGNMENT, GpuSlice, Memory, MemoryKind};
 use crate::units::DeviceIndex;
 
 /// The rules of admission, and the latch of each device.
 #[derive(Debug)]
 pub struct Gate {
     latches: Vec<Option<DeviceError>>,
-    /// Whether operations may name memory of a GPU.
-    reaches_gpu: bool,
 }
 
 impl Gate {
     /// A gate to so many devices, none of which has failed.
     pub fn new(devices: usize) -> Self {
-        Self { latches: vec![None; devices], reaches_gpu: false }
-    }
-
-    /// Lets operations name memory of the GPU that the path reaches, or lets them no more.
-    pub fn reach_gpu(&mut self, reaches: bool) {
-        self.reaches_gpu = reaches;
+        Self { latches: vec![None; devices] }
     }
 
     /// Whether `operation` may go to its device.
@@ -33,18 +26,16 @@ impl Gate {
         if operation.tag == u64::MAX {
             return Err(Refusal::Invalid("the tag u64::MAX is reserved"));
         }
-        match operation.action {
-            Action::ReadToPeer(_) | Action::WriteFromPeer { .. }
-                if !matches!(capabilities.kind, PathKind::Spdk | PathKind::Sim) =>
-            {
+        let kind = operation.action.memory().map(Memory::kind);
+        match kind.filter(|kind| !capabilities.memory.take(*kind)) {
+            Some(MemoryKind::Gpu) => {
+                return Err(Refusal::Invalid("the data path does not reach that GPU's memory"));
+            }
+            Some(_) => {
                 let why = "the data path does not reach another device's memory";
                 return Err(Refusal::Invalid(why));
             }
-            Action::ReadToGpu(_) | Action::WriteFromGpu { .. } if !self.reaches_gpu => {
-                let why = "the data path does not reach that GPU's memory";
-                return Err(Refusal::Invalid(why));
-            }
-            _ => {}
+            None => {}
         }
         check_extent(device, operation)?;
         self.unlatched(operation.device, operation.action.kind())
@@ -94,16 +85,16 @@ fn check_extent(device: &DeviceCapabilities, operation: &Operation) -> Result<()
         return Err(Refusal::Invalid("the extent is unaligned or ends beyond the device"));
     }
     match &operation.action {
-        Action::Read(buffer) | Action::Write { buffer, .. } => check_length(buffer.len(), extent),
-        Action::ReadToPeer(buffer) | Action::WriteFromPeer { buffer, .. } => {
-            check_length(buffer.len(), extent)
-        }
-        Action::WriteFromGpu { memory, .. } if memory.held() != (0..memory.checked()) => {
+        Action::Write { memory: Memory::Gpu(slice), .. }
+            if slice.held() != (0..slice.checked()) =>
+        {
             Err(Refusal::Invalid("what is written is not what is checked"))
         }
-        Action::ReadToGpu(memory) | Action::WriteFromGpu { memory, .. } => {
-            check_slice(memory, extent)
-        }
+        Action::Read(memory) | Action::Write { memory, .. } => match memory {
+            Memory::Host(buffer) => check_length(buffer.len(), extent),
+            Memory::Peer(buffer) => check_length(buffer.len(), extent),
+            Memory::Gpu(slice) => check_slice(slice, extent),
+        },
         Action::Deallocate if !device.deallocate => {
             Err(Refusal::Invalid("only block devices are deallocated, never files"))
         }

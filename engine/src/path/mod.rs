@@ -26,6 +26,8 @@ pub mod choose;
 pub mod device;
 mod endurance;
 mod gate;
+mod kernel;
+pub mod member;
 mod numa;
 pub mod nvme;
 mod operation;
@@ -49,6 +51,7 @@ pub use device::{
     OpenMode, SpecError, controllers_of,
 };
 pub use endurance::{Endurance, FdpStatistics, ReclaimUnitHandle};
+pub use member::{MemberDevice, MemberError, MemberSource, PathRequest};
 pub use numa::stay_near;
 pub use operation::{
     Action, Completion, DeviceError, Extent, Library, Operation, OperationKind, PlacementHandle,
@@ -58,7 +61,7 @@ pub use waker::Waker;
 use window::WindowSize;
 
 use crate::memory::peer::PeerRegion;
-use crate::memory::{DmaPool, GpuError, GpuMemory, MemoryError};
+use crate::memory::{DmaPool, GpuError, GpuMemory, MemoryError, MemoryKind};
 use crate::units::ByteCount;
 
 /// Whether this build has the data path `spdk`.
@@ -81,6 +84,8 @@ pub struct Capabilities {
     pub kind: PathKind,
     /// The devices, by index.
     pub devices: Vec<DeviceCapabilities>,
+    /// Which memory operations may name besides the host's.
+    pub memory: MemoryKinds,
     /// Operations that may be in flight at once, over all devices.
     pub depth: u32,
     /// Whether transfers skip the per-operation pinning of their buffer.
@@ -89,6 +94,29 @@ pub struct Capabilities {
     pub registered_files: Feature,
     /// What else the backend found (kernel features in use, threads), for people.
     pub notes: Vec<String>,
+}
+
+/// Which kinds of memory a data path takes besides the host's, which every path takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryKinds {
+    /// That of other PCI devices, once it was [registered](DataPath::register_peer).
+    pub peer: bool,
+    /// That of the GPU which the path [reaches](DataPath::reach_gpu).
+    pub gpu: bool,
+}
+
+impl MemoryKinds {
+    /// The host's alone.
+    pub const HOST: Self = Self { peer: false, gpu: false };
+
+    /// Whether operations may name memory of this kind.
+    pub fn take(self, kind: MemoryKind) -> bool {
+        match kind {
+            MemoryKind::Host => true,
+            MemoryKind::Peer => self.peer,
+            MemoryKind::Gpu => self.gpu,
+        }
+    }
 }
 
 /// What one device is.

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use crate::memory::peer::PeerBuffer;
-use crate::memory::{ALIGNMENT, DmaBuffer, GpuSlice};
+use crate::memory::{ALIGNMENT, DmaBuffer, Memory};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// A run of bytes on one device.
@@ -59,34 +58,17 @@ pub struct Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlacementHandle(pub u16);
 
-/// What an operation does. Buffers are at least as long as the extent and used from their start.
+/// What an operation does. Memory is at least as long as the extent and used from its start; a GPU's says itself which
+/// bytes of the extent it holds.
 #[derive(Debug)]
 pub enum Action {
-    /// Fills the buffer from the extent.
-    Read(DmaBuffer),
-    /// Writes the buffer to the extent.
+    /// Fills the memory from the extent.
+    Read(Memory),
+    /// Writes the memory to the extent.
     Write {
         /// The bytes.
-        buffer: DmaBuffer,
+        memory: Memory,
         /// Whether the bytes are on the medium, past any volatile cache, when this completes.
-        fua: bool,
-    },
-    /// As a read, into the memory of another PCI device.
-    ReadToPeer(PeerBuffer),
-    /// As a write, out of the memory of another PCI device.
-    WriteFromPeer {
-        /// The bytes.
-        buffer: PeerBuffer,
-        /// As for a write.
-        fua: bool,
-    },
-    /// As a read, into memory of the GPU that the path reaches.
-    ReadToGpu(GpuSlice),
-    /// As a write, out of memory of the GPU that the path reaches.
-    WriteFromGpu {
-        /// The bytes.
-        memory: GpuSlice,
-        /// As for a write.
         fua: bool,
     },
     /// Makes the extent read as zeroes.
@@ -98,35 +80,46 @@ pub enum Action {
 }
 
 impl Action {
-    /// The kind, without the buffer.
+    /// Reads into `memory`.
+    pub fn read(memory: impl Into<Memory>) -> Self {
+        Self::Read(memory.into())
+    }
+
+    /// Writes `memory`; see [`Action::Write`] for `fua`.
+    pub fn write(memory: impl Into<Memory>, fua: bool) -> Self {
+        Self::Write { memory: memory.into(), fua }
+    }
+
+    /// The kind, without the memory.
     pub fn kind(&self) -> OperationKind {
         match self {
-            Self::Read(_) | Self::ReadToPeer(_) | Self::ReadToGpu(_) => OperationKind::Read,
-            Self::Write { .. } | Self::WriteFromPeer { .. } | Self::WriteFromGpu { .. } => {
-                OperationKind::Write
-            }
+            Self::Read(_) => OperationKind::Read,
+            Self::Write { .. } => OperationKind::Write,
             Self::WriteZeroes => OperationKind::WriteZeroes,
             Self::Flush => OperationKind::Flush,
             Self::Deallocate => OperationKind::Deallocate,
         }
     }
 
-    /// Gives the buffer out, if there is one in the host's memory.
-    pub fn into_buffer(self) -> Option<DmaBuffer> {
-        self.into_buffers().0
+    /// The memory that it reads or writes.
+    pub fn memory(&self) -> Option<&Memory> {
+        match self {
+            Self::Read(memory) | Self::Write { memory, .. } => Some(memory),
+            Self::WriteZeroes | Self::Flush | Self::Deallocate => None,
+        }
     }
 
-    /// Gives the buffer out, in the host's memory or in another device's.
-    pub fn into_buffers(self) -> (Option<DmaBuffer>, Option<PeerBuffer>) {
+    /// Gives the memory out.
+    pub fn into_memory(self) -> Option<Memory> {
         match self {
-            Self::Read(buffer) | Self::Write { buffer, .. } => (Some(buffer), None),
-            Self::ReadToPeer(buffer) | Self::WriteFromPeer { buffer, .. } => (None, Some(buffer)),
-            Self::ReadToGpu(_)
-            | Self::WriteFromGpu { .. }
-            | Self::WriteZeroes
-            | Self::Flush
-            | Self::Deallocate => (None, None),
+            Self::Read(memory) | Self::Write { memory, .. } => Some(memory),
+            Self::WriteZeroes | Self::Flush | Self::Deallocate => None,
         }
+    }
+
+    /// Gives the buffer out, if there is one in the host's memory.
+    pub fn into_buffer(self) -> Option<DmaBuffer> {
+        self.into_memory()?.into_host()
     }
 }
 
@@ -162,14 +155,19 @@ impl fmt::Display for OperationKind {
 pub struct Completion {
     /// The operation's tag.
     pub tag: u64,
-    /// The operation's buffer, if it is in the host's memory.
-    pub buffer: Option<DmaBuffer>,
-    /// The operation's buffer, if it is in another device's.
-    pub peer: Option<PeerBuffer>,
+    /// The operation's memory.
+    pub memory: Option<Memory>,
     /// The CRC32C of the bytes, where they are in a GPU's memory and were moved.
     pub checksum: Option<u32>,
     /// Whether the whole extent was done.
     pub result: Result<(), DeviceError>,
+}
+
+impl Completion {
+    /// Gives the buffer out, if there is one in the host's memory.
+    pub fn into_buffer(self) -> Option<DmaBuffer> {
+        self.memory?.into_host()
+    }
 }
 
 /// The device answered that an operation failed.

@@ -3,7 +3,6 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,7 +14,7 @@ use super::device::{Device, fallocate_mode};
 use super::gate::Gate;
 use super::operation::{Action, Completion, Operation, Refusal, Refused};
 use super::slots::complete;
-use super::{Capabilities, DataPath, DeviceCapabilities, Feature, Waker};
+use super::{Capabilities, DataPath, DeviceCapabilities, Feature, MemoryKinds, Waker};
 use crate::memory::DmaPool;
 
 /// Threads per device: enough to hide the latency of a disk, too few to crowd a small machine.
@@ -61,6 +60,7 @@ impl PosixPath {
         let (finished, done) = bounded(depth as usize);
         let aborted: Arc<[AtomicBool]> = (0..depth).map(|_| AtomicBool::new(false)).collect();
         let capabilities = Capabilities {
+            memory: MemoryKinds::HOST,
             kind,
             devices: devices.iter().map(DeviceCapabilities::of).collect(),
             depth,
@@ -192,41 +192,32 @@ impl Worker {
 /// Does the operation; answers the bytes moved.
 fn perform(device: &Device, operation: &mut Operation) -> io::Result<u32> {
     let (offset, length) = (operation.extent.offset.0, operation.extent.length.0);
+    let descriptor = device.file().as_raw_fd();
     let moved = match &mut operation.action {
-        Action::Read(buffer) => {
-            uninterrupted(|| device.file().read_at(&mut buffer[..length as usize], offset))?
-        }
-        Action::Write { buffer, fua: false } => {
-            uninterrupted(|| device.file().write_at(&buffer[..length as usize], offset))?
-        }
-        Action::Write { buffer, fua: true } => {
-            let run = libc::iovec { iov_base: buffer.address().cast(), iov_len: length as usize };
-            let descriptor = device.file().as_raw_fd();
+        Action::Read(memory) => {
+            let to = memory.address().cast();
             uninterrupted(|| {
-                // SAFETY: the run is the start of a buffer that is borrowed for the call and at least as
-                // long (the gate's rule); the kernel only reads it.
-                let moved = unsafe {
-                    libc::pwritev2(
-                        descriptor,
-                        &raw const run,
-                        1,
-                        offset.cast_signed(),
-                        libc::RWF_DSYNC,
-                    )
-                };
-                usize::try_from(moved).map_err(|_| io::Error::last_os_error())
+                // SAFETY: the gate admits the host's memory alone, as long as the extent at least; it is the operation's,
+                // and nobody else's, for the call.
+                moved(unsafe { libc::pread(descriptor, to, length as usize, offset.cast_signed()) })
             })?
         }
-        Action::ReadToPeer(_)
-        | Action::WriteFromPeer { .. }
-        | Action::ReadToGpu(_)
-        | Action::WriteFromGpu { .. } => {
-            unreachable!("the gate refuses another device's memory")
+        Action::Write { memory, fua } => {
+            let (from, length, offset) =
+                (memory.address().cast(), length as usize, offset.cast_signed());
+            let run = libc::iovec { iov_base: from, iov_len: length };
+            let (forced, run) = (*fua, &raw const run);
+            // SAFETY: as above; the kernel only reads it.
+            uninterrupted(|| match forced {
+                false => moved(unsafe { libc::pwrite(descriptor, from, length, offset) }),
+                true => {
+                    moved(unsafe { libc::pwritev2(descriptor, run, 1, offset, libc::RWF_DSYNC) })
+                }
+            })?
         }
         Action::Flush => device.file().sync_data().map(|()| 0)?,
         action @ (Action::WriteZeroes | Action::Deallocate) => {
             let mode = fallocate_mode(device.kind(), action);
-            let descriptor = device.file().as_raw_fd();
             uninterrupted(|| {
                 // SAFETY: no memory arguments; the descriptor is open for the call. Offsets beyond
                 // what the kernel's signed type holds were refused, as no device is that large.
@@ -240,6 +231,11 @@ fn perform(device: &Device, operation: &mut Operation) -> io::Result<u32> {
         }
     };
     Ok(moved as u32)
+}
+
+/// What a system call answered: the bytes that it moved.
+fn moved(answer: isize) -> io::Result<usize> {
+    usize::try_from(answer).map_err(|_| io::Error::last_os_error())
 }
 
 fn uninterrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {

@@ -73,7 +73,7 @@ pub(super) fn complete(operation: Operation, answer: Result<u32, i32>) -> Comple
 pub fn conclude(operation: Operation, answer: Result<u32, Status>) -> Completion {
     let Operation { tag, device, extent, action, .. } = operation;
     let kind = action.kind();
-    let (buffer, peer) = action.into_buffers();
+    let memory = action.into_memory();
     let moves_bytes = matches!(kind, OperationKind::Read | OperationKind::Write);
     let expected = if moves_bytes { extent.length.0 } else { 0 };
     let status = match answer {
@@ -85,7 +85,7 @@ pub fn conclude(operation: Operation, answer: Result<u32, Status>) -> Completion
         Some(status) => Err(DeviceError { device, kind, extent, status }),
         None => Ok(()),
     };
-    Completion { tag, buffer, peer, checksum: None, result }
+    Completion { tag, memory, checksum: None, result }
 }
 
 #[cfg(test)]
@@ -98,7 +98,7 @@ mod tests {
     fn read_of_8_kib() -> Operation {
         let buffer = DmaPool::new(ByteCount::kib(8), false).unwrap().take(8192).unwrap();
         let extent = Extent::new(4096, 8192);
-        let action = Action::Read(buffer);
+        let action = Action::read(buffer);
         Operation { tag: 5, device: DeviceIndex(1), extent, action, placement: None }
     }
 
@@ -106,7 +106,7 @@ mod tests {
     fn a_short_transfer_is_a_failure_and_gives_the_buffer_back() {
         let completion = complete(read_of_8_kib(), Ok(4096));
         assert_eq!(completion.result.unwrap_err().status, Status::Short { moved: 4096 });
-        assert_eq!(completion.buffer.unwrap().len(), 8192);
+        assert_eq!(completion.into_buffer().unwrap().len(), 8192);
         assert!(complete(read_of_8_kib(), Ok(0)).result.is_err(), "nothing at all is short too");
         assert!(complete(read_of_8_kib(), Ok(8192)).result.is_ok());
     }

@@ -104,10 +104,10 @@ fn filled(pool: &DmaPool, length: u64, byte: u8) -> DmaBuffer {
 }
 
 fn read(path: &mut dyn DataPath, pool: &DmaPool, device: u8, extent: Extent) -> Vec<u8> {
-    let action = Action::Read(filled(pool, extent.length.0, 0xEE));
+    let action = Action::read(filled(pool, extent.length.0, 0xEE));
     let completion = run(path, device, extent, action);
     completion.result.unwrap();
-    completion.buffer.unwrap()[..extent.length.0 as usize].to_vec()
+    completion.into_buffer().unwrap()[..extent.length.0 as usize].to_vec()
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn what_is_written_is_read_back_and_nothing_else_changes() {
     on_each(|path, pool| {
         let extent = Extent::new(2 * BLOCK, 3 * BLOCK);
         for fua in [false, true] {
-            let action = Action::Write { buffer: filled(pool, 3 * BLOCK, 7), fua };
+            let action = Action::write(filled(pool, 3 * BLOCK, 7), fua);
             run(path, 1, extent, action).result.unwrap();
         }
         run(path, 1, Extent::NOTHING, Action::Flush).result.unwrap();
@@ -133,7 +133,7 @@ fn a_buffer_longer_than_its_extent_is_used_from_its_start() {
         let mut buffer = filled(pool, 2 * BLOCK, 1);
         buffer[BLOCK as usize..].fill(2);
         let extent = Extent::new(0, BLOCK);
-        run(path, 0, extent, Action::Write { buffer, fua: false }).result.unwrap();
+        run(path, 0, extent, Action::write(buffer, false)).result.unwrap();
         let both = read(path, pool, 0, Extent::new(0, 2 * BLOCK));
         assert!(both[..4096].iter().all(|&byte| byte == 1), "{}", name(path));
         assert!(both[4096..].iter().all(|&byte| byte == 0), "{}", name(path));
@@ -146,7 +146,7 @@ fn as_much_as_the_depth_is_in_flight_and_each_completion_carries_its_tag_and_buf
         let write = |tag: u64| {
             let buffer = filled(pool, BLOCK, tag as u8);
             let extent = Extent::new((tag / 2) * BLOCK, BLOCK);
-            operation(tag, (tag % 2) as u8, extent, Action::Write { buffer, fua: false })
+            operation(tag, (tag % 2) as u8, extent, Action::write(buffer, false))
         };
         for tag in 0..8 {
             path.submit(write(tag)).unwrap();
@@ -160,7 +160,7 @@ fn as_much_as_the_depth_is_in_flight_and_each_completion_carries_its_tag_and_buf
         for (tag, completion) in completions.into_iter().enumerate() {
             assert_eq!(completion.tag, tag as u64);
             completion.result.unwrap();
-            assert_eq!(completion.buffer.unwrap()[0], tag as u8);
+            assert_eq!(completion.into_buffer().unwrap()[0], tag as u8);
         }
         path.submit(write(9)).unwrap();
         collect(path, 1)[0].result.unwrap();
@@ -171,11 +171,11 @@ fn as_much_as_the_depth_is_in_flight_and_each_completion_carries_its_tag_and_buf
 fn zeroes_are_written_without_a_buffer() {
     on_each(|path, pool| {
         let buffer = filled(pool, 4 * BLOCK, 9);
-        let action = Action::Write { buffer, fua: false };
+        let action = Action::write(buffer, false);
         run(path, 0, Extent::new(0, 4 * BLOCK), action).result.unwrap();
         let completion = run(path, 0, Extent::new(BLOCK, 2 * BLOCK), Action::WriteZeroes);
         completion.result.unwrap();
-        assert!(completion.buffer.is_none());
+        assert!(completion.memory.is_none());
         let bytes = read(path, pool, 0, Extent::new(0, 4 * BLOCK));
         let expected = [[9; 4096], [0; 4096], [0; 4096], [9; 4096]].concat();
         assert!(bytes == expected, "{}", name(path));
@@ -185,7 +185,7 @@ fn zeroes_are_written_without_a_buffer() {
 #[test]
 fn operations_that_break_the_rules_come_back_untouched() {
     on_each(|path, pool| {
-        let read = |length| Action::Read(filled(pool, length, 5));
+        let read = |length| Action::read(filled(pool, length, 5));
         let end = SIZE.0;
         let broken = [
             operation(1, 2, Extent::new(0, BLOCK), read(BLOCK)),
@@ -221,11 +221,10 @@ fn another_devices_memory_is_refused_with_the_reason_and_comes_back_untouched() 
         let kind = name(path);
         assert!(why.contains(&format!("the {kind} data path moves bytes by way of")), "{why}");
         let (extent, buffer) = (Extent::new(0, BLOCK), || region.take(4096).unwrap());
-        let write = Action::WriteFromPeer { buffer: buffer(), fua: false };
-        for action in [Action::ReadToPeer(buffer()), write] {
+        for action in [Action::read(buffer()), Action::write(buffer(), false)] {
             let refused = path.submit(operation(1, 0, extent, action)).unwrap_err();
             assert!(matches!(refused.reason, Refusal::Invalid(_)), "{kind}: {}", refused.reason);
-            assert!(refused.operation.action.into_buffers().1.is_some(), "{kind}");
+            assert!(refused.operation.action.into_memory().is_some(), "{kind}");
         }
     });
 }
@@ -249,7 +248,7 @@ fn a_file_that_shrank_under_the_pool_fails_the_read_as_short_and_nothing_else() 
         let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
         let file = std::fs::OpenOptions::new().write(true).open(directory.0.join("a")).unwrap();
         file.set_len(2 * BLOCK).unwrap();
-        let action = Action::Read(filled(&pool, 2 * BLOCK, 0));
+        let action = Action::read(filled(&pool, 2 * BLOCK, 0));
         let error =
             run(path.as_mut(), 0, Extent::new(BLOCK, 2 * BLOCK), action).result.unwrap_err();
         assert_eq!(error.status, Status::Short { moved: 4096 }, "{choice:?}");
@@ -267,7 +266,7 @@ fn a_failing_write_latches_its_device_and_the_error_keeps_the_kernels_number() {
         let provider = Box::new(KernelDevices::new(vec![device], choice));
         let mut path = provider.open(4).unwrap().path;
         let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
-        let write = || Action::Write { buffer: filled(&pool, BLOCK, 1), fua: false };
+        let write = || Action::write(filled(&pool, BLOCK, 1), false);
         let error = run(path.as_mut(), 0, Extent::new(0, BLOCK), write()).result.unwrap_err();
         assert_eq!(error.status, Status::Errno(libc::EBADF), "{choice:?}");
         let again = path.submit(operation(2, 0, Extent::new(0, BLOCK), write())).unwrap_err();
@@ -315,7 +314,7 @@ fn what_is_in_flight_when_a_path_is_drained_comes_back() {
     on_each(|path, pool| {
         for tag in 0..6 {
             let buffer = filled(pool, BLOCK, 1);
-            let action = Action::Write { buffer, fua: false };
+            let action = Action::write(buffer, false);
             path.submit(operation(tag, 0, Extent::new(tag * BLOCK, BLOCK), action)).unwrap();
         }
         path.abort(3);
@@ -327,7 +326,7 @@ fn what_is_in_flight_when_a_path_is_drained_comes_back() {
             let aborted = completion.result.is_err_and(|error| error.status.is_aborted());
             let fair = completion.result.is_ok() || (aborted && completion.tag == 3);
             assert!(fair, "{}: {completion:?}", name(path));
-            assert!(completion.buffer.is_some());
+            assert!(completion.memory.is_some());
         }
     });
 }
@@ -350,7 +349,7 @@ fn bytes_written_by_one_path_are_read_by_another() {
     let directory = Directory::new();
     let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
     let mut path = kernel(&directory, PathChoice::Uring).path;
-    let action = Action::Write { buffer: filled(&pool, BLOCK, 3), fua: false };
+    let action = Action::write(filled(&pool, BLOCK, 3), false);
     run(path.as_mut(), 0, Extent::new(BLOCK, BLOCK), action).result.unwrap();
     drop(path);
     let device = Device::open(&directory.spec("a"), OpenMode::default()).unwrap();
@@ -388,7 +387,7 @@ fn memory_beyond_the_memlock_limit_goes_unregistered_and_the_reason_names_the_li
         let mut path = kernel(&directory, PathChoice::Uring).path;
         let pool = DmaPool::new(ByteCount(limit.rlim_cur + (4 << 20)), false).unwrap();
         path.register(&pool);
-        let action = Action::Write { buffer: filled(&pool, BLOCK, 3), fua: false };
+        let action = Action::write(filled(&pool, BLOCK, 3), false);
         run(path.as_mut(), 0, Extent::new(0, BLOCK), action).result.unwrap();
         let bytes = read(path.as_mut(), &pool, 0, Extent::new(0, BLOCK));
         assert!(bytes.iter().all(|&byte| byte == 3), "it works all the same");
@@ -409,7 +408,7 @@ fn memory_within_the_limits_is_registered() {
     assert_eq!(path.capabilities().registered_buffers, Feature::On);
     assert_eq!(path.capabilities().registered_files, Feature::On);
     let other = DmaPool::new(ByteCount::kib(64), false).unwrap();
-    let action = Action::Write { buffer: filled(&other, BLOCK, 3), fua: false };
+    let action = Action::write(filled(&other, BLOCK, 3), false);
     run(path.as_mut(), 0, Extent::new(0, BLOCK), action).result.unwrap();
     let bytes = read(path.as_mut(), &pool, 0, Extent::new(0, BLOCK));
     assert!(bytes.iter().all(|&byte| byte == 3), "memory of another pool works too");

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use super::devices::{Member, Members};
 use super::error::OpenError;
 use super::format::random_id;
-use super::share_lock::{holder_offset, this_process};
+use super::holder::{holder_offset, this_process};
+use super::members::{Member, Members};
 use crate::layout::{BLOCK_BYTES, Event, Events, Holder};
 use crate::schedule::{ControlError, Reactor, TransferError};
 use crate::units::{ByteCount, DeviceIndex};
@@ -57,7 +57,7 @@ pub(super) fn older_of_share<'a>(
     pool: u128,
     share: u32,
 ) -> Result<Vec<OlderCopy>, OpenError> {
-    let names: Vec<String> = members.clone().map(Member::name).collect();
+    let names: Vec<String> = members.clone().map(|member| member.name()).collect();
     let mut older = Vec::new();
     for _ in 0..READS {
         older = older_copies(&read(members.clone(), pool, share)?, &names);
@@ -133,11 +133,14 @@ impl EventCount {
             }
         }
         let found = read(members.0.iter(), pool, share)?;
-        let holder = if members.are_simulated() { Holder::nobody() } else { this_process() };
+        let holder = if members.are_private() { Holder::nobody() } else { this_process() };
         let accepted = accepted(&found);
-        for (member, events) in members.0.iter().zip(&found) {
+        let signed = members.0.iter().zip(&found).filter(|(member, _)| !member.is_private());
+        for (member, events) in signed {
+            // At once, for those who are refused: nothing of it is left in a page cache, from where it could be written
+            // over what the data path writes there.
             let block = holder.encode(pool, share, events.unwrap_or(accepted));
-            member.sign(holder_offset(share), &block).map_err(|source| OpenError::System {
+            member.write(holder_offset(share), &block).map_err(|source| OpenError::System {
                 what: format!("cannot write the share's holder to {}", member.name()),
                 source,
             })?;

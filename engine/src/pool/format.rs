@@ -6,19 +6,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Pool;
 use super::calibrate::{self, CalibrateProgress, Calibration};
-use super::devices::{Member, MemberError, Members, find_twins};
 use super::error::FormatError;
 use super::media::{MetadataIo, metadata_only};
+use super::members::{Access, Member, Members};
 use super::options::{FormatOptions, PoolDescription};
-use super::share_lock::{LockError, LockedFile, Shares};
 use crate::layout::{
     BLOCK_BYTES, DEVICES_MAX, Geometry, GeometryRequest, SUPERBLOCK_OFFSET, Superblock,
     SuperblockError, protective_mbr,
 };
 use crate::log::{ChangeLog, Media, Place};
-use crate::path::device::users::other_use_unless;
-use crate::path::sim::SimDisk;
-use crate::path::{Device, DeviceOpenError, DeviceSpec, OpenMode, PathChoice};
+use crate::path::{MemberSource, OpenMode};
 use crate::schedule::Reactor;
 use crate::units::ByteCount;
 
@@ -52,80 +49,73 @@ type Progress<'a> = &'a mut (dyn FnMut(FormatProgress) + Send);
 impl Pool {
     /// Makes a pool of these devices, in stripe order. What they hold is lost, which is refused unless
     /// they are blank or `options.overwrite` says that it may be.
-    pub fn format(
-        specs: &[DeviceSpec],
+    pub fn format<Source: MemberSource>(
+        sources: &[Source],
         options: &FormatOptions,
     ) -> Result<PoolDescription, FormatError> {
-        format(specs, options, &mut |_| ())
+        format(sources, options, &mut |_| ())
     }
 
     /// Makes a pool as [`Pool::format`] does, and reports how far it is.
-    pub fn format_with(
-        specs: &[DeviceSpec],
+    pub fn format_with<Source: MemberSource>(
+        sources: &[Source],
         options: &FormatOptions,
         progress: &mut (dyn FnMut(FormatProgress) + Send),
     ) -> Result<PoolDescription, FormatError> {
-        format(specs, options, progress)
+        format(sources, options, progress)
     }
 
     /// Where everything would lie if these devices, of the sizes `found` (0 for a file that is yet to be
     /// made), were formatted. Nothing is opened.
-    pub fn plan_format(
-        specs: &[DeviceSpec],
+    pub fn plan_format<Source: MemberSource>(
+        sources: &[Source],
         found: &[ByteCount],
         options: &FormatOptions,
     ) -> Result<Geometry, FormatError> {
-        let sizes = specs.iter().zip(found);
-        let sizes = sizes.map(|(spec, found)| usable_size(spec, *found, options));
+        let sizes = sources.iter().enumerate().zip(found);
+        let sizes = sizes.map(|(source, found)| usable_size(source, *found, options));
         plan(&sizes.collect::<Result<Vec<_>, _>>()?, options)
-    }
-
-    /// Makes a pool of simulated disks.
-    pub fn format_sim(
-        disks: &[SimDisk],
-        options: &FormatOptions,
-    ) -> Result<PoolDescription, FormatError> {
-        format_sim(disks, options)
     }
 }
 
-/// Makes a pool of files and block devices.
-fn format(
-    specs: &[DeviceSpec],
+fn format<Source: MemberSource>(
+    sources: &[Source],
     options: &FormatOptions,
     progress: Progress<'_>,
 ) -> Result<PoolDescription, FormatError> {
-    check_count(specs.len())?;
-    if let Some((one, other)) = find_twins(specs) {
+    check_count(sources.len())?;
+    if let Some((one, other)) = Source::find_twins(sources) {
         return Err(FormatError::SameDevice(one, other));
     }
     // Whatever can be refused is refused before the first file is made.
-    let mode = OpenMode { buffered: options.buffered, exclusive: true, ..OpenMode::default() };
+    if options.must_exist {
+        sources.iter().try_for_each(MemberSource::check_exists)?;
+    }
+    let access = Access::alone(options.buffered);
     let mut members: Vec<Option<Member>> = Vec::new();
-    if options.must_exist
-        && let Some(missing) = specs.iter().find(|spec| !spec.exists())
-    {
-        return Err(FormatError::Device(DeviceOpenError::Missing { path: missing.target() }));
+    for (place, source) in sources.iter().enumerate() {
+        let exists = source.check_exists().is_ok();
+        members.push(if exists { Some(existing(source, place, options)?) } else { None });
     }
-    for spec in specs {
-        members.push(if spec.exists() { Some(existing(spec, mode, options)?) } else { None });
-    }
-    let size_of = |(spec, member): (&DeviceSpec, &Option<Member>)| {
-        usable_size(spec, member.as_ref().map_or(ByteCount::ZERO, Member::size), options)
-    };
-    let sizes = specs.iter().zip(&members).map(size_of).collect::<Result<Vec<_>, _>>()?;
+    let sizes = sources.iter().enumerate().zip(&members).map(|(source, member)| {
+        let found = member.as_ref().map_or(ByteCount::ZERO, |member| member.size());
+        usable_size(source, found, options)
+    });
+    let sizes = sizes.collect::<Result<Vec<_>, _>>()?;
     let geometry = plan(&sizes, options)?;
 
-    let mut created = MadeFiles(Vec::new());
+    let mut created = MadeDevices(Vec::new());
     let mut complete = Vec::new();
-    for ((spec, member), size) in specs.iter().zip(members).zip(sizes.iter().copied()) {
+    for (place, ((source, member), size)) in
+        sources.iter().zip(members).zip(sizes.iter().copied()).enumerate()
+    {
         complete.push(if let Some(mut member) = member {
             member.grow(size, options.sparse)?;
             member
         } else {
-            Device::create(spec, size, options.sparse, mode)?;
-            created.0.push(spec.target());
-            Member::open(spec, Shares::All, mode).map_err(refused)?
+            source.create(size, options.sparse, access.mode)?;
+            created.0.push(source);
+            Member::open(source, place, &access)?
         });
     }
     if options.discard {
@@ -136,26 +126,12 @@ fn format(
     Ok(description)
 }
 
-/// Makes a pool of simulated disks.
-fn format_sim(disks: &[SimDisk], options: &FormatOptions) -> Result<PoolDescription, FormatError> {
-    check_count(disks.len())?;
-    let members: Vec<Member> =
-        disks.iter().enumerate().map(|(index, disk)| Member::sim(disk, index)).collect();
-    members.iter().try_for_each(|member| refuse_content(member, options.overwrite))?;
-    let limit = options.device_size.unwrap_or(ByteCount(u64::MAX));
-    let sizes: Vec<ByteCount> = members.iter().map(|member| member.size().min(limit)).collect();
-    write(&Members(members), &sizes, plan(&sizes, options)?, options, &mut |_| ())
-}
+/// Devices that this call made and that disappear again if it fails.
+struct MadeDevices<'a, Source: MemberSource>(Vec<&'a Source>);
 
-/// Files that this call made and that disappear again if it fails.
-struct MadeFiles(Vec<std::path::PathBuf>);
-
-impl Drop for MadeFiles {
+impl<Source: MemberSource> Drop for MadeDevices<'_, Source> {
     fn drop(&mut self) {
-        for path in &self.0 {
-            // The call reports why it failed; a file left behind is empty of meaning.
-            let _ = std::fs::remove_file(path);
-        }
+        self.0.iter().for_each(|source| source.remove());
     }
 }
 
@@ -176,46 +152,31 @@ fn plan(sizes: &[ByteCount], options: &FormatOptions) -> Result<Geometry, Format
 }
 
 /// How many bytes of a device a pool may use; `found` is its size, 0 if it is yet to be made.
-fn usable_size(
-    spec: &DeviceSpec,
+fn usable_size<Source: MemberSource>(
+    (place, source): (usize, &Source),
     found: ByteCount,
     options: &FormatOptions,
 ) -> Result<ByteCount, FormatError> {
     match (found, options.device_size) {
-        (ByteCount::ZERO, None) => Err(FormatError::SizeNeeded(spec.to_string())),
+        (ByteCount::ZERO, None) => Err(FormatError::SizeNeeded(source.name(place))),
         (ByteCount::ZERO, Some(asked)) => Ok(asked),
         (size, asked) => Ok(size.min(asked.unwrap_or(size))),
     }
 }
 
 /// Locks and opens a device that may be written.
-pub(super) fn existing(
-    spec: &DeviceSpec,
-    mode: OpenMode,
+pub(super) fn existing<Source: MemberSource>(
+    source: &Source,
+    place: usize,
     options: &FormatOptions,
 ) -> Result<Member, FormatError> {
-    refuse_users(spec)?;
-    let member = Member::open(spec, Shares::All, mode).map_err(refused)?;
+    let access = Access::alone(options.buffered);
+    source.refuse_other_users(access.shares.clone())?;
+    let member = Member::open(source, place, &access)?;
     let named = member.identity().is_some_and(|it| options.overwrite_devices.contains(&it))
-        || spec.controller().is_some_and(|it| options.overwrite_controllers.contains(&it));
+        || member.controller().is_some_and(|it| options.overwrite_controllers.contains(it));
     refuse_content(&member, options.overwrite || named)?;
     Ok(member)
-}
-
-/// Refuses a file that another program may write or has locked. Who has a share of a pool on it is named by the lock on
-/// that; a block device is claimed.
-fn refuse_users(spec: &DeviceSpec) -> Result<(), FormatError> {
-    let path = spec.target();
-    if !path.metadata().is_ok_and(|metadata| metadata.is_file()) {
-        return Ok(());
-    }
-    // Another formatter has it open a moment before it has the shares.
-    let is_pool = || LockedFile::open_to_read(&path).is_ok_and(|file| file.is_held());
-    match other_use_unless(&path, is_pool) {
-        Ok(None) => Ok(()),
-        Ok(Some(how)) => Err(FormatError::Device(DeviceOpenError::Used { path, how })),
-        Err(source) => Err(FormatError::Device(DeviceOpenError::Open { path, source })),
-    }
 }
 
 /// Gives all bytes of the block devices back to them. The bytes of a file stay reserved.
@@ -235,17 +196,6 @@ fn discard(members: &[Member], progress: Progress<'_>) -> Result<(), FormatError
         }
     }
     Ok(())
-}
-
-fn refused(error: MemberError) -> FormatError {
-    match error {
-        MemberError::Device(error) => FormatError::Device(error),
-        MemberError::Owned { device, owner } => FormatError::OwnedElsewhere { device, owner },
-        MemberError::Lock(LockError::Held { path, holder }) => FormatError::InUse { path, holder },
-        MemberError::Lock(LockError::System { path, source }) => {
-            FormatError::System { what: format!("cannot lock {}", path.display()), source }
-        }
-    }
 }
 
 /// Refuses a device that holds anything, unless it may be lost.
@@ -287,7 +237,7 @@ fn write(
     // The members hold block devices exclusively; the path opens them once more beside that.
     let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
     let through_reactor = |write: &dyn Fn(&MetadataIo<'_>) -> Written| {
-        let provider = members.provider(PathChoice::Auto, None, None, mode)?;
+        let provider = members.best_provider(mode)?;
         let reactor = Reactor::start(provider, metadata_only())?;
         let half_way = |error: &dyn std::error::Error| FormatError::HalfWay(error.to_string());
         write(&MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) })

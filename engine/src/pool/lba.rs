@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::error::FormatError;
 use super::format::existing;
 use super::options::FormatOptions;
-use crate::path::nvme::{AdminError, LbaFormat, Namespace};
+use crate::path::nvme::{AdminError, LbaFormat};
 use crate::path::{Device, DeviceIdentity, DeviceSpec, OpenMode};
 
 /// How long the kernel may take to see what has changed.
@@ -49,12 +49,10 @@ pub fn set_lba_format(
 ) -> Result<(), LbaError> {
     let device = spec.to_string();
     let failed = |source| LbaError::Admin { device: device.clone(), source };
-    let mode = OpenMode { exclusive: true, ..OpenMode::default() };
     let options =
         FormatOptions { overwrite_devices: overwrite.to_vec(), ..FormatOptions::default() };
-    let member = existing(spec, mode, &options)?;
-    let file = member.file().ok_or_else(|| failed(AdminError::Nonsense))?;
-    let namespace = Namespace::of(file).map_err(failed)?;
+    let member = existing(spec, 0, &options)?;
+    let namespace = member.namespace().map_err(failed)?;
     namespace.format(format.index).map_err(failed)?;
     let unnoticed = |why: String| LbaError::Unnoticed { device: device.clone(), why };
     namespace.rescan().map_err(|error| unnoticed(error.to_string()))?;

@@ -13,8 +13,8 @@
 //! use tidelog_engine::units::ByteCount;
 //!
 //! let disks = [SimDisk::new(ByteCount::mib(16)), SimDisk::new(ByteCount::mib(16))];
-//! Pool::format_sim(&disks, &FormatOptions::default())?;
-//! let pool = Pool::open_sim(&disks, &OpenOptions::default())?;
+//! Pool::format(&disks, &FormatOptions::default())?;
+//! let pool = Pool::open(&disks, &OpenOptions::default())?;
 //! let id = TensorId::from_name("layer.0.weight");
 //! pool.put(id, Source::from(b"tides".to_vec()), PutOptions::default())?.wait()?;
 //! let ticket = pool.get(id, 1..4, Destination::buffer(3), Urgency::Urgent, None)?;
@@ -26,17 +26,18 @@
 mod batch;
 mod calibrate;
 mod commit;
-mod devices;
 mod discard;
 mod error;
 mod events;
 mod format;
 mod held;
+mod holder;
 mod housekeeper;
 pub mod inspect;
 mod lanes;
 mod lba;
 mod media;
+mod members;
 mod open;
 mod options;
 mod owner;
@@ -45,9 +46,9 @@ mod put;
 mod reclaim;
 mod scrub;
 mod settle;
-mod share_lock;
 mod start;
 mod stats;
+mod superblock_copies;
 mod superblocks;
 
 #[cfg(test)]
@@ -80,15 +81,14 @@ use crate::layout::TensorId;
 pub use crate::layout::TensorKey;
 use crate::log::{Contents, RemoveError, SpaceUse, StripeMap, Version};
 use crate::memory::{Destination, DmaBuffer, Source, process};
-use crate::path::DeviceSpec;
-use crate::path::sim::SimDisk;
+use crate::path::MemberSource;
 use crate::schedule::{Finish, Notify, Piece, Reactor, Subject, Ticket, Transfer, Urgency};
 use commit::Commits;
-use devices::Members;
 use events::EventCount;
 use held::Reading;
 use housekeeper::{Bell, Housekeeper};
 use lanes::Handles;
+use members::Members;
 use stats::Written;
 
 /// A share of a pool, owned by this process. Clones are handles of the same share, usable from any
@@ -144,20 +144,20 @@ impl Shared {
 
 impl Pool {
     /// Opens a share of the pool on these devices, named in any order.
-    pub fn open(specs: &[DeviceSpec], options: &OpenOptions) -> Result<Self, OpenError> {
-        let pool = Self::new(open::open(specs, options)?, options);
-        if let Some(housekeeping) = options.housekeeping {
+    pub fn open<Source: MemberSource>(
+        sources: &[Source],
+        options: &OpenOptions,
+    ) -> Result<Self, OpenError> {
+        let opened = open::open(sources, options)?;
+        let housekeeping = options.housekeeping.filter(|_| !opened.members.are_private());
+        let pool = Self::new(opened, options);
+        if let Some(housekeeping) = housekeeping {
             pool.start_housekeeper(housekeeping).map_err(|source| OpenError::System {
                 what: "cannot start the housekeeper's thread".into(),
                 source,
             })?;
         }
         Ok(pool)
-    }
-
-    /// Opens a share of the pool on simulated disks. Shares of these are not locked.
-    pub fn open_sim(disks: &[SimDisk], options: &OpenOptions) -> Result<Self, OpenError> {
-        Ok(Self::new(open::open_sim(disks, options)?, options))
     }
 
     fn new(opened: open::Opened, options: &OpenOptions) -> Self {

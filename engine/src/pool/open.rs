@@ -4,20 +4,18 @@ use std::num::NonZero;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use super::devices::{Member, MemberError, Members, find_twins};
 use super::error::OpenError;
 use super::events::EventCount;
 use super::lanes::Handles;
 use super::media::MetadataIo;
+use super::members::{Access, Member, Members};
 use super::options::{OpenOptions, PoolDescription};
 use super::owner;
 use super::settle;
-use super::share_lock::{LockError, Shares};
 use super::{start, superblocks};
 use crate::layout::{BLOCK_BYTES, DEVICES_MAX, SUPERBLOCK_OFFSET, Superblock};
 use crate::log::{ChangeLog, Contents, IndexRoom, Media, Place, Recovered, Space, StripeMap};
-use crate::path::sim::SimDisk;
-use crate::path::{DeviceSpec, OpenMode};
+use crate::path::{MemberSource, OpenMode, PathRequest};
 use crate::schedule::{Reactor, ReactorOptions};
 use crate::units::ByteCount;
 
@@ -35,48 +33,16 @@ pub(super) struct Opened {
     pub(super) events: EventCount,
 }
 
-/// Opens files and block devices, named in any order.
-pub(super) fn open(specs: &[DeviceSpec], options: &OpenOptions) -> Result<Opened, OpenError> {
-    check_count(specs.len())?;
-    if let Some((one, other)) = find_twins(specs) {
-        return Err(OpenError::NotOnePool(format!("{one} and {other} are the same device")));
+/// Opens devices, named in any order.
+pub(super) fn open<Source: MemberSource>(
+    sources: &[Source],
+    options: &OpenOptions,
+) -> Result<Opened, OpenError> {
+    if sources.is_empty() || sources.len() > DEVICES_MAX {
+        return Err(OpenError::Devices(sources.len()));
     }
-    // A share of a block device may not claim it alone: other shares are other processes'.
-    let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
-    let members = specs
-        .iter()
-        .map(|spec| {
-            Member::open(spec, Shares::One(options.share), mode)
-                .map_err(|error| refused(error, options.share))
-        })
-        .collect::<Result<Vec<_>, _>>()?;
-    open_members(members, options)
-}
-
-/// Opens simulated disks. There is no lock on them.
-pub(super) fn open_sim(disks: &[SimDisk], options: &OpenOptions) -> Result<Opened, OpenError> {
-    check_count(disks.len())?;
-    let members = disks.iter().enumerate().map(|(index, disk)| Member::sim(disk, index));
-    open_members(members.collect(), options)
-}
-
-fn check_count(count: usize) -> Result<(), OpenError> {
-    if count == 0 || count > DEVICES_MAX { Err(OpenError::Devices(count)) } else { Ok(()) }
-}
-
-pub(super) fn refused(error: MemberError, share: u32) -> OpenError {
-    match error {
-        MemberError::Device(error) => OpenError::Device(error),
-        MemberError::Owned { device, owner } => {
-            OpenError::OwnedElsewhere { device, owner: Some(owner) }
-        }
-        MemberError::Lock(LockError::Held { path, holder }) => {
-            OpenError::ShareHeld { share, path, holder }
-        }
-        MemberError::Lock(LockError::System { path, source }) => {
-            OpenError::System { what: format!("cannot lock {}", path.display()), source }
-        }
-    }
+    let access = Access::of_share(options.share, options.buffered);
+    open_members(Members::open(sources, &access)?, options)
 }
 
 fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, OpenError> {
@@ -90,9 +56,13 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
     owner::claim(&members, pool)?;
     let mut events =
         EventCount::begin(&members, pool, (share, geometry.shares), options.accept_older_copies)?;
-    let mode = OpenMode { buffered: options.buffered, ..OpenMode::default() };
-    let (backend, gpu) = (options.backend.as_deref(), options.gpu.as_ref());
-    let provider = || members.provider(options.path, backend, gpu, mode);
+    let request = PathRequest {
+        choice: options.path,
+        backend: options.backend.as_deref(),
+        gpu: options.gpu.as_ref(),
+        mode: OpenMode { buffered: options.buffered, ..OpenMode::default() },
+    };
+    let provider = || members.provider(&request);
     let chunk = ByteCount(geometry.stripe_unit);
     let readers = readers(&members, chunk, options);
     let reactor = Reactor::start_with_readers(
@@ -167,8 +137,8 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
     })
 }
 
-/// How many threads are to read besides the reactor's: one for each device at most, which is worth it on devices of
-/// the kernel, whose data path may be opened several times.
+/// How many threads are to read besides the reactor's: one for each device at most, where the data path may be opened
+/// several times.
 fn readers(members: &Members, chunk: ByteCount, options: &OpenOptions) -> usize {
     /// Threads in all. Four cores compare more with checksums than a machine's SSDs read.
     const THREADS_MAX: usize = 4;
@@ -176,7 +146,7 @@ fn readers(members: &Members, chunk: ByteCount, options: &OpenOptions) -> usize 
     /// which none can take the last.
     const CHUNKS: u64 = 8;
     let alone = options.stepped || options.backend.is_some() || options.gpu.is_some();
-    if alone || !members.are_of_the_kernel() {
+    if alone || !members.allow_several_paths() {
         return 0;
     }
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);

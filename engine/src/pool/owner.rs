@@ -5,13 +5,11 @@
 use std::io;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::devices::{Member, Members};
 use super::error::OpenError;
 use super::format::random_id;
-use super::open::refused;
-use super::share_lock::Shares;
-use crate::layout::{BLOCK_BYTES, OWNER_OFFSET, Owner};
-use crate::path::{DeviceSpec, OpenMode};
+use super::members::{Access, Member, Members};
+use crate::layout::{BLOCK_BYTES, OWNER_OFFSET, Owner, SHARES_MAX};
+use crate::path::{MemberSource, OpenMode};
 
 /// How long a new claim must stand before it counts. Two hosts that claim at once both see the later one then: a host
 /// whose claim took longer than half of this to be written looks again.
@@ -87,7 +85,7 @@ fn claim_one(member: &Member, pool: u128) -> io::Result<Result<Claim, OpenError>
 pub(super) fn release(members: &Members, pool: u128) {
     for member in members.0.iter().filter(|member| member.is_remote()) {
         let (Ok(Some(owner)), Ok(host)) = (read(member), this_host()) else { continue };
-        if owner.owns && owner.host == host && member.is_last_user() {
+        if owner.owns && owner.host == host && member.is_last_user(0..SHARES_MAX) {
             // Where this fails, the next host has to take the namespace over.
             let _ = member.write(OWNER_OFFSET, &Owner { owns: false, ..owner }.encode(pool));
         }
@@ -99,11 +97,13 @@ pub(super) fn release(members: &Members, pool: u128) {
 ///
 /// # Errors
 /// A device cannot be had, or is no pool's.
-pub fn take_over(specs: &[DeviceSpec]) -> Result<Vec<(String, Owner)>, OpenError> {
+pub fn take_over<Source: MemberSource>(
+    sources: &[Source],
+) -> Result<Vec<(String, Owner)>, OpenError> {
+    let access = Access { shares: 0..SHARES_MAX, mode: OpenMode::default() };
     let mut taken = Vec::new();
-    for spec in specs {
-        let opened = Member::open_whoever_owns_it(spec, Shares::All, OpenMode::default());
-        let member = opened.map_err(|error| refused(error, 0))?;
+    for (place, source) in sources.iter().enumerate() {
+        let member = Member::open_whoever_owns_it(source, place, &access)?;
         let failed = |source| OpenError::System {
             what: format!("cannot take over {}", member.name()),
             source,

@@ -4,8 +4,8 @@
 //! that is larger than the pool's smallest. Alone it is no reason to write the first one again: the device may
 //! have been given away. So where the first one is gone, and not only damaged, everything around it must be the pool's.
 
-use super::devices::{Member, Members};
 use super::error::OpenError;
+use super::members::{Member, Members};
 use crate::layout::{
     BLOCK_BYTES, HOLDERS_OFFSET, Holder, METADATA_OFFSET, OWNER_OFFSET, Owner, SUPERBLOCK_OFFSET,
     Superblock, is_protective_mbr,

@@ -240,8 +240,8 @@ impl Active {
         let start = piece.tensor_offset as usize;
         let memory = self.reached?.slice(start, skip..skip + take, piece.length);
         match self.job {
-            Job::Write { fua, .. } => Some(Action::WriteFromGpu { memory, fua }),
-            Job::Read { .. } => Some(Action::ReadToGpu(memory)),
+            Job::Write { fua, .. } => Some(Action::write(memory, fua)),
+            Job::Read { .. } => Some(Action::read(memory)),
             _ => None,
         }
     }

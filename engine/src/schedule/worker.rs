@@ -306,11 +306,11 @@ impl Worker {
             (Job::WriteZeroes, _) => (Action::WriteZeroes, Begun::Light),
             (Job::Flush, _) => (Action::Flush, Begun::Light),
             (Job::Deallocate, _) => (Action::Deallocate, Begun::Light),
-            (Job::Read { .. }, Some(buffer)) => (Action::Read(buffer), Begun::Light),
+            (Job::Read { .. }, Some(buffer)) => (Action::read(buffer), Begun::Light),
             (Job::Write { fua, .. }, Some(mut buffer)) => {
                 let fua = *fua;
                 active.stage(index, &mut buffer);
-                (Action::Write { buffer, fua }, Begun::Heavy)
+                (Action::write(buffer, fua), Begun::Heavy)
             }
             (Job::Read { .. } | Job::Write { .. }, None) => return Begun::Nothing,
         };

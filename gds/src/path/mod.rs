@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidelog_engine::memory::{DmaBuffer, DmaPool, GpuError, GpuMemory};
+use tidelog_engine::memory::{DmaPool, GpuError, GpuMemory, Memory};
 use tidelog_engine::path::backend::{Gate, Slots, WindowSize, conclude};
 use tidelog_engine::path::posix::PosixPath;
 use tidelog_engine::path::{
@@ -102,10 +102,7 @@ impl GdsPath {
         let slot = answer.tag as u32;
         let Some(operation) = self.slots.get(slot) else { return };
         let length = operation.extent.length.0 as u32;
-        let forced = matches!(
-            operation.action,
-            Action::Write { fua: true, .. } | Action::WriteFromGpu { fua: true, .. }
-        );
+        let forced = matches!(operation.action, Action::Write { fua: true, .. });
         self.checksums[slot as usize] = answer.checksum;
         match answer.result {
             Ok(()) if forced => match self.submit_to_kernel(slot, Extent::NOTHING, Action::Flush) {
@@ -148,7 +145,7 @@ unsafe impl DataPath for GdsPath {
     fn reach_gpu(&mut self, gpu: &dyn GpuMemory, _window: WindowSize) -> Result<(), GpuError> {
         let ours = self.gpu.to_string();
         let reached = gpu.name() == ours;
-        self.gate.reach_gpu(reached);
+        self.capabilities.memory.gpu = reached;
         if reached {
             return Ok(());
         }
@@ -165,13 +162,8 @@ unsafe impl DataPath for GdsPath {
         let (device, extent) = (operation.device, operation.extent);
         let (slot, kept) = self.slots.keep(operation);
         let plain = match &mut kept.action {
-            Action::Read(buffer) => Ok((Direction::Read, host(buffer))),
-            Action::Write { buffer, .. } => Ok((Direction::Write, host(buffer))),
-            Action::ReadToGpu(memory) => Ok((Direction::Read, End::Device(*memory))),
-            Action::WriteFromGpu { memory, .. } => Ok((Direction::Write, End::Device(*memory))),
-            Action::ReadToPeer(_) | Action::WriteFromPeer { .. } => {
-                unreachable!("the gate refuses another device's memory")
-            }
+            Action::Read(memory) => Ok((Direction::Read, end_of(memory))),
+            Action::Write { memory, .. } => Ok((Direction::Write, end_of(memory))),
             Action::WriteZeroes => Err(Action::WriteZeroes),
             Action::Flush => Err(Action::Flush),
             Action::Deallocate => Err(Action::Deallocate),
@@ -264,9 +256,12 @@ unsafe impl DataPath for GdsPath {
     }
 }
 
-/// A buffer as the end of a transfer.
-fn host(buffer: &mut DmaBuffer) -> End {
-    End::Host(NonNull::new(buffer.address()).unwrap_or(NonNull::dangling()))
+/// Memory as the end of a transfer.
+fn end_of(memory: &mut Memory) -> End {
+    match memory {
+        Memory::Gpu(slice) => End::Device(*slice),
+        memory => End::Host(NonNull::new(memory.address()).unwrap_or(NonNull::dangling())),
+    }
 }
 
 impl Drop for GdsPath {

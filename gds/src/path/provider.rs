@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tidelog_engine::path::backend::{Gate, Slots};
 use tidelog_engine::path::posix::PosixPath;
 use tidelog_engine::path::{
-    Backend, Capabilities, DataPath, Device, DeviceCapabilities, Feature, Opened, PathError,
-    PathKind, PathProvider, stay_near,
+    Backend, Capabilities, DataPath, Device, DeviceCapabilities, Feature, MemoryKinds, Opened,
+    PathError, PathKind, PathProvider, stay_near,
 };
 use tidelog_engine::units::ByteCount;
 
@@ -118,6 +118,7 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
         facts.version.map_or_else(String::new, |(major, minor)| format!(" {major}.{minor}"));
     let capabilities = Capabilities {
         kind: PathKind::Gds,
+        memory: MemoryKinds::HOST,
         devices: known,
         depth,
         registered_buffers: Feature::Off("no memory was registered yet".into()),

@@ -63,7 +63,7 @@ pub fn pool(fake: &FakeGpu, chunks: u64, way: Way) -> (Media, Pool) {
         ..FormatOptions::default()
     };
     match way {
-        Way::Peer => Pool::format_sim(&media.disks, &format).map(drop).unwrap(),
+        Way::Peer => Pool::format(&media.disks, &format).map(drop).unwrap(),
         _ => Pool::format(&media.files(), &format).map(drop).unwrap(),
     }
     let pool = open(fake, &media, chunks, way);
@@ -86,7 +86,7 @@ pub fn open(fake: &FakeGpu, media: &Media, chunks: u64, way: Way) -> Pool {
         ..OpenOptions::default()
     };
     match way {
-        Way::Peer => Pool::open_sim(&media.disks, &options).unwrap(),
+        Way::Peer => Pool::open(&media.disks, &options).unwrap(),
         _ => Pool::open(&media.files(), &options).unwrap(),
     }
 }

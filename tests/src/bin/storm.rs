@@ -76,8 +76,8 @@ fn open(directory: Option<&PathBuf>) -> Result<Pool, Box<dyn std::error::Error>>
         // Without a cache, which nobody flushes here.
         let profile = SimProfile { volatile_cache: false, ..SimProfile::default() };
         let disks = [SimDisk::with_profile(size, profile), SimDisk::with_profile(size, profile)];
-        Pool::format_sim(&disks, &format)?;
-        return Ok(Pool::open_sim(&disks, &options)?);
+        Pool::format(&disks, &format)?;
+        return Ok(Pool::open(&disks, &options)?);
     };
     std::fs::create_dir_all(directory)?;
     let specs = ["a", "b"].map(|name| DeviceSpec::new(directory.join(name)));

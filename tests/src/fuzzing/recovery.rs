@@ -38,7 +38,7 @@ fn open(disks: &[SimDisk], share: u32) -> Result<Pool, String> {
         stepped: true,
         ..OpenOptions::default()
     };
-    Pool::open_sim(disks, &options).map_err(|error| error.to_string())
+    Pool::open(disks, &options).map_err(|error| error.to_string())
 }
 
 /// If the share opens at all, it can be audited, read, written, committed to, and (unless it is mined) opened

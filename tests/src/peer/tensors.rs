@@ -261,7 +261,7 @@ mod tests {
             segment_size: Some(ByteCount::mib(1)),
             ..FormatOptions::default()
         };
-        Pool::format_sim(&disks, &format).unwrap();
+        Pool::format(&disks, &format).unwrap();
         disks
     }
 
@@ -277,7 +277,7 @@ mod tests {
             let open = |gpu| {
                 let gpu = Some(gpu);
                 let options = OpenOptions { staging, gpu, ..OpenOptions::default() };
-                Ok(Pool::open_sim(&disks, &options)?)
+                Ok(Pool::open(&disks, &options)?)
             };
             let memory = Box::new(FileMemory::map(&file).unwrap());
             through_the_log(memory, &open).unwrap();
@@ -304,7 +304,7 @@ mod tests {
         let staging = ByteCount::mib(16);
         let for_it = Some(Arc::clone(&gpu) as Arc<dyn GpuMemory>);
         let options = OpenOptions { staging, gpu: for_it, ..OpenOptions::default() };
-        let pool = Pool::open_sim(&disks, &options).unwrap();
+        let pool = Pool::open(&disks, &options).unwrap();
         let Some(Feature::Off(why)) = pool.stats().unwrap().reactor.gpu.map(|gpu| gpu.reached)
         else {
             panic!("there is no room for the window")

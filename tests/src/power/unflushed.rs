@@ -51,13 +51,7 @@ unsafe impl DataPath for Unflushing {
             return self.path.submit(operation);
         }
         let tag = operation.tag;
-        self.skipped.push(Completion {
-            tag,
-            buffer: None,
-            peer: None,
-            checksum: None,
-            result: Ok(()),
-        });
+        self.skipped.push(Completion { tag, memory: None, checksum: None, result: Ok(()) });
         Ok(())
     }
 

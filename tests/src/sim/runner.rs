@@ -125,7 +125,7 @@ impl<'a> Runner<'a> {
             pool_id: Some(u128::from(script.seed) + 1),
             ..FormatOptions::default()
         };
-        Pool::format_sim(&disks, &options).expect("blank disks can be formatted");
+        Pool::format(&disks, &options).expect("blank disks can be formatted");
         Self {
             script,
             disks,

@@ -70,14 +70,14 @@ fn filled(pool: &DmaPool, length: u64, byte: u8) -> Result<DmaBuffer, Failure> {
 /// The extent holds this byte all over.
 fn write(path: &mut dyn DataPath, pool: &DmaPool, extent: Extent, byte: u8) -> Result<(), Failure> {
     let buffer = filled(pool, extent.length.0, byte)?;
-    run(path, extent, Action::Write { buffer, fua: false })?.result?;
+    run(path, extent, Action::write(buffer, false))?.result?;
     Ok(())
 }
 
 fn read(path: &mut dyn DataPath, pool: &DmaPool, extent: Extent) -> Result<Vec<u8>, Failure> {
-    let done = run(path, extent, Action::Read(filled(pool, extent.length.0, 0xEE)?))?;
+    let done = run(path, extent, Action::read(filled(pool, extent.length.0, 0xEE)?))?;
     done.result?;
-    let buffer = done.buffer.ok_or("its buffer did not come back")?;
+    let buffer = done.into_buffer().ok_or("its buffer did not come back")?;
     Ok(buffer[..extent.length.0 as usize].to_vec())
 }
 
@@ -106,12 +106,12 @@ fn an_error_is_reported(specs: &[DeviceSpec]) -> Result<String, Failure> {
     path.inject(DeviceIndex(0), OperationKind::Write, 1, WRITE_FAULT, None)?;
     let mut path = Checked::new(Box::new(path));
     let extent = Extent::new(BLOCK, BLOCK);
-    let error = failed(&mut path, extent, Action::Read(filled(&pool, BLOCK, 0)?))?;
+    let error = failed(&mut path, extent, Action::read(filled(&pool, BLOCK, 0)?))?;
     if !is(error.status, READ_ERROR) {
         return Err(format!("another status: {error}").into());
     }
     read(&mut path, &pool, extent)?;
-    let write = || Ok::<_, Failure>(Action::Write { buffer: filled(&pool, BLOCK, 0)?, fua: true });
+    let write = || Ok::<_, Failure>(Action::write(filled(&pool, BLOCK, 0)?, true));
     let cause = failed(&mut path, extent, write()?)?;
     if !is(cause.status, WRITE_FAULT) {
         return Err(format!("another status: {cause}").into());
@@ -160,7 +160,7 @@ fn each_is_a_command(specs: &[DeviceSpec]) -> Result<String, Failure> {
         if error.kind != kind || !is(error.status, WRITE_FAULT) {
             return Err(format!("another error: {error}").into());
         }
-        let write = Action::Write { buffer: filled(&pool, BLOCK, 0)?, fua: false };
+        let write = Action::write(filled(&pool, BLOCK, 0)?, false);
         refuses_writes(&mut path, Extent::new(0, BLOCK), write, error)?;
         said.push(kind.to_string());
     }
@@ -202,7 +202,7 @@ fn a_reset_ends(specs: &[DeviceSpec]) -> Result<String, Failure> {
     let rescues = path.rescues();
     path.inject(DeviceIndex(0), OperationKind::Read, 1, (7, 0x77), held)?;
     let begun = Instant::now();
-    let error = failed(&mut path, extent, Action::Read(filled(&pool, BLOCK, 0)?))?;
+    let error = failed(&mut path, extent, Action::read(filled(&pool, BLOCK, 0)?))?;
     let took = begun.elapsed();
     if error.status != Status::Errno(libc::ETIMEDOUT) {
         return Err(format!("{error} after {took:?}").into());
@@ -211,7 +211,7 @@ fn a_reset_ends(specs: &[DeviceSpec]) -> Result<String, Failure> {
         return Err(format!("it ended after {took:?}, by {rescues:?}, so by no reset").into());
     }
     // A controller on the bus was reset and goes on; a connection is closed for good.
-    let then = run(&mut path, extent, Action::Read(filled(&pool, BLOCK, 0)?))?;
+    let then = run(&mut path, extent, Action::read(filled(&pool, BLOCK, 0)?))?;
     let goes_on = match (Reach::of(&specs[0]), then.result) {
         (Reach::Bus, Ok(())) => "and it goes on",
         (Reach::Connection, Err(error)) if error.status.is_removal() => {
@@ -226,7 +226,7 @@ fn a_reset_ends(specs: &[DeviceSpec]) -> Result<String, Failure> {
 
 /// A read that is still out after a moment, on a device where a second one is slow.
 fn begin_slow_read(path: &mut dyn DataPath, pool: &DmaPool) -> Result<Instant, Failure> {
-    let first = Action::Read(filled(pool, BLOCK, 0)?);
+    let first = Action::read(filled(pool, BLOCK, 0)?);
     submit(path, Extent::new(0, BLOCK), first)?;
     let begun = Instant::now();
     let mut done = Vec::new();
@@ -238,7 +238,7 @@ fn begin_slow_read(path: &mut dyn DataPath, pool: &DmaPool) -> Result<Instant, F
         Some(first) => first.result?,
         None => return Ok(begun),
     }
-    submit(path, Extent::new(0, BLOCK), Action::Read(filled(pool, BLOCK, 0)?))?;
+    submit(path, Extent::new(0, BLOCK), Action::read(filled(pool, BLOCK, 0)?))?;
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_millis(100) {
         if path.poll(&mut done) > 0 {
@@ -280,7 +280,7 @@ fn a_time_out_aborts(specs: &[DeviceSpec]) -> Result<String, Failure> {
         return Err(format!("it ended after {took:?}, by {rescues:?}, so not by an abort").into());
     }
     // Nothing was reset, so the same queue goes on.
-    let write = Action::Write { buffer: filled(&pool, BLOCK, 1)?, fua: false };
+    let write = Action::write(filled(&pool, BLOCK, 1)?, false);
     run(&mut path, Extent::new(BLOCK, BLOCK), write)?.result?;
     Ok(format!("after {:.1} s, and it goes on", took.as_secs_f64()))
 }
@@ -296,7 +296,7 @@ fn an_aborted_burst_comes_back(specs: &[DeviceSpec]) -> Result<String, Failure> 
     }
     for tag in 0..8 {
         let buffer = filled(&pool, LENGTH, 0xEE)?;
-        let read = operation(tag, 0, extent(tag), Action::Read(buffer));
+        let read = operation(tag, 0, extent(tag), Action::read(buffer));
         path.submit(read).map_err(|refused| refused.reason)?;
     }
     path.ring()?;
@@ -306,7 +306,7 @@ fn an_aborted_burst_comes_back(specs: &[DeviceSpec]) -> Result<String, Failure> 
         tags.push(done.tag);
         match done.result {
             Ok(()) => {
-                let buffer = done.buffer.ok_or("its buffer did not come back")?;
+                let buffer = done.into_buffer().ok_or("its buffer did not come back")?;
                 expect(&buffer[..LENGTH as usize], done.tag as u8 + 1, "what was not aborted")?;
             }
             Err(error) if error.status.is_aborted() => aborted += 1,
@@ -337,12 +337,16 @@ fn foreign_memory(specs: &[DeviceSpec]) -> Result<String, Failure> {
         path.register(&own);
         let extent = Extent::new(BLOCK, 4 * BLOCK);
         write(&mut path, &own, extent, 0x11)?;
-        let refused = submit(&mut path, extent, Action::Read(filled(&pool, extent.length.0, 0)?));
+        let refused = submit(&mut path, extent, Action::read(filled(&pool, extent.length.0, 0)?));
         match (reach, refused) {
             (Reach::Connection, Ok(())) => {
                 let done = collect(&mut path, 1)?.remove(0);
                 done.result?;
-                expect(&done.buffer.ok_or("no buffer")?[..extent.length.0 as usize], 0x11, "read")?;
+                expect(
+                    &done.into_buffer().ok_or("no buffer")?[..extent.length.0 as usize],
+                    0x11,
+                    "read",
+                )?;
             }
             (Reach::Bus | Reach::Process, Err(Refusal::Invalid(_))) => {}
             (_, other) => return Err(format!("memory that was not registered: {other:?}").into()),
@@ -358,7 +362,7 @@ fn foreign_memory(specs: &[DeviceSpec]) -> Result<String, Failure> {
                 said.push(format!("{} on {}: registered", pool.size(), pool.backing()));
             }
             Feature::Off(why) if !must => {
-                let read = Action::Read(filled(&pool, extent.length.0, 0)?);
+                let read = Action::read(filled(&pool, extent.length.0, 0)?);
                 if !matches!(submit(&mut path, extent, read), Err(Refusal::Invalid(_))) {
                     return Err(format!("not registered ({why}), and taken").into());
                 }

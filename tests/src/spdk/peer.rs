@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use tidelog_engine::memory::Memory;
 use tidelog_engine::memory::peer::{PciBar, PeerBuffer, PeerRegion};
 use tidelog_engine::path::checked::Checked;
 use tidelog_engine::path::{Action, DataPath, DeviceSpec, Extent, Refusal};
@@ -81,7 +82,7 @@ pub fn move_through(specs: &[DeviceSpec], address: &str, bar: u8) -> Result<Stri
     host.fill(HOST);
 
     let early = region.take(4096).ok_or("no peer memory")?;
-    let refused = path.submit(operation(0, 0, Extent::new(0, 4096), Action::ReadToPeer(early)));
+    let refused = path.submit(operation(0, 0, Extent::new(0, 4096), Action::read(early)));
     match refused.map_err(|refused| refused.reason) {
         Err(Refusal::Invalid(_)) => {}
         other => return Err(format!("memory that was not registered: {other:?}").into()),
@@ -91,7 +92,7 @@ pub fn move_through(specs: &[DeviceSpec], address: &str, bar: u8) -> Result<Stri
     let outward = parts(&region, half)?;
     let inward = parts(&region, half)?;
     let places = places(&outward, specs.len());
-    let write = |buffer| Action::WriteFromPeer { buffer, fua: false };
+    let write = |buffer| Action::write(buffer, false);
     run(&mut path, outward, &places, write)?;
     for device in 0..specs.len() as u8 {
         path.submit(operation(0, device, Extent::NOTHING, Action::Flush))
@@ -99,7 +100,7 @@ pub fn move_through(specs: &[DeviceSpec], address: &str, bar: u8) -> Result<Stri
         collect(&mut path, 1)?.remove(0).result?;
     }
     let count = inward.len();
-    run(&mut path, inward, &places, Action::ReadToPeer)?;
+    run(&mut path, inward, &places, Action::read)?;
     match host.iter().position(|&byte| byte != HOST) {
         Some(at) => Err(format!("byte {at} of the host's memory was touched").into()),
         None => Ok(format!(
@@ -154,7 +155,7 @@ fn run(
     done.extend(collect(path, count - done.len())?);
     for it in &done {
         it.result?;
-        if it.peer.is_none() || it.buffer.is_some() {
+        if !matches!(it.memory, Some(Memory::Peer(_))) {
             return Err("another buffer came back".into());
         }
     }

@@ -39,8 +39,8 @@ pub(crate) fn a_target_hangs(program: &Path, transport: Transport) -> Result<Str
     target.hang(true)?;
     let begun = Instant::now();
     let actions = [
-        (READ, Action::Read(filled(&pool, MINE)?)),
-        (WRITTEN, Action::Write { buffer: filled(&pool, NEW)?, fua: false }),
+        (READ, Action::read(filled(&pool, MINE)?)),
+        (WRITTEN, Action::write(filled(&pool, NEW)?, false)),
     ];
     for (tag, (extent, action)) in (0..).zip(actions) {
         path.submit(operation(tag, 0, extent, action)).map_err(|refused| refused.reason)?;
@@ -56,7 +56,7 @@ pub(crate) fn a_target_hangs(program: &Path, transport: Transport) -> Result<Str
     if took < 2 * COMMAND_TIMEOUT || rescues.aborts() < 2 || rescues.recalls() == 0 {
         return Err(format!("it took {took:?} to give up, by {rescues:?}").into());
     }
-    let back = done.iter().filter(|it| it.buffer.is_some()).count();
+    let back = done.iter().filter(|it| it.memory.is_some()).count();
     let expected = if transport == Transport::Tcp { 2 } else { 0 };
     if back != expected {
         return Err(format!("{back} of 2 buffers came back, and not {expected}").into());
@@ -123,7 +123,7 @@ fn take_all(pool: &DmaPool) -> Vec<DmaBuffer> {
 }
 
 fn write(path: &mut dyn DataPath, pool: &DmaPool, extent: Extent, byte: u8) -> Result<(), Failure> {
-    let action = Action::Write { buffer: filled(pool, byte)?, fua: false };
+    let action = Action::write(filled(pool, byte)?, false);
     path.submit(operation(0, 0, extent, action)).map_err(|refused| refused.reason)?;
     let done: Completion = collect(path, 1)?.remove(0);
     Ok(done.result?)

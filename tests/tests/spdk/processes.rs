@@ -220,7 +220,7 @@ fn the_oldest_is_served_first(target: &Target) -> Result<String, Failure> {
     let read = |tag: u64, length: u64| {
         let buffer = pool.take(length as usize).ok_or("no buffer")?;
         let extent = Extent::new(tag * LARGE, length);
-        let (device, action) = (DeviceIndex(0), Action::Read(buffer));
+        let (device, action) = (DeviceIndex(0), Action::read(buffer));
         Ok::<_, Failure>(Operation { tag, device, extent, action, placement: None })
     };
     for tag in 0..COUNT {

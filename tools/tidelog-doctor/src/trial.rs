@@ -237,8 +237,8 @@ mod tests {
     fn pool() -> (SimDisk, Pool) {
         let disk = SimDisk::new(ByteCount::mib(32));
         let disks = [disk.clone()];
-        Pool::format_sim(&disks, &FormatOptions::default()).unwrap();
-        let pool = Pool::open_sim(&disks, &options_of(&Way::default())).unwrap();
+        Pool::format(&disks, &FormatOptions::default()).unwrap();
+        let pool = Pool::open(&disks, &options_of(&Way::default())).unwrap();
         (disk, pool)
     }
 

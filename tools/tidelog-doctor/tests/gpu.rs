@@ -133,10 +133,10 @@ fn the_same_round_trip_proves_gdrcopys_mapping() {
     let fake = FakeGpu::start(3, 2);
     let try_it = || {
         let disks = [SimDisk::new(ByteCount::mib(32))];
-        Pool::format_sim(&disks, &FormatOptions::default()).unwrap();
+        Pool::format(&disks, &FormatOptions::default()).unwrap();
         let gpu = Some(fake.gpu());
         let way = Way { path: PathChoice::Spdk, gpu, reaching: true, ..Way::default() };
-        let pool = Pool::open_sim(&disks, &options_of(&way)).unwrap();
+        let pool = Pool::open(&disks, &options_of(&way)).unwrap();
         round_trip_in(&pool, &way, SIZE)
     };
     let measured = try_it().unwrap();

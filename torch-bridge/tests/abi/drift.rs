@@ -13,9 +13,9 @@ const MIB: usize = 1 << 20;
 /// A session over one simulated disk, with memory for about half of what a step makes.
 fn framework(disk: &SimDisk) -> Framework {
     let disks = [disk.clone()];
-    Pool::format_sim(&disks, &FormatOptions::default()).unwrap();
+    Pool::format(&disks, &FormatOptions::default()).unwrap();
     let options = OpenOptions { staging: ByteCount(STAGING), ..OpenOptions::default() };
-    let pool = Pool::open_sim(&disks, &options).unwrap();
+    let pool = Pool::open(&disks, &options).unwrap();
     Framework::on(pool, STAGING + (u64::from(LAYERS) + 2) * 4 * MIB as u64, 9)
 }
 

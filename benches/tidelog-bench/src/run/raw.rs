@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use tidelog_engine::memory::DmaBuffer;
+use tidelog_engine::memory::{DmaBuffer, Memory};
 use tidelog_engine::path::{
     Action, Capabilities, Completion, DataPath, Extent, Operation, PathKind, PathProvider, Refusal,
 };
@@ -318,7 +318,7 @@ impl RawJob {
         let (pass, is_check) = (check.unwrap_or(self.origin.pass), check.is_some());
         self.flights[tag] = Flight { place, direction, pass, is_check, slat: 0, issued: 0 };
         let action = match direction {
-            Direction::Read => Action::Read(buffer),
+            Direction::Read => Action::read(buffer),
             Direction::Write => {
                 if let Some(filler) = &mut self.filler {
                     filler.fill(&mut buffer[..place.length as usize]);
@@ -329,7 +329,7 @@ impl RawJob {
                     }
                     stamp(&mut buffer[..place.length as usize], place.offset, self.origin);
                 }
-                Action::Write { buffer, fua: false }
+                Action::write(buffer, false)
             }
             Direction::Trim => {
                 self.parked[tag] = Some(buffer);
@@ -363,7 +363,8 @@ impl RawJob {
         if count > 0 && phase == Phase::Load {
             recorder.completed.count(count, 1);
         }
-        for Completion { tag, buffer, result, .. } in completions.drain(..) {
+        for Completion { tag, memory, result, .. } in completions.drain(..) {
+            let buffer = memory.and_then(Memory::into_host);
             let tag = tag as usize;
             let Flight { place, direction, pass, is_check, slat, issued } = self.flights[tag];
             if direction == Direction::Write

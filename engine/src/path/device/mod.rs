@@ -2,6 +2,7 @@
 
 pub mod blank;
 mod controller;
+pub(super) mod lock;
 mod spec;
 #[cfg(test)]
 mod tests;

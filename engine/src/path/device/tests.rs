@@ -193,12 +193,12 @@ fn a_block_device_is_measured_claimed_and_deallocated() {
         };
         let mut buffer = pool.take(4096).unwrap();
         buffer.fill(6);
-        run(Action::Write { buffer, fua: true }).result.unwrap();
-        let read = run(Action::Read(pool.take(4096).unwrap()));
-        assert!(read.buffer.unwrap().iter().all(|&byte| byte == 6));
+        run(Action::write(buffer, true)).result.unwrap();
+        let read = run(Action::read(pool.take(4096).unwrap()));
+        assert!(read.into_buffer().unwrap().iter().all(|&byte| byte == 6));
         run(Action::WriteZeroes).result.unwrap();
-        let read = run(Action::Read(pool.take(4096).unwrap()));
-        assert!(read.buffer.unwrap().iter().all(|&byte| byte == 0));
+        let read = run(Action::read(pool.take(4096).unwrap()));
+        assert!(read.into_buffer().unwrap().iter().all(|&byte| byte == 0));
         run(Action::Deallocate).result.unwrap();
     }
 }

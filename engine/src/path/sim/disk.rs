@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::media::{Media, Page};
 use super::peer;
 use super::trouble::Stall;
-use crate::memory::ALIGNMENT;
+use crate::memory::{ALIGNMENT, Memory};
 use crate::path::operation::{Action, Extent, Operation, OperationKind};
 use crate::path::waker::Waker;
 use crate::units::ByteCount;
@@ -406,10 +406,7 @@ impl SimDisk {
         }
         let Extent { offset, length } = operation.extent;
         let mut moved = length.0;
-        let forced = matches!(
-            operation.action,
-            Action::Write { fua: true, .. } | Action::WriteFromPeer { fua: true, .. }
-        );
+        let forced = matches!(operation.action, Action::Write { fua: true, .. });
         if forced && !state.profile.forced_writes {
             return Err(libc::EOPNOTSUPP);
         }
@@ -423,13 +420,15 @@ impl SimDisk {
             _ => offset.0,
         };
         match &mut operation.action {
-            Action::Read(buffer) => state.read(started, place, &mut buffer[..moved as usize]),
-            Action::ReadToPeer(buffer) => {
+            Action::Read(Memory::Host(buffer)) => {
+                state.read(started, place, &mut buffer[..moved as usize]);
+            }
+            Action::Read(memory) => {
                 let mut bytes = vec![0; moved as usize];
                 state.read(started, place, &mut bytes);
-                peer::write(buffer, &bytes);
+                peer::write(memory, &bytes);
             }
-            Action::Write { .. } | Action::WriteFromPeer { .. } => {
+            Action::Write { .. } => {
                 if let Some(pages) = write.take_if(|_| started.fault != Some(Fault::Lost)) {
                     state.media.write(place, pages, moved as usize / ALIGNMENT);
                     if forced || !self.volatile_cache {
@@ -439,9 +438,6 @@ impl SimDisk {
                 state.counters.writes += 1;
                 state.counters.forced_writes += u64::from(forced);
                 state.counters.bytes_written += moved;
-            }
-            Action::ReadToGpu(_) | Action::WriteFromGpu { .. } => {
-                unreachable!("the gate refuses a GPU's memory")
             }
             Action::WriteZeroes | Action::Deallocate => {
                 state.media.zero(offset.0, length.0);

@@ -8,6 +8,7 @@
 
 mod disk;
 mod media;
+mod member;
 mod peer;
 #[cfg(test)]
 mod tests;
@@ -24,10 +25,11 @@ use super::gate::Gate;
 use super::operation::{Action, Completion, Operation, Refusal, Refused};
 use super::window::Windowed;
 use super::{
-    Capabilities, DataPath, DeviceCapabilities, Feature, PeerReach, PeerUnreachable, Waker,
+    Capabilities, DataPath, DeviceCapabilities, Feature, MemoryKinds, PeerReach, PeerUnreachable,
+    Waker,
 };
-use crate::memory::DmaPool;
 use crate::memory::peer::PeerRegion;
+use crate::memory::{DmaPool, Memory};
 use disk::{Started, Ticks};
 use peer::Peers;
 
@@ -85,6 +87,7 @@ impl SimPath {
         };
         let capabilities = Capabilities {
             kind: PathKind::Sim,
+            memory: MemoryKinds { peer: true, gpu: false },
             devices: disks.iter().enumerate().map(describe).collect(),
             depth: depth.saturating_mul(disks.len() as u32),
             registered_buffers: Feature::Off("simulated disks need none".into()),
@@ -129,7 +132,7 @@ unsafe impl DataPath for SimPath {
         if let Err(reason) = self.gate.admit(&self.capabilities, &operation) {
             return Err(Refused { reason, operation });
         }
-        if let Action::ReadToPeer(buffer) | Action::WriteFromPeer { buffer, .. } = &operation.action
+        if let Some(Memory::Peer(buffer)) = operation.action.memory()
             && !self.peers.reach(buffer)
         {
             let reason = Refusal::Invalid("the other device's memory was not registered");
@@ -138,8 +141,8 @@ unsafe impl DataPath for SimPath {
         let of_peer;
         let length = operation.extent.length.0 as usize;
         let data = match &operation.action {
-            Action::Write { buffer, .. } => &buffer[..length],
-            Action::WriteFromPeer { buffer, .. } => {
+            Action::Write { memory: Memory::Host(buffer), .. } => &buffer[..length],
+            Action::Write { memory: Memory::Peer(buffer), .. } => {
                 of_peer = peer::read(buffer, length);
                 &of_peer
             }

@@ -1,5 +1,6 @@
 //! Peer DMA of a simulated controller: the processor copies through the mapping of the other device's memory.
 
+use crate::memory::Memory;
 use crate::memory::peer::{PeerBuffer, PeerRegion};
 
 /// The regions that were registered.
@@ -27,9 +28,11 @@ pub(super) fn read(buffer: &PeerBuffer, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Makes its first bytes these.
-pub(super) fn write(buffer: &mut PeerBuffer, bytes: &[u8]) {
-    assert!(bytes.len() <= buffer.len(), "a transfer beyond its buffer");
-    // SAFETY: as in `read`; nobody else looks at what is the operation's alone, and a region is no memory of the engine's.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.address(), bytes.len()) };
+/// Makes the first bytes of another device's memory these.
+pub(super) fn write(memory: &mut Memory, bytes: &[u8]) {
+    let (_, _, length) = memory.span();
+    assert!(bytes.len() <= length, "a transfer beyond its buffer");
+    // SAFETY: as in `read`, as the gate admits no GPU's memory; nobody else looks at what is the operation's alone, and a
+    // region is no memory of the engine's.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.address(), bytes.len()) };
 }

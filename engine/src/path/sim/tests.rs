@@ -39,7 +39,7 @@ impl Bench {
         let mut buffer = self.pool.take(BLOCK).unwrap();
         buffer.fill(byte);
         let extent = Extent::new(block * BLOCK as u64, BLOCK as u64);
-        self.submit(block, extent, Action::Write { buffer, fua });
+        self.submit(block, extent, Action::write(buffer, fua));
     }
 
     fn flush(&mut self) {
@@ -163,7 +163,7 @@ fn a_planned_fault_strikes_the_operation_it_was_planned_for_and_no_other() {
     bench.disk.plan_fault(OperationKind::Read, 1, Fault::Short(100));
     for tag in 0..4 {
         let buffer = bench.pool.take(BLOCK).unwrap();
-        bench.submit(tag, Extent::new(0, BLOCK as u64), Action::Read(buffer));
+        bench.submit(tag, Extent::new(0, BLOCK as u64), Action::read(buffer));
     }
     let ends: Vec<_> = bench
         .finish()

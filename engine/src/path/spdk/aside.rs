@@ -39,7 +39,7 @@ impl Controller {
             let mut buffer = buffer.ok_or(io::ErrorKind::OutOfMemory)?;
             buffer[..part.len()].copy_from_slice(part);
             let extent = Extent::new(at, part.len() as u64);
-            aside.run(extent, Action::Write { buffer, fua: false })?;
+            aside.run(extent, Action::write(buffer, false))?;
         }
         aside.run(Extent::NOTHING, Action::Flush).map(drop)
     }
@@ -73,8 +73,9 @@ impl Aside {
         for at in (first..end).step_by(CHUNK as usize) {
             let part = CHUNK.min(end - at);
             let buffer = self.memory.take(part as usize).ok_or(io::ErrorKind::OutOfMemory)?;
-            let done = self.run(Extent::new(at, part), Action::Read(buffer))?;
-            bytes.extend_from_slice(&done.buffer.as_deref().unwrap_or_default()[..part as usize]);
+            let done = self.run(Extent::new(at, part), Action::read(buffer))?;
+            let buffer = done.into_buffer();
+            bytes.extend_from_slice(&buffer.as_deref().unwrap_or_default()[..part as usize]);
         }
         bytes.drain(..(offset - first) as usize);
         bytes.truncate(length);

@@ -9,12 +9,12 @@ use super::controller::{AttachError, Controller, Joined, command_timeout};
 use super::ending::Polled;
 use super::environment::Environment;
 use super::flight::{Flights, Impatience};
-use super::peer::{BY_BUS_MAX, Peers, Way};
+use super::peer::{BY_BUS_MAX, Peers, Reach};
 use super::queue::{self, Queue, Sent};
 use super::rescue::{Looks, Rescues};
 use super::waiting::Waiting;
 use crate::memory::peer::PeerRegion;
-use crate::memory::{DmaPool, MemoryError};
+use crate::memory::{DmaPool, MemoryError, MemoryKind};
 use crate::path::choose::{PathError, PathKind};
 use crate::path::gate::Gate;
 use crate::path::nvme::steps::Steps;
@@ -23,7 +23,8 @@ use crate::path::operation::{
 };
 use crate::path::slots::Slots;
 use crate::path::{
-    Capabilities, DataPath, DeviceCapabilities, Feature, PeerReach, PeerUnreachable, Waker,
+    Capabilities, DataPath, DeviceCapabilities, Feature, MemoryKinds, PeerReach, PeerUnreachable,
+    Waker,
 };
 use crate::units::{ByteCount, DeviceIndex};
 
@@ -89,6 +90,7 @@ impl SpdkPath {
         }
         let depth = depth.saturating_mul(queues.len() as u32);
         let capabilities = Capabilities {
+            memory: MemoryKinds { peer: true, gpu: false },
             kind,
             devices,
             depth,
@@ -235,28 +237,21 @@ impl SpdkPath {
             }
             Err(error)
         });
-        let (mut buffer, mut peer) = action.into_buffers();
+        let mut memory = action.into_memory();
         if flight.was_abandoned() {
-            std::mem::forget((buffer.take(), peer.take()));
+            std::mem::forget(memory.take());
         }
-        Some(Completion { tag, buffer, peer, checksum: None, result })
+        Some(Completion { tag, memory, checksum: None, result })
     }
 
     /// Whether every controller can reach the operation's buffer.
-    fn can_reach(&self, operation: &mut Operation) -> bool {
+    fn can_reach(&self, operation: &Operation) -> bool {
         let needed = self.queues[usize::from(operation.device.0)].needs_registered_memory();
-        let buffer = match &mut operation.action {
-            Action::Read(buffer) | Action::Write { buffer, .. } => buffer,
-            Action::ReadToPeer(buffer) | Action::WriteFromPeer { buffer, .. } => {
-                return self.peers.way_to(buffer).is_some();
-            }
-            Action::ReadToGpu(_)
-            | Action::WriteFromGpu { .. }
-            | Action::WriteZeroes
-            | Action::Flush
-            | Action::Deallocate => return true,
-        };
-        let (start, length) = (buffer.address() as usize, buffer.len());
+        let Some(memory) = operation.action.memory() else { return true };
+        let (kind, start, length) = memory.span();
+        if kind != MemoryKind::Host {
+            return self.peers.way_to(memory).is_some();
+        }
         let holds = |&(base, size): &(usize, usize)| start >= base && start + length <= base + size;
         !needed || self.reachable.iter().any(holds)
     }
@@ -264,14 +259,10 @@ impl SpdkPath {
     fn steps(&self, operation: &Operation) -> Steps {
         let limits = self.queues[usize::from(operation.device.0)].limits();
         let (offset, length) = (operation.extent.offset.0, operation.extent.length.0);
-        match operation.action {
-            Action::Read(_)
-            | Action::Write { .. }
-            | Action::ReadToGpu(_)
-            | Action::WriteFromGpu { .. } => limits.transfer(offset, length),
-            Action::ReadToPeer(ref buffer) | Action::WriteFromPeer { ref buffer, .. } => {
-                let limits = match self.peers.way_to(buffer) {
-                    Some(Way::Bus(_)) => limits.at_most(BY_BUS_MAX.0),
+        match &operation.action {
+            Action::Read(memory) | Action::Write { memory, .. } => {
+                let limits = match self.peers.way_to(memory) {
+                    Some(Reach::Bus { .. }) => limits.at_most(BY_BUS_MAX.0),
                     _ => limits,
                 };
                 limits.transfer(offset, length)

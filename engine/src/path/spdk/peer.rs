@@ -4,8 +4,8 @@ use tidelog_spdk_sys as sys;
 
 use super::environment::Environment;
 use super::queue::{self, Queue};
-use crate::memory::peer::{PeerBuffer, PeerRegion};
-use crate::memory::{ALIGNMENT, DmaBuffer};
+use crate::memory::peer::PeerRegion;
+use crate::memory::{ALIGNMENT, DmaBuffer, Memory};
 use crate::path::{PeerReach, PeerUnreachable};
 use crate::units::ByteCount;
 
@@ -24,12 +24,21 @@ struct Peer {
     way: Way,
 }
 
-/// How a controller is told where bytes lie.
-pub(super) enum Way {
+/// How controllers are told where a region lies.
+enum Way {
     /// By the address here, which SPDK translates.
     Translated,
     /// By addresses on the bus, which we write into the command.
     Bus(PageLists),
+}
+
+/// How a command is told where its memory lies.
+#[derive(Clone, Copy)]
+pub(super) enum Reach<'a> {
+    /// By the address here, which SPDK translates.
+    Translated,
+    /// By addresses on the bus: those of the region, and where in it the memory begins.
+    Bus { lists: &'a PageLists, offset: usize },
 }
 
 impl Peers {
@@ -37,9 +46,19 @@ impl Peers {
         Self(Vec::new())
     }
 
-    /// The way to a buffer, if its region was registered.
-    pub(super) fn way_to(&self, buffer: &PeerBuffer) -> Option<&Way> {
-        self.0.iter().find(|peer| peer.region.holds(buffer)).map(|peer| &peer.way)
+    /// How a command is told where memory lies; not that of a region which was not registered.
+    pub(super) fn way_to(&self, memory: &Memory) -> Option<Reach<'_>> {
+        match memory {
+            Memory::Host(_) => Some(Reach::Translated),
+            Memory::Peer(buffer) => {
+                let peer = self.0.iter().find(|peer| peer.region.holds(buffer))?;
+                Some(match &peer.way {
+                    Way::Translated => Reach::Translated,
+                    Way::Bus(lists) => Reach::Bus { lists, offset: buffer.offset() },
+                })
+            }
+            Memory::Gpu(_) => None,
+        }
     }
 
     /// Makes a region reachable for the controllers of these queues.

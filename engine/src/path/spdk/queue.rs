@@ -14,8 +14,7 @@ use super::environment::errno;
 use super::flight::{Flight, completed};
 use super::group::Group;
 use super::log::{Said, unheard};
-use super::peer::{PageLists, Peers, Way};
-use crate::memory::peer::PeerBuffer;
+use super::peer::{PageLists, Peers, Reach as MemoryReach};
 use crate::memory::{Backing, DmaPool};
 use crate::path::nvme::steps::{Limits, Step};
 use crate::path::{Action, Operation, OperationKind, PlacementHandle, Status};
@@ -176,46 +175,33 @@ impl Queue {
         // has come back (see the path's impl). SPDK copies the range to deallocate.
         let answer = unsafe {
             match &mut operation.action {
-                Action::Read(buffer) => {
-                    let bytes = buffer.address().add(skipped).cast::<c_void>();
-                    sys::spdk_nvme_ns_cmd_read(
-                        namespace, pair, bytes, lba, blocks, callback, context, 0,
-                    )
-                }
-                Action::Write { buffer, fua } => {
-                    let bytes = buffer.address().add(skipped).cast::<c_void>();
-                    self.write(bytes, step, *fua, placement, context)
-                }
-                Action::ReadToPeer(buffer) => match peers.way_to(buffer) {
-                    Some(Way::Translated) => {
-                        let bytes = buffer.address().add(skipped).cast::<c_void>();
+                Action::Read(memory) => match peers.way_to(memory) {
+                    Some(MemoryReach::Translated) => {
+                        let bytes = memory.address().add(skipped).cast::<c_void>();
                         sys::spdk_nvme_ns_cmd_read(
                             namespace, pair, bytes, lba, blocks, callback, context, 0,
                         )
                     }
-                    Some(Way::Bus(lists)) => {
+                    Some(MemoryReach::Bus { lists, offset }) => {
                         let command = self.command(sys::SPDK_NVME_OPC_READ, step, false);
-                        self.by_bus(command, lists, buffer, step, context)
+                        self.by_bus(command, lists, offset, step, context)
                     }
                     None => -libc::EFAULT,
                 },
-                Action::WriteFromPeer { buffer, fua } => match peers.way_to(buffer) {
-                    Some(Way::Translated) => {
-                        let bytes = buffer.address().add(skipped).cast::<c_void>();
+                Action::Write { memory, fua } => match peers.way_to(memory) {
+                    Some(MemoryReach::Translated) => {
+                        let bytes = memory.address().add(skipped).cast::<c_void>();
                         self.write(bytes, step, *fua, placement, context)
                     }
-                    Some(Way::Bus(lists)) => {
+                    Some(MemoryReach::Bus { lists, offset }) => {
                         let mut command = self.command(sys::SPDK_NVME_OPC_WRITE, step, *fua);
                         if let Some(identifier) = self.placement_identifier(placement) {
                             command = command.placed(identifier);
                         }
-                        self.by_bus(command, lists, buffer, step, context)
+                        self.by_bus(command, lists, offset, step, context)
                     }
                     None => -libc::EFAULT,
                 },
-                Action::ReadToGpu(_) | Action::WriteFromGpu { .. } => {
-                    unreachable!("the gate refuses a GPU's memory")
-                }
                 Action::WriteZeroes if self.controller.facts().write_zeroes => {
                     sys::spdk_nvme_ns_cmd_write_zeroes(
                         namespace, pair, lba, blocks, callback, context, 0,
@@ -287,7 +273,7 @@ impl Queue {
         }
     }
 
-    /// Reads or writes device memory for which SPDK has no translation.
+    /// Reads or writes device memory, from `start` of its region on, for which SPDK has no translation.
     ///
     /// # Safety
     /// As for [`Self::send`]: the buffer stays, and is the command's alone, until it has come back.
@@ -295,12 +281,12 @@ impl Queue {
         &self,
         command: Command,
         lists: &PageLists,
-        buffer: &PeerBuffer,
+        start: usize,
         step: Step,
         context: *mut c_void,
     ) -> i32 {
         let block = self.limits().block as usize;
-        let offset = buffer.offset() + step.skipped as usize * block;
+        let offset = start + step.skipped as usize * block;
         let Some(fields) = lists.fields(offset, step.blocks as usize * block) else {
             return -libc::EFAULT;
         };

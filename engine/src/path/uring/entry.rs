@@ -33,8 +33,8 @@ pub(super) fn of(operation: &mut Operation, target: File, registered: Registered
     }
     let run = |address: *mut u8| registered.holding(address, length as usize);
     match &mut operation.action {
-        Action::Read(buffer) => {
-            let (address, length) = (buffer.address(), length as u32);
+        Action::Read(memory) => {
+            let (address, length) = (memory.address(), length as u32);
             match run(address) {
                 Some(run) => on_file!(|file| {
                     opcode::ReadFixed::new(file, address, length, run).offset(offset).build()
@@ -44,8 +44,8 @@ pub(super) fn of(operation: &mut Operation, target: File, registered: Registered
                 }),
             }
         }
-        Action::Write { buffer, fua } => {
-            let (address, length) = (buffer.address(), length as u32);
+        Action::Write { memory, fua } => {
+            let (address, length) = (memory.address(), length as u32);
             let flags = if *fua { libc::RWF_DSYNC } else { 0 };
             match run(address) {
                 Some(run) => on_file!(|file| {
@@ -57,12 +57,6 @@ pub(super) fn of(operation: &mut Operation, target: File, registered: Registered
                     write.offset(offset).rw_flags(flags).build()
                 }),
             }
-        }
-        Action::ReadToPeer(_)
-        | Action::WriteFromPeer { .. }
-        | Action::ReadToGpu(_)
-        | Action::WriteFromGpu { .. } => {
-            unreachable!("the gate refuses another device's memory")
         }
         Action::Flush => {
             on_file!(|file| opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build())

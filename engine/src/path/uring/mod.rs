@@ -24,7 +24,7 @@ use super::device::Device;
 use super::gate::Gate;
 use super::operation::{Completion, Operation, Refusal, Refused};
 use super::slots::{Slots, complete};
-use super::{Capabilities, DataPath, DeviceCapabilities, Feature, Waker};
+use super::{Capabilities, DataPath, DeviceCapabilities, Feature, MemoryKinds, Waker};
 use crate::memory::DmaPool;
 
 use self::queue::{Queue, RUN_MAX};
@@ -45,6 +45,7 @@ impl UringPath {
         let queue = Queue::new(ring.uring, kind)?;
         let descriptors: Vec<_> = devices.iter().map(|device| device.file().as_raw_fd()).collect();
         let capabilities = Capabilities {
+            memory: MemoryKinds::HOST,
             kind,
             devices: devices.iter().map(DeviceCapabilities::of).collect(),
             depth,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::copies::{OpenedWindow, WindowSize};
 use super::{Answer, Direction, End, Request, Told, Transfer, TransferPlace, Window};
 use crate::memory::peer::{PeerBuffer, PeerRegion};
-use crate::memory::{DmaPool, GpuError, GpuMemory, MemoryError};
+use crate::memory::{DmaPool, GpuError, GpuMemory, GpuSlice, Memory, MemoryError};
 use crate::path::gate::Gate;
 use crate::path::operation::{Action, Completion, Extent, Operation, Refusal, Refused, Status};
 use crate::path::slots::{Slots, conclude};
@@ -28,6 +28,8 @@ pub struct Windowed<P: DataPath + ?Sized> {
     /// Goes before the path, which keeps the window's memory for what is on its way.
     open: Option<Open>,
     gate: Gate,
+    /// The path's, and that operations may name the GPU's memory.
+    capabilities: Capabilities,
     /// Operations of the GPU's memory.
     slots: Slots,
     /// Looks in a row in which nothing happened.
@@ -49,9 +51,9 @@ struct Open {
 impl<P: DataPath + ?Sized> Windowed<P> {
     /// A path that has nothing in flight, and a window as soon as it is to reach a GPU.
     pub fn new(path: Box<P>) -> Self {
-        let Capabilities { devices, depth, .. } = path.capabilities();
-        let (gate, slots) = (Gate::new(devices.len()), Slots::new(*depth));
-        Self { open: None, gate, slots, looks: 0, path }
+        let capabilities = path.capabilities().clone();
+        let (gate, slots) = (Gate::new(capabilities.devices.len()), Slots::new(capabilities.depth));
+        Self { open: None, gate, capabilities, slots, looks: 0, path }
     }
 
     /// Takes a window's parts as far as they go now.
@@ -64,8 +66,14 @@ impl<P: DataPath + ?Sized> Windowed<P> {
         }
     }
 
-    fn submit_of_gpu(&mut self, operation: Operation) -> Result<(), Refused> {
-        if let Err(reason) = self.gate.admit(self.path.capabilities(), &operation) {
+    /// Takes up what the path can do once something was registered.
+    fn refresh(&mut self) {
+        self.capabilities = self.path.capabilities().clone();
+        self.capabilities.memory.gpu = self.open.is_some();
+    }
+
+    fn submit_of_gpu(&mut self, operation: Operation, memory: GpuSlice) -> Result<(), Refused> {
+        if let Err(reason) = self.gate.admit(&self.capabilities, &operation) {
             return Err(Refused { reason, operation });
         }
         let Some(open) = &mut self.open else {
@@ -73,21 +81,22 @@ impl<P: DataPath + ?Sized> Windowed<P> {
             return Err(Refused { reason, operation });
         };
         let (device, extent) = (operation.device, operation.extent);
-        let (slot, kept) = self.slots.keep(operation);
-        let (direction, memory) = match kept.action {
-            Action::ReadToGpu(memory) => (Direction::Read, memory),
-            Action::WriteFromGpu { memory, .. } => (Direction::Write, memory),
-            _ => unreachable!("only operations of a GPU's memory come here"),
+        let direction = match operation.action {
+            Action::Write { .. } => Direction::Write,
+            _ => Direction::Read,
         };
+        let (slot, _) = self.slots.keep(operation);
         let (tag, offset, length) = (slot.into(), extent.offset.0, extent.length.0 as u32);
         let end = End::Device(memory);
         let request = Request { tag, device, offset, length, direction, end };
         // SAFETY: the gate has seen that the extent lies on the device and holds the memory, which stays until the completion
         // (`GpuSlice::new`), and that comes after the answer.
-        if unsafe { open.window.submit(request) }.is_err() {
-            unreachable!("the window has as many places as there are slots");
+        let taken = unsafe { open.window.submit(request) };
+        // The window has as many places as there are slots.
+        match taken.err().and_then(|_| self.slots.take(slot)) {
+            Some(operation) => Err(Refused { reason: Refusal::Full, operation }),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// The completion of the operation that an answer is about.
@@ -147,15 +156,15 @@ impl Open {
                 device: transfer.device,
                 extent: Extent::new(transfer.offset, transfer.length.into()),
                 action: match of.action {
-                    Action::WriteFromGpu { fua, .. } => Action::WriteFromPeer { buffer, fua },
-                    _ => Action::ReadToPeer(buffer),
+                    Action::Write { fua, .. } => Action::write(buffer, fua),
+                    _ => Action::read(buffer),
                 },
                 placement: of.placement,
             };
             let told = match path.submit(operation) {
                 Ok(()) => Told::Taken,
                 Err(Refused { reason, operation }) => {
-                    self.chunks[chunk as usize] = operation.action.into_buffers().1;
+                    self.chunks[chunk as usize] = chunk_of(operation.action.into_memory());
                     match reason {
                         // What it has in flight makes room.
                         Refusal::Full => break,
@@ -179,7 +188,7 @@ impl Open {
             return;
         };
         self.flying -= 1;
-        self.chunks[chunk as usize] = completion.peer;
+        self.chunks[chunk as usize] = chunk_of(completion.memory);
         let told = match completion.result {
             Ok(()) => Told::Moved(length),
             Err(error) if self.chunks[chunk as usize].is_some() => Told::Failed(error.status),
@@ -189,12 +198,17 @@ impl Open {
     }
 }
 
+/// The chunk that came back, if it did.
+fn chunk_of(memory: Option<Memory>) -> Option<PeerBuffer> {
+    memory.and_then(Memory::into_peer)
+}
+
 // SAFETY: an operation of a GPU's memory lies in its slot until the window has answered it, which says that neither the GPU
 // nor, as only chunks go to the path inside, any device touches that memory. Chunks are owned buffers of that path while it
 // has them; those that it keeps are never used again. All other operations are that path's, unchanged.
 unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
     fn capabilities(&self) -> &Capabilities {
-        self.path.capabilities()
+        &self.capabilities
     }
 
     fn allocate(&mut self, bytes: ByteCount, huge_pages: bool) -> Result<DmaPool, MemoryError> {
@@ -203,6 +217,7 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
 
     fn register(&mut self, region: &DmaPool) {
         self.path.register(region);
+        self.refresh();
     }
 
     fn register_peer(&mut self, region: &PeerRegion) -> Result<PeerReach, PeerUnreachable> {
@@ -214,7 +229,7 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
             return Err(GpuError("the data path reaches a GPU already".into()));
         }
         self.open = Some(Open::new(gpu, size, &mut *self.path)?);
-        self.gate.reach_gpu(true);
+        self.refresh();
         Ok(())
     }
 
@@ -226,8 +241,8 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
         if self.in_flight() >= self.capabilities().depth as usize {
             return Err(Refused { reason: Refusal::Full, operation });
         }
-        match operation.action {
-            Action::ReadToGpu(_) | Action::WriteFromGpu { .. } => self.submit_of_gpu(operation),
+        match operation.action.memory() {
+            Some(&Memory::Gpu(memory)) => self.submit_of_gpu(operation, memory),
             _ => self.path.submit(operation),
         }
     }

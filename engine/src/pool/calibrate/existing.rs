@@ -5,12 +5,10 @@ use std::sync::atomic::AtomicU64;
 use super::{AREA, CalibrateError, CalibrateProgress, Calibration, measure};
 use crate::layout::{Geometry, Superblock};
 use crate::log::{Contents, IndexRoom, Place, Recovered, Space};
-use crate::path::sim::SimDisk;
-use crate::path::{DeviceSpec, Extent, OpenMode, PathChoice};
-use crate::pool::devices::{Member, Members, find_twins};
+use crate::path::{Extent, MemberSource, OpenMode};
 use crate::pool::media::{MetadataIo, metadata_only};
-use crate::pool::open::{arrange, refused};
-use crate::pool::share_lock::Shares;
+use crate::pool::members::{Access, Member, Members};
+use crate::pool::open::arrange;
 use crate::pool::{OpenError, Pool, owner, settle, start, superblocks};
 use crate::schedule::Reactor;
 use crate::units::ByteCount;
@@ -22,30 +20,13 @@ impl Pool {
     ///
     /// # Errors
     /// Why not; the pool is as it was.
-    pub fn calibrate(
-        specs: &[DeviceSpec],
+    pub fn calibrate<Source: MemberSource>(
+        sources: &[Source],
         buffered: bool,
         progress: &mut (dyn FnMut(CalibrateProgress) + Send),
     ) -> Result<Calibration, CalibrateError> {
-        if let Some((one, other)) = find_twins(specs) {
-            let what = format!("{one} and {other} are the same device");
-            return Err(OpenError::NotOnePool(what).into());
-        }
-        let mode = OpenMode { buffered, exclusive: true, ..OpenMode::default() };
-        let open = |spec| Member::open(spec, Shares::All, mode).map_err(|error| refused(error, 0));
-        calibrate(specs.iter().map(open).collect::<Result<_, _>>()?, buffered, progress)
-    }
-
-    /// The same for a pool on simulated disks.
-    ///
-    /// # Errors
-    /// Why not; the pool is as it was.
-    pub fn calibrate_sim(
-        disks: &[SimDisk],
-        progress: &mut (dyn FnMut(CalibrateProgress) + Send),
-    ) -> Result<Calibration, CalibrateError> {
-        let members = disks.iter().enumerate().map(|(index, disk)| Member::sim(disk, index));
-        calibrate(members.collect(), false, progress)
+        let members = Members::open(sources, &Access::alone(buffered))?;
+        calibrate(members, buffered, progress)
     }
 }
 
@@ -85,7 +66,7 @@ fn with_media<T>(
     act: impl FnOnce(&MetadataIo<'_>) -> Result<T, CalibrateError>,
 ) -> Result<T, CalibrateError> {
     let mode = OpenMode { buffered, ..OpenMode::default() };
-    let provider = members.provider(PathChoice::Auto, None, None, mode)?;
+    let provider = members.best_provider(mode)?;
     let reactor = Reactor::start(provider, metadata_only())?;
     let done = act(&MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) })?;
     reactor.close()?;

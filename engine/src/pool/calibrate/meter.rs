@@ -5,7 +5,7 @@ use std::io::Read;
 use std::time::{Duration, Instant};
 
 use super::CalibrateError;
-use crate::memory::{DmaBuffer, DmaPool};
+use crate::memory::{DmaBuffer, DmaPool, Memory};
 use crate::path::{Action, Completion, DataPath, Extent, Operation, OperationKind};
 use crate::units::{ByteCount, DeviceIndex};
 
@@ -92,9 +92,10 @@ impl<'a> Meter<'a> {
             }
             heard = Instant::now();
             let goes_on = elapsed() < SLICE;
-            for Completion { tag, buffer, result, .. } in completions.drain(..) {
+            for Completion { tag, memory, result, .. } in completions.drain(..) {
                 result?;
                 done += chunk.0;
+                let buffer = memory.and_then(Memory::into_host);
                 if let Some(buffer) = buffer.filter(|_| goes_on) {
                     self.path.submit(walk.operation(tag, buffer))?;
                 }
@@ -122,8 +123,8 @@ impl Walk {
         let offset = self.places[*turn % self.places.len()];
         *turn += 1;
         let action = match self.kind {
-            OperationKind::Write => Action::Write { buffer, fua: false },
-            _ => Action::Read(buffer),
+            OperationKind::Write => Action::write(buffer, false),
+            _ => Action::read(buffer),
         };
         let extent = Extent::new(offset, self.chunk.0);
         Operation { tag, device: DeviceIndex(device as u8), extent, action, placement: None }

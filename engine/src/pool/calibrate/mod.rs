@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use super::OpenError;
-use super::devices::Members;
+use super::members::Members;
 use crate::layout::Geometry;
 use crate::memory::MemoryError;
-use crate::path::{DeviceError, DeviceOpenError, Extent, OpenMode, PathChoice, PathError, Refused};
+use crate::path::{DeviceError, DeviceOpenError, Extent, OpenMode, PathError, Refused};
 use crate::schedule::{ControlError, DrainError, StartError};
 use crate::units::ByteCount;
 use sweep::Sweep;
@@ -132,7 +132,7 @@ fn measure(
     progress: &mut (dyn FnMut(CalibrateProgress) + Send),
 ) -> Result<Calibration, CalibrateError> {
     let mode = OpenMode { buffered, ..OpenMode::default() };
-    let provider = members.provider(PathChoice::Auto, None, None, mode)?;
+    let provider = members.best_provider(mode)?;
     let begun = Instant::now();
     let sweep = Sweep { devices: members.0.len(), area, units, clock: &|| begun.elapsed() };
     sweep.run(provider, progress)

@@ -12,7 +12,7 @@ use crate::path::sim::{Fault, SimDisk, SimPath};
 use crate::path::{
     Capabilities, Completion, DataPath, Opened, Operation, OperationKind, PathProvider, Waker,
 };
-use crate::pool::devices::Member;
+use crate::pool::members::{Access, Members};
 use crate::pool::{FormatError, FormatOptions, OpenOptions, Pool, PutOptions};
 use crate::schedule::Urgency;
 
@@ -74,8 +74,8 @@ unsafe impl DataPath for ModelPath {
         };
         let (due, Operation { tag, action, .. }) = self.due.swap_remove(next);
         self.model.now.fetch_max(due, Relaxed);
-        let (buffer, peer) = action.into_buffers();
-        completions.push(Completion { tag, buffer, peer, checksum: None, result: Ok(()) });
+        let memory = action.into_memory();
+        completions.push(Completion { tag, memory, checksum: None, result: Ok(()) });
         1
     }
 
@@ -154,19 +154,18 @@ fn read(pool: &Pool, id: TensorId, length: u64) -> Vec<u8> {
 }
 
 fn stored(disks: &[SimDisk]) -> Vec<Option<u32>> {
-    let members = disks.iter().enumerate().map(|(index, disk)| Member::sim(disk, index));
-    members.map(|it| it.superblock(None).unwrap().0.depth).collect()
+    let members = Members::open(disks, &Access::to_look(false)).unwrap();
+    members.iter().map(|it| it.superblock(None).unwrap().0.depth).collect()
 }
 
 #[test]
 fn a_pool_is_calibrated_and_keeps_every_tensor() {
     let disks = disks(64);
-    Pool::format_sim(&disks, &FormatOptions { share_count: 2, ..FormatOptions::default() })
-        .unwrap();
+    Pool::format(&disks, &FormatOptions { share_count: 2, ..FormatOptions::default() }).unwrap();
     assert_eq!(stored(&disks), [None, None]);
     let content: Vec<u8> = (0..3_000_000_u32).map(|it| it as u8).collect();
     for share in 0..2 {
-        let pool = Pool::open_sim(&disks, &OpenOptions { share, ..quick() }).unwrap();
+        let pool = Pool::open(&disks, &OpenOptions { share, ..quick() }).unwrap();
         let mut batch = pool.batch();
         let id = TensorId(share.into());
         batch.put(id, Source::from(content.clone()), PutOptions::default()).unwrap();
@@ -174,36 +173,36 @@ fn a_pool_is_calibrated_and_keeps_every_tensor() {
         pool.close().unwrap();
     }
     let mut steps = Vec::new();
-    let found = Pool::calibrate_sim(&disks, &mut |step| steps.push(step)).unwrap();
+    let found = Pool::calibrate(&disks, false, &mut |step| steps.push(step)).unwrap();
     assert_eq!(found.stripe_unit, ByteCount::kib(256));
     assert_eq!(steps.last().map(|it| it.done), Some(steps.len()));
     assert_eq!(stored(&disks), [Some(found.depth); 2]);
     for share in 0..2 {
-        let pool = Pool::open_sim(&disks, &OpenOptions { share, ..quick() }).unwrap();
+        let pool = Pool::open(&disks, &OpenOptions { share, ..quick() }).unwrap();
         assert!(read(&pool, TensorId(share.into()), 3_000_000) == content);
         // Room for as many operations on each of two disks.
         let depth = |pool: &Pool| pool.stats().unwrap().reactor.capabilities.depth;
         assert_eq!(depth(&pool), 2 * found.depth);
         pool.close().unwrap();
         let told = OpenOptions { share, depth: Some(3), ..quick() };
-        assert_eq!(depth(&Pool::open_sim(&disks, &told).unwrap()), 6, "who names one gets that");
+        assert_eq!(depth(&Pool::open(&disks, &told).unwrap()), 6, "who names one gets that");
     }
 }
 
 #[test]
 fn a_device_that_fails_meanwhile_leaves_the_pool_as_it_was() {
     let disks = disks(64);
-    Pool::format_sim(&disks, &FormatOptions::default()).unwrap();
-    let pool = Pool::open_sim(&disks, &quick()).unwrap();
+    Pool::format(&disks, &FormatOptions::default()).unwrap();
+    let pool = Pool::open(&disks, &quick()).unwrap();
     let mut batch = pool.batch();
     batch.put(TensorId(1), Source::from(vec![5; 100_000]), PutOptions::default()).unwrap();
     batch.commit().unwrap();
     drop(pool);
     disks[1].plan_fault(OperationKind::Write, 200, Fault::Errno(libc::EIO));
-    let failed = Pool::calibrate_sim(&disks, &mut |_| ());
+    let failed = Pool::calibrate(&disks, false, &mut |_| ());
     assert!(matches!(failed, Err(CalibrateError::Failed(_))), "{failed:?}");
     assert_eq!(stored(&disks), [None, None]);
-    let pool = Pool::open_sim(&disks, &quick()).unwrap();
+    let pool = Pool::open(&disks, &quick()).unwrap();
     assert_eq!(read(&pool, TensorId(1), 100_000), vec![5; 100_000]);
 }
 
@@ -211,8 +210,8 @@ fn a_device_that_fails_meanwhile_leaves_the_pool_as_it_was() {
 fn a_pool_without_free_room_is_refused() {
     let disks = disks(4);
     let unit = FormatOptions { stripe_unit: ByteCount::kib(64), ..FormatOptions::default() };
-    Pool::format_sim(&disks, &unit).unwrap();
-    let pool = Pool::open_sim(&disks, &quick()).unwrap();
+    Pool::format(&disks, &unit).unwrap();
+    let pool = Pool::open(&disks, &quick()).unwrap();
     let mut batch = pool.batch();
     for id in 0.. {
         let source = Source::from(vec![5; 256 << 10]);
@@ -222,7 +221,7 @@ fn a_pool_without_free_room_is_refused() {
     }
     batch.commit().unwrap();
     drop(pool);
-    let refused = Pool::calibrate_sim(&disks, &mut |_| ());
+    let refused = Pool::calibrate(&disks, false, &mut |_| ());
     assert!(matches!(refused, Err(CalibrateError::NoRoom)), "{refused:?}");
 }
 
@@ -230,12 +229,12 @@ fn a_pool_without_free_room_is_refused() {
 fn formatting_takes_the_stripe_unit_that_was_measured() {
     let disks = disks(64);
     let options = FormatOptions { calibrate: true, ..FormatOptions::default() };
-    let made = Pool::format_sim(&disks, &options).unwrap();
+    let made = Pool::format(&disks, &options).unwrap();
     assert!(STRIPE_UNITS.contains(&ByteCount(made.geometry.stripe_unit)));
     assert!(matches!(stored(&disks)[..], [Some(first), Some(second)] if first == second));
-    Pool::open_sim(&disks, &quick()).unwrap();
+    Pool::open(&disks, &quick()).unwrap();
 
     let small = [SimDisk::new(ByteCount::mib(1))];
-    let refused = Pool::format_sim(&small, &options);
+    let refused = Pool::format(&small, &options);
     assert!(matches!(refused, Err(FormatError::Geometry(_))), "{refused:?}");
 }

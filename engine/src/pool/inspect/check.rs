@@ -10,12 +10,12 @@ use super::view::has_protective_mbr;
 use crate::layout::{Geometry, Superblock, TensorEntry, TensorId, TensorKey};
 use crate::log::StripeMap;
 use crate::memory::Destination;
-use crate::path::{DeviceSpec, OpenMode, PathChoice};
+use crate::path::{MemberSource, OpenMode};
 use crate::pool::OpenError;
-use crate::pool::devices::{Member, Members, find_twins};
 use crate::pool::events::OlderCopy;
 use crate::pool::media::MetadataIo;
-use crate::pool::open::{Damaged, arrange, refused};
+use crate::pool::members::{Access, Member, Members};
+use crate::pool::open::{Damaged, arrange};
 use crate::pool::pieces::{self, Group};
 use crate::pool::start;
 use crate::schedule::{Finish, Reactor, ReactorOptions, Ticket, Transfer, Urgency};
@@ -219,27 +219,12 @@ impl CheckReport {
 /// Verifies the whole pool, reading only. Nobody can open a share of it meanwhile, and a share that is
 /// open is an error. With `buffered` the data goes through the page cache, which may hide what the
 /// medium lost; without it a file system that has no `O_DIRECT` is refused.
-pub fn check(
-    specs: &[DeviceSpec],
+pub fn check<Source: MemberSource>(
+    sources: &[Source],
     buffered: bool,
     progress: &mut dyn FnMut(CheckProgress),
 ) -> Result<CheckReport, OpenError> {
-    if let Some((one, other)) = find_twins(specs) {
-        return Err(OpenError::NotOnePool(format!("{one} and {other} are the same device")));
-    }
-    let open = |spec| {
-        Member::open_to_read(spec, buffered, true).map_err(|(share, error)| refused(error, share))
-    };
-    check_members(specs.iter().map(open).collect::<Result<_, _>>()?, buffered, progress)
-}
-
-/// The same over simulated disks.
-#[cfg(test)]
-pub(in crate::pool) fn check_sim(
-    disks: &[crate::path::sim::SimDisk],
-) -> Result<CheckReport, OpenError> {
-    let members = disks.iter().enumerate().map(|(index, disk)| Member::sim(disk, index));
-    check_members(members.collect(), false, &mut |_| ())
+    check_members(Members::open(sources, &Access::to_read(buffered))?, buffered, progress)
 }
 
 fn check_members(
@@ -259,7 +244,7 @@ fn check_members(
         huge_pages: false,
         ..ReactorOptions::default()
     };
-    let reactor = Reactor::start(members.provider(PathChoice::Auto, None, None, mode)?, options)?;
+    let reactor = Reactor::start(members.best_provider(mode)?, options)?;
     let names = members.names();
     let mut damage = damage_of_devices(&members, &damaged);
     let media = MetadataIo { reactor: &reactor, written: &AtomicU64::new(0) };

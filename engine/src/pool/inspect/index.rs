@@ -6,7 +6,7 @@ use crate::layout::{BLOCK_BYTES, Checkpoint, Geometry, TensorEntry};
 use crate::log::{
     ChangeLog, Contents, IndexRoom, IndexUse, Media, Place, Recovered, Space, SpaceUse, recover,
 };
-use crate::pool::devices::Member;
+use crate::pool::members::Member;
 
 /// A share's index as the next opener will find it.
 #[derive(Clone, Debug)]

@@ -14,8 +14,6 @@ mod tests;
 mod view;
 mod wipe;
 
-#[cfg(test)]
-pub(super) use check::check_sim;
 pub use check::{CheckProgress, CheckReport, Damage, DamagedTensor, Unsettled, check};
 pub use index::{CopyState, IndexCopy, IndexView};
 pub use older::{AcceptError, accept_older_copies};

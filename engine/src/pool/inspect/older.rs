@@ -1,10 +1,10 @@
 //! Devices that are older copies of themselves: what tells them, and taking them as they are.
 
 use crate::layout::Geometry;
-use crate::path::DeviceSpec;
-use crate::pool::devices::{Member, find_twins};
+use crate::path::MemberSource;
 use crate::pool::events::{self, OlderCopy};
-use crate::pool::open::{arrange, refused};
+use crate::pool::members::{Access, Member, Members};
+use crate::pool::open::arrange;
 use crate::pool::{CloseError, OpenError, OpenOptions, Pool};
 use crate::units::ByteCount;
 
@@ -35,11 +35,11 @@ pub(super) fn of_share<'a>(
 ///
 /// # Errors
 /// A share cannot be opened.
-pub fn accept_older_copies(
-    specs: &[DeviceSpec],
+pub fn accept_older_copies<Source: MemberSource>(
+    sources: &[Source],
     buffered: bool,
 ) -> Result<Vec<(u32, OlderCopy)>, AcceptError> {
-    let (geometry, older) = find(specs, buffered)?;
+    let (geometry, older) = find(sources, buffered)?;
     let mut shares: Vec<u32> = older.iter().map(|(share, _)| *share).collect();
     shares.dedup();
     for share in shares {
@@ -53,22 +53,17 @@ pub fn accept_older_copies(
             housekeeping: None,
             ..OpenOptions::default()
         };
-        Pool::open(specs, &options)?.close()?;
+        Pool::open(sources, &options)?.close()?;
     }
     Ok(older)
 }
 
-fn find(
-    specs: &[DeviceSpec],
+fn find<Source: MemberSource>(
+    sources: &[Source],
     buffered: bool,
 ) -> Result<(Geometry, Vec<(u32, OlderCopy)>), OpenError> {
-    if let Some((one, other)) = find_twins(specs) {
-        return Err(OpenError::NotOnePool(format!("{one} and {other} are the same device")));
-    }
-    let open = |spec| {
-        Member::open_to_read(spec, buffered, true).map_err(|(share, error)| refused(error, share))
-    };
-    let (members, superblocks, _) = arrange(specs.iter().map(open).collect::<Result<_, _>>()?)?;
+    let members = Members::open(sources, &Access::to_read(buffered))?;
+    let (members, superblocks, _) = arrange(members)?;
     let superblock = superblocks.first().ok_or(OpenError::Devices(0))?;
     let older = (0..superblock.geometry.shares).flat_map(|share| {
         let found = of_share(&members.0.iter(), superblock.pool, share);

@@ -5,10 +5,10 @@ use crate::layout::{
     BLOCK_BYTES, Events, HOLDERS_OFFSET, Holder, OWNER_OFFSET, SUPERBLOCK_OFFSET, Superblock,
     protective_mbr,
 };
-use crate::path::{DeviceSpec, OpenMode};
-use crate::pool::devices::{Member, Members, find_twins};
-use crate::pool::open::{arrange, refused};
-use crate::pool::share_lock::{Shares, holder_offset};
+use crate::path::MemberSource;
+use crate::pool::holder::holder_offset;
+use crate::pool::members::{Access, Members};
+use crate::pool::open::arrange;
 use crate::pool::{OpenError, events, owner, start};
 
 /// A device that something else was made on.
@@ -26,16 +26,12 @@ pub struct OverwrittenStart {
 ///
 /// # Errors
 /// The devices cannot be had, are not one pool, or cannot be written.
-pub fn accept_overwritten_start(
-    specs: &[DeviceSpec],
+pub fn accept_overwritten_start<Source: MemberSource>(
+    sources: &[Source],
     buffered: bool,
 ) -> Result<Vec<OverwrittenStart>, OpenError> {
-    if let Some((one, other)) = find_twins(specs) {
-        return Err(OpenError::NotOnePool(format!("{one} and {other} are the same device")));
-    }
-    let mode = OpenMode { buffered, exclusive: true, ..OpenMode::default() };
-    let open = |spec| Member::open(spec, Shares::All, mode).map_err(|error| refused(error, 0));
-    let (members, superblocks, _) = arrange(specs.iter().map(open).collect::<Result<_, _>>()?)?;
+    let members = Members::open(sources, &Access::alone(buffered))?;
+    let (members, superblocks, _) = arrange(members)?;
     let found: Vec<Option<String>> = members.0.iter().map(start::overwritten).collect();
     if found.iter().all(Option::is_none) {
         return Ok(Vec::new());

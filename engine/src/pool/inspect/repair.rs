@@ -6,10 +6,8 @@ use thiserror::Error;
 
 use super::check::{CheckProgress, CheckReport, Damage, DamagedTensor, check};
 use crate::layout::{TensorId, protective_mbr};
-use crate::path::{DeviceSpec, OpenMode};
-use crate::pool::devices::Member;
-use crate::pool::open::refused;
-use crate::pool::share_lock::Shares;
+use crate::path::MemberSource;
+use crate::pool::members::{Access, Member};
 use crate::pool::{CloseError, CommitError, DeleteError, OpenError, OpenOptions, Pool};
 
 /// What a repair found and did.
@@ -59,13 +57,13 @@ pub enum RepairError {
 /// Checks the pool, writes damaged copies of its superblocks, index and protective MBR again from the good
 /// ones, drops the lost tensors that `drop_damaged` names (by name, or by id in hexadecimal), and checks
 /// again. What is whole is not written. A device whose start is overwritten must have been accepted before.
-pub fn repair(
-    specs: &[DeviceSpec],
+pub fn repair<Source: MemberSource>(
+    sources: &[Source],
     drop_damaged: &[String],
     buffered: bool,
     progress: &mut dyn FnMut(CheckProgress),
 ) -> Result<RepairReport, RepairError> {
-    let before = check(specs, buffered, progress)?;
+    let before = check(sources, buffered, progress)?;
     let dropped = named(&before, drop_damaged)?;
     if dropped.is_empty() && !before.damage.iter().any(Damage::is_repairable) {
         return Ok(RepairReport { after: before.clone(), before, dropped });
@@ -77,8 +75,9 @@ pub fn repair(
     if let Some((device, found)) = overwritten {
         return Err(OpenError::OverwrittenStart { device, found }.into());
     }
-    for spec in specs {
-        write_mbr(spec, buffered)?;
+    for (place, source) in sources.iter().enumerate() {
+        let member = Member::open(source, place, &Access::alone(buffered));
+        write_mbr(&member.map_err(OpenError::from)?)?;
     }
     for share in 0..before.geometry.shares {
         let lost = before
@@ -90,7 +89,7 @@ pub fn repair(
         }
         // Opening a share writes its damaged copies again: there is one way to do that, and this is it.
         let options = OpenOptions { share, buffered, huge_pages: false, ..sized(&before) };
-        let pool = Pool::open(specs, &options)?;
+        let pool = Pool::open(sources, &options)?;
         let doomed: Vec<TensorId> =
             dropped.iter().filter(|it| it.share == share).map(|it| it.id).collect();
         let mut batch = pool.batch();
@@ -98,7 +97,7 @@ pub fn repair(
         batch.commit()?;
         pool.close()?;
     }
-    let after = check(specs, buffered, progress)?;
+    let after = check(sources, buffered, progress)?;
     Ok(RepairReport { before, after, dropped })
 }
 
@@ -128,11 +127,8 @@ fn named(report: &CheckReport, names: &[String]) -> Result<Vec<DamagedTensor>, R
 }
 
 /// Writes a block device's protective MBR again if something else stands there.
-fn write_mbr(spec: &DeviceSpec, buffered: bool) -> Result<(), RepairError> {
-    let mode = OpenMode { buffered, exclusive: true, ..OpenMode::default() };
-    let member = Member::open(spec, Shares::All, mode)
-        .map_err(|error| RepairError::Open(refused(error, 0)))?;
-    if !member.is_block_device() || super::view::has_protective_mbr(&member) {
+fn write_mbr(member: &Member) -> Result<(), RepairError> {
+    if !member.is_block_device() || super::view::has_protective_mbr(member) {
         return Ok(());
     }
     let what = || format!("cannot write the protective MBR of {}", member.name());

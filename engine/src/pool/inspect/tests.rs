@@ -1,6 +1,6 @@
 //! Checking pools on simulated disks; `engine/tests/inspect.rs` has files, repairs and wipes.
 
-use super::check::check_sim;
+use super::check::check;
 use super::*;
 use crate::layout::{BLOCK_BYTES, TensorId};
 use crate::memory::Source;
@@ -11,16 +11,16 @@ use crate::units::ByteCount;
 fn pool_with_tensors() -> (Vec<SimDisk>, crate::layout::Geometry) {
     let disks: Vec<SimDisk> = (0..2).map(|_| SimDisk::new(ByteCount::mib(32))).collect();
     let options = FormatOptions { stripe_unit: ByteCount::kib(16), ..FormatOptions::default() };
-    let geometry = Pool::format_sim(&disks, &options).unwrap().geometry;
+    let geometry = Pool::format(&disks, &options).unwrap().geometry;
     // Opened again for each, so that both slots hold a checkpoint of something.
     for (name, length) in [("small", 5_000), ("large", 20_000_000)] {
-        let pool = Pool::open_sim(&disks, &quick()).unwrap();
+        let pool = Pool::open(&disks, &quick()).unwrap();
         let mut batch = pool.batch();
         let source = Source::from(vec![7; length]);
         batch.put(name, source, PutOptions::default()).unwrap();
         batch.commit().unwrap();
     }
-    drop(Pool::open_sim(&disks, &quick()).unwrap());
+    drop(Pool::open(&disks, &quick()).unwrap());
     (disks, geometry)
 }
 
@@ -32,7 +32,7 @@ fn quick() -> OpenOptions {
 fn a_whole_pool_is_clean_and_every_byte_of_it_is_read() {
     let (disks, _) = pool_with_tensors();
     let before: u64 = disks.iter().map(|disk| disk.counters().reads).sum();
-    let report = check_sim(&disks).unwrap();
+    let report = check(&disks, false, &mut |_| ()).unwrap();
     assert_eq!(report.damage, []);
     assert_eq!((report.tensors, report.bytes), (2, ByteCount(20_005_000)));
     let after: u64 = disks.iter().map(|disk| disk.counters().reads).sum();
@@ -50,7 +50,7 @@ fn damage_is_found_where_it_is_and_nowhere_else() {
     // The large tensor fills whole segments of its lane; the last of its bytes lie before the free ones.
     let row = geometry.data_offset + 3 * geometry.segment_bytes;
     disks[0].rot(row, 1);
-    let report = check_sim(&disks).unwrap();
+    let report = check(&disks, false, &mut |_| ()).unwrap();
     let [
         Damage::Superblock { device, copy: 'B' },
         Damage::IndexCopy { share: 0, device: index, .. },
@@ -74,7 +74,7 @@ fn an_index_without_any_good_copy_is_damage_of_the_share() {
             disk.rot(slot.checkpoint_offset + 70, 1);
         }
     }
-    let report = check_sim(&disks).unwrap();
+    let report = check(&disks, false, &mut |_| ()).unwrap();
     assert!(matches!(report.damage.as_slice(), [Damage::Index { share: 0, .. }]), "{report:#?}");
 }
 
@@ -87,7 +87,7 @@ fn a_newest_checkpoint_damaged_on_every_device_is_damage_though_an_older_one_giv
     for disk in &disks {
         disk.rot(slot.checkpoint_offset + 70, 1);
     }
-    let report = check_sim(&disks).unwrap();
+    let report = check(&disks, false, &mut |_| ()).unwrap();
     let damaged: Vec<_> = report
         .damage
         .iter()
@@ -99,22 +99,22 @@ fn a_newest_checkpoint_damaged_on_every_device_is_damage_though_an_older_one_giv
     assert_eq!(damaged, ["sim0", "sim1"]);
     assert!(report.damage.iter().all(Damage::is_repairable));
     // Opening writes it again, from the older one.
-    let pool = Pool::open_sim(&disks, &quick()).unwrap();
+    let pool = Pool::open(&disks, &quick()).unwrap();
     assert_eq!(pool.durable_tensors().unwrap().len(), 2);
     pool.close().unwrap();
-    assert_eq!(check_sim(&disks).unwrap().damage, []);
+    assert_eq!(check(&disks, false, &mut |_| ()).unwrap().damage, []);
 }
 
 #[test]
 fn the_second_superblock_of_a_larger_device_is_found_where_the_others_have_theirs() {
     let disks = [SimDisk::new(ByteCount::mib(16)), SimDisk::new(ByteCount::mib(24))];
-    Pool::format_sim(&disks, &FormatOptions::default()).unwrap();
+    Pool::format(&disks, &FormatOptions::default()).unwrap();
     disks[1].rot(BLOCK_BYTES + 100, 1);
-    let report = check_sim(&disks).unwrap();
+    let report = check(&disks, false, &mut |_| ()).unwrap();
     let lost = Damage::Superblock { device: "sim1".into(), copy: 'A' };
     assert_eq!(report.damage, [lost]);
-    let pool = Pool::open_sim(&disks, &quick()).unwrap();
+    let pool = Pool::open(&disks, &quick()).unwrap();
     assert_eq!(pool.stats().unwrap().repaired_superblocks, ["sim1 copy A"]);
     drop(pool);
-    assert_eq!(check_sim(&disks).unwrap().damage, []);
+    assert_eq!(check(&disks, false, &mut |_| ()).unwrap().damage, []);
 }

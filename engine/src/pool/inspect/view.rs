@@ -6,11 +6,11 @@ use crate::layout::{
     Geometry, Holder, Owner, SUPERBLOCK_OFFSET, ShareArea, Superblock, SuperblockError,
     protective_mbr,
 };
-use crate::path::DeviceSpec;
+use crate::path::MemberSource;
 use crate::pool::OpenError;
-use crate::pool::devices::{Member, find_twins};
 use crate::pool::events::OlderCopy;
-use crate::pool::open::refused;
+use crate::pool::holder::last_holder;
+use crate::pool::members::{Access, Member, Members};
 use crate::pool::{owner, start};
 use crate::units::ByteCount;
 
@@ -78,25 +78,17 @@ pub struct PoolView {
 }
 
 /// What a single device carries. Nothing is locked, and only the superblocks are read.
-pub fn probe(spec: &DeviceSpec) -> Result<DeviceView, OpenError> {
-    Ok(view_device(&open(spec)?, None))
+pub fn probe<Source: MemberSource>(source: &Source) -> Result<DeviceView, OpenError> {
+    Ok(view_device(&Member::open(source, 0, &Access::to_look(true))?, None))
 }
 
 /// What the pool on these devices contains. Nothing is locked or written, and devices may be missing.
-pub fn inspect(specs: &[DeviceSpec]) -> Result<PoolView, OpenError> {
-    if let Some((one, other)) = find_twins(specs) {
-        return Err(OpenError::NotOnePool(format!("{one} and {other} are the same device")));
-    }
-    view_members(specs.iter().map(open).collect::<Result<_, _>>()?)
-}
-
-fn open(spec: &DeviceSpec) -> Result<Member, OpenError> {
+pub fn inspect<Source: MemberSource>(sources: &[Source]) -> Result<PoolView, OpenError> {
     // What is read here goes through the page cache in any case.
-    Member::open_to_read(spec, true, false).map_err(|(share, error)| refused(error, share))
+    view_members(Members::open(sources, &Access::to_look(true))?)
 }
 
-/// The same over members that are open already.
-pub(super) fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> {
+fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> {
     let newest = members
         .iter()
         .find_map(|member| member.superblock(None).ok())
@@ -134,11 +126,11 @@ pub(super) fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> 
         .iter()
         .map(|(it, member)| (it.device, view_device(member, Some(&geometry))))
         .collect();
-    let door = &places[0].1;
+    let first = &*places[0].1;
     let shares = (0..geometry.shares)
         .filter_map(|share| {
             let area = geometry.share(share)?;
-            let (held, holder) = door.holder(share);
+            let (held, holder) = (first.is_locked_elsewhere(share), last_holder(first, share));
             let index = read_index(superblock.pool, share, &geometry, &media).map(|mut index| {
                 index.copies.retain(|copy| here(u32::from(copy.device)).is_some());
                 index

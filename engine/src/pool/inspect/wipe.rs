@@ -2,11 +2,9 @@
 
 use super::view::has_protective_mbr;
 use crate::layout::{BLOCK_BYTES, Geometry, SUPERBLOCK_OFFSET, SuperblockError};
-use crate::path::{DeviceSpec, OpenMode};
+use crate::path::MemberSource;
 use crate::pool::OpenError;
-use crate::pool::devices::{Member, Members, find_twins};
-use crate::pool::open::refused;
-use crate::pool::share_lock::Shares;
+use crate::pool::members::{Access, Member, Members};
 use crate::units::ByteCount;
 
 /// A signature that is gone.
@@ -23,13 +21,11 @@ pub struct Wiped {
 /// Overwrites the superblocks and protective MBR of these devices with zeroes. All of them are claimed and
 /// looked at before the first is written; one without a Tidelog superblock is an error, unless zeroes stand in its
 /// place: then it was wiped already, and this goes on where another wipe ended half way.
-pub fn wipe(specs: &[DeviceSpec], buffered: bool) -> Result<Vec<Wiped>, OpenError> {
-    if let Some((one, other)) = find_twins(specs) {
-        return Err(OpenError::NotOnePool(format!("{one} and {other} are the same device")));
-    }
-    let mode = OpenMode { buffered, exclusive: true, ..OpenMode::default() };
-    let open = |spec| Member::open(spec, Shares::All, mode).map_err(|error| refused(error, 0));
-    let members = Members(specs.iter().map(open).collect::<Result<_, _>>()?);
+pub fn wipe<Source: MemberSource>(
+    sources: &[Source],
+    buffered: bool,
+) -> Result<Vec<Wiped>, OpenError> {
+    let members = Members(Members::open(sources, &Access::alone(buffered))?);
     let plans = plans(&members)?;
     let zeroes = vec![0; BLOCK_BYTES as usize];
     for (member, plan) in members.0.iter().zip(&plans) {

@@ -7,7 +7,7 @@ use crate::path::{Feature, OperationKind};
 /// A pool that moves only while somebody waits.
 fn stepped(disks: &[SimDisk]) -> Pool {
     let options = OpenOptions { staging: ByteCount::kib(256), stepped: true, ..quick() };
-    Pool::open_sim(disks, &options).unwrap()
+    Pool::open(disks, &options).unwrap()
 }
 
 /// Starts a commit.

@@ -192,7 +192,7 @@ fn after_a_commit_in_doubt_each_device_alone_has_the_index_again() {
             let survives = pool.contains(TensorId(2));
             drop(pool);
 
-            let geometry = Pool::open_sim(&disks, &quick()).unwrap().description().geometry;
+            let geometry = Pool::open(&disks, &quick()).unwrap().description().geometry;
             for slot in geometry.share(0).unwrap().slots {
                 disks[kept].rot(slot.checkpoint_offset, 1);
                 for block in 0..slot.log_bytes / BLOCK_BYTES {
@@ -225,7 +225,7 @@ fn many_commits_and_reopenings_leak_nothing() {
 #[test]
 fn a_damaged_superblock_copy_is_repaired_and_reported() {
     let disks = disks(2, ByteCount::mib(4));
-    let second = Pool::open_sim(&disks, &quick()).unwrap().description().geometry;
+    let second = Pool::open(&disks, &quick()).unwrap().description().geometry;
     disks[0].rot(BLOCK_BYTES + 40, 1);
     disks[1].rot(second.second_superblock_offset() + 9, 1);
     let pool = open(&disks);

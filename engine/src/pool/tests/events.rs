@@ -2,11 +2,11 @@
 
 use super::*;
 use crate::path::sim::PowerCut;
-use crate::pool::inspect::{Damage, check_sim};
+use crate::pool::inspect::{Damage, check};
 
 fn disks_of_a_pool() -> Vec<SimDisk> {
     let disks: Vec<SimDisk> = (0..3).map(|_| SimDisk::new(ByteCount::mib(16))).collect();
-    Pool::format_sim(&disks, &FormatOptions::default()).unwrap();
+    Pool::format(&disks, &FormatOptions::default()).unwrap();
     use_it(&disks, 0);
     disks
 }
@@ -20,14 +20,14 @@ fn commit(pool: &Pool, number: u8) {
 
 /// Opens, commits, closes.
 fn use_it(disks: &[SimDisk], number: u8) {
-    let pool = Pool::open_sim(disks, &quick()).unwrap();
+    let pool = Pool::open(disks, &quick()).unwrap();
     commit(&pool, number);
     pool.close().unwrap();
 }
 
 /// The names in the refusal.
 fn refused(disks: &[SimDisk]) -> Vec<String> {
-    match Pool::open_sim(disks, &quick()) {
+    match Pool::open(disks, &quick()) {
         Err(error @ OpenError::OlderCopy { .. }) => {
             let text = error.to_string();
             let OpenError::OlderCopy { share: 0, devices } = error else { panic!("{error}") };
@@ -50,14 +50,14 @@ fn a_device_that_is_an_older_copy_of_itself_is_refused_by_name_and_changes_nothi
     assert_eq!(refused(&disks), ["sim1"]);
     assert_eq!(written(&disks), before);
     disks[1].swap(&mut older);
-    let pool = Pool::open_sim(&disks, &quick()).unwrap();
+    let pool = Pool::open(&disks, &quick()).unwrap();
     assert_eq!(pool.durable_tensors().unwrap().len(), 2);
 }
 
 #[test]
 fn a_copy_from_before_the_first_opening_is_older_too_and_so_are_two() {
     let disks: Vec<SimDisk> = (0..3).map(|_| SimDisk::new(ByteCount::mib(16))).collect();
-    Pool::format_sim(&disks, &FormatOptions::default()).unwrap();
+    Pool::format(&disks, &FormatOptions::default()).unwrap();
     let mut older = [0, 2].map(|disk: usize| disks[disk].snapshot());
     use_it(&disks, 0);
     disks[0].swap(&mut older[0]);
@@ -68,7 +68,7 @@ fn a_copy_from_before_the_first_opening_is_older_too_and_so_are_two() {
 #[test]
 fn a_copy_that_was_made_while_the_pool_was_open_is_older_than_its_closing() {
     let disks = disks_of_a_pool();
-    let pool = Pool::open_sim(&disks, &quick()).unwrap();
+    let pool = Pool::open(&disks, &quick()).unwrap();
     let mut older = disks[2].snapshot();
     commit(&pool, 1);
     pool.close().unwrap();
@@ -81,7 +81,7 @@ fn an_older_copy_shows_after_a_power_cut_too() {
     for cut in [PowerCut::DropAll, PowerCut::KeepAll, PowerCut::Torn(3)] {
         let disks = disks_of_a_pool();
         let mut older = disks[0].snapshot();
-        let pool = Pool::open_sim(&disks, &quick()).unwrap();
+        let pool = Pool::open(&disks, &quick()).unwrap();
         cut_power(&disks, cut);
         drop(pool);
         disks[0].swap(&mut older);
@@ -110,7 +110,7 @@ fn a_crash_at_any_write_or_flush_of_an_opening_or_closing_makes_no_device_an_old
             let mut older = disks[1].snapshot();
             use_it(&disks, 1);
             SimDisk::cut_power_at(&disks, nth, cut);
-            if let Ok(pool) = Pool::open_sim(&disks, &quick()) {
+            if let Ok(pool) = Pool::open(&disks, &quick()) {
                 let _ = pool.close();
             }
             if !disks[0].is_off() {
@@ -131,10 +131,9 @@ fn a_crash_at_any_write_or_flush_of_an_opening_or_closing_makes_no_device_an_old
 #[test]
 fn a_device_that_is_older_for_one_share_is_refused_to_all() {
     let disks: Vec<SimDisk> = (0..3).map(|_| SimDisk::new(ByteCount::mib(32))).collect();
-    Pool::format_sim(&disks, &FormatOptions { share_count: 2, ..FormatOptions::default() })
-        .unwrap();
+    Pool::format(&disks, &FormatOptions { share_count: 2, ..FormatOptions::default() }).unwrap();
     let use_share = |share, number| {
-        let pool = Pool::open_sim(&disks, &OpenOptions { share, ..quick() }).unwrap();
+        let pool = Pool::open(&disks, &OpenOptions { share, ..quick() }).unwrap();
         commit(&pool, number);
         pool.close().unwrap();
     };
@@ -143,7 +142,7 @@ fn a_device_that_is_older_for_one_share_is_refused_to_all() {
     use_share(1, 1);
     disks[1].swap(&mut older);
     for share in [0, 1] {
-        let refused = Pool::open_sim(&disks, &OpenOptions { share, ..quick() });
+        let refused = Pool::open(&disks, &OpenOptions { share, ..quick() });
         let Err(OpenError::OlderCopy { share: 1, devices }) = refused else { panic!("{share}") };
         assert_eq!(devices[0].device, "sim1");
     }
@@ -174,14 +173,14 @@ fn checking_names_an_older_copy_and_it_counts_once_it_is_accepted() {
     let mut older = disks[2].snapshot();
     use_it(&disks, 1);
     disks[2].swap(&mut older);
-    let report = check_sim(&disks).unwrap();
+    let report = check(&disks, false, &mut |_| ()).unwrap();
     let is_older = |it: &&Damage| matches!(it, Damage::OlderCopy { share: 0, .. });
     let found: Vec<&Damage> = report.damage.iter().filter(is_older).collect();
     let [damage @ Damage::OlderCopy { device, .. }] = &found[..] else { panic!("{report:#?}") };
     assert!(device == "sim2" && !damage.is_repairable());
     let accept = OpenOptions { accept_older_copies: true, ..quick() };
-    Pool::open_sim(&disks, &accept).unwrap().close().unwrap();
-    let report = check_sim(&disks).unwrap();
+    Pool::open(&disks, &accept).unwrap().close().unwrap();
+    let report = check(&disks, false, &mut |_| ()).unwrap();
     assert!(!report.damage.iter().any(|it| is_older(&it)), "{report:#?}");
     let lost: Vec<_> = report.damaged_tensors().filter_map(|it| it.name.as_deref()).collect();
     assert_eq!(lost, ["tensor 1"], "only what was written since is lost");

@@ -15,19 +15,19 @@ fn a_pool_is_not_formatted_over_unless_it_may_be_lost() {
     batch.put("precious", Source::from(vec![1]), PutOptions::default()).unwrap();
     batch.commit().unwrap();
     drop(pool);
-    let refused = Pool::format_sim(&disks, &small());
+    let refused = Pool::format(&disks, &small());
     assert!(matches!(refused, Err(FormatError::HoldsPool { .. })), "{refused:?}");
     assert!(open(&disks).contains(TensorId::from_name("precious")));
     let options = FormatOptions { overwrite: true, ..small() };
-    Pool::format_sim(&disks, &options).unwrap();
+    Pool::format(&disks, &options).unwrap();
     assert!(!open(&disks).contains(TensorId::from_name("precious")));
 }
 
 #[test]
 fn the_right_number_of_devices_is_asked_for() {
-    assert!(matches!(Pool::format_sim(&[], &small()), Err(FormatError::Devices(0))));
-    assert!(matches!(Pool::format_sim(&blank(65), &small()), Err(FormatError::Devices(65))));
-    assert!(matches!(Pool::open_sim(&[], &quick()), Err(OpenError::Devices(0))));
+    assert!(matches!(Pool::format::<SimDisk>(&[], &small()), Err(FormatError::Devices(0))));
+    assert!(matches!(Pool::format(&blank(65), &small()), Err(FormatError::Devices(65))));
+    assert!(matches!(Pool::open::<SimDisk>(&[], &quick()), Err(OpenError::Devices(0))));
     let many = disks(64, ByteCount::mib(2));
     let pool = open(&many);
     let content = bytes(1, 64 * (16 << 10) + 5);
@@ -47,7 +47,7 @@ fn devices_may_be_named_in_any_order_but_must_be_one_whole_pool() {
     disks.reverse();
     assert_eq!(get(&open(&disks), 1).unwrap(), content);
 
-    let refused = |disks: &[SimDisk]| match Pool::open_sim(disks, &quick()) {
+    let refused = |disks: &[SimDisk]| match Pool::open(disks, &quick()) {
         Err(OpenError::NotOnePool(what)) => what,
         Err(other) => panic!("another error: {other}"),
         Ok(_) => panic!("opened"),
@@ -63,15 +63,15 @@ fn devices_may_be_named_in_any_order_but_must_be_one_whole_pool() {
 #[test]
 fn what_is_no_pool_is_not_opened() {
     let fresh = blank(1);
-    let refused = Pool::open_sim(&fresh, &quick());
+    let refused = Pool::open(&fresh, &quick());
     let Err(OpenError::Superblock { source, .. }) = refused else { panic!("opened a blank disk") };
     assert_eq!(source, SuperblockError::Absent);
     let both = disks(1, ByteCount::mib(4));
-    let second = Pool::open_sim(&both, &quick()).unwrap().description().geometry;
+    let second = Pool::open(&both, &quick()).unwrap().description().geometry;
     for offset in [BLOCK_BYTES, second.second_superblock_offset()] {
         both[0].rot(offset + 100, 1);
     }
-    let Err(OpenError::Superblock { source, .. }) = Pool::open_sim(&both, &quick()) else {
+    let Err(OpenError::Superblock { source, .. }) = Pool::open(&both, &quick()) else {
         panic!("opened a pool without a superblock");
     };
     assert!(matches!(source, SuperblockError::Checksum { .. }));
@@ -81,8 +81,8 @@ fn what_is_no_pool_is_not_opened() {
 fn shares_are_apart() {
     let disks = blank(2);
     let options = FormatOptions { share_count: 2, ..small() };
-    Pool::format_sim(&disks, &options).unwrap();
-    let share = |share| Pool::open_sim(&disks, &OpenOptions { share, ..quick() });
+    Pool::format(&disks, &options).unwrap();
+    let share = |share| Pool::open(&disks, &OpenOptions { share, ..quick() });
     let (one, two) = (share(0).unwrap(), share(1).unwrap());
     let Err(OpenError::NoShare { share: 2, shares: 2 }) = share(2) else {
         panic!("there are two shares");

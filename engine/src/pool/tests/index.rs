@@ -73,7 +73,7 @@ fn a_pool_whose_commits_succeeded_opens_again_however_full_its_index_is() {
     assert!(before.live.0 > pool.description().geometry.slot_bytes * 3 / 4, "{before:?}");
     assert!(before.live < before.room && before.segments > 0, "{before:?}");
     pool.close().unwrap();
-    let report = inspect::check_sim(&disks).unwrap();
+    let report = inspect::check(&disks, false, &mut |_| ()).unwrap();
     assert_eq!((report.damage.as_slice(), report.tensors), (&[][..], 3900));
 
     let pool = open(&disks);
@@ -162,7 +162,7 @@ fn segments_of_an_emptied_index_come_back_when_the_pool_is_opened() {
         open(&disks).close().unwrap();
     }
     assert_eq!(index(&open(&disks)).segments, 0);
-    assert_eq!(inspect::check_sim(&disks).unwrap().damage, []);
+    assert_eq!(inspect::check(&disks, false, &mut |_| ()).unwrap().damage, []);
 }
 
 #[test]
@@ -172,9 +172,9 @@ fn a_pool_whose_index_has_just_grown_is_calibrated_and_keeps_it() {
     (0..8).for_each(|part| fill(&pool, part * 30..part * 30 + 30).unwrap());
     assert!(index(&pool).segments > 0);
     pool.close().unwrap();
-    Pool::calibrate_sim(&disks, &mut |_| ()).unwrap();
+    Pool::calibrate(&disks, false, &mut |_| ()).unwrap();
     assert_eq!(fillers(&open(&disks)), 240);
-    assert_eq!(inspect::check_sim(&disks).unwrap().damage, []);
+    assert_eq!(inspect::check(&disks, false, &mut |_| ()).unwrap().damage, []);
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn a_crash_at_any_write_or_flush_of_a_grown_index_loses_no_commit() {
         assert!(found == acknowledged || found == acknowledged + 30, "{nth} {cut:?}: {found}");
         space(&pool);
         drop(pool);
-        assert_eq!(inspect::check_sim(&disks).unwrap().damage, [], "{nth} {cut:?}");
+        assert_eq!(inspect::check(&disks, false, &mut |_| ()).unwrap().damage, [], "{nth} {cut:?}");
     }
 }
 
@@ -224,14 +224,14 @@ fn each_copy_of_a_grown_index_is_enough_and_the_one_before_it_is_kept() {
     assert!(!segments.is_empty());
     let (offset, _) = place.stripes.slice(segments[0]);
     disks[1].rot(offset + 9, 1);
-    let report = inspect::check_sim(&disks).unwrap();
+    let report = inspect::check(&disks, false, &mut |_| ()).unwrap();
     assert!(
         matches!(report.damage.as_slice(), [inspect::Damage::IndexCopy { .. }]),
         "{:?}",
         report.damage
     );
     drop(open(&disks));
-    assert_eq!(inspect::check_sim(&disks).unwrap().damage, []);
+    assert_eq!(inspect::check(&disks, false, &mut |_| ()).unwrap().damage, []);
 
     let recovered = recover(place, &Raw(&disks)).unwrap();
     let newest = 1 - recovered.log.next_slot();
@@ -270,7 +270,7 @@ fn a_pool_with_an_index_that_was_never_written_whole_opens_and_is_emptied() {
     // As versions before this one left it: acknowledged records of an index that fits no checkpoint.
     let disks = disks(2, ByteCount::mib(4));
     let place = overfull(&disks, false);
-    let report = inspect::check_sim(&disks).unwrap();
+    let report = inspect::check(&disks, false, &mut |_| ()).unwrap();
     assert_eq!(report.damage, []);
     assert!(
         matches!(report.unsettled.as_slice(), [inspect::Unsettled::Index { share: 0, .. }]),

@@ -19,20 +19,20 @@ use std::time::Duration;
 use super::*;
 use crate::layout::LifetimeClass;
 use crate::log::random::Random;
-use crate::path::sim::{PowerCut, SimProfile};
+use crate::path::sim::{PowerCut, SimDisk, SimProfile};
 use crate::units::ByteCount;
 
 /// Formatted disks, small enough to be filled.
 fn disks(count: usize, size: ByteCount) -> Vec<SimDisk> {
     let disks: Vec<SimDisk> = (0..count).map(|_| SimDisk::new(size)).collect();
-    Pool::format_sim(&disks, &small()).unwrap();
+    Pool::format(&disks, &small()).unwrap();
     disks
 }
 
 /// Formatted disks that are not all as most are.
 fn formatted<const COUNT: usize>(profiles: [SimProfile; COUNT]) -> Vec<SimDisk> {
     let disks = profiles.map(|profile| SimDisk::with_profile(ByteCount::mib(4), profile));
-    Pool::format_sim(&disks, &small()).unwrap();
+    Pool::format(&disks, &small()).unwrap();
     disks.into()
 }
 
@@ -42,7 +42,7 @@ fn small() -> FormatOptions {
 
 fn open(disks: &[SimDisk]) -> Pool {
     let options = OpenOptions { staging: ByteCount::kib(256), ..quick() };
-    Pool::open_sim(disks, &options).unwrap()
+    Pool::open(disks, &options).unwrap()
 }
 
 fn quick() -> OpenOptions {

@@ -223,7 +223,7 @@ fn a_crash_at_any_write_or_flush_of_a_reclamation_keeps_every_durable_tensor() {
                     segment_size: Some(ByteCount::kib(128)),
                     ..small()
                 };
-                Pool::format_sim(&disks, &unit).unwrap();
+                Pool::format(&disks, &unit).unwrap();
                 let pool = open(&disks);
                 let kept = mixed(&pool, true);
                 disks[device].plan_fault(kind, nth, Fault::Errno(5));

@@ -25,18 +25,18 @@ fn contents(disks: &[SimDisk]) -> Vec<Vec<u8>> {
 /// Opening, calibrating and checking say what was found and write nothing.
 fn shows_it_is_refused(disks: &[SimDisk], what: &str) {
     let before = contents(disks);
-    match Pool::open_sim(disks, &quick()) {
+    match Pool::open(disks, &quick()) {
         Err(OpenError::OverwrittenStart { device, found }) => {
             assert_eq!((device.as_str(), found.contains(what)), ("sim1", true), "{found}: {what}");
         }
         Err(other) => panic!("{what}: another error: {other}"),
         Ok(_) => panic!("{what}: opened"),
     }
-    let refused = Pool::calibrate_sim(disks, &mut |_| ());
+    let refused = Pool::calibrate(disks, false, &mut |_| ());
     let Err(CalibrateError::Open(OpenError::OverwrittenStart { .. })) = refused else {
         panic!("{what}: calibrated");
     };
-    let report = inspect::check_sim(disks).unwrap();
+    let report = inspect::check(disks, false, &mut |_| ()).unwrap();
     let [damage @ Damage::OverwrittenStart { found, .. }] = &report.damage[..] else {
         panic!("{what}: {:?}", report.damage);
     };
@@ -49,7 +49,7 @@ fn shows_it_is_repaired(disks: &[SimDisk], content: &[u8]) {
     assert_eq!(get(&pool, 1).unwrap(), content);
     assert_eq!(pool.stats().unwrap().repaired_superblocks, ["sim1 copy A"]);
     pool.close().unwrap();
-    assert_eq!(inspect::check_sim(disks).unwrap().damage, []);
+    assert_eq!(inspect::check(disks, false, &mut |_| ()).unwrap().damage, []);
 }
 
 #[test]

@@ -37,7 +37,7 @@ impl Program {
             stripe_unit: ByteCount::kib(4 << random.below(4)),
             ..FormatOptions::default()
         };
-        Pool::format_sim(&disks, &options).unwrap();
+        Pool::format(&disks, &options).unwrap();
         let pool = open(&disks);
         let (durable, scratch) = (Tensors::new(), Tensors::new());
         let (step, in_flight) = (0, Vec::new());

@@ -208,7 +208,7 @@ unsafe impl DataPath for LeakingPath {
         let before = completions.len();
         let count = self.0.poll(completions);
         for completion in &mut completions[before..] {
-            std::mem::forget(completion.buffer.take());
+            std::mem::forget(completion.memory.take());
             completion.result = Err(DeviceError {
                 device: DeviceIndex(0),
                 kind: OperationKind::Write,

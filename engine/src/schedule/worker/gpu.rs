@@ -242,7 +242,7 @@ impl Worker {
         } else if !self.flights.has_room(flight.device) {
             self.on_gpu.ready.push_back((flight, chunk));
         } else {
-            match self.offer(flight, Action::Write { buffer: chunk, fua }) {
+            match self.offer(flight, Action::write(chunk, fua)) {
                 Ok(()) => self.end_copy(flight),
                 Err((None, chunk)) => {
                     self.on_gpu.ready.extend(chunk.map(|chunk| (flight, chunk)));

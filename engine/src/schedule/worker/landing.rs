@@ -1,7 +1,7 @@
 //! What the path answers: taken in, compared with its checksum, or read once more.
 
 use super::{Flight, Worker};
-use crate::memory::DmaBuffer;
+use crate::memory::{DmaBuffer, Memory};
 use crate::path::{Action, Completion};
 use crate::schedule::active::Job;
 use crate::schedule::transfer::TransferError;
@@ -20,7 +20,8 @@ impl Worker {
     }
 
     pub(super) fn land_one(&mut self, completion: Completion) {
-        let Completion { tag, buffer, checksum, result, .. } = completion;
+        let Completion { tag, memory, checksum, result } = completion;
+        let buffer = memory.and_then(Memory::into_host);
         let Some(flight) = self.flights.land(tag) else { return };
         let Some(active) = self.transfers.get_mut(&flight.transfer) else {
             return self.keep(flight, buffer);
@@ -99,7 +100,7 @@ impl Worker {
                 if matches!(failure, TransferError::Checksum { .. }) {
                     counters.mismatched(false);
                 }
-                self.read_again(flight, Action::Read(chunk));
+                self.read_again(flight, Action::read(chunk));
             }
             (None, Some(chunk)) if active.fills_gpu() => self.begin_copy_in(flight, chunk),
             (failure, buffer) => {

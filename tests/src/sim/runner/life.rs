@@ -54,7 +54,7 @@ impl Runner<'_> {
             OpenOptions { accept_older_copies: self.licence.metadata.is_some(), ..options() };
         // A second cut may strike while recovery is under way; then it begins again.
         for _ in 0..3 {
-            match Pool::open_sim(&self.disks, &options) {
+            match Pool::open(&self.disks, &options) {
                 Ok(pool) => {
                     self.pool = Some(pool);
                     self.openings += 1;

@@ -52,7 +52,7 @@ impl Runner<'_> {
         if is_older && !hurt {
             let name = format!("sim{}", copied.disk);
             self.disks[copied.disk].swap(&mut copied.bytes);
-            match Pool::open_sim(&self.disks, &options()) {
+            match Pool::open(&self.disks, &options()) {
                 Err(OpenError::OlderCopy { devices, .. })
                     if devices.iter().all(|it| it.device == name) => {}
                 Err(error) => return Err(format!("{name} is an older copy, not: {error}")),

@@ -131,9 +131,9 @@ fn open_pool(job: &JobOptions, engine: Engine, buffers: ByteCount) -> Result<Poo
         let size = device_size(job).unwrap_or_default();
         let disks: Vec<SimDisk> = job.filename.iter().map(|_| SimDisk::new(size)).collect();
         let format = FormatOptions { stripe_unit: job.stripe_unit, ..FormatOptions::default() };
-        Pool::format_sim(&disks, &format)
+        Pool::format(&disks, &format)
             .map_err(|error| failed("cannot make a pool of", &job.filename, &error))?;
-        Pool::open_sim(&disks, &options)
+        Pool::open(&disks, &options)
     } else {
         let specs: Vec<DeviceSpec> = job.filename.iter().map(DeviceSpec::new).collect();
         Pool::open(&specs, &options)

@@ -31,7 +31,7 @@ use crate::path::nvme::steps::{Step, Steps};
 use crate::path::nvme::{Command, Opcode, Range, outcome};
 use crate::path::operation::{Action, Completion, Extent, Operation, Refusal, Refused};
 use crate::path::slots::{Slots, conclude};
-use crate::path::{Capabilities, DataPath, Feature, Waker};
+use crate::path::{Capabilities, DataPath, Feature, MemoryKinds, Waker};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// `NVME_URING_CMD_IO` of `<linux/nvme_ioctl.h>`: `_IOWR('N', 0x80, struct nvme_uring_cmd)`.
@@ -87,6 +87,7 @@ impl PassthroughPath {
             "completions interrupt: a device has no poll queues (nvme.poll_queues=N gives it some)"
         };
         let capabilities = Capabilities {
+            memory: MemoryKinds::HOST,
             kind: KIND,
             devices: targets.iter().zip(devices).map(|(it, of)| it.capabilities(of)).collect(),
             depth,
@@ -132,7 +133,7 @@ impl PassthroughPath {
         let buffer = pool.take(ALIGNMENT).ok_or("its memory is in use")?;
         let (device, extent) = (DeviceIndex(0), Extent::new(0, ALIGNMENT as u64));
         let read =
-            Operation { tag: 0, device, extent, action: Action::Read(buffer), placement: None };
+            Operation { tag: 0, device, extent, action: Action::read(buffer), placement: None };
         self.submit(read).map_err(|refused| refused.reason.to_string())?;
         let mut completions = Vec::new();
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -183,9 +184,9 @@ impl PassthroughPath {
             Command::of_blocks(opcode, namespace, step).with_data(part as u64, bytes)
         };
         let command = match &mut operation.action {
-            Action::Read(buffer) => with_part(Opcode::Read, buffer.address()),
-            Action::Write { buffer, fua } => {
-                with_part(Opcode::Write, buffer.address()).forced(*fua).placed(placement)
+            Action::Read(memory) => with_part(Opcode::Read, memory.address()),
+            Action::Write { memory, fua } => {
+                with_part(Opcode::Write, memory.address()).forced(*fua).placed(placement)
             }
             Action::WriteZeroes => Command::of_blocks(Opcode::WriteZeroes, namespace, step),
             Action::Flush => Command::plain(Opcode::Flush, namespace),
@@ -193,12 +194,6 @@ impl PassthroughPath {
                 let range = &mut self.ranges[slot as usize];
                 *range = step.into();
                 Command::deallocate(namespace, &raw const *range)
-            }
-            Action::ReadToPeer(_)
-            | Action::WriteFromPeer { .. }
-            | Action::ReadToGpu(_)
-            | Action::WriteFromGpu { .. } => {
-                unreachable!("the gate refuses another device's memory")
             }
         };
         let mut bytes = [0; 80];
@@ -263,12 +258,7 @@ impl PassthroughPath {
         let limits = self.targets[usize::from(operation.device.0)].limits;
         let (offset, length) = (operation.extent.offset.0, operation.extent.length.0);
         match operation.action {
-            Action::Read(_)
-            | Action::Write { .. }
-            | Action::ReadToPeer(_)
-            | Action::WriteFromPeer { .. }
-            | Action::ReadToGpu(_)
-            | Action::WriteFromGpu { .. } => limits.transfer(offset, length),
+            Action::Read(_) | Action::Write { .. } => limits.transfer(offset, length),
             Action::WriteZeroes => limits.zeroes(offset, length),
             Action::Deallocate => limits.deallocate(offset, length),
             Action::Flush => Steps::flush(),

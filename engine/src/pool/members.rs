@@ -1,0 +1,205 @@
+//! The devices of a pool before and besides the data path: opening them, locked, and what opens the path to all of them.
+
+use std::ops::{Deref, DerefMut, Range};
+use std::path::PathBuf;
+
+use super::error::{FormatError, OpenError};
+use super::holder::find_holder;
+use super::owner::other_owner;
+use crate::layout::{Holder, Owner, SHARES_MAX};
+use crate::path::{
+    self, DeviceOpenError, Endurance, MemberDevice, MemberSource, OpenMode, PathProvider,
+    PathRequest,
+};
+
+/// One device, locked.
+pub(super) struct Member(Box<dyn MemberDevice>);
+
+impl Deref for Member {
+    type Target = dyn MemberDevice;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl DerefMut for Member {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut *self.0
+    }
+}
+
+/// How the members of a pool are opened.
+#[derive(Clone, Debug)]
+pub(super) struct Access {
+    /// The shares that are locked.
+    pub(super) shares: Range<u32>,
+    pub(super) mode: OpenMode,
+}
+
+impl Access {
+    /// To use one share. A share of a block device may not claim it alone: other shares are other processes'.
+    pub(super) fn of_share(share: u32, buffered: bool) -> Self {
+        let mode = OpenMode { buffered, ..OpenMode::default() };
+        Self { shares: share..share + 1, mode }
+    }
+
+    /// To have the whole device, while nobody else has it.
+    pub(super) fn alone(buffered: bool) -> Self {
+        let mode = OpenMode { buffered, exclusive: true, ..OpenMode::default() };
+        Self { shares: 0..SHARES_MAX, mode }
+    }
+
+    /// To read while nobody writes any share; a share that somebody has open is then the error, and which one.
+    pub(super) fn to_read(buffered: bool) -> Self {
+        Self { shares: 0..SHARES_MAX, ..Self::to_look(buffered) }
+    }
+
+    /// To read, whoever writes meanwhile.
+    pub(super) fn to_look(buffered: bool) -> Self {
+        let mode = OpenMode { buffered, read_only: true, ..OpenMode::default() };
+        Self { shares: 0..0, mode }
+    }
+}
+
+/// Why a device cannot become a member.
+#[derive(Debug)]
+pub(super) enum MemberError {
+    /// Another process (or another handle in this one) has a share of it.
+    Held {
+        path: PathBuf,
+        share: u32,
+        holder: Option<Holder>,
+    },
+    Lock {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    Device(DeviceOpenError),
+    /// Another host writes it.
+    Owned {
+        device: String,
+        owner: Owner,
+    },
+}
+
+impl From<MemberError> for OpenError {
+    fn from(error: MemberError) -> Self {
+        match error {
+            MemberError::Device(error) => Self::Device(error),
+            MemberError::Owned { device, owner } => {
+                Self::OwnedElsewhere { device, owner: Some(owner) }
+            }
+            MemberError::Held { path, share, holder } => Self::ShareHeld { share, path, holder },
+            MemberError::Lock { path, source } => {
+                Self::System { what: format!("cannot lock {}", path.display()), source }
+            }
+        }
+    }
+}
+
+impl From<MemberError> for FormatError {
+    fn from(error: MemberError) -> Self {
+        match error {
+            MemberError::Device(error) => Self::Device(error),
+            MemberError::Owned { device, owner } => Self::OwnedElsewhere { device, owner },
+            MemberError::Held { path, holder, .. } => Self::InUse { path, holder },
+            MemberError::Lock { path, source } => {
+                Self::System { what: format!("cannot lock {}", path.display()), source }
+            }
+        }
+    }
+}
+
+impl Member {
+    /// Opens a device that exists, and locks it. One that another host owns is opened for reading only.
+    pub(super) fn open<Source: MemberSource>(
+        source: &Source,
+        place: usize,
+        access: &Access,
+    ) -> Result<Self, MemberError> {
+        let member = Self::open_whoever_owns_it(source, place, access)?;
+        if access.mode.read_only {
+            return Ok(member);
+        }
+        let device = member.name();
+        match other_owner(&member) {
+            Ok(None) => Ok(member),
+            Ok(Some(owner)) => Err(MemberError::Owned { device, owner }),
+            Err(source) => {
+                Err(MemberError::Device(DeviceOpenError::Open { path: device.into(), source }))
+            }
+        }
+    }
+
+    /// The same whichever host owns it.
+    pub(super) fn open_whoever_owns_it<Source: MemberSource>(
+        source: &Source,
+        place: usize,
+        access: &Access,
+    ) -> Result<Self, MemberError> {
+        let open = |access: &Access| source.open_member(place, access.shares.clone(), access.mode);
+        open(access).map(Self).map_err(|error| match error {
+            path::MemberError::Device(error) => MemberError::Device(error),
+            path::MemberError::Lock { path, source } => MemberError::Lock { path, source },
+            path::MemberError::Locked { path, shares } => {
+                let looked_at = open(&Access::to_look(true)).ok();
+                let holder = looked_at.and_then(|member| find_holder(&*member, &shares));
+                MemberError::Held { path, share: shares.start, holder }
+            }
+        })
+    }
+}
+
+/// The members of a pool, in stripe order once they have been put into it.
+pub(super) struct Members(pub(super) Vec<Member>);
+
+impl Members {
+    /// Opens all of these devices. Each may be named once.
+    pub(super) fn open<Source: MemberSource>(
+        sources: &[Source],
+        access: &Access,
+    ) -> Result<Vec<Member>, OpenError> {
+        if let Some((one, other)) = Source::find_twins(sources) {
+            return Err(OpenError::NotOnePool(format!("{one} and {other} are the same device")));
+        }
+        let open = |(place, source)| Member::open(source, place, access);
+        sources.iter().enumerate().map(|it| open(it).map_err(OpenError::from)).collect()
+    }
+
+    /// Whether several data paths to them may be open at once.
+    pub(super) fn allow_several_paths(&self) -> bool {
+        self.0.iter().all(|member| member.allows_several_paths())
+    }
+
+    /// Whether all of them are in this process's memory.
+    pub(super) fn are_private(&self) -> bool {
+        self.0.iter().all(|member| member.is_private())
+    }
+
+    /// What opens the data path to all of them.
+    pub(super) fn provider(
+        &self,
+        request: &PathRequest<'_>,
+    ) -> Result<Box<dyn PathProvider>, DeviceOpenError> {
+        let members: Vec<&dyn MemberDevice> = self.0.iter().map(|member| &**member).collect();
+        members[0].provider(&members, request)
+    }
+
+    /// What opens the best data path to all of them, for the host's memory alone.
+    pub(super) fn best_provider(
+        &self,
+        mode: OpenMode,
+    ) -> Result<Box<dyn PathProvider>, DeviceOpenError> {
+        self.provider(&PathRequest { mode, ..PathRequest::default() })
+    }
+
+    /// What each of them says of its own wear.
+    pub(super) fn endurance(&self) -> Vec<Result<Endurance, String>> {
+        self.0.iter().map(|member| member.endurance()).collect()
+    }
+
+    pub(super) fn names(&self) -> Vec<String> {
+        self.0.iter().map(|member| member.name()).collect()
+    }
+}
