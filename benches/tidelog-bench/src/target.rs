@@ -129,7 +129,8 @@ impl Targets {
                 Some(self.controllers.provider(job)?)
             }
             (Level::Raw, Some(choice)) => {
-                Some(Box::new(KernelDevices::new(self.open(job)?, choice)))
+                let devices = KernelDevices::new(self.open(job)?, choice);
+                Some(Box::new(KernelDevices { submission: job.kernel.submission, ..devices }))
             }
         })
     }

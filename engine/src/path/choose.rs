@@ -128,18 +128,27 @@ pub struct KernelDevices {
     pub choice: PathChoice,
     /// The GPU whose memory they serve, if they do: the thread that drives them goes where it is.
     pub gpu: Option<Arc<dyn GpuMemory>>,
+    /// The kernel's thread that takes what is submitted, if there shall be one.
+    pub submission: Option<SubmissionThread>,
+}
+
+/// A thread of the kernel that looks for submissions, so that none is a system call (SQPOLL): for `io_uring` alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SubmissionThread {
+    /// The processor that it runs on; any where there is none.
+    pub processor: Option<u32>,
 }
 
 impl KernelDevices {
     /// Devices that serve the host's memory.
     pub fn new(devices: Vec<Device>, choice: PathChoice) -> Self {
-        Self { devices, choice, gpu: None }
+        Self { devices, choice, gpu: None, submission: None }
     }
 }
 
 impl PathProvider for KernelDevices {
     fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
-        let Self { devices, choice, gpu } = *self;
+        let Self { devices, choice, gpu, submission } = *self;
         if choice == PathChoice::Spdk {
             return Err(PathError::Unavailable {
                 kind: PathKind::Spdk,
@@ -152,12 +161,13 @@ impl PathProvider for KernelDevices {
         // The thread that opens a path drives it.
         let near = stay_near(&devices, gpu.as_deref());
         if choice == PathChoice::UringCmd {
-            let mut path = Box::new(uring::passthrough::PassthroughPath::new(&devices, depth)?);
+            let mut path =
+                Box::new(uring::passthrough::PassthroughPath::new(&devices, depth, submission)?);
             path.note(near);
             return Ok(Opened { path, why_not });
         }
         if choice != PathChoice::Posix {
-            match uring::Ring::probe(depth) {
+            match uring::Ring::probe(depth, submission) {
                 Ok(ring) => {
                     let mut path = Box::new(uring::UringPath::new(ring, devices)?);
                     path.note(near);
@@ -166,6 +176,13 @@ impl PathProvider for KernelDevices {
                 Err(error) if choice == PathChoice::Uring => return Err(error),
                 Err(error) => why_not.push(error.to_string()),
             }
+        }
+        if submission.is_some() {
+            return Err(PathError::Unavailable {
+                kind: PathKind::Posix,
+                reason: "the kernel takes submissions by a thread of its own for io_uring alone"
+                    .into(),
+            });
         }
         let mut path = Box::new(posix::PosixPath::new(devices, depth)?);
         path.note(near);

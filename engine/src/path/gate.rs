@@ -46,6 +46,9 @@ impl Gate {
             }
             _ => {}
         }
+        if operation.priority.is_some() && capabilities.kind != PathKind::Uring {
+            return Err(Refusal::Invalid("the data path passes no priority on"));
+        }
         check_extent(device, operation)?;
         self.unlatched(operation.device, operation.action.kind())
     }

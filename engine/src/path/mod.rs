@@ -30,6 +30,7 @@ mod numa;
 pub mod nvme;
 mod operation;
 pub mod posix;
+mod priority;
 pub mod sim;
 mod slots;
 #[cfg(feature = "spdk")]
@@ -43,7 +44,9 @@ mod window;
 use std::io;
 use std::time::{Duration, Instant};
 
-pub use choose::{Backend, KernelDevices, Opened, PathChoice, PathError, PathKind, PathProvider};
+pub use choose::{
+    Backend, KernelDevices, Opened, PathChoice, PathError, PathKind, PathProvider, SubmissionThread,
+};
 pub use device::{
     ControllerName, DEVICES_MAX, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec,
     OpenMode, SpecError, controllers_of,
@@ -54,6 +57,7 @@ pub use operation::{
     Action, Completion, DeviceError, Extent, Library, Operation, OperationKind, PlacementHandle,
     Refusal, Refused, Status,
 };
+pub use priority::{IoPriority, PriorityClass};
 pub use waker::Waker;
 use window::WindowSize;
 

@@ -487,7 +487,9 @@ impl Members {
         Ok(match backend {
             _ if devices.is_empty() => Box::new(SimDisks(disks)),
             Some(backend) => backend.provider(devices),
-            None => Box::new(KernelDevices { devices, choice, gpu: gpu.cloned() }),
+            None => {
+                Box::new(KernelDevices { gpu: gpu.cloned(), ..KernelDevices::new(devices, choice) })
+            }
         })
     }
 

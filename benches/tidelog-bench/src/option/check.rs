@@ -39,6 +39,7 @@ impl JobOptions {
             return wrong("time_based runs for all of runtime, which is not given");
         }
         self.check_raw()?;
+        self.check_kernel(engine)?;
         if self.offload.is_some_and(|offload| offload != (engine == Engine::Posix)) {
             return wrong(
                 "io_submit_mode: tidelog-posix has threads that submit (offload), the other data paths have none \

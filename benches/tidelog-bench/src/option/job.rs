@@ -8,6 +8,7 @@ use tidelog_engine::units::ByteCount;
 
 use super::content::Content;
 use super::distribution::Distribution;
+use super::kernel::Kernel;
 use super::load::Load;
 use super::logs::Logs;
 use super::sizes::Sizes;
@@ -262,6 +263,8 @@ pub struct JobOptions {
     pub cpus_allowed: Vec<usize>,
     /// The NUMA nodes whose processors it may run on.
     pub numa_cpu_nodes: Option<Nodes>,
+    /// What it asks of the kernel.
+    pub kernel: Kernel,
     /// The percentiles to report.
     pub percentiles: Vec<f64>,
     /// Whether those of completion latencies are.
@@ -371,6 +374,7 @@ impl Default for JobOptions {
             verify_dump: false,
             cpus_allowed: Vec::new(),
             numa_cpu_nodes: None,
+            kernel: Kernel::default(),
             percentiles: PERCENTILES.to_vec(),
             clat_percentiles: true,
             lat_percentiles: false,

@@ -10,4 +10,4 @@ pub use lateness::Lateness;
 pub use moments::Moments;
 pub use recorder::{Depths, Direction, DirectionStats, Latency, LiveCounters, Recorder, nanos};
 pub use steady::{Steady, SteadyResult};
-pub use timeline::{Entry, Timeline};
+pub use timeline::{Entry, Operated, Timeline};

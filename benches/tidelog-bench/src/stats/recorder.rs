@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 
 use super::moments::Moments;
-use super::timeline::Timeline;
+use super::timeline::{Operated, Timeline};
 
 /// How often throughput is sampled, as in fio.
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
@@ -289,7 +289,8 @@ impl Recorder {
 
     /// Counts an operation that was seen complete at `now`.
     pub fn completed(&mut self, direction: Direction, bytes: u64, latency: Latency, now: Instant) {
-        self.completed_alike(1, direction, [0, bytes], latency, now);
+        let operated = Operated { direction, offset: 0, bytes, priority: 0 };
+        self.completed_alike(1, operated, latency, now);
     }
 
     /// Begins to count anew: what was counted so far led to what is to be measured.
@@ -301,15 +302,15 @@ impl Recorder {
         (self.counted_from, self.sample.begun) = (now, now);
     }
 
-    /// Counts so many operations, at least one, from the same byte on and of so many bytes each, that were seen complete together.
+    /// Counts so many operations, at least one, that are alike and were seen complete together.
     pub fn completed_alike(
         &mut self,
         ios: u64,
-        direction: Direction,
-        [offset, bytes]: [u64; 2],
+        operated: Operated,
         latency: Latency,
         now: Instant,
     ) {
+        let Operated { direction, bytes, .. } = operated;
         let index = direction as usize;
         count(&self.live.bytes[index], ios * bytes);
         count(&self.live.ios[index], ios);
@@ -330,7 +331,7 @@ impl Recorder {
         }
         if let Some(timeline) = &mut self.timeline {
             for _ in 0..ios {
-                timeline.completed(direction, [offset, bytes], slat, clat, now);
+                timeline.completed(operated, slat, clat, now);
             }
         }
         self.ended = now;
@@ -387,7 +388,9 @@ mod tests {
             recorder = recorder.with_timeline(Duration::ZERO);
             let (latency, now) = (Latency { slat: 100, clat: 5000 }, recorder.begun);
             if alike {
-                recorder.completed_alike(3, Direction::Write, [0, 4096], latency, now);
+                let (direction, bytes) = (Direction::Write, 4096);
+                let operated = Operated { direction, offset: 0, bytes, priority: 0 };
+                recorder.completed_alike(3, operated, latency, now);
             } else {
                 (0..3).for_each(|_| recorder.completed(Direction::Write, 4096, latency, now));
             }

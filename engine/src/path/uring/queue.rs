@@ -122,6 +122,10 @@ impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Queue
             return Ok(());
         }
         self.ring.submit()?;
+        if self.ring.params().is_setup_sqpoll() {
+            // The kernel's thread has not taken what was submitted yet.
+            self.ring.submitter().squeue_wait()?;
+        }
         // SAFETY: passed on to the caller.
         let pushed = unsafe { self.ring.submission().push(entry) };
         pushed.map_err(|_| io::ErrorKind::WouldBlock.into())

@@ -151,6 +151,7 @@ impl Open {
                     _ => Action::ReadToPeer(buffer),
                 },
                 placement: of.placement,
+                priority: of.priority,
             };
             let told = match path.submit(operation) {
                 Ok(()) => Told::Taken,

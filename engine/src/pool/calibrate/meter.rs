@@ -126,7 +126,14 @@ impl Walk {
             _ => Action::Read(buffer),
         };
         let extent = Extent::new(offset, self.chunk.0);
-        Operation { tag, device: DeviceIndex(device as u8), extent, action, placement: None }
+        Operation {
+            tag,
+            device: DeviceIndex(device as u8),
+            extent,
+            action,
+            placement: None,
+            priority: None,
+        }
     }
 }
 
