@@ -25,7 +25,9 @@ pub mod checked;
 pub mod choose;
 pub mod device;
 mod endurance;
+mod error;
 mod gate;
+mod kind;
 mod numa;
 pub mod nvme;
 mod operation;
@@ -44,20 +46,21 @@ mod window;
 use std::io;
 use std::time::{Duration, Instant};
 
-pub use choose::{
-    Backend, KernelDevices, Opened, PathChoice, PathError, PathKind, PathProvider, SubmissionThread,
-};
+pub use choose::{Backend, KernelDevices, Opened, PathProvider};
 pub use device::{
     ControllerName, DEVICES_MAX, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec,
     OpenMode, SpecError, controllers_of,
 };
 pub use endurance::{Endurance, FdpStatistics, ReclaimUnitHandle};
+pub use error::PathError;
+pub use kind::{PathChoice, PathKind, UnknownPath};
 pub use numa::stay_near;
 pub use operation::{
     Action, Completion, DeviceError, Extent, Library, Operation, OperationKind, PlacementHandle,
     Refusal, Refused, Status,
 };
 pub use priority::{IoPriority, PriorityClass};
+pub use uring::SubmissionThread;
 pub use waker::Waker;
 use window::WindowSize;
 

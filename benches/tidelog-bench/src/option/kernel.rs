@@ -2,12 +2,12 @@
 //! memory comes from.
 
 use tidelog_engine::memory::MemoryPolicy;
-use tidelog_engine::path::{IoPriority, PriorityClass, SubmissionThread};
+use tidelog_engine::path::{IoPriority, PathKind, PriorityClass, SubmissionThread};
 
-use super::job::{Engine, JobOptions, Level};
+use super::job::{JobOptions, Level};
 use super::value::{number, percent, processors};
+use crate::direction::Direction;
 use crate::exit::BenchError;
-use crate::stats::Direction;
 
 /// What a job asks of the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,10 +57,10 @@ impl Priorities {
 
 impl JobOptions {
     /// Whether the data path can ask the kernel for what the job asks of it.
-    pub(super) fn check_kernel(&self, engine: Engine) -> Result<(), BenchError> {
+    pub(super) fn check_kernel(&self, engine: PathKind) -> Result<(), BenchError> {
         let Kernel { priorities, submission, memory } = &self.kernel;
         let has_priorities = *priorities != Priorities::default();
-        let submits = [Engine::Uring, Engine::UringCmd].contains(&engine);
+        let submits = [PathKind::Uring, PathKind::UringCmd].contains(&engine);
         let wrong = |what: &str| Err(BenchError::usage(what).within(&self.name));
         let asked = [
             ("prio, prioclass and cmdprio_percentage", has_priorities),
@@ -72,7 +72,7 @@ impl JobOptions {
         {
             return wrong(&format!("{name}: for the raw level"));
         }
-        if has_priorities && engine != Engine::Uring {
+        if has_priorities && engine != PathKind::Uring {
             return wrong(
                 "prio, prioclass and cmdprio_percentage: no data path but tidelog-uring passes a priority on to the \
                  kernel",
@@ -83,7 +83,7 @@ impl JobOptions {
                 "sqthread_poll: a thread of the kernel takes submissions of tidelog-uring and tidelog-uring-cmd alone",
             );
         }
-        if memory.is_some() && engine == Engine::Spdk {
+        if memory.is_some() && engine == PathKind::Spdk {
             return wrong(
                 "numa_mem_policy: SPDK's memory comes from the node of each controller, whatever the thread's policy",
             );

@@ -6,7 +6,8 @@ use tidelog_engine::path::{DEVICES_MAX, SubmissionThread};
 use tidelog_engine::units::ByteCount;
 
 use super::distribution::Distribution;
-use super::job::{Engine, JobOptions};
+use super::engine::engine_named;
+use super::job::JobOptions;
 use super::kernel::{
     for_reads_and_writes, memory_policy, percentages, priority_class, priority_level,
 };
@@ -112,7 +113,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         group: Group::Load,
         help: "The data path: tidelog-uring, tidelog-uring-cmd (NVMe commands to whole namespaces), tidelog-posix, tidelog-spdk (controllers without the kernel) or tidelog-sim. Never another than this one",
         apply: |job, text| {
-            job.engine = Some(Engine::named(text)?);
+            job.engine = Some(engine_named(text)?);
             Ok(())
         },
     },

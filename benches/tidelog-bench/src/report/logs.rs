@@ -51,7 +51,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::stats::{Direction, Operated};
+    use crate::direction::Direction;
+    use crate::stats::Operated;
 
     #[test]
     fn the_last_field_is_the_priority_as_fio_writes_it() {

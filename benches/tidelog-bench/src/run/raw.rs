@@ -17,10 +17,11 @@ use super::dump;
 use super::floor::Floor;
 use super::start::Ended;
 use super::throttle::Throttle;
+use crate::direction::Direction;
 use crate::exit::BenchError;
 use crate::load::{BadBlock, Filler, Origin, Place, Stream, Way, check, stamp};
 use crate::option::{JobOptions, Logs};
-use crate::stats::{Direction, Latency, Operated, Recorder, Steady, nanos};
+use crate::stats::{Latency, Operated, Recorder, Steady, nanos};
 use crate::target;
 
 /// How long a job that is held back sleeps at most before it looks whether it is over.

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 
 use super::moments::Moments;
-use super::timeline::{Operated, Timeline};
+use super::operated::Operated;
+use super::timeline::Timeline;
+use crate::direction::Direction;
 
 /// How often throughput is sampled, as in fio.
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
@@ -15,17 +17,6 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(500);
 const LATENCY_MAX: u64 = 3_600_000_000_000;
 /// Latencies are told apart to three digits.
 const DIGITS: u8 = 3;
-
-/// Which way bytes go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// Device to memory.
-    Read = 0,
-    /// Memory to device.
-    Write = 1,
-    /// Nobody needs the bytes any more.
-    Trim = 2,
-}
 
 /// What is known of one direction.
 #[derive(Clone, Debug)]

@@ -2,20 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::recorder::Direction;
-
-/// What an operation was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Operated {
-    /// Which way its bytes went.
-    pub direction: Direction,
-    /// Where it began, if a log wants to know.
-    pub offset: u64,
-    /// How many bytes it moved.
-    pub bytes: u64,
-    /// Its priority as the kernel writes it, if a log wants to know.
-    pub priority: u16,
-}
+use super::operated::Operated;
+use crate::direction::Direction;
 
 /// An operation, or those of one direction in a while, on average.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

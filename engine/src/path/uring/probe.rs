@@ -4,7 +4,9 @@ use std::io;
 
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 
-use super::super::choose::{PathError, PathKind, SubmissionThread};
+use super::super::error::PathError;
+use super::super::kind::PathKind;
+use super::SubmissionThread;
 
 /// Room in the submission queue for the waker's entry and for cancellations.
 const SPARE_ENTRIES: u32 = 8;

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
-use super::super::choose::{PathError, PathKind};
+use super::super::error::PathError;
+use super::super::kind::PathKind;
 use super::super::{Feature, Waker};
 use crate::memory::DmaPool;
 use crate::units::ByteCount;
