@@ -44,8 +44,15 @@ fn open(fake: &FakeGpu, devices: Vec<Device>) -> Box<dyn DataPath> {
 }
 
 fn run(path: &mut dyn DataPath, extent: Extent, action: Action) -> Completion {
-    path.submit(Operation { tag: 1, device: DeviceIndex(0), extent, action, placement: None })
-        .unwrap();
+    path.submit(Operation {
+        tag: 1,
+        device: DeviceIndex(0),
+        extent,
+        action,
+        placement: None,
+        priority: None,
+    })
+    .unwrap();
     let mut completions = Vec::new();
     let end = Instant::now() + Duration::from_secs(20);
     while path.poll(&mut completions) == 0 {
@@ -337,8 +344,14 @@ fn a_failed_write_latches_its_device_with_cufiles_code_and_reads_go_on() {
     let status = Status::Library { library: &CUFILE, code: 5044 };
     assert_eq!(error.status, status);
     assert!(error.to_string().ends_with("cuFile error 5044 (IO_ERROR)"), "{error}");
-    let again =
-        Operation { tag: 2, device: DeviceIndex(0), extent, action: write(), placement: None };
+    let again = Operation {
+        tag: 2,
+        device: DeviceIndex(0),
+        extent,
+        action: write(),
+        placement: None,
+        priority: None,
+    };
     assert_eq!(path.submit(again).unwrap_err().reason, Refusal::Latched(error));
     run(path.as_mut(), extent, Action::read(pool.take(4096).unwrap())).result.unwrap();
 }

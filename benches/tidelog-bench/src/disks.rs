@@ -7,8 +7,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use nix::sys::stat::{major, minor};
+use tidelog_engine::path::PathKind;
 
-use crate::option::{Engine, JobOptions};
+use crate::option::JobOptions;
 
 /// Counters of one disk, or how far they went.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,7 +40,7 @@ impl Disks {
     /// The disks under these jobs. Files that are made later have that of their directory.
     pub fn under(jobs: &[JobOptions]) -> Self {
         let is_kernels =
-            |job: &&JobOptions| !matches!(job.engine, Some(Engine::Sim | Engine::Spdk));
+            |job: &&JobOptions| !matches!(job.engine, Some(PathKind::Sim | PathKind::Spdk));
         let real = jobs.iter().filter(is_kernels);
         let numbers: BTreeSet<(u64, u64)> =
             real.flat_map(|job| &job.filename).filter_map(|name| number(Path::new(name))).collect();

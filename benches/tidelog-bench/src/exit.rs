@@ -9,7 +9,7 @@ use tidelog_engine::path::{DeviceOpenError, PathError};
 use tidelog_engine::units::ByteCount;
 use tidelog_format::device::Refusal;
 
-use crate::target::Holder;
+use crate::holder::Holder;
 
 /// The exit codes; `--help` lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,10 @@
 //! reported ([`report`]) as fio reports it.
 
 pub mod cli;
+pub mod direction;
 pub mod disks;
 pub mod exit;
+pub mod holder;
 pub mod jobfile;
 pub mod live;
 pub mod load;
@@ -27,11 +29,12 @@ use disks::Disks;
 use exit::{BenchError, Exit};
 use live::Live;
 use option::value::Amount;
-use option::{Engine, JobOptions, Level};
+use option::{JobOptions, Level};
 use output::{Logs, Output};
 use report::Report;
 use run::Status;
 use target::{Found, Targets};
+use tidelog_engine::path::PathKind;
 use workload::Workload;
 
 /// Does what was asked for, and answers how it went.
@@ -101,7 +104,7 @@ fn with_plan(job: &JobOptions) -> Result<JobOptions, BenchError> {
 /// Makes sure that a job may use its devices; makes the pool of a log job whose devices hold nothing.
 fn admit(job: &JobOptions, targets: &mut Targets) -> Result<(), BenchError> {
     match (job.level, job.engine()?) {
-        (_, Engine::Sim) => Ok(()),
+        (_, PathKind::Sim) => Ok(()),
         (Level::Raw, _) => targets.admit_raw(job),
         (Level::Log, _) => match targets.admit_log(job)? {
             Found::Pool => Ok(()),

@@ -121,7 +121,7 @@ impl Logs {
                     .recorder
                     .timeline
                     .as_ref()
-                    .map(|it| log_lines(*kind, it, result.options.logs.offsets));
+                    .map(|it| log_lines(*kind, it, &result.options.logs));
                 if let Some(file) = self.files.get_mut(path) {
                     file.write(&lines.unwrap_or_default())?;
                 }

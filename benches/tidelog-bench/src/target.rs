@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use tidelog_engine::memory::ALIGNMENT;
 use tidelog_engine::path::sim::{SimDisk, SimDisks};
 use tidelog_engine::path::{
-    Device, DeviceIdentity, DeviceOpenError, DeviceSpec, KernelDevices, OpenMode, PathProvider,
+    Device, DeviceIdentity, DeviceOpenError, DeviceSpec, KernelDevices, OpenMode, PathChoice,
+    PathKind, PathProvider,
 };
 use tidelog_engine::units::ByteCount;
 use tidelog_format::device::{
@@ -22,12 +23,11 @@ use controllers::Controllers;
 use space::Space;
 
 use crate::exit::BenchError;
+use crate::holder::Holder;
 use crate::load::Window;
 use crate::option::value::Amount;
-use crate::option::{Engine, JobOptions, Level};
+use crate::option::{JobOptions, Level};
 use crate::run::device_size;
-
-pub use claim::Holder;
 
 /// What the jobs of a run may use.
 #[derive(Debug, Default)]
@@ -72,7 +72,7 @@ impl Targets {
         let mut space = Space::default();
         for job in jobs {
             let looked = match (job.level, job.engine()?) {
-                (_, Engine::Sim) => continue,
+                (_, PathKind::Sim) => continue,
                 (Level::Raw, _) => self.may_be_raw(job).and_then(|targets| {
                     targets.iter().try_for_each(|it| {
                         space.note(it, file_size(job, it)?);
@@ -106,8 +106,8 @@ impl Targets {
     /// Why not. Nothing was written then.
     pub fn admit_raw(&mut self, job: &JobOptions) -> Result<(), BenchError> {
         match job.engine()? {
-            Engine::Sim => return Ok(()),
-            Engine::Spdk => return self.admit_controllers(job),
+            PathKind::Sim => return Ok(()),
+            PathKind::Spdk => return self.admit_controllers(job),
             _ => {}
         }
         for target in &self.may_be_raw(job)? {
@@ -122,14 +122,15 @@ impl Targets {
     /// A device cannot be opened.
     pub fn provider(&self, job: &JobOptions) -> Result<Option<Box<dyn PathProvider>>, BenchError> {
         let engine = job.engine()?;
-        Ok(match (job.level, engine.choice()) {
+        Ok(match (job.level, PathChoice::of(engine)) {
             (Level::Log, _) => None,
             (Level::Raw, None) => Some(Box::new(simulated(job))),
-            (Level::Raw, Some(_)) if engine == Engine::Spdk => {
+            (Level::Raw, Some(_)) if engine == PathKind::Spdk => {
                 Some(self.controllers.provider(job)?)
             }
             (Level::Raw, Some(choice)) => {
-                Some(Box::new(KernelDevices::new(self.open(job)?, choice)))
+                let devices = KernelDevices::new(self.open(job)?, choice);
+                Some(Box::new(KernelDevices { submission: job.kernel.submission, ..devices }))
             }
         })
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tidelog_planner::plan::{Action, Plan, Target};
 use tidelog_planner::trace::{Identity, Trace};
 
+use crate::direction::Direction;
 use crate::exit::BenchError;
-use crate::stats::Direction;
 
 /// One iteration of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]

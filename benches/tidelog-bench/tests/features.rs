@@ -307,3 +307,19 @@ fn all_that_is_wrong_on_a_command_line_is_told_at_once() {
         assert!(ran.code == 64 && ran.err.contains(what), "{what}: {}", ran.err);
     }
 }
+
+#[test]
+fn operations_of_two_priorities_are_told_apart_in_the_logs() {
+    let directory = temporary("priorities");
+    // Nobody needs to be privileged for these two.
+    let text = "[a]\nioengine=tidelog-uring\nrw=randwrite\nloops=4\nwrite_lat_log=log\nlog_prio=1\n\
+                prioclass=3\ncmdprio_percentage=30\ncmdprio_class=2\ncmdprio=1\n";
+    jobs(&directory, text);
+    let log = fs::read_to_string(directory.at("log_clat.1.log")).unwrap();
+    let with = |priority: &str| log.lines().filter(|line| line.ends_with(priority)).count();
+    let (most, others) = (with(", 0x6000"), with(", 0x4001"));
+    assert_eq!(most + others, 256, "{log}");
+    assert!((40..120).contains(&others), "{others}");
+    let refused = run(&directory, "[a]\nrw=read\nprio=1\n").expect(64);
+    refused.says("no data path but tidelog-uring passes a priority on");
+}

@@ -21,6 +21,7 @@ mod dma;
 mod ends;
 mod gpu;
 pub mod peer;
+mod policy;
 pub mod process;
 mod runs;
 mod stream;
@@ -36,6 +37,7 @@ pub use gpu::{
     GpuCopies, GpuCopy, GpuDestination, GpuDirection, GpuError, GpuEvent, GpuMemory, GpuPlace,
     GpuRange, GpuSlice, GpuSource, OpenedCopies,
 };
+pub use policy::MemoryPolicy;
 
 /// Every device address, length and buffer is a multiple of this many bytes.
 ///

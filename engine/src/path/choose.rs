@@ -1,102 +1,14 @@
 //! Opening devices by the best path there is, and saying why not by a better one.
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::memory::GpuMemory;
 
 use super::device::Device;
+use super::error::PathError;
+use super::kind::{PathChoice, PathKind};
+use super::uring::SubmissionThread;
 use super::{DataPath, posix, stay_near, uring};
-
-/// The backends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PathKind {
-    /// `io_uring`.
-    Uring,
-    /// NVMe commands through `io_uring`.
-    UringCmd,
-    /// Threads of `pread` and `pwrite`.
-    Posix,
-    /// cuFile, by way of GPU memory.
-    Gds,
-    /// SPDK's NVMe driver, without the kernel.
-    Spdk,
-    /// Disks in memory.
-    Sim,
-}
-
-impl fmt::Display for PathKind {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::Uring => "uring",
-            Self::UringCmd => "uring-cmd",
-            Self::Posix => "posix",
-            Self::Gds => "gds",
-            Self::Spdk => "spdk",
-            Self::Sim => "sim",
-        })
-    }
-}
-
-/// Which path a caller wants.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PathChoice {
-    /// The best that works here.
-    #[default]
-    Auto,
-    /// `io_uring` or nothing.
-    Uring,
-    /// NVMe commands through `io_uring`, to whole namespaces; never by [`Auto`](Self::Auto).
-    UringCmd,
-    /// Threads of `pread` and `pwrite`.
-    Posix,
-    /// SPDK's NVMe driver; the devices must be named as its controllers, which go by no other path.
-    Spdk,
-}
-
-/// A data path's name is none of ours.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no data path; there are auto, uring, uring-cmd, posix and spdk")]
-pub struct UnknownPath(String);
-
-impl FromStr for PathChoice {
-    type Err = UnknownPath;
-
-    fn from_str(name: &str) -> Result<Self, UnknownPath> {
-        match name {
-            "auto" => Ok(Self::Auto),
-            "uring" => Ok(Self::Uring),
-            "uring-cmd" => Ok(Self::UringCmd),
-            "posix" => Ok(Self::Posix),
-            "spdk" => Ok(Self::Spdk),
-            _ => Err(UnknownPath(name.into())),
-        }
-    }
-}
-
-/// A data path could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum PathError {
-    /// This machine or container does not have it.
-    #[error("the {kind} data path does not work here: {reason}")]
-    Unavailable {
-        /// The path that was wanted.
-        kind: PathKind,
-        /// Why not, and what would help.
-        reason: String,
-    },
-    /// The operating system refused something every path needs.
-    #[error("the {kind} data path could not {what}: {source}")]
-    System {
-        /// The path that was wanted.
-        kind: PathKind,
-        /// What it tried.
-        what: &'static str,
-        /// The kernel's answer.
-        source: std::io::Error,
-    },
-}
 
 /// A data path, and how it was come by.
 pub struct Opened {
@@ -128,18 +40,20 @@ pub struct KernelDevices {
     pub choice: PathChoice,
     /// The GPU whose memory they serve, if they do: the thread that drives them goes where it is.
     pub gpu: Option<Arc<dyn GpuMemory>>,
+    /// The kernel's thread that takes what is submitted, if there shall be one.
+    pub submission: Option<SubmissionThread>,
 }
 
 impl KernelDevices {
     /// Devices that serve the host's memory.
     pub fn new(devices: Vec<Device>, choice: PathChoice) -> Self {
-        Self { devices, choice, gpu: None }
+        Self { devices, choice, gpu: None, submission: None }
     }
 }
 
 impl PathProvider for KernelDevices {
     fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
-        let Self { devices, choice, gpu } = *self;
+        let Self { devices, choice, gpu, submission } = *self;
         if choice == PathChoice::Spdk {
             return Err(PathError::Unavailable {
                 kind: PathKind::Spdk,
@@ -152,12 +66,13 @@ impl PathProvider for KernelDevices {
         // The thread that opens a path drives it.
         let near = stay_near(&devices, gpu.as_deref());
         if choice == PathChoice::UringCmd {
-            let mut path = Box::new(uring::passthrough::PassthroughPath::new(&devices, depth)?);
+            let mut path =
+                Box::new(uring::passthrough::PassthroughPath::new(&devices, depth, submission)?);
             path.note(near);
             return Ok(Opened { path, why_not });
         }
         if choice != PathChoice::Posix {
-            match uring::Ring::probe(depth) {
+            match uring::Ring::probe(depth, submission) {
                 Ok(ring) => {
                     let mut path = Box::new(uring::UringPath::new(ring, devices)?);
                     path.note(near);
@@ -166,6 +81,13 @@ impl PathProvider for KernelDevices {
                 Err(error) if choice == PathChoice::Uring => return Err(error),
                 Err(error) => why_not.push(error.to_string()),
             }
+        }
+        if submission.is_some() {
+            return Err(PathError::Unavailable {
+                kind: PathKind::Posix,
+                reason: "the kernel takes submissions by a thread of its own for io_uring alone"
+                    .into(),
+            });
         }
         let mut path = Box::new(posix::PosixPath::new(devices, depth)?);
         path.note(near);

@@ -1,7 +1,7 @@
 //! What every backend checks before it takes an operation, and what it remembers of failures.
 
 use super::operation::{Action, DeviceError, Extent, Operation, OperationKind, Refusal};
-use super::{Capabilities, DeviceCapabilities};
+use super::{Capabilities, DeviceCapabilities, PathKind};
 use crate::memory::{ALIGNMENT, GpuSlice, Memory, MemoryKind};
 use crate::units::DeviceIndex;
 
@@ -36,6 +36,9 @@ impl Gate {
                 return Err(Refusal::Invalid(why));
             }
             None => {}
+        }
+        if operation.priority.is_some() && capabilities.kind != PathKind::Uring {
+            return Err(Refusal::Invalid("the data path passes no priority on"));
         }
         check_extent(device, operation)?;
         self.unlatched(operation.device, operation.action.kind())

@@ -228,7 +228,7 @@ impl MemberDevice for KernelMember {
         let (choice, gpu) = (request.choice, request.gpu.cloned());
         Ok(match request.backend {
             Some(backend) => backend.provider(devices),
-            None => Box::new(KernelDevices { devices, choice, gpu }),
+            None => Box::new(KernelDevices { gpu, ..KernelDevices::new(devices, choice) }),
         })
     }
 }

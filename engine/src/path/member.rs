@@ -9,10 +9,11 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::choose::{Backend, PathChoice, PathProvider};
+use super::choose::{Backend, PathProvider};
 use super::device::blank::first_byte_set_by;
 use super::device::{ControllerName, DeviceIdentity, DeviceOpenError, OpenMode};
 use super::endurance::Endurance;
+use super::kind::PathChoice;
 use super::nvme::{AdminError, Namespace};
 use crate::memory::GpuMemory;
 use crate::units::ByteCount;

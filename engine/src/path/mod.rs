@@ -25,13 +25,16 @@ pub mod checked;
 pub mod choose;
 pub mod device;
 mod endurance;
+mod error;
 mod gate;
 mod kernel;
+mod kind;
 pub mod member;
 mod numa;
 pub mod nvme;
 mod operation;
 pub mod posix;
+mod priority;
 pub mod sim;
 mod slots;
 #[cfg(feature = "spdk")]
@@ -45,18 +48,22 @@ mod window;
 use std::io;
 use std::time::{Duration, Instant};
 
-pub use choose::{Backend, KernelDevices, Opened, PathChoice, PathError, PathKind, PathProvider};
+pub use choose::{Backend, KernelDevices, Opened, PathProvider};
 pub use device::{
     ControllerName, DEVICES_MAX, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec,
     OpenMode, SpecError, controllers_of,
 };
 pub use endurance::{Endurance, FdpStatistics, ReclaimUnitHandle};
+pub use error::PathError;
+pub use kind::{PathChoice, PathKind, UnknownPath};
 pub use member::{MemberDevice, MemberError, MemberSource, PathRequest};
 pub use numa::stay_near;
 pub use operation::{
     Action, Completion, DeviceError, Extent, Library, Operation, OperationKind, PlacementHandle,
     Refusal, Refused, Status,
 };
+pub use priority::{IoPriority, PriorityClass};
+pub use uring::SubmissionThread;
 pub use waker::Waker;
 use window::WindowSize;
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::priority::IoPriority;
 use crate::memory::{ALIGNMENT, DmaBuffer, Memory};
 use crate::units::{ByteCount, DeviceIndex};
 
@@ -51,6 +52,8 @@ pub struct Operation {
     pub action: Action,
     /// Where a write had best lie, on a device that can tell.
     pub placement: Option<PlacementHandle>,
+    /// How urgent a read or write is to the kernel: for `io_uring` alone.
+    pub priority: Option<IoPriority>,
 }
 
 /// One of a device's placement handles (NVMe Flexible Data Placement), by its place in the namespace's list: what is

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 
-use super::choose::{PathError, PathKind};
 use super::device::{Device, fallocate_mode};
+use super::error::PathError;
 use super::gate::Gate;
+use super::kind::PathKind;
 use super::operation::{Action, Completion, Operation, Refusal, Refused};
 use super::slots::complete;
 use super::{Capabilities, DataPath, DeviceCapabilities, Feature, MemoryKinds, Waker};

@@ -51,14 +51,23 @@ fn kernel(directory: &Directory, choice: PathChoice) -> Opened {
     Box::new(KernelDevices::new(devices, choice)).open(4).unwrap()
 }
 
+/// `io_uring` whose submissions a thread of the kernel takes.
+fn with_submission_thread(directory: &Directory) -> Opened {
+    let devices = vec![directory.device("a"), directory.device("b")];
+    let submission = Some(SubmissionThread { processor: Some(0) });
+    let kernel = KernelDevices { submission, ..KernelDevices::new(devices, PathChoice::Uring) };
+    Box::new(kernel).open(4).unwrap()
+}
+
 /// Runs `check` on each path with two devices of 1 MiB and room for 8 operations.
 fn on_each(check: impl Fn(&mut dyn DataPath, &DmaPool)) {
-    let directories = [Directory::new(), Directory::new()];
+    let directories = [Directory::new(), Directory::new(), Directory::new()];
     let sims = Box::new(SimDisks(vec![SimDisk::new(SIZE), SimDisk::new(SIZE)]));
     let paths = [
         sims.open(4).unwrap(),
         kernel(&directories[0], PathChoice::Posix),
         kernel(&directories[1], PathChoice::Uring),
+        with_submission_thread(&directories[2]),
     ];
     for opened in paths {
         let mut path: Box<dyn DataPath> = Box::new(checked::Checked::new(opened.path));
@@ -76,7 +85,7 @@ fn name(path: &dyn DataPath) -> PathKind {
 }
 
 fn operation(tag: u64, device: u8, extent: Extent, action: Action) -> Operation {
-    Operation { tag, device: DeviceIndex(device), extent, action, placement: None }
+    Operation { tag, device: DeviceIndex(device), extent, action, placement: None, priority: None }
 }
 
 fn collect(path: &mut dyn DataPath, count: usize) -> Vec<Completion> {
@@ -273,6 +282,23 @@ fn a_failing_write_latches_its_device_and_the_error_keeps_the_kernels_number() {
         assert_eq!(again.reason, Refusal::Latched(error), "{choice:?}");
         read(path.as_mut(), &pool, 0, Extent::new(0, BLOCK));
     }
+}
+
+#[test]
+fn a_priority_goes_to_the_kernel_or_is_refused() {
+    on_each(|path, pool| {
+        let priority = IoPriority::new(PriorityClass::Idle, 0);
+        let action = Action::write(filled(pool, BLOCK, 1), false);
+        let plain = operation(1, 0, Extent::new(0, BLOCK), action);
+        let submitted = path.submit(Operation { priority, ..plain });
+        if name(path) == PathKind::Uring {
+            submitted.unwrap();
+            collect(path, 1).pop().unwrap().result.unwrap();
+        } else {
+            let refused = submitted.unwrap_err();
+            assert_eq!(refused.reason, Refusal::Invalid("the data path passes no priority on"));
+        }
+    });
 }
 
 #[test]

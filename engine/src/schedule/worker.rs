@@ -373,7 +373,8 @@ impl Worker {
             return Err((None, action.into_buffer()));
         };
         let Piece { device, placement, .. } = piece;
-        let operation = Operation { tag, device, extent: piece.extent(), action, placement };
+        let operation =
+            Operation { tag, device, extent: piece.extent(), action, placement, priority: None };
         match self.path.submit(operation) {
             Ok(()) => {
                 if let Some(active) = self.transfers.get_mut(&flight.transfer) {

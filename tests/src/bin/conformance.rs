@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use tidelog_engine::path::{DeviceSpec, PathKind};
+use tidelog_engine::path::{DeviceSpec, PathChoice};
 use tidelog_tests::conformance::{
     Answer, Failure, Fault, Noticed, PLACEMENT_ROWS, ROWS, Stage, exit_code, find, told,
 };
@@ -66,18 +66,10 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
     if !arguments.overwrite && !arguments.find {
         return Err("the devices would lose what they hold; pass --overwrite if they may".into());
     }
-    let path = match arguments.path.as_str() {
-        "uring" => PathKind::Uring,
-        "uring-cmd" => PathKind::UringCmd,
-        "posix" => PathKind::Posix,
-        "spdk" => PathKind::Spdk,
-        other => {
-            return Err(format!(
-                "{other:?} is no data path; there are uring, uring-cmd, posix and spdk"
-            )
-            .into());
-        }
-    };
+    let choice = arguments.path.parse::<PathChoice>().ok();
+    let path = choice.and_then(PathChoice::kind).ok_or_else(|| {
+        format!("{:?} is no data path; there are uring, uring-cmd, posix and spdk", arguments.path)
+    })?;
     let elsewhere = arguments.elsewhere.as_deref().map(DeviceSpec::parse_list).transpose()?;
     let stage = Stage {
         specs: DeviceSpec::parse_list(&arguments.devices)?,

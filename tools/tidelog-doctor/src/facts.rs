@@ -140,7 +140,7 @@ fn packed_config(roots: &Roots) -> Option<String> {
 
 /// Whether this process may use `io_uring`.
 pub(crate) fn io_uring(roots: &Roots) -> Fact {
-    let why = match Ring::probe(8) {
+    let why = match Ring::probe(8, None) {
         Ok(_) => return fact("io_uring", "allowed", ""),
         Err(error) => error.to_string(),
     };

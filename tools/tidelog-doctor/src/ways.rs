@@ -5,9 +5,9 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tidelog_engine::memory::peer::PeerMemory;
-use tidelog_engine::path::{DeviceSpec, HAS_SPDK, PathChoice};
+use tidelog_engine::path::{DeviceSpec, HAS_SPDK, PathChoice, PathKind};
 use tidelog_gds::cuda::{CudaUnavailable, gpu_count};
 use tidelog_gds::gdr::{self, GdrError, MappedMemory};
 use tidelog_gds::{Compat, GdsBackend, GdsOptions, Gpu, cufile};
@@ -16,8 +16,7 @@ use crate::cli::CheckArgs;
 use crate::trial::{TrialError, Way};
 
 /// What brings a tensor to its devices. In the order of how much of the host they leave free.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum By {
     /// Threads of `pread` and `pwrite`.
     Posix,
@@ -35,14 +34,21 @@ pub enum By {
 
 impl fmt::Display for By {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::Posix => "posix",
-            Self::Uring => "uring",
-            Self::UringCmd => "uring-cmd",
-            Self::Gds => "gds",
-            Self::Spdk => "spdk",
-            Self::Gdrcopy => "gdrcopy",
-        })
+        let kind = match self {
+            Self::Posix => PathKind::Posix,
+            Self::Uring => PathKind::Uring,
+            Self::UringCmd => PathKind::UringCmd,
+            Self::Gds => PathKind::Gds,
+            Self::Spdk => PathKind::Spdk,
+            Self::Gdrcopy => return out.write_str("gdrcopy"),
+        };
+        kind.fmt(out)
+    }
+}
+
+impl Serialize for By {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -1,10 +1,10 @@
 //! Which options of a job go together.
 
 use tidelog_engine::memory::ALIGNMENT;
-use tidelog_engine::path::{DEVICES_MAX, DeviceSpec};
+use tidelog_engine::path::{DEVICES_MAX, DeviceSpec, PathKind};
 
 use super::distribution::Distribution;
-use super::job::{Engine, JobOptions, Level};
+use super::job::{JobOptions, Level};
 use super::sizes::Sizes;
 use super::value::Amount;
 use crate::exit::BenchError;
@@ -24,22 +24,23 @@ impl JobOptions {
             return wrong(&format!("a job has at most {DEVICES_MAX} files; make it two jobs"));
         }
         let is_controller = |name: &String| DeviceSpec::new(name).controller().is_some();
-        if engine == Engine::Spdk && !self.filename.iter().all(is_controller) {
+        if engine == PathKind::Spdk && !self.filename.iter().all(is_controller) {
             return wrong(
                 "tidelog-spdk takes controllers, and a colon in a name is \\: as in filename=spdk\\:0000\\:01\\:00.0",
             );
         }
-        if engine != Engine::Spdk && self.filename.iter().any(is_controller) {
+        if engine != PathKind::Spdk && self.filename.iter().any(is_controller) {
             return wrong("a controller goes by no path but its own: give ioengine=tidelog-spdk");
         }
-        if engine == Engine::Spdk && self.level == Level::Raw && self.numjobs > 1 {
+        if engine == PathKind::Spdk && self.level == Level::Raw && self.numjobs > 1 {
             return wrong("a controller serves one job: give numjobs=1");
         }
         if self.time_based && self.runtime.is_none() {
             return wrong("time_based runs for all of runtime, which is not given");
         }
         self.check_raw()?;
-        if self.offload.is_some_and(|offload| offload != (engine == Engine::Posix)) {
+        self.check_kernel(engine)?;
+        if self.offload.is_some_and(|offload| offload != (engine == PathKind::Posix)) {
             return wrong(
                 "io_submit_mode: tidelog-posix has threads that submit (offload), the other data paths have none \
                  (inline), and need none: no submission waits for a completion there",
@@ -82,10 +83,10 @@ impl JobOptions {
         if self.verify && self.load.is_mix() {
             return wrong("verify does not work with a mix: write first, then read, as two jobs");
         }
-        if engine == Engine::Sim && self.level == Level::Raw && self.numjobs > 1 {
+        if engine == PathKind::Sim && self.level == Level::Raw && self.numjobs > 1 {
             return wrong("simulated disks serve one job: give numjobs=1");
         }
-        if engine == Engine::Sim && !matches!(self.size, Some(Amount::Bytes(_))) {
+        if engine == PathKind::Sim && !matches!(self.size, Some(Amount::Bytes(_))) {
             return wrong("simulated disks have no size of their own: give size in bytes");
         }
         match self.overwrite.iter().find(|name| !self.filename.contains(name)) {

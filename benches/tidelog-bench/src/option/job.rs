@@ -3,90 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidelog_engine::path::PathChoice;
+use tidelog_engine::path::PathKind;
 use tidelog_engine::units::ByteCount;
 
 use super::content::Content;
 use super::distribution::Distribution;
+use super::kernel::Kernel;
 use super::load::Load;
 use super::logs::Logs;
 use super::sizes::Sizes;
 use super::steady::SteadyState;
 use super::value::{Amount, KbBase, Nodes};
-use crate::exit::BenchError;
 use crate::load::Zones;
 use crate::run::Member;
 use crate::workload::Workload;
-
-/// The data path of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Engine {
-    /// `tidelog-uring`.
-    Uring,
-    /// `tidelog-uring-cmd`.
-    UringCmd,
-    /// `tidelog-posix`.
-    Posix,
-    /// `tidelog-spdk`, in builds with the feature of that name.
-    Spdk,
-    /// `tidelog-sim`.
-    Sim,
-}
-
-impl Engine {
-    /// The engine of this name.
-    ///
-    /// # Errors
-    /// There is none, and why not.
-    pub fn named(name: &str) -> Result<Self, BenchError> {
-        let reason = match name.trim() {
-            "tidelog-uring" => return Ok(Self::Uring),
-            "tidelog-uring-cmd" => return Ok(Self::UringCmd),
-            "tidelog-posix" => return Ok(Self::Posix),
-            "tidelog-sim" => return Ok(Self::Sim),
-            "tidelog-spdk" if cfg!(feature = "spdk") => return Ok(Self::Spdk),
-            "tidelog-spdk" => {
-                "this build has no SPDK; where one is installed: cargo build --release -p tidelog-bench --features spdk"
-            }
-            "tidelog-gds" => {
-                "this data path moves memory of a GPU, which is not measured here; tidelog-uring moves the host's"
-            }
-            "io_uring" => "this is fio's own engine; take tidelog-uring here, and fio for fio's",
-            "io_uring_cmd" => {
-                "this is fio's own engine; take tidelog-uring-cmd here, and fio for fio's"
-            }
-            "libaio" | "psync" | "sync" | "pvsync" | "pvsync2" | "posixaio" | "mmap" => {
-                "this is fio's own engine; take tidelog-posix here, and fio for fio's"
-            }
-            _ => {
-                "there are tidelog-uring, tidelog-uring-cmd, tidelog-posix, tidelog-spdk and tidelog-sim"
-            }
-        };
-        Err(BenchError::Engine { name: name.trim().to_owned(), reason: reason.to_owned() })
-    }
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Uring => "tidelog-uring",
-            Self::UringCmd => "tidelog-uring-cmd",
-            Self::Posix => "tidelog-posix",
-            Self::Spdk => "tidelog-spdk",
-            Self::Sim => "tidelog-sim",
-        }
-    }
-
-    /// The data path as the engine's options name it; `None` for simulated disks.
-    pub fn choice(self) -> Option<PathChoice> {
-        match self {
-            Self::Uring => Some(PathChoice::Uring),
-            Self::UringCmd => Some(PathChoice::UringCmd),
-            Self::Posix => Some(PathChoice::Posix),
-            Self::Spdk => Some(PathChoice::Spdk),
-            Self::Sim => None,
-        }
-    }
-}
 
 /// What a job's operations address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +47,7 @@ pub struct JobOptions {
     /// What a person calls it.
     pub description: String,
     /// The data path. There is no default: what is measured is named.
-    pub engine: Option<Engine>,
+    pub engine: Option<PathKind>,
     /// Devices or tensors.
     pub level: Level,
     /// What it does.
@@ -262,6 +192,8 @@ pub struct JobOptions {
     pub cpus_allowed: Vec<usize>,
     /// The NUMA nodes whose processors it may run on.
     pub numa_cpu_nodes: Option<Nodes>,
+    /// What it asks of the kernel.
+    pub kernel: Kernel,
     /// The percentiles to report.
     pub percentiles: Vec<f64>,
     /// Whether those of completion latencies are.
@@ -371,6 +303,7 @@ impl Default for JobOptions {
             verify_dump: false,
             cpus_allowed: Vec::new(),
             numa_cpu_nodes: None,
+            kernel: Kernel::default(),
             percentiles: PERCENTILES.to_vec(),
             clat_percentiles: true,
             lat_percentiles: false,
@@ -383,20 +316,5 @@ impl Default for JobOptions {
             member: None,
             given: Vec::new(),
         }
-    }
-}
-
-impl JobOptions {
-    /// The engine, which must have been named.
-    ///
-    /// # Errors
-    /// It was not.
-    pub fn engine(&self) -> Result<Engine, BenchError> {
-        self.engine.ok_or_else(|| {
-            BenchError::usage(
-                "no ioengine: name the data path to measure, tidelog-uring, tidelog-uring-cmd, tidelog-posix, tidelog-spdk or tidelog-sim",
-            )
-            .within(&self.name)
-        })
     }
 }

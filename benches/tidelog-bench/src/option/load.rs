@@ -1,7 +1,7 @@
 //! What a job does: `rw=`.
 
 use super::value::{KbBase, bytes};
-use crate::stats::Direction;
+use crate::direction::Direction;
 
 /// What `rw=` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

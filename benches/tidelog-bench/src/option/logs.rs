@@ -16,6 +16,8 @@ pub struct Logs {
     pub window: Duration,
     /// Whether each line says where its operation began.
     pub offsets: bool,
+    /// Whether each line has the priority of its operation.
+    pub priorities: bool,
     /// Whether each of `numjobs` has files of its own.
     pub per_job: bool,
 }
@@ -23,7 +25,15 @@ pub struct Logs {
 impl Default for Logs {
     fn default() -> Self {
         let (bandwidth, latency, iops) = (None, None, None);
-        Self { bandwidth, latency, iops, window: Duration::ZERO, offsets: false, per_job: true }
+        Self {
+            bandwidth,
+            latency,
+            iops,
+            window: Duration::ZERO,
+            offsets: false,
+            priorities: false,
+            per_job: true,
+        }
     }
 }
 

@@ -3,8 +3,10 @@
 mod check;
 mod content;
 mod distribution;
+mod engine;
 mod files;
 mod job;
+mod kernel;
 mod load;
 mod logs;
 mod refused;
@@ -17,8 +19,10 @@ mod zoned;
 
 pub use content::{Candidates, Content, with_content};
 pub use distribution::{Distribution, Draw};
+pub use engine::{engine_name, engine_named};
 pub use files::with_files;
-pub use job::{Engine, ExitWhat, JobOptions, Level};
+pub use job::{ExitWhat, JobOptions, Level};
+pub use kernel::{Kernel, Priorities};
 pub use load::Load;
 pub use logs::{LogKind, Logs};
 pub use refused::no_option;

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use tidelog_engine::path::DEVICES_MAX;
+use tidelog_engine::path::{DEVICES_MAX, SubmissionThread};
 use tidelog_engine::units::ByteCount;
 
 use super::distribution::Distribution;
-use super::job::{Engine, JobOptions};
+use super::engine::engine_named;
+use super::job::JobOptions;
+use super::kernel::{
+    for_reads_and_writes, memory_policy, percentages, priority_class, priority_level,
+};
 use super::load::Load;
 use super::refused::no_option;
 use super::sizes::Sizes;
@@ -16,7 +20,8 @@ use super::value::{
 };
 use super::words::{
     always, at_most, dedupe_mode, directory, exit_what, for_each_direction, generator, kb_base,
-    kind_of_verify, level, percentage, percentiles, rate_process, submit_mode, zonemode,
+    kind_of_verify, level, nvme_commands, percentage, percentiles, rate_process, submit_mode,
+    zonemode,
 };
 use crate::exit::BenchError;
 
@@ -108,7 +113,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         group: Group::Load,
         help: "The data path: tidelog-uring, tidelog-uring-cmd (NVMe commands to whole namespaces), tidelog-posix, tidelog-spdk (controllers without the kernel) or tidelog-sim. Never another than this one",
         apply: |job, text| {
-            job.engine = Some(Engine::named(text)?);
+            job.engine = Some(engine_named(text)?);
             Ok(())
         },
     },
@@ -186,6 +191,22 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.cpus_allowed = processors(text)?),
     option!(Load, "numa_cpu_nodes", "SET", "Run on the processors of these NUMA nodes: 0,2-3, or all",
         |job, text| job.numa_cpu_nodes = Some(nodes(text)?)),
+    option!(Load, "numa_mem_policy", "POLICY", "Which NUMA nodes the job's memory comes from: default, local, prefer:NODE, bind:NODES, interleave:NODES [default]",
+        |job, text| job.kernel.memory = Some(memory_policy(text)?)),
+    option!(Load, "prioclass", "CLASS", "With tidelog-uring, how urgent operations are to the kernel: 1, real time; 2, best effort; 3, idle [the thread's]",
+        |job, text| job.kernel.priorities.class = priority_class(text)?),
+    option!(Load, "prio", "LEVEL", "Within prioclass: 0, the highest, to 7 [0]",
+        |job, text| job.kernel.priorities.level = priority_level(text)?),
+    option!(Load, "cmdprio_percentage", "PERCENT[,PERCENT]", "Operations that have the priority of cmdprio_class and cmdprio; of reads and writes, if there are two [0]",
+        |job, text| job.kernel.priorities.percentage = percentages(text)?),
+    option!(Load, "cmdprio_class", "CLASS[,CLASS]", "Their class, as for prioclass [1]",
+        |job, text| job.kernel.priorities.other_class = for_reads_and_writes(text, priority_class)?),
+    option!(Load, "cmdprio", "LEVEL[,LEVEL]", "Their level [0]",
+        |job, text| job.kernel.priorities.other_level = for_reads_and_writes(text, priority_level)?),
+    option!(Load, "sqthread_poll", "", "With tidelog-uring and tidelog-uring-cmd, a thread of the kernel takes submissions [0]",
+        |job, text| job.kernel.submission = switch(text)?.then(|| job.kernel.submission.unwrap_or_default())),
+    option!(Load, "sqthread_poll_cpu", "PROCESSOR", "The processor that this thread runs on [any]",
+        |job, text| job.kernel.submission = Some(SubmissionThread { processor: Some(at_most(text, 0, 4095)?) })),
     option!(Target, "filename", "NAME:NAME", "Devices or files, separated by colons (a colon in a name is \\:, as in spdk\\:0000\\:01\\:00.0). Operations go to them in turn",
         |job, text| job.filename = colon_list(text)),
     option!(Target, "directory", "NAME", "What filenames, and names that are made up, stand in",
@@ -298,6 +319,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         |job, text| job.logs.window = Duration::from_millis(number(text, 0)?)),
     option!(Report, "log_offset", "", "A field with the operation's first byte in these logs, before the last [0]",
         |job, text| job.logs.offsets = switch(text)?),
+    option!(Report, "log_prio", "", "The operation's priority as the last field of these logs, as the kernel writes it [0: 1 in real time, else 0]",
+        |job, text| job.logs.priorities = switch(text)?),
     option!(Report, "per_job_logs", "", "A log for each job, with its number in the name [1]",
         |job, text| job.logs.per_job = switch(text)?),
     option!(Report, "description", "TEXT", "What the job is for",
@@ -309,6 +332,10 @@ pub const OPTIONS: &[OptionSpec] = &[
         |_job, text| always( text, "jobs are always threads")?),
     option!(Report, "registerfiles", "", "Register files [1, always]",
         |_job, text| always( text, "files are registered wherever that is possible")?),
+    option!(Report, "nonvectored", "", "NVMe commands have one buffer each [1, always]",
+        |_job, text| always(text, "commands are sent with one buffer, always")?),
+    option!(Report, "cmd_type", "KIND", "nvme: what tidelog-uring-cmd sends [nvme, always]",
+        |_job, text| nvme_commands(text)?),
 ];
 
 /// The option of this name, or alias.
@@ -333,62 +360,4 @@ pub fn apply(job: &mut JobOptions, name: &str, value: &str) -> Result<(), BenchE
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_name_is_there_once() {
-        let mut names: Vec<&str> = OPTIONS
-            .iter()
-            .flat_map(|spec| spec.aliases.iter().copied().chain([spec.name]))
-            .collect();
-        let count = names.len();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), count);
-    }
-
-    #[test]
-    fn a_wrong_value_names_its_option() {
-        let error = apply(&mut JobOptions::default(), "iodepth", "deep").unwrap_err();
-        assert!(error.to_string().starts_with("iodepth=deep: "), "{error}");
-        assert!(apply(&mut JobOptions::default(), "mem", "shm").is_err(), "nothing is ignored");
-    }
-
-    #[test]
-    fn engines_of_others_are_refused_with_what_to_take() {
-        for (name, advice) in [("io_uring", "tidelog-uring"), ("libaio", "tidelog-posix")] {
-            let error = apply(&mut JobOptions::default(), "ioengine", name).unwrap_err();
-            assert!(error.to_string().contains(advice), "{error}");
-        }
-    }
-
-    #[cfg(not(feature = "spdk"))]
-    #[test]
-    fn a_build_without_spdk_says_how_to_get_one() {
-        let error = apply(&mut JobOptions::default(), "ioengine", "tidelog-spdk").unwrap_err();
-        assert!(error.to_string().contains("--features spdk"), "{error}");
-    }
-
-    #[test]
-    fn a_rate_is_for_all_directions_or_for_each() {
-        let rate = |text| {
-            let mut job = JobOptions::default();
-            apply(&mut job, "rate", text).map(|()| job.rate)
-        };
-        assert_eq!(rate("1m").unwrap(), [Some(1 << 20); 3]);
-        assert_eq!(rate("1m,,4k").unwrap(), [Some(1 << 20), None, Some(4096)]);
-        assert_eq!(rate("0,1m").unwrap(), [None, Some(1 << 20), None]);
-        assert!(rate("1,2,3,4").is_err() && rate("fast").is_err());
-    }
-
-    #[test]
-    fn the_last_value_of_an_option_counts() {
-        let mut job = JobOptions::default();
-        for depth in ["4", "8"] {
-            apply(&mut job, "iodepth", depth).unwrap();
-        }
-        assert_eq!(job.iodepth, 8);
-        assert_eq!(job.given, [("iodepth".to_owned(), "8".to_owned())]);
-    }
-}
+mod tests;

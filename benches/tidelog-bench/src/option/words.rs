@@ -131,3 +131,10 @@ pub(super) fn at_most(text: &str, least: u64, most: u32) -> Result<u32, String> 
 pub(super) fn always(text: &str, why: &str) -> Result<(), String> {
     if switch(text)? { Ok(()) } else { Err(format!("{why}; leave the option out")) }
 }
+
+pub(super) fn nvme_commands(text: &str) -> Result<(), String> {
+    match text.trim() {
+        "nvme" => Ok(()),
+        _ => Err("there is nvme".to_owned()),
+    }
+}

@@ -4,7 +4,9 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use crate::option::{JobOptions, LogKind};
+use tidelog_engine::path::{IoPriority, PriorityClass};
+
+use crate::option::{JobOptions, LogKind, Logs};
 use crate::stats::{Entry, Timeline};
 
 /// The log files of the jobs of a run, in the order of [`entries`]; each clone of a job has its own.
@@ -15,7 +17,7 @@ pub fn log_files(jobs: &[JobOptions]) -> Vec<Vec<(LogKind, PathBuf)>> {
 }
 
 /// The lines of one log.
-pub fn log_lines(kind: LogKind, timeline: &Timeline, offsets: bool) -> String {
+pub fn log_lines(kind: LogKind, timeline: &Timeline, logs: &Logs) -> String {
     let value = |entry: &Entry| match kind {
         LogKind::Bandwidth => entry.bandwidth,
         LogKind::SubmissionLatency => entry.slat,
@@ -25,9 +27,45 @@ pub fn log_lines(kind: LogKind, timeline: &Timeline, offsets: bool) -> String {
     };
     let mut text = String::new();
     for entry in timeline.entries() {
-        let Entry { at_ms, direction, bytes, offset, .. } = entry;
+        let Entry { at_ms, direction, bytes, offset, priority, .. } = entry;
         let _ = write!(text, "{at_ms}, {}, {}, {bytes}, ", value(entry), *direction as u8);
-        let _ = if offsets { writeln!(text, "{offset}, 0") } else { writeln!(text, "0") };
+        if logs.offsets {
+            let _ = write!(text, "{offset}, ");
+        }
+        let _ = if logs.priorities {
+            writeln!(text, "{priority:#06x}")
+        } else {
+            writeln!(text, "{}", u8::from(is_real_time(*priority)))
+        };
     }
     text
+}
+
+fn is_real_time(priority: u16) -> bool {
+    let first = IoPriority::new(PriorityClass::RealTime, 0).map_or(0, IoPriority::number);
+    priority & !u16::from(IoPriority::LEVEL_MAX) == first
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::direction::Direction;
+    use crate::stats::Operated;
+
+    #[test]
+    fn the_last_field_is_the_priority_as_fio_writes_it() {
+        let now = Instant::now();
+        let mut timeline = Timeline::new(Duration::ZERO, now);
+        for priority in [0x2003, 0x6000] {
+            let operated =
+                Operated { direction: Direction::Read, offset: 8, bytes: 4096, priority };
+            timeline.completed(operated, 1, 2, now);
+        }
+        let lines = |logs: &Logs| log_lines(LogKind::CompletionLatency, &timeline, logs);
+        assert_eq!(lines(&Logs::default()), "0, 2, 0, 4096, 1\n0, 2, 0, 4096, 0\n");
+        let logs = Logs { offsets: true, priorities: true, ..Logs::default() };
+        assert_eq!(lines(&logs), "0, 2, 0, 4096, 8, 0x2003\n0, 2, 0, 4096, 8, 0x6000\n");
+    }
 }

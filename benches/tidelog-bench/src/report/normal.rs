@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 use super::group::Report;
 use super::units::{amount, decimal_amount, decimal_rate, rate, short_count};
 use crate::disks::DiskUse;
-use crate::option::{JobOptions, Sizes};
+use crate::option::{JobOptions, Sizes, engine_name};
 use crate::stats::{DirectionStats, Lateness, Moments, SteadyResult};
 
 /// The report of a run.
@@ -45,7 +45,7 @@ pub fn introduction(job: &JobOptions, group: usize) -> String {
         "{}: (g={group}): rw={}, bs={sizes}, ioengine={}, iodepth={}, numjobs={}\n",
         job.name,
         job.load.name,
-        job.engine.map_or("none", crate::option::Engine::name),
+        job.engine.map_or_else(|| "none".to_owned(), engine_name),
         job.iodepth,
         job.numjobs,
     )

@@ -14,10 +14,11 @@ use tidelog_engine::schedule::{CompletionQueue, Outcome, Ticket, Urgency};
 use super::budget::Budget;
 use super::start::Ended;
 use super::throttle::Throttle;
+use crate::direction::Direction;
 use crate::exit::BenchError;
 use crate::load::{BadBlock, Origin, Permutation, check};
 use crate::option::JobOptions;
-use crate::stats::{Direction, Latency, Recorder};
+use crate::stats::{Latency, Recorder};
 
 use memory::Memory;
 use tensors::{Tensor, tensors};

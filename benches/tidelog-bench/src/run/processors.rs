@@ -1,4 +1,5 @@
-//! The processors that a job runs on: `cpus_allowed`, `numa_cpu_nodes`.
+//! The processors that a job runs on, and the nodes that its memory comes from: `cpus_allowed`, `numa_cpu_nodes`,
+//! `numa_mem_policy`.
 
 use std::fs;
 use std::path::Path;
@@ -10,8 +11,10 @@ use crate::exit::BenchError;
 use crate::option::JobOptions;
 use crate::option::value::{Nodes, processors};
 
-/// Binds the calling thread to the processors of its job. Threads that it starts inherit that.
+/// Binds the calling thread to the processors of its job, and its memory to the job's nodes. Threads that it starts
+/// inherit that.
 pub(super) fn pin(job: &JobOptions) -> Result<(), BenchError> {
+    take_memory_by_policy(job)?;
     let wanted = match &job.numa_cpu_nodes {
         None => job.cpus_allowed.clone(),
         Some(nodes) => {
@@ -28,6 +31,14 @@ pub(super) fn pin(job: &JobOptions) -> Result<(), BenchError> {
     set.and_then(|set| sched_setaffinity(Pid::from_raw(0), &set)).map_err(|error| {
         let what = format!("{}: cannot run on the processors that were asked for alone", job.name);
         BenchError::System { what, source: error.into() }
+    })
+}
+
+fn take_memory_by_policy(job: &JobOptions) -> Result<(), BenchError> {
+    let Some(policy) = &job.kernel.memory else { return Ok(()) };
+    policy.set_for_this_thread().map_err(|source| {
+        let what = format!("{}: numa_mem_policy: memory cannot come from there", job.name);
+        BenchError::System { what, source }
     })
 }
 

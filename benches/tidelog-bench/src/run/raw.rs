@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use tidelog_engine::memory::{DmaBuffer, Memory};
 use tidelog_engine::path::{
-    Action, Capabilities, Completion, DataPath, Extent, Operation, PathKind, PathProvider, Refusal,
+    Action, Capabilities, Completion, DataPath, Extent, IoPriority, Operation, PathKind,
+    PathProvider, Refusal,
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
@@ -16,10 +17,11 @@ use super::dump;
 use super::floor::Floor;
 use super::start::Ended;
 use super::throttle::Throttle;
+use crate::direction::Direction;
 use crate::exit::BenchError;
 use crate::load::{BadBlock, Filler, Origin, Place, Stream, Way, check, stamp};
-use crate::option::JobOptions;
-use crate::stats::{Direction, Latency, Recorder, Steady, nanos};
+use crate::option::{JobOptions, Logs};
+use crate::stats::{Latency, Operated, Recorder, Steady, nanos};
 use crate::target;
 
 /// How long a job that is held back sleeps at most before it looks whether it is over.
@@ -53,6 +55,8 @@ pub(super) struct RawJob {
     trimmed: Vec<Place>,
     /// Chooses the direction of each operation of a mix.
     random: fastrand::Rng,
+    /// Chooses the priority of each operation, where there are two.
+    priorities: fastrand::Rng,
     /// What is in flight, by tag.
     flights: Vec<Flight>,
     /// What moments of flights are counted from.
@@ -77,10 +81,7 @@ pub(super) struct RawJob {
 /// An operation that ended, as far as it is counted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Landed {
-    direction: Direction,
-    /// Where it began, if a log wants to know: those from different places are not alike then.
-    offset: u64,
-    length: u64,
+    operated: Operated,
     latency: Latency,
 }
 
@@ -88,6 +89,7 @@ struct Landed {
 struct Flight {
     place: Place,
     direction: Direction,
+    priority: Option<IoPriority>,
     /// The pass of a write; of a read that compares, the oldest that may be found.
     pass: u64,
     /// Whether it reads a block of the backlog.
@@ -139,6 +141,7 @@ impl RawJob {
         let flight = Flight {
             place: nowhere,
             direction: Direction::Read,
+            priority: None,
             pass: 0,
             is_check: false,
             slat: 0,
@@ -160,6 +163,7 @@ impl RawJob {
             parked: std::iter::repeat_with(|| None).take(job.iodepth as usize).collect(),
             trimmed: Vec::with_capacity(job.iodepth as usize),
             random: fastrand::Rng::with_seed(seed ^ 1),
+            priorities: fastrand::Rng::with_seed(seed ^ 2),
             flights: vec![flight; job.iodepth as usize],
             epoch: Instant::now(),
             idle: buffers.into_iter().enumerate().collect(),
@@ -316,7 +320,9 @@ impl RawJob {
         check: Option<u64>,
     ) -> bool {
         let (pass, is_check) = (check.unwrap_or(self.origin.pass), check.is_some());
-        self.flights[tag] = Flight { place, direction, pass, is_check, slat: 0, issued: 0 };
+        let priority = self.job.kernel.priorities.draw(direction, &mut self.priorities);
+        self.flights[tag] =
+            Flight { place, direction, priority, pass, is_check, slat: 0, issued: 0 };
         let action = match direction {
             Direction::Read => Action::read(buffer),
             Direction::Write => {
@@ -342,6 +348,7 @@ impl RawJob {
             extent: Extent::new(place.offset, place.length),
             action,
             placement: None,
+            priority,
         };
         let Err(refused) = self.path.submit(operation) else { return true };
         let why = match refused.reason {
@@ -366,7 +373,8 @@ impl RawJob {
         for Completion { tag, memory, result, .. } in completions.drain(..) {
             let buffer = memory.and_then(Memory::into_host);
             let tag = tag as usize;
-            let Flight { place, direction, pass, is_check, slat, issued } = self.flights[tag];
+            let Flight { place, direction, priority, pass, is_check, slat, issued } =
+                self.flights[tag];
             if direction == Direction::Write
                 && let Some(zones) = self.job.zones.get(place.file)
             {
@@ -379,8 +387,15 @@ impl RawJob {
                 (Ok(()), buffer) => {
                     if phase == Phase::Load && !is_check {
                         let latency = Latency { slat, clat: now - issued };
-                        let offset = if self.job.logs.offsets { place.offset } else { 0 };
-                        self.note(Landed { direction, offset, length: place.length, latency });
+                        // Operations that a log tells apart are not alike.
+                        let Logs { offsets, .. } = self.job.logs;
+                        let operated = Operated {
+                            direction,
+                            offset: if offsets { place.offset } else { 0 },
+                            bytes: place.length,
+                            priority: priority.map_or(0, IoPriority::number),
+                        };
+                        self.note(Landed { operated, latency });
                     }
                     if direction == Direction::Write {
                         self.backlog.landed(place, pass);
@@ -418,15 +433,15 @@ impl RawJob {
     fn count_landed(&mut self, recorder: &mut Recorder) {
         if let Some(steady) = self.steady() {
             let each = self.landed.iter();
-            let sums = each.map(|(landed, times)| (*times, landed.length * times));
+            let sums = each.map(|(landed, times)| (*times, landed.operated.bytes * times));
             let (operations, bytes) = sums.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
             steady.count(operations, bytes);
         }
-        for (Landed { direction, offset, length, latency }, times) in self.landed.drain(..) {
+        for (Landed { operated, latency }, times) in self.landed.drain(..) {
             if let Some(depth) = &mut self.depth {
                 (0..times).for_each(|_| depth.landed(latency.slat + latency.clat));
             }
-            recorder.completed_alike(times, direction, [offset, length], latency, self.landed_at);
+            recorder.completed_alike(times, operated, latency, self.landed_at);
         }
     }
 

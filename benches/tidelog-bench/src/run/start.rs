@@ -17,7 +17,7 @@ use super::usage::Usage;
 use crate::exit::BenchError;
 use crate::live::Live;
 use crate::load::{BadBlock, Origin};
-use crate::option::JobOptions;
+use crate::option::{JobOptions, engine_name};
 use crate::stats::{Lateness, LiveCounters, Recorder, SteadyResult};
 use crate::target::Targets;
 
@@ -316,7 +316,7 @@ fn describe(capabilities: &Capabilities) -> Vec<String> {
         Feature::Off(why) => format!("{name}: not registered, {why}"),
     };
     let mut lines = vec![
-        format!("tidelog-{}", capabilities.kind),
+        engine_name(capabilities.kind),
         feature("buffers", &capabilities.registered_buffers),
         feature("files", &capabilities.registered_files),
     ];

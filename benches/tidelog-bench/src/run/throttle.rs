@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::direction::Direction;
 use crate::option::JobOptions;
-use crate::stats::Direction;
 
 /// The pace of a job, for each direction on its own, if it is held back. What was late is caught up with, as in fio.
 #[derive(Clone, Debug)]

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 
 use super::moments::Moments;
+use super::operated::Operated;
 use super::timeline::Timeline;
+use crate::direction::Direction;
 
 /// How often throughput is sampled, as in fio.
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
@@ -15,17 +17,6 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(500);
 const LATENCY_MAX: u64 = 3_600_000_000_000;
 /// Latencies are told apart to three digits.
 const DIGITS: u8 = 3;
-
-/// Which way bytes go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// Device to memory.
-    Read = 0,
-    /// Memory to device.
-    Write = 1,
-    /// Nobody needs the bytes any more.
-    Trim = 2,
-}
 
 /// What is known of one direction.
 #[derive(Clone, Debug)]
@@ -289,7 +280,8 @@ impl Recorder {
 
     /// Counts an operation that was seen complete at `now`.
     pub fn completed(&mut self, direction: Direction, bytes: u64, latency: Latency, now: Instant) {
-        self.completed_alike(1, direction, [0, bytes], latency, now);
+        let operated = Operated { direction, offset: 0, bytes, priority: 0 };
+        self.completed_alike(1, operated, latency, now);
     }
 
     /// Begins to count anew: what was counted so far led to what is to be measured.
@@ -301,15 +293,15 @@ impl Recorder {
         (self.counted_from, self.sample.begun) = (now, now);
     }
 
-    /// Counts so many operations, at least one, from the same byte on and of so many bytes each, that were seen complete together.
+    /// Counts so many operations, at least one, that are alike and were seen complete together.
     pub fn completed_alike(
         &mut self,
         ios: u64,
-        direction: Direction,
-        [offset, bytes]: [u64; 2],
+        operated: Operated,
         latency: Latency,
         now: Instant,
     ) {
+        let Operated { direction, bytes, .. } = operated;
         let index = direction as usize;
         count(&self.live.bytes[index], ios * bytes);
         count(&self.live.ios[index], ios);
@@ -330,7 +322,7 @@ impl Recorder {
         }
         if let Some(timeline) = &mut self.timeline {
             for _ in 0..ios {
-                timeline.completed(direction, [offset, bytes], slat, clat, now);
+                timeline.completed(operated, slat, clat, now);
             }
         }
         self.ended = now;
@@ -387,7 +379,9 @@ mod tests {
             recorder = recorder.with_timeline(Duration::ZERO);
             let (latency, now) = (Latency { slat: 100, clat: 5000 }, recorder.begun);
             if alike {
-                recorder.completed_alike(3, Direction::Write, [0, 4096], latency, now);
+                let (direction, bytes) = (Direction::Write, 4096);
+                let operated = Operated { direction, offset: 0, bytes, priority: 0 };
+                recorder.completed_alike(3, operated, latency, now);
             } else {
                 (0..3).for_each(|_| recorder.completed(Direction::Write, 4096, latency, now));
             }

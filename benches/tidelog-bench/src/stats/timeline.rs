@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::recorder::Direction;
+use super::operated::Operated;
+use crate::direction::Direction;
 
 /// An operation, or those of one direction in a while, on average.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +16,8 @@ pub struct Entry {
     pub bytes: u64,
     /// Where the operation began; 0 where it stands for several.
     pub offset: u64,
+    /// Its priority as the kernel writes it; 0 where it stands for several.
+    pub priority: u16,
     /// KiB per second.
     pub bandwidth: u64,
     /// Operations per second; 1 for a single one, as fio has it.
@@ -65,14 +68,8 @@ impl Timeline {
     }
 
     /// Takes in an operation that ended now.
-    pub fn completed(
-        &mut self,
-        direction: Direction,
-        [offset, bytes]: [u64; 2],
-        slat: u64,
-        clat: u64,
-        now: Instant,
-    ) {
+    pub fn completed(&mut self, operated: Operated, slat: u64, clat: u64, now: Instant) {
+        let Operated { direction, offset, bytes, priority } = operated;
         let lat = slat + clat;
         if self.window.is_zero() {
             let bandwidth = rate(bytes, Duration::from_nanos(clat)) >> 10;
@@ -82,6 +79,7 @@ impl Timeline {
                 direction,
                 bytes,
                 offset,
+                priority,
                 bandwidth,
                 iops: 1,
                 slat,
@@ -114,6 +112,7 @@ impl Timeline {
                     direction,
                     bytes: 0,
                     offset: 0,
+                    priority: 0,
                     bandwidth: rate(sums.bytes, passed) >> 10,
                     iops: rate(sums.ios, passed),
                     slat: sums.slat / sums.ios,
@@ -141,12 +140,16 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
+    fn operated(direction: Direction, bytes: u64) -> Operated {
+        Operated { direction, offset: 0, bytes, priority: 0 }
+    }
+
     #[test]
     fn a_window_has_rates_over_its_own_length_and_mean_latencies() {
         let begun = Instant::now();
         let mut timeline = Timeline::new(100 * MS, begun);
         for (slat, clat) in [(10, 100), (30, 300)] {
-            timeline.completed(Direction::Write, [0, 1 << 20], slat, clat, begun + 50 * MS);
+            timeline.completed(operated(Direction::Write, 1 << 20), slat, clat, begun + 50 * MS);
         }
         timeline.tick(begun + 99 * MS);
         assert_eq!(timeline.entries(), [], "it is not over");
@@ -157,6 +160,7 @@ mod tests {
             direction: Direction::Write,
             bytes: 0,
             offset: 0,
+            priority: 0,
             bandwidth: 10 << 10, // KiB/s
             iops: 10,
             slat: 20,
@@ -172,7 +176,7 @@ mod tests {
     fn without_a_window_each_operation_has_its_entry() {
         let begun = Instant::now();
         let mut timeline = Timeline::new(Duration::ZERO, begun);
-        timeline.completed(Direction::Read, [0, 4096], 1000, 2_000_000, begun + 7 * MS);
+        timeline.completed(operated(Direction::Read, 4096), 1000, 2_000_000, begun + 7 * MS);
         timeline.tick(begun + 1000 * MS);
         let [entry] = timeline.entries() else { panic!("{:?}", timeline.entries()) };
         assert_eq!((entry.at_ms, entry.bytes, entry.iops, entry.lat), (7, 4096, 1, 2_001_000));

@@ -1,15 +1,13 @@
 //! Locks on what is written raw, so that no other run, and no pool, takes it for blank meanwhile.
 
-use std::fmt;
-use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::fs::File;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
 use tidelog_engine::path::{Device, DeviceKind};
 
 use crate::exit::BenchError;
+use crate::holder::Holder;
 
 /// A device or file that is this run's as long as this lives.
 ///
@@ -60,65 +58,5 @@ fn all_bytes() -> nix::libc::flock {
         l_start: 0,
         l_len: 0,
         l_pid: 0,
-    }
-}
-
-/// The process that has something locked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
-    process: u32,
-    command: String,
-}
-
-impl Holder {
-    /// Who holds the file at a path, where the kernel tells.
-    pub(super) fn at(path: &Path) -> Option<Self> {
-        fs::metadata(path).ok().and_then(|it| Self::of(&it))
-    }
-
-    fn of(metadata: &fs::Metadata) -> Option<Self> {
-        let process =
-            owner(&fs::read_to_string("/proc/locks").ok()?, metadata.dev(), metadata.ino())?;
-        let command =
-            fs::read_to_string(PathBuf::from(format!("/proc/{process}/comm"))).unwrap_or_default();
-        Some(Self { process, command: command.trim_end().to_owned() })
-    }
-}
-
-impl fmt::Display for Holder {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "process {} ({})", self.process, self.command)
-    }
-}
-
-/// The owner of a lock of a whole file, of the kernel's list: `1: FLOCK ADVISORY WRITE 1234 fe:00:99 0 EOF`.
-fn owner(locks: &str, device: u64, inode: u64) -> Option<u32> {
-    let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
-    let place = format!("{major:02x}:{minor:02x}:{inode}");
-    locks.lines().find_map(|line| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        match words[..] {
-            [_, "FLOCK", _, "WRITE", process, at, ..] if at == place => process.parse().ok(),
-            _ => None,
-        }
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kernels_list_names_the_owner() {
-        let locks = "1: POSIX  ADVISORY  WRITE 11 fe:00:99 0 EOF\n2: FLOCK  ADVISORY  WRITE 12 fe:00:98 0 EOF\n\
-                     2: -> FLOCK  ADVISORY  WRITE 14 fe:00:99 0 EOF\n3: FLOCK  ADVISORY  WRITE 13 fe:00:99 0 EOF\n";
-        let device = nix::sys::stat::makedev(0xfe, 0);
-        assert_eq!(
-            owner(locks, device, 99),
-            Some(13),
-            "not a lock of bytes, not another file, not who waits"
-        );
-        assert_eq!(owner(locks, device, 97), None);
-        assert_eq!(owner("", device, 99), None);
     }
 }

@@ -20,8 +20,10 @@ pub use trouble::SimSnapshot;
 use std::io;
 use std::time::Duration;
 
-use super::choose::{Opened, PathError, PathKind, PathProvider};
+use super::choose::{Opened, PathProvider};
+use super::error::PathError;
 use super::gate::Gate;
+use super::kind::PathKind;
 use super::operation::{Action, Completion, Operation, Refusal, Refused};
 use super::window::Windowed;
 use super::{

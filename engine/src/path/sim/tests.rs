@@ -25,7 +25,14 @@ impl Bench {
 
     fn submit(&mut self, tag: u64, extent: Extent, action: Action) {
         self.path
-            .submit(Operation { tag, device: DeviceIndex(0), extent, action, placement: None })
+            .submit(Operation {
+                tag,
+                device: DeviceIndex(0),
+                extent,
+                action,
+                placement: None,
+                priority: None,
+            })
             .unwrap();
     }
 

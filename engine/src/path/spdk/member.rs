@@ -4,7 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use super::{Controller, SpdkControllers};
-use crate::path::choose::{PathChoice, PathProvider};
+use crate::path::PathChoice;
+use crate::path::choose::PathProvider;
 use crate::path::device::{ControllerName, DeviceOpenError};
 use crate::path::endurance::Endurance;
 use crate::path::member::{MemberDevice, PathRequest, mixed, of_one_kind};

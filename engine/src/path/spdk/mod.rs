@@ -42,7 +42,8 @@ pub use rescue::Rescues;
 
 use std::sync::Arc;
 
-use super::choose::{Opened, PathError, PathProvider};
+use super::choose::{Opened, PathProvider};
+use super::error::PathError;
 use super::window::Windowed;
 
 /// Controllers, in stripe order.

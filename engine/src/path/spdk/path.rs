@@ -15,7 +15,6 @@ use super::rescue::{Looks, Rescues};
 use super::waiting::Waiting;
 use crate::memory::peer::PeerRegion;
 use crate::memory::{DmaPool, MemoryError, MemoryKind};
-use crate::path::choose::{PathError, PathKind};
 use crate::path::gate::Gate;
 use crate::path::nvme::steps::Steps;
 use crate::path::operation::{
@@ -26,6 +25,7 @@ use crate::path::{
     Capabilities, DataPath, DeviceCapabilities, Feature, MemoryKinds, PeerReach, PeerUnreachable,
     Waker,
 };
+use crate::path::{PathError, PathKind};
 use crate::units::{ByteCount, DeviceIndex};
 
 /// A queue pair on each of a few controllers.

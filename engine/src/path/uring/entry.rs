@@ -4,6 +4,7 @@ use io_uring::{opcode, squeue, types};
 
 use super::super::device::{DeviceKind, fallocate_mode};
 use super::super::operation::{Action, Operation};
+use super::super::priority::IoPriority;
 use super::queue::Registered;
 
 /// The file of an operation's device.
@@ -32,15 +33,18 @@ pub(super) fn of(operation: &mut Operation, target: File, registered: Registered
         };
     }
     let run = |address: *mut u8| registered.holding(address, length as usize);
+    let priority = operation.priority.map_or(0, IoPriority::number);
     match &mut operation.action {
         Action::Read(memory) => {
             let (address, length) = (memory.address(), length as u32);
             match run(address) {
                 Some(run) => on_file!(|file| {
-                    opcode::ReadFixed::new(file, address, length, run).offset(offset).build()
+                    let read = opcode::ReadFixed::new(file, address, length, run);
+                    read.offset(offset).ioprio(priority).build()
                 }),
                 None => on_file!(|file| {
-                    opcode::Read::new(file, address, length).offset(offset).build()
+                    let read = opcode::Read::new(file, address, length);
+                    read.offset(offset).ioprio(priority).build()
                 }),
             }
         }
@@ -50,11 +54,11 @@ pub(super) fn of(operation: &mut Operation, target: File, registered: Registered
             match run(address) {
                 Some(run) => on_file!(|file| {
                     let write = opcode::WriteFixed::new(file, address, length, run);
-                    write.offset(offset).rw_flags(flags).build()
+                    write.offset(offset).rw_flags(flags).ioprio(priority).build()
                 }),
                 None => on_file!(|file| {
                     let write = opcode::Write::new(file, address, length);
-                    write.offset(offset).rw_flags(flags).build()
+                    write.offset(offset).rw_flags(flags).ioprio(priority).build()
                 }),
             }
         }

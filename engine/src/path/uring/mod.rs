@@ -19,15 +19,23 @@ use std::time::Duration;
 
 use io_uring::{cqueue, squeue};
 
-use super::choose::{PathError, PathKind};
 use super::device::Device;
+use super::error::PathError;
 use super::gate::Gate;
+use super::kind::PathKind;
 use super::operation::{Completion, Operation, Refusal, Refused};
 use super::slots::{Slots, complete};
 use super::{Capabilities, DataPath, DeviceCapabilities, Feature, MemoryKinds, Waker};
 use crate::memory::DmaPool;
 
 use self::queue::{Queue, RUN_MAX};
+
+/// A thread of the kernel that looks for submissions, so that none is a system call (SQPOLL): for `io_uring` alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SubmissionThread {
+    /// The processor that it runs on; any where there is none.
+    pub processor: Option<u32>,
+}
 
 /// One ring to files and block devices.
 pub struct UringPath {

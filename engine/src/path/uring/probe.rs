@@ -4,7 +4,9 @@ use std::io;
 
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 
-use super::super::choose::{PathError, PathKind};
+use super::super::error::PathError;
+use super::super::kind::PathKind;
+use super::SubmissionThread;
 
 /// Room in the submission queue for the waker's entry and for cancellations.
 const SPARE_ENTRIES: u32 = 8;
@@ -15,8 +17,18 @@ const ENTRIES_MAX: u32 = 32_768;
 pub struct Ring<S: squeue::EntryMarker = squeue::Entry, C: cqueue::EntryMarker = cqueue::Entry> {
     pub(super) uring: IoUring<S, C>,
     pub(super) depth: u32,
-    /// Whether completions are handled when they are asked for. Kernels that can do this are 6.1 and newer.
-    pub(super) deferred: bool,
+    handling: Handling,
+}
+
+/// Who takes submissions, and who handles completions.
+#[derive(Clone, Copy)]
+enum Handling {
+    /// This thread does both, completions when they are asked for. Kernels that can do this are 6.1 and newer.
+    Deferred,
+    /// This thread submits, and completions interrupt it.
+    Interrupting,
+    /// A thread of the kernel does both.
+    SubmissionThread,
 }
 
 /// What a path needs of the kernel.
@@ -28,12 +40,14 @@ pub(super) struct Needs {
     pub(super) since: &'static str,
     /// Completions are looked for, and interrupt nobody.
     pub(super) polled: bool,
+    /// The kernel's thread that takes submissions, if there shall be one.
+    pub(super) submission: Option<SubmissionThread>,
 }
 
 impl Ring {
     /// Makes a ring for files and block devices with room for `depth` operations, if the kernel (and the container)
     /// allows one that is good enough. It belongs to the calling thread.
-    pub fn probe(depth: u32) -> Result<Self, PathError> {
+    pub fn probe(depth: u32, submission: Option<SubmissionThread>) -> Result<Self, PathError> {
         let operations = &[
             ("read", opcode::Read::CODE),
             ("write", opcode::Write::CODE),
@@ -46,7 +60,7 @@ impl Ring {
         ];
         Self::with(
             depth,
-            &Needs { kind: PathKind::Uring, operations, since: "5.15", polled: false },
+            &Needs { kind: PathKind::Uring, operations, since: "5.15", polled: false, submission },
         )
     }
 }
@@ -54,18 +68,22 @@ impl Ring {
 impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
     /// Makes a ring that has what is needed.
     pub(super) fn with(depth: u32, needs: &Needs) -> Result<Self, PathError> {
-        let Needs { kind, operations, since, polled } = *needs;
+        let Needs { kind, operations, since, polled, submission } = *needs;
         let lacks = |what: &str| PathError::Unavailable {
             kind,
             reason: format!("this kernel's io_uring lacks {what}; Linux {since} or newer has it"),
         };
         let failed = |error: io::Error| match error.raw_os_error() {
+            Some(libc::EINVAL) if submission.is_some_and(|it| it.processor.is_some()) => {
+                let reason = "there is no such processor for the kernel's thread".into();
+                PathError::Unavailable { kind, reason }
+            }
             // Nothing else about the request can be invalid.
             Some(libc::EINVAL) => lacks("entries of this size"),
             _ => unavailable(kind, &error),
         };
         let depth = depth.clamp(1, ENTRIES_MAX - SPARE_ENTRIES);
-        let (ring, deferred) = build(depth + SPARE_ENTRIES, polled).map_err(failed)?;
+        let (ring, handling) = build(depth + SPARE_ENTRIES, polled, submission).map_err(failed)?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe).map_err(failed)?;
         if let Some((name, _)) = operations.iter().find(|&&(_, code)| !probe.is_supported(code)) {
@@ -74,25 +92,33 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
             return Err(lacks("waiting with a time-out"));
         }
-        Ok(Self { uring: ring, depth, deferred })
+        Ok(Self { uring: ring, depth, handling })
     }
 
     /// What was found, for people.
     pub(super) fn note(&self) -> String {
-        let handled = if self.deferred {
-            "completions are handled when asked for (DEFER_TASKRUN)"
-        } else {
-            "completions interrupt the reactor: this kernel has no DEFER_TASKRUN"
+        let handled = match self.handling {
+            Handling::Deferred => "completions are handled when asked for (DEFER_TASKRUN)",
+            Handling::Interrupting => {
+                "completions interrupt the reactor: this kernel has no DEFER_TASKRUN"
+            }
+            Handling::SubmissionThread => {
+                "a thread of the kernel takes submissions and handles completions (SQPOLL)"
+            }
         };
         handled.into()
     }
 }
 
-/// The ring with the cheapest completion handling that this kernel knows, and whether that is when asked for.
+/// How long the kernel's thread looks for submissions before it sleeps, in milliseconds.
+const SUBMISSION_IDLE: u32 = 1000;
+
+/// The ring with the cheapest completion handling that this kernel knows, and which that is.
 fn build<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
     entries: u32,
     polled: bool,
-) -> io::Result<(IoUring<S, C>, bool)> {
+    submission: Option<SubmissionThread>,
+) -> io::Result<(IoUring<S, C>, Handling)> {
     let builder = || {
         let mut builder = IoUring::<S, C>::builder();
         builder.dontfork();
@@ -101,15 +127,23 @@ fn build<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
         }
         builder
     };
+    if let Some(SubmissionThread { processor }) = submission {
+        let mut threaded = builder();
+        threaded.setup_sqpoll(SUBMISSION_IDLE);
+        if let Some(processor) = processor {
+            threaded.setup_sqpoll_cpu(processor);
+        }
+        return Ok((threaded.build(entries)?, Handling::SubmissionThread));
+    }
     let mut deferred = builder();
     deferred.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag();
     match deferred.build(entries) {
-        Ok(ring) => return Ok((ring, true)),
+        Ok(ring) => return Ok((ring, Handling::Deferred)),
         // Flags that the kernel does not know are invalid; anything else is no matter of flags.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
         Err(error) => return Err(error),
     }
-    Ok((builder().build(entries)?, false))
+    Ok((builder().build(entries)?, Handling::Interrupting))
 }
 
 /// Whether the running kernel is this one or newer; what it is called otherwise does not count.

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 
-use super::super::choose::{PathError, PathKind};
+use super::super::error::PathError;
+use super::super::kind::PathKind;
 use super::super::{Feature, Waker};
 use crate::memory::DmaPool;
 use crate::units::ByteCount;
@@ -122,6 +123,10 @@ impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Queue
             return Ok(());
         }
         self.ring.submit()?;
+        if self.ring.params().is_setup_sqpoll() {
+            // The kernel's thread has not taken what was submitted yet.
+            self.ring.submitter().squeue_wait()?;
+        }
         // SAFETY: passed on to the caller.
         let pushed = unsafe { self.ring.submission().push(entry) };
         pushed.map_err(|_| io::ErrorKind::WouldBlock.into())

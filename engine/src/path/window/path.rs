@@ -160,6 +160,7 @@ impl Open {
                     _ => Action::read(buffer),
                 },
                 placement: of.placement,
+                priority: of.priority,
             };
             let told = match path.submit(operation) {
                 Ok(()) => Told::Taken,

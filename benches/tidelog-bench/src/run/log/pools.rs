@@ -2,14 +2,14 @@
 
 use tidelog_engine::memory::ALIGNMENT;
 use tidelog_engine::path::sim::SimDisk;
-use tidelog_engine::path::{ControllerName, DeviceIdentity, DeviceSpec};
+use tidelog_engine::path::{ControllerName, DeviceIdentity, DeviceSpec, PathChoice, PathKind};
 use tidelog_engine::pool::{FormatOptions, OpenError, OpenOptions, Pool};
 use tidelog_engine::schedule::StartError;
 use tidelog_engine::units::ByteCount;
 
 use crate::exit::BenchError;
 use crate::option::value::Amount;
-use crate::option::{Engine, JobOptions, Level};
+use crate::option::{JobOptions, Level};
 
 /// Room on each device besides tensors: superblocks, change log, checkpoints.
 const METADATA_ROOM: ByteCount = ByteCount::mib(64);
@@ -19,7 +19,7 @@ pub(crate) struct Pools(Vec<(Key, Pool)>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Key {
-    engine: Engine,
+    engine: PathKind,
     devices: Vec<String>,
     direct: bool,
     checksums: bool,
@@ -37,7 +37,7 @@ fn buffers(jobs: &[&JobOptions]) -> ByteCount {
 }
 
 impl Key {
-    fn of(job: &JobOptions, engine: Engine) -> Self {
+    fn of(job: &JobOptions, engine: PathKind) -> Self {
         let JobOptions { filename, direct, checksums, staging, .. } = job;
         Self {
             engine,
@@ -118,16 +118,16 @@ pub fn device_size(job: &JobOptions) -> Option<ByteCount> {
     Some(ByteCount(each + each / 8 + METADATA_ROOM.0).round_up(ByteCount::mib(1)))
 }
 
-fn open_pool(job: &JobOptions, engine: Engine, buffers: ByteCount) -> Result<Pool, BenchError> {
+fn open_pool(job: &JobOptions, engine: PathKind, buffers: ByteCount) -> Result<Pool, BenchError> {
     let options = OpenOptions {
-        path: engine.choice().unwrap_or_default(),
+        path: PathChoice::of(engine).unwrap_or_default(),
         buffered: !job.direct,
         staging: job.staging,
         buffers,
         verify_reads: job.checksums,
         ..OpenOptions::default()
     };
-    let opened = if engine == Engine::Sim {
+    let opened = if engine == PathKind::Sim {
         let size = device_size(job).unwrap_or_default();
         let disks: Vec<SimDisk> = job.filename.iter().map(|_| SimDisk::new(size)).collect();
         let format = FormatOptions { stripe_unit: job.stripe_unit, ..FormatOptions::default() };

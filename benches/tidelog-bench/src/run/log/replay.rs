@@ -12,9 +12,10 @@ use tidelog_engine::schedule::{CompletionQueue, Ticket, Urgency};
 use tidelog_engine::units::ByteCount;
 
 use super::super::start::Ended;
+use crate::direction::Direction;
 use crate::exit::BenchError;
 use crate::option::JobOptions;
-use crate::stats::{Direction, Latency, Lateness, Recorder};
+use crate::stats::{Latency, Lateness, Recorder};
 use crate::workload::{Move, Workload};
 
 /// Far beyond what a transfer takes; only a bug in the engine would let it pass.

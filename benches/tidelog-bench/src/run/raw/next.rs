@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::super::backlog::Turn;
 use super::{Begun, Phase, RawJob};
+use crate::direction::Direction;
 use crate::load::{Place, Zoned, Zones};
 use crate::option::JobOptions;
-use crate::stats::Direction;
 
 /// How soon a job that is ahead of its flow, and has no time to sleep, looks again.
 const FLOW_LOOK: Duration = Duration::from_micros(50);

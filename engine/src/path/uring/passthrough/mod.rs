@@ -21,12 +21,14 @@ use io_uring::{cqueue, opcode, squeue, types};
 use self::flight::Flight;
 use self::retry::Retries;
 use self::target::Target;
+use super::SubmissionThread;
 use super::probe::{Needs, Ring, kernel_is_at_least};
 use super::queue::Queue;
 use crate::memory::{ALIGNMENT, DmaPool};
-use crate::path::choose::{PathError, PathKind};
 use crate::path::device::Device;
+use crate::path::error::PathError;
 use crate::path::gate::Gate;
+use crate::path::kind::PathKind;
 use crate::path::nvme::steps::{Step, Steps};
 use crate::path::nvme::{Command, Opcode, Range, outcome};
 use crate::path::operation::{Action, Completion, Extent, Operation, Refusal, Refused};
@@ -68,14 +70,21 @@ pub struct PassthroughPath {
 
 impl PassthroughPath {
     /// Opens the namespaces that `devices` are, with room for `depth` operations over all of them.
-    pub fn new(devices: &[Device], depth: u32) -> Result<Self, PathError> {
+    pub fn new(
+        devices: &[Device],
+        depth: u32,
+        submission: Option<SubmissionThread>,
+    ) -> Result<Self, PathError> {
         let unavailable = |reason| PathError::Unavailable { kind: KIND, reason };
         let targets: Vec<Target> =
             devices.iter().map(Target::find).collect::<Result<_, _>>().map_err(unavailable)?;
         let queues = targets.iter().all(Target::has_poll_queues);
         let polled = queues && kernel_is_at_least(POLLS_SINCE);
         let operations = &[("uring_cmd", opcode::UringCmd80::CODE)];
-        let ring = Ring::with(depth, &Needs { kind: KIND, operations, since: "5.19", polled })?;
+        let ring = Ring::with(
+            depth,
+            &Needs { kind: KIND, operations, since: "5.19", polled, submission },
+        )?;
         let (depth, note) = (ring.depth, ring.note());
         let queue = Queue::new(ring.uring, KIND)?;
         let descriptors: Vec<_> = targets.iter().map(|target| target.file.as_raw_fd()).collect();
@@ -132,8 +141,14 @@ impl PassthroughPath {
         }
         let buffer = pool.take(ALIGNMENT).ok_or("its memory is in use")?;
         let (device, extent) = (DeviceIndex(0), Extent::new(0, ALIGNMENT as u64));
-        let read =
-            Operation { tag: 0, device, extent, action: Action::read(buffer), placement: None };
+        let read = Operation {
+            tag: 0,
+            device,
+            extent,
+            action: Action::read(buffer),
+            placement: None,
+            priority: None,
+        };
         self.submit(read).map_err(|refused| refused.reason.to_string())?;
         let mut completions = Vec::new();
         let deadline = Instant::now() + Duration::from_secs(60);
