@@ -101,7 +101,7 @@ bench: build ## What the hook and the log cost, as ratios
 	$(PYTHON) benches/hook.py
 
 paper: setup ## Every policy on TERAIO's models, recorded without their hardware; fails where a figure falls short
-	$(PYTHON) planner/paper/record.py target/paper/traces
+	$(PYTHON) benches/paper/record.py target/paper/traces
 	cargo run --release -q -p tidelog-planner --example paper target/paper/traces target/paper.json
 
 compare: setup ## Tidelog against fio, DeepSpeed, safetensors, torch.save: PAIRS interleaved pairs, a table, a picture; ONLY=a part, RESUME=1; under 20 minutes

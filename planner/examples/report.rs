@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use tidelog_planner::algorithm1::{Options, algorithm1};
 use tidelog_planner::cost::{Machine, SsdLink};
 use tidelog_planner::lifetime::Lifetimes;
-use tidelog_planner::simulate::{Policy, report, simulate, with_expectations};
+use tidelog_planner::report::simulated;
+use tidelog_planner::simulate::{Policy, simulate, with_expectations};
 use tidelog_planner::trace::{
     Access, Birth, Death, Identity, Kind, Op, PlanStorage, Storage, Trace, Use,
 };
@@ -120,9 +121,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plan = algorithm1(&trace, &machine, Options::default());
     let (plan, planned) = with_expectations(plan, &trace, &machine)?;
     std::fs::write(directory.join("trace.json"), trace.to_json())?;
-    std::fs::write(directory.join("plan.json"), plan.to_json())?;
+    std::fs::write(directory.join("plan.json"), plan.named(&trace).to_json())?;
     for simulation in [&lru, &planned] {
-        let page = report(&trace, &machine, simulation).to_html();
+        let page = simulated(&trace, &machine, simulation).to_html();
         let path = directory.join(format!("{}.html", simulation.policy));
         std::fs::write(&path, page)?;
         let times = (simulation.time.0, trace.duration().0);

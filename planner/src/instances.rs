@@ -2,8 +2,9 @@
 //! can be known, and one as long as is wanted.
 
 use crate::cost::{Machine, SsdLink};
-use crate::lifetime::{Lifetimes, Period, PeriodEnd};
-use crate::plan::{Action, Expectation, Plan, Row, Target};
+use crate::lifetime::{Lifetimes, PeriodEnd};
+use crate::migration::Migration;
+use crate::plan::{Expectation, Plan};
 use crate::trace::{Access, Birth, Death, Identity, Kind, Op, PlanStorage, Storage, Trace, Use};
 use crate::units::{Bandwidth, Bytes, Nanos, OpIndex};
 
@@ -120,31 +121,13 @@ pub fn deep_network(half: usize) -> Trace {
 /// More plans than this are not tried; the case is passed over.
 const PLANS_MAX: usize = 1500;
 
-/// The migrations that one period allows: none, or out at its beginning and back from some op on.
-fn choices(trace: &Trace, period: &Period) -> Vec<Vec<Row>> {
-    let ops = trace.ops.len() as u32;
-    let storage = trace.storage(period.storage).identity.clone();
-    let row = |action, start: u32, deadline: u32| Row {
-        start: OpIndex(start % ops),
-        deadline: OpIndex(deadline % ops),
-        action,
-        target: Target::Ssd,
-        storage: storage.clone(),
-    };
-    let mut choices = vec![Vec::new()];
-    for back in period.from + 1..period.to {
-        let evict = row(Action::Evict, period.from, back);
-        choices.push(vec![evict, row(Action::Prefetch, back, period.to)]);
-    }
-    choices
-}
-
 /// Every combination of what its inactive periods allow; `None` if there are too many to try.
 pub fn every_plan(trace: &Trace, machine: &Machine) -> Option<Vec<Plan>> {
-    let mut plans: Vec<Vec<Row>> = vec![Vec::new()];
+    let mut plans: Vec<Vec<Migration>> = vec![Vec::new()];
+    let ops = trace.ops.len() as u32;
     let lifetimes = Lifetimes::of(trace);
     for period in lifetimes.periods.iter().filter(|period| period.end == PeriodEnd::Use) {
-        let choices = choices(trace, period);
+        let choices: Vec<_> = period.choices(ops).collect();
         if plans.len() * choices.len() > PLANS_MAX {
             return None;
         }

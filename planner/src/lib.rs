@@ -12,6 +12,7 @@ pub mod export;
 pub mod hardware;
 pub mod instances;
 pub mod lifetime;
+pub mod migration;
 pub mod plan;
 pub mod policies;
 pub mod report;

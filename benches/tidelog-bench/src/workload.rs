@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tidelog_planner::plan::{Action, Plan, Target};
-use tidelog_planner::trace::{Identity, Trace};
+use tidelog_planner::migration::{self, Migration, Target};
+use tidelog_planner::plan::{Plan, PlanFile};
+use tidelog_planner::trace::Trace;
 
 use crate::direction::Direction;
 use crate::exit::BenchError;
@@ -57,19 +58,17 @@ impl Workload {
         let wrong =
             |path: &str, why: &dyn std::error::Error| BenchError::usage(format!("{path}: {why}"));
         let (plan_text, trace_text) = (text(plan)?, text(trace)?);
-        let made = Plan::from_json(&plan_text).map_err(|error| wrong(plan, &error))?;
+        let file = PlanFile::from_json(&plan_text).map_err(|error| wrong(plan, &error))?;
         let from = Trace::from_json(&trace_text).map_err(|error| wrong(trace, &error))?;
-        made.check_trace(&from).map_err(|error| wrong(plan, &error))?;
+        let made = file.numbered(&from).map_err(|error| wrong(plan, &error))?;
         Self::of(&made, &from).map_err(|what| BenchError::usage(format!("{plan}: {what}")))
     }
 
     /// What a plan moves in its trace.
     ///
     /// # Errors
-    /// It names a storage that the trace does not have, or moves nothing.
+    /// It moves nothing to or from SSDs.
     pub fn of(plan: &Plan, trace: &Trace) -> Result<Self, String> {
-        let known: BTreeMap<&Identity, usize> =
-            trace.storages.iter().enumerate().map(|(index, it)| (&it.identity, index)).collect();
         let modified = modified(trace);
         let count = trace.ops.len();
         let mut numbers: BTreeMap<usize, usize> = BTreeMap::new();
@@ -84,12 +83,10 @@ impl Workload {
             left_out: 0,
         };
         for row in &plan.rows {
-            let storage = *known
-                .get(&row.storage)
-                .ok_or_else(|| format!("the trace has no storage {}", row.storage))?;
+            let storage = row.storage.0 as usize;
             let (start, deadline) = (row.start.0 as usize, row.deadline.0 as usize);
             let before = || evicted_before(plan, row, count);
-            let is_clean = row.action == Action::Evict
+            let is_clean = row.direction == migration::Direction::Out
                 && !modified[storage].iter().any(|op| is_within(*op, before(), start, count));
             if row.target == Target::Host || is_clean {
                 workload.left_out += 1;
@@ -103,9 +100,9 @@ impl Workload {
             // A deadline that is not behind the start lies in the next iteration.
             let ops_left =
                 if deadline > start { deadline - start } else { deadline + count - start };
-            let direction = match row.action {
-                Action::Evict => Direction::Write,
-                Action::Prefetch => Direction::Read,
+            let direction = match row.direction {
+                migration::Direction::Out => Direction::Write,
+                migration::Direction::In => Direction::Read,
             };
             workload.moves[start].push(Move { storage: number, direction, ops_left });
         }
@@ -134,9 +131,11 @@ fn modified(trace: &Trace) -> Vec<Vec<usize>> {
 }
 
 /// The op before which the same storage was evicted the last time, in this iteration or the one before.
-fn evicted_before(plan: &Plan, row: &tidelog_planner::plan::Row, count: usize) -> usize {
-    let others =
-        plan.rows.iter().filter(|it| it.storage == row.storage && it.action == Action::Evict);
+fn evicted_before(plan: &Plan, row: &Migration, count: usize) -> usize {
+    let others = plan
+        .rows
+        .iter()
+        .filter(|it| it.storage == row.storage && it.direction == migration::Direction::Out);
     let distance = |start: usize| match (row.start.0 as usize + count - start) % count {
         0 => count,
         distance => distance,
@@ -167,8 +166,11 @@ mod tests {
         let trace = Trace::from_json(TRACE).unwrap();
         let machine = r#"{"budget": 1, "staging": 0, "verify": 1, "ssd": {"read": 1, "write": 1, "latency_ns": 0}}"#;
         let machine = serde_json::from_str(machine).unwrap();
-        let rows = serde_json::from_str(&format!("[{rows}]")).unwrap();
-        Workload::of(&Plan::new("test", &trace, &machine, rows, <_>::default()), &trace)
+        let nothing = Plan::new("test", &trace, &machine, Vec::new(), <_>::default());
+        let mut file = nothing.named(&trace);
+        file.rows = serde_json::from_str(&format!("[{rows}]")).unwrap();
+        file.rows.sort();
+        Workload::of(&file.numbered(&trace).map_err(|error| error.to_string())?, &trace)
     }
 
     fn row(start: u32, deadline: u32, action: &str, target: &str, name: &str) -> String {

@@ -6,7 +6,7 @@ use std::fs;
 
 use common::{bench, temporary};
 use serde_json::Value;
-use tidelog_planner::plan::{Plan, Row};
+use tidelog_planner::plan::Plan;
 use tidelog_planner::trace::Trace;
 use tidelog_tests::machine::{Directory, Ran};
 
@@ -31,11 +31,12 @@ const ROWS: &str = r#"[
 fn replay(directory: &Directory, ops: &str, more: &[&str]) -> Ran {
     let text = TRACE.replace("20000000", ops);
     let trace = Trace::from_json(&text).unwrap();
-    let rows: Vec<Row> = serde_json::from_str(ROWS).unwrap();
     let machine = serde_json::from_str(MACHINE).unwrap();
-    let plan = Plan::new("test", &trace, &machine, rows, <_>::default()).to_json();
+    let nothing = Plan::new("test", &trace, &machine, Vec::new(), <_>::default());
+    let mut plan = nothing.named(&trace);
+    plan.rows = serde_json::from_str(ROWS).unwrap();
     let [plan_path, trace_path] = ["plan.json", "trace.json"].map(|name| directory.at(name));
-    fs::write(&plan_path, plan).unwrap();
+    fs::write(&plan_path, plan.to_json()).unwrap();
     fs::write(&trace_path, text).unwrap();
     let workload = [format!("--workload={plan_path}"), format!("--trace={trace_path}")];
     let pool = format!("--filename={}", directory.at("pool"));

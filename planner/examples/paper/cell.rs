@@ -8,7 +8,8 @@ use tidelog_planner::algorithm1::{self, Score, algorithm1};
 use tidelog_planner::bound::{Effort, lower_bound, write_floor};
 use tidelog_planner::cost::{HostLink, Machine, SsdLink};
 use tidelog_planner::policies::{ZeroError, ZeroStep, flashneuron, zero_infinity, zero_offload};
-use tidelog_planner::simulate::{Policy, Simulation, report, simulate};
+use tidelog_planner::report::simulated;
+use tidelog_planner::simulate::{Policy, Simulation, simulate};
 use tidelog_planner::tidelog::{self, Goal, Idea, tidelog};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
@@ -112,7 +113,7 @@ pub(super) fn plan(
         let (made, seconds) = timed(|| tidelog(trace, &machine, options));
         let (_, simulation) = made?;
         if goal == Goal::Time && part.is_first() && capacity == part.set.capacities[0] {
-            cell.page = Some(report(trace, &machine, &simulation).to_html());
+            cell.page = Some(simulated(trace, &machine, &simulation).to_html());
         }
         cell.outcomes.push(outcome(name, &simulation, seconds));
     }

@@ -1,6 +1,6 @@
 //! What `make paper` prints: every policy on every recorded set, the published figures beside, and
 //! whether the project's own marks are reached. `paper TRACES OUTPUT.json [SET ...]` reads what
-//! `planner/paper/record.py` wrote to the directory TRACES, writes the page OUTPUT.html beside OUTPUT.json, and
+//! `benches/paper/record.py` wrote to the directory TRACES, writes the page OUTPUT.html beside OUTPUT.json, and
 //! ends with status 1 where a figure falls short.
 
 mod cell;
@@ -69,7 +69,7 @@ fn read(folder: &Path, part: Part) -> Result<Traces, Failure> {
     let read = |kind: &str| -> Result<Trace, Failure> {
         let path = folder.join(format!("{}{kind}.json", part.file()));
         let text = std::fs::read_to_string(&path).map_err(|error| {
-            format!("{}: {error}; planner/paper/record.py records it", path.display())
+            format!("{}: {error}; benches/paper/record.py records it", path.display())
         })?;
         Ok(Trace::from_json(&text)?)
     };

@@ -16,9 +16,9 @@ mod ranges;
 
 use crate::cost::{HostLink, Ledger, Machine, Timeline};
 use crate::lifetime::{Lifetimes, Period, PeriodEnd, Version};
-use crate::plan::{Action, Expectation, Plan, PlannedBytes, Row, Target};
+use crate::migration::{Direction, Migration, Target};
+use crate::plan::{Expectation, Plan, PlannedBytes};
 use crate::trace::{PlanStorage, Trace};
-use crate::units::OpIndex;
 use pressure::{Pressure, rounds};
 use ranges::{Ranges, signed};
 use std::cmp::Reverse;
@@ -72,10 +72,20 @@ struct Offer {
 /// there); [`Expectation`] says how many and by how much. On a machine that [`Machine::check_for`] refuses, as every
 /// simulation then does, nothing moves in it.
 pub fn algorithm1(trace: &Trace, machine: &Machine, options: Options) -> Plan {
-    let lifetimes = Lifetimes::of(trace);
-    let mut planner = Planner::new(trace, machine, options, &lifetimes);
+    let (rows, expects) = migrations(trace, machine, options, &Lifetimes::of(trace));
+    Plan::new("algorithm1", trace, machine, rows, expects)
+}
+
+/// [`algorithm1`]'s rows, in the order chosen, and what is expected of them.
+pub(crate) fn migrations(
+    trace: &Trace,
+    machine: &Machine,
+    options: Options,
+    lifetimes: &Lifetimes,
+) -> (Vec<Migration>, Expectation) {
+    let mut planner = Planner::new(trace, machine, options, lifetimes);
     if machine.check_for(trace).is_err() {
-        return planner.into_plan(machine);
+        return planner.into_migrations();
     }
     let mut heap = planner.first_offers();
     while !planner.pressure.relieved() {
@@ -88,11 +98,10 @@ pub fn algorithm1(trace: &Trace, machine: &Machine, options: Options) -> Plan {
             heap.push((offer.score, Reverse(index)));
         }
     }
-    planner.into_plan(machine)
+    planner.into_migrations()
 }
 
 struct Planner<'a> {
-    trace: &'a Trace,
     options: Options,
     periods: &'a [Period],
     timeline: Timeline,
@@ -101,7 +110,7 @@ struct Planner<'a> {
     host: Option<Host>,
     /// Per storage and contents which of their periods writes them: the earliest chosen one.
     written: HashMap<(PlanStorage, Version), (bool, u32)>,
-    rows: Vec<Row>,
+    rows: Vec<Migration>,
     bytes: PlannedBytes,
 }
 
@@ -138,7 +147,6 @@ impl<'a> Planner<'a> {
             room: Ranges::new(&vec![-signed(link.memory); trace.ops.len()]),
         };
         Self {
-            trace,
             options,
             periods: &lifetimes.periods,
             pressure: Pressure::new(&lifetimes.memory, machine.capacity(), &timeline),
@@ -247,23 +255,19 @@ impl<'a> Planner<'a> {
                 self.bytes.add_out(offer.target, period.size);
             }
         }
-        let row = |action, start: u32, deadline: u32| Row {
-            storage: self.trace.storage(period.storage).identity.clone(),
-            action,
-            target: offer.target,
-            start: OpIndex(start % ops),
-            deadline: OpIndex(deadline % ops),
+        let row = |direction, when| {
+            Migration::unrolled(period.storage, (direction, offer.target), when, ops)
         };
-        self.rows.push(row(Action::Evict, period.from, offer.relieved.0));
+        self.rows.push(row(Direction::Out, (period.from, offer.relieved.0)));
         if period.end == PeriodEnd::Use {
             links.back.promise_until(end, period.size);
             self.bytes.add_back(offer.target, period.size);
-            self.rows.push(row(Action::Prefetch, offer.relieved.1, period.to));
+            self.rows.push(row(Direction::In, (offer.relieved.1, period.to)));
         }
         self.pressure.relieve(offer.relieved.0, offer.relieved.1, period.size);
     }
 
-    fn into_plan(mut self, machine: &Machine) -> Plan {
+    fn into_migrations(mut self) -> (Vec<Migration>, Expectation) {
         let expects = Expectation {
             time: self.timeline.period(),
             bytes: self.bytes,
@@ -271,7 +275,7 @@ impl<'a> Planner<'a> {
             over_capacity: self.pressure.worst(),
             ..Expectation::default()
         };
-        Plan::new("algorithm1", self.trace, machine, self.rows, expects)
+        (self.rows, expects)
     }
 }
 

@@ -1,8 +1,8 @@
 use super::*;
 use crate::cost::HostLink;
 use crate::testing::{Builder, Random, machine, random_trace, training};
-use crate::trace::Access;
-use crate::units::{Bandwidth, Bytes, Nanos};
+use crate::trace::{Access, PlanStorage};
+use crate::units::{Bandwidth, Bytes, Nanos, OpIndex};
 
 /// One activation of 10 bytes that is idle over a peak which needs its memory.
 fn one_peak() -> Trace {
@@ -19,9 +19,9 @@ fn one_peak() -> Trace {
 #[test]
 fn the_idle_storage_leaves_over_the_peak_and_comes_back_before_its_use() {
     let plan = algorithm1(&one_peak(), &machine(20), Options::default());
-    let rows: Vec<_> = plan.rows.iter().map(|r| (r.action, r.start.0, r.deadline.0)).collect();
+    let rows: Vec<_> = plan.rows.iter().map(|r| (r.direction, r.start.0, r.deadline.0)).collect();
     // Written during op 1, so that op 2 has the memory; read back during op 4.
-    assert_eq!(rows, [(Action::Evict, 1, 2), (Action::Prefetch, 4, 5)]);
+    assert_eq!(rows, [(Direction::Out, 1, 2), (Direction::In, 4, 5)]);
     assert_eq!(plan.expects.ops_over_capacity, 0);
     assert_eq!(plan.expects.bytes.ssd_written, Bytes(10));
 }
@@ -38,7 +38,7 @@ fn an_eviction_frees_nothing_before_it_is_complete() {
     let plan = algorithm1(&one_peak(), &slow, Options::default());
     // 10 bytes take 20 ns: complete when op 3 begins, so op 2 stays over capacity by 5 bytes.
     assert_eq!((plan.expects.ops_over_capacity, plan.expects.over_capacity), (1, Bytes(5)));
-    let evict = plan.rows.iter().find(|row| row.action == Action::Evict).unwrap();
+    let evict = plan.rows.iter().find(|row| row.direction == Direction::Out).unwrap();
     assert_eq!((evict.start, evict.deadline), (OpIndex(1), OpIndex(3)));
 }
 
@@ -115,7 +115,7 @@ fn nothing_is_evicted_for_good_unless_asked() {
     let unused = Options { unused: true, clean_drop: true, ..Options::default() };
     let plan = algorithm1(&trace, &machine(20), unused);
     assert_eq!(plan.rows.len(), 1);
-    assert_eq!(plan.rows[0].storage, trace.storage(idle).identity);
+    assert_eq!(plan.rows[0].storage, idle);
     assert_eq!(plan.expects.bytes.ssd_written, Bytes(0), "its copy serves every iteration");
 }
 
@@ -124,16 +124,17 @@ fn memory_under(trace: &Trace, plan: &Plan) -> Vec<i64> {
     let lifetimes = Lifetimes::of(trace);
     let ops = trace.ops.len();
     let mut memory: Vec<i64> = lifetimes.memory.iter().map(|m| signed(*m)).collect();
-    for storage in &trace.storages {
-        let of = |action| {
-            plan.rows.iter().filter(move |r| r.storage == storage.identity && r.action == action)
+    for (index, storage) in trace.storages.iter().enumerate() {
+        let number = PlanStorage(index as u32);
+        let of = |direction| {
+            plan.rows.iter().filter(move |r| r.storage == number && r.direction == direction)
         };
-        let evictions: Vec<&Row> = of(Action::Evict).collect();
-        let mut fetches: Vec<&Row> = of(Action::Prefetch).collect();
+        let evictions: Vec<&Migration> = of(Direction::Out).collect();
+        let mut fetches: Vec<&Migration> = of(Direction::In).collect();
         assert_eq!(evictions.len(), fetches.len());
         for evict in evictions {
             // The fetch that belongs to it is the next one around the ring.
-            let distance = |f: &Row| (f.start.0 + ops as u32 - evict.start.0) % ops as u32;
+            let distance = |f: &Migration| (f.start.0 + ops as u32 - evict.start.0) % ops as u32;
             let next = (0..fetches.len()).min_by_key(|i| distance(fetches[*i])).unwrap();
             let fetch = fetches.swap_remove(next);
             let mut op = evict.deadline.0 as usize;
@@ -170,7 +171,7 @@ fn rows_account_for_exactly_the_memory_that_the_plan_says_is_left() {
 fn the_same_input_gives_the_same_bytes() {
     let trace = training(12, 40, 100, 60);
     let machine = machine(900);
-    let text = algorithm1(&trace, &machine, Options::default()).to_json();
-    assert_eq!(algorithm1(&trace, &machine, Options::default()).to_json(), text);
+    let text = algorithm1(&trace, &machine, Options::default()).named(&trace).to_json();
+    assert_eq!(algorithm1(&trace, &machine, Options::default()).named(&trace).to_json(), text);
     assert!(text.contains("evict"));
 }

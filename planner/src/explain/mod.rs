@@ -10,8 +10,8 @@ mod what_if;
 mod whereabouts;
 
 use crate::cost::Machine;
-use crate::plan::{Plan, Target};
-use crate::report::{Direction, Ending};
+use crate::migration::{Direction, Ending, Target};
+use crate::plan::Plan;
 use crate::simulate::{SimulatedTransfer, Simulation};
 use crate::trace::{PlanStorage, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};

@@ -3,8 +3,7 @@
 use super::whereabouts::Whereabouts;
 use super::{Case, Moved};
 use crate::lifetime::{Lifetimes, Period, PeriodEnd, uses_by_storage};
-use crate::plan::Action;
-use crate::report::Direction;
+use crate::migration::Direction;
 use crate::simulate::{Policy, SimulateError, SimulatedTransfer, simulate};
 use crate::trace::{Identity, Kind, PlanStorage, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
@@ -154,12 +153,11 @@ impl Case<'_> {
 
     /// Whether the plan says that it leaves between its last use and now.
     fn is_planned(&self, storage: PlanStorage, gap: &Gap) -> bool {
-        let identity = &self.trace.storage(storage).identity;
         let ops = self.trace.ops.len() as u32;
         self.plan.is_some_and(|plan| {
             plan.rows.iter().any(|row| {
-                row.action == Action::Evict
-                    && row.storage == *identity
+                row.direction == Direction::Out
+                    && row.storage == storage
                     && (row.start.0 + 2 * ops - gap.from) % ops <= gap.at - gap.from
             })
         })
@@ -170,7 +168,7 @@ impl Case<'_> {
         trace.storages[storage.0 as usize].movable = false;
         let mut plan = self.plan.cloned();
         if let Some(plan) = &mut plan {
-            plan.rows.retain(|row| row.storage != self.trace.storage(storage).identity);
+            plan.rows.retain(|row| row.storage != storage);
             plan.fingerprint = trace.fingerprint();
         }
         let policy = plan.as_ref().map_or(Policy::Lru, Policy::Planned);

@@ -1,9 +1,10 @@
 use super::*;
 use crate::algorithm1::{Options, algorithm1};
-use crate::plan::{Action, Expectation, Row};
+use crate::migration::{Direction, Migration};
+use crate::plan::Expectation;
 use crate::simulate::{simulate, with_expectations};
 use crate::testing::{Builder, machine, training};
-use crate::trace::{Access, Identity};
+use crate::trace::Access;
 use crate::units::Bytes;
 
 /// Two globals of 60 bytes in turn, and room for one and a half; a byte takes a nanosecond.
@@ -16,13 +17,13 @@ fn two_in_turn() -> Trace {
     b.finish()
 }
 
-fn rows(list: &[(u32, u32, Action, &str)]) -> Vec<Row> {
-    let row = |(start, deadline, action, name): &(u32, u32, Action, &str)| Row {
+fn rows(trace: &Trace, list: &[(u32, u32, Direction, &str)]) -> Vec<Migration> {
+    let row = |(start, deadline, direction, name): &(u32, u32, Direction, &str)| Migration {
         start: OpIndex(*start),
         deadline: OpIndex(*deadline),
-        action: *action,
+        direction: *direction,
         target: Target::Ssd,
-        storage: Identity::Name((*name).to_owned()),
+        storage: find(trace, name)[0],
     };
     list.iter().map(row).collect()
 }
@@ -30,17 +31,17 @@ fn rows(list: &[(u32, u32, Action, &str)]) -> Vec<Row> {
 fn planned(
     trace: &Trace,
     machine: &Machine,
-    list: &[(u32, u32, Action, &str)],
+    list: &[(u32, u32, Direction, &str)],
 ) -> (Plan, Simulation) {
-    let plan = Plan::new("by hand", trace, machine, rows(list), Expectation::default());
+    let plan = Plan::new("by hand", trace, machine, rows(trace, list), Expectation::default());
     with_expectations(plan, trace, machine).unwrap()
 }
 
-const IN_TURN: [(u32, u32, Action, &str); 4] = [
-    (1, 2, Action::Evict, "a"),
-    (1, 2, Action::Prefetch, "b"),
-    (3, 0, Action::Evict, "b"),
-    (3, 0, Action::Prefetch, "a"),
+const IN_TURN: [(u32, u32, Direction, &str); 4] = [
+    (1, 2, Direction::Out, "a"),
+    (1, 2, Direction::In, "b"),
+    (3, 0, Direction::Out, "b"),
+    (3, 0, Direction::In, "a"),
 ];
 
 #[test]
@@ -99,10 +100,10 @@ fn a_link_that_never_rested_since_there_was_room_is_the_limit() {
     let trace = b.finish();
     let machine = machine(130);
     let list = [
-        (3, 0, Action::Evict, "a"),
-        (3, 0, Action::Evict, "b"),
-        (1, 2, Action::Prefetch, "a"),
-        (1, 2, Action::Prefetch, "b"),
+        (3, 0, Direction::Out, "a"),
+        (3, 0, Direction::Out, "b"),
+        (1, 2, Direction::In, "a"),
+        (1, 2, Direction::In, "b"),
     ];
     let (plan, simulation) = planned(&trace, &machine, &list);
     let case =

@@ -3,7 +3,7 @@
 use super::{
     Absence, Awaited, Cause, Change, Held, Moved, OpAnswer, StorageAnswer, WaitedTime, WhatIf,
 };
-use crate::plan::Target;
+use crate::migration::Target;
 use crate::report::text::{bytes, count, percent, time};
 use crate::units::{Nanos, OpIndex};
 use std::fmt;

@@ -1,8 +1,7 @@
 //! Why an op waits.
 
 use super::{Case, Moved, Named, has_ended};
-use crate::plan::{Action, Target};
-use crate::report::Direction;
+use crate::migration::{Direction, Target};
 use crate::simulate::{OpStall, SimulatedTransfer};
 use crate::trace::PlanStorage;
 use crate::units::{Bytes, Nanos, OpIndex};
@@ -176,10 +175,9 @@ impl Case<'_> {
         let possible = full.unwrap_or(left);
         let busy = self.busy(Direction::In, transfer.target, possible, transfer.end);
         let link_busy_per_mille = busy.0 * 1000 / transfer.end.0.saturating_sub(possible.0).max(1);
-        let identity = &self.trace.storage(transfer.storage).identity;
         let planned = self.plan.is_some_and(|plan| {
             let mut rows = plan.rows.iter();
-            rows.any(|row| row.action == Action::Prefetch && row.storage == *identity)
+            rows.any(|row| row.direction == Direction::In && row.storage == transfer.storage)
         });
         let awaited = Awaited {
             storage: named.clone(),

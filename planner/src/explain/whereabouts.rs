@@ -1,7 +1,7 @@
 //! Who was out when, read off the transfers of a step in the steady state.
 
 use super::{Case, has_ended};
-use crate::report::Direction;
+use crate::migration::Direction;
 use crate::trace::{Identity, PlanStorage};
 use crate::units::Nanos;
 

@@ -3,9 +3,9 @@
 //! Made from a [`Report`], so that a simulated and a measured step look alike. Times are microseconds
 //! with three decimals, which is how the format counts; nothing is rounded away.
 
-use crate::plan::Target;
+use crate::migration::{Direction, Ending, Target};
 use crate::report::sample::{bandwidth, lanes};
-use crate::report::{Direction, Ending, Report, TransferSpan};
+use crate::report::{Report, TransferSpan};
 use crate::units::Nanos;
 use serde::Serialize;
 use serde_json::{Value, json};

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::cost::{HostLink, Machine};
-use crate::simulate::{Policy, report, simulate};
+use crate::report::simulated;
+use crate::simulate::{Policy, simulate};
 use crate::testing::{machine, training};
 use crate::units::{Bandwidth, Bytes};
 use std::collections::{BTreeMap, BTreeSet};
@@ -76,7 +77,7 @@ fn every_step_is_a_valid_file_with_every_kernel_stall_and_transfer() {
     let trace = training(6, 50, 40, 30);
     for machine in [machine(300), machine(400), machine(4000), with_host()] {
         let simulation = simulate(&trace, &machine, Policy::Lru).unwrap();
-        let text = chrome_trace(&report(&trace, &machine, &simulation));
+        let text = chrome_trace(&simulated(&trace, &machine, &simulation));
         let events = validate(&text).unwrap();
         let count = |category: &str| events.iter().filter(|e| e["cat"] == category).count();
         assert_eq!(count("kernel"), trace.ops.len());

@@ -2,8 +2,8 @@
 
 use super::{Hardware, HardwareError};
 use crate::cost::Machine;
-use crate::plan::{Plan, Target};
-use crate::report::{Direction, Ending};
+use crate::migration::{Direction, Ending, Target};
+use crate::plan::Plan;
 use crate::simulate::{SimulateError, Simulation};
 use crate::trace::Trace;
 

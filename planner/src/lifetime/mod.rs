@@ -3,6 +3,7 @@
 //! Times are op indices on a line of two iterations: with `K` ops, op `k` of the next iteration is
 //! `K + k`. A period that wraps therefore ends beyond `K`, and every range is `from..to`.
 
+use crate::migration::{Direction, Migration, Target};
 use crate::trace::{Identity, PlanStorage, Trace};
 use crate::units::{Bytes, OpIndex};
 
@@ -41,6 +42,19 @@ impl Period {
     /// after the modification, also where these contents last into the next iteration.
     pub(crate) fn order(&self) -> (bool, u32) {
         (self.carried, self.from)
+    }
+
+    /// What may be done in it in an iteration of `ops` ops: nothing, or out to the SSDs at its
+    /// beginning and back from some op on.
+    pub(crate) fn choices(self, ops: u32) -> impl Iterator<Item = Vec<Migration>> {
+        let Self { storage, from, to, .. } = self;
+        let way = move |direction, when| {
+            Migration::unrolled(storage, (direction, Target::Ssd), when, ops)
+        };
+        let leaving = (from + 1..to).map(move |back| {
+            vec![way(Direction::Out, (from, back)), way(Direction::In, (back, to))]
+        });
+        [Vec::new()].into_iter().chain(leaving)
     }
 }
 

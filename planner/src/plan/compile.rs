@@ -1,55 +1,58 @@
-//! From the file's names to the residency machine's numbers.
+//! From a plan to what the residency machine follows.
 
-use super::{Plan, PlanError};
+use super::{ARRIVAL, Plan, PlanError};
 use crate::lifetime::uses_by_storage;
-use crate::residency::{Schedule, ScheduleParts, ScheduledBirth, ScheduledMove, ScheduledUses};
+use crate::migration::Migration;
+use crate::residency::{Schedule, ScheduledBirth, ScheduledUses, StepParts, StepTable};
 use crate::trace::{Identity, PlanStorage, Trace};
 use crate::units::{Bytes, OpIndex};
-use std::collections::HashMap;
+use std::sync::Arc;
 
 /// The schedule that follows `plan` in iterations like `trace`, which must be the trace that the
 /// plan was made from. The machine also takes from it what is used when, for all storages: that is
 /// how it chooses on demand where the plan says nothing.
 pub fn compile(plan: &Plan, trace: &Trace) -> Result<Schedule, PlanError> {
     plan.check_trace(trace)?;
-    plan.check_rows()?;
-    let parts = ScheduleParts {
-        fingerprints: trace.ops.iter().map(|op| op.fingerprint).collect(),
-        needs: trace.ops.iter().map(|op| born_bytes(trace, op)).collect(),
-        moves: moves(plan, trace)?,
-        uses: uses(trace),
-        births: births(trace),
-        names: names(trace),
-    };
-    Ok(Schedule::new(parts)?)
+    Compiler::new(trace)?.compile(&plan.rows)
+}
+
+/// Makes the schedules of many plans for one trace: what follows from the trace alone is made once.
+pub(crate) struct Compiler<'a> {
+    trace: &'a Trace,
+    step: Arc<StepTable>,
+}
+
+impl<'a> Compiler<'a> {
+    pub(crate) fn new(trace: &'a Trace) -> Result<Self, PlanError> {
+        let parts = StepParts {
+            fingerprints: trace.ops.iter().map(|op| op.fingerprint).collect(),
+            needs: trace.ops.iter().map(|op| born_bytes(trace, op)).collect(),
+            uses: uses(trace),
+            births: births(trace),
+            names: names(trace),
+        };
+        Ok(Self { trace, step: Arc::new(StepTable::new(parts)?) })
+    }
+
+    /// The schedule of a plan with these rows, which are in any order.
+    pub(crate) fn compile(&self, rows: &[Migration]) -> Result<Schedule, PlanError> {
+        for (index, row) in rows.iter().enumerate() {
+            let Some(storage) = self.trace.storages.get(row.storage.0 as usize) else { continue };
+            let why = match storage.identity {
+                Identity::Arrival => ARRIVAL,
+                _ if !storage.movable => "cannot move",
+                _ => continue,
+            };
+            let storage = storage.identity.to_string();
+            return Err(PlanError::Storage { row: index, storage, why });
+        }
+        Ok(Schedule::new(Arc::clone(&self.step), rows.to_vec())?)
+    }
 }
 
 /// The memory that an op's outputs take.
 pub(crate) fn born_bytes(trace: &Trace, op: &crate::trace::Op) -> Bytes {
     Bytes(op.births.iter().map(|birth| trace.storage(birth.storage).size.0).sum())
-}
-
-fn moves(plan: &Plan, trace: &Trace) -> Result<Vec<ScheduledMove>, PlanError> {
-    let by_identity: HashMap<&Identity, PlanStorage> = trace
-        .storages
-        .iter()
-        .enumerate()
-        .map(|(index, storage)| (&storage.identity, PlanStorage(index as u32)))
-        .collect();
-    let scheduled = plan.rows.iter().enumerate().map(|(index, row)| {
-        let fail = |why| PlanError::Storage { row: index, storage: row.storage.to_string(), why };
-        if row.storage == Identity::Arrival {
-            return Err(fail("differs from iteration to iteration and cannot be planned"));
-        }
-        let storage =
-            *by_identity.get(&row.storage).ok_or_else(|| fail("the trace does not have"))?;
-        if !trace.storage(storage).movable {
-            return Err(fail("cannot move"));
-        }
-        let (start, deadline) = (row.start, row.deadline);
-        Ok(ScheduledMove { storage, action: row.action, target: row.target, start, deadline })
-    });
-    scheduled.collect()
 }
 
 fn uses(trace: &Trace) -> Vec<ScheduledUses> {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::algorithm1::{Options, algorithm1};
-use crate::plan::{Action, Target};
+use crate::migration::{Direction, Target};
 use crate::testing::{machine, training};
 use crate::trace::Storage;
 
@@ -16,23 +16,17 @@ fn planned() -> (Plan, Trace) {
 fn every_row_becomes_a_move_of_the_storage_it_names() {
     let (plan, trace) = planned();
     let schedule = compile(&plan, &trace).unwrap();
-    let mut moves: Vec<_> = schedule
-        .moves()
-        .iter()
-        .map(|m| {
-            (m.start, m.deadline, m.action, m.target, trace.storage(m.storage).identity.clone())
-        })
-        .collect();
+    let (mut moves, mut rows) = (schedule.moves().to_vec(), plan.rows.clone());
     moves.sort();
-    let rows =
-        plan.rows.iter().map(|r| (r.start, r.deadline, r.action, r.target, r.storage.clone()));
-    assert_eq!(moves, rows.collect::<Vec<_>>());
+    rows.sort();
+    assert_eq!(moves, rows);
 }
 
 #[test]
 fn the_schedule_knows_names_births_and_uses() {
     let (plan, trace) = planned();
     let schedule = compile(&plan, &trace).unwrap();
+    let schedule = schedule.step();
     assert_eq!(schedule.ops() as usize, trace.ops.len());
     assert_eq!(schedule.named("layer3.weight"), Some(PlanStorage(3)));
     assert_eq!(schedule.born_at(OpIndex(2), 0), Some(trace.ops[2].births[0].storage));
@@ -51,8 +45,9 @@ fn a_row_that_cannot_be_followed_is_refused_by_name() {
         let (mut plan, mut trace) = planned();
         trace.storages[0].movable = movable;
         plan.fingerprint = trace.fingerprint();
-        plan.rows[2].storage = storage;
-        compile(&plan, &trace).unwrap_err().to_string()
+        let mut file = plan.named(&trace);
+        file.rows[2].storage = storage;
+        file.numbered(&trace).and_then(|plan| compile(&plan, &trace)).unwrap_err().to_string()
     };
     let unknown = refusal(Identity::Name("elsewhere".to_owned()), true);
     assert_eq!(unknown, "row 2 names elsewhere, which the trace does not have");
@@ -62,7 +57,7 @@ fn a_row_that_cannot_be_followed_is_refused_by_name() {
     // Rows before the third may name it too; they all cannot move now.
     let fixed = refusal(identity, false);
     assert!(fixed.contains("layer0.weight, which cannot move"), "{fixed}");
-    assert!(matches!(plan.rows[2].action, Action::Evict | Action::Prefetch));
+    assert!(matches!(plan.rows[2].direction, Direction::Out | Direction::In));
     assert!(plan.rows.iter().all(|row| row.target == Target::Ssd));
 }
 

@@ -1,61 +1,25 @@
-//! The plan: which storages leave and come back when, as a file that people can read and diff.
+//! The plan: which storages leave and come back when.
 //!
-//! Rows name storages as the trace does, by a stable name or by the (op, output slot) that makes
-//! them, so that a plan applies to any process that runs the same iteration. The format is
-//! described in `docs/plan.md`.
+//! In memory a row has its storage's number in the trace. In a [`PlanFile`], which people can read
+//! and diff, it has the storage's name, so that a plan applies to any process that runs the same
+//! iteration. The format is described in `docs/plan.md`.
 
 mod compile;
+mod file;
 
 use crate::cost::{Machine, MachineError};
+use crate::migration::{Migration, Target};
 use crate::residency::ScheduleError;
-use crate::trace::{Header, Identity, Trace, json};
+use crate::trace::{PlanStorage, Trace};
 use crate::units::{Bandwidth, Bytes, Nanos, OpIndex};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use compile::born_bytes;
 pub use compile::compile;
+pub(crate) use compile::{Compiler, born_bytes};
+pub use file::{FORMAT, PlanFile, VERSION};
 
-/// What the `format` field of a plan file says.
-pub const FORMAT: &str = "tidelog-plan";
-
-/// The version this build writes, and the only one it reads.
-pub const VERSION: u32 = 1;
-
-/// Where evicted bytes go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Target {
-    /// The pool of SSDs.
-    Ssd,
-    /// Host memory.
-    Host,
-}
-
-/// What a row does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Action {
-    /// Move the storage out; its memory is free once a valid copy is complete.
-    Evict,
-    /// Bring it back; its memory is taken from the start.
-    Prefetch,
-}
-
-/// One migration in one direction.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Row {
-    /// The op before which it begins. First, so that rows sort in the order they happen.
-    pub start: OpIndex,
-    /// The op before which it is complete. Smaller than `start` where it lies in the next iteration.
-    pub deadline: OpIndex,
-    /// What it does.
-    pub action: Action,
-    /// Where to, or where from.
-    pub target: Target,
-    /// Whose memory.
-    pub storage: Identity,
-}
+/// Why a row cannot name a storage that each iteration makes anew.
+const ARRIVAL: &str = "differs from iteration to iteration and cannot be planned";
 
 /// Bytes that a plan moves in one iteration, per link and direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,7 +100,7 @@ fn rate(bytes: Bytes, time: Nanos) -> Bandwidth {
 
 /// The migrations of one iteration, for one trace on one machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct Plan<S = PlanStorage> {
     /// Who made it: `algorithm1`.
     pub policy: String,
     /// The name of the trace it was made from.
@@ -150,7 +114,7 @@ pub struct Plan {
     /// What it should bring.
     pub expects: Expectation,
     /// The migrations, in the order they begin.
-    pub rows: Vec<Row>,
+    pub rows: Vec<Migration<S>>,
 }
 
 /// Why a plan cannot be used.
@@ -220,32 +184,20 @@ pub enum PlanError {
     Schedule(#[from] ScheduleError),
 }
 
-/// The file's shape.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    format: String,
-    version: u32,
-    policy: String,
-    trace: String,
-    #[serde(with = "json::hex")]
-    fingerprint: u64,
-    ops: u32,
-    machine: Machine,
-    expects: Expectation,
-    rows: Vec<Row>,
-}
-
 impl Plan {
-    /// A plan for `trace`; puts the rows in order.
+    /// A plan for `trace`; puts the rows in the order of its file.
     pub fn new(
         policy: &str,
         trace: &Trace,
         machine: &Machine,
-        mut rows: Vec<Row>,
+        mut rows: Vec<Migration>,
         expects: Expectation,
     ) -> Self {
-        rows.sort();
+        let identity = |row: &Migration| &trace.storage(row.storage).identity;
+        rows.sort_by(|one, other| {
+            let when = |row: &Migration| (row.start, row.deadline, row.direction, row.target);
+            when(one).cmp(&when(other)).then_with(|| identity(one).cmp(identity(other)))
+        });
         Self {
             policy: policy.to_owned(),
             trace: trace.name.clone(),
@@ -256,46 +208,9 @@ impl Plan {
             rows,
         }
     }
+}
 
-    /// Reads a plan file.
-    pub fn from_json(text: &str) -> Result<Self, PlanError> {
-        let header: Header = serde_json::from_str(text)?;
-        if header.format != FORMAT {
-            return Err(PlanError::NotAPlan { found: header.format });
-        }
-        if header.version != VERSION {
-            return Err(PlanError::Version { found: header.version });
-        }
-        let file: File = serde_json::from_str(text)?;
-        file.machine.check()?;
-        let plan = Self {
-            policy: file.policy,
-            trace: file.trace,
-            fingerprint: file.fingerprint,
-            ops: file.ops,
-            machine: file.machine,
-            expects: file.expects,
-            rows: file.rows,
-        };
-        plan.check_rows()?;
-        Ok(plan)
-    }
-
-    /// The plan as a file's text: one row per line, the same bytes for the same plan.
-    pub fn to_json(&self) -> String {
-        json::to_text(&File {
-            format: FORMAT.to_owned(),
-            version: VERSION,
-            policy: self.policy.clone(),
-            trace: self.trace.clone(),
-            fingerprint: self.fingerprint,
-            ops: self.ops,
-            machine: self.machine,
-            expects: self.expects,
-            rows: self.rows.clone(),
-        })
-    }
-
+impl<S> Plan<S> {
     /// Whether the plan was made from this iteration.
     pub fn check_trace(&self, trace: &Trace) -> Result<(), PlanError> {
         let trace_fingerprint = trace.fingerprint();
@@ -310,19 +225,10 @@ impl Plan {
         })
     }
 
-    fn check_rows(&self) -> Result<(), PlanError> {
-        for (index, row) in self.rows.iter().enumerate() {
-            if row.start.0 >= self.ops || row.deadline.0 >= self.ops {
-                return Err(PlanError::OpOutOfRange {
-                    row: index,
-                    storage: row.storage.to_string(),
-                    start: row.start,
-                    deadline: row.deadline,
-                    ops: self.ops,
-                });
-            }
-        }
-        Ok(())
+    /// The same plan with other rows.
+    fn with_rows<T>(self, rows: Vec<Migration<T>>) -> Plan<T> {
+        let Self { policy, trace, fingerprint, ops, machine, expects, rows: _ } = self;
+        Plan { policy, trace, fingerprint, ops, machine, expects, rows }
     }
 }
 

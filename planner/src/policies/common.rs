@@ -3,8 +3,6 @@
 
 use crate::cost::Timeline;
 use crate::lifetime::{Lifetimes, Period, sum_over_ops};
-use crate::plan::{Action, Row, Target};
-use crate::trace::{Identity, Trace};
 use crate::units::{Bandwidth, Bytes, Nanos, OpIndex};
 
 /// What a policy leaves in memory is more than there is.
@@ -51,21 +49,4 @@ pub(super) fn latest_reads(
         op.max(period.from + 1).min(period.to)
     });
     back.collect()
-}
-
-/// A row from and until unrolled ops.
-pub(super) fn row(
-    trace: &Trace,
-    storage: &Identity,
-    (action, target): (Action, Target),
-    (start, deadline): (u32, u32),
-) -> Row {
-    let ops = trace.ops.len() as u32;
-    Row {
-        start: OpIndex(start % ops),
-        deadline: OpIndex(deadline % ops),
-        action,
-        target,
-        storage: storage.clone(),
-    }
 }

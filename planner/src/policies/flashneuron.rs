@@ -2,10 +2,11 @@
 //! forward pass makes them until the rest fits (its linear selection), each leaves after the last use
 //! before its longest wait, and comes back as late as the reads after it allow.
 
-use super::common::{DoesNotFit, fits, latest_reads, row, worst};
+use super::common::{DoesNotFit, fits, latest_reads, worst};
 use crate::cost::{Machine, Timeline};
 use crate::lifetime::{Lifetimes, Period, PeriodEnd};
-use crate::plan::{Action, Expectation, Plan, Target};
+use crate::migration::{Direction, Migration, Target};
+use crate::plan::{Expectation, Plan};
 use crate::trace::{Kind, Trace};
 use crate::units::Bytes;
 
@@ -17,11 +18,12 @@ pub fn flashneuron(trace: &Trace, machine: &Machine) -> Result<Plan, DoesNotFit>
     let count = selected(&lifetimes, &candidates, machine.capacity())?;
     let mut chosen = candidates[..count].to_vec();
     let back = latest_reads(&mut chosen, machine.ssd.read, &timeline);
+    let ops = trace.ops.len() as u32;
     let mut rows = Vec::with_capacity(2 * count);
-    for (period, back) in chosen.iter().zip(back) {
-        let identity = &trace.storage(period.storage).identity;
-        rows.push(row(trace, identity, (Action::Evict, Target::Ssd), (period.from, back)));
-        rows.push(row(trace, identity, (Action::Prefetch, Target::Ssd), (back, period.to)));
+    for (&Period { storage, from, to, .. }, back) in chosen.iter().zip(back) {
+        let row =
+            |direction, when| Migration::unrolled(storage, (direction, Target::Ssd), when, ops);
+        rows.extend([row(Direction::Out, (from, back)), row(Direction::In, (back, to))]);
     }
     Ok(Plan::new("flashneuron", trace, machine, rows, Expectation::default()))
 }
@@ -71,7 +73,6 @@ fn selected(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Row;
     use crate::simulate::{Policy, simulate};
     use crate::testing::{machine, training};
 
@@ -80,10 +81,8 @@ mod tests {
         let trace = training(12, 4_000, 100_000, 200_000);
         let machine = machine(Lifetimes::of(&trace).peak().0 * 3 / 4);
         let plan = flashneuron(&trace, &machine).unwrap();
-        let kind = |row: &Row| {
-            trace.storages.iter().find(|one| one.identity == row.storage).map(|one| one.kind)
-        };
-        assert!(plan.rows.iter().all(|row| kind(row) == Some(Kind::Activation)));
+        let kind = |row: &Migration| trace.storage(row.storage).kind;
+        assert!(plan.rows.iter().all(|row| kind(row) == Kind::Activation));
         assert!(!plan.rows.is_empty() && plan.rows.len() < 24, "{} rows", plan.rows.len());
         let simulation = simulate(&trace, &machine, Policy::Planned(&plan)).unwrap();
         let lru = simulate(&trace, &machine, Policy::Lru).unwrap();

@@ -5,7 +5,8 @@
 //! panels, so that they are never stretched.
 
 use super::sample::{bandwidth, byte_ticks, lanes, thin, time_ticks};
-use super::{Direction, Ending, MemorySample, Report, TransferSpan, text};
+use super::{Report, TransferSpan, text};
+use crate::migration::{Direction, Ending, MemorySample};
 use crate::units::{Bandwidth, Bytes, Nanos};
 use std::fmt::Write;
 

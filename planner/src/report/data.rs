@@ -1,7 +1,7 @@
 //! What the page's script needs: the figures behind the picture, as JSON inside the page.
 
-use super::{Direction, Ending, Report, chart, sample, text};
-use crate::plan::Target;
+use super::{Report, chart, sample, text};
+use crate::migration::{Direction, Ending, Target};
 use serde::Serialize;
 
 /// More ops than this are not named on hover: the longest are.

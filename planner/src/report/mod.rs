@@ -9,11 +9,14 @@ mod chart;
 mod data;
 mod page;
 pub(crate) mod sample;
+mod simulated;
 pub mod text;
 
-use crate::plan::Target;
+use crate::migration::{Direction, Ending, MemorySample, Target};
 use crate::trace::Kind;
 use crate::units::{Bandwidth, Bytes, Nanos};
+
+pub use simulated::simulated;
 
 /// Everything that the page shows. Times are counted from the beginning of the shown step.
 #[derive(Clone, Debug, Default)]
@@ -73,19 +76,6 @@ pub struct BudgetPoint {
     pub lasts: String,
 }
 
-/// Memory from one moment on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemorySample {
-    /// The moment.
-    pub at: Nanos,
-    /// Bytes of storages that are in memory and at rest.
-    pub resident: Bytes,
-    /// Bytes held by storages on their way out or in.
-    pub moving: Bytes,
-    /// Bytes that all living storages would take if none had left.
-    pub wanted: Bytes,
-}
-
 /// When an op ran.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpSpan {
@@ -95,30 +85,6 @@ pub struct OpSpan {
     pub begin: Nanos,
     /// When it was done.
     pub end: Nanos,
-}
-
-/// Which way a transfer goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Direction {
-    /// Out of memory.
-    Out,
-    /// Back into memory.
-    In,
-}
-
-/// What became of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Ending {
-    /// It moved its bytes.
-    Moved,
-    /// The copy in the log was still good: nothing was written.
-    Clean,
-    /// It was called off.
-    Cancelled,
-    /// It failed.
-    Failed,
-    /// It was still under way when the step ended; the next step counts it.
-    UnderWay,
 }
 
 /// One migration.

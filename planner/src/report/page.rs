@@ -1,7 +1,7 @@
 //! The page around the picture: the claim in one sentence, the figures, the tables.
 
-use super::{Direction, Report, chart, data, text};
-use crate::plan::Target;
+use super::{Report, chart, data, text};
+use crate::migration::{Direction, Target};
 use crate::trace::Kind;
 use crate::units::Bytes;
 use std::cmp::Reverse;

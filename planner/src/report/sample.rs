@@ -1,6 +1,7 @@
 //! From events to pictures: columns, lanes and ticks.
 
-use super::{Direction, MemorySample, TransferSpan};
+use super::TransferSpan;
+use crate::migration::{Direction, MemorySample};
 use crate::units::{Bandwidth, Bytes, Nanos};
 
 /// More memory samples than this are drawn as the maximum of each column.
@@ -111,7 +112,7 @@ pub(super) fn byte_ticks(most: Bytes) -> Vec<Bytes> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Target;
+    use crate::migration::{Ending, Target};
     use crate::trace::Kind;
 
     fn transfer(begin: u64, end: u64, bytes: u64) -> TransferSpan {
@@ -126,7 +127,7 @@ mod tests {
             end: Nanos(end),
             in_step: Bytes(bytes),
             urgent: false,
-            ending: crate::report::Ending::Moved,
+            ending: Ending::Moved,
         }
     }
 

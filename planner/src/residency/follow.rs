@@ -1,7 +1,9 @@
 //! Following a schedule: which step and op it is, which moves are due, whether it still holds.
 
-use super::schedule::{Schedule, ScheduledMove};
+use super::schedule::Schedule;
+use super::step_table::StepTable;
 use super::types::{Desync, StorageId};
+use crate::migration::Migration;
 use crate::trace::PlanStorage;
 use crate::units::OpIndex;
 use std::collections::BTreeMap;
@@ -17,7 +19,9 @@ pub(super) struct Due {
 
 #[derive(Debug)]
 pub(super) struct Follow {
-    pub(super) schedule: Arc<Schedule>,
+    schedule: Arc<Schedule>,
+    /// The schedule's, which is asked at every op.
+    pub(super) table: Arc<StepTable>,
     bindings: Vec<Option<StorageId>>,
     /// The time of op 0 of this step. The first step is step 1, so that no time is 0.
     step: u64,
@@ -38,10 +42,11 @@ pub(super) struct Follow {
 
 impl Follow {
     pub(super) fn new(schedule: Arc<Schedule>) -> Self {
-        let bindings = vec![None; schedule.storages() as usize];
+        let table = Arc::clone(schedule.step());
         Self {
+            bindings: vec![None; table.storages() as usize],
             schedule,
-            bindings,
+            table,
             step: 0,
             now: 0,
             next_move: 0,
@@ -57,8 +62,9 @@ impl Follow {
 
     /// Other moves for the same ops and storages, from the next step on.
     pub(super) fn exchange(&mut self, schedule: Arc<Schedule>) -> bool {
-        let alike = self.schedule.same_steps(&schedule);
+        let alike = self.table.same_steps(schedule.step());
         if alike {
+            self.table = Arc::clone(schedule.step());
             self.schedule = schedule;
             self.next_move = 0;
         }
@@ -79,7 +85,7 @@ impl Follow {
     }
 
     pub(super) fn step_begin(&mut self) {
-        self.step += u64::from(self.schedule.ops());
+        self.step += u64::from(self.table.ops());
         self.now = self.step - 1;
         self.next_move = 0;
         self.compared = 0;
@@ -90,7 +96,7 @@ impl Follow {
 
     /// Ends the step; tells if it was shorter than planned, which puts the machine out of sync.
     pub(super) fn step_end(&mut self) -> Option<Desync> {
-        let (ops, planned) = (self.compared.max(self.begun), self.schedule.ops());
+        let (ops, planned) = (self.compared.max(self.begun), self.table.ops());
         let was_followed = std::mem::take(&mut self.in_step) && self.in_sync;
         if !was_followed || ops >= planned {
             return None;
@@ -104,13 +110,13 @@ impl Follow {
         if !self.in_step || !self.in_sync {
             return None;
         }
-        let reason = match self.schedule.fingerprint(op) {
+        let reason = match self.table.fingerprint(op) {
             Some(expected) if expected == found => {
                 self.compared = self.compared.max(op.0 + 1);
                 return None;
             }
             Some(expected) => Desync::OtherOp { op, expected, found },
-            None => Desync::Longer { planned: self.schedule.ops() },
+            None => Desync::Longer { planned: self.table.ops() },
         };
         self.leave();
         Some(reason)
@@ -121,9 +127,9 @@ impl Follow {
         if !self.in_step || !self.in_sync {
             return None;
         }
-        if index.0 >= self.schedule.ops() {
+        if index.0 >= self.table.ops() {
             self.leave();
-            return Some(Desync::Longer { planned: self.schedule.ops() });
+            return Some(Desync::Longer { planned: self.table.ops() });
         }
         self.begun = self.begun.max(index.0 + 1);
         self.now = self.now.max(self.step + u64::from(index.0));
@@ -131,7 +137,7 @@ impl Follow {
     }
 
     /// The next move that has started by now, if any is left.
-    pub(super) fn next_started(&mut self) -> Option<ScheduledMove> {
+    pub(super) fn next_started(&mut self) -> Option<Migration> {
         if !self.in_step || !self.in_sync {
             return None;
         }
@@ -144,9 +150,9 @@ impl Follow {
     }
 
     /// The deadline of a move of this step as a time.
-    pub(super) fn deadline(&self, row: &ScheduledMove) -> u64 {
+    pub(super) fn deadline(&self, row: &Migration) -> u64 {
         let wraps = row.deadline < row.start;
-        let wrap = if wraps { u64::from(self.schedule.ops()) } else { 0 };
+        let wrap = if wraps { u64::from(self.table.ops()) } else { 0 };
         self.step + u64::from(row.deadline.0) + wrap
     }
 
@@ -197,14 +203,14 @@ impl Follow {
     /// The largest outputs of the ops that come soon.
     pub(super) fn needs_ahead(&self) -> u64 {
         const OPS_AHEAD: u64 = 32;
-        self.needs_until(self.now + OPS_AHEAD.min(u64::from(self.schedule.ops())))
+        self.needs_until(self.now + OPS_AHEAD.min(u64::from(self.table.ops())))
     }
 
     /// The largest outputs of the ops from the next one to that at `time`.
     pub(super) fn needs_until(&self, time: u64) -> u64 {
-        let ops = u64::from(self.schedule.ops());
+        let ops = u64::from(self.table.ops());
         let ahead = (self.now + 1..=time).map(|time| OpIndex((time % ops) as u32));
-        ahead.map(|op| self.schedule.needs(op).0).max().unwrap_or(0)
+        ahead.map(|op| self.table.needs(op).0).max().unwrap_or(0)
     }
 
     /// Until the next step nothing is planned.

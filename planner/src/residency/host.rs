@@ -7,7 +7,7 @@
 use super::machine::Residency;
 use super::storage::Storage;
 use super::types::StorageId;
-use crate::plan::Target;
+use crate::migration::Target;
 use std::collections::BTreeSet;
 
 /// Copies in host memory whose storages are in memory, by the transfer that brought those back.

@@ -55,20 +55,20 @@ impl Residency {
     /// The times of the ops to look at: those that are near, and not known to have all that they use.
     fn window(&self) -> Option<(u64, u64)> {
         let follow = self.follow.as_ref().filter(|follow| follow.in_sync())?;
-        let ops = u64::from(self.config.lookahead.min(follow.schedule.ops()));
+        let ops = u64::from(self.config.lookahead.min(follow.table.ops()));
         (ops > 0).then(|| (follow.look_from(), follow.now() + ops))
     }
 
     /// What the op at `time` uses and has no memory, with its size.
     fn absent_at(&self, time: u64) -> Vec<(StorageId, u64)> {
         let Some(follow) = &self.follow else { return Vec::new() };
-        let op = OpIndex((time % u64::from(follow.schedule.ops())) as u32);
-        let absent = follow.schedule.used_by(op).iter().filter_map(|&plan| {
+        let op = OpIndex((time % u64::from(follow.table.ops())) as u32);
+        let absent = follow.table.used_by(op).iter().filter_map(|&plan| {
             let id = follow.bound(plan)?;
             let storage = self.alive(id).filter(|storage| matches!(storage.place, Place::Out))?;
             let (plan, birth) = storage.plan?;
             // The use may be another instance's: one that died in the step before, or is not born yet.
-            let next = follow.schedule.next_use(plan, birth, follow.now())?;
+            let next = follow.table.next_use(plan, birth, follow.now())?;
             (next <= time).then_some((id, storage.size))
         });
         absent.collect()

@@ -108,7 +108,7 @@ impl Residency {
         if let Some(follow) = &mut self.follow {
             storage.last_op = follow.now();
             let made = attributes.birth.filter(|_| follow.in_sync());
-            if let Some(plan) = made.and_then(|(op, slot)| follow.schedule.born_at(op, slot)) {
+            if let Some(plan) = made.and_then(|(op, slot)| follow.table.born_at(op, slot)) {
                 follow.bind(plan, id);
                 storage.plan = Some((plan, follow.step()));
             }

@@ -40,7 +40,9 @@ mod query;
 mod refusal;
 mod room;
 mod schedule;
+mod schedule_error;
 mod stats;
+mod step_table;
 mod storage;
 mod transfer;
 mod types;
@@ -48,13 +50,13 @@ mod victims;
 
 pub use machine::Residency;
 pub use refusal::{CONTRIBUTORS_MAX, Contributor, Refusal};
-pub use schedule::{
-    Schedule, ScheduleError, ScheduleParts, ScheduledBirth, ScheduledMove, ScheduledUses,
-};
+pub use schedule::Schedule;
+pub use schedule_error::ScheduleError;
 pub use stats::Stats;
+pub use step_table::{ScheduledBirth, ScheduledUses, StepParts, StepTable};
 pub use types::{
-    Action, Attributes, Config, CopyKind, Desync, Direction, EvictError, FailureInfo, Misuse,
-    OpBegin, Outcome, Progress, State, StorageId, TransferFailure, TransferId, Urgency, Use,
+    Action, Attributes, Config, CopyKind, Desync, EvictError, FailureInfo, Misuse, OpBegin,
+    Outcome, Progress, State, StorageId, TransferFailure, TransferId, Urgency, Use,
 };
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::storage::{Kind, Place, Storage};
 use super::types::{
     Action, EvictError, OpBegin, Progress, StorageId, TransferFailure, Urgency, Use,
 };
-use crate::plan::{Action as Move, Target};
+use crate::migration::{Direction, Target};
 use crate::units::OpIndex;
 
 /// What `resume` looks at again.
@@ -192,10 +192,10 @@ impl Residency {
         let reason = self.follow.as_mut().and_then(|follow| follow.op_begins(index));
         self.lose_sync(reason);
         let Some(follow) = self.follow.as_ref().filter(|follow| follow.in_sync()) else { return };
-        self.op.expected = follow.schedule.needs(index).0;
+        self.op.expected = follow.table.needs(index).0;
         while let Some(row) = self.follow.as_mut().and_then(Follow::next_started) {
             let Some(follow) = &mut self.follow else { return };
-            if row.action == Move::Prefetch {
+            if row.direction == Direction::In {
                 let due = Due { storage: row.storage, cautious: false };
                 follow.put_off(follow.deadline(&row), due);
             } else if let Some(id) = follow.bound(row.storage) {

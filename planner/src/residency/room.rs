@@ -125,10 +125,10 @@ impl Residency {
             None => NEVER - storage.last_use,
             Some(follow) => match storage.plan {
                 Some((plan, birth)) => {
-                    follow.schedule.next_use(plan, birth, follow.now()).unwrap_or(NEVER)
+                    follow.table.next_use(plan, birth, follow.now()).unwrap_or(NEVER)
                 }
                 // Not in the schedule: taken to be half an iteration away.
-                None => storage.last_op + u64::from(follow.schedule.ops() / 2) + 1,
+                None => storage.last_op + u64::from(follow.table.ops() / 2) + 1,
             },
         };
         let pays = u64::from(storage.size >= SMALL_BYTES);

@@ -1,6 +1,6 @@
 //! What the machine counted since it was made.
 
-use crate::plan::Target;
+use crate::migration::Target;
 use crate::units::Bytes;
 
 /// Counters, all since the beginning. Bytes are counted when a transfer completes.

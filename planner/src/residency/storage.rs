@@ -2,7 +2,7 @@
 //! is room.
 
 use super::types::{State, TransferId};
-use crate::plan::Target;
+use crate::migration::Target;
 use crate::trace::PlanStorage;
 
 /// What a transfer does.

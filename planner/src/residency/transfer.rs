@@ -5,10 +5,9 @@ use super::machine::Residency;
 use super::op::{Pending, Squeeze};
 use super::storage::{Flight, Kind, Place};
 use super::types::{
-    Action, CopyKind, Direction, FailureInfo, Outcome, StorageId, TransferFailure, TransferId,
-    Urgency,
+    Action, CopyKind, FailureInfo, Outcome, StorageId, TransferFailure, TransferId, Urgency,
 };
-use crate::plan::Target;
+use crate::migration::{Direction, Target};
 use crate::units::Bytes;
 
 /// What is known of the copy when an eviction's transfer has ended.
@@ -211,7 +210,7 @@ impl Residency {
             };
             match failure {
                 None => self.stays_out(id, flight),
-                Some(info) => self.fail(id, flight.transfer, Direction::Back, info),
+                Some(info) => self.fail(id, flight.transfer, Direction::In, info),
             }
         }
     }
@@ -224,7 +223,7 @@ impl Residency {
         };
         let Some((plan, birth)) = storage.plan.filter(|_| !flight.urgent) else { return };
         if let Some(follow) = self.follow.as_mut().filter(|follow| follow.in_sync())
-            && let Some(deadline) = follow.schedule.next_use(plan, birth, follow.now())
+            && let Some(deadline) = follow.table.next_use(plan, birth, follow.now())
         {
             follow.put_off(deadline, Due { storage: plan, cautious: true });
         }
@@ -238,7 +237,7 @@ impl Residency {
             return;
         }
         let before = self.op.squeeze.take().map_or(0, |squeeze| squeeze.bytes);
-        let (direction, bytes) = (Direction::Back, Bytes(size));
+        let (direction, bytes) = (Direction::In, Bytes(size));
         let failure = TransferFailure { storage, transfer, direction, bytes, info, others: 0 };
         let bytes = size.max(before.saturating_mul(2));
         self.op.squeeze = Some(Squeeze { bytes, begun: false, failure });
@@ -249,7 +248,7 @@ impl Residency {
         let batch = self.batches;
         let plan = self.get(id).and_then(|storage| storage.plan);
         if let (Some(follow), Some((plan, birth))) = (&mut self.follow, plan)
-            && let Some(next) = follow.schedule.next_use(plan, birth, follow.now())
+            && let Some(next) = follow.table.next_use(plan, birth, follow.now())
         {
             follow.look_again(next);
         }
@@ -275,8 +274,8 @@ impl Residency {
         let bytes = Bytes(self.get(storage).map_or(0, |one| one.size));
         let report = match direction {
             Direction::Out => &mut self.failure,
-            Direction::Back if used && self.pending == Pending::Op => &mut self.op.failure,
-            Direction::Back => return,
+            Direction::In if used && self.pending == Pending::Op => &mut self.op.failure,
+            Direction::In => return,
         };
         match report {
             Some(first) => first.others += 1,

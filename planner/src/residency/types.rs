@@ -1,7 +1,7 @@
 //! The words of the residency machine: what it is told, and what it answers.
 
 use super::refusal::Refusal;
-use crate::plan::Target;
+use crate::migration::{Direction, Target};
 use crate::units::{Bytes, OpIndex};
 use std::fmt;
 
@@ -180,20 +180,11 @@ pub struct FailureInfo {
     pub message: String,
 }
 
-/// The way the bytes went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From memory to the log, or to host memory; the memory still has them.
-    Out,
-    /// From there to memory; the copy is still there, readable or not.
-    Back,
-}
-
 /// A transfer that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{transfer} of {storage} ({bytes}) {} failed: {}{}", match .direction {
     Direction::Out => "out",
-    Direction::Back => "back",
+    Direction::In => "back",
 }, .info.message, Also(*.others))]
 pub struct TransferFailure {
     /// Whose bytes.

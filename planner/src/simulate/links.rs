@@ -2,8 +2,7 @@
 
 use super::link::{Landed, Link, Progress};
 use crate::cost::Machine;
-use crate::plan::Target;
-use crate::report::{Direction, Ending};
+use crate::migration::{Direction, Ending, Target};
 use crate::residency::{Outcome, StorageId, TransferId};
 use crate::trace::PlanStorage;
 use crate::units::{Bytes, Nanos};

@@ -8,18 +8,17 @@
 
 mod link;
 mod links;
-mod picture;
 mod run;
 mod world;
 
 use crate::cost::{Machine, MachineError};
-use crate::plan::{Expectation, Plan, PlanError, PlannedBytes, Target};
-use crate::report::{Direction, Ending, MemorySample};
+use crate::migration::{Direction, Ending, MemorySample, Migration, Target};
+use crate::plan::{Compiler, Expectation, Plan, PlanError, PlannedBytes};
 use crate::residency::{Refusal, Stats, TransferFailure};
 use crate::trace::{PlanStorage, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
-
-pub use picture::report;
+use run::Run;
+use std::sync::Arc;
 
 /// Iterations before the one that is reported.
 const WARM_UP: u32 = 2;
@@ -174,13 +173,46 @@ pub fn simulate_under(
     machine: &Machine,
     policy: Policy<'_>,
 ) -> Result<Simulation, SimulateError> {
-    let mut run = run::Run::new(trace, machine, runtime, policy)?;
+    steady(Run::begin(runtime, trace, machine, policy)?, policy.name())
+}
+
+/// Simulates plan after plan for one trace: what follows from the trace alone is made once.
+pub(crate) struct Simulator<'a> {
+    runtime: Runtime,
+    trace: &'a Trace,
+    machine: &'a Machine,
+    compiler: Compiler<'a>,
+}
+
+impl<'a> Simulator<'a> {
+    pub(crate) fn new(
+        runtime: Runtime,
+        trace: &'a Trace,
+        machine: &'a Machine,
+    ) -> Result<Self, SimulateError> {
+        machine.check_for(trace)?;
+        Ok(Self { runtime, trace, machine, compiler: Compiler::new(trace)? })
+    }
+
+    /// One iteration under a plan of `policy` with these rows, which are in any order.
+    pub(crate) fn simulate(
+        &self,
+        policy: &str,
+        rows: &[Migration],
+    ) -> Result<Simulation, SimulateError> {
+        let schedule = Arc::new(self.compiler.compile(rows)?);
+        steady(Run::new(self.runtime, self.trace, self.machine, Some(schedule))?, policy)
+    }
+}
+
+/// Runs iterations until they are in the steady state, and reports one.
+fn steady(mut run: Run<'_>, policy: &str) -> Result<Simulation, SimulateError> {
     for _ in 0..WARM_UP {
         run.iteration()?;
     }
     run.record();
     run.iteration()?;
-    Ok(run.into_simulation(policy.name()))
+    Ok(run.into_simulation(policy))
 }
 
 /// How long `iterations` iterations take from a beginning with all globals made and nothing on its
@@ -194,7 +226,7 @@ pub fn run_many(
     policy: Policy<'_>,
     iterations: u32,
 ) -> Result<(Nanos, Stats), SimulateError> {
-    let mut run = run::Run::new(trace, machine, Runtime::default(), policy)?;
+    let mut run = Run::begin(Runtime::default(), trace, machine, policy)?;
     for _ in 0..iterations {
         run.iteration()?;
     }

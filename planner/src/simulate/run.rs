@@ -5,7 +5,7 @@ use super::world::World;
 use super::{OpStall, Policy, Runtime, SimulateError, Simulation};
 use crate::cost::Machine;
 use crate::plan::{born_bytes, compile};
-use crate::residency::{Config, OpBegin, Progress, Residency, StorageId, Use};
+use crate::residency::{Config, OpBegin, Progress, Residency, Schedule, StorageId, Use};
 use crate::trace::{Identity, PlanStorage, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
 use std::sync::Arc;
@@ -28,19 +28,33 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// A run whose global storages are all made, out of memory where they do not fit.
-    pub(super) fn new(
+    /// A run under a policy, on a machine that is checked first.
+    pub(super) fn begin(
+        runtime: Runtime,
         trace: &'a Trace,
         machine: &Machine,
-        runtime: Runtime,
         policy: Policy<'_>,
     ) -> Result<Self, SimulateError> {
-        let (budget, staging) = if let Policy::Ideal = policy {
-            (UNLIMITED, Bytes(0))
-        } else {
-            machine.check_for(trace)?;
-            (machine.budget, machine.staging)
+        if let Policy::Ideal = policy {
+            let machine = Machine { budget: UNLIMITED, staging: Bytes(0), ..*machine };
+            return Self::new(runtime, trace, &machine, None);
+        }
+        machine.check_for(trace)?;
+        let schedule = match policy {
+            Policy::Planned(plan) => Some(Arc::new(compile(plan, trace)?)),
+            _ => None,
         };
+        Self::new(runtime, trace, machine, schedule)
+    }
+
+    /// A run whose global storages are all made, out of memory where they do not fit.
+    pub(super) fn new(
+        runtime: Runtime,
+        trace: &'a Trace,
+        machine: &Machine,
+        schedule: Option<Arc<Schedule>>,
+    ) -> Result<Self, SimulateError> {
+        let (budget, staging) = (machine.budget, machine.staging);
         let Runtime { lookahead, handling } = runtime;
         let host_memory = machine.host.map_or(Bytes(0), |host| host.memory);
         let config = Config { lookahead, host_memory, ..Config::new(budget, staging) };
@@ -50,10 +64,6 @@ impl<'a> Run<'a> {
             world: World::new(trace, residency, Links::new(machine), [capacity.0, handling.0]),
             named: vec![Instances::default(); trace.storages.len()],
             ends_late: ends_late(trace),
-        };
-        let schedule = match policy {
-            Policy::Planned(plan) => Some(Arc::new(compile(plan, trace)?)),
-            _ => None,
         };
         if let Some(schedule) = &schedule {
             run.world.residency.load_schedule(Arc::clone(schedule));

@@ -1,6 +1,7 @@
 use super::*;
 use crate::algorithm1::{Options, algorithm1};
 use crate::lifetime::Lifetimes;
+use crate::report::simulated;
 use crate::testing::{Builder, Random, machine, random_trace, training};
 use crate::trace::Access;
 use crate::units::Bandwidth;
@@ -130,7 +131,7 @@ fn the_same_input_gives_the_same_page() {
     let machine = machine(900);
     let page = || {
         let simulation = simulate(&trace, &machine, Policy::Lru).unwrap();
-        report(&trace, &machine, &simulation).to_html()
+        simulated(&trace, &machine, &simulation).to_html()
     };
     assert_eq!(page(), page());
 }
@@ -193,8 +194,9 @@ fn expectations_say_what_the_simulation_found() {
     assert_eq!(plan.expects.time, simulation.time);
     assert_eq!(plan.expects.bytes, simulation.bytes);
     assert_eq!(plan.expects.stall, simulation.stall_time());
-    let read = crate::plan::Plan::from_json(&plan.to_json()).unwrap();
-    assert_eq!(read, plan);
+    let text = plan.named(&trace).to_json();
+    let read = crate::plan::PlanFile::from_json(&text).unwrap();
+    assert_eq!(read.numbered(&trace).unwrap(), plan);
 }
 
 #[test]
@@ -216,8 +218,7 @@ fn storages_from_outside_the_ops_come_and_go_each_iteration() {
 
 #[test]
 fn a_prefetch_whose_eviction_is_still_queued_keeps_the_memory_and_the_write_goes_on() {
-    use crate::plan::{Action, Row, Target};
-    use crate::trace::Identity;
+    use crate::migration::{Direction, Migration, Target};
     let mut b = Builder::default();
     b.ops(4, 200);
     // The first takes the link for 300 ns, so that the second's write waits behind it for long.
@@ -226,17 +227,17 @@ fn a_prefetch_whose_eviction_is_still_queued_keeps_the_memory_and_the_write_goes
     b.uses(0, second, Access::Update);
     b.uses(3, second, Access::Read);
     let trace = b.finish();
-    let row = |name: &str, action, start, deadline| Row {
+    let row = |storage, direction, start, deadline| Migration {
         start: OpIndex(start),
         deadline: OpIndex(deadline),
-        action,
+        direction,
         target: Target::Ssd,
-        storage: Identity::Name(name.into()),
+        storage,
     };
     let rows = vec![
-        row("first", Action::Evict, 1, 0),
-        row("second", Action::Evict, 1, 2),
-        row("second", Action::Prefetch, 2, 3),
+        row(first, Direction::Out, 1, 0),
+        row(second, Direction::Out, 1, 2),
+        row(second, Direction::In, 2, 3),
     ];
     let machine = machine(320);
     let plan = Plan::new("made", &trace, &machine, rows, Expectation::default());

@@ -4,7 +4,7 @@
 use super::link::Progress;
 use super::links::{Ended, Flight, Links, Way};
 use super::{SimulatedTransfer, Simulation};
-use crate::report::{Direction, Ending, MemorySample};
+use crate::migration::{Direction, Ending, MemorySample};
 use crate::residency::{Action, Attributes, CopyKind, Residency, StorageId, TransferId, Urgency};
 use crate::trace::{PlanStorage, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};

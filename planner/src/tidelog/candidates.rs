@@ -1,54 +1,74 @@
 //! The plans found so far, and which of them is the best.
 
 use super::Goal;
-use crate::plan::Plan;
+use crate::cost::Machine;
+use crate::migration::Migration;
+use crate::plan::{Expectation, Plan};
 use crate::simulate::Simulation;
+use crate::trace::Trace;
 
 /// Plans whose time is within this part of the shortest one's are as fast.
 const AS_FAST_PARTS: u64 = 1000;
 
+/// A plan that was simulated.
+pub(super) struct Candidate {
+    /// Its rows, in any order.
+    pub(super) rows: Vec<Migration>,
+    /// What its maker expected of it; what the simulation found takes the place of most of it.
+    pub(super) expects: Expectation,
+    pub(super) simulation: Simulation,
+}
+
+impl Candidate {
+    fn time(&self) -> u64 {
+        self.simulation.time.0
+    }
+
+    fn written(&self) -> u64 {
+        self.simulation.bytes.ssd_written.0
+    }
+
+    /// Whether another one is no better, neither in time nor in bytes written.
+    fn beats(&self, other: &Self) -> bool {
+        self.time() <= other.time() && self.written() <= other.written()
+    }
+
+    pub(super) fn into_plan(self, trace: &Trace, machine: &Machine) -> (Plan, Simulation) {
+        let expects = self.simulation.expectation(&self.expects);
+        (Plan::new(super::POLICY, trace, machine, self.rows, expects), self.simulation)
+    }
+}
+
 /// Plans that no other one beats in both time and bytes written.
 #[derive(Default)]
 pub(super) struct Candidates {
-    kept: Vec<(Plan, Simulation)>,
+    kept: Vec<Candidate>,
     /// The shortest time of the published algorithm's plans.
     published: Option<u64>,
 }
 
-fn time(one: &(Plan, Simulation)) -> u64 {
-    one.1.time.0
-}
-
-fn written(one: &(Plan, Simulation)) -> u64 {
-    one.1.bytes.ssd_written.0
-}
-
 impl Candidates {
-    pub(super) fn offer(&mut self, plan: Plan, simulation: Simulation) {
-        let new = (plan, simulation);
-        let beats = |one: &(Plan, Simulation), other: &(Plan, Simulation)| {
-            time(one) <= time(other) && written(one) <= written(other)
-        };
-        if self.kept.iter().any(|known| beats(known, &new)) {
+    pub(super) fn offer(&mut self, new: Candidate) {
+        if self.kept.iter().any(|known| known.beats(&new)) {
             return;
         }
-        self.kept.retain(|known| !beats(&new, known));
+        self.kept.retain(|known| !new.beats(known));
         self.kept.push(new);
     }
 
-    pub(super) fn offer_published(&mut self, plan: Plan, simulation: Simulation) {
-        let time = simulation.time.0;
+    pub(super) fn offer_published(&mut self, new: Candidate) {
+        let time = new.time();
         self.published = Some(self.published.map_or(time, |known| known.min(time)));
-        self.offer(plan, simulation);
+        self.offer(new);
     }
 
-    pub(super) fn fastest_first(mut self) -> Vec<(Plan, Simulation)> {
-        self.kept.sort_by_key(time);
+    pub(super) fn fastest_first(mut self) -> Vec<Candidate> {
+        self.kept.sort_by_key(Candidate::time);
         self.kept
     }
 
-    pub(super) fn best(self, goal: Goal) -> (Plan, Simulation) {
-        let shortest = self.kept.iter().map(time).min().unwrap_or(0);
+    pub(super) fn best(self, goal: Goal) -> Candidate {
+        let shortest = self.kept.iter().map(Candidate::time).min().unwrap_or(0);
         let as_fast = shortest + shortest / AS_FAST_PARTS;
         let limit = match (goal, self.published) {
             // Never slower than the published plans, not even by a hair.
@@ -56,7 +76,7 @@ impl Candidates {
             (Goal::Time, None) => as_fast,
             (Goal::Wear, published) => published.unwrap_or(as_fast),
         };
-        let allowed = self.kept.into_iter().filter(|one| time(one) <= limit);
-        allowed.min_by_key(|one| (written(one), time(one))).expect("there is at least one round")
+        let allowed = self.kept.into_iter().filter(|one| one.time() <= limit);
+        allowed.min_by_key(|one| (one.written(), one.time())).expect("there is at least one round")
     }
 }

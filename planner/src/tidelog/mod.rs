@@ -9,15 +9,19 @@ mod sweep;
 mod tree;
 mod trials;
 
-use crate::algorithm1::{self, Score, algorithm1};
+use crate::algorithm1::{self, Score};
 use crate::cost::Machine;
 use crate::lifetime::Lifetimes;
-use crate::plan::{Expectation, Plan, Row};
-use crate::simulate::{Runtime, SimulateError, Simulation, with_expectations_under};
+use crate::migration::Migration;
+use crate::plan::{Expectation, Plan};
+use crate::simulate::{Runtime, SimulateError, Simulation, Simulator};
 use crate::trace::{Op, Trace};
-use candidates::Candidates;
+use candidates::{Candidate, Candidates};
 use rounding::Rounding;
 use sweep::Sweep;
+
+/// The name in the policy's plans.
+const POLICY: &str = "tidelog";
 
 /// What may be set; the defaults are those of every published figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,15 +195,15 @@ pub fn tidelog(
     machine: &Machine,
     options: Options,
 ) -> Result<(Plan, Simulation), SimulateError> {
-    machine.check_for(trace)?;
-    let best = Search::run(trace, machine, options)?.best(options.goal);
+    let simulator = Simulator::new(options.runtime, trace, machine)?;
+    let lifetimes = Lifetimes::of(trace);
+    let mut best = Search::run(trace, machine, &simulator, &lifetimes, options)?.best(options.goal);
     // A plan that moves so much to and fro, since ops wait for ages, is simulated for long, and no trial saves it.
-    let is_restless = best.0.rows.len() > ROWS_TRIED * trace.ops.len();
-    match options.goal {
-        Goal::Time if is_restless => Ok(best),
-        Goal::Time => trials::improve(trace, machine, best, options),
-        Goal::Wear => Ok(best),
+    let is_restless = best.rows.len() > ROWS_TRIED * trace.ops.len();
+    if options.goal == Goal::Time && !is_restless {
+        best = trials::improve(trace, &simulator, &lifetimes, best, options.trials)?;
     }
+    Ok(best.into_plan(trace, machine))
 }
 
 /// The plans that no other one beats in both time and bytes written, fastest first, among all that are made for
@@ -212,15 +216,19 @@ pub fn frontier(
     machine: &Machine,
     options: Options,
 ) -> Result<Vec<(Plan, Simulation)>, SimulateError> {
-    machine.check_for(trace)?;
+    let simulator = Simulator::new(options.runtime, trace, machine)?;
     let options = Options { goal: Goal::Wear, ..options };
-    Ok(Search::run(trace, machine, options)?.fastest_first())
+    let lifetimes = Lifetimes::of(trace);
+    let found = Search::run(trace, machine, &simulator, &lifetimes, options)?.fastest_first();
+    Ok(found.into_iter().map(|one| one.into_plan(trace, machine)).collect())
 }
 
 /// Plans tried one after the other.
 struct Search<'a> {
     trace: &'a Trace,
     machine: &'a Machine,
+    simulator: &'a Simulator<'a>,
+    lifetimes: &'a Lifetimes,
     options: Options,
     found: Candidates,
 }
@@ -230,17 +238,19 @@ impl<'a> Search<'a> {
     fn run(
         trace: &'a Trace,
         machine: &'a Machine,
+        simulator: &'a Simulator<'a>,
+        lifetimes: &'a Lifetimes,
         options: Options,
     ) -> Result<Candidates, SimulateError> {
-        let mut search = Self { trace, machine, options, found: Candidates::default() };
+        let found = Candidates::default();
+        let mut search = Self { trace, machine, simulator, lifetimes, options, found };
         if search.tries_published() {
             search.try_published()?;
         }
-        let lifetimes = Lifetimes::of(trace);
-        search.sweep(&lifetimes)?;
+        search.sweep()?;
         // Prices of host memory's links are not looked at: with it the sweep's plans write little anyway.
         if options.without != Some(Idea::Rounding) && machine.host.is_none() {
-            search.round(&lifetimes)?;
+            search.round()?;
         }
         Ok(search.found)
     }
@@ -253,16 +263,16 @@ impl<'a> Search<'a> {
     fn try_published(&mut self) -> Result<(), SimulateError> {
         for score in Score::ALL {
             let options = algorithm1::Options { score, ..Default::default() };
-            let mut plan = algorithm1(self.trace, self.machine, options);
-            "tidelog".clone_into(&mut plan.policy);
-            let (plan, simulation) = self.simulated(plan)?;
-            self.found.offer_published(plan, simulation);
+            let (rows, expects) =
+                algorithm1::migrations(self.trace, self.machine, options, self.lifetimes);
+            let simulation = self.simulator.simulate(POLICY, &rows)?;
+            self.found.offer_published(Candidate { rows, expects, simulation });
         }
         Ok(())
     }
 
     /// The leanings' plans: the most promising first, then as many rounds of all as may be made.
-    fn sweep(&mut self, lifetimes: &Lifetimes) -> Result<(), SimulateError> {
+    fn sweep(&mut self) -> Result<(), SimulateError> {
         let rounds = self.rounds() as usize;
         let ops = self.trace.ops.len() as u64;
         let planned = match self.options.goal {
@@ -286,21 +296,23 @@ impl<'a> Search<'a> {
                 None => Guess::without_waits(self.trace),
             };
             let without = self.options.without;
+            let leaning = LEANINGS[one];
             let pass =
-                Sweep::new(self.trace, self.machine, lifetimes, &guess, LEANINGS[one], without);
-            guesses[one].push(self.try_rows(pass.run())?);
+                Sweep::new(self.trace, self.machine, self.lifetimes, &guess, leaning, without);
+            let rows = pass.run();
+            guesses[one].push(self.try_rows(rows)?);
         }
         Ok(())
     }
 
     /// The plans that the relaxation's prices lead to: by the first toll, and where bytes count by all.
-    fn round(&mut self, lifetimes: &Lifetimes) -> Result<(), SimulateError> {
+    fn round(&mut self) -> Result<(), SimulateError> {
         let tolls = match self.options.goal {
             Goal::Time => &rounding::TOLLS[..1],
             Goal::Wear => &rounding::TOLLS[..],
         };
         for toll in tolls {
-            let rounding = Rounding::new(self.trace, self.machine, lifetimes, *toll)?;
+            let rounding = Rounding::new(self.trace, self.machine, self.lifetimes, *toll)?;
             self.replan(|guess, queues_percent| rounding.rows(guess, queues_percent))?;
         }
         Ok(())
@@ -309,7 +321,10 @@ impl<'a> Search<'a> {
     /// A plan for ops that never wait, then for those that begin when the stalls of the last one let them. Where
     /// bytes count, also for longer stalls than the first plan's, and for links whose queues are taken to be shorter
     /// than they are: where there is time, fewer bytes leave.
-    fn replan(&mut self, make: impl Fn(&Guess, u64) -> Vec<Row>) -> Result<(), SimulateError> {
+    fn replan(
+        &mut self,
+        make: impl Fn(&Guess, u64) -> Vec<Migration>,
+    ) -> Result<(), SimulateError> {
         let first = self.try_rows(make(&Guess::without_waits(self.trace), 100))?;
         let mut guess = first.clone();
         for _ in 1..self.rounds() {
@@ -339,19 +354,14 @@ impl<'a> Search<'a> {
     }
 
     /// Offers the plan of these rows, and answers when its ops run.
-    fn try_rows(&mut self, rows: Vec<Row>) -> Result<Guess, SimulateError> {
-        let plan = Plan::new("tidelog", self.trace, self.machine, rows, Expectation::default());
-        let (plan, simulation) = self.simulated(plan)?;
+    fn try_rows(&mut self, rows: Vec<Migration>) -> Result<Guess, SimulateError> {
+        let simulation = self.simulator.simulate(POLICY, &rows)?;
         let mut guess = Guess::without_waits(self.trace);
         for stall in &simulation.stalls {
             guess.durations[stall.op.0 as usize] += stall.length.0;
         }
-        self.found.offer(plan, simulation);
+        self.found.offer(Candidate { rows, expects: Expectation::default(), simulation });
         Ok(guess)
-    }
-
-    fn simulated(&self, plan: Plan) -> Result<(Plan, Simulation), SimulateError> {
-        with_expectations_under(self.options.runtime, plan, self.trace, self.machine)
     }
 }
 

@@ -66,7 +66,7 @@ fn a_training_step_is_no_slower_than_as_published() {
             algorithm1::Score::Benefit,
         ] {
             let options = algorithm1::Options { score, ..algorithm1::Options::default() };
-            let plan = algorithm1(&trace, &machine, options);
+            let plan = algorithm1::algorithm1(&trace, &machine, options);
             let published = simulate(&trace, &machine, Policy::Planned(&plan)).unwrap().time.0;
             assert!(ours <= published, "{layers} layers, {score:?}: {ours} after {published}");
         }
@@ -146,6 +146,6 @@ fn the_frontier_goes_from_the_shortest_time_to_the_fewest_bytes() {
 fn the_same_trace_gives_the_same_plan() {
     let trace = training(12, 40_000, 100_000, 60_000);
     let machine = machine(900_000);
-    let text = || tidelog(&trace, &machine, Options::default()).unwrap().0.to_json();
+    let text = || tidelog(&trace, &machine, Options::default()).unwrap().0.named(&trace).to_json();
     assert_eq!(text(), text());
 }

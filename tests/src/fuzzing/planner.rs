@@ -4,7 +4,7 @@ use tidelog_planner::algorithm1::{Options, algorithm1};
 use tidelog_planner::bound::{Effort, lower_bound};
 use tidelog_planner::cost::{Machine, SsdLink};
 use tidelog_planner::hardware::{MachineFile, Mix};
-use tidelog_planner::plan::{Plan, compile};
+use tidelog_planner::plan::{Plan, PlanFile, compile};
 use tidelog_planner::simulate::{Policy, SimulateError, simulate};
 use tidelog_planner::tidelog::{self, tidelog};
 use tidelog_planner::trace::{
@@ -32,8 +32,9 @@ pub(super) fn run_trace(bytes: &[u8]) {
         let machine = machine(budget);
         let plan = algorithm1(&trace, &machine, Options { unused: true, ..Options::default() });
         compile(&plan, &trace).expect("our own plan is one that we follow");
-        let read = Plan::from_json(&plan.to_json()).expect("what we write we read");
-        assert_eq!(read, plan);
+        let read = PlanFile::from_json(&plan.named(&trace).to_json());
+        let read = read.expect("what we write we read").numbered(&trace);
+        assert_eq!(read.expect("it is of this trace"), plan);
         for policy in [Policy::Lru, Policy::Planned(&plan)] {
             refuse_bugs(simulate(&trace, &machine, policy).map(drop));
         }
@@ -43,17 +44,24 @@ pub(super) fn run_trace(bytes: &[u8]) {
 /// A plan file's text. It is followed as if it were for the one trace here, whatever trace it names.
 pub(super) fn run_plan(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    let mut plan = match Plan::from_json(text) {
+    let mut file = match PlanFile::from_json(text) {
+        Ok(file) => file,
+        Err(error) => return assert!(!error.to_string().is_empty()),
+    };
+    assert_eq!(PlanFile::from_json(&file.to_json()).expect("what we write we read"), file);
+    let trace = trace();
+    if let Err(error) = file.clone().numbered(&trace) {
+        assert!(!error.to_string().is_empty());
+    }
+    (file.fingerprint, file.ops) = (trace.fingerprint(), trace.ops.len() as u32);
+    let plan = match file.numbered(&trace) {
         Ok(plan) => plan,
         Err(error) => return assert!(!error.to_string().is_empty()),
     };
-    assert_eq!(Plan::from_json(&plan.to_json()).expect("what we write we read"), plan);
-    let trace = trace();
     if let Err(error) = compile(&plan, &trace) {
-        assert!(!error.to_string().is_empty());
+        return assert!(!error.to_string().is_empty());
     }
-    (plan.fingerprint, plan.ops) = (trace.fingerprint(), trace.ops.len() as u32);
-    if plan.rows.len() <= LENGTH_MAX && compile(&plan, &trace).is_ok() {
+    if plan.rows.len() <= LENGTH_MAX {
         for machine in [machine(350), plan.machine] {
             refuse_bugs(simulate(&trace, &machine, Policy::Planned(&plan)).map(drop));
         }

@@ -8,7 +8,7 @@ use tidelog_planner::bound::{Effort, lower_bound};
 use tidelog_planner::cost::Machine;
 use tidelog_planner::explain::Case;
 use tidelog_planner::hardware::{Hardware, MachineFile, settle};
-use tidelog_planner::plan::Plan;
+use tidelog_planner::plan::{Plan, PlanFile};
 use tidelog_planner::simulate::{self, SimulateError, Simulation, simulate, with_expectations};
 use tidelog_planner::tidelog::{self, tidelog};
 use tidelog_planner::trace::Trace;
@@ -43,7 +43,8 @@ impl Step {
         if let Some(path) = &source.plan {
             let name = path.display().to_string();
             let wrong = |source| Failure::Plan { file: name.clone(), source };
-            let plan = Plan::from_json(&text_of(path)?).map_err(wrong)?;
+            let named = PlanFile::from_json(&text_of(path)?).map_err(wrong)?;
+            let plan = named.numbered(&trace).map_err(wrong)?;
             let simulation = match simulate(&trace, &machine, simulate::Policy::Planned(&plan)) {
                 Err(SimulateError::Plan(source)) => return Err(wrong(source)),
                 simulated => simulated?,

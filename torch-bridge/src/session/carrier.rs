@@ -4,7 +4,7 @@ use tidelog_engine::layout::{LifetimeClass, TensorId, TensorKey};
 use tidelog_engine::pool::PutOptions;
 use tidelog_engine::schedule::{Ticket, Urgency};
 use tidelog_gds::{HostTier, tier};
-use tidelog_planner::plan::Target;
+use tidelog_planner::migration::Target;
 use tidelog_planner::residency::{CopyKind, TransferId};
 use tidelog_planner::trace::Kind;
 

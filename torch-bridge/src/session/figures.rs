@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tidelog_planner::plan::Target;
+use tidelog_planner::migration::Target;
 use tidelog_planner::residency::CopyKind;
 use tidelog_planner::trace::Kind;
 use tidelog_planner::units::{Bandwidth, Nanos};

@@ -8,8 +8,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tidelog_planner::plan::Target;
-use tidelog_planner::report::{Direction, Ending, MemorySample};
+use tidelog_planner::migration::{Direction, Ending, MemorySample, Target};
 use tidelog_planner::trace::Kind;
 use tidelog_planner::units::{Bytes, Nanos};
 

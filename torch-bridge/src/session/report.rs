@@ -7,7 +7,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tidelog_planner::plan::{PlannedBytes, Target};
+use tidelog_planner::migration::Target;
+use tidelog_planner::plan::PlannedBytes;
 use tidelog_planner::report::{OpSpan, Report, Stall, TransferSpan, Unmovable};
 use tidelog_planner::trace::{Kind, Trace};
 use tidelog_planner::units::Bytes;

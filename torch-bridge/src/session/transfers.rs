@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use tidelog_engine::layout::{TensorId, TensorKey};
 use tidelog_engine::schedule::{Outcome as Transferred, TransferError, Urgency};
-use tidelog_planner::plan::Target;
-use tidelog_planner::report::{self, Ending};
+use tidelog_planner::migration::{self, Ending, Target};
 use tidelog_planner::residency::{
     Action, CopyKind, FailureInfo, Outcome, State as Residence, StorageId, TransferId,
     Urgency as Wanted,
@@ -51,8 +50,8 @@ impl InFlight {
     /// The transfer as the report tells of it.
     fn told(&self, ending: Ending) -> Ended {
         let direction = match self.direction {
-            Direction::Out(_) => report::Direction::Out,
-            Direction::In => report::Direction::In,
+            Direction::Out(_) => migration::Direction::Out,
+            Direction::In => migration::Direction::In,
         };
         Ended {
             label: self.label.clone(),

@@ -8,10 +8,11 @@
 
 mod on_host;
 
-use super::common::{Away, DoesNotFit, fits, latest_reads, row, worst};
+use super::common::{Away, DoesNotFit, fits, latest_reads, worst};
 use crate::cost::{HostLink, Machine, Timeline};
 use crate::lifetime::{Lifetimes, Period, PeriodEnd, sum_over_ops};
-use crate::plan::{Action, Expectation, Plan, Row, Target};
+use crate::migration::{Direction, Migration, Target};
+use crate::plan::{Expectation, Plan};
 use crate::trace::{Kind, PlanStorage, Trace};
 use crate::units::{Bandwidth, Bytes};
 use on_host::OnHost;
@@ -96,28 +97,27 @@ pub fn zero_infinity(trace: &Trace, machine: &Machine) -> Result<ZeroStep, ZeroE
 /// The rows of a plan, and what memory they free.
 #[derive(Default)]
 struct Moves {
-    rows: Vec<Row>,
+    rows: Vec<Migration>,
     away: Vec<Away>,
 }
 
 impl Moves {
     /// Out in `from..back`, in again before `to`.
     fn round_trip(&mut self, trace: &Trace, period: &Period, target: Target, back: u32) {
-        let identity = &trace.storage(period.storage).identity;
-        self.rows.push(row(trace, identity, (Action::Evict, target), (period.from, back)));
-        self.rows.push(row(trace, identity, (Action::Prefetch, target), (back, period.to)));
-        self.away.push((period.from + 1, back.max(period.from + 1), period.size));
+        let Period { storage, from, to, size, .. } = *period;
+        let ops = trace.ops.len() as u32;
+        let row = |direction, when| Migration::unrolled(storage, (direction, target), when, ops);
+        self.rows.extend([row(Direction::Out, (from, back)), row(Direction::In, (back, to))]);
+        self.away.push((from + 1, back.max(from + 1), size));
     }
 
     /// Each leaves when it is made and does not come back.
     fn gradients(&mut self, step: &OnHost) {
         let ops = step.trace.ops.len() as u32;
         for &(storage, from) in &step.gradients {
-            let storage = step.trace.storage(storage);
-            let until = (from + 1).min(ops - 1);
-            let way = (Action::Evict, Target::Host);
-            self.rows.push(row(&step.trace, &storage.identity, way, (from, until)));
-            self.away.push((from + 1, ops, storage.size));
+            let (way, until) = ((Direction::Out, Target::Host), (from + 1).min(ops - 1));
+            self.rows.push(Migration::unrolled(storage, way, (from, until), ops));
+            self.away.push((from + 1, ops, step.trace.storage(storage).size));
         }
     }
 

@@ -106,7 +106,7 @@ fn infinity_reads_parameters_for_each_pass_and_writes_state_once() {
     let machine = machine(90_000 * MB);
     let ZeroStep { trace: left, plan, host_memory } = zero_infinity(&trace, &machine).unwrap();
     left.validate().unwrap();
-    assert!(plan.rows.iter().all(|row| match &row.storage {
+    assert!(plan.rows.iter().all(|row| match &left.storage(row.storage).identity {
         Identity::Name(name) => name.ends_with("weight") && row.target == Target::Ssd,
         _ => row.target == Target::Host,
     }));

@@ -31,7 +31,7 @@ fn a_failed_fetch_is_told_at_every_touch_and_costs_no_memory() {
         assert_eq!(actions(&mut machine), [fetch(0, transfer)]);
         machine.completed(TransferId(transfer), failed("bad block"));
         let Progress::Failed(failure) = machine.resume() else { panic!("not reported") };
-        assert_eq!((failure.storage, failure.direction), (id(0), Direction::Back));
+        assert_eq!((failure.storage, failure.direction), (id(0), Direction::In));
         assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
         assert_eq!(machine.committed(), Bytes(10));
     }
@@ -73,7 +73,7 @@ fn a_fetch_without_memory_is_asked_for_again_when_others_have_left() {
     // Nothing is left that could leave.
     machine.completed(TransferId(asked), no_memory());
     let Progress::Failed(failure) = machine.resume() else { panic!("it asks for ever") };
-    assert_eq!((failure.storage, failure.direction), (id(0), Direction::Back));
+    assert_eq!((failure.storage, failure.direction), (id(0), Direction::In));
     actions(&mut machine);
     assert_eq!(machine.in_flight(), 0);
     // The next op asks anew.

@@ -2,10 +2,8 @@
 
 use super::planned::{op, out, parts, planned, uses};
 use super::*;
-use crate::plan::Action as Move;
 use crate::trace::PlanStorage;
 use crate::units::OpIndex;
-use std::sync::Arc;
 
 /// Room for `limit` bytes, and for `host_memory` bytes of copies; storages of 10 bytes each.
 fn tiered(limit: u64, host_memory: u64, storages: usize) -> Residency {
@@ -124,18 +122,18 @@ fn host_memory_is_given_back_by_death_by_change_and_by_failure() {
 
 #[test]
 fn under_a_schedule_host_memory_is_left_to_its_moves() {
-    let plan = |target| ScheduledMove {
+    let plan = |target| Migration {
         storage: PlanStorage(0),
-        action: Move::Evict,
+        direction: Direction::Out,
         target,
         start: OpIndex(1),
         deadline: OpIndex(3),
     };
     for (host_memory, expected) in [(10, Target::Host), (9, Target::Ssd)] {
         let all = vec![uses(&[0], true), uses(&[2], true), uses(&[3], true)];
-        let schedule = Schedule::new(parts(4, all, vec![plan(Target::Host)])).unwrap();
+        let schedule = parts(4, all, vec![plan(Target::Host)]).schedule().unwrap();
         let mut machine = tiered(30, host_memory, 3);
-        machine.load_schedule(Arc::new(schedule));
+        machine.load_schedule(schedule);
         for storage in 0..3 {
             assert!(machine.bind(PlanStorage(storage), id(storage)));
         }

@@ -117,7 +117,7 @@ fn what_is_used_soon_is_not_given_for_what_is_used_sooner() {
 fn outputs_of_the_ops_ahead_have_their_room_before_they_come() {
     let mut machine = {
         let mut parts = parts(20, vec![uses(&[0], true), uses(&[15], true)], vec![]);
-        parts.needs[3] = Bytes(100);
+        parts.step.needs[3] = Bytes(100);
         planned(160, &[80, 80], parts)
     };
     machine.set_lookahead(NEAR);
@@ -172,8 +172,8 @@ fn what_is_small_leaves_last() {
 #[test]
 fn ops_know_their_storages() {
     let all = vec![uses(&[0, 3], true), uses(&[3, 6], false)];
-    let schedule = Schedule::new(parts(4, all, vec![])).expect("it is well formed");
-    let used = |op: u32| schedule.used_by(OpIndex(op)).to_vec();
+    let schedule = parts(4, all, vec![]).schedule().expect("it is well formed");
+    let used = |op: u32| schedule.step().used_by(OpIndex(op)).to_vec();
     assert_eq!(used(0), [PlanStorage(0)]);
     assert_eq!(used(1), []);
     assert_eq!(used(2), [PlanStorage(1)], "in the step after its birth");

@@ -12,7 +12,7 @@ mod speed;
 mod world;
 
 use super::*;
-use crate::plan::Target;
+use crate::migration::{Direction, Migration, Target};
 use crate::units::Bytes;
 
 /// A machine with room for `limit` bytes and nothing kept free ahead of need.

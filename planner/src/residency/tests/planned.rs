@@ -1,7 +1,6 @@
 //! Case by case, with a schedule.
 
 use super::*;
-use crate::plan::{Action as Move, Target};
 use crate::trace::PlanStorage;
 use crate::units::OpIndex;
 use std::sync::Arc;
@@ -10,31 +9,40 @@ pub(super) fn uses(ops: &[u32], cyclic: bool) -> ScheduledUses {
     ScheduledUses { ops: ops.iter().copied().map(OpIndex).collect(), cyclic }
 }
 
-fn row(storage: u32, action: Move, start: u32, deadline: u32) -> ScheduledMove {
+fn row(storage: u32, direction: Direction, start: u32, deadline: u32) -> Migration {
     let (start, deadline) = (OpIndex(start), OpIndex(deadline));
-    ScheduledMove { storage: PlanStorage(storage), action, target: Target::Ssd, start, deadline }
+    Migration { storage: PlanStorage(storage), direction, target: Target::Ssd, start, deadline }
 }
 
-pub(super) fn parts(
-    ops: usize,
-    uses: Vec<ScheduledUses>,
-    moves: Vec<ScheduledMove>,
-) -> ScheduleParts {
-    ScheduleParts {
-        fingerprints: (0..ops as u64).collect(),
-        needs: vec![Bytes(0); ops],
-        moves,
-        uses,
-        ..ScheduleParts::default()
+/// What a schedule is made of.
+#[derive(Clone, Default)]
+pub(super) struct Parts {
+    pub(super) step: StepParts,
+    pub(super) moves: Vec<Migration>,
+}
+
+impl Parts {
+    pub(super) fn schedule(self) -> Result<Arc<Schedule>, ScheduleError> {
+        let step = Arc::new(StepTable::new(self.step)?);
+        Ok(Arc::new(Schedule::new(step, self.moves)?))
     }
 }
 
+pub(super) fn parts(ops: usize, uses: Vec<ScheduledUses>, moves: Vec<Migration>) -> Parts {
+    let step = StepParts {
+        fingerprints: (0..ops as u64).collect(),
+        needs: vec![Bytes(0); ops],
+        uses,
+        ..StepParts::default()
+    };
+    Parts { step, moves }
+}
+
 /// A machine of globals of `sizes`, bound by number, at the begin of its first planned step.
-pub(super) fn planned(limit: u64, sizes: &[u64], parts: ScheduleParts) -> Residency {
+pub(super) fn planned(limit: u64, sizes: &[u64], parts: Parts) -> Residency {
     let mut machine = machine(limit);
     populate(&mut machine, sizes);
-    let schedule = Schedule::new(parts).expect("it is well formed");
-    machine.load_schedule(Arc::new(schedule));
+    machine.load_schedule(parts.schedule().expect("it is well formed"));
     for storage in 0..sizes.len() as u32 {
         assert!(machine.bind(PlanStorage(storage), id(storage)));
     }
@@ -57,12 +65,12 @@ pub(super) fn out(machine: &mut Residency, storage: u32) {
 fn moves_begin_at_their_start_and_a_right_plan_never_waits() {
     // Three globals of which two fit; each is used by two ops in turn.
     let moves = vec![
-        row(0, Move::Evict, 2, 4),
-        row(2, Move::Prefetch, 3, 4),
-        row(1, Move::Evict, 4, 0),
-        row(0, Move::Prefetch, 5, 0),
-        row(2, Move::Evict, 0, 2),
-        row(1, Move::Prefetch, 1, 2),
+        row(0, Direction::Out, 2, 4),
+        row(2, Direction::In, 3, 4),
+        row(1, Direction::Out, 4, 0),
+        row(0, Direction::In, 5, 0),
+        row(2, Direction::Out, 0, 2),
+        row(1, Direction::In, 1, 2),
     ];
     let uses = vec![uses(&[0, 1], true), uses(&[2, 3], true), uses(&[4, 5], true)];
     let mut machine = planned(20, &[10, 10, 10], parts(6, uses, moves));
@@ -93,7 +101,7 @@ fn moves_begin_at_their_start_and_a_right_plan_never_waits() {
 
 #[test]
 fn evictions_that_an_op_uses_are_passed_over() {
-    let moves = vec![row(0, Move::Evict, 1, 3)];
+    let moves = vec![row(0, Direction::Out, 1, 3)];
     let mut machine = planned(20, &[10], parts(4, vec![uses(&[0, 1, 3], true)], moves));
     assert_eq!(op(&mut machine, 0, &[reads(0)], 0), Progress::Ready);
     assert_eq!(op(&mut machine, 1, &[reads(0)], 0), Progress::Ready);
@@ -125,7 +133,7 @@ fn without_room_the_furthest_next_use_leaves() {
 
 #[test]
 fn a_prefetch_waits_for_room_and_the_earliest_deadline_goes_first() {
-    let moves = vec![row(0, Move::Prefetch, 0, 6), row(1, Move::Prefetch, 0, 3)];
+    let moves = vec![row(0, Direction::In, 0, 6), row(1, Direction::In, 0, 3)];
     let all = vec![uses(&[6], true), uses(&[3], true), uses(&[0, 7], true)];
     let mut machine = planned(30, &[10, 10, 10], parts(8, all, moves));
     out(&mut machine, 0);
@@ -150,9 +158,9 @@ fn a_prefetch_yields_to_an_op_and_is_tried_again() {
     let mut parts = parts(
         12,
         vec![uses(&[11], true), uses(&[1, 2, 3], true)],
-        vec![row(0, Move::Prefetch, 0, 11)],
+        vec![row(0, Direction::In, 0, 11)],
     );
-    parts.needs[2] = Bytes(20);
+    parts.step.needs[2] = Bytes(20);
     let mut machine = planned(30, &[20, 10], parts);
     out(&mut machine, 0);
     assert_eq!(op(&mut machine, 0, &[], 0), Progress::Ready);
@@ -178,7 +186,7 @@ fn a_prefetch_yields_to_an_op_and_is_tried_again() {
 
 #[test]
 fn a_prefetch_that_arrives_after_it_had_to_yield_leaves_at_once_and_unchecked() {
-    let moves = vec![row(0, Move::Prefetch, 1, 11)];
+    let moves = vec![row(0, Direction::In, 1, 11)];
     let all = vec![uses(&[11], true), uses(&[0, 1, 2, 3], true)];
     let mut machine = planned(30, &[20, 10], parts(12, all, moves));
     // It left as a victim, so that only the fetch itself can make it one again.
@@ -203,7 +211,7 @@ fn perform_none_of(machine: &mut Residency) {
 
 #[test]
 fn a_prefetch_whose_deadline_passed_is_not_begun() {
-    let moves = vec![row(0, Move::Prefetch, 0, 1)];
+    let moves = vec![row(0, Direction::In, 0, 1)];
     let mut machine = planned(30, &[20], parts(12, vec![uses(&[1, 9], true)], moves));
     out(&mut machine, 0);
     assert_eq!(op(&mut machine, 0, &[], 15), Progress::Ready);
@@ -216,7 +224,7 @@ fn a_prefetch_whose_deadline_passed_is_not_begun() {
 
 #[test]
 fn an_op_that_reaches_its_prefetch_in_flight_hurries_it() {
-    let moves = vec![row(0, Move::Prefetch, 0, 2)];
+    let moves = vec![row(0, Direction::In, 0, 2)];
     let mut machine = planned(30, &[10], parts(4, vec![uses(&[2], true)], moves));
     out(&mut machine, 0);
     assert_eq!(op(&mut machine, 0, &[], 0), Progress::Ready);
@@ -230,7 +238,7 @@ fn an_op_that_reaches_its_prefetch_in_flight_hurries_it() {
 
 #[test]
 fn a_prefetch_of_what_is_still_leaving_keeps_it() {
-    let moves = vec![row(0, Move::Evict, 1, 3), row(0, Move::Prefetch, 2, 3)];
+    let moves = vec![row(0, Direction::Out, 1, 3), row(0, Direction::In, 2, 3)];
     let mut machine = planned(30, &[10], parts(4, vec![uses(&[0, 3], true)], moves));
     assert_eq!(op(&mut machine, 1, &[], 0), Progress::Ready);
     let evict = begun(&actions(&mut machine))[0];
@@ -242,9 +250,9 @@ fn a_prefetch_of_what_is_still_leaving_keeps_it() {
 
 #[test]
 fn births_are_bound_by_op_and_slot() {
-    let mut parts = parts(4, vec![uses(&[3], false)], vec![row(0, Move::Evict, 1, 3)]);
+    let mut parts = parts(4, vec![uses(&[3], false)], vec![row(0, Direction::Out, 1, 3)]);
     let (op_zero, storage) = (OpIndex(0), PlanStorage(0));
-    parts.births = vec![ScheduledBirth { op: op_zero, slot: 1, storage }];
+    parts.step.births = vec![ScheduledBirth { op: op_zero, slot: 1, storage }];
     let mut machine = planned(30, &[], parts);
     for round in 0..2 {
         assert_eq!(op(&mut machine, 0, &[], 20), Progress::Ready);
@@ -271,7 +279,7 @@ fn births_are_bound_by_op_and_slot() {
 #[test]
 fn outputs_get_the_room_the_schedule_expects_and_a_wrong_expectation_refuses_nothing() {
     let mut parts = parts(3, vec![uses(&[0], true), uses(&[1], true)], vec![]);
-    parts.needs = vec![Bytes(0), Bytes(10), Bytes(1_000)];
+    parts.step.needs = vec![Bytes(0), Bytes(10), Bytes(1_000)];
     let mut machine = planned(20, &[10, 10], parts);
     assert_eq!(op(&mut machine, 0, &[reads(0)], 0), Progress::Ready);
     assert_eq!(op(&mut machine, 1, &[reads(1)], 0), Progress::Waiting);
@@ -283,7 +291,7 @@ fn outputs_get_the_room_the_schedule_expects_and_a_wrong_expectation_refuses_not
 
 #[test]
 fn another_op_ends_the_plan_for_the_rest_of_the_step_and_is_told_once() {
-    let moves = vec![row(0, Move::Evict, 1, 3), row(1, Move::Evict, 2, 3)];
+    let moves = vec![row(0, Direction::Out, 1, 3), row(1, Direction::Out, 2, 3)];
     let all = vec![uses(&[0], true), uses(&[0], true)];
     let mut machine = planned(30, &[10, 10], parts(4, all, moves));
     assert!(machine.expect(OpIndex(0), 0));
@@ -329,8 +337,9 @@ fn steps_that_are_longer_or_shorter_are_noticed() {
 #[test]
 fn next_uses_wrap_for_what_lives_on_and_end_for_what_does_not() {
     let all = vec![uses(&[2, 5], true), uses(&[3, 11], false), uses(&[], true)];
-    let schedule = Schedule::new(parts(8, all, vec![])).expect("it is well formed");
-    let next = |storage: u32, birth, now| schedule.next_use(PlanStorage(storage), birth, now);
+    let schedule = parts(8, all, vec![]).schedule().expect("it is well formed");
+    let next =
+        |storage: u32, birth, now| schedule.step().next_use(PlanStorage(storage), birth, now);
     assert_eq!(next(0, 0, 7), Some(8 + 2));
     assert_eq!(next(0, 0, 8 + 2), Some(8 + 5));
     assert_eq!(next(0, 0, 8 + 5), Some(16 + 2));
@@ -343,52 +352,52 @@ fn next_uses_wrap_for_what_lives_on_and_end_for_what_does_not() {
 #[test]
 fn malformed_schedules_are_refused_with_the_place() {
     let good = || parts(4, vec![uses(&[0, 3], true), uses(&[1, 6], false)], vec![]);
-    assert!(Schedule::new(good()).is_ok());
-    let refused = |spoil: &dyn Fn(&mut ScheduleParts)| {
+    assert!(good().schedule().is_ok());
+    let refused = |spoil: &dyn Fn(&mut Parts)| {
         let mut parts = good();
         spoil(&mut parts);
-        Schedule::new(parts).expect_err("it is malformed")
+        parts.schedule().expect_err("it is malformed")
     };
     let storage = PlanStorage(7);
-    assert_eq!(refused(&|parts| *parts = ScheduleParts::default()), ScheduleError::Empty);
+    assert_eq!(refused(&|parts| *parts = Parts::default()), ScheduleError::Empty);
     let counts = ScheduleError::OpCount { fingerprints: 4, needs: 3 };
-    assert_eq!(refused(&|parts| parts.needs.truncate(3)), counts);
+    assert_eq!(refused(&|parts| parts.step.needs.truncate(3)), counts);
     let unknown = ScheduleError::UnknownStorage { what: "a move", storage, storages: 2 };
-    assert_eq!(refused(&|parts| parts.moves.push(row(7, Move::Evict, 0, 1))), unknown);
+    assert_eq!(refused(&|parts| parts.moves.push(row(7, Direction::Out, 0, 1))), unknown);
     let unknown = ScheduleError::UnknownStorage { what: "a name", storage, storages: 2 };
-    assert_eq!(refused(&|parts| parts.names.push(("w".to_owned(), storage))), unknown);
+    assert_eq!(refused(&|parts| parts.step.names.push(("w".to_owned(), storage))), unknown);
     for (start, deadline) in [(4, 0), (0, 4)] {
-        let error = refused(&|parts| parts.moves.push(row(0, Move::Evict, start, deadline)));
+        let error = refused(&|parts| parts.moves.push(row(0, Direction::Out, start, deadline)));
         assert!(matches!(error, ScheduleError::OpOutOfRange { op: OpIndex(4), .. }), "{error}");
     }
-    let late = refused(&|parts| parts.uses[1].ops.push(OpIndex(8)));
+    let late = refused(&|parts| parts.step.uses[1].ops.push(OpIndex(8)));
     assert!(matches!(late, ScheduleError::OpOutOfRange { op: OpIndex(8), .. }), "{late}");
-    let late = refused(&|parts| parts.uses[0].ops.push(OpIndex(4)));
+    let late = refused(&|parts| parts.step.uses[0].ops.push(OpIndex(4)));
     assert!(matches!(late, ScheduleError::OpOutOfRange { op: OpIndex(4), .. }), "{late}");
-    let unsorted = refused(&|parts| parts.uses[0].ops.push(OpIndex(3)));
+    let unsorted = refused(&|parts| parts.step.uses[0].ops.push(OpIndex(3)));
     assert!(matches!(unsorted, ScheduleError::Unsorted { op: OpIndex(3), .. }), "{unsorted}");
     let birth = ScheduledBirth { op: OpIndex(1), slot: 2, storage: PlanStorage(0) };
-    let twice = refused(&|parts| parts.births = vec![birth, birth]);
+    let twice = refused(&|parts| parts.step.births = vec![birth, birth]);
     assert_eq!(twice, ScheduleError::AmbiguousBirth { op: OpIndex(1), slot: 2 });
     let name = || ("w".to_owned(), PlanStorage(0));
-    let twice = refused(&|parts| parts.names = vec![name(), name()]);
+    let twice = refused(&|parts| parts.step.names = vec![name(), name()]);
     assert_eq!(twice, ScheduleError::AmbiguousName("w".to_owned()));
 }
 
 #[test]
 fn another_plan_of_the_same_steps_takes_over_between_two_of_them() {
     let once = || vec![uses(&[0], true), uses(&[1], true)];
-    let early = vec![row(0, Move::Evict, 1, 0), row(0, Move::Prefetch, 1, 0)];
+    let early = vec![row(0, Direction::Out, 1, 0), row(0, Direction::In, 1, 0)];
     let mut machine = planned(20, &[10, 10], parts(2, once(), early));
     out(&mut machine, 0);
     assert_eq!(op(&mut machine, 1, &[reads(1)], 0), Progress::Ready);
     machine.step_end();
 
-    let other = Schedule::new(parts(2, vec![uses(&[0], true), uses(&[0, 1], true)], vec![]));
-    assert!(!machine.exchange_schedule(Arc::new(other.unwrap())), "other steps");
-    let later = vec![row(1, Move::Evict, 0, 1)];
-    let later = Schedule::new(parts(2, once(), later)).unwrap();
-    assert!(machine.exchange_schedule(Arc::new(later)));
+    let other = parts(2, vec![uses(&[0], true), uses(&[0, 1], true)], vec![]).schedule();
+    assert!(!machine.exchange_schedule(other.unwrap()), "other steps");
+    let later = vec![row(1, Direction::Out, 0, 1)];
+    let later = parts(2, once(), later).schedule().unwrap();
+    assert!(machine.exchange_schedule(later));
     machine.step_begin();
     assert!(machine.in_sync());
     assert_eq!(op(&mut machine, 0, &[reads(0)], 0), Progress::Waiting, "it was out");

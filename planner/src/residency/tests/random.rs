@@ -2,9 +2,9 @@
 //! one, `TIDELOG_SEEDS` says how many to run.
 
 use super::chance::Random;
+use super::planned::Parts;
 use super::world::{Ended, Trouble, World};
 use super::*;
-use crate::plan::{Action as Move, Target};
 use crate::trace::PlanStorage;
 use crate::units::OpIndex;
 use std::sync::Arc;
@@ -184,17 +184,17 @@ impl Iteration {
     }
 
     /// What a planner would say of it: `lies` percent of it wrong.
-    fn schedule(&self, random: &mut Random, lies: u64) -> Schedule {
-        let mut parts = ScheduleParts::default();
+    fn schedule(&self, random: &mut Random, lies: u64) -> Arc<Schedule> {
+        let mut parts = Parts::default();
         let count = self.ops.len() as u64;
         for op in 0..self.ops.len() {
             let wrong = random.percent(lies);
-            parts.fingerprints.push(op as u64);
-            parts.needs.push(Bytes(if wrong { random.below(80) } else { self.needs(op) }));
+            parts.step.fingerprints.push(op as u64);
+            parts.step.needs.push(Bytes(if wrong { random.below(80) } else { self.needs(op) }));
             for (slot, &storage) in self.ops[op].births.iter().enumerate() {
                 let op = OpIndex(op as u32);
                 let storage = PlanStorage(storage as u32);
-                parts.births.push(ScheduledBirth { op, slot: slot as u16, storage });
+                parts.step.births.push(ScheduledBirth { op, slot: slot as u16, storage });
             }
         }
         for storage in 0..self.sizes.len() {
@@ -208,22 +208,22 @@ impl Iteration {
                 let back = OpIndex(time((next.0 + count as u32 - 1) % count as u32));
                 let target = if random.percent(50) { Target::Host } else { Target::Ssd };
                 let storage = plan;
-                let evict = Move::Evict;
+                let evict = Direction::Out;
                 let row =
-                    ScheduledMove { storage, action: evict, target, start: out, deadline: back };
+                    Migration { storage, direction: evict, target, start: out, deadline: back };
                 parts.moves.push(row);
-                let action = Move::Prefetch;
-                parts.moves.push(ScheduledMove { action, start: back, deadline: next, ..row });
+                let direction = Direction::In;
+                parts.moves.push(Migration { direction, start: back, deadline: next, ..row });
             }
             if random.percent(lies) {
                 uses.ops.retain(|_| random.percent(60));
             }
-            parts.uses.push(uses);
+            parts.step.uses.push(uses);
             if storage < self.globals {
-                parts.names.push((format!("global {storage}"), plan));
+                parts.step.names.push((format!("global {storage}"), plan));
             }
         }
-        Schedule::new(parts).expect("a schedule may lie, but it is well formed")
+        parts.schedule().expect("a schedule may lie, but it is well formed")
     }
 }
 
@@ -302,10 +302,10 @@ fn schedules_right_and_wrong_never_lose_a_byte_nor_exceed_the_budget() {
         }
         for round in 0..4 {
             if round == 1 || world.random.percent(10) {
-                let schedule = Arc::new(iteration.schedule(&mut world.random, lies));
+                let schedule = iteration.schedule(&mut world.random, lies);
                 world.machine.load_schedule(Arc::clone(&schedule));
-                for (name, plan) in schedule.names() {
-                    assert_eq!(schedule.named(name), Some(*plan));
+                for (name, plan) in schedule.step().names() {
+                    assert_eq!(schedule.step().named(name), Some(*plan));
                     let storage = living[plan.0 as usize].expect("a global");
                     let alive = world.machine.state(id(storage)).is_some();
                     assert_eq!(world.machine.bind(*plan, id(storage)), alive);

@@ -73,11 +73,11 @@ fn choosing_victims_does_not_look_at_every_storage_and_pays_with_a_schedule() {
 
 /// A right schedule of these uses, without moves.
 fn follow(machine: &mut Residency, uses: &[[Use; 3]]) {
-    let mut parts = ScheduleParts {
+    let mut parts = StepParts {
         fingerprints: vec![0; uses.len()],
         needs: vec![Bytes(0); uses.len()],
         uses: vec![ScheduledUses { ops: vec![], cyclic: true }; STORAGES as usize],
-        ..ScheduleParts::default()
+        ..StepParts::default()
     };
     for (index, op) in uses.iter().enumerate() {
         for one in op {
@@ -87,7 +87,8 @@ fn follow(machine: &mut Residency, uses: &[[Use; 3]]) {
             }
         }
     }
-    machine.load_schedule(Arc::new(Schedule::new(parts).expect("it is well formed")));
+    let step = Arc::new(StepTable::new(parts).expect("it is well formed"));
+    machine.load_schedule(Arc::new(Schedule::new(step, Vec::new()).expect("nothing moves")));
     for storage in 0..STORAGES {
         assert!(machine.bind(PlanStorage(storage), id(storage)));
     }

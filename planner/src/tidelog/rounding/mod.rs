@@ -11,9 +11,9 @@ use super::Guess;
 use crate::bound::{Effort, with_toll};
 use crate::cost::{Machine, MachineError};
 use crate::lifetime::{Lifetimes, Period, PeriodEnd, Version};
-use crate::plan::{Action, Row, Target};
+use crate::migration::{Direction, Migration, Target};
 use crate::trace::{PlanStorage, Trace};
-use crate::units::{Bandwidth, Bytes, OpIndex};
+use crate::units::{Bandwidth, Bytes};
 use cover::Cover;
 use std::collections::HashMap;
 use worth::{Choice, Worth};
@@ -75,7 +75,7 @@ impl<'a> Rounding<'a> {
 
     /// The migrations of one iteration whose ops run at these times. The links' queues count as so many percent
     /// of what they are: where less than all, ops wait for them, and fewer bytes leave.
-    pub(super) fn rows(&self, guess: &Guess, queues_percent: u64) -> Vec<Row> {
+    pub(super) fn rows(&self, guess: &Guess, queues_percent: u64) -> Vec<Migration> {
         let ops = self.trace.ops.len();
         let mut delays = Delays { out: vec![0; ops], back: vec![0; ops] };
         let (mut spans, mut chosen) = (Vec::new(), Vec::new());
@@ -154,18 +154,13 @@ impl<'a> Rounding<'a> {
     }
 
     /// Out, and back if it is used again.
-    fn moves(&self, index: usize, span: Span) -> impl Iterator<Item = Row> {
+    fn moves(&self, index: usize, span: Span) -> impl Iterator<Item = Migration> {
         let Period { storage, from, to, end, .. } = self.choices[index].period;
         let ops = self.trace.ops.len() as u32;
-        let row = |action, start: u32, deadline: u32| Row {
-            start: OpIndex(start % ops),
-            deadline: OpIndex(deadline % ops),
-            action,
-            target: Target::Ssd,
-            storage: self.trace.storage(storage).identity.clone(),
-        };
-        let leaves = row(Action::Evict, from, span.gone.clamp(from + 1, to));
-        let comes = row(Action::Prefetch, span.back.clamp(from + 1, to), to);
+        let row =
+            |direction, when| Migration::unrolled(storage, (direction, Target::Ssd), when, ops);
+        let leaves = row(Direction::Out, (from, span.gone.clamp(from + 1, to)));
+        let comes = row(Direction::In, (span.back.clamp(from + 1, to), to));
         [leaves].into_iter().chain((end == PeriodEnd::Use).then_some(comes))
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::plan::{Expectation, Plan, Row};
+use crate::plan::{Expectation, Plan};
 use crate::simulate::{Policy, Simulation, simulate};
 use crate::testing::{Builder, machine, training};
 use crate::trace::Access;
@@ -8,7 +8,7 @@ fn guess(trace: &Trace) -> Guess {
     Guess { durations: trace.ops.iter().map(|op| op.duration.0).collect() }
 }
 
-fn carried_out(trace: &Trace, machine: &Machine, rows: Vec<Row>) -> Simulation {
+fn carried_out(trace: &Trace, machine: &Machine, rows: Vec<Migration>) -> Simulation {
     let plan = Plan::new("rounded", trace, machine, rows, Expectation::default());
     simulate(trace, machine, Policy::Planned(&plan)).unwrap()
 }
@@ -28,8 +28,8 @@ fn what_needs_no_write_goes_first() {
     let (machine, lifetimes) = (machine(3_500), Lifetimes::of(&trace));
     let rows =
         Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]).unwrap().rows(&guess(&trace), 100);
-    let names: Vec<_> = rows.iter().map(|row| row.storage.clone()).collect();
-    assert_eq!(names, vec![trace.storage(constant).identity.clone(); 2], "{rows:?}");
+    let names: Vec<_> = rows.iter().map(|row| row.storage).collect();
+    assert_eq!(names, vec![constant; 2], "{rows:?}");
 }
 
 /// What nothing uses again before it dies leaves for good, rather than what would have to come back twice.
@@ -50,8 +50,8 @@ fn what_is_never_used_again_leaves_and_does_not_come_back() {
     let (machine, lifetimes) = (machine(3_500), Lifetimes::of(&trace));
     let rows =
         Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]).unwrap().rows(&guess(&trace), 100);
-    let moves: Vec<_> = rows.iter().map(|row| (row.action, row.storage.clone())).collect();
-    assert_eq!(moves, vec![(Action::Evict, trace.storage(kept).identity.clone())]);
+    let moves: Vec<_> = rows.iter().map(|row| (row.direction, row.storage)).collect();
+    assert_eq!(moves, vec![(Direction::Out, kept)]);
     let found = carried_out(&trace, &machine, rows);
     assert_eq!((found.bytes.ssd_written, found.bytes.ssd_read), (Bytes(1_000), Bytes(0)));
 }

@@ -2,7 +2,7 @@
 
 use super::record::SERVED;
 use super::{Idea, Sweep};
-use crate::plan::Target;
+use crate::migration::Target;
 
 impl Sweep<'_> {
     /// Begins what has to move by now, as long as a link would be idle within `ahead`.

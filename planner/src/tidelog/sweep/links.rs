@@ -1,7 +1,7 @@
 //! The links as a pass sees them: one transfer at a time, in the order given.
 
 use crate::cost::Machine;
-use crate::plan::Target;
+use crate::migration::Target;
 use crate::units::{Bandwidth, Bytes, Nanos};
 use std::collections::VecDeque;
 

@@ -16,9 +16,9 @@ mod record;
 use super::{Guess, Idea, Leaning};
 use crate::cost::Machine;
 use crate::lifetime::Lifetimes;
-use crate::plan::{Action, Row, Target};
-use crate::trace::{Identity, Trace};
-use crate::units::{Bytes, OpIndex};
+use crate::migration::{Direction, Migration, Target};
+use crate::trace::{Identity, PlanStorage, Trace};
+use crate::units::Bytes;
 use line::Line;
 use links::Links;
 use record::{Instance, Place, Record};
@@ -47,7 +47,7 @@ pub(super) struct Sweep<'a> {
     held: i64,
     now: u64,
     at: u32,
-    rows: Vec<Row>,
+    rows: Vec<Migration>,
 }
 
 impl<'a> Sweep<'a> {
@@ -91,7 +91,7 @@ impl<'a> Sweep<'a> {
     }
 
     /// The migrations of one iteration.
-    pub(super) fn run(mut self) -> Vec<Row> {
+    pub(super) fn run(mut self) -> Vec<Migration> {
         for at in 0..ITERATIONS * self.ops {
             self.at = at;
             self.op();
@@ -265,7 +265,7 @@ impl<'a> Sweep<'a> {
             end
         };
         let deadline = self.line.op_after(self.at, end.saturating_sub(self.now));
-        self.note(instance, Action::Evict, target, from, deadline);
+        self.note(instance, Direction::Out, target, from, deadline);
     }
 
     /// The SSDs while they keep up, host memory where they do not and it has room.
@@ -286,7 +286,7 @@ impl<'a> Sweep<'a> {
         let target = one.copy.unwrap_or(Target::Ssd);
         let link = self.back.of_mut(target).expect("its copy lies behind a link");
         link.begin(self.now, instance, size.unsigned_abs());
-        self.note(instance, Action::Prefetch, target, self.at, next);
+        self.note(instance, Direction::In, target, self.at, next);
     }
 
     /// Tells the line that a storage is out until `next`, or (`sign` -1) that it is not any more.
@@ -343,19 +343,13 @@ impl<'a> Sweep<'a> {
         self.record.instances[instance as usize].place = Place::Gone;
     }
 
-    fn note(&mut self, instance: u32, action: Action, target: Target, from: u32, to: u32) {
+    fn note(&mut self, instance: u32, direction: Direction, target: Target, from: u32, to: u32) {
         if from < (ITERATIONS - 1) * self.ops {
             return;
         }
-        let storage = self.record.storage_of(instance) as usize;
-        let to = to.min(from + self.ops - 1);
-        self.rows.push(Row {
-            start: OpIndex(from % self.ops),
-            deadline: OpIndex(to % self.ops),
-            action,
-            target,
-            storage: self.trace.storages[storage].identity.clone(),
-        });
+        let storage = PlanStorage(self.record.storage_of(instance));
+        let when = (from, to.min(from + self.ops - 1));
+        self.rows.push(Migration::unrolled(storage, (direction, target), when, self.ops));
     }
 }
 

@@ -3,7 +3,7 @@
 use super::line::Line;
 use super::{ITERATIONS, signed};
 use crate::lifetime::{At, Lifetimes, uses_by_storage};
-use crate::plan::Target;
+use crate::migration::Target;
 use crate::trace::{Identity, Trace};
 use std::collections::BTreeSet;
 

@@ -73,7 +73,7 @@ pub(super) fn plan_under(step: &Step, terabytes_per_day: f64) -> Result<String, 
             time(point.pause)
         );
     }
-    Ok(found[point.choice].plan.to_json())
+    Ok(found[point.choice].plan.named(&step.trace).to_json())
 }
 
 /// Puts wear and the price of writing less into a page.

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::inputs::{PLANNERS, Step, bound, planner, read};
 use serde_json::{Value, json};
 use tidelog_planner::export::chrome_trace;
-use tidelog_planner::plan::Plan;
+use tidelog_planner::report::simulated;
 use tidelog_planner::simulate::{self, Simulation};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::{Bytes, Nanos};
@@ -29,7 +29,7 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Result<String, Failure> {
     let step = Step::read(&arguments.inputs, &source)?;
     match arguments.write_budget {
         Some(terabytes) => endurance::plan_under(&step, terabytes),
-        None => Ok(step.plan.as_ref().map(Plan::to_json).unwrap_or_default()),
+        None => Ok(step.plan.map_or(String::new(), |plan| plan.named(&step.trace).to_json())),
     }
 }
 
@@ -55,12 +55,12 @@ pub(crate) fn compare(inputs: &Inputs, output: Output) -> Result<String, Failure
 
 pub(crate) fn export(arguments: &StepArgs) -> Result<String, Failure> {
     let step = Step::read(&arguments.inputs, &arguments.source)?;
-    Ok(chrome_trace(&simulate::report(&step.trace, &step.machine, &step.simulation)))
+    Ok(chrome_trace(&simulated(&step.trace, &step.machine, &step.simulation)))
 }
 
 pub(crate) fn report(arguments: &ReportArgs) -> Result<String, Failure> {
     let step = Step::read(&arguments.step.inputs, &arguments.step.source)?;
-    let mut report = simulate::report(&step.trace, &step.machine, &step.simulation);
+    let mut report = simulated(&step.trace, &step.machine, &step.simulation);
     if !arguments.quick {
         report.bound = Some(bound(&step.trace, &step.file)?);
     }

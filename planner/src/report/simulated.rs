@@ -1,13 +1,14 @@
 //! A simulation as the page that shows it.
 
-use super::Simulation;
+use super::{OpSpan, Report, Stall, TransferSpan, Unmovable};
 use crate::cost::Machine;
-use crate::report::{Direction, Ending, OpSpan, Report, Stall, TransferSpan, Unmovable};
+use crate::migration::{Direction, Ending};
+use crate::simulate::Simulation;
 use crate::trace::{Kind, PlanStorage, Trace};
 use crate::units::{Bytes, Nanos};
 
 /// The report of a simulated iteration of `trace` on `machine`.
-pub fn report(trace: &Trace, machine: &Machine, simulation: &Simulation) -> Report {
+pub fn simulated(trace: &Trace, machine: &Machine, simulation: &Simulation) -> Report {
     let clean = simulation.transfers.iter().filter(|t| t.ending == Ending::Clean);
     let size = |storage: PlanStorage| trace.storage(storage).size;
     Report {

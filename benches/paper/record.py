@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "torch-bridge/python"))
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "torch-bridge/python"))
 
 from tidelog import models  # noqa: E402
 from tidelog.models import AdamW  # noqa: E402
@@ -28,7 +29,7 @@ from tidelog.recorder import Gpu, Recorder  # noqa: E402
 
 models.register_attention()
 
-MACHINES = pathlib.Path(__file__).parents[1] / "machines"
+MACHINES = ROOT / "planner/machines"
 
 LLAMA3_8B = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,

@@ -1,0 +1,86 @@
+//! What plans, the residency machine, the simulator and the report all say of a migration.
+
+use crate::trace::PlanStorage;
+use crate::units::{Bytes, Nanos, OpIndex};
+use serde::{Deserialize, Serialize};
+
+/// Where evicted bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Target {
+    /// The pool of SSDs.
+    Ssd,
+    /// Host memory.
+    Host,
+}
+
+/// Which way a migration goes. A plan file names it by what the row does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Direction {
+    /// Out of memory: an eviction. The memory is free once a valid copy is complete.
+    #[serde(rename = "evict")]
+    Out,
+    /// Back into memory: a fetch, or a prefetch where a plan begins it. The memory is taken from
+    /// the start.
+    #[serde(rename = "prefetch")]
+    In,
+}
+
+/// One migration in one direction, of a storage by its number in the trace. In a plan file storages
+/// have the names of the trace instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Migration<S = PlanStorage> {
+    /// The op before which it begins. First, so that rows sort in the order they happen.
+    pub start: OpIndex,
+    /// The op before which it is complete. Smaller than `start` where it lies in the next iteration.
+    pub deadline: OpIndex,
+    /// Out or in.
+    #[serde(rename = "action")]
+    pub direction: Direction,
+    /// Where to, or where from.
+    pub target: Target,
+    /// Whose memory.
+    pub storage: S,
+}
+
+impl Migration {
+    /// One whose ops count on into the next iteration: of `ops` ops, the next one's first is `ops`.
+    pub(crate) fn unrolled(
+        storage: PlanStorage,
+        (direction, target): (Direction, Target),
+        (start, deadline): (u32, u32),
+        ops: u32,
+    ) -> Self {
+        let (start, deadline) = (OpIndex(start % ops), OpIndex(deadline % ops));
+        Self { start, deadline, direction, target, storage }
+    }
+}
+
+/// How a transfer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ending {
+    /// It moved its bytes.
+    Moved,
+    /// The copy in the log was still good: nothing was written.
+    Clean,
+    /// It was cancelled.
+    Cancelled,
+    /// It failed.
+    Failed,
+    /// It was still under way when the step ended; the next step counts it.
+    UnderWay,
+}
+
+/// Memory from one moment on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemorySample {
+    /// The moment.
+    pub at: Nanos,
+    /// Bytes of storages that are in memory and at rest.
+    pub resident: Bytes,
+    /// Bytes held by storages on their way out or in.
+    pub moving: Bytes,
+    /// Bytes that all living storages would take if none had left.
+    pub wanted: Bytes,
+}
