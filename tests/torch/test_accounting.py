@@ -230,3 +230,17 @@ def test_a_pool_that_was_made_is_told_and_one_that_must_exist_is_not_made(tmp_pa
     with tidelog.offload(**options, must_exist=True) as tide:
         assert tide.stats()["made"] is None
     assert len(caplog.records) == len(told)
+
+
+def test_slices_of_storages_that_were_pinned_in_the_quiet_count_once(pool):
+    """In the quiet a storage has no number yet: the addresses of all that were pinned stood in one place."""
+    with tidelog.offload(pool=pool, memory=64 * MIB, staging=MIB, mode="reactive", pool_size=64 * MIB) as tide:
+        tensors = [torch.ones(MIB) for _ in range(2)]
+        slices = [tensor.untyped_storage()[: 64 * KIB] for tensor in tensors]
+        other = torch.ones(MIB)
+        tide.evict(other)  # the quiet is over
+        before = tide.live_bytes
+        views = [torch.empty(0, dtype=torch.uint8).set_(part) for part in slices]
+        assert tide.live_bytes == before and len(views) == 2
+        with pytest.raises(tidelog.PinnedError):
+            tide.evict(tensors[0])

@@ -1,8 +1,7 @@
 """Stops a migration half way, where the tests want to touch: a copy is being written, or bytes are being read."""
 
-import array
-
-from tidelog import _native, _record
+from tidelog import _record
+from tidelog._native import Status
 
 ATTEMPTS = 20
 
@@ -11,16 +10,13 @@ def _begin(tide, record, status, before):
     """Until the storage is half way: its memory is in the engine's hands then, and what comes of that is not taken in."""
     session = tide.session
     while True:
-        if status == _native.ACTION:
+        if status == Status.ACTION:
             tide.performer.perform()
         if record.state not in before:
             return
         # Others make room first, or have to arrive.
-        assert status in (_native.ACTION, _native.WAITING), status
-        if status == _native.ACTION:
-            status = session.library.tide_session_resume(session.sync())
-        else:
-            status = session.library.tide_session_wait(session.sync(), 50)
+        assert status in (Status.ACTION, Status.WAITING), status
+        status = session.resume() if status == Status.ACTION else session.wait(50)
 
 
 def begin_eviction(tide, tensor):
@@ -29,8 +25,8 @@ def begin_eviction(tide, tensor):
         tide.restore(tensor)
         tide.access.wrote(tensor.untyped_storage())  # what has a copy already leaves without a write
         tide._hook.end_touch()
-        record, session = tensor.untyped_storage()._tide, tide.session
-        status = session.library.tide_session_evict(session.sync(), record.id)
+        record = tensor.untyped_storage()._tide
+        status = tide.session.evict(tide.ledger.number_of(record))
         _begin(tide, record, status, (_record.SETTLED, _record.CLEAN))
         if record.state == _record.LEAVING:
             return
@@ -39,11 +35,9 @@ def begin_eviction(tide, tensor):
 
 def begin_fetch(tide, tensor):
     """The tensor has memory again, and a device is writing its bytes there."""
-    record, session = tensor.untyped_storage()._tide, tide.session
-    uses = array.array("I", [record.id])
-    address, count = uses.buffer_info()
-    begin = session.library.tide_session_op_begin
-    _begin(tide, record, begin(session.sync(), -1, 0, b"half a fetch", address, count, 0), (_record.OUT,))
+    record = tensor.untyped_storage()._tide
+    status = tide.session.op_begin(-1, 0, b"half a fetch", {record.id: 0}, 0)
+    _begin(tide, record, status, (_record.OUT,))
     assert record.state == _record.COMING, record.state
 
 

@@ -3,19 +3,22 @@
 import atexit
 import contextlib
 import gc
+import logging
 import os
 import time
 import warnings
+from dataclasses import dataclass
 
 import torch
 
 from tidelog import _errors, _escape, _heap, _record, _threads
 from tidelog._access import Access
+from tidelog._device import Host
 from tidelog._hook import Hook
 from tidelog._ledger import Ledger
 from tidelog._names import Names
+from tidelog._native import Session, SessionOptions
 from tidelog._performer import Performer
-from tidelog._session import Session
 from tidelog._steps import Steps
 
 _untyped_storage = torch._C.TensorBase.untyped_storage
@@ -23,31 +26,49 @@ _untyped_storage = torch._C.TensorBase.untyped_storage
 _EVICTION_ATTEMPTS = 8
 _PLAN_POLL_SECONDS = 0.001
 
+_log = logging.getLogger("tidelog")
+
 # The block that is open (at most one in a process), and those that ended with tensors out.
 _active = None
 _left_behind = []
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What a block works with: the options of `offload`, read."""
+
+    budget: int  # bytes
+    staging: int  # bytes
+    buffers: int  # bytes of staging that are in the same memory as tensors
+    mode: str
+    device: Host
+    mover: type
+    outside: str  # where what is out is, in words
+    report: str | os.PathLike | None
+    session: SessionOptions
+
+
 class Tide:
     """An open offload block. Made by `offload`."""
 
-    def __init__(self, model, optimizer, options):
-        self.budget, self.staging = options.budget, options.staging
-        self.mode, self.device = options.mode, options.device
-        self._options = options
-        self.ledger = Ledger(self, self.device, options.limit, options.outside)
-        self.session = Session(self.ledger)
-        self._heap = self.device.keeper(self.budget)
-        self.performer = Performer(self.session, self.ledger, self.device, options.mover, self._heap)
-        self.steps = Steps(
-            self.ledger, self.session, self.performer, self.device, self._heap, learns=self.mode == "auto"
-        )
-        self._hook = Hook(self.ledger, self.session, self.steps)
-        self.access = Access(self.ledger, self.session, self._hook)
-        self._names = Names(model, optimizer, self.ledger, self.session)
+    def __init__(self, model, optimizer, settings: Settings):
+        self.budget, self.staging = settings.budget, settings.staging
+        self.mode, self.device = settings.mode, settings.device
+        self._settings = settings
+        device = self.device
+        self._heap = heap = device.keeper(self.budget)
+        limit = self.budget - settings.buffers
+        self.ledger = ledger = Ledger(device, limit, settings.outside)
+        self.session = session = Session(ledger)
+        self.performer = performer = Performer(session, ledger, device, settings.mover, heap)
+        learns = self.mode == "auto"
+        self.steps = Steps(ledger, session, performer, device, heap, learns=learns)
+        self._hook = Hook(ledger, session, self.steps, heap)
+        self.access = Access(ledger, session, self._hook)
+        ledger.connect(self.access, when_full=self.steps.budget_reached)
+        self._names = Names(model, optimizer, ledger, session)
         self._stop_watching = lambda: None
         self._at_work = contextlib.ExitStack()
-        self._open = False
 
     # -- the block ------------------------------------------------------------------------------
 
@@ -55,17 +76,18 @@ class Tide:
         global _active
         if _active is not None:
             raise _errors.Error(
-                "an offload block is open already in this process; leave it before entering another "
-                "(one block can hold several models: pass a torch.nn.ModuleList)."
+                "an offload block is open already in this process; leave it before entering "
+                "another (one block can hold several models: pass a torch.nn.ModuleList)."
             )
-        self.session.open(self._options.native)
+        self.session.open(self._settings.session)
         _active = self
         ledger = self.ledger
         try:
-            _escape.install(self)
-            self._stop_watching = _threads.watch(self)
+            self._tell_of_a_new_pool()
+            _escape.install(self.access)
+            self._stop_watching = _threads.watch(self.access, self.steps.notice)
             self._at_work.enter_context(self.device.at_work())
-            self._open = True
+            self.access.is_open = True
             before = _heap.anonymous_bytes()
             self._adopt_what_lives()
             self._names.name_all()
@@ -73,13 +95,21 @@ class Tide:
             self.performer.settle()
             if ledger.marked:
                 self._heap.take_over()
-            ledger.peak = ledger.live
+            ledger.restart_peak()
             self.steps.judge_quiet()
             self._hook.__enter__()
         except BaseException:
             self._end_block()
             raise
         return self
+
+    def _tell_of_a_new_pool(self):
+        if made := self.session.stats()["made"]:
+            _log.warning(
+                "%s. If there should have been one, mount its file system; must_exist=True refuses "
+                "to make any.",
+                made,
+            )
 
     def _adopt_what_lives(self):
         """Every tensor of this process counts against the budget from the start, ours or not."""
@@ -99,8 +129,8 @@ class Tide:
         if self.session.forked:
             return False  # the block is the parent's; whatever ends the child goes on
         try:
-            if kind is None and self._options.report is not None:
-                self.report(self._options.report)
+            if kind is None and self._settings.report is not None:
+                self.report(self._settings.report)
         finally:
             self._end_block()
         return False
@@ -112,7 +142,7 @@ class Tide:
             self._stop_migrations()
             self._restore_what_fits()
         finally:
-            self._open = False
+            self.access.is_open = False
             self._names.forget()
             self._stop_watching()
             self._at_work.close()
@@ -120,12 +150,14 @@ class Tide:
             _active = None
             if self.ledger.has_away():
                 _left_behind.append(self)
-                self._leave_behind([record for record in self.ledger.records.values() if record.state & _record.AWAY])
+                records = self.ledger.records.values()
+                self._leave_behind([record for record in records if record.state & _record.AWAY])
             else:
                 self._close()
 
     def _stop_migrations(self):
-        """From here on nobody says which tensors are used and written, so nothing may leave or be prefetched."""
+        """From here on nobody says which tensors are used and written, so nothing may leave or be
+        prefetched."""
         self.session.leave_plan()
         self.session.lift_budget()
         with contextlib.suppress(_errors.Error):  # a write that failed: its tensor is still here
@@ -139,33 +171,40 @@ class Tide:
     def _restore_what_fits(self):
         ledger = self.ledger
         # What is coming has its memory already, so it comes first.
-        for record in sorted(ledger.records.values(), key=lambda record: (-record.state, record.id)):
+        records = ledger.records.values()
+        for record in sorted(records, key=lambda record: (-record.state, record.id)):
             storage = record()
             if storage is None or not record.state & _record.AWAY:
                 continue
             if record.state & _record.COMING or ledger.live + record.size <= ledger.limit:
-                with contextlib.suppress(_errors.Error):  # damaged on the device: it is named with those that stay
+                # Damaged on the device: it is named with those that stay.
+                with contextlib.suppress(_errors.Error):
                     self.access.bring_back(storage)
 
     def _leave_behind(self, left):
         for record in left:
-            if record.state & _record.OUT:  # what is coming has memory, and a device may be writing it
-                self._options.mover.leave(record(), record.size, record.guard_text())
+            # What is coming has memory, and a device may be writing it.
+            if record.state & _record.OUT:
+                self.performer.leave(record)
         names = [record.describe() for record in left]
+        size = sum(record.size for record in left)
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         warnings.warn(
-            f"{len(names)} tensors ({sum(record.size for record in left)} bytes) stay {self._options.outside} because they "
-            f"do not fit the budget of {self.budget} bytes: {shown}. They are safe until this process ends; touching one "
-            "raises an error. Enter another offload block to use them, or call restore() on this one to bring them back.",
+            f"{len(names)} tensors ({size} bytes) stay {self._settings.outside} because they do "
+            f"not fit the budget of {self.budget} bytes: {shown}. They are safe until this process "
+            "ends; touching one raises an error. Enter another offload block to use them, or call "
+            "restore() on this one to bring them back.",
             _errors.LeftBehindWarning,
             stacklevel=4,
         )
 
     def _close(self):
-        self.session.close()
-        self.performer.drop_all()
-        if self in _left_behind:
-            _left_behind.remove(self)
+        try:
+            self.session.close()
+        finally:
+            self.performer.drop_all()
+            if self in _left_behind:
+                _left_behind.remove(self)
 
     @contextlib.contextmanager
     def step(self):
@@ -179,8 +218,8 @@ class Tide:
             yield self
             completed = True
         finally:
-            steps.next_op, steps.plan = -1, None
-            if self._open and not self.session.forked:
+            steps.outside()
+            if self.access.is_live():
                 self._end_step(completed, started)
 
     def _end_step(self, completed, started):
@@ -191,26 +230,30 @@ class Tide:
     # -- what users ask ---------------------------------------------------------------------------
 
     def evict(self, tensor):
-        """Moves a tensor's memory out now and waits until it is out. No plan brings it back before the next op."""
+        """Moves a tensor's memory out now and waits until it is out. No plan brings it back before
+        the next op."""
         self._require_open()
         storage = _untyped_storage(tensor)
         record = self.ledger.record_of(storage)
         if record is not None and record.state & _record.OUT:
             return
         if record is None or not self.ledger.movable(storage):
-            raise _errors.UnmovableError(f"{record.describe() if record else 'the tensor'} cannot move: its memory is not torch's own.")
+            name = record.describe() if record else "the tensor"
+            raise _errors.UnmovableError(f"{name} cannot move: its memory is not torch's own.")
         if record.pins:
             raise _errors.PinnedError(
-                f"{record.describe()} cannot move: numpy, DLPack or a raw pointer holds an alias of its memory."
+                f"{record.describe()} cannot move: numpy, DLPack or a raw pointer holds an alias "
+                "of its memory."
             )
         self._hook.end_touch()
-        session = self.session
         for _ in range(_EVICTION_ATTEMPTS):  # what is on its way in must arrive before it can leave
             self.performer.settle()
-            self.performer.drive(session.library.tide_session_evict(session.handle, record.id))
+            self.performer.drive(self.session.evict(record.id))
             if record.state & _record.OUT:
                 return
-        raise _errors.Error(f"{record.describe()} could not be moved out; stats()['notices'] says why.")
+        raise _errors.Error(
+            f"{record.describe()} could not be moved out; stats()['notices'] says why."
+        )
 
     def is_resident(self, tensor):
         """Whether the tensor's bytes are in memory now."""
@@ -218,7 +261,7 @@ class Tide:
         return record is None or not record.state & _record.AWAY
 
     def restore(self, *tensors):
-        """Brings tensors back; without arguments, everything that is out, whatever the budget says."""
+        """Brings tensors back; without arguments, all that is out, whatever the budget says."""
         if tensors:
             for tensor in tensors:
                 self.access.bring_back(_untyped_storage(tensor))
@@ -228,30 +271,31 @@ class Tide:
             storage = record()
             if storage is not None and record.state & _record.AWAY:
                 self.access.bring_back(storage)
-        if not self._open:
+        if not self.is_open:
             self._close()
 
     def await_plan(self):
-        """Waits until no plan is being made. Steps go on meanwhile, as they are; what is to be timed under the plan, or
-        compared step by step, waits for it between two of them. Where nothing is planned, there is nothing to wait for."""
+        """Waits until no plan is being made. Steps go on meanwhile, as they are; what is to be
+        timed under the plan, or compared step by step, waits for it between two of them. Where
+        nothing is planned, there is nothing to wait for."""
         self._require_open()
-        while self._session_stats()["planning"]:
+        while self.session.stats()["planning"]:
             time.sleep(_PLAN_POLL_SECONDS)
 
     @property
     def is_open(self):
         """Whether the block is running."""
-        return self._open
+        return self.access.is_open
 
     @property
     def live_bytes(self):
         """Bytes of storages in memory, staging included where that is in the same memory."""
-        return self.ledger.live + self._options.buffers
+        return self.ledger.live + self._settings.buffers
 
     @property
     def peak_bytes(self):
         """The highest `live_bytes` at an op boundary so far."""
-        return self.ledger.peak + self._options.buffers
+        return self.ledger.peak + self._settings.buffers
 
     @property
     def phase(self):
@@ -260,7 +304,7 @@ class Tide:
 
     def stats(self):
         """Figures of the block so far, as a dict."""
-        stats = self._session_stats()
+        stats = self.session.stats()
         stats["notices"] += self.steps.notices
         stats["unmovable"] = [
             record.describe()
@@ -269,37 +313,36 @@ class Tide:
         ]
         return stats
 
-    def _session_stats(self):
-        self.session.sync()
-        return self.session.figures(self.session.library.tide_session_stats)
-
     def last_step(self):
-        """Figures of the last complete step: seconds, bytes_written, bytes_read, evictions, fetches, stalls, stall_seconds."""
+        """Figures of the last complete step: seconds, bytes_written, bytes_read, evictions,
+        fetches, stalls, stall_seconds."""
         return self.steps.last_step(self.stats()["last_step"])
 
     def simulate_step(self):
-        """What the plan's simulation makes of a step at the pace of the last one, in the words of `last_step`. None where
-        the last step followed no plan to its end."""
-        figures = self.session.figures(self.session.library.tide_session_simulate)
+        """What the plan's simulation expects of a step at the pace of the last one, in the words of
+        `last_step`. None where the last step followed no plan to its end."""
+        figures = self.session.simulate()
         if figures is None:
             return None
         if "why_not" in figures:
             raise _errors.Error(f"the plan cannot be simulated: {figures['why_not']}")
-        return {**figures, "seconds": figures["time_ns"] / 1e9, "stall_seconds": figures["stall_ns"] / 1e9}
+        seconds, stalled = figures["time_ns"] / 1e9, figures["stall_ns"] / 1e9
+        return {**figures, "seconds": seconds, "stall_seconds": stalled}
 
     def report(self, path):
         """Writes the HTML report."""
-        session = self.session
-        session.check(session.library.tide_session_report(session.sync(), os.fsencode(path)))
+        self.session.write_report(path)
 
     def trace(self, path):
-        """Writes the trace of the planned step, for `tidelog-plan`: ops, their times, the storages that they use."""
-        session = self.session
-        session.check(session.library.tide_session_trace(session.sync(), os.fsencode(path)))
+        """Writes the trace of the planned step, for `tidelog-plan`: ops, their times, the storages
+        that they use."""
+        self.session.write_trace(path)
 
     def _require_open(self):
-        if not self._open:
-            raise _errors.Error("this offload block is not open: use `with tidelog.offload(...) as tide:`.")
+        if not self.is_open:
+            raise _errors.Error(
+                "this offload block is not open: use `with tidelog.offload(...) as tide:`."
+            )
         if self.session.forked:
             raise _errors.ForkedError("this offload block belongs to the parent process.")
 
@@ -307,9 +350,10 @@ class Tide:
 @atexit.register
 def _drain_at_exit():
     """No device may write into memory that the interpreter is about to free."""
-    for tide in [_active, *_left_behind]:
-        if tide is not None:
-            tide._close()
+    with contextlib.ExitStack() as closings:  # one that fails does not keep the others from closing
+        for tide in [_active, *_left_behind]:
+            if tide is not None:
+                closings.callback(tide._close)
 
 
 def _mark_forked():

@@ -1,9 +1,11 @@
-"""Whose memory a block moves: the host's or a GPU's, and what orders transfers with the kernels of its streams.
+"""Whose memory a block moves: the host's or a GPU's, and what orders transfers with the kernels of
+its streams.
 
-A kernel runs long after the op that launched it has returned. So a transfer gets an event behind everything that was
-launched before: an eviction must not read what is still being written, and what is fetched must not overwrite what is still
-being read (the allocator hands out memory whose last kernel has not run yet). When a storage is settled its bytes are there,
-for whatever is launched next, on any stream.
+A kernel runs long after the op that launched it has returned. So a transfer gets an event behind
+everything that was launched before: an eviction must not read what is still being written, and a
+fetch must not overwrite what is still being read (the allocator hands out memory whose last kernel
+has not run yet). When a storage is settled its bytes are there, for whatever is launched next, on
+any stream.
 """
 
 import contextlib
@@ -37,7 +39,8 @@ class Host:
         return staging
 
     def keeper(self, tensors_max):
-        """What sees to it that freed memory leaves the process, of whose tensors `tensors_max` bytes may be in memory."""
+        """What sees to it that freed memory leaves the process, where `tensors_max` bytes of
+        tensors may be in memory."""
         return _heap.Heap(tensors_max)
 
     def at_work(self):
@@ -51,7 +54,8 @@ class Host:
         """An event behind everything that was launched; None: it is all done."""
 
     def share(self, storage):
-        """A storage has its bytes again, or is about to lose its memory: that concerns every stream."""
+        """A storage has its bytes again, or is about to lose its memory: that concerns every
+        stream."""
 
     def op_begins(self, index):
         """An op of a step that is being profiled is about to run."""
@@ -67,7 +71,7 @@ class Host:
 class Gpu(Host):
     """A GPU of CUDA's, through torch."""
 
-    default_mover = "resize"  # blocks go back to the caching allocator, and through it to the driver
+    default_mover = "resize"  # blocks go back to the caching allocator, and by it to the driver
 
     def __init__(self, device):
         index = device.index if device.index is not None else torch.cuda.current_device()
@@ -85,8 +89,8 @@ class Gpu(Host):
         return _resizable(storage)  # torch calls every storage of a GPU shared
 
     def staging_in(self, staging, data_path, pool):
-        # By cuFile there is a ring on the GPU, as large as the one in host memory; so is the window for peer DMA, which is
-        # counted before it is known whether controllers reach it.
+        # By cuFile there is a ring on the GPU, as large as the one in host memory; so is the window
+        # for peer DMA, which is counted before it is known whether controllers reach it.
         names = (name.strip() for name in str(pool).split(","))
         peer = data_path == "spdk" or any(name.startswith("spdk:") for name in names)
         return staging if peer or data_path.startswith("gds") else 0
@@ -95,7 +99,8 @@ class Gpu(Host):
         return _heap.Cache(self.device, tensors_max)
 
     def at_work(self):
-        # Backward runs on the thread that called it: others have no hook, and could not be asked to wait.
+        # Backward runs on the thread that called it: others have no hook, and could not be asked to
+        # wait.
         return torch.autograd.set_multithreading_enabled(False)
 
     def notice(self):
@@ -128,7 +133,8 @@ class Gpu(Host):
             self._record_streams(storage)
 
     def _record_streams(self, storage):
-        """The allocator gives this memory to nobody before the kernels that were launched on every stream have run."""
+        """The allocator gives this memory to nobody before the kernels that were launched on every
+        stream have run."""
         with _disable_current_modes():
             whole = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
             for stream in list(self.streams.values()):
@@ -151,7 +157,8 @@ class Gpu(Host):
 
 
 def choose(device, model):
-    """The device for `device`: "cpu", "cuda", "cuda:1"; "auto" is where the model's first parameter is."""
+    """The device for `device`: "cpu", "cuda", "cuda:1"; "auto" is where the model's first parameter
+    is."""
     if device == "auto":
         first = next(model.parameters(), None) if model is not None else None
         device = first.device if first is not None and first.device.type == "cuda" else "cpu"
@@ -162,9 +169,12 @@ def choose(device, model):
     if device.type == "cpu":
         return Host()
     if device.type != "cuda":
-        raise Error(f"device={str(device)!r}: memory of a CPU or of a CUDA GPU can move, not of this.")
+        raise Error(
+            f"device={str(device)!r}: memory of a CPU or of a CUDA GPU can move, not of this."
+        )
     if not torch.cuda.is_available():
         raise Error(f"device={str(device)!r}: torch finds no CUDA GPU here.")
     if (device.index or 0) >= torch.cuda.device_count():
-        raise Error(f"device={str(device)!r}: there is no such GPU; torch finds {torch.cuda.device_count()}.")
+        count = torch.cuda.device_count()
+        raise Error(f"device={str(device)!r}: there is no such GPU; torch finds {count}.")
     return Gpu(device)

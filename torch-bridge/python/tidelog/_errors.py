@@ -6,7 +6,7 @@ class Error(RuntimeError):
 
 
 class PoolError(Error):
-    """The pool could not be formatted, opened or written: held by another process, full, damaged."""
+    """The pool cannot be formatted, opened or written: held by another process, full, damaged."""
 
 
 class DeviceError(Error):

@@ -1,4 +1,5 @@
-"""Accesses that do not go through the dispatcher: bring the bytes back first, pin where an alias stays.
+"""Accesses that do not go through the dispatcher: bring the bytes back first, and pin where an
+alias stays.
 
 torch.save, deepcopy, pickle, numpy(), data_ptr() and the like read memory without an op that the
 dispatch mode could see. While a block is open, the methods they go through are wrapped. What is
@@ -16,6 +17,7 @@ import threading
 import torch
 
 from tidelog import _errors
+from tidelog._access import Access
 from tidelog._record import AWAY, LEAVING
 from tidelog._threads import lend
 
@@ -34,41 +36,44 @@ _TENSOR_ALIASES = ("numpy", "__dlpack__")
 _TENSOR_SHARES = ("share_memory_",)
 # is_shared: torch aborts the process there when the storage is guarded.
 _STORAGE_READS = (
-    "nbytes", "size", "__len__", "tolist", "clone", "cpu", "__deepcopy__", "_write_file", "is_shared"
+    "nbytes", "size", "__len__", "tolist", "clone", "cpu", "__deepcopy__", "_write_file",
+    "is_shared",
 )
-_STORAGE_WRITES = ("copy_", "fill_", "__setitem__", "resize_", "byteswap", "_byteswap", "_set_from_file")
+_STORAGE_WRITES = (
+    "copy_", "fill_", "__setitem__", "resize_", "byteswap", "_byteswap", "_set_from_file"
+)
 _STORAGE_SHARES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_shared_incref")
 
 _undo = []
 _scope = threading.local()
 
 
-def install(tide):
-    """Wraps the entry points for the block of `tide`."""
+def install(access: Access):
+    """Wraps the entry points for a block."""
     torch.UntypedStorage._aliased = False
     torch.UntypedStorage._tide = None  # so that looking up a storage's record never raises
     for name in _TENSOR_READS:
-        _wrap(tide, torch.Tensor, name, _read)
+        _wrap(access, torch.Tensor, name, _read)
     for name in _TENSOR_WRITES:
-        _wrap(tide, torch.Tensor, name, _write, after=_modified)
+        _wrap(access, torch.Tensor, name, _write, after=_modified)
     for name in _TENSOR_ALIASES:
-        _wrap(tide, torch.Tensor, name, _alias)
+        _wrap(access, torch.Tensor, name, _alias)
     for name in _STORAGE_READS:
-        _wrap(tide, torch.UntypedStorage, name, _read)
-    _replace(torch.UntypedStorage, "__getitem__", lambda original: _part(tide, original))
+        _wrap(access, torch.UntypedStorage, name, _read)
+    _replace(torch.UntypedStorage, "__getitem__", lambda original: _part(access, original))
     for name in _STORAGE_WRITES:
-        _wrap(tide, torch.UntypedStorage, name, _write, after=_modified)
+        _wrap(access, torch.UntypedStorage, name, _write, after=_modified)
     for owner, names in ((torch.Tensor, _TENSOR_SHARES), (torch.UntypedStorage, _STORAGE_SHARES)):
         for name in names:
-            _wrap(tide, owner, name, _share)
-    _replace(torch.Tensor, "data_ptr", lambda original: _tensor_pointer(tide, original))
-    _replace(torch.UntypedStorage, "data_ptr", lambda original: _storage_pointer(tide, original))
+            _wrap(access, owner, name, _share)
+    _replace(torch.Tensor, "data_ptr", lambda original: _tensor_pointer(access, original))
+    _replace(torch.UntypedStorage, "data_ptr", lambda original: _storage_pointer(access, original))
     _replace(torch, "save", lambda original: _within("identity", original))
-    for owner, name in ((torch._C, "_to_dlpack"), (torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack")):
-        if hasattr(owner, name):
-            _wrap(tide, owner, name, _alias)
+    _wrap(access, torch._C, "_to_dlpack", _alias)
+    for owner in (torch.utils.dlpack, torch):
+        _wrap(access, owner, "to_dlpack", _alias)
     if importlib.util.find_spec("safetensors") is not None:
-        _install_safetensors(tide)
+        _install_safetensors(access)
 
 
 def remove():
@@ -87,19 +92,21 @@ def _replace(owner, name, make):
     setattr(owner, name, functools.wraps(original)(make(original)))
 
 
-def _wrap(tide, owner, name, before, after=None):
-    """`before` and `after` get the block, and the storages of the call's arguments, its subject's first."""
+def _wrap(access, owner, name, before, after=None):
+    """`before` and `after` get the access, and the storages of the call's arguments, its subject's
+    first."""
     if not hasattr(owner, name):
         return
 
     def make(original):
         def wrapper(subject, *args, **kwargs):
-            storages = [storage for storage in map(_storage_of, (subject, *args)) if storage is not None]
-            with _lent(tide, storages):
-                before(tide, *storages)
+            found = map(_storage_of, (subject, *args))
+            storages = [storage for storage in found if storage is not None]
+            with _lent(access, storages):
+                before(access, *storages)
                 result = original(subject, *args, **kwargs)
             if after is not None:
-                after(tide, *storages)
+                after(access, *storages)
             return result
 
         return wrapper
@@ -107,9 +114,9 @@ def _wrap(tide, owner, name, before, after=None):
     _replace(owner, name, make)
 
 
-def _lent(tide, storages):
+def _lent(access, storages):
     """In another thread than the block's, what a call uses must not lose its memory meanwhile."""
-    lends = tide.access.is_elsewhere() and tide.is_open and not tide.session.forked
+    lends = access.is_elsewhere() and access.is_live()
     return lend(storages) if lends else contextlib.nullcontext()
 
 
@@ -122,48 +129,49 @@ def _storage_of(thing):
         return None  # sparse, opaque or not a tensor at all: the original says what is wrong
 
 
-def _read(tide, *storages):
+def _read(access, *storages):
     """Brings back what is out of the storages, all at once."""
     for storage in storages:
         if storage._tide is not None and storage._tide.state & AWAY:
-            tide.access.bring_back(*storages)
+            access.bring_back(*storages)
             return
 
 
-def _write(tide, *storages):
+def _write(access, *storages):
     """The first is written, and may get other memory: nothing may be reading the old."""
     if storages:
-        tide.access.bring_back(*storages, written=storages[0])
+        access.bring_back(*storages, written=storages[0])
 
 
-def _modified(tide, *storages):
+def _modified(access, *storages):
     if storages:
-        tide.access.wrote(storages[0])
+        access.wrote(storages[0])
 
 
-def _alias(tide, *storages):
+def _alias(access, *storages):
     """From here on somebody holds the memory's address: it must never move again."""
     if not storages:
         return
     storage = storages[0]
-    _read(tide, storage)
+    _read(access, storage)
     storage._aliased = True  # whoever takes it on later pins it
     record = storage._tide
     if record is not None and not record.pins:
-        if record.state & LEAVING and tide.access.is_elsewhere():
+        if record.state & LEAVING and access.is_elsewhere():
             record.refuse()  # only the block's own thread can stop it
         record.ledger.pin(record)
 
 
-def _part(tide, original):
-    """A byte of a storage, or a slice: another storage in the same memory, which stays as long as the slice does."""
+def _part(access, original):
+    """A byte of a storage, or a slice: another storage in the same memory, which stays as long as
+    the slice does."""
 
     def wrapper(storage, index):
-        with _lent(tide, [storage]):
-            _read(tide, storage)
+        with _lent(access, [storage]):
+            _read(access, storage)
             part = original(storage, index)
             if isinstance(part, torch.UntypedStorage):
-                part._tide_whole = tide.access.hold(storage)
+                part._tide_whole = access.hold(storage)
                 if part.nbytes() and not _resizable(storage):
                     _look_at(part, original, storage, index)
         return part
@@ -172,8 +180,9 @@ def _part(tide, original):
 
 
 def _look_at(part, original, whole, index):
-    """torch looks at the first byte of a storage before it makes a tensor of it, as safetensors has it do with parts of
-    a file, and takes any error there for a wrong shape. What the budget says of it has to be said before."""
+    """torch looks at the first byte of a storage before it makes a tensor of it, as safetensors has
+    it do with parts of a file, and takes any error there for a wrong shape. What the budget says of
+    it has to be said before."""
     try:
         original(part, 0)
     except _errors.Error as error:
@@ -183,14 +192,15 @@ def _look_at(part, original, whole, index):
         raise type(error)(f"{name} (in a safetensors file): {error}") from error
 
 
-def _share(tide, *storages):
-    _write(tide, *storages)
-    _alias(tide, *storages)
+def _share(access, *storages):
+    _write(access, *storages)
+    _alias(access, *storages)
 
 
-# -- addresses ---------------------------------------------------------------------------------------
-# torch.save and safetensors compare addresses only to find tensors that share memory. Giving them the
-# storage's identity instead neither pins nor restores anything, and stays true while storages move.
+# -- addresses ------------------------------------------------------------------------------------
+# torch.save and safetensors compare addresses only to find tensors that share memory. Giving them
+# the storage's identity instead neither pins nor restores anything, and stays true while storages
+# move.
 
 
 @contextlib.contextmanager
@@ -215,52 +225,59 @@ def _identity(storage):
     return (storage._cdata << 8) & 0x7FFF_FFFF_FFFF_FFFF
 
 
-def _storage_pointer(tide, original):
+def _storage_pointer(access, original):
     def wrapper(storage):
         meaning = getattr(_scope, "meaning", None)
         if meaning == "identity":
             return _identity(storage)
-        with _lent(tide, [storage]):
-            (_read if meaning == "momentary" else _alias)(tide, storage)
+        with _lent(access, [storage]):
+            (_read if meaning == "momentary" else _alias)(access, storage)
         return original(storage)
 
     return wrapper
 
 
-def _tensor_pointer(tide, original):
+def _tensor_pointer(access, original):
     def wrapper(tensor):
         storage = _storage_of(tensor)
         if storage is not None:
             meaning = getattr(_scope, "meaning", None)
             if meaning == "identity":
                 return _identity(storage) + tensor.storage_offset() * tensor.element_size()
-            with _lent(tide, [storage]):
-                (_read if meaning == "momentary" else _alias)(tide, storage)
+            with _lent(access, [storage]):
+                (_read if meaning == "momentary" else _alias)(access, storage)
         return original(tensor)
 
     return wrapper
 
 
-# -- safetensors -------------------------------------------------------------------------------------
+# -- safetensors ----------------------------------------------------------------------------------
 
 
 def _tensor_at(storage, start):
-    """The name of the tensor whose bytes begin here, where the storage is a whole file of safetensors."""
+    """The name of the tensor whose bytes begin here, where the storage is a whole file of
+    safetensors."""
     address, size = _data_ptr(storage), storage.nbytes()
-    head = int.from_bytes(ctypes.string_at(address, min(size, _LENGTH_BYTES)), "little") + _LENGTH_BYTES
+    length = ctypes.string_at(address, min(size, _LENGTH_BYTES))
+    head = int.from_bytes(length, "little") + _LENGTH_BYTES
     if head > size:
         return None
     try:
         header = json.loads(ctypes.string_at(address + _LENGTH_BYTES, head - _LENGTH_BYTES))
-        begins = {head + entry["data_offsets"][0]: name for name, entry in header.items() if "data_offsets" in entry}
+        begins = {
+            head + entry["data_offsets"][0]: name
+            for name, entry in header.items()
+            if "data_offsets" in entry
+        }
     except (ValueError, TypeError, AttributeError, LookupError):
         return None  # it only looked like one
     return begins.get(start)
 
 
-def _install_safetensors(tide):
-    """safetensors hands raw addresses of all tensors to its writer at once. Where they do not fit in
-    memory together, each is copied in turn to a file without a name, whose pages the kernel may drop."""
+def _install_safetensors(access):
+    """safetensors hands raw addresses of all tensors to its writer at once. Where they do not fit
+    in memory together, each is copied in turn to a file without a name, whose pages the kernel may
+    drop."""
     import safetensors.torch as library
 
     for name in ("_evaluate_tensors_for_save", "_remove_duplicate_names", "_find_shared_tensors"):
@@ -269,18 +286,19 @@ def _install_safetensors(tide):
     if hasattr(library, "_tobytes"):  # copies each tensor itself, one after the other
         _replace(library, "_tobytes", lambda original: _within("momentary", original))
     if hasattr(library, "_to_ndarray"):
-        _replace(library, "_to_ndarray", lambda original: _through_a_file(tide, original))
+        _replace(library, "_to_ndarray", lambda original: _through_a_file(access, original))
 
 
-def _through_a_file(tide, original):
+def _through_a_file(access, original):
     import numpy
 
     def wrapper(tensor):
         with _pointers_mean("momentary"):
             data, owner = original(tensor)
-            if data.nbytes == 0 or not tide.access.moves(tensor):
+            if data.nbytes == 0 or not access.moves(tensor):
                 return data, owner
-            copy = numpy.memmap(tempfile.TemporaryFile(), dtype=data.dtype, mode="w+", shape=data.shape)
+            file = tempfile.TemporaryFile()
+            copy = numpy.memmap(file, dtype=data.dtype, mode="w+", shape=data.shape)
             copy[...] = data
             return copy, copy
 

@@ -1,8 +1,10 @@
-"""Torch's data-pointer access guard: with it set, whoever asks a storage for its memory gets an error that we have worded.
+"""Torch's data-pointer access guard: with it set, whoever asks a storage for its memory gets an
+error that we have worded.
 
-Torch sets it since long, and lifts it since 2.15. In an older one it is lifted by hand: it is one flag of the storage's C++
-object, which is found by setting the guard of a storage of ours and looking at what changed. Nothing is taken for granted
-there: where not exactly this is found, or the guard then does not do what it should, there is no guard.
+Torch sets it since long, and lifts it since 2.15. In an older one it is lifted by hand: it is one
+flag of the storage's C++ object, which is found by setting the guard of a storage of ours and
+looking at what changed. Nothing is taken for granted there: where not exactly this is found, or the
+guard then does not do what it should, there is no guard.
 """
 
 import ctypes
@@ -14,8 +16,11 @@ _set = getattr(torch._C, "_set_storage_data_ptr_access_error_msg", None)
 _clear = getattr(torch._C, "_clear_storage_data_ptr_access_error_msg", None)
 
 _OBJECT_BYTES = 96  # at least so many has a storage's C++ object, the flags among them
-# With the GIL held, and no bytecode in it: neither another thread nor a signal comes between it and what follows.
-_memset = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)(("memset", ctypes.pythonapi))
+# With the GIL held, and no bytecode in it: neither another thread nor a signal comes between it and
+# what follows.
+_memset = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)(
+    ("memset", ctypes.pythonapi)
+)
 
 
 def setting(storage, message):
@@ -51,10 +56,12 @@ def _find_flag():
     before = ctypes.string_at(storage._cdata, _OBJECT_BYTES)
     setting(storage, "tidelog")()
     after = ctypes.string_at(storage._cdata, _OBJECT_BYTES)
-    # Two flags go up: the guard's, and one that says that there is something to look at. The message is behind a pointer.
-    words = range(0, _OBJECT_BYTES, 8)
-    pointers = {word for word in words if sum(map(int.__ne__, before[word : word + 8], after[word : word + 8])) > 2}
-    raised = [at for at in range(_OBJECT_BYTES) if (before[at], after[at]) == (0, 1) and at - at % 8 not in pointers]
+    # Two flags go up: the guard's, and one that says that there is something to look at. The
+    # message is behind a pointer.
+    changed = [at for at in range(_OBJECT_BYTES) if before[at] != after[at]]
+    words = [at - at % 8 for at in changed]
+    flags = [at for at in changed if words.count(at - at % 8) <= 2]
+    raised = [at for at in flags if (before[at], after[at]) == (0, 1)]
     if len(raised) != 2 or not _stops(storage):
         return None
     for flag in raised:

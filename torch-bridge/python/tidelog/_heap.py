@@ -1,8 +1,9 @@
 """Freed memory must leave the process, or a budget for tensors is none for the machine.
 
-glibc keeps what is freed for later, and gives blocks above a threshold a mapping of their own, which costs a page
-fault for every 4 KiB each time. Both are wrong here: the first breaks the budget, the second costs a fifth of a step.
-So blocks stay in the heap, where they serve again, and the heap is trimmed when the process outgrows its allowance.
+glibc keeps what is freed for later, and gives blocks above a threshold a mapping of their own,
+which costs a page fault for every 4 KiB each time. Both are wrong here: the first breaks the
+budget, the second costs a fifth of a step. So blocks stay in the heap, where they are used again,
+and the heap is trimmed when the process outgrows its allowance.
 """
 
 import ctypes
@@ -13,7 +14,8 @@ import torch
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc takes (mallopt(3))
 _TRIM_THRESHOLD_BYTES = 16 << 20
-# What the process may hold above its tensors before the heap is trimmed: fragments, and blocks between two uses.
+# What the process may hold above its tensors before the heap is trimmed: fragments, and blocks
+# between two uses.
 _ALLOWANCE_BYTES = 28 << 20
 # The kernel is asked how much that is whenever so much was allocated.
 _LOOK_EVERY_BYTES = 4 << 20
@@ -48,7 +50,8 @@ class Heap:
             self._libc.malloc_trim(0)
 
     def allocated(self, size):
-        """A tensor got memory. Freed memory goes back to the kernel where the process holds too much."""
+        """A tensor got memory. Freed memory goes back to the kernel where the process holds too
+        much."""
         self._unseen += size
         if self._unseen >= _LOOK_EVERY_BYTES:
             self._unseen = 0
@@ -57,8 +60,8 @@ class Heap:
 
 
 class Cache:
-    """Keeps what torch's caching allocator holds of a GPU near what the tensors take: free blocks serve again as long as
-    that fits, and go back to the driver where it does not."""
+    """Keeps what torch's caching allocator holds of a GPU near what the tensors take: free blocks
+    are used again as long as that fits, and go back to the driver where it does not."""
 
     def __init__(self, device, tensors_max):
         self._device = device
@@ -78,15 +81,14 @@ class Cache:
 
     def allocated(self, size):
         self._unseen += size
-        if self._unseen >= self._look_every:
-            self._unseen = 0
-            if self._is_too_much():
-                self.give_back()
-                # What is still too much is in blocks that tensors have parts of. To empty the cache costs a wait for the GPU
-                # and every block anew, so what did not help is not done again soon.
-                self._look_every = 2 * self._look_every if self._is_too_much() else _LOOK_EVERY_BYTES
-            else:
-                self._look_every = _LOOK_EVERY_BYTES
+        if self._unseen < self._look_every:
+            return
+        self._unseen = 0
+        if self._is_too_much():
+            self.give_back()
+        # What is still too much is in blocks that tensors have parts of. To empty the cache costs a
+        # wait for the GPU and every block anew, so what did not help is not done again soon.
+        self._look_every = 2 * self._look_every if self._is_too_much() else _LOOK_EVERY_BYTES
 
     def _is_too_much(self):
         return torch.cuda.memory_reserved(self._device) > self._most

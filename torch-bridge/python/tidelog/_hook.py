@@ -5,37 +5,38 @@ Three paths, by how much must be known. Correctness never depends on which one i
 quiet     nothing is out or on its way and there is room: only an op's new storages are taken on.
 watchful  a plan is being followed: the op's storages are checked for being out, the plan's triggers
           fire at their op index, and the op is checked against the one that the plan expects.
-observed  the residency machine is asked about every storage that the op touches.
+observed  the session is asked about every storage that the op touches.
 """
-
-import array
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 import torch
 
 from tidelog import _record
+from tidelog._heap import Heap
+from tidelog._ledger import Ledger
+from tidelog._native import MODIFIES, Session
 from tidelog._ops import foresee, halves, info_of, merged, storages_in, storages_of
+from tidelog._steps import Steps
 
 _untyped_storage = torch._C.TensorBase.untyped_storage
-_nbytes = torch._C.StorageBase.nbytes
 
-# A use's top bit in the C ABI: the op writes the storage.
-MODIFIES = 1 << 31
 _NONE = type(None)
 # Beyond this many remembered shapes the memory of output sizes starts afresh.
 _FORESIGHT_ENTRIES_MAX = 1 << 16
 
 
 class Hook(TorchDispatchMode):
-    """Asks the residency machine before each op and reports to it afterwards."""
+    """Asks the session before each op and reports to it afterwards."""
 
-    def __init__(self, ledger, session, steps):
+    def __init__(self, ledger: Ledger, session: Session, steps: Steps, heap: Heap):
         super().__init__()
         self._ledger = ledger
         self._session = session
         self._steps = steps
-        self._chunk_bytes_max = max(ledger.limit // 4, 1)  # ops over lists are done in pieces of this
+        self._heap = heap
+        # Ops over lists are done in pieces of this.
+        self._chunk_bytes_max = max(ledger.limit // 4, 1)
         self._uses = {}  # storage id -> use, of the op that is running
         self._foresight = {}  # (op, shapes, sizes) -> bytes of its new outputs, when last seen
 
@@ -61,7 +62,7 @@ class Hook(TorchDispatchMode):
         return self._observed(func, info_of(func), args, kwargs)
 
     def _in_forked_child(self, func, args, kwargs):
-        """Memory that the fork copied is as good as any; what was out when it happened stays with the parent."""
+        """Memory that the fork copied is as good as any; what was out stays with the parent."""
         for storage in storages_of(args, kwargs):
             if storage._tide is not None:
                 storage._tide.refuse_in_child()
@@ -74,7 +75,7 @@ class Hook(TorchDispatchMode):
             if storage._tide is None:
                 self._ledger.take_on(storage, func)
 
-    # -- a plan is being followed ---------------------------------------------------------------------
+    # -- a plan is being followed -----------------------------------------------------------------
 
     def _watchful(self, plan, func, info, args, kwargs):
         ledger, steps = self._ledger, self._steps
@@ -91,20 +92,22 @@ class Hook(TorchDispatchMode):
             return self._observed(func, info, args, kwargs)
         for storage in storages_of(args, kwargs):
             record = storage._tide
-            if record is None or record.ledger is not ledger or (
-                record.state and (record.state != _record.CLEAN or info.written)
+            if (
+                record is None
+                or record.ledger is not ledger
+                or (record.state and (record.state != _record.CLEAN or info.written))
             ):
                 return self._observed(func, info, args, kwargs)
         steps.next_op = index + 1
         steps.notice()
         result = func(*args, **kwargs)
         self._take_on(result, index, info)
-        steps.heap.allocated(plan.needs[index])
+        self._heap.allocated(plan.needs[index])
         if ledger.live > ledger.limit:
             steps.end_op()
         return result
 
-    # -- one op, looked at in full ----------------------------------------------------------------------
+    # -- one op, looked at in full ----------------------------------------------------------------
 
     def _observed(self, func, info, args, kwargs):
         steps = self._steps
@@ -140,7 +143,7 @@ class Hook(TorchDispatchMode):
         self._foresight[foreseen] = born
         if info.resizes:
             for storage in storages:
-                self._session.measure_again(storage)
+                self._ledger.measure_again(storage)
         steps.op_ran(index, func, born)
         return result
 
@@ -156,10 +159,8 @@ class Hook(TorchDispatchMode):
         return records
 
     def _begin(self, index, name, fingerprint, uses, needs):
-        packed = array.array("I", [storage | use for storage, use in uses.items()])
-        address, count = packed.buffer_info()
         self._uses = uses
-        self._steps.begin_op(index, fingerprint, name, address, count, needs)
+        self._steps.begin_op(index, fingerprint, name, uses, needs)
 
     def _take_on(self, result, index, info):
         """Registers the storages that an op brought into the world; returns their bytes."""
@@ -175,12 +176,13 @@ class Hook(TorchDispatchMode):
                     born += record.size
         return born
 
-    # -- an access that is no op ----------------------------------------------------------------------
+    # -- an access that is no op ------------------------------------------------------------------
 
     def touch(self, uses):
-        """Makes storages ready for an access from outside the dispatcher, also from inside a running op. `uses`
-        says by storage number which of them it writes, as for an op. The access follows, and nobody says when it
-        has ended: what it uses stays until the next op, or `end_touch`."""
+        """Makes storages ready for an access from outside the dispatcher, also from inside a
+        running op. `uses` says by storage number which of them it writes, as for an op. The access
+        follows, and nobody says when it has ended: what it uses stays until the next op, or
+        `end_touch`."""
         outer = self._uses
         self._begin(-1, b"an access outside the dispatcher", 0, {**outer, **uses}, 0)
         self._uses = outer

@@ -1,54 +1,63 @@
-"""The ledger: every storage that a block has met, how many bytes of them are in memory, and what the residency machine
-has yet to hear of them."""
+"""The ledger: every storage that a block has met, how many bytes of them are in memory, and what
+the session has yet to hear of them. No other class changes these."""
 
-import array
 import os
 
 import torch
 
 from tidelog import _movers, _record
+from tidelog._device import Host
 
 _resizable = torch._C.StorageBase.resizable
 _nbytes = torch._C.StorageBase.nbytes
 _untyped_storage = torch._C.TensorBase.untyped_storage
 
-# Births that the machine has not heard of, at most: most storages die before anybody needs to know.
+# Births that the session has not heard of, at most: most storages die before it needs to know.
 _BIRTHS_UNTOLD_MAX = 4096
 
-# Asking a storage for its device costs as much as all the rest of taking it on; below this size it cannot matter where
-# tensors are either here or on meta.
+# To ask a storage for its device costs as much as all the rest of taking it on. Below this size it
+# cannot matter, where tensors are either here or on meta.
 _DEVICE_CHECK_BYTES_MIN = 64 << 10
 
 
 class Ledger:
-    """Ctrl-C may end any of these methods at a call (Python looks for signals there, and at loops): what counts and what
-    tells that it was counted change with no call in between."""
+    """Ctrl-C may end any of these methods at a call (Python looks for signals there, and at loops).
+    So what counts and what says that it was counted change with no call in between."""
 
-    def __init__(self, tide, device, limit, outside):
-        self.tide = tide  # whose ledger it is: told when the limit is reached, and when another block takes over
+    def __init__(self, device: Host, limit, outside):
         self.limit = limit  # of `live`
-        self.live = 0  # bytes of the storages that are in memory
+        self.live = 0  # bytes of the storages that are in memory: all but those that are OUT
         self.peak = 0  # the highest `live` at an op boundary
-        # Nothing is out, on its way or copied, and there is room: ops need not be looked at. See `Steps.judge_quiet`.
+        # Nothing is out, on its way or copied, and there is room: ops need not be looked at.
         self.quiet = False
-        self.marked = 0  # storages that are not plainly resident
-        self.records = {}
-        self.births, self.deaths, self._pin_requests = [], [], []  # of which the machine has not heard
+        self.records = {}  # by number
+        self.births = []  # of which the session has not heard, as of the next three
+        self._deaths, self._resized, self._pin_requests = [], [], []
         self._births_max = _BIRTHS_UNTOLD_MAX
+        self.marked = 0  # storages that are not plainly resident
         self._device = device
         self._device_check_min = 0 if torch.cuda.is_initialized() else _DEVICE_CHECK_BYTES_MIN
+        self._when_full = None
         self._on_death = self._storage_died  # bound once
-        self._record_type = type(
-            "Record", (_record.Record,), {"ledger": self, "outside": outside, "process": os.getpid()}
-        )
-        # Numbers of dead storages serve again, but not within a step: a profile tells storages apart by them.
+        own = {"ledger": self, "outside": outside, "process": os.getpid()}
+        self._record_type = type("Record", (_record.Record,), own)
+        # Numbers of dead storages are used again, but not within a step: a profile tells storages
+        # apart by them.
         self._next_id, self._free_ids, self._retired_ids = 0, [], []
-        self._aliased = {}  # storage id -> its addresses, of pinned storages: others may lie in the same memory
+        # Number -> addresses of a pinned storage: others may lie in the same memory.
+        self._aliased = {}
+
+    def connect(self, access, when_full):
+        """`access`: how other blocks and threads reach the storages of this one. `when_full` is
+        called where a birth exceeds the limit while all is quiet."""
+        self._record_type.access = access
+        self._when_full = when_full
 
     # -- births and deaths ------------------------------------------------------------------------
 
     def take_on(self, storage, func):
-        """Registers an op's new storage while all is quiet, and ends the quiet where the limit is reached."""
+        """Registers an op's new storage while all is quiet, and ends the quiet where the limit is
+        reached."""
         size = _nbytes(storage)
         if size >= self._device_check_min and not self._device.owns(storage):
             return  # another device's, or a meta tensor: it has a size, and no memory
@@ -60,19 +69,19 @@ class Ledger:
         self.live = live = self.live + size
         if live > self.peak:
             if live > self.limit:
-                self.tide.steps.budget_reached()
+                self._when_full()
             self.peak = self.live
         elif len(births) > self._births_max:
             self.births = [record for record in births if record() is not None]
             self._births_max = 2 * len(self.births) + _BIRTHS_UNTOLD_MAX
 
     def record_of(self, storage, birth=None):
-        """The storage's record; a storage that was never met is taken on. None: not ours to move."""
+        """The storage's record; one that was never met is taken on. None: not ours to move."""
         record = storage._tide
         if record is not None and record.ledger is self:
             return record
         if record is not None:
-            record.ledger.tide.access.hand_over(storage, record)
+            record.access.hand_over(storage)
         if not self._device.owns(storage):
             return None
         size = 0 if self._is_alias(storage) else _nbytes(storage)
@@ -81,7 +90,7 @@ class Ledger:
         record = storage._tide = self._record_type(storage, self._on_death)
         record.size = size
         record.birth = birth
-        self._number(record)
+        self.number_of(record)
         self.births.append(record)
         self.live += size
         if storage._aliased:
@@ -89,7 +98,8 @@ class Ledger:
         return record
 
     def adopt(self, tensor):
-        """The record of a tensor's storage, as `record_of` has it. None also where there is no storage."""
+        """The record of a tensor's storage, as by `record_of`. None also where there is no
+        storage."""
         if tensor is not None:
             try:
                 storage = _untyped_storage(tensor)
@@ -105,16 +115,19 @@ class Ledger:
         address = _movers.data_pointer(storage)
         return any(begin <= address < end for begin, end in self._aliased.values())
 
-    def _number(self, record):
-        if self._free_ids:
-            record.id = self._free_ids.pop()
-        else:
-            record.id = self._next_id
-            self._next_id += 1
-        self.records[record.id] = record
+    def number_of(self, record):
+        """The number by which the session knows a storage, given when it is first needed."""
+        if record.id is None:
+            if self._free_ids:
+                record.id = self._free_ids.pop()
+            else:
+                record.id = self._next_id
+                self._next_id += 1
+            self.records[record.id] = record
+        return record.id
 
     def reuse_numbers(self):
-        """A step begins: numbers of storages that died before it serve again."""
+        """A step begins: numbers of storages that died before it are used again."""
         self._free_ids += self._retired_ids
         self._retired_ids.clear()
 
@@ -128,24 +141,27 @@ class Ledger:
             if not record.state & _record.OUT:
                 self.live -= record.size
             if record.told:
-                self.deaths.append(record.id)
+                self._deaths.append(record.id)
             else:
                 self._retired_ids.append(record.id)
 
     def find_the_dead(self):
-        """An interrupt may fall into the callback that reports a death, and Python then drops both."""
+        """An interrupt may fall into the callback that reports a death: Python then drops both."""
         for record in [record for record in self.records.values() if record() is None]:
             self._storage_died(record)
 
-    def note_peak(self):
-        """All that is alive at this moment counts for `peak`."""
-        self.peak = max(self.peak, self.live)
+    def give_up(self, record):
+        """Another block takes the storage over from this one, which has ended."""
+        if self.records.pop(record.id, None) is not None:
+            self._deaths.append(record.id)
 
     # -- where storages are, and which of them stay there -----------------------------------------
 
     def mark(self, record, state):
-        """Notes the mark that the residency machine put on a storage."""
+        """Notes the mark that the session put on a storage. What is marked OUT counts no longer."""
         self.marked += (state != _record.SETTLED) - (record.state != _record.SETTLED)
+        counted, counts = not record.state & _record.OUT, not state & _record.OUT
+        self.live += record.size * (counts - counted)
         record.state = state
         if state:
             self.quiet = False
@@ -155,6 +171,14 @@ class Ledger:
         if record.state == _record.CLEAN:
             self.mark(record, _record.SETTLED)
 
+    def measure_again(self, storage):
+        """Something may have resized this storage."""
+        record = self.record_of(storage)
+        if record is not None and (size := _nbytes(storage)) != record.size:
+            self._resized.append(record)
+            self.live += size - record.size
+            record.size = size
+
     def has_away(self):
         """Whether any storage has no memory, or not its bytes yet."""
         return any(record.state & _record.AWAY for record in self.records.values())
@@ -163,7 +187,7 @@ class Ledger:
         """Whether the storage's memory is torch's own to give and take."""
         record = storage._tide
         if record is not None and record.state & _record.AWAY:
-            return True  # it moved; and torch aborts the process where a guarded storage is asked whether it is shared
+            return True  # it moved; and torch aborts if a guarded storage is asked if it is shared
         return self._device.movable(storage)
 
     def pin(self, record):
@@ -171,8 +195,8 @@ class Ledger:
         record.pins += 1
         if (storage := record()) is not None:
             address = _movers.data_pointer(storage)
-            self._aliased[record.id] = (address, address + record.size)
-        self._pin_requests.append((record.id, 1))
+            self._aliased[self.number_of(record)] = (address, address + record.size)
+        self._pin_requests.append((self.number_of(record), 1))
 
     def unpin(self, record):
         """Takes one `pin` back."""
@@ -181,42 +205,70 @@ class Ledger:
             self._aliased.pop(record.id, None)
         self._pin_requests.append((record.id, 0))
 
-    # -- what the residency machine hears ---------------------------------------------------------
+    # -- how much is in memory --------------------------------------------------------------------
+
+    def note_peak(self):
+        """All that is alive at this moment counts for `peak`."""
+        self.peak = max(self.peak, self.live)
+
+    def restart_peak(self):
+        """What was alive before counts for `peak` no longer."""
+        self.peak = self.live
+
+    def is_at_rest(self):
+        """Whether nothing is out, on its way or copied, and there is room."""
+        return self.marked == 0 and self.live <= self.limit
+
+    def begin_quiet(self):
+        """All is at rest: ops need not be looked at from here on."""
+        self.quiet = True
+
+    def end_quiet(self):
+        """From here on every op is looked at."""
+        self.quiet = False
+
+    # -- what the session hears -------------------------------------------------------------------
 
     def has_news(self):
-        """Whether there is anything for `tell`."""
-        return self.births or self.deaths or self._pin_requests
+        """Whether there is anything for `report`."""
+        return self.births or self._deaths or self._resized or self._pin_requests
 
-    def tell(self, session):
-        """Tells births, deaths and pins that the machine has not heard of yet.
+    def report(self, session):
+        """Reports births, deaths, sizes and pins that the session has not heard of.
 
-        Ctrl-C may land anywhere: what was sent but not yet crossed off is sent again, which is harmless.
+        Ctrl-C may land anywhere: what was sent but not yet crossed off is sent again, which is
+        harmless.
         """
-        if self.births or self.deaths:
-            births = array.array("Q")
-            for record in self.births:
-                if record.told or record() is not None:
-                    if record.id is None:
-                        self._number(record)
-                    record.told = True  # before it is sent: from here on its death is reported
-                    index, slot = record.birth[:2] if isinstance(record.birth, tuple) else (-1, 0)
-                    storage = record()
-                    stays = storage is None or not self.movable(storage)
-                    births.extend((record.id | stays << 32, record.size, ((index & 0xFFFFFFFF) << 16) | slot))
-            deaths = array.array("I", self.deaths)
-            address, length = births.buffer_info()
-            dead_address, dead = deaths.buffer_info()
-            session.check(
-                session.library.tide_session_sync(session.handle, address, length // 3, dead_address, dead)
-            )
+        if self.births or self._deaths:
+            born = [record for record in self.births if record.told or record() is not None]
+            deaths = self._deaths[:]
+            session.sync(map(self._birth_of, born), deaths)
             self.births.clear()
             self._retired_ids += deaths
-            del self.deaths[:dead]
+            del self._deaths[: len(deaths)]
+        while self._resized:
+            record = self._resized[0]
+            if self.records.get(record.id) is record:
+                session.resized(record.id, record.size)
+            del self._resized[0]
         while self._pin_requests:
-            identity, on = self._pin_requests[0]
+            number, on = self._pin_requests[0]
             if not on:
-                del self._pin_requests[0]  # told twice, it would take another's pin away
-            if identity in self.records:
-                session.check(session.library.tide_session_pin(session.handle, identity, on))
+                del self._pin_requests[0]  # sent twice, it would take another's pin away
+            if number in self.records:
+                session.pin(number, on)
             if on:
                 del self._pin_requests[0]
+
+    def _birth_of(self, record):
+        self.number_of(record)
+        record.told = True  # before it is sent: from here on its death is reported
+        index, slot = record.birth[:2] if isinstance(record.birth, tuple) else (-1, 0)
+        storage = record()
+        stays = storage is None or not self.movable(storage)
+        return record.id, record.size, index, slot, stays
+
+    def name_of(self, number):
+        """What errors call the storage of this number; None: there is none."""
+        record = self.records.get(number)
+        return record.describe() if record is not None else None

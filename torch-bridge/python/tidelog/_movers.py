@@ -31,7 +31,8 @@ def _in_one_go(*calls):
 
 
 class ResizeMover:
-    """`resize_(0)` and back: the reference. Portable; a view of an emptied storage fails its bounds check."""
+    """`resize_(0)` and back: the reference. Portable; a view of an emptied storage fails its bounds
+    check."""
 
     name = "resize"
 
@@ -57,16 +58,16 @@ class ResizeMover:
             raise
         return address
 
-
     @staticmethod
     def leave(storage, size, message):
-        """The block ends and the storage stays out. Its size comes back, its memory is never touched: views of
-        it then meet the guard, which names the tensor, and not a bounds check."""
+        """The block ends and the storage stays out. Its size comes back, its memory is never
+        touched: views of it then meet the guard, which names the tensor, and not a bounds check."""
         ResizeMover.give(storage, size, message)
 
 
 class SwapMover:
-    """Swaps the storage's pointer with an empty storage's: `nbytes` stays, so views keep working."""
+    """Swaps the storage's pointer with an empty storage's: `nbytes` stays, so views go on
+    working."""
 
     name = "swap"
 
@@ -91,7 +92,6 @@ class SwapMover:
         )
         return address
 
-
     @staticmethod
     def leave(storage, size, message):
         """The block ends and the storage stays out: it is guarded, and its size was never gone."""
@@ -111,8 +111,9 @@ def choose(name, default="swap"):
     """The mover for `name`: "resize", "swap", or "auto" (the default where this torch has it)."""
     if not _guard.is_there():
         raise Error(
-            f"torch {torch.__version__} has no data-pointer access guard that could be lifted again, without which a "
-            "stray touch of a tensor that is on NVMe would read other bytes. Use torch 2.15 or newer."
+            f"torch {torch.__version__} has no data-pointer access guard that could be lifted "
+            "again, without which a stray touch of a tensor that is on NVMe would read other "
+            "bytes. Use torch 2.15 or newer."
         )
     if name == "auto":
         name = default if _swap else "resize"

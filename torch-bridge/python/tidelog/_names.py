@@ -2,12 +2,12 @@
 
 import torch
 
-# What a tensor is for, in the C ABI.
-_PARAMETER, _GRADIENT, _STATE, _BUFFER = 1, 2, 3, 5
+from tidelog._ledger import Ledger
+from tidelog._native import Kind, Session
 
 
 class Names:
-    def __init__(self, model, optimizer, ledger, session):
+    def __init__(self, model, optimizer, ledger: Ledger, session: Session):
         self._model, self._optimizer = model, optimizer
         self._ledger = ledger
         self._session = session
@@ -16,9 +16,9 @@ class Names:
         """Names what a model and its optimizer have from the start."""
         if self._model is not None:
             for name, tensor in self._model.named_parameters():
-                self._name(tensor, _PARAMETER, name)
+                self._name(tensor, Kind.PARAMETER, name)
             for name, tensor in self._model.named_buffers():
-                self._name(tensor, _BUFFER, name)
+                self._name(tensor, Kind.BUFFER, name)
         self.name_states()
 
     def name_states(self):
@@ -28,20 +28,20 @@ class Names:
             for name, parameter in self._model.named_parameters():
                 names[parameter] = name
                 if parameter.grad is not None:
-                    self._name(parameter.grad, _GRADIENT, f"grad of {name}")
+                    self._name(parameter.grad, Kind.GRADIENT, f"grad of {name}")
         if self._optimizer is not None:
             for parameter, state in self._optimizer.state.items():
+                owner = names.get(parameter, "a parameter")
                 for key, value in state.items():
                     if isinstance(value, torch.Tensor):
-                        self._name(value, _STATE, f"{key} of {names.get(parameter, 'a parameter')}")
+                        self._name(value, Kind.OPTIMIZER_STATE, f"{key} of {owner}")
 
     def forget(self):
-        """Lets go of the model and the optimizer: what stays out lives as long as its owner does."""
+        """Lets go of the model and the optimizer: what stays out lives as long as its owner."""
         self._model = self._optimizer = None
 
     def _name(self, tensor, kind, name):
         record = self._ledger.adopt(tensor)
         if record is not None and record.name != name:
+            self._session.name(self._ledger.number_of(record), kind, name)
             record.name = name
-            session = self._session
-            session.library.tide_session_name(session.sync(), record.id, kind, name.encode())

@@ -1,94 +1,379 @@
-"""The C ABI of libtidelog (include/tidelog.h), as ctypes sees it. No policy here."""
+"""The C ABI of libtidelog (include/tidelog.h): its numbers, its structs, a method for each call.
 
+No other module calls the library. Every status is checked: one below zero is raised as one of
+Tidelog's exceptions, with the name of the tensor that it is about. tests/torch/test_abi.py holds
+what is declared here to the header, in both directions.
+"""
+
+import array
 import ctypes
+import json
 import os
 import pathlib
+from enum import IntEnum
+from typing import Protocol
 
 from tidelog import _errors
 
-# tide_status: what a call answers. Below zero: an error, whose text `last_error` gives.
-READY = 0
-ACTION = 1
-WAITING = 2
 
-# tide_action.kind: what only the caller can do to a storage's memory.
-EVICT = 1
-RELEASE = 2
-ALLOCATE = 3
-SETTLE = 4
+class Status(IntEnum):
+    """What a call returns. Below zero: an error, whose text tide_last_error gives."""
 
-NO_STORAGE = 0xFFFFFFFF
+    READY = 0
+    ACTION = 1
+    WAITING = 2
+    INVALID_ARGUMENT = -1
+    POOL_FAILED = -2
+    DEVICE_FAILED = -3
+    BUDGET_EXCEEDED = -4
+    FORKED = -5
+    STALE_HANDLE = -6
+    PANICKED = -7
+
+
+class Request(IntEnum):
+    """tide_action.kind: what only the caller can do to a storage's memory."""
+
+    EVICT = 1
+    RELEASE = 2
+    ALLOCATE = 3
+    SETTLE = 4
+
+
+class StepMark(IntEnum):
+    """tide_session_step: which end of a step it is."""
+
+    COMPLETE = 0
+    BEGIN = 1
+    INTERRUPTED = 2
+
+
+class Kind(IntEnum):
+    """tide_session_name: what a storage is for."""
+
+    OTHER = 0
+    PARAMETER = 1
+    GRADIENT = 2
+    OPTIMIZER_STATE = 3
+    ACTIVATION = 4
+    BUFFER = 5
+
+
+class Policy(IntEnum):
+    """tide_session_options.policy: who plans."""
+
+    AUTO = 0
+    ALGORITHM1 = 1
+    TIDELOG = 2
+
+
+# These three are plain integers: they are used for each op, where an enum costs too much.
+NO_STORAGE = 0xFFFFFFFF  # what an error is about, where it is about no storage
+MODIFIES = 1 << 31  # in a use: the op writes the storage
+UNMOVABLE = 1 << 32  # in the storage of a birth: its memory must stay
+
+_OUTSIDE_A_STEP = 0xFFFFFFFF  # the op index of a birth that no step has seen
+_UNLIMITED = (1 << 63) - 1  # bytes
 
 _EXCEPTIONS = {
-    -1: _errors.Error,  # invalid argument or internal error
-    -2: _errors.PoolError,
-    -3: _errors.DeviceError,
-    -4: _errors.BudgetError,
-    -5: _errors.ForkedError,
-    -6: _errors.Error,  # stale handle
-    -7: _errors.Error,  # a panic, caught at the boundary
-}
+    Status.POOL_FAILED: _errors.PoolError,
+    Status.DEVICE_FAILED: _errors.DeviceError,
+    Status.BUDGET_EXCEEDED: _errors.BudgetError,
+    Status.FORKED: _errors.ForkedError,
+}  # any other: _errors.Error
 
-
-class Action(ctypes.Structure):
-    _fields_ = [
-        ("sequence", ctypes.c_uint64),
-        ("size", ctypes.c_uint64),
-        ("kind", ctypes.c_uint32),
-        ("storage", ctypes.c_uint32),
-    ]
+_u8, _u32, _u64 = ctypes.c_uint8, ctypes.c_uint32, ctypes.c_uint64
+_i32, _i64, _size = ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t
+_text, _pointer = ctypes.c_char_p, ctypes.c_void_p
 
 
 class SessionOptions(ctypes.Structure):
     _fields_ = [
-        ("size", ctypes.c_uint64),
-        ("devices", ctypes.c_char_p),
-        ("data_path", ctypes.c_char_p),
-        ("budget", ctypes.c_uint64),
-        ("staging", ctypes.c_uint64),
-        ("host_memory", ctypes.c_uint64),
-        ("pool_size", ctypes.c_uint64),
-        ("share", ctypes.c_uint32),
-        ("buffered", ctypes.c_uint8),
-        ("reactive", ctypes.c_uint8),
-        ("policy", ctypes.c_uint8),
-        ("gpu", ctypes.c_uint8),
-        ("must_exist", ctypes.c_uint64),
+        ("size", _u64),
+        ("devices", _text),
+        ("data_path", _text),
+        ("budget", _u64),
+        ("staging", _u64),
+        ("host_memory", _u64),
+        ("pool_size", _u64),
+        ("share", _u32),
+        ("buffered", _u8),
+        ("reactive", _u8),
+        ("policy", _u8),
+        ("gpu", _u8),
+        ("must_exist", _u64),
     ]
 
 
-_u32, _u64, _i64, _int = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int
-_ptr, _text = ctypes.c_void_p, ctypes.c_char_p
+class Birth(ctypes.Structure):
+    _fields_ = [("storage", _u64), ("size", _u64), ("place", _u64)]
 
-_SIGNATURES = {
-    "tide_version": (_text, []),
-    "tide_last_error": (ctypes.c_size_t, [_text, ctypes.c_size_t, ctypes.POINTER(_u32)]),
-    "tide_session_open": (_int, [ctypes.POINTER(SessionOptions), ctypes.POINTER(_u64)]),
-    "tide_session_close": (_int, [_u64]),
-    "tide_session_attention": (_ptr, [_u64]),
-    "tide_session_set_budget": (_int, [_u64, _u64]),
-    "tide_session_sync": (_int, [_u64, _ptr, ctypes.c_size_t, _ptr, ctypes.c_size_t]),
-    "tide_session_name": (_int, [_u64, _u32, _u32, _text]),
-    "tide_session_resized": (_int, [_u64, _u32, _u64]),
-    "tide_session_modified": (_int, [_u64, _u32]),
-    "tide_session_pin": (_int, [_u64, _u32, _int]),
-    "tide_session_evict": (_int, [_u64, _u32]),
-    "tide_session_step": (_int, [_u64, _int]),
-    "tide_session_op_begin": (_int, [_u64, _i64, _u64, _text, _ptr, ctypes.c_size_t, _u64]),
-    "tide_session_op_end": (_int, [_u64]),
-    "tide_session_settle": (_int, [_u64]),
-    "tide_session_resume": (_int, [_u64]),
-    "tide_session_wait": (_int, [_u64, _u32]),
-    "tide_session_next_action": (_int, [_u64, ctypes.POINTER(Action)]),
-    "tide_session_action_done": (_int, [_u64, _u64, _u64, _ptr]),
-    "tide_session_durations": (_int, [_u64, _ptr, ctypes.c_size_t]),
-    "tide_session_leave_plan": (_int, [_u64]),
-    "tide_session_plan": (_int, [_u64, ctypes.POINTER(_ptr), ctypes.POINTER(_u64)]),
-    "tide_session_stats": (ctypes.c_size_t, [_u64, _text, ctypes.c_size_t]),
-    "tide_session_simulate": (ctypes.c_size_t, [_u64, _text, ctypes.c_size_t]),
-    "tide_session_report": (_int, [_u64, _text]),
-    "tide_session_trace": (_int, [_u64, _text]),
+
+class Action(ctypes.Structure):
+    _fields_ = [("sequence", _u64), ("size", _u64), ("kind", _u32), ("storage", _u32)]
+
+
+# What each function returns and takes. An int32_t is a status, and is checked.
+SIGNATURES = {
+    "tide_last_error": (_size, [_text, _size, ctypes.POINTER(_u32)]),
+    "tide_session_open": (_i32, [ctypes.POINTER(SessionOptions), ctypes.POINTER(_u64)]),
+    "tide_session_close": (_i32, [_u64]),
+    "tide_session_attention": (_pointer, [_u64]),
+    "tide_session_set_budget": (_i32, [_u64, _u64]),
+    "tide_session_sync": (_i32, [_u64, _pointer, _size, _pointer, _size]),
+    "tide_session_name": (_i32, [_u64, _u32, _u32, _text]),
+    "tide_session_resized": (_i32, [_u64, _u32, _u64]),
+    "tide_session_modified": (_i32, [_u64, _u32]),
+    "tide_session_pin": (_i32, [_u64, _u32, _i32]),
+    "tide_session_evict": (_i32, [_u64, _u32]),
+    "tide_session_step": (_i32, [_u64, _i32]),
+    "tide_session_op_begin": (_i32, [_u64, _i64, _u64, _text, _pointer, _size, _u64]),
+    "tide_session_op_end": (_i32, [_u64]),
+    "tide_session_settle": (_i32, [_u64]),
+    "tide_session_resume": (_i32, [_u64]),
+    "tide_session_wait": (_i32, [_u64, _u32]),
+    "tide_session_next_action": (_i32, [_u64, ctypes.POINTER(Action)]),
+    "tide_session_action_done": (_i32, [_u64, _u64, _u64, _pointer]),
+    "tide_session_durations": (_i32, [_u64, _pointer, _size]),
+    "tide_session_leave_plan": (_i32, [_u64]),
+    "tide_session_plan": (_i32, [_u64, ctypes.POINTER(_pointer), ctypes.POINTER(_u64)]),
+    "tide_session_stats": (_size, [_u64, _text, _size]),
+    "tide_session_simulate": (_size, [_u64, _text, _size]),
+    "tide_session_report": (_i32, [_u64, _text]),
+    "tide_session_trace": (_i32, [_u64, _text]),
 }
+
+
+class News(Protocol):
+    """What a session reports before each call, and what its storages are called in errors."""
+
+    def has_news(self) -> bool:
+        """Whether the session has not heard of everything."""
+
+    def report(self, session):
+        """Reports it by `sync`, `resized` and `pin`."""
+
+    def name_of(self, storage) -> str | None:
+        """What errors call the storage of this number; None: it has no name."""
+
+
+class Session:
+    """A session of the library. Each method is a call; each reports the news first, so that the
+    session has heard of every storage before it is asked about one."""
+
+    def __init__(self, news: News):
+        self.attention = None  # while it is open: [0] is not 0 while completions wait
+        self.forked = False  # true in a child of a fork: its handles are dead
+        self._news = news
+        self._handle = 0
+        self._action = Action()
+        self._library = _load()
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(self._library, name)
+            function.restype, function.argtypes = result, arguments
+            if result is _i32:
+                function.errcheck = self._check
+
+    # -- its life ---------------------------------------------------------------------------------
+
+    def open(self, options: SessionOptions):
+        """Begins the session: opens the pool, and makes one where none is."""
+        handle = _u64()
+        options.size = ctypes.sizeof(options)
+        self._library.tide_session_open(ctypes.byref(options), ctypes.byref(handle))
+        self._handle = handle.value
+        address = self._library.tide_session_attention(self._handle)
+        if address is None:
+            raise self._last_error(Status.STALE_HANDLE)
+        self.attention = memoryview(_u32.from_address(address)).cast("B").cast("I")
+
+    def close(self):
+        """Ends the session once nothing is in flight. The second time, and in a child of a fork,
+        nothing happens."""
+        handle, self._handle = self._handle, 0
+        if handle and not self.forked:
+            self.attention = None
+            self._library.tide_session_close(handle)
+
+    def is_open(self):
+        """Whether it was opened by this process, and was not closed."""
+        return self._handle != 0 and not self.forked
+
+    # -- what it hears of storages ----------------------------------------------------------------
+
+    def flush(self):
+        """Reports the news now."""
+        self._reported()
+
+    def sync(self, births, deaths):
+        """Reports storages that were born, (number, size, op index, output slot, whether its memory
+        must stay) each, and the numbers of those that died. For `News.report` alone."""
+        words = array.array("Q")  # a third of the time of an array of `Birth`
+        for number, size, index, slot, stays in births:
+            place = (index if index >= 0 else _OUTSIDE_A_STEP) << 16 | slot
+            words.extend((number | UNMOVABLE if stays else number, size, place))
+        numbers = array.array("I", deaths)
+        born, count = words.buffer_info()
+        self._library.tide_session_sync(
+            self._handle, born, count // len(Birth._fields_), *numbers.buffer_info()
+        )
+
+    def resized(self, storage, size):
+        """A storage has another size. For `News.report` alone."""
+        self._library.tide_session_resized(self._handle, storage, size)
+
+    def pin(self, storage, on):
+        """A storage stays where it is, or may move again. For `News.report` alone."""
+        self._library.tide_session_pin(self._handle, storage, on)
+
+    def name(self, storage, kind: Kind, name):
+        """What a storage is called, and what it is for."""
+        self._library.tide_session_name(self._reported(), storage, kind, name.encode())
+
+    def modified(self, storage):
+        """A resident storage was written by something that is no op."""
+        self._library.tide_session_modified(self._reported(), storage)
+
+    # -- what it is asked for: these return a status for `Performer.drive` ------------------------
+
+    def step(self, mark: StepMark):
+        """A step begins or ends."""
+        return self._library.tide_session_step(self._reported(), mark)
+
+    def op_begin(self, index, fingerprint, name, uses, needs):
+        """An op is about to run. `index`: in its step, below zero outside of one; `uses`: storage
+        number -> 0 or MODIFIES; `needs`: bytes of its outputs."""
+        packed = array.array("I", [storage | use for storage, use in uses.items()])
+        return self._library.tide_session_op_begin(
+            self._reported(), index, fingerprint, name, *packed.buffer_info(), needs
+        )
+
+    def op_end(self):
+        """The op has run."""
+        return self._library.tide_session_op_end(self._reported())
+
+    def evict(self, storage):
+        """A storage is to be moved out now."""
+        return self._library.tide_session_evict(self._reported(), storage)
+
+    def settle(self):
+        """Takes in what completed, and evicts until the budget holds."""
+        return self._library.tide_session_settle(self._reported())
+
+    def resume(self):
+        """Looks again at what the last call waits for."""
+        return self._library.tide_session_resume(self._reported())
+
+    def wait(self, timeout_ms):
+        """Waits for a completion, then looks again at what the last call waits for."""
+        return self._library.tide_session_wait(self._reported(), timeout_ms)
+
+    def set_budget(self, budget):
+        """Another budget, from the next op boundary on."""
+        self._library.tide_session_set_budget(self._reported(), budget)
+
+    def lift_budget(self):
+        """From here on everything may be in memory at once."""
+        self.set_budget(_UNLIMITED)
+
+    # -- what it asks for -------------------------------------------------------------------------
+
+    def next_action(self):
+        """The next `Action` that is asked for; None: there is none. The same one comes again until
+        it is reported done."""
+        action = self._action
+        status = self._library.tide_session_next_action(self._reported(), ctypes.byref(action))
+        return action if status == Status.ACTION else None
+
+    def action_done(self, sequence, address, after):
+        """A request is done. `address`: the storage's, where one was asked for, or 0; `after`: the
+        CUDA event after which its memory may be touched, or 0."""
+        self._library.tide_session_action_done(self._reported(), sequence, address, after)
+
+    # -- plans ------------------------------------------------------------------------------------
+
+    def durations(self, nanoseconds):
+        """What each op of the step that is about to end took."""
+        packed = array.array("Q", nanoseconds)
+        self._library.tide_session_durations(self._reported(), *packed.buffer_info())
+
+    def leave_plan(self):
+        """The rest of the step is not what was planned."""
+        self._library.tide_session_leave_plan(self._reported())
+
+    def plan(self):
+        """The plan's triggers: one byte for each op, not 0 where a migration begins. Empty while
+        there is no plan."""
+        due, count = _pointer(), _u64()
+        self._library.tide_session_plan(self._reported(), ctypes.byref(due), ctypes.byref(count))
+        return ctypes.string_at(due.value, count.value) if count.value else b""
+
+    # -- what users ask ---------------------------------------------------------------------------
+
+    def stats(self):
+        """Figures of the session so far."""
+        return self._json(self._library.tide_session_stats)
+
+    def simulate(self):
+        """What the plan's simulation expects of a step; None: the last step followed no plan."""
+        return self._json(self._library.tide_session_simulate)
+
+    def write_report(self, path):
+        """Writes the HTML report."""
+        self._library.tide_session_report(self._reported(), os.fsencode(path))
+
+    def write_trace(self, path):
+        """Writes the trace of the step that the plan is for."""
+        self._library.tide_session_trace(self._reported(), os.fsencode(path))
+
+    # -- how calls are made and checked -----------------------------------------------------------
+
+    def _reported(self):
+        """The handle, once the news are reported."""
+        if self._news.has_news():
+            self._news.report(self)
+        return self._handle
+
+    def _check(self, status, _function, _arguments):
+        """ctypes calls this with each status that the library returns."""
+        if status < 0:
+            raise self._last_error(status)
+        return status
+
+    def _last_error(self, status):
+        """The exception for a status below zero."""
+        storage = _u32(NO_STORAGE)
+        length = self._library.tide_last_error(None, 0, ctypes.byref(storage))
+        text = ctypes.create_string_buffer(length + 1)
+        self._library.tide_last_error(text, length + 1, None)
+        text = text.value.decode(errors="replace")
+        name = self._news.name_of(storage.value) if storage.value != NO_STORAGE else None
+        return _EXCEPTIONS.get(status, _errors.Error)(f"{name}: {text}" if name else text)
+
+    def _json(self, function):
+        """What a function says that writes JSON to a buffer and returns its length."""
+        handle = self._reported()
+        length = function(handle, None, 0)
+        while True:
+            buffer = ctypes.create_string_buffer(length + 1)
+            actual = function(handle, buffer, length + 1)
+            if actual == 0:
+                raise self._last_error(Status.FORKED if self.forked else Status.STALE_HANDLE)
+            if actual <= length:
+                return json.loads(buffer.value)
+            length = actual
+
+
+def _load():
+    """libtidelog, with function objects of its own for each caller."""
+    tried = _candidates()
+    for path in tried:
+        if path.exists():
+            return ctypes.CDLL(str(path))
+    raise _errors.Error(
+        "libtidelog.so was not found; build it with `cargo build --release -p tidelog-torch`, or "
+        "set TIDELOG_LIBRARY to its path. Looked at: " + ", ".join(map(str, tried))
+    )
 
 
 def _candidates():
@@ -101,43 +386,3 @@ def _candidates():
         checkout / "target" / "release" / "libtidelog.so",
         checkout / "target" / "debug" / "libtidelog.so",
     ]
-
-
-def load():
-    """Opens libtidelog and declares its functions. Raises an error that lists where it looked."""
-    tried = _candidates()
-    for path in tried:
-        if path.exists():
-            library = ctypes.CDLL(str(path))
-            break
-    else:
-        raise _errors.Error(
-            "libtidelog.so was not found; build it with `cargo build --release -p tidelog-torch`, or set "
-            "TIDELOG_LIBRARY to its path. Looked at: " + ", ".join(map(str, tried))
-        )
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
-
-
-def last_error(library, code):
-    """The exception for a negative status, and the storage it is about (or None)."""
-    storage = _u32(NO_STORAGE)
-    length = library.tide_last_error(None, 0, ctypes.byref(storage))
-    text = ctypes.create_string_buffer(length + 1)
-    library.tide_last_error(text, length + 1, None)
-    error = _EXCEPTIONS.get(code, _errors.Error)
-    about = None if storage.value == NO_STORAGE else storage.value
-    return error, text.value.decode(errors="replace"), about
-
-
-def text_of(fetch):
-    """The string of a `(buffer, capacity) -> length` function of the ABI."""
-    length = fetch(None, 0)
-    while True:
-        buffer = ctypes.create_string_buffer(length + 1)
-        actual = fetch(buffer, length + 1)
-        if actual <= length:
-            return buffer.value.decode()
-        length = actual

@@ -30,8 +30,8 @@ def _walk_of(kind):
 
 
 def storages_in(value, storages, shapes=None, sizes=None):
-    """Appends the storages of every tensor in an argument to `storages`, the tensors' shapes and types to
-    `shapes`, and whole numbers (sizes and offsets) to `sizes`."""
+    """Appends the storages of every tensor in an argument to `storages`, the tensors' shapes and
+    types to `shapes`, and whole numbers (sizes and offsets) to `sizes`."""
     walk = _walks.get(type(value))
     if walk is None:
         walk = _walk_of(type(value))
@@ -63,7 +63,8 @@ def storages_of(args, kwargs, shapes=None, sizes=None):
 
 
 def _components_in(tensor, storages, shapes, sizes):
-    """A sparse tensor has no storage of its own; its components have. Opaque layouts stay where they are."""
+    """A sparse tensor has no storage of its own; its components have. Opaque layouts stay where
+    they are."""
     if tensor.layout is torch.sparse_coo:
         parts = (tensor._indices(), tensor._values())
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -83,7 +84,8 @@ class OpInfo:
     def __init__(self, func):
         self.name = str(func)
         self.text = self.name.encode()
-        self.seed = zlib.crc32(self.text)  # stands for the op in fingerprints; the same in every process
+        # Stands for the op in fingerprints; the same in every process.
+        self.seed = zlib.crc32(self.text)
         schema = getattr(func, "_schema", None)
         self.written = tuple(
             (position, argument.name)
@@ -93,7 +95,9 @@ class OpInfo:
         base = self.name.removeprefix("aten.")
         # Only these can change the size of a storage that exists already.
         self.resizes = bool(self.written) and (
-            "resize" in base or base.startswith("set_") or any(name.startswith("out") for _, name in self.written)
+            "resize" in base
+            or base.startswith("set_")
+            or any(name.startswith("out") for _, name in self.written)
         )
         # Element-wise over lists: doing a list in pieces gives the same bits.
         self.chunks = base.startswith(("_foreach_", "_fused_", "_amp_foreach_"))
@@ -120,7 +124,8 @@ def info_of(func):
 
 
 def halves(args, kwargs):
-    """The arguments of a foreach or fused op with their tensor lists cut in two; None where they hold one tensor."""
+    """The arguments of a foreach or fused op with their tensor lists cut in two; None where they
+    hold one tensor."""
     lists = [a for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple))]
     length = max(map(len, lists), default=0)
     if length < 2:
@@ -137,7 +142,8 @@ def halves(args, kwargs):
 
 
 def merged(results):
-    """One op's result out of its pieces' results: lists are joined, tuples of lists member by member."""
+    """One op's result out of its pieces' results: lists are joined, tuples of lists member by
+    member."""
     first = results[0]
     if isinstance(first, list):
         return [item for result in results for item in result]
@@ -147,10 +153,11 @@ def merged(results):
 
 
 def foresee(func, args, kwargs):
-    """Bytes of the new storages that an op will make, from a run on meta tensors; 0 where that cannot tell.
+    """Bytes of the new storages that an op will make, from a run on meta tensors; 0 where that
+    cannot tell.
 
-    Costs some tens of microseconds, so the answer is kept by shapes. Meta kernels draw no random numbers;
-    should one do so after all, the generator's state is put back.
+    Costs some tens of microseconds, so the result is kept by shapes. Meta kernels draw no random
+    numbers; should one do so after all, the generator's state is put back.
     """
     random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
     state = torch.get_rng_state() if random else None

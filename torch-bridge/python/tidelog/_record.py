@@ -9,7 +9,7 @@ import weakref
 
 from tidelog import _errors
 
-# Record.state: the mark that the residency machine put on a storage. 0: resident, no copy in the log.
+# Record.state: the mark that the session put on a storage. 0: resident, no copy in the log.
 SETTLED = 0
 CLEAN = 1  # resident, and the log holds the same bytes: a modification must be reported
 LEAVING = 2  # resident, a copy is being written
@@ -21,27 +21,30 @@ _lending = threading.Lock()
 
 
 class _Newborn(weakref.ref):
-    """What every record has: slots, so that a record that nothing else is asked of needs no dict."""
+    """What every record has: slots, so that one that nothing else is asked of needs no dict."""
 
     # birth: (op index, output slot, op name), or the op alone, or None
     __slots__ = ("birth", "size")
 
 
 class Record(_Newborn):
-    """Made once per new storage, on the hot path: what most records never need is a default of the class."""
+    """Made once per new storage, on the hot path: what most records never need is a default of the
+    class."""
 
-    ledger = None  # that it stands in; this and the next two are set by each block in a class of its own
+    # Each block sets these four in a class of its own.
+    ledger = None  # that it stands in
+    access = None  # how another block or thread reaches the storage
     outside = None  # where it is when it is out, in words
     process = None  # whose block it is
-    id = None  # the machine's number for it, given when the machine must hear of it
+    id = None  # the session's number for it, given when the session must hear of it
     state = SETTLED
-    told = False  # whether the residency machine has heard of it
+    told = False  # whether the session has heard of it
     pins = 0  # aliases that we cannot see; above zero the memory stays where it is
     loans = 0  # ops of other threads that are using it right now
     name = None
 
     def hold(self):
-        """Keeps the memory where it is, until what this answers is gone."""
+        """Keeps the memory where it is, until what this returns is gone."""
         return _Hold(self)
 
     def lend(self, more):
@@ -64,9 +67,9 @@ class Record(_Newborn):
     def guard_text(self):
         """What an access meets that nothing has brought the bytes back for."""
         return (
-            f"tidelog: tensor {self.describe()} is {self.outside}, and this access did not go through the offload block "
-            "(another thread, a raw kernel, or after the block). Touch it by a torch op inside the block first, "
-            "or call restore() on the block's object."
+            f"tidelog: tensor {self.describe()} is {self.outside}, and this access did not go "
+            "through the offload block (another thread, a raw kernel, or after the block). Touch "
+            "it by a torch op inside the block first, or call restore() on the block's object."
         )
 
     def refuse(self):
@@ -74,11 +77,11 @@ class Record(_Newborn):
         raise _errors.Error(self.guard_text())
 
     def refuse_in_child(self):
-        """Memory that a fork copied is as good as any; what was out when it happened stays with the parent."""
+        """Memory that a fork copied is as good as any; what was out stays with the parent."""
         if self.state & AWAY:
             raise _errors.ForkedError(
-                f"{self.describe()} is {self.outside} and belongs to the parent process ({self.process}); "
-                "touch it before the fork, or restore it there."
+                f"{self.describe()} is {self.outside} and belongs to the parent process "
+                f"({self.process}); touch it before the fork, or restore it there."
             )
 
 

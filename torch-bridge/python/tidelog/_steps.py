@@ -1,40 +1,71 @@
-"""The steps of a block, op by op: what the first ones do is profiled, and from that a plan is made that later ones follow."""
+"""The steps of a block, op by op: the first ones are profiled, from that a plan is made, and later
+ones follow it."""
 
-import array
+import contextlib
 import time
 
 from tidelog import _record
-from tidelog._plan import Plan
+from tidelog._device import Host
+from tidelog._errors import Error
+from tidelog._heap import Heap
+from tidelog._ledger import Ledger
+from tidelog._native import Session, StepMark
+from tidelog._performer import Performer
+
+
+class Plan:
+    """The plan that a session follows, as the hook needs it."""
+
+    __slots__ = ("due", "funcs", "needs", "ops")
+
+    def __init__(self, funcs, needs):
+        self.funcs = funcs  # which op is expected
+        self.needs = needs  # bytes of its outputs
+
+    def follow(self, due):
+        """Takes over what is due when: a step may begin with another plan for the same ops."""
+        self.due = due
+        self.ops = min(len(due), len(self.funcs))
 
 
 class Steps:
-    """Tells the residency machine where in which step the program is, and waits for it there."""
+    """Tells the session where in which step the program is, and waits for it there."""
 
-    def __init__(self, ledger, session, performer, device, heap, *, learns):
+    def __init__(
+        self,
+        ledger: Ledger,
+        session: Session,
+        performer: Performer,
+        device: Host,
+        heap: Heap,
+        *,
+        learns,
+    ):
         self.plan = None  # the Plan that this step follows, as long as it matches
         self.next_op = -1  # outside a step; inside, the index of the next op
-        self.heap = heap
-        self.notice = self._notice_stream if device.option else device.notice  # an op is about to be launched
+        # An op is about to be launched.
+        self.notice = self._notice_stream if device.option else device.notice
+        self.notices = []  # for the user; the session has others
         self._ledger = ledger
         self._session = session
         self._performer = performer
         self._device = device
+        self._heap = heap
         self._learns = learns  # whether a plan is wanted
         self._known_plan = None  # what steps may follow
         self._funcs, self._needs = [], []  # of the ops of a step that is being profiled
         self._rested = False  # whether the last step needed no migration at all
-        self._pressed = False  # whether the budget was ever reached: from then on ops are looked at
+        self._pressed = False  # whether the budget was ever reached: then ops are looked at
         self._last = {}
-        self.notices = []  # for the user; those of the machine are its session's
 
     # -- steps ------------------------------------------------------------------------------------
 
     def begin(self):
         """A step begins."""
-        ledger, session = self._ledger, self._session
+        ledger = self._ledger
         ledger.find_the_dead()
         self.judge_quiet()
-        self._performer.drive(session.library.tide_session_step(session.sync(), 1))
+        self._performer.drive(self._session.step(StepMark.BEGIN))
         ledger.reuse_numbers()
         self._take_plan()
         if not ledger.quiet:
@@ -43,60 +74,62 @@ class Steps:
 
     def end(self, completed, started):
         """A step that began at `started` has ended; `completed`: by no exception."""
-        ledger, session = self._ledger, self._session
-        self._rested = ledger.quiet
-        ledger.quiet = False
-        durations = array.array("Q", self._device.durations() if completed and self._is_profiling() else ())
-        if durations:
-            session.check(session.library.tide_session_durations(session.handle, *durations.buffer_info()))
-        status = session.library.tide_session_step(session.sync(), 0 if completed else 2)
+        self._rested = self._ledger.quiet
+        self._ledger.end_quiet()
         if not completed:
-            return  # an exception is on its way: what else is wrong surfaces at the next touch
-        self._performer.drive(status)
+            # An exception is on its way. What else is wrong surfaces at the next touch.
+            with contextlib.suppress(Error):
+                self._session.step(StepMark.INTERRUPTED)
+            return
+        if self._is_profiling() and (durations := self._device.durations()):
+            self._session.durations(durations)
+        self._performer.drive(self._session.step(StepMark.COMPLETE))
         self.judge_quiet()
         self._last = {"seconds": time.perf_counter() - started}
 
+    def outside(self):
+        """What follows is in no step."""
+        self.next_op, self.plan = -1, None
+
     def _take_plan(self):
-        """A plan may have become ready: the first for steps like the last one, or another for the same ops."""
-        library, handle = self._session.library, self._session.handle
+        """A plan may have become ready: the first for steps like the last one, or another for the
+        same ops."""
         if self._known_plan is not None:
-            self._known_plan.read(library, handle)
+            self._known_plan.follow(self._session.plan())
         elif self._learns and self._funcs:
-            plan = Plan(library, handle, self._funcs, self._needs)
+            plan = Plan(self._funcs, self._needs)
+            plan.follow(self._session.plan())
             self._known_plan = plan if plan.ops else None
         self._funcs, self._needs = [], []
 
     def judge_quiet(self):
-        """Nothing is out, on its way, or copied; and the last step left room."""
-        ledger = self._ledger
-        quiet = ledger.marked == 0 and ledger.live <= ledger.limit and not self._pressed
-        self._device.blind |= quiet
-        ledger.quiet = quiet
+        """Whether ops need not be looked at: all is at rest, and the budget was never reached."""
+        if self._pressed or not self._ledger.is_at_rest():
+            self._ledger.end_quiet()
+        else:
+            self._device.blind = True
+            self._ledger.begin_quiet()
 
     def budget_reached(self):
         """The quiet ends: from here on every op is looked at."""
         self._pressed = True
-        self.heap.take_over()
-        self._ledger.quiet = False
-        self.next_op, self.plan = -1, None
+        self._heap.take_over()
+        self._ledger.end_quiet()
+        self.outside()
         self.end_op()
 
     # -- ops --------------------------------------------------------------------------------------
 
-    def begin_op(self, index, fingerprint, name, uses, count, needs):
+    def begin_op(self, index, fingerprint, name, uses, needs):
         """Blocks until the op's storages are resident and its outputs have room."""
-        session = self._session
-        self._performer.drive(
-            session.library.tide_session_op_begin(session.sync(), index, fingerprint, name, uses, count, needs)
-        )
+        self._performer.drive(self._session.op_begin(index, fingerprint, name, uses, needs))
         self.notice()
         if index >= 0 and self._is_profiling():
             self._device.op_begins(index)
 
     def end_op(self):
         """Reports that the op has run and waits until the budget holds with its outputs."""
-        session = self._session
-        self._performer.drive(session.library.tide_session_op_end(session.sync()))
+        self._performer.drive(self._session.op_end())
         self._ledger.note_peak()
 
     def op_ran(self, index, func, born):
@@ -107,10 +140,11 @@ class Steps:
             self._needs.append(born)
             self._device.op_ran()
         self.end_op()
-        self.heap.allocated(born)
+        self._heap.allocated(born)
 
     def leave_plan(self, func):
-        """The program does something else than the step that was planned: the rest of the step is reactive."""
+        """The program does something else than the step that was planned: the rest of the step is
+        reactive."""
         plan, index = self.plan, self.next_op
         expected = plan.funcs[index] if index < plan.ops else "the end of the step"
         self.plan = None
@@ -129,7 +163,8 @@ class Steps:
         known = len(self._device.streams)
         self._device.notice()
         if len(self._device.streams) > max(known, 1):
-            for record in list(self._ledger.records.values()):  # what moved before was another stream's alone
+            # What moved before was another stream's alone.
+            for record in list(self._ledger.records.values()):
                 if (storage := record()) is not None and not record.state & _record.AWAY:
                     self._device.share(storage)
 
@@ -142,5 +177,5 @@ class Steps:
         return "planned" if self._known_plan is not None or self._rested else "profiling"
 
     def last_step(self, figures):
-        """`figures`, the machine's of the last complete step, with what only this side knows of it."""
+        """`figures`, the session's of the last complete step, with what only Python knows of it."""
         return {**self._last, **figures, "stall_seconds": figures["stall_ns"] / 1e9}

@@ -1,8 +1,10 @@
-"""Threads that a program starts inside the block: their ops are refused what is out, and lent what is in.
+"""Threads that a program starts inside the block: their ops are refused what is out, and lent what
+is in.
 
-The dispatch mode that asks the residency machine covers the thread that entered the block alone. A thread
-started meanwhile gets this lighter one: an op on a tensor that is out raises an error that names it, and what
-an op uses keeps its memory until the op has run. A thread that is older than the block meets the guard.
+The dispatch mode that asks the session covers the thread that entered the block alone. A thread
+started meanwhile gets this lighter one: an op on a tensor that is out raises an error that names
+it, and what an op uses keeps its memory until the op has run. A thread that is older than the block
+meets the guard.
 """
 
 import contextlib
@@ -11,30 +13,33 @@ import threading
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tidelog._access import Access
 from tidelog._ops import info_of, storages_of
 from tidelog._record import AWAY, LEAVING
 
 
 class Bystander(TorchDispatchMode):
-    def __init__(self, tide):
+    """`notice` is called before each op that is launched."""
+
+    def __init__(self, access: Access, notice):
         super().__init__()
-        self._tide = tide
+        self._access = access
+        self._notice = notice
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        tide = self._tide
-        if tide.session.forked or not tide.is_open:
+        if not self._access.is_live():
             return func(*args, **kwargs)
         written = info_of(func).modified(args, kwargs)
-        tide.steps.notice()
+        self._notice()
         with lend(storages_of(args, kwargs), written):
             return func(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def lend(storages, written=()):
-    """Lends another thread what it is about to use: meanwhile nothing of it loses its memory. Refuses what is out,
-    and a write to what is being copied out: the copy might miss it."""
+    """Lends another thread what it is about to use: meanwhile nothing of it loses its memory.
+    Refuses what is out, and a write to what is being copied out: the copy might miss it."""
     records = [storage._tide for storage in storages if storage._tide is not None]
     for record in records:
         record.lend(1)
@@ -52,13 +57,14 @@ def lend(storages, written=()):
             record.lend(-1)
 
 
-def watch(tide):
-    """Gives threads that start from now on a `Bystander`. Answers a function that ends this for new threads."""
+def watch(access: Access, notice):
+    """Gives threads that start from now on a `Bystander`. Returns a function that ends this for new
+    threads."""
     original = threading.Thread.run
 
     @functools.wraps(original)
     def run(thread):
-        with Bystander(tide):
+        with Bystander(access, notice):
             original(thread)
 
     threading.Thread.run = run

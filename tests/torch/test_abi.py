@@ -1,0 +1,243 @@
+"""What tidelog._native declares of the C ABI is what include/tidelog.h says: nothing differs, and nothing is missing."""
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import tidelog
+from tidelog import _native
+
+HEADER = Path(__file__).resolve().parents[2] / "torch-bridge" / "include" / "tidelog.h"
+
+# Of pools without a session, which the Python package does not use, and for people who look.
+NOT_USED = re.compile(r"TIDE_URGENT$|tide_(pool|put|get|delete|length|ticket|batch|version)(_|$)")
+
+SCALARS = {
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint8_t": ctypes.c_uint8,
+    "uint32_t": ctypes.c_uint32,
+    "uint64_t": ctypes.c_uint64,
+    "size_t": ctypes.c_size_t,
+    "char *": ctypes.c_char_p,
+    "void *": ctypes.c_void_p,
+}
+STRUCTS = {
+    "tide_session_options": _native.SessionOptions,
+    "tide_birth": _native.Birth,
+    "tide_action": _native.Action,
+}
+CONSTANTS = {
+    **_native.Status.__members__,
+    **_native.Request.__members__,
+    **{name: getattr(_native, name) for name in ("NO_STORAGE", "MODIFIES", "UNMOVABLE")},
+}
+# Enums that the header spells in a comment: what the comment stands before.
+NUMBERED = {
+    "int32_t tide_session_name(": _native.Kind,
+    "int32_t tide_session_step(": _native.StepMark,
+    "uint8_t policy;": _native.Policy,
+}
+
+
+# -- what the header says -----------------------------------------------------------------------------
+
+
+def parsed(text):
+    """The constants, the fields of structs, and the types of functions (result first), by name."""
+    code = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
+    constants = {
+        name: {"UINT32_MAX": 2**32 - 1}.get(value) or int(value)
+        for name, value in re.findall(r"^#define (TIDE_\w+) (\S+)$", code, re.MULTILINE)
+    }
+    structs = {
+        name: [_type_and_name(field) for field in body.split(";") if field.strip()]
+        for name, body in re.findall(r"typedef struct (\w+) \{(.*?)\}", code, re.DOTALL)
+    }
+    functions = {}
+    for result, name, arguments in re.findall(r"^([\w ]+[ *])(\w+)\(([^)]*)\);", code, re.MULTILINE):
+        arguments = [] if arguments.strip() == "void" else arguments.split(",")
+        functions[name] = [_plain(result), *(_type_and_name(each)[0] for each in arguments)]
+    return constants, structs, functions
+
+
+def _type_and_name(declaration):
+    kind, name = re.fullmatch(r"\s*(.*?)(\w+)\s*", declaration, re.DOTALL).groups()
+    return _plain(kind), name
+
+
+def _plain(kind):
+    """A C type, with a space before its stars, without const and struct."""
+    words = [word for word in kind.replace("*", " ").split() if word not in ("const", "struct")]
+    stars = "*" * kind.count("*")
+    return f"{words[0]} {stars}".strip()
+
+
+def _numbers_before(text, line):
+    """The numbers, each with the words behind it, of the comment before this line."""
+    comment = re.search(rf"((?:^ *//.*\n)+) *{re.escape(line)}", text, re.MULTILINE)[1].replace("//", " ")
+    return {int(number): words.split() for number, words in re.findall(r"\b(\d)\b([^\d,;.]*)", comment)}
+
+
+# -- what differs --------------------------------------------------------------------------------------
+
+
+def _is(kind, c_type):
+    """Whether a type of ctypes is this one of C. An untyped pointer is any pointer."""
+    if c_type in SCALARS:
+        return kind is SCALARS[c_type]
+    if not c_type.endswith("*"):
+        return kind is STRUCTS.get(c_type)
+    if kind is ctypes.c_void_p:
+        return True
+    target = c_type[:-1].strip()
+    return hasattr(kind, "_type_") and not isinstance(kind._type_, str) and _is(kind._type_, target)
+
+
+def _missing(ours, theirs):
+    for name in theirs.keys() - ours.keys():
+        if not NOT_USED.match(name):
+            yield f"{name} is in the header alone"
+    for name in ours.keys() - theirs.keys():
+        yield f"{name} is not in the header"
+
+
+def differences(text):
+    """A sentence for each thing in which the header and the module differ."""
+    constants, structs, functions = parsed(text)
+    ours = {f"TIDE_{name}": value for name, value in CONSTANTS.items()}
+    found = [*_missing(ours, constants), *_missing(STRUCTS, structs), *_missing(_native.SIGNATURES, functions)]
+    for name in ours.keys() & constants.keys():
+        if ours[name] != constants[name]:
+            found.append(f"{name} is {constants[name]}, not {int(ours[name])}")
+    for name in STRUCTS.keys() & structs.keys():
+        fields, theirs = STRUCTS[name]._fields_, structs[name]
+        if [field for field, _ in fields] != [field for _, field in theirs]:
+            found.append(f"{name} has the fields {[field for _, field in theirs]}")
+        elif wrong := [field for (field, kind), (c_type, _) in zip(fields, theirs) if not _is(kind, c_type)]:
+            found.append(f"{name} has other types: {wrong}")
+    for name in _native.SIGNATURES.keys() & functions.keys():
+        result, arguments = _native.SIGNATURES[name]
+        kinds = [result, *arguments]
+        if len(kinds) != len(functions[name]) or not all(map(_is, kinds, functions[name])):
+            found.append(f"{name} has other types: {functions[name]}")
+    for line, enum in NUMBERED.items():
+        numbers = _numbers_before(text, line)
+        if numbers.keys() != set(enum):
+            found.append(f"{enum.__name__} has the numbers {sorted(numbers)}")
+        elif enum is _native.Kind and any("_".join(numbers[each]).upper() != each.name for each in enum):
+            found.append(f"{enum.__name__} has the names {numbers}")
+    return found
+
+
+def test_the_module_is_what_the_header_says():
+    assert differences(HEADER.read_text()) == []
+
+
+PLANTED = {
+    "a constant with another value": ("TIDE_WAITING is 3", "#define TIDE_WAITING 2", "#define TIDE_WAITING 3"),
+    "another constant": ("TIDE_BUSY", "#define TIDE_ACTION 1", "#define TIDE_ACTION 1\n#define TIDE_BUSY 4"),
+    "a constant that is gone": ("TIDE_SETTLE", "#define TIDE_SETTLE 4", ""),
+    "a field of another name": ("tide_action has the fields", "uint64_t sequence;", "uint64_t number;"),
+    "fields in another order": ("tide_birth has the fields", "size;\n", "@;\n", "place;", "size;", "@;", "place;"),
+    "a field of another type": ("['share']", "uint32_t share;", "uint64_t share;"),
+    "another field": ("tide_birth has the fields", "uint64_t place;", "uint64_t place; uint64_t kind;"),
+    "another struct": ("tide_mark", "typedef struct tide_birth {", "typedef struct tide_mark {};\ntypedef struct tide_birth {"),
+    "another function": ("tide_session_rest", "int32_t tide_session_settle", "int32_t tide_session_rest(void);\nint32_t tide_session_settle"),
+    "a function that is gone": ("tide_session_op_end", "int32_t tide_session_op_end(uint64_t session);", ""),
+    "another argument": ("tide_session_resume", "tide_session_resume(uint64_t session", "tide_session_resume(uint64_t session, int32_t hard"),
+    "an argument of another type": ("tide_session_step", "int32_t mark", "int64_t mark"),
+    "a pointer to something else": ("tide_session_next_action", "struct tide_action *action", "struct tide_birth *action"),
+    "a result of another type": ("tide_session_close", "int32_t tide_session_close", "int64_t tide_session_close"),
+    "another kind": ("Kind has the numbers", "5 buffer", "5 buffer, 6 cache"),
+    "kinds in another order": ("Kind has the names", "1 parameter, 2 gradient", "1 gradient, 2 parameter"),
+    "another mark of a step": ("StepMark", "2 ends one that", "3 ends one that"),
+    "a policy that is gone": ("Policy", "2 Tidelog's own; ", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_what_differs_is_found(case):
+    expected, *edits = PLANTED[case]
+    text = HEADER.read_text()
+    for old, new in zip(edits[::2], edits[1::2]):
+        assert old in text, f"the header has changed: {case!r} is planted nowhere"
+        text = text.replace(old, new)
+    assert any(expected in sentence for sentence in differences(text)), differences(text)
+
+
+def test_structs_are_as_large_as_the_compiler_makes_them():
+    lines = [f'#include "{HEADER}"']
+    for name, struct in STRUCTS.items():
+        lines.append(f'_Static_assert(sizeof({name}) == {ctypes.sizeof(struct)}, "{name}");')
+        for field, _ in struct._fields_:
+            at = getattr(struct, field)
+            size = f"sizeof((({name} *)0)->{field})"
+            check = f"offsetof({name}, {field}) == {at.offset} && {size} == {at.size}"
+            lines.append(f'_Static_assert({check}, "{name}.{field}");')
+    compiled = subprocess.run(
+        ["cc", "-std=c11", "-fsyntax-only", "-x", "c", "-"], input="\n".join(lines), text=True, capture_output=True
+    )
+    assert compiled.returncode == 0, compiled.stderr
+
+
+# -- no status is dropped -------------------------------------------------------------------------------
+
+
+class NoNews:
+    """A session that has heard of everything."""
+
+    def has_news(self):
+        return False
+
+    def name_of(self, storage):
+        return None
+
+
+ARGUMENTS = {
+    "action_done": (1, 0, 0),
+    "durations": ([1],),
+    "evict": (1,),
+    "leave_plan": (),
+    "lift_budget": (),
+    "modified": (1,),
+    "name": (1, _native.Kind.BUFFER, "a name"),
+    "next_action": (),
+    "op_begin": (-1, 0, b"an op", {1: 0}, 0),
+    "op_end": (),
+    "pin": (1, 1),
+    "plan": (),
+    "resized": (1, 4096),
+    "resume": (),
+    "set_budget": (1 << 20,),
+    "settle": (),
+    "simulate": (),
+    "stats": (),
+    "step": (_native.StepMark.BEGIN,),
+    "sync": ([(1, 4096, -1, 0, False)], [2]),
+    "wait": (0,),
+    "write_report": ("/nowhere/report.html",),
+    "write_trace": ("/nowhere/trace.json",),
+}
+
+
+def test_every_call_is_checked():
+    """A session that was never opened: whatever is asked of it is an error, and no call hides it."""
+    session = _native.Session(NoNews())
+    session.flush()
+    session.close()
+    calls = {name for name, method in vars(_native.Session).items() if callable(method) and name[0] != "_"}
+    assert calls - {"open", "close", "flush", "is_open"} == ARGUMENTS.keys()
+    for name, arguments in ARGUMENTS.items():
+        with pytest.raises(tidelog.Error, match="no session has the handle 0"):
+            getattr(session, name)(*arguments)
+            raise AssertionError(f"{name} dropped its status")
+
+
+def test_every_function_that_is_declared_is_called():
+    source = Path(_native.__file__).read_text()
+    unused = [name for name in _native.SIGNATURES if f"_library.{name}" not in source]
+    assert unused == []

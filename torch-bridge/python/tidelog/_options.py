@@ -1,0 +1,112 @@
+"""How a function declares its options: once, in its signature, with help, and how they are read.
+
+    @declared
+    def offload(*, memory: Annotated[int | str, Option("the budget: ...", size)]):
+        \"\"\"Runs the block.
+
+        {options}
+        \"\"\"
+"""
+
+import functools
+import inspect
+import re
+import textwrap
+from dataclasses import dataclass
+from typing import Callable
+
+from tidelog._errors import Error
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+_WIDTH, _COLUMN = 100, 18  # of the help, and where its texts begin
+
+
+@dataclass(frozen=True)
+class Option:
+    """The help of an option, and how what is said for it is checked and read."""
+
+    help: str
+    read: Callable | None = None  # (what was said, the option's name) -> value
+
+
+def declared(function):
+    """Reads what is said for the options of `function`, and puts their help where its documentation
+    says {options}. Defaults are values already."""
+    signature = inspect.signature(function)
+    parameters = signature.parameters
+    options = {name: each.annotation.__metadata__[0] for name, each in parameters.items()}
+
+    @functools.wraps(function)
+    def wrapper(*arguments, **said):
+        values = {name: _read(options, parameters, name, value) for name, value in said.items()}
+        return function(*arguments, **values)
+
+    # Users see names and defaults; the annotations are in the text.
+    plain = [each.replace(annotation=each.empty) for each in parameters.values()]
+    wrapper.__signature__ = signature.replace(parameters=plain)
+    wrapper.__doc__ = _documented(function.__doc__ or "", options)
+    return wrapper
+
+
+def _read(options, parameters, name, value):
+    """An option that is not known is refused by the function itself."""
+    option = options.get(name)
+    if option is None or option.read is None or value is parameters[name].default:
+        return value
+    return option.read(value, name)
+
+
+def _documented(text, options):
+    helps = []
+    for name, option in options.items():
+        helps.append(
+            textwrap.fill(
+                option.help,
+                width=_WIDTH,
+                initial_indent=name.ljust(_COLUMN),
+                subsequent_indent=" " * _COLUMN,
+                break_on_hyphens=False,
+            )
+        )
+    return inspect.cleandoc(text).replace("{options}", "\n".join(helps))
+
+
+# -- how values are read --------------------------------------------------------------------------
+
+
+class Size(int):
+    """Bytes, and how they were said, for errors."""
+
+    said: object
+
+
+def size(value, name):
+    """An int, or text such as "20GiB", "512M", "1048576"."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", str(value).lower())
+        if not match:
+            raise Error(
+                f'{name}={value!r}: expected a number of bytes such as "20GiB" or 21474836480.'
+            )
+        number = int(float(match[1]) * _UNITS[match[2]])
+    if number <= 0:
+        raise Error(f"{name}={value!r}: must be above zero.")
+    result = Size(number)
+    result.said = value
+    return result
+
+
+def one_of(*choices):
+    """One of these texts."""
+    listed = [repr(choice) for choice in choices]
+    expected = " or ".join(listed) if len(listed) == 2 else f"one of {', '.join(listed)}"
+
+    def read(value, name):
+        if value not in choices:
+            raise Error(f"{name}={value!r}: expected {expected}.")
+        return value
+
+    return read
