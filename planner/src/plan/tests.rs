@@ -24,11 +24,11 @@ fn a_plan_survives_its_file() {
 #[test]
 fn rows_that_begin_together_stand_by_name() {
     let mut b = Builder::default();
-    let named = ["b", "a"].map(|name| b.global(name, 10));
+    let storages = ["b", "a"].map(|name| b.global(name, 10));
     b.ops(4, 10);
     let trace = b.finish();
     let way = (Direction::Out, Target::Ssd);
-    let rows = named.map(|storage| Migration::unrolled(storage, way, (1, 2), 4)).to_vec();
+    let rows = storages.map(|storage| Migration::unrolled(storage, way, (1, 2), 4)).to_vec();
     let plan = Plan::new("made", &trace, &machine(900), rows, Expectation::default());
     let names: Vec<_> = plan.named(&trace).rows.iter().map(|row| row.storage.to_string()).collect();
     assert_eq!(names, ["a", "b"]);

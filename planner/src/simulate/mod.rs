@@ -201,7 +201,7 @@ impl<'a> Simulator<'a> {
         rows: &[Migration],
     ) -> Result<Simulation, SimulateError> {
         let schedule = Arc::new(self.compiler.compile(rows)?);
-        steady(Run::new(self.runtime, self.trace, self.machine, Some(schedule))?, policy)
+        steady(Run::new(self.runtime, self.trace, self.machine, Some(&schedule))?, policy)
     }
 }
 

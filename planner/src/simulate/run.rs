@@ -44,7 +44,7 @@ impl<'a> Run<'a> {
             Policy::Planned(plan) => Some(Arc::new(compile(plan, trace)?)),
             _ => None,
         };
-        Self::new(runtime, trace, machine, schedule)
+        Self::new(runtime, trace, machine, schedule.as_ref())
     }
 
     /// A run whose global storages are all made, out of memory where they do not fit.
@@ -52,7 +52,7 @@ impl<'a> Run<'a> {
         runtime: Runtime,
         trace: &'a Trace,
         machine: &Machine,
-        schedule: Option<Arc<Schedule>>,
+        schedule: Option<&Arc<Schedule>>,
     ) -> Result<Self, SimulateError> {
         let (budget, staging) = (machine.budget, machine.staging);
         let Runtime { lookahead, handling } = runtime;
@@ -65,7 +65,7 @@ impl<'a> Run<'a> {
             named: vec![Instances::default(); trace.storages.len()],
             ends_late: ends_late(trace),
         };
-        if let Some(schedule) = &schedule {
+        if let Some(schedule) = schedule {
             run.world.residency.load_schedule(Arc::clone(schedule));
         }
         for (index, storage) in trace.storages.iter().enumerate() {
