@@ -14,13 +14,13 @@ use tidelog_engine::path::{
     PathKind, PathProvider,
 };
 use tidelog_engine::units::ByteCount;
-use tidelog_format::device::{
-    Reason, Refusal, System, Target, TargetKind, program_directories, refusals, same_or_overlapping,
-};
 
 use claim::Claim;
 use controllers::Controllers;
 use space::Space;
+use tidelog_device_safety::{
+    Reason, Refusal, System, Target, TargetKind, program_directories, refusals, same_or_overlapping,
+};
 
 use crate::exit::BenchError;
 use crate::holder::Holder;

@@ -1,6 +1,6 @@
 //! What a name on the command line really is, and whether it may be written.
 //!
-//! A wrong device is the one mistake that this tool must make impossible to make by accident. Names are
+//! A wrong device is the one mistake that a tool must make impossible to make by accident. Names are
 //! resolved to devices first (symbolic links followed, nodes compared by device number). Then everything
 //! that speaks against the device is collected: who uses it ([`System`]), and what it holds
 //! ([`signatures`], [`signatures_of_partitions`], [`first_byte_set`]). Only what it *holds* may be overridden, by naming the very device twice.
