@@ -1,5 +1,5 @@
-//! Seeded numbers that are the same on every machine and in every version (`SplitMix64`): a simulation or test that fails
-//! is replayed by its seed, so the sequence of a seed never changes.
+//! Seeded numbers that are the same on every machine and in every version (`SplitMix64`): a
+//! simulation or test that fails is replayed by its seed, so the sequence of a seed never changes.
 
 /// A sequence of numbers that its seed decides.
 #[derive(Clone, Debug)]

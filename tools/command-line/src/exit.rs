@@ -6,7 +6,7 @@ use std::process::ExitCode;
 /// The command line makes no sense (`EX_USAGE`): the same for every tool.
 pub(crate) const USAGE: u8 = 64;
 
-/// Declares the exit codes of a tool, so that each code has one text: the variant's, and the help's.
+/// Declares the exit codes of a tool, so that each code has one text: the variant's and the help's.
 macro_rules! exit_codes {
     ($(#[$about:meta])* $name:ident { $($variant:ident = $code:expr, $text:literal;)* }) => {
         $(#[$about])*

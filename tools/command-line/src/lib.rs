@@ -1,5 +1,5 @@
-//! What the command lines of all tools have in common: how they are read, the exit codes and their texts, sizes as people
-//! write them, and names that are safe to print.
+//! What the command lines of all tools have in common: how they are read, the exit codes and their
+//! texts, sizes as people write them, and names that are safe to print.
 
 mod exit;
 mod quantity;
@@ -39,8 +39,8 @@ pub fn completions_of(command: &mut clap::Command, shell: Shell) -> String {
     String::from_utf8_lossy(&script).into_owned()
 }
 
-/// Names and labels from media and command lines, without what would write to the terminal on its own
-/// account.
+/// Names and labels from media and command lines, without what would write to the terminal on its
+/// own account.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
 }

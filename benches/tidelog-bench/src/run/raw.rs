@@ -342,14 +342,10 @@ impl RawJob {
                 Action::Deallocate
             }
         };
-        let operation = Operation {
-            tag: tag as u64,
-            device: DeviceIndex(place.file as u8),
-            extent: Extent::new(place.offset, place.length),
-            action,
-            placement: None,
-            priority,
-        };
+        let (device, extent) =
+            (DeviceIndex(place.file as u8), Extent::new(place.offset, place.length));
+        let operation =
+            Operation { priority, ..Operation::new(tag as u64, device, extent, action) };
         let Err(refused) = self.path.submit(operation) else { return true };
         let why = match refused.reason {
             Refusal::Full => "its queue is full".to_owned(),
