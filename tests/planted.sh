@@ -23,7 +23,7 @@ seeds=${SEEDS:-500}
 kinds=${1:-sim loom}
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-git ls-files -z | grep -zE '^(Cargo|engine/|planner/|torch-bridge/|tests/|tools/|benches/|rustfmt|scripts/loom|docs/)' | xargs -0 cp --parents -t "$copy"
+git ls-files -z | xargs -0 cp --parents -t "$copy"
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target/planted}
 export LOOM_TARGET_DIR=$CARGO_TARGET_DIR/loom
 

@@ -21,6 +21,7 @@ use tidelog_engine::path::sim::SimDisk;
 use tidelog_engine::pool::{FormatOptions, Lanes, OpenOptions, Pool, PoolStats, PutOptions};
 use tidelog_engine::schedule::Ticket;
 use tidelog_engine::units::ByteCount;
+use tidelog_random::Random;
 
 const BLOCK: u64 = 4096;
 const TENSOR_BLOCKS_MAX: u64 = 16;
@@ -144,7 +145,7 @@ impl Churn {
             pool,
             hints,
             unit,
-            random: Random(1),
+            random: Random::new(1),
             deaths: BinaryHeap::new(),
             depth: 0,
             in_flight: VecDeque::new(),
@@ -304,17 +305,4 @@ fn amplification(before: &PoolStats, after: &PoolStats) -> f64 {
     };
     let user = |stats: &PoolStats| stats.written.scratch.iter().map(|bytes| bytes.0).sum::<u64>();
     (host(after) - host(before)) as f64 / (user(after) - user(before)) as f64
-}
-
-/// `SplitMix64`.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)) % limit
-    }
 }

@@ -115,15 +115,7 @@ fn a_library_that_answers_no_more_ends_the_path_and_not_the_process() {
     fake.plan("batch_status", 0, 5041, -1);
     let action = Action::read(pool.take(4096).unwrap());
     let extent = Extent::new(0, BLOCK as u64);
-    path.submit(Operation {
-        tag: 1,
-        device: DeviceIndex(0),
-        extent,
-        action,
-        placement: None,
-        priority: None,
-    })
-    .unwrap();
+    path.submit(Operation::new(1, DeviceIndex(0), extent, action)).unwrap();
     let error = loop {
         if let Err(error) = path.wait(Some(Duration::from_millis(100))) {
             break error;

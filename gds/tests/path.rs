@@ -44,15 +44,7 @@ fn open(fake: &FakeGpu, devices: Vec<Device>) -> Box<dyn DataPath> {
 }
 
 fn run(path: &mut dyn DataPath, extent: Extent, action: Action) -> Completion {
-    path.submit(Operation {
-        tag: 1,
-        device: DeviceIndex(0),
-        extent,
-        action,
-        placement: None,
-        priority: None,
-    })
-    .unwrap();
+    path.submit(Operation::new(1, DeviceIndex(0), extent, action)).unwrap();
     let mut completions = Vec::new();
     let end = Instant::now() + Duration::from_secs(20);
     while path.poll(&mut completions) == 0 {
@@ -344,14 +336,7 @@ fn a_failed_write_latches_its_device_with_cufiles_code_and_reads_go_on() {
     let status = Status::Library { library: &CUFILE, code: 5044 };
     assert_eq!(error.status, status);
     assert!(error.to_string().ends_with("cuFile error 5044 (IO_ERROR)"), "{error}");
-    let again = Operation {
-        tag: 2,
-        device: DeviceIndex(0),
-        extent,
-        action: write(),
-        placement: None,
-        priority: None,
-    };
+    let again = Operation::new(2, DeviceIndex(0), extent, write());
     assert_eq!(path.submit(again).unwrap_err().reason, Refusal::Latched(error));
     run(path.as_mut(), extent, Action::read(pool.take(4096).unwrap())).result.unwrap();
 }

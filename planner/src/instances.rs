@@ -7,25 +7,7 @@ use crate::migration::Migration;
 use crate::plan::{Expectation, Plan};
 use crate::trace::{Access, Birth, Death, Identity, Kind, Op, PlanStorage, Storage, Trace, Use};
 use crate::units::{Bandwidth, Bytes, Nanos, OpIndex};
-
-/// A splitmix64 generator: seeded, so that a failure names the case that replays it.
-pub struct Random(pub u64);
-
-impl Random {
-    /// A number below `bound`.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-
-    /// True once in `one_in` times.
-    pub fn chance(&mut self, one_in: u64) -> bool {
-        self.below(one_in) == 0
-    }
-}
+use tidelog_random::Random;
 
 /// A random valid trace of up to `ops_max` ops and a handful of storages, for exhaustive tests.
 pub fn random_trace(random: &mut Random, ops_max: u64, storages_max: u64) -> Trace {

@@ -1,6 +1,6 @@
 //! Small traces for this crate's tests.
 
-pub(crate) use crate::instances::{Builder, Random, every_plan, random_trace};
+pub(crate) use crate::instances::{Builder, every_plan, random_trace};
 
 use crate::cost::{Machine, SsdLink};
 use crate::trace::{Access, PlanStorage, Trace};

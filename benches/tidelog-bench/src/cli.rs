@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use clap_complete::Shell;
+use tidelog_command_line::BenchExit;
 
 use crate::exit::BenchError;
 use crate::jobfile;
@@ -15,7 +16,7 @@ use crate::option::{JobOptions, OPTIONS, apply, no_option};
 
 const ABOUT: &str = "Measures Tidelog's data paths and its log, in fio's words";
 
-const AFTER_HELP: &str = "\
+const ABOUT_RUNS: &str = "\
 Options before the first --name hold for all jobs; --name=NAME begins a job, and what follows is its own.
 Job files have a [global] section and one section for each job, as fio's have.
 
@@ -44,16 +45,9 @@ memory, needs no device and is left out.
 Latencies: slat lasts from the decision to do an operation until all that go to the kernel together are
 ready; one system call then hands them over and waits, and that is part of clat.
 
-Exit codes:
-  0   every job ran to its end
-  1   an operation failed
-  2   verify found bytes that are not what was written
-  3   the data path does not work here
-  4   refused: in use, or holding something that was not named twice
-  5   the operating system refused something
-  64  the command line or a job file makes no sense
-  130 interrupted; what was measured until then is reported
+Bench";
 
+const EXAMPLES: &str = "\
 Examples:
   tidelog-bench --name=read --ioengine=tidelog-uring --rw=read --bs=1m --iodepth=32 \\
       --filename=/dev/nvme0n1:/dev/nvme1n1 --runtime=10 --time_based
@@ -66,6 +60,11 @@ Examples:
   tidelog-bench --name=plan --level=log --ioengine=tidelog-uring --workload=plan.json --trace=trace.json \\
       --filename=/mnt/nvme0/tide --loops=3
   tidelog-bench jobs.fio --output-format=json --output=result.json";
+
+/// What follows the options in the help.
+fn after_help() -> String {
+    [ABOUT_RUNS, &BenchExit::help(), EXAMPLES].join("\n\n")
+}
 
 /// How results are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,7 +112,7 @@ pub fn command() -> Command {
     let mut command = Command::new("tidelog-bench")
         .version(env!("CARGO_PKG_VERSION"))
         .about(ABOUT)
-        .after_help(AFTER_HELP)
+        .after_help(after_help())
         .arg(
             Arg::new("jobfile")
                 .help("Job files")

@@ -1,42 +1,15 @@
-//! How a run can end: exit codes, and the errors behind them.
+//! Why nothing was measured, and the exit code that says so.
 
 use std::fmt::Write;
 use std::io;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
+use tidelog_command_line::BenchExit;
+use tidelog_device_safety::Refusal;
 use tidelog_engine::path::{DeviceOpenError, PathError};
 use tidelog_engine::units::ByteCount;
-use tidelog_format::device::Refusal;
 
 use crate::holder::Holder;
-
-/// The exit codes; `--help` lists them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
-    /// Every job ran to its end.
-    Clean = 0,
-    /// An operation failed.
-    Failed = 1,
-    /// What was read back is not what was written.
-    BadData = 2,
-    /// The data path that was asked for does not work here.
-    NoPath = 3,
-    /// A device was refused: in use, or holding something that was not named twice.
-    Refused = 4,
-    /// The operating system refused something.
-    System = 5,
-    /// The command line or the job file makes no sense (`EX_USAGE`).
-    Usage = 64,
-    /// Ctrl-C, or SIGTERM, ended it; what was measured until then is reported.
-    Interrupted = 130,
-}
-
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
-    }
-}
 
 /// Why nothing was measured.
 #[derive(Debug, thiserror::Error)]
@@ -121,18 +94,18 @@ impl BenchError {
     }
 
     /// The exit code.
-    pub fn exit(&self) -> Exit {
+    pub fn exit(&self) -> BenchExit {
         match self {
-            Self::Usage { .. } | Self::Engine { .. } => Exit::Usage,
+            Self::Usage { .. } | Self::Engine { .. } => BenchExit::Usage,
             Self::Refused(_) | Self::Held { .. } | Self::Device(DeviceOpenError::InUse { .. }) => {
-                Exit::Refused
+                BenchExit::Refused
             }
-            Self::Path(PathError::Unavailable { .. }) => Exit::NoPath,
+            Self::Path(PathError::Unavailable { .. }) => BenchExit::NoPath,
             Self::Path(_)
             | Self::Device(_)
             | Self::Pool { .. }
             | Self::NoRoom { .. }
-            | Self::System { .. } => Exit::System,
+            | Self::System { .. } => BenchExit::System,
         }
     }
 }

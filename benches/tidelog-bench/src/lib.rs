@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use cli::{Format, Request};
 use disks::Disks;
-use exit::{BenchError, Exit};
+use exit::BenchError;
 use live::Live;
 use option::value::Amount;
 use option::{JobOptions, Level};
@@ -34,6 +34,7 @@ use output::{Logs, Output};
 use report::Report;
 use run::Status;
 use target::{Found, Targets};
+use tidelog_command_line::{BenchExit, completions_of};
 use tidelog_engine::path::PathKind;
 use workload::Workload;
 
@@ -41,11 +42,10 @@ use workload::Workload;
 ///
 /// # Errors
 /// Nothing, or not everything, could be measured.
-pub fn execute(request: &Request) -> Result<Exit, BenchError> {
+pub fn execute(request: &Request) -> Result<BenchExit, BenchError> {
     if let Some(shell) = request.completions {
-        let mut command = cli::command();
-        clap_complete::generate(shell, &mut command, "tidelog-bench", &mut std::io::stdout());
-        return Ok(Exit::Clean);
+        print!("{}", completions_of(&mut cli::command(), shell));
+        return Ok(BenchExit::Clean);
     }
     if request.jobs.is_empty() {
         return Err(BenchError::usage(
@@ -58,7 +58,7 @@ pub fn execute(request: &Request) -> Result<Exit, BenchError> {
     option::check_steady(&jobs)?;
     let jobs = jobs.iter().map(with_plan).collect::<Result<Vec<_>, _>>()?;
     if request.parse_only {
-        return Ok(Exit::Clean);
+        return Ok(BenchExit::Clean);
     }
     // Lives until the end: it holds what may be written open, and block devices claimed.
     let mut targets = Targets::default();
@@ -85,7 +85,7 @@ pub fn execute(request: &Request) -> Result<Exit, BenchError> {
     write(request, &reports, &disks, &mut output.borrow_mut())?;
     logged?;
     Ok(match verdict(&reports) {
-        Exit::Clean if run::is_interrupted() => Exit::Interrupted,
+        BenchExit::Clean if run::is_interrupted() => BenchExit::Interrupted,
         exit => exit,
     })
 }
@@ -143,8 +143,8 @@ fn write(
 }
 
 /// The exit code, and a line on standard error for each job that went wrong, whatever the format.
-fn verdict(reports: &[Report]) -> Exit {
-    let mut exit = Exit::Clean;
+fn verdict(reports: &[Report]) -> BenchExit {
+    let mut exit = BenchExit::Clean;
     for report in reports {
         let Report { options, ended, .. } = report;
         if !options.ramp_time.is_zero() && report.stats.iter().all(|stats| stats.ios == 0) {
@@ -156,11 +156,11 @@ fn verdict(reports: &[Report]) -> Exit {
         if let Some(bad) = &ended.first_bad {
             eprintln!("{}: {bad}", options.name);
             eprintln!("{}: {} of {} blocks are bad", options.name, ended.bad, ended.verified);
-            exit = Exit::BadData;
+            exit = BenchExit::BadData;
         }
         if let Some(failure) = &ended.failure {
             eprintln!("{}: {failure}", options.name);
-            exit = if exit == Exit::Clean { Exit::Failed } else { exit };
+            exit = if exit == BenchExit::Clean { BenchExit::Failed } else { exit };
         }
     }
     exit

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use tidelog_bench::cli::{command, request, unknown};
-use tidelog_bench::exit::Exit;
+use tidelog_command_line::ended_by;
 
 fn main() -> ExitCode {
     let matches = match command().try_get_matches() {
@@ -13,9 +13,7 @@ fn main() -> ExitCode {
                 eprintln!("tidelog-bench: {error}");
                 return error.exit().into();
             }
-            // Help and version come as "errors" too; a stream that is gone needs no answer.
-            let _ = error.print();
-            return if error.use_stderr() { Exit::Usage } else { Exit::Clean }.into();
+            return ended_by(&error);
         }
     };
     match request(&matches).and_then(|request| tidelog_bench::execute(&request)) {

@@ -2,30 +2,32 @@
 
 mod claim;
 mod controllers;
+mod device;
 mod space;
+mod window;
 
-use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
-use tidelog_engine::memory::ALIGNMENT;
 use tidelog_engine::path::sim::{SimDisk, SimDisks};
 use tidelog_engine::path::{
     Device, DeviceIdentity, DeviceOpenError, DeviceSpec, KernelDevices, OpenMode, PathChoice,
     PathKind, PathProvider,
 };
 use tidelog_engine::units::ByteCount;
-use tidelog_format::device::{
-    Reason, Refusal, System, Target, TargetKind, program_directories, refusals, same_or_overlapping,
-};
 
 use claim::Claim;
 use controllers::Controllers;
+use device::{fill, has_zones, identity, open_unchanged};
 use space::Space;
+use window::file_size;
+
+use tidelog_device_safety::{
+    Reason, Refusal, System, Target, TargetKind, program_directories, refusals, same_or_overlapping,
+};
+pub use window::windows;
 
 use crate::exit::BenchError;
 use crate::holder::Holder;
-use crate::load::Window;
-use crate::option::value::Amount;
 use crate::option::{JobOptions, Level};
 use crate::run::device_size;
 
@@ -354,154 +356,14 @@ impl Targets {
     }
 }
 
-/// Disks in memory, as large as the job.
 /// Whether another program speaks against it, or this one.
 fn is_of_a_program(reason: &Reason) -> bool {
     matches!(reason, Reason::Claimed | Reason::Used { .. })
 }
 
+/// Disks in memory, as large as the job.
 fn simulated(job: &JobOptions) -> SimDisks {
     let files = job.filename.len() as u64;
     let size = ByteCount(job.size.map_or(0, |size| size.of(0)) / files + job.offset.of(0));
     SimDisks(job.filename.iter().map(|_| SimDisk::new(size)).collect())
-}
-
-/// What an open device is, whatever its name stands for by now.
-fn identity(device: &Device) -> Result<DeviceIdentity, BenchError> {
-    let metadata = device.file().metadata().map_err(|source| {
-        let what = format!("{}: cannot find out which device it is", device.path().display());
-        BenchError::System { what, source }
-    })?;
-    Ok(DeviceIdentity::of(&metadata))
-}
-
-/// Opens what was looked at, and nothing that took its place.
-fn open_unchanged(target: &Target, mode: OpenMode) -> Result<Device, BenchError> {
-    let device = Device::open(&target.spec(), mode)?;
-    if target.identity == Some(identity(&device)?) {
-        Ok(device)
-    } else {
-        Err(DeviceOpenError::Changed { path: target.path.clone() }.into())
-    }
-}
-
-/// How long a file must be for a job.
-fn file_size(job: &JobOptions, target: &Target) -> Result<ByteCount, BenchError> {
-    match job.size {
-        Some(Amount::Bytes(size)) => {
-            let each = size / job.filename.len() as u64;
-            skipped(job, target.size.0, job.first_clone + job.numjobs - 1)
-                .and_then(|skipped| {
-                    skipped.checked_add(each)?.checked_next_multiple_of(ALIGNMENT as u64)
-                })
-                .map(ByteCount)
-                .ok_or_else(|| beyond_all_devices(job))
-        }
-        _ if target.size > ByteCount::ZERO => Ok(target.size),
-        _ => {
-            let what = format!("{} does not exist or is empty: give its size", target.given);
-            Err(BenchError::usage(what).within(&job.name))
-        }
-    }
-}
-
-/// Gives a file that is to be read bytes to read: of what is reserved and was never written, no device
-/// would be asked.
-fn fill(target: &Target, device: &Device, size: ByteCount) -> Result<(), BenchError> {
-    use std::os::unix::fs::FileExt;
-    eprintln!("{}: laying out a file of {size} to read", target.given);
-    let write = || {
-        // Through the page cache, as lengths need not be whole blocks; to what was just made, whatever is
-        // called so by now.
-        let path = format!("/proc/self/fd/{}", device.file().as_raw_fd());
-        let file = std::fs::File::options().write(true).open(path)?;
-        let mut chunk = vec![0; 1 << 20];
-        fastrand::Rng::with_seed(size.0).fill(&mut chunk);
-        for start in (0..size.0).step_by(chunk.len()) {
-            let length = (size.0 - start).min(chunk.len() as u64);
-            file.write_all_at(&chunk[..length as usize], start)?;
-        }
-        file.sync_all()
-    };
-    write().map_err(|source| BenchError::System {
-        what: format!("{}: cannot lay it out", target.given),
-        source,
-    })
-}
-
-/// Where the `clone`th of a job's `numjobs` begins in a file of `whole` bytes; `None` if no number is that large.
-fn skipped(job: &JobOptions, whole: u64, clone: u32) -> Option<u64> {
-    let increments = job.offset_increment.0.checked_mul(u64::from(clone))?;
-    job.offset.of(whole).checked_add(increments)
-}
-
-fn beyond_all_devices(job: &JobOptions) -> BenchError {
-    let what = "size, offset and offset_increment lead beyond the end of every device";
-    BenchError::usage(what).within(&job.name)
-}
-
-/// What of a window a job may write with `zonemode=zbd`: whole zones.
-fn zoned(job: &JobOptions, name: &str, window: Window) -> Result<Window, BenchError> {
-    if !job.zbd || !job.load.changes() {
-        return Ok(window);
-    }
-    let start = window.start.next_multiple_of(job.zonesize);
-    let end = (window.start + window.length) / job.zonesize * job.zonesize;
-    if start >= end {
-        let what = format!(
-            "{name}: zonemode=zbd writes whole zones, and there is none from byte {} on",
-            window.start
-        );
-        return Err(BenchError::usage(what).within(&job.name));
-    }
-    Ok(Window { start, length: end - start })
-}
-
-/// Whether a block device has zones of its own, as the kernel tells it in sysfs.
-fn has_zones(device: &Device) -> bool {
-    use std::os::unix::fs::MetadataExt;
-
-    use nix::sys::stat::{major, minor};
-
-    let Ok(metadata) = device.file().metadata() else { return false };
-    let number = metadata.rdev();
-    let place = format!("/sys/dev/block/{}:{}", major(number), minor(number));
-    // A partition has the queue of its disk.
-    let queue = ["queue", "../queue"].iter();
-    let mut told =
-        queue.filter_map(|it| std::fs::read_to_string(format!("{place}/{it}/zoned")).ok());
-    told.next().is_some_and(|it| it.trim() != "none")
-}
-
-/// The part of each file, of these sizes, that the `clone`th of a job's `numjobs` works on.
-///
-/// # Errors
-/// A part has no room for one operation.
-pub fn windows(
-    job: &JobOptions,
-    sizes: &[ByteCount],
-    clone: u32,
-) -> Result<Vec<Window>, BenchError> {
-    let unit = ALIGNMENT as u64;
-    let down = |bytes: u64| bytes / unit * unit;
-    let window = |(name, whole): (&String, &ByteCount)| {
-        let start = down(skipped(job, whole.0, clone).ok_or_else(|| beyond_all_devices(job))?);
-        let rest = down(whole.0.saturating_sub(start));
-        let wanted = match job.size {
-            None => rest,
-            Some(Amount::Bytes(bytes)) => down(bytes / sizes.len() as u64),
-            Some(percent @ Amount::Percent(_)) => down(percent.of(whole.0)).min(rest),
-        };
-        if wanted > rest || wanted < job.sizes.most() {
-            let what = format!(
-                "{name}: from byte {start} on there are {}, and {} are to be worked on in blocks of up to {}",
-                ByteCount(rest),
-                ByteCount(wanted),
-                ByteCount(job.sizes.most()),
-            );
-            return Err(BenchError::usage(what).within(&job.name));
-        }
-        zoned(job, name, Window { start, length: wanted })
-    };
-    job.filename.iter().zip(sizes).map(window).collect()
 }

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
     use crate::layout::entry::tests::entry;
     use crate::layout::{Change, TensorId};
-    use crate::log::random::Random;
+    use tidelog_random::Random;
 
     /// A record of the pool 3 with so many puts.
     fn record(sequence: u64, puts: u128) -> Vec<u8> {

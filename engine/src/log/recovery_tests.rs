@@ -9,8 +9,9 @@ use crate::layout::{
     ShareArea,
 };
 use crate::log::change_log::AppendError;
-use crate::log::random::Random;
+use crate::log::random::seeds;
 use crate::units::ByteCount;
+use tidelog_random::Random;
 
 #[derive(Debug, Error)]
 #[error("device {0} failed")]
@@ -186,7 +187,7 @@ fn a_formatted_share_is_empty_and_settled() {
 
 #[test]
 fn every_acknowledged_commit_survives_crashes_and_no_commit_survives_in_part() {
-    for seed in Random::seeds(300) {
+    for seed in seeds(300) {
         let mut random = Random::new(seed);
         let share = Share::formatted();
         let mut model = BTreeMap::new();

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::layout::SlotArea;
-use crate::log::random::Random;
+use crate::log::random::seeds;
+use tidelog_random::Random;
 
 const SEGMENT_BLOCKS: u64 = 8;
 
@@ -218,7 +219,7 @@ enum Phase {
 
 #[test]
 fn no_random_program_breaks_the_accounting() {
-    for seed in Random::seeds(200) {
+    for seed in seeds(200) {
         let mut random = Random::new(seed);
         let mut space = space(1 + random.below(12) as u32);
         let mut held: Vec<(Runs, Durability, Phase)> = Vec::new();

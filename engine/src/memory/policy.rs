@@ -3,7 +3,8 @@
 use std::io;
 use std::ptr;
 
-/// From which NUMA nodes the kernel takes the pages that a thread touches first, in the terms of `set_mempolicy(2)`.
+/// From which NUMA nodes the kernel takes the pages that a thread touches first, in the terms of
+/// `set_mempolicy(2)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemoryPolicy {
     /// As for any other thread.

@@ -215,8 +215,7 @@ mod tests {
         let buffer = DmaPool::new(ByteCount::kib(4), false).unwrap().take(4096).unwrap();
         let (device, extent) = (DeviceIndex(0), Extent::new(0, 4096));
         let action = Action::read(buffer);
-        path.submit(Operation { tag: 1, device, extent, action, placement: None, priority: None })
-            .unwrap();
+        path.submit(Operation::new(1, device, extent, action)).unwrap();
         let mut completions = Vec::new();
         assert_eq!(path.poll(&mut completions), 1);
         completions.remove(0)

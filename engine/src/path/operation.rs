@@ -56,6 +56,13 @@ pub struct Operation {
     pub priority: Option<IoPriority>,
 }
 
+impl Operation {
+    /// This action on this extent, wherever the device puts it, and as urgent as the thread is.
+    pub fn new(tag: u64, device: DeviceIndex, extent: Extent, action: Action) -> Self {
+        Self { tag, device, extent, action, placement: None, priority: None }
+    }
+}
+
 /// One of a device's placement handles (NVMe Flexible Data Placement), by its place in the namespace's list: what is
 /// written by one handle lies in reclaim units of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

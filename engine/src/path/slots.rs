@@ -99,14 +99,7 @@ mod tests {
         let buffer = DmaPool::new(ByteCount::kib(8), false).unwrap().take(8192).unwrap();
         let extent = Extent::new(4096, 8192);
         let action = Action::read(buffer);
-        Operation {
-            tag: 5,
-            device: DeviceIndex(1),
-            extent,
-            action,
-            placement: None,
-            priority: None,
-        }
+        Operation::new(5, DeviceIndex(1), extent, action)
     }
 
     #[test]

@@ -85,7 +85,7 @@ fn name(path: &dyn DataPath) -> PathKind {
 }
 
 fn operation(tag: u64, device: u8, extent: Extent, action: Action) -> Operation {
-    Operation { tag, device: DeviceIndex(device), extent, action, placement: None, priority: None }
+    Operation::new(tag, DeviceIndex(device), extent, action)
 }
 
 fn collect(path: &mut dyn DataPath, count: usize) -> Vec<Completion> {

@@ -374,7 +374,7 @@ impl Worker {
         };
         let Piece { device, placement, .. } = piece;
         let operation =
-            Operation { tag, device, extent: piece.extent(), action, placement, priority: None };
+            Operation { placement, ..Operation::new(tag, device, piece.extent(), action) };
         match self.path.submit(operation) {
             Ok(()) => {
                 if let Some(active) = self.transfers.get_mut(&flight.transfer) {

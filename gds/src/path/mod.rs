@@ -72,14 +72,7 @@ impl GdsPath {
         let Some(device) = self.slots.get(slot).map(|operation| operation.device) else {
             return Ok(());
         };
-        let twin = Operation {
-            tag: u64::from(slot),
-            device,
-            extent,
-            action,
-            placement: None,
-            priority: None,
-        };
+        let twin = Operation::new(u64::from(slot), device, extent, action);
         self.kernel.submit(twin).map_err(|refused| refused.reason)
     }
 

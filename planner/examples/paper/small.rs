@@ -4,12 +4,13 @@
 use tidelog_planner::algorithm1::{self, Score, algorithm1};
 use tidelog_planner::bound::{Effort, lower_bound};
 use tidelog_planner::cost::Machine;
-use tidelog_planner::instances::{Random, every_plan, random_machine, random_trace};
+use tidelog_planner::instances::{every_plan, random_machine, random_trace};
 use tidelog_planner::policies::flashneuron;
 use tidelog_planner::simulate::{Policy, SimulateError, run_many, simulate};
 use tidelog_planner::tidelog::{self, tidelog};
 use tidelog_planner::trace::Trace;
 use tidelog_planner::units::Bytes;
+use tidelog_random::Random;
 
 const INSTANCES: u32 = 1000;
 const SEED: u64 = 20_260;
@@ -35,7 +36,7 @@ pub(super) struct Small {
 }
 
 pub(super) fn small() -> Result<Small, SimulateError> {
-    let mut random = Random(SEED);
+    let mut random = Random::new(SEED);
     let mut small = Small::default();
     for number in 0..INSTANCES {
         // Half of them small enough for every plan to be tried, most of the time.

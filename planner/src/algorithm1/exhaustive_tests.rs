@@ -2,12 +2,13 @@
 
 use super::*;
 use crate::simulate::{Policy, simulate};
-use crate::testing::{Random, every_plan, machine, random_trace};
+use crate::testing::{every_plan, machine, random_trace};
 use crate::units::Bandwidth;
+use tidelog_random::Random;
 
 #[test]
 fn the_algorithm_is_between_the_best_of_all_plans_and_a_little_more() {
-    let mut random = Random(31);
+    let mut random = Random::new(31);
     let (mut cases, mut best_found, mut sums) = (0u32, 0u32, [0u64; 4]);
     while cases < 150 {
         let trace = random_trace(&mut random, 8, 5);

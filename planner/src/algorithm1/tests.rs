@@ -1,8 +1,9 @@
 use super::*;
 use crate::cost::HostLink;
-use crate::testing::{Builder, Random, machine, random_trace, training};
+use crate::testing::{Builder, machine, random_trace, training};
 use crate::trace::{Access, PlanStorage};
 use crate::units::{Bandwidth, Bytes, Nanos, OpIndex};
+use tidelog_random::Random;
 
 /// One activation of 10 bytes that is idle over a peak which needs its memory.
 fn one_peak() -> Trace {
@@ -149,7 +150,7 @@ fn memory_under(trace: &Trace, plan: &Plan) -> Vec<i64> {
 
 #[test]
 fn rows_account_for_exactly_the_memory_that_the_plan_says_is_left() {
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     let mut planned = 0;
     for case in 0..2000 {
         let trace = random_trace(&mut random, 14, 8);

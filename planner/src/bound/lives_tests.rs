@@ -7,8 +7,9 @@ use super::relax::Relaxation;
 use super::states::{DIRTY, Event, Instant, Rates, Step, states};
 use super::stretches::{Layout, Stretches};
 use crate::cost::HostLink;
-use crate::testing::{Random, machine, random_trace};
+use crate::testing::{machine, random_trace};
 use crate::units::{Bandwidth, Bytes, Nanos};
+use tidelog_random::Random;
 
 const IDLE: Step = Step { event: Event::Idle, instant: Instant::Free };
 const AGAIN: Step = Step { event: Event::Modify, instant: Instant::Free };
@@ -24,7 +25,7 @@ fn random_rates(random: &mut Random, count: usize) -> Vec<Rates<u64>> {
 
 #[test]
 fn every_run_costs_what_its_intervals_do() {
-    let mut random = Random(11);
+    let mut random = Random::new(11);
     for count in 1..=20 {
         let rates = random_rates(&mut random, count);
         let mut costs = Stretches::<u64, { states(2) }>::new(Layout { count });
@@ -45,7 +46,7 @@ fn every_run_costs_what_its_intervals_do() {
 #[test]
 fn a_modified_life_needs_one_turn() {
     const S: usize = states(2);
-    let mut random = Random(12);
+    let mut random = Random::new(12);
     for _ in 0..200 {
         let count = 2 + random.below(9) as usize;
         let rates = random_rates(&mut random, count);
@@ -75,7 +76,7 @@ fn a_modified_life_needs_one_turn() {
 #[test]
 fn moved_bytes_are_the_slope_of_the_cost() {
     const WARMTH: f64 = 0.05;
-    let mut random = Random(13);
+    let mut random = Random::new(13);
     for _ in 0..30 {
         let trace = random_trace(&mut random, 12, 6);
         let mut machine = machine(100);

@@ -2,10 +2,11 @@ use super::*;
 use crate::algorithm1::{Options, algorithm1};
 use crate::lifetime::Lifetimes;
 use crate::simulate::{Policy, run_many};
-use crate::testing::{Builder, Random, machine, random_trace, training};
+use crate::testing::{Builder, machine, random_trace, training};
 use crate::tidelog::tidelog;
 use crate::trace::Access;
 use crate::units::{Bandwidth, Bytes};
+use tidelog_random::Random;
 
 /// Every op is an instant, and the search has work enough for a small trace.
 const FINE: Effort = Effort { instants: 1 << 20, steps: 400 };
@@ -66,7 +67,7 @@ fn prices_that_cost_more_than_time_prove_nothing() {
 
 #[test]
 fn any_prices_at_all_prove_no_more_than_a_run_takes() {
-    let mut random = Random(77);
+    let mut random = Random::new(77);
     for case in 0..200 {
         let trace = random_trace(&mut random, 10, 6);
         let machine = tight(&trace, &mut random);
@@ -117,7 +118,7 @@ fn never_beaten(
 
 #[test]
 fn no_policy_beats_the_bound() {
-    let mut random = Random(2026);
+    let mut random = Random::new(2026);
     let mut above_kernels = 0;
     for case in 0..1000 {
         let trace = random_trace(&mut random, 12, 8);
@@ -164,7 +165,7 @@ fn what_only_is_read_need_not_be_written() {
 #[test]
 fn no_policy_writes_less_than_the_floor() {
     const ITERATIONS: u32 = 40;
-    let mut random = Random(1122);
+    let mut random = Random::new(1122);
     let mut telling = 0;
     for case in 0..300 {
         let trace = random_trace(&mut random, 12, 8);

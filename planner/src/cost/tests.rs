@@ -1,5 +1,6 @@
 use super::*;
-use crate::testing::{Random, training};
+use crate::testing::training;
+use tidelog_random::Random;
 
 fn ledger(period: u64) -> Ledger {
     Ledger::new(Nanos(period), Bandwidth(1_000_000_000), Nanos(0))
@@ -45,7 +46,7 @@ fn a_full_link_has_no_answer() {
 /// Nanosecond by nanosecond, what the ledger answers in O(log n).
 #[test]
 fn answers_agree_with_a_walk_over_every_nanosecond() {
-    let mut random = Random(11);
+    let mut random = Random::new(11);
     for case in 0..300 {
         let period = 20 + random.below(60);
         let mut ledger = ledger(period);

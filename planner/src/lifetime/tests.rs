@@ -1,6 +1,7 @@
 use super::*;
-use crate::testing::{Builder, Random, random_trace, training};
+use crate::testing::{Builder, random_trace, training};
 use crate::trace::{Access, Use};
+use tidelog_random::Random;
 
 fn spans(lifetimes: &Lifetimes, storage: PlanStorage) -> Vec<(u32, u32, Version)> {
     let of = lifetimes.periods.iter().filter(|period| period.storage == storage);
@@ -84,7 +85,7 @@ fn only_storages_that_can_move_and_be_named_have_periods() {
 
 #[test]
 fn memory_is_what_a_walk_over_two_iterations_counts() {
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     for case in 0..500 {
         let trace = random_trace(&mut random, 16, 8);
         let lifetimes = Lifetimes::of(&trace);
@@ -109,7 +110,7 @@ fn memory_is_what_a_walk_over_two_iterations_counts() {
 
 #[test]
 fn periods_hold_no_use_and_end_at_one() {
-    let mut random = Random(6);
+    let mut random = Random::new(6);
     for case in 0..500 {
         let trace = random_trace(&mut random, 16, 8);
         let ops = trace.ops.len() as u32;

@@ -2,9 +2,10 @@ use super::*;
 use crate::algorithm1::{Options, algorithm1};
 use crate::lifetime::Lifetimes;
 use crate::report::simulated;
-use crate::testing::{Builder, Random, machine, random_trace, training};
+use crate::testing::{Builder, machine, random_trace, training};
 use crate::trace::Access;
 use crate::units::Bandwidth;
+use tidelog_random::Random;
 
 fn time(trace: &Trace, machine: &Machine, policy: Policy<'_>) -> Nanos {
     simulate(trace, machine, policy).unwrap().time
@@ -24,7 +25,7 @@ fn one_peak() -> Trace {
 
 #[test]
 fn without_a_budget_nothing_waits_and_nothing_moves() {
-    let mut random = Random(21);
+    let mut random = Random::new(21);
     for case in 0..200 {
         let trace = random_trace(&mut random, 16, 8);
         let ideal = simulate(&trace, &machine(1), Policy::Ideal).unwrap();
@@ -81,7 +82,7 @@ fn a_runtime_that_looks_ahead_makes_up_for_what_a_plan_leaves_out() {
 
 #[test]
 fn every_policy_stays_within_the_budget_and_above_the_ideal_time() {
-    let mut random = Random(22);
+    let mut random = Random::new(22);
     let (mut simulated, mut moved) = (0, 0);
     for case in 0..1500 {
         let trace = random_trace(&mut random, 14, 9);

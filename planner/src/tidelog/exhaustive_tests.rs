@@ -2,12 +2,13 @@
 
 use super::*;
 use crate::simulate::{Policy, simulate};
-use crate::testing::{Random, every_plan, machine, random_trace};
+use crate::testing::{every_plan, machine, random_trace};
 use crate::units::Bandwidth;
+use tidelog_random::Random;
 
 #[test]
 fn tidelog_is_close_to_the_best_of_all_plans() {
-    let mut random = Random(47);
+    let mut random = Random::new(47);
     let (mut cases, mut best_found, mut worst, mut beyond) = (0u32, 0u32, 0, 0);
     while cases < 100 {
         let trace = random_trace(&mut random, 8, 5);

@@ -1,7 +1,8 @@
 //! The same bytes on every run, machine and build: plans of fixed traces against digests written down.
 
 use super::*;
-use crate::testing::{Random, machine, random_trace, training};
+use crate::testing::{machine, random_trace, training};
+use tidelog_random::Random;
 
 /// FNV-1a: enough to tell any difference.
 fn digest(text: &str) -> u64 {
@@ -25,7 +26,7 @@ fn plans_are_the_same_bytes_in_debug_and_release() {
     let options = Options { goal: Goal::Wear, ..Options::default() };
     let (plan, _) = tidelog(&trace, &machine_of(900_000), options).unwrap();
     let thrifty = digest(&plan.named(&trace).to_json());
-    let mut random = Random(12);
+    let mut random = Random::new(12);
     let mut all = String::new();
     for _ in 0..40 {
         let trace = random_trace(&mut random, 14, 9);

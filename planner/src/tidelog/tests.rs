@@ -3,9 +3,10 @@ use crate::cost::SsdLink;
 use crate::instances::random_machine;
 use crate::lifetime::Lifetimes;
 use crate::simulate::{Policy, run_many, simulate, simulate_under};
-use crate::testing::{Builder, Random, every_plan, machine, random_trace, training};
+use crate::testing::{Builder, every_plan, machine, random_trace, training};
 use crate::trace::Access;
 use crate::units::{Bandwidth, Bytes, Nanos};
+use tidelog_random::Random;
 
 fn time(trace: &Trace, machine: &Machine) -> u64 {
     tidelog(trace, machine, Options::default()).expect("it can be simulated").1.time.0
@@ -13,7 +14,7 @@ fn time(trace: &Trace, machine: &Machine) -> u64 {
 
 #[test]
 fn a_plan_made_for_what_transfers_take_is_faster_where_they_take_it() {
-    let mut random = Random(77);
+    let mut random = Random::new(77);
     let runtime = Runtime { lookahead: 0, handling: Nanos(3) };
     let (mut told, mut untold) = (0, 0);
     for _ in 0..100 {
@@ -75,7 +76,7 @@ fn a_training_step_is_no_slower_than_as_published() {
 
 #[test]
 fn any_trace_that_fits_at_all_gets_a_plan_that_runs() {
-    let mut random = Random(99);
+    let mut random = Random::new(99);
     let (mut ours, mut reactive) = (0, 0);
     let options = Options { published: 0, trials: 0, ..Options::default() };
     for case in 0..600 {

@@ -106,11 +106,11 @@ impl RangeMaximum {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Random;
+    use tidelog_random::Random;
 
     #[test]
     fn it_answers_as_a_plain_list_would() {
-        let mut random = Random(5);
+        let mut random = Random::new(5);
         for case in 0..200 {
             let length = 1 + random.below(40) as usize;
             let mut plain: Vec<i64> =

@@ -1,9 +1,10 @@
 use super::*;
-use crate::testing::{Builder, Random, random_trace, training};
+use crate::testing::{Builder, random_trace, training};
+use tidelog_random::Random;
 
 #[test]
 fn a_trace_survives_its_file() {
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     for case in 0..200 {
         let trace = random_trace(&mut random, 20, 10);
         let text = trace.to_json();

@@ -7,7 +7,6 @@
 mod commits;
 mod coverage;
 mod model;
-mod random;
 mod runner;
 mod script;
 mod shrink;
@@ -15,7 +14,7 @@ mod trouble;
 
 pub use coverage::{Coverage, Struck, Under};
 pub use model::{Content, Model};
-pub use random::Random;
 pub use runner::{Figures, Runner, Violation, run};
 pub use script::{Act, Cut, Script, Strike};
 pub use shrink::shrink;
+pub use tidelog_random::Random;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::random::Random;
+use tidelog_random::Random;
 
 /// A tensor's bytes, as the two numbers that they are made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,11 +21,11 @@ use tidelog_engine::units::ByteCount;
 use super::commits::Started;
 use super::coverage::{Coverage, Struck, Under};
 use super::model::{Content, Model};
-use super::random::Random;
 use super::script::{Act, Cut, Script};
 use faults::{Licence, power_cut};
 use reads::Read;
 use scratch::Write;
+use tidelog_random::Random;
 use trouble::Copied;
 
 /// Durable tensors have ids of their own: a scratch tensor may not take a durable one's place.

@@ -1,8 +1,8 @@
 //! What a run does: acts that stand on their own, so that any of them can be left out.
 
 use super::model::Content;
-use super::random::Random;
 use super::trouble;
+use tidelog_random::Random;
 
 /// One act. Ids and numbers are what they are whatever happened before.
 #[derive(Clone, Debug, PartialEq)]

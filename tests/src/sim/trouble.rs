@@ -1,7 +1,7 @@
 //! Acts that befall whole disks, strewn over a script from a sequence of their own.
 
-use super::random::Random;
 use super::script::{Act, Cut};
+use tidelog_random::Random;
 
 /// One of each kind for so many acts.
 const EVERY: usize = 250;

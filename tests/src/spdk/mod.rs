@@ -72,7 +72,7 @@ pub fn path_to(specs: &[DeviceSpec], depth: u32) -> Result<SpdkPath, Failure> {
 
 /// An operation without a placement handle.
 pub fn operation(tag: u64, device: u8, extent: Extent, action: Action) -> Operation {
-    Operation { tag, device: DeviceIndex(device), extent, action, placement: None, priority: None }
+    Operation::new(tag, DeviceIndex(device), extent, action)
 }
 
 /// Waits until so many operations have come back.

@@ -221,7 +221,7 @@ fn the_oldest_is_served_first(target: &Target) -> Result<String, Failure> {
         let buffer = pool.take(length as usize).ok_or("no buffer")?;
         let extent = Extent::new(tag * LARGE, length);
         let (device, action) = (DeviceIndex(0), Action::read(buffer));
-        Ok::<_, Failure>(Operation { tag, device, extent, action, placement: None, priority: None })
+        Ok::<_, Failure>(Operation::new(tag, device, extent, action))
     };
     for tag in 0..COUNT {
         path.submit(read(tag, LARGE)?).map_err(|refused| refused.reason)?;

@@ -4,21 +4,15 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use tidelog_command_line::{DoctorExit, parse_size};
 use tidelog_engine::units::ByteCount;
-use tidelog_format::quantity::parse_size;
 
 use crate::bind::DriverChoice;
 
-const AFTER_HELP: &str = "\
-Exit codes:
-  0   a path is proven to work, and none failed its trial
-  1   no path that was tried works
-  2   a path gave other bytes back than were written
-  3   nothing was tried: neither --scratch nor --pool was given
-  4   refused: the device is in use (by a mount, a pool, a program that drives it), or not one to hand over
-  5   the operating system refused, or a driver did not take the device
-  64  the command line makes no sense
+const ABOUT_INPUTS: &str = "\
+Doctor";
 
+const EXAMPLES: &str = "\
 Examples:
   tidelog-doctor check
       what can be said without writing anything
@@ -30,9 +24,14 @@ Examples:
   tidelog-doctor unbind 0000:3b:00.0 --yes
       gives it back, once no program drives it any more";
 
+/// What follows the options in the help.
+fn after_help() -> String {
+    [ABOUT_INPUTS, &DoctorExit::help(), EXAMPLES].join("\n\n")
+}
+
 /// Says which data paths work on this machine, and exactly why the others do not.
 #[derive(Debug, Parser)]
-#[command(name = "tidelog-doctor", version, after_help = AFTER_HELP)]
+#[command(name = "tidelog-doctor", version, after_help = after_help())]
 pub struct Cli {
     /// How to write output, errors included
     #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]

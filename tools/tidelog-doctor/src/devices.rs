@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use tidelog_format::device::{Target, users_and_names};
+use tidelog_device_safety::{Target, users_and_names};
 use tidelog_gds::topology::{Acs, Distance, PciDevice, Sysfs, distance};
 
 use crate::bind::{DriverChoice, Machine, Towards, plan};

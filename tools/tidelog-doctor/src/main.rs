@@ -3,8 +3,9 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
 use serde_json::json;
+use tidelog_command_line::{DoctorExit, completions, parse, printable};
+use tidelog_device_safety::{System, program_directories};
 use tidelog_doctor::bind::{Machine, Plan, Towards, carry_out, plan};
 use tidelog_doctor::cli::{CheckArgs, Cli, Command, HandOverArgs, Output};
 use tidelog_doctor::devices::devices;
@@ -12,21 +13,15 @@ use tidelog_doctor::facts::{Has, Roots, all};
 use tidelog_doctor::gpus::gpus;
 use tidelog_doctor::latency::{counted, latency};
 use tidelog_doctor::next::Advice;
-use tidelog_doctor::outcome::{Exit, Failure};
+use tidelog_doctor::outcome::Failure;
 use tidelog_doctor::page::Page;
 use tidelog_doctor::paths::try_all;
-use tidelog_format::device::{System, program_directories};
-use tidelog_format::outcome::printable;
 use tidelog_gds::topology::{Sysfs, nvml_gpus};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli: Cli = match parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            // Help and version come as "errors" too; a stream that is gone needs no answer.
-            let _ = error.print();
-            return if error.use_stderr() { Exit::Usage } else { Exit::Works }.into();
-        }
+        Err(ended) => return ended,
     };
     let (out, exit) = match run(&cli) {
         Ok(told) => told,
@@ -49,22 +44,18 @@ fn main() -> ExitCode {
 }
 
 /// What to print, and how it ended.
-fn run(cli: &Cli) -> Result<(String, Exit), Failure> {
+fn run(cli: &Cli) -> Result<(String, DoctorExit), Failure> {
     match &cli.command {
         Command::Check(arguments) => check(cli, arguments),
         Command::Bind(arguments) => {
             hand_over(cli, &arguments.hand_over, Towards::UserSpace(arguments.driver))
         }
         Command::Unbind(arguments) => hand_over(cli, arguments, Towards::Kernel),
-        Command::Completions { shell } => {
-            let mut out = Vec::new();
-            clap_complete::generate(*shell, &mut Cli::command(), "tidelog-doctor", &mut out);
-            Ok((String::from_utf8_lossy(&out).into_owned(), Exit::Works))
-        }
+        Command::Completions { shell } => Ok((completions::<Cli>(*shell), DoctorExit::Works)),
     }
 }
 
-fn check(cli: &Cli, arguments: &CheckArgs) -> Result<(String, Exit), Failure> {
+fn check(cli: &Cli, arguments: &CheckArgs) -> Result<(String, DoctorExit), Failure> {
     let (sysfs, procfs, boot) = (cli.sysfs.clone(), cli.procfs.clone(), cli.boot.clone());
     let roots = Roots { sysfs, procfs, boot };
     let machine = machine(cli);
@@ -75,7 +66,7 @@ fn check(cli: &Cli, arguments: &CheckArgs) -> Result<(String, Exit), Failure> {
     let before = counted(&roots);
     let rows = try_all(arguments, &advice).map_err(|error| {
         Failure::new(
-            Exit::Failed,
+            DoctorExit::Failed,
             error.to_string(),
             "name a directory in which you may make files",
         )
@@ -102,7 +93,7 @@ fn hand_over(
     cli: &Cli,
     arguments: &HandOverArgs,
     towards: Towards,
-) -> Result<(String, Exit), Failure> {
+) -> Result<(String, DoctorExit), Failure> {
     let machine = machine(cli);
     let plan = plan(&arguments.device, towards, &machine)?;
     if arguments.yes {
@@ -121,7 +112,7 @@ fn hand_over(
             format!("{document:#}\n")
         }
     };
-    Ok((text, Exit::Works))
+    Ok((text, DoctorExit::Works))
 }
 
 fn steps_text(plan: &Plan, done: bool) -> String {

@@ -4,15 +4,14 @@ use std::cmp::Reverse;
 use std::fmt::Write;
 
 use serde::Serialize;
+use tidelog_command_line::{DoctorExit, printable};
 use tidelog_engine::units::ByteCount;
-use tidelog_format::outcome::printable;
 use tidelog_gds::topology::NvmlUnavailable;
 
 use crate::devices::DeviceRow;
 use crate::facts::Fact;
 use crate::gpus::GpuRow;
 use crate::next::TRY;
-use crate::outcome::Exit;
 use crate::paths::{Memory, Row, Verdict};
 use crate::ways::By;
 
@@ -48,13 +47,13 @@ pub struct Next {
 
 impl Page {
     /// How it ends.
-    pub fn exit(&self) -> Exit {
+    pub fn exit(&self) -> DoctorExit {
         let any = |verdict| self.rows.iter().any(|row| row.verdict == verdict);
         match () {
-            () if self.rows.is_empty() => Exit::Untried,
-            () if any(Verdict::WrongBytes) => Exit::WrongBytes,
-            () if any(Verdict::Failed) || !any(Verdict::Works) => Exit::NothingWorks,
-            () => Exit::Works,
+            () if self.rows.is_empty() => DoctorExit::Untried,
+            () if any(Verdict::WrongBytes) => DoctorExit::WrongBytes,
+            () if any(Verdict::Failed) || !any(Verdict::Works) => DoctorExit::NothingWorks,
+            () => DoctorExit::Works,
         }
     }
 

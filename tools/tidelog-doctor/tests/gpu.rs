@@ -6,6 +6,7 @@ use std::path::Path;
 
 use common::{Machine, command, ran};
 use serde_json::Value;
+use tidelog_device_safety::System;
 use tidelog_doctor::cli::CheckArgs;
 use tidelog_doctor::devices::devices;
 use tidelog_doctor::next::Advice;
@@ -16,7 +17,6 @@ use tidelog_engine::path::sim::SimDisk;
 use tidelog_engine::path::{DeviceSpec, HAS_SPDK, PathChoice};
 use tidelog_engine::pool::{FormatOptions, Pool};
 use tidelog_engine::units::ByteCount;
-use tidelog_format::device::System;
 use tidelog_tests::machine::{Directory, FakeGpu};
 
 const SIZE: ByteCount = ByteCount::mib(2);

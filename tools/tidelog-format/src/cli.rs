@@ -4,21 +4,15 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+use tidelog_command_line::{FormatExit, parse_size};
 use tidelog_engine::units::ByteCount;
 
 use crate::outcome::Output;
-use crate::quantity::parse_size;
 
-const AFTER_HELP: &str = "\
-Exit codes:
-  0   done, nothing was wrong
-  1   repair: something was damaged and is whole again
-  2   something is damaged
-  3   not a Tidelog pool, or not all of its devices
-  4   refused: mounted, held, in use, or holding something that was not named twice
-  5   the operating system or a device failed
-  64  the command line makes no sense
+const ABOUT_INPUTS: &str = "\
+Format";
 
+const EXAMPLES: &str = "\
 Examples:
   tidelog-format format --size 100GiB /mnt/nvme0/tide /mnt/nvme1/tide
       shows where everything would lie; add --yes to do it
@@ -27,6 +21,11 @@ Examples:
   tidelog-format format --calibrate /dev/nvme1n1 /dev/nvme2n1 --yes
   tidelog-format check /dev/nvme1n1 /dev/nvme2n1
   tidelog-format list";
+
+/// What follows the options in the help.
+fn after_help() -> String {
+    [ABOUT_INPUTS, &FormatExit::help(), EXAMPLES].join("\n\n")
+}
 
 const FORMAT_HELP: &str = "\
 On a terminal nothing is written without --yes: what would be written where is shown instead. In a script
@@ -68,7 +67,7 @@ A host is called by TIDELOG_HOST_ID in its environment, or by /etc/nvme/hostid, 
 
 /// Makes, inspects, checks, repairs and wipes Tidelog pools.
 #[derive(Debug, Parser)]
-#[command(name = "tidelog-format", version, after_help = AFTER_HELP)]
+#[command(name = "tidelog-format", version, after_help = after_help())]
 pub struct Cli {
     /// How to write output, errors included
     #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]

@@ -3,19 +3,14 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::Parser;
+use tidelog_command_line::parse;
 use tidelog_format::cli::Cli;
 use tidelog_format::command;
-use tidelog_format::outcome::Exit;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli: Cli = match parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            // Help and version come as "errors" too; a stream that is gone needs no answer.
-            let _ = error.print();
-            return if error.use_stderr() { Exit::Usage } else { Exit::Clean }.into();
-        }
+        Err(ended) => return ended,
     };
     let outcome = command::run(&cli.command);
     let (out, err) = outcome.rendered(cli.output);

@@ -1,16 +1,15 @@
 //! How a command ended: what to print, for people or for programs, and the exit code.
 
 use std::fmt::Write;
-use std::process::ExitCode;
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
+use tidelog_command_line::{FormatExit, printable};
+use tidelog_device_safety::Refusal;
 use tidelog_engine::layout::SuperblockError;
 use tidelog_engine::path::{DeviceOpenError, DeviceSpec};
 use tidelog_engine::pool::inspect::RepairError;
 use tidelog_engine::pool::{CalibrateError, FormatError, OpenError};
-
-use crate::device::Refusal;
 
 /// How output is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -22,31 +21,6 @@ pub enum Output {
     Json,
 }
 
-/// The exit codes; `--help` lists them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
-    /// Done; nothing was wrong.
-    Clean = 0,
-    /// Something was damaged and is whole again.
-    Repaired = 1,
-    /// Something is damaged.
-    Damaged = 2,
-    /// What was named is no pool, or not all of one.
-    NotAPool = 3,
-    /// Refused: in use, held, or holding something that was not named twice.
-    Refused = 4,
-    /// The operating system or a device failed.
-    Failed = 5,
-    /// The command line makes no sense (`EX_USAGE`).
-    Usage = 64,
-}
-
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
-    }
-}
-
 /// What a command reports when it did what it was asked for.
 #[derive(Debug)]
 pub struct Report {
@@ -55,14 +29,14 @@ pub struct Report {
     /// For programs.
     pub json: Value,
     /// The exit code.
-    pub exit: Exit,
+    pub exit: FormatExit,
 }
 
 /// Why a command did not do what it was asked for.
 #[derive(Debug)]
 pub struct Failure {
     /// The exit code.
-    pub exit: Exit,
+    pub exit: FormatExit,
     /// What was wrong, and where.
     pub message: String,
     /// What to do about it.
@@ -73,7 +47,7 @@ pub struct Failure {
 
 impl Failure {
     /// A failure without refused devices.
-    pub fn new(exit: Exit, message: impl Into<String>, help: impl Into<String>) -> Self {
+    pub fn new(exit: FormatExit, message: impl Into<String>, help: impl Into<String>) -> Self {
         Self { exit, message: message.into(), help: help.into(), refusals: Vec::new() }
     }
 
@@ -83,7 +57,7 @@ impl Failure {
             1 => "1 reason against it; nothing was written".to_owned(),
             count => format!("{count} reasons against it; nothing was written"),
         };
-        Self { refusals, ..Self::new(Exit::Refused, message, "") }
+        Self { refusals, ..Self::new(FormatExit::Refused, message, "") }
     }
 }
 
@@ -93,7 +67,7 @@ pub struct Outcome(pub Result<Report, Failure>);
 
 impl Outcome {
     /// The exit code.
-    pub fn exit(&self) -> Exit {
+    pub fn exit(&self) -> FormatExit {
         self.0.as_ref().map_or_else(|failure| failure.exit, |report| report.exit)
     }
 
@@ -110,12 +84,6 @@ impl Outcome {
 
 fn lines(json: &Value) -> String {
     format!("{json:#}\n")
-}
-
-/// Names and labels from media and command lines, without what would write to the terminal on its own
-/// account.
-pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
 }
 
 fn failure_text(failure: &Failure) -> String {
@@ -182,58 +150,63 @@ impl From<OpenError> for Failure {
     fn from(error: OpenError) -> Self {
         let (exit, help) = match &error {
             OpenError::ShareHeld { .. } => (
-                Exit::Refused,
+                FormatExit::Refused,
                 "end that process, or use `inspect`, which only looks and needs no lock",
             ),
-            OpenError::OwnedElsewhere { .. } => (Exit::Refused, OWNED_ELSEWHERE),
+            OpenError::OwnedElsewhere { .. } => (FormatExit::Refused, OWNED_ELSEWHERE),
             OpenError::Superblock { device, source: SuperblockError::Absent }
                 if is_of_spdk(device) =>
             {
-                (Exit::NotAPool, NOT_IN_A_LIST)
+                (FormatExit::NotAPool, NOT_IN_A_LIST)
             }
-            OpenError::NotOnePool(what) if is_of_spdk(what) => (Exit::NotAPool, NOT_IN_A_LIST),
+            OpenError::NotOnePool(what) if is_of_spdk(what) => {
+                (FormatExit::NotAPool, NOT_IN_A_LIST)
+            }
             OpenError::Device(DeviceOpenError::Controller { name, .. }) => {
-                (Exit::Failed, help_for_controller(name))
+                (FormatExit::Failed, help_for_controller(name))
             }
             OpenError::Superblock { source: SuperblockError::Absent, .. }
             | OpenError::Device(DeviceOpenError::Missing { .. }) => {
-                (Exit::NotAPool, "`list` shows which devices carry pools")
+                (FormatExit::NotAPool, "`list` shows which devices carry pools")
             }
             OpenError::Superblock {
                 source: SuperblockError::Version(_) | SuperblockError::Features(_),
                 ..
-            } => (Exit::Refused, "use the version of Tidelog that made the pool, or a newer one"),
+            } => (
+                FormatExit::Refused,
+                "use the version of Tidelog that made the pool, or a newer one",
+            ),
             OpenError::Superblock { .. } => (
-                Exit::Damaged,
+                FormatExit::Damaged,
                 "neither copy of the superblock can be used; check the device, or format it again",
             ),
             OpenError::Shrunk { .. } => (
-                Exit::Damaged,
+                FormatExit::Damaged,
                 "the device is smaller than its pool: a wrong device, or a truncated file or volume",
             ),
             OpenError::NotOnePool(_) | OpenError::Devices(_) => (
-                Exit::NotAPool,
+                FormatExit::NotAPool,
                 "name every device of one pool; `list` shows which belong together",
             ),
             OpenError::OlderCopy { .. } => (
-                Exit::Damaged,
+                FormatExit::Damaged,
                 "only if what was used last is lost for good: tidelog-format repair --accept-older-copies",
             ),
             OpenError::OverwrittenStart { .. } => (
-                Exit::Refused,
+                FormatExit::Refused,
                 "if what was made there counts: tidelog-format wipe takes the rest of the pool away; only if the pool counts, and that may be lost: tidelog-format repair --accept-overwritten-start",
             ),
             OpenError::Recovery { .. } => (
-                Exit::Damaged,
+                FormatExit::Damaged,
                 "`check` says what is damaged; what it lists as lost cannot be repaired",
             ),
             OpenError::Device(DeviceOpenError::InUse { .. }) => {
-                (Exit::Refused, "unmount it, or stop what holds it")
+                (FormatExit::Refused, "unmount it, or stop what holds it")
             }
             OpenError::Device(DeviceOpenError::NoDirect { .. }) => {
-                (Exit::Failed, "add --buffered to go through the page cache")
+                (FormatExit::Failed, "add --buffered to go through the page cache")
             }
-            _ => (Exit::Failed, ""),
+            _ => (FormatExit::Failed, ""),
         };
         Self::new(exit, error.to_string(), help)
     }
@@ -242,9 +215,11 @@ impl From<OpenError> for Failure {
 impl From<FormatError> for Failure {
     fn from(error: FormatError) -> Self {
         let (exit, help) = match &error {
-            FormatError::SizeNeeded(_) => (Exit::Usage, "add --size, for example --size 100GiB"),
-            FormatError::Devices(_) | FormatError::Geometry(_) => (Exit::Usage, ""),
-            FormatError::OwnedElsewhere { .. } => (Exit::Refused, OWNED_ELSEWHERE),
+            FormatError::SizeNeeded(_) => {
+                (FormatExit::Usage, "add --size, for example --size 100GiB")
+            }
+            FormatError::Devices(_) | FormatError::Geometry(_) => (FormatExit::Usage, ""),
+            FormatError::OwnedElsewhere { .. } => (FormatExit::Refused, OWNED_ELSEWHERE),
             FormatError::InUse { .. }
             | FormatError::SameDevice(..)
             | FormatError::HoldsPool { .. }
@@ -253,14 +228,16 @@ impl From<FormatError> for Failure {
                 DeviceOpenError::InUse { .. }
                 | DeviceOpenError::Used { .. }
                 | DeviceOpenError::Missing { .. },
-            ) => (Exit::Refused, "it was free a moment ago; look at it again before you go on"),
+            ) => {
+                (FormatExit::Refused, "it was free a moment ago; look at it again before you go on")
+            }
             FormatError::Device(DeviceOpenError::NoDirect { .. }) => {
-                (Exit::Failed, "add --buffered to go through the page cache")
+                (FormatExit::Failed, "add --buffered to go through the page cache")
             }
             FormatError::Device(DeviceOpenError::Controller { name, .. }) => {
-                (Exit::Failed, help_for_controller(name))
+                (FormatExit::Failed, help_for_controller(name))
             }
-            _ => (Exit::Failed, ""),
+            _ => (FormatExit::Failed, ""),
         };
         Self::new(exit, error.to_string(), help)
     }
@@ -271,11 +248,11 @@ impl From<CalibrateError> for Failure {
         match error {
             CalibrateError::Open(error) => error.into(),
             CalibrateError::NoRoom => Self::new(
-                Exit::Refused,
+                FormatExit::Refused,
                 error.to_string(),
                 "delete tensors, or format a pool anew with --calibrate",
             ),
-            _ => Self::new(Exit::Failed, error.to_string(), "the pool is as it was"),
+            _ => Self::new(FormatExit::Failed, error.to_string(), "the pool is as it was"),
         }
     }
 }
@@ -285,11 +262,13 @@ impl From<RepairError> for Failure {
         match error {
             RepairError::Open(error) => error.into(),
             RepairError::NotDamaged { .. } => {
-                Self::new(Exit::Usage, error.to_string(), "`check` lists the damaged tensors")
+                Self::new(FormatExit::Usage, error.to_string(), "`check` lists the damaged tensors")
             }
-            _ => {
-                Self::new(Exit::Failed, error.to_string(), "run `check` to see what is damaged now")
-            }
+            _ => Self::new(
+                FormatExit::Failed,
+                error.to_string(),
+                "run `check` to see what is damaged now",
+            ),
         }
     }
 }

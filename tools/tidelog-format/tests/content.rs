@@ -8,10 +8,10 @@ use std::path::Path;
 use std::process::Command;
 
 use common::{Loop, format_of, overwrite_of, pool, program, put, sparse, temporary, tool};
+use tidelog_device_safety::{program_directories, signatures};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::path::device::blank::first_byte_set;
 use tidelog_engine::pool::{FormatError, FormatOptions, Pool};
-use tidelog_format::device::{program_directories, signatures};
 use tidelog_tests::machine::{LoopDevice, LoopOptions, skip};
 
 const MIB: u64 = 1 << 20;

@@ -11,7 +11,7 @@ use std::process::Command;
 use common::{
     Finally, Loop, format_of, open, overwrite_of, pool, program, sparse, temporary, tool,
 };
-use tidelog_format::device::{DeviceNumber, Reason, System};
+use tidelog_device_safety::{DeviceNumber, Reason, System};
 use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, skip};
 
 const MIB: u64 = 1 << 20;

@@ -4,9 +4,10 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use std::path::PathBuf;
+use tidelog_command_line::PlanExit;
 use tidelog_planner::hardware::known_drives;
 
-const AFTER_HELP: &str = "\
+const ABOUT_INPUTS: &str = "\
 A trace is what one training step did: record one without its hardware (tidelog-plan record), or take the one that
 an offload block wrote. A machine is a JSON file; either what stands in the rack:
   {\"gpus\": 2, \"memory\": 85899345920, \"verify\": 1000000000000,
@@ -18,15 +19,9 @@ or, without \"drives\", what is left of it for one GPU:
    \"ssd\": {\"read\": 16000000000, \"write\": 16000000000, \"latency_ns\": 80000}}
 in bytes, bytes per second and nanoseconds; \"pcie\" and \"host\" are optional. docs/plan.md has every field.
 
-Exit codes:
-  0   done
-  1   a file is not readable, or not the trace, machine, plan or benchmark that it should be
-  2   the machine cannot run the trace
-  3   what was asked about is not in the trace
-  4   the recorder is not there, or failed
-  64  the command line makes no sense
-  74  the output could not be written
+Plan";
 
+const EXAMPLES: &str = "\
 Examples:
   tidelog-plan record gpt2-xl -o trace.json
       a training step of a model, without its weights and its GPU
@@ -42,9 +37,14 @@ Examples:
   tidelog-plan export trace.json machine.json > step.json
       for ui.perfetto.dev or chrome://tracing";
 
+/// What follows the options in the help.
+fn after_help() -> String {
+    [ABOUT_INPUTS, &PlanExit::help(), EXAMPLES].join("\n\n")
+}
+
 /// Plans what leaves GPU memory and when, simulates plans, explains them, and compares policies with what is possible.
 #[derive(Debug, Parser)]
-#[command(name = "tidelog-plan", version, after_help = AFTER_HELP)]
+#[command(name = "tidelog-plan", version, after_help = after_help())]
 pub(crate) struct Cli {
     /// How to write figures
     #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]

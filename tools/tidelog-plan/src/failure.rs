@@ -1,35 +1,12 @@
 //! Why nothing came out, and the exit code that says so.
 
-use std::process::ExitCode;
+use tidelog_command_line::PlanExit;
 use tidelog_planner::cost::MachineError;
 use tidelog_planner::hardware::calibrate::CalibrateError;
 use tidelog_planner::hardware::{HardwareError, SettleError};
 use tidelog_planner::plan::PlanError;
 use tidelog_planner::simulate::SimulateError;
 use tidelog_planner::trace::TraceError;
-
-/// The exit codes; `--help` lists them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Exit {
-    /// A file is not readable, or not what it should be.
-    Unusable = 1,
-    /// The machine cannot run the trace.
-    DoesNotRun = 2,
-    /// What was asked about is not there.
-    NotFound = 3,
-    /// The recorder is not there, or failed.
-    Recorder = 4,
-    /// The command line makes no sense (`EX_USAGE`).
-    Usage = 64,
-    /// The output could not be written (`EX_IOERR`).
-    Output = 74,
-}
-
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
-    }
-}
 
 /// Why nothing came out, with the file that is to blame.
 #[derive(Debug, thiserror::Error)]
@@ -89,7 +66,7 @@ impl From<SettleError> for Failure {
 }
 
 impl Failure {
-    pub(crate) fn exit(&self) -> Exit {
+    pub(crate) fn exit(&self) -> PlanExit {
         match self {
             Self::Read { .. }
             | Self::Trace { .. }
@@ -97,12 +74,12 @@ impl Failure {
             | Self::Plan { .. }
             | Self::Calibrate { .. }
             | Self::Hardware(_)
-            | Self::Simulate(SimulateError::Plan(_)) => Exit::Unusable,
-            Self::Memory(_) | Self::Simulate(_) => Exit::DoesNotRun,
-            Self::NotFound(_) => Exit::NotFound,
-            Self::Recorder(_) => Exit::Recorder,
-            Self::Usage(_) => Exit::Usage,
-            Self::Write { .. } | Self::Output(_) => Exit::Output,
+            | Self::Simulate(SimulateError::Plan(_)) => PlanExit::Unusable,
+            Self::Memory(_) | Self::Simulate(_) => PlanExit::DoesNotRun,
+            Self::NotFound(_) => PlanExit::NotFound,
+            Self::Recorder(_) => PlanExit::Recorder,
+            Self::Usage(_) => PlanExit::Usage,
+            Self::Write { .. } | Self::Output(_) => PlanExit::Output,
         }
     }
 }

@@ -6,24 +6,20 @@ mod failure;
 mod inputs;
 mod progress;
 
-use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
-use failure::{Exit, Failure};
+use failure::Failure;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
+use tidelog_command_line::{PlanExit, completions, parse};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli: Cli = match parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            // Help and version come as "errors" too; a stream that is gone needs no answer.
-            let _ = error.print();
-            return if error.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS };
-        }
+        Err(ended) => return ended,
     };
     progress::tell_what_takes_long();
     match run(&cli).and_then(|text| print(text.as_bytes())) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => PlanExit::Done.into(),
         Err(failure) => {
             eprintln!("tidelog-plan: {failure}");
             failure.exit().into()
@@ -42,11 +38,7 @@ fn run(cli: &Cli) -> Result<String, Failure> {
         Command::Export(arguments) => command::export(arguments),
         Command::Report(arguments) => command::report(arguments),
         Command::Calibrate(arguments) => command::calibrate(arguments),
-        Command::Completions { shell } => {
-            let mut text = Vec::new();
-            clap_complete::generate(*shell, &mut Cli::command(), "tidelog-plan", &mut text);
-            Ok(String::from_utf8_lossy(&text).into_owned())
-        }
+        Command::Completions { shell } => Ok(completions::<Cli>(*shell)),
     }
 }
 

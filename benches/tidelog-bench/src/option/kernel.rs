@@ -1,5 +1,5 @@
-//! What is asked of the kernel beside bytes: priorities of operations, a thread that takes submissions, the nodes that
-//! memory comes from.
+//! What is asked of the kernel beside bytes: priorities of operations, a thread that takes
+//! submissions, the nodes that memory comes from.
 
 use tidelog_engine::memory::MemoryPolicy;
 use tidelog_engine::path::{IoPriority, PathKind, PriorityClass, SubmissionThread};
@@ -74,18 +74,20 @@ impl JobOptions {
         }
         if has_priorities && engine != PathKind::Uring {
             return wrong(
-                "prio, prioclass and cmdprio_percentage: no data path but tidelog-uring passes a priority on to the \
-                 kernel",
+                "prio, prioclass and cmdprio_percentage: no data path but tidelog-uring passes a \
+                 priority on to the kernel",
             );
         }
         if submission.is_some() && !submits {
             return wrong(
-                "sqthread_poll: a thread of the kernel takes submissions of tidelog-uring and tidelog-uring-cmd alone",
+                "sqthread_poll: a thread of the kernel takes submissions of tidelog-uring and \
+                 tidelog-uring-cmd alone",
             );
         }
         if memory.is_some() && engine == PathKind::Spdk {
             return wrong(
-                "numa_mem_policy: SPDK's memory comes from the node of each controller, whatever the thread's policy",
+                "numa_mem_policy: SPDK's memory comes from the node of each controller, whatever the \
+                 thread's policy",
             );
         }
         let is_without = |index: usize| {

@@ -1,14 +1,18 @@
 //! The raw level: operations on bytes of devices, through one queue of a data path.
 
-use std::path::Path;
+mod landed;
+mod next;
+
 use std::time::{Duration, Instant};
 
-use tidelog_engine::memory::{DmaBuffer, Memory};
+use tidelog_engine::memory::DmaBuffer;
 use tidelog_engine::path::{
     Action, Capabilities, Completion, DataPath, Extent, IoPriority, Operation, PathKind,
     PathProvider, Refusal,
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
+
+use landed::Landed;
 
 use super::backlog::Backlog;
 use super::budget::Budget;
@@ -19,15 +23,13 @@ use super::start::Ended;
 use super::throttle::Throttle;
 use crate::direction::Direction;
 use crate::exit::BenchError;
-use crate::load::{BadBlock, Filler, Origin, Place, Stream, Way, check, stamp};
-use crate::option::{JobOptions, Logs};
-use crate::stats::{Latency, Operated, Recorder, Steady, nanos};
+use crate::load::{Filler, Origin, Place, Stream, Way, stamp};
+use crate::option::JobOptions;
+use crate::stats::{Recorder, Steady, nanos};
 use crate::target;
 
 /// How long a job that is held back sleeps at most before it looks whether it is over.
 const THROTTLED_MAX: Duration = Duration::from_millis(100);
-
-mod next;
 
 /// A raw job that is ready to run.
 pub(super) struct RawJob {
@@ -76,13 +78,6 @@ pub(super) struct RawJob {
     /// Operations begun in this pass.
     begun_in_pass: u64,
     ended: Ended,
-}
-
-/// An operation that ended, as far as it is counted.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Landed {
-    operated: Operated,
-    latency: Latency,
 }
 
 #[derive(Clone, Copy)]
@@ -342,14 +337,10 @@ impl RawJob {
                 Action::Deallocate
             }
         };
-        let operation = Operation {
-            tag: tag as u64,
-            device: DeviceIndex(place.file as u8),
-            extent: Extent::new(place.offset, place.length),
-            action,
-            placement: None,
-            priority,
-        };
+        let (device, extent) =
+            (DeviceIndex(place.file as u8), Extent::new(place.offset, place.length));
+        let operation =
+            Operation { priority, ..Operation::new(tag as u64, device, extent, action) };
         let Err(refused) = self.path.submit(operation) else { return true };
         let why = match refused.reason {
             Refusal::Full => "its queue is full".to_owned(),
@@ -362,101 +353,8 @@ impl RawJob {
         false
     }
 
-    fn land(&mut self, phase: Phase, recorder: &mut Recorder) {
-        let mut completions = std::mem::take(&mut self.completions);
-        let count = self.path.poll(&mut completions);
-        self.landed_at = Instant::now();
-        let now = nanos(self.epoch, self.landed_at);
-        if count > 0 && phase == Phase::Load {
-            recorder.completed.count(count, 1);
-        }
-        for Completion { tag, memory, result, .. } in completions.drain(..) {
-            let buffer = memory.and_then(Memory::into_host);
-            let tag = tag as usize;
-            let Flight { place, direction, priority, pass, is_check, slat, issued } =
-                self.flights[tag];
-            if direction == Direction::Write
-                && let Some(zones) = self.job.zones.get(place.file)
-            {
-                zones.landed(place.offset, place.length);
-            }
-            match (result, &buffer) {
-                (Err(error), _) => {
-                    self.ended.fail(format!("{}: {error}", self.job.filename[place.file]));
-                }
-                (Ok(()), buffer) => {
-                    if phase == Phase::Load && !is_check {
-                        let latency = Latency { slat, clat: now - issued };
-                        // Operations that a log tells apart are not alike.
-                        let Logs { offsets, .. } = self.job.logs;
-                        let operated = Operated {
-                            direction,
-                            offset: if offsets { place.offset } else { 0 },
-                            bytes: place.length,
-                            priority: priority.map_or(0, IoPriority::number),
-                        };
-                        self.note(Landed { operated, latency });
-                    }
-                    if direction == Direction::Write {
-                        self.backlog.landed(place, pass);
-                    }
-                    if direction == Direction::Trim && self.job.load.writes_what_it_trims() {
-                        self.trimmed.push(place);
-                    }
-                    if let (true, Direction::Read, Some(buffer)) =
-                        (self.job.verify, direction, buffer)
-                    {
-                        // Whatever is read in a load was written by some run; what is read back, by this one.
-                        let oldest = Origin { pass, ..self.origin };
-                        let is_read_back = phase != Phase::Load || is_check;
-                        self.compare(place, buffer, is_read_back.then_some(oldest));
-                    }
-                }
-            }
-            let buffer = buffer.or_else(|| self.parked[tag].take());
-            self.idle.extend(buffer.map(|buffer| (tag, buffer)));
-        }
-        self.completions = completions;
-    }
-
-    fn note(&mut self, landed: Landed) {
-        match self.landed.last_mut() {
-            Some((last, times)) if *last == landed => *times += 1,
-            _ => self.landed.push((landed, 1)),
-        }
-    }
-
     fn steady(&self) -> Option<&Steady> {
         self.job.member.as_ref()?.steady()
-    }
-
-    fn count_landed(&mut self, recorder: &mut Recorder) {
-        if let Some(steady) = self.steady() {
-            let each = self.landed.iter();
-            let sums = each.map(|(landed, times)| (*times, landed.operated.bytes * times));
-            let (operations, bytes) = sums.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
-            steady.count(operations, bytes);
-        }
-        for (Landed { operated, latency }, times) in self.landed.drain(..) {
-            if let Some(depth) = &mut self.depth {
-                (0..times).for_each(|_| depth.landed(latency.slat + latency.clat));
-            }
-            recorder.completed_alike(times, operated, latency, self.landed_at);
-        }
-    }
-
-    fn compare(&mut self, place: Place, buffer: &DmaBuffer, oldest: Option<Origin>) {
-        let block = &buffer[..place.length as usize];
-        self.ended.verified += 1;
-        if let Err(fault) = check(block, place.offset, oldest) {
-            let file = self.job.filename[place.file].clone();
-            if let (true, Some(origin)) = (self.job.verify_dump, oldest)
-                && let Err(error) = dump::dump(Path::new(""), block, &file, place, origin)
-            {
-                self.ended.fail(format!("verify_dump: {file} at byte {}: {error}", place.offset));
-            }
-            self.ended.bad(BadBlock { file, offset: place.offset, length: place.length, fault });
-        }
     }
 }
 

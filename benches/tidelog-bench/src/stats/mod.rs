@@ -1,5 +1,6 @@
 //! What is counted while a job runs.
 
+mod counts;
 mod lateness;
 mod moments;
 mod operated;
@@ -7,9 +8,10 @@ mod recorder;
 mod steady;
 mod timeline;
 
+pub use counts::{Depths, DirectionStats, Latency, nanos};
 pub use lateness::Lateness;
 pub use moments::Moments;
 pub use operated::Operated;
-pub use recorder::{Depths, DirectionStats, Latency, LiveCounters, Recorder, nanos};
+pub use recorder::{LiveCounters, Recorder};
 pub use steady::{Steady, SteadyResult};
 pub use timeline::{Entry, Timeline};

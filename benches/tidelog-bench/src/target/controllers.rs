@@ -3,8 +3,8 @@
 
 use std::io;
 
+use tidelog_device_safety::{Attached, Reason, Target, TargetKind};
 use tidelog_engine::path::PathProvider;
-use tidelog_format::device::{Attached, Reason, Target, TargetKind};
 
 use crate::exit::BenchError;
 use crate::option::JobOptions;

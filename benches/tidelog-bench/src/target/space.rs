@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::sys::statvfs::statvfs;
+use tidelog_device_safety::{Target, TargetKind};
 use tidelog_engine::units::ByteCount;
-use tidelog_format::device::{Target, TargetKind};
 
 use crate::exit::BenchError;
 

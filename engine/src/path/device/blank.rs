@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
+use tidelog_random::Random;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -96,16 +97,8 @@ pub fn first_byte_set_by(
 fn samples(size: u64) -> impl Iterator<Item = u64> {
     let blocks = size / SAMPLE_BYTES;
     let step = (blocks / SAMPLES).max(1);
-    (0..blocks.div_ceil(step))
-        .map(move |part| (part * step + scrambled(part) % step) * SAMPLE_BYTES)
-}
-
-/// A number that looks random (the last step of `SplitMix64`).
-fn scrambled(number: u64) -> u64 {
-    let mut mixed = number.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    mixed ^ (mixed >> 31)
+    let mut random = Random::new(0);
+    (0..blocks.div_ceil(step)).map(move |part| (part * step + random.below(step)) * SAMPLE_BYTES)
 }
 
 /// The reads of `length` bytes from `start` on, as far as the device reaches.

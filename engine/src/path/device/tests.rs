@@ -182,14 +182,7 @@ fn a_block_device_is_measured_claimed_and_deallocated() {
         let pool = DmaPool::new(ByteCount::kib(8), false).unwrap();
         let extent = Extent::new(4096, 4096);
         let mut run = |action: Action| {
-            let operation = Operation {
-                tag: 1,
-                device: DeviceIndex(0),
-                extent,
-                action,
-                placement: None,
-                priority: None,
-            };
+            let operation = Operation::new(1, DeviceIndex(0), extent, action);
             path.submit(operation).unwrap();
             let mut completions = Vec::new();
             while path.poll(&mut completions) == 0 {

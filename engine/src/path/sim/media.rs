@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
+use tidelog_random::Random;
 
-use super::disk::Random;
 use crate::memory::ALIGNMENT;
 
 pub(super) type Page = Box<[u8; ALIGNMENT]>;

@@ -24,16 +24,7 @@ impl Bench {
     }
 
     fn submit(&mut self, tag: u64, extent: Extent, action: Action) {
-        self.path
-            .submit(Operation {
-                tag,
-                device: DeviceIndex(0),
-                extent,
-                action,
-                placement: None,
-                priority: None,
-            })
-            .unwrap();
+        self.path.submit(Operation::new(tag, DeviceIndex(0), extent, action)).unwrap();
     }
 
     fn finish(&mut self) -> Vec<Completion> {

@@ -83,14 +83,7 @@ impl Aside {
     }
 
     fn run(&mut self, extent: Extent, action: Action) -> io::Result<Completion> {
-        let operation = Operation {
-            tag: 0,
-            device: DeviceIndex(0),
-            extent,
-            action,
-            placement: None,
-            priority: None,
-        };
+        let operation = Operation::new(0, DeviceIndex(0), extent, action);
         self.path.submit(operation).map_err(|refused| io::Error::other(refused.reason))?;
         let deadline = Instant::now() + PATIENCE;
         let mut completions = Vec::with_capacity(1);

@@ -127,14 +127,7 @@ impl Walk {
             _ => Action::read(buffer),
         };
         let extent = Extent::new(offset, self.chunk.0);
-        Operation {
-            tag,
-            device: DeviceIndex(device as u8),
-            extent,
-            action,
-            placement: None,
-            priority: None,
-        }
+        Operation::new(tag, DeviceIndex(device as u8), extent, action)
     }
 }
 

@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use super::*;
 use crate::layout::LifetimeClass;
-use crate::log::random::Random;
 use crate::path::sim::{PowerCut, SimDisk, SimProfile};
 use crate::units::ByteCount;
+use tidelog_random::Random;
 
 /// Formatted disks, small enough to be filled.
 fn disks(count: usize, size: ByteCount) -> Vec<SimDisk> {
@@ -52,7 +52,7 @@ fn quick() -> OpenOptions {
 /// Bytes that tell one tensor's version from every other.
 fn bytes(seed: u64, length: usize) -> Vec<u8> {
     let mut random = Random::new(seed);
-    let words = std::iter::repeat_with(|| random.next().to_le_bytes());
+    let words = std::iter::repeat_with(|| random.draw().to_le_bytes());
     words.take(length.div_ceil(8)).flatten().take(length).collect()
 }
 

@@ -5,6 +5,7 @@ use crate::log::{Durability, Lane, Request};
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::log::random::seeds;
 use crate::path::OperationKind;
 use crate::path::sim::{Fault, SimProfile};
 
@@ -29,7 +30,7 @@ impl Program {
         let mut random = Random::new(seed);
         let disks: Vec<SimDisk> = (0..=random.below(4))
             .map(|_| {
-                let profile = SimProfile { seed: random.next(), ..SimProfile::default() };
+                let profile = SimProfile { seed: random.draw(), ..SimProfile::default() };
                 SimDisk::with_profile(ByteCount::mib(2 + random.below(3)), profile)
             })
             .collect();
@@ -58,7 +59,7 @@ impl Program {
     fn content(&mut self) -> Vec<u8> {
         let length_max = if self.random.chance(6) { 600_000 } else { 20_000 };
         let length = self.random.below(length_max) as usize;
-        bytes(self.random.next(), length)
+        bytes(self.random.draw(), length)
     }
 
     /// Scratch and durable ids are apart, since one may not replace the other at will.
@@ -270,7 +271,7 @@ impl Program {
         let cut = match self.random.below(3) {
             0 => PowerCut::DropAll,
             1 => PowerCut::KeepAll,
-            _ => PowerCut::Torn(self.random.next()),
+            _ => PowerCut::Torn(self.random.draw()),
         };
         self.disks.iter().for_each(|disk| disk.cut_power(cut));
         self.disks.iter().for_each(SimDisk::clear_faults);
@@ -352,14 +353,14 @@ impl Program {
 
 #[test]
 fn a_pool_answers_like_the_model_through_faults_and_power_cuts() {
-    for seed in Random::seeds(60) {
+    for seed in seeds(60) {
         Program::new(seed).run(120);
     }
 }
 
 #[test]
 fn a_crowded_pool_reclaims_and_answers_like_the_model() {
-    for seed in Random::seeds(24) {
+    for seed in seeds(24) {
         Program::crowded(seed).run(100);
     }
 }

@@ -1,9 +1,10 @@
 //! Which driver leaves a controller to user space, and what each needs.
 
 use clap::ValueEnum;
+use tidelog_command_line::DoctorExit;
 use tidelog_gds::topology::{PciDevice, Sysfs};
 
-use crate::outcome::{Exit, Failure};
+use crate::outcome::Failure;
 
 /// The driver that is to have a device for user space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -44,7 +45,7 @@ impl DriverChoice {
         if controller.iommu_group.is_none() {
             help += ", or turn the IOMMU on (intel_iommu=on or amd_iommu=on) for vfio-pci";
         }
-        Err(Failure::new(Exit::Failed, format!("the kernel has no {driver} driver"), help))
+        Err(Failure::new(DoctorExit::Failed, format!("the kernel has no {driver} driver"), help))
     }
 }
 
@@ -54,7 +55,7 @@ pub(super) fn check(
     controller: &PciDevice,
     sysfs: &Sysfs,
 ) -> Result<(), Failure> {
-    let refused = |what: String, help: &str| Err(Failure::new(Exit::Refused, what, help));
+    let refused = |what: String, help: &str| Err(Failure::new(DoctorExit::Refused, what, help));
     let address = &controller.address;
     match controller.iommu_group {
         None if driver == VFIO => {
@@ -114,5 +115,5 @@ fn check_neighbours(controller: &PciDevice, group: u32, sysfs: &Sysfs) -> Result
     let what =
         format!("{} shares IOMMU group {group} with {}", controller.address, others.join(", "));
     let help = "the kernel hands over whole groups: move the SSD to another slot";
-    Err(Failure::new(Exit::Refused, what, help))
+    Err(Failure::new(DoctorExit::Refused, what, help))
 }

@@ -12,13 +12,14 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tidelog_format::device::System;
 use tidelog_gds::topology::{PciDevice, Sysfs};
 
 pub use driver::DriverChoice;
+use tidelog_command_line::DoctorExit;
+use tidelog_device_safety::System;
 use users::{Held, check_user_space, hold};
 
-use crate::outcome::{Exit, Failure};
+use crate::outcome::Failure;
 
 /// Which way a device goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,14 +113,18 @@ fn controller_named(device: &str, sysfs: &Sysfs) -> Result<PciDevice, Failure> {
         (None, _) => {
             let help = "name a PCI address, as in 0000:3b:00.0, or a namespace, as in nvme0n1";
             let what = format!("there is no PCI device {device}");
-            return Err(Failure::new(Exit::Usage, what, help));
+            return Err(Failure::new(DoctorExit::Usage, what, help));
         }
         (Some(last), false) => {
             let mut addresses: Vec<String> = found.into_iter().map(|it| it.address).collect();
             addresses.push(last.address);
             addresses.sort();
             let what = format!("{device} has several controllers: {}", addresses.join(", "));
-            return Err(Failure::new(Exit::Usage, what, "name one of them; they go one by one"));
+            return Err(Failure::new(
+                DoctorExit::Usage,
+                what,
+                "name one of them; they go one by one",
+            ));
         }
     };
     if controller.is_nvme() {
@@ -127,7 +132,7 @@ fn controller_named(device: &str, sysfs: &Sysfs) -> Result<PciDevice, Failure> {
     }
     let what =
         format!("{} is no NVMe controller (class {:06x})", controller.address, controller.class);
-    Err(Failure::new(Exit::Refused, what, "only NVMe controllers are handed over"))
+    Err(Failure::new(DoctorExit::Refused, what, "only NVMe controllers are handed over"))
 }
 
 fn steps(controller: &PciDevice, driver: &'static str, sysfs: &Sysfs) -> Vec<Step> {
@@ -161,7 +166,7 @@ pub fn carry_out(plan: &Plan, machine: &Machine) -> Result<(), Failure> {
     for step in &plan.steps {
         write(step).map_err(|error| {
             let what = format!("cannot write {:?} to {}: {error}", step.text, step.file.display());
-            Failure::new(Exit::Failed, what, format!("{}{undo}", driver::needs(plan.driver)))
+            Failure::new(DoctorExit::Failed, what, format!("{}{undo}", driver::needs(plan.driver)))
         })?;
     }
     let begun = Instant::now();
@@ -171,7 +176,7 @@ pub fn carry_out(plan: &Plan, machine: &Machine) -> Result<(), Failure> {
             let what = format!("{} did not take {}", plan.driver, plan.address);
             let why = "the kernel's log (dmesg) says why; ";
             let help = format!("{why}{}{undo}", driver::needs(plan.driver));
-            return Err(Failure::new(Exit::Failed, what, help));
+            return Err(Failure::new(DoctorExit::Failed, what, help));
         }
         std::thread::sleep(Duration::from_millis(10));
     }

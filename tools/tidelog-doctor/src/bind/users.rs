@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
-use tidelog_format::device::{
+use tidelog_command_line::DoctorExit;
+use tidelog_device_safety::{
     DeviceNumber, Reason, Target, TargetKind, program_directories, users_and_names,
 };
 use tidelog_gds::topology::PciDevice;
 
 use super::{KERNEL, Machine};
-use crate::outcome::{Exit, Failure};
+use crate::outcome::Failure;
 
 /// A namespace that is this process's while this lives.
 #[derive(Debug)]
@@ -82,7 +83,7 @@ impl Namespace<'_> {
 
     fn in_use(&self, reason: &Reason) -> Failure {
         let what = format!("{} is in use: of {}, {reason}", self.controller.address, self.name);
-        Failure::new(Exit::Refused, what, reason.help(&self.node))
+        Failure::new(DoctorExit::Refused, what, reason.help(&self.node))
     }
 
     /// It may be anybody's then.
@@ -90,12 +91,12 @@ impl Namespace<'_> {
         let (address, name) = (&self.controller.address, self.name);
         let what = format!("{address}: nobody can say who uses {name}: {why}");
         let help = "run it where /sys and /dev are the machine's own, outside of containers";
-        Failure::new(Exit::Refused, what, help)
+        Failure::new(DoctorExit::Refused, what, help)
     }
 
     fn unreadable(&self, error: &io::Error) -> Failure {
         let what = format!("cannot look at {}: {error}", self.node);
-        Failure::new(Exit::Failed, what, "run it as root")
+        Failure::new(DoctorExit::Failed, what, "run it as root")
     }
 }
 
@@ -108,7 +109,7 @@ pub(super) fn check_user_space(controller: &PciDevice, machine: &Machine) -> Res
     let refused = |user: User, has: String| {
         let who = user.description(machine);
         let what = format!("{} is in use: {who} {has}", controller.address);
-        Err(Failure::new(Exit::Refused, what, user.help()))
+        Err(Failure::new(DoctorExit::Refused, what, user.help()))
     };
     if let Some((process, node)) = process_with(&nodes_of(controller, machine), machine)? {
         return refused(User::Process(process), format!("has {node} open"));
@@ -116,7 +117,7 @@ pub(super) fn check_user_space(controller: &PciDevice, machine: &Machine) -> Res
     let claim = machine.claims.join(format!("spdk_pci_lock_{}", controller.address));
     let holder = holder_of(&claim).map_err(|error| {
         let what = format!("cannot look at {}: {error}", claim.display());
-        Failure::new(Exit::Failed, what, "run it as root; SPDK makes that file")
+        Failure::new(DoctorExit::Failed, what, "run it as root; SPDK makes that file")
     })?;
     match holder {
         Some(user) => refused(user, format!("holds SPDK's lock {}", claim.display())),
@@ -190,7 +191,7 @@ fn process_with(
     for process in numbers {
         let found = node_open_in(process, nodes, machine).map_err(|error| {
             let what = format!("cannot see what process {process} has open: {error}");
-            Failure::new(Exit::Failed, what, "run it as root")
+            Failure::new(DoctorExit::Failed, what, "run it as root")
         })?;
         if let Some(node) = found {
             return Ok(Some((process, node)));

@@ -4,6 +4,8 @@ use std::fmt::Write;
 
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
+use tidelog_command_line::FormatExit;
+use tidelog_device_safety::{System, Target};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::inspect::inspect;
 use tidelog_engine::pool::{CalibrateProgress, Calibration, Measurement, Pool};
@@ -12,8 +14,7 @@ use super::table::Table;
 use super::wipe::refuse_users;
 use super::{bar_of, inspect as show, shall_write};
 use crate::cli::WipeArgs;
-use crate::device::{System, Target};
-use crate::outcome::{Exit, Failure, Report};
+use crate::outcome::{Failure, Report};
 
 pub(super) fn run(args: &WipeArgs, system: &System) -> Result<Report, Failure> {
     let write = shall_write(args.intent)?;
@@ -24,14 +25,14 @@ pub(super) fn run(args: &WipeArgs, system: &System) -> Result<Report, Failure> {
         let mut text = show::text(&view);
         text.push_str("\nNothing was written. Add --yes to measure in free segments, and to store the depth.\n");
         let json = json!({ "written": false, "pool": show::json(&view), "calibration": null });
-        return Ok(Report { text, json, exit: Exit::Clean });
+        return Ok(Report { text, json, exit: FormatExit::Clean });
     }
     let bar = progress_bar();
     let found = Pool::calibrate(&specs, args.pool.buffered, &mut |step| advance(&bar, step));
     bar.finish_and_clear();
     let found = found?;
     let json = json!({ "written": true, "pool": null, "calibration": self::json(&found) });
-    Ok(Report { text: text(&found), json, exit: Exit::Clean })
+    Ok(Report { text: text(&found), json, exit: FormatExit::Clean })
 }
 
 pub(super) fn progress_bar() -> ProgressBar {

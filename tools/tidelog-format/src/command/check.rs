@@ -3,11 +3,12 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
+use tidelog_command_line::{FormatExit, printable};
 use tidelog_engine::pool::inspect::{CheckReport, Damage, check};
 
 use super::{advance, progress_bar, specs};
 use crate::cli::PoolArgs;
-use crate::outcome::{Exit, Failure, Report, printable};
+use crate::outcome::{Failure, Report};
 
 pub(super) fn run(args: &PoolArgs) -> Result<Report, Failure> {
     let bar = progress_bar("verifying");
@@ -21,7 +22,7 @@ pub(super) fn run(args: &PoolArgs) -> Result<Report, Failure> {
     if repairable > 0 {
         let _ = writeln!(text, "{repairable} of these can be written again: tidelog-format repair");
     }
-    let exit = if report.damage.is_empty() { Exit::Clean } else { Exit::Damaged };
+    let exit = if report.damage.is_empty() { FormatExit::Clean } else { FormatExit::Damaged };
     Ok(Report { text, json: json(&report), exit })
 }
 

@@ -3,6 +3,8 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
+use tidelog_command_line::FormatExit;
+use tidelog_device_safety::{Reason, Refusal, System, Target, TargetKind};
 use tidelog_engine::layout::{BLOCK_BYTES, Geometry};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::{FormatOptions, FormatProgress, Pool};
@@ -14,8 +16,7 @@ use super::{
     advance, calibrate, check_overwrite_names, progress_bar, refuse, resolve, shall_write,
 };
 use crate::cli::FormatArgs;
-use crate::device::{Reason, Refusal, System, Target, TargetKind};
-use crate::outcome::{Exit, Failure, Report};
+use crate::outcome::{Failure, Report};
 
 const NO_REDUNDANCY: &str =
     "A pool has no redundancy: losing one device loses the tensors of the whole pool.";
@@ -41,7 +42,7 @@ pub(super) fn run(args: &FormatArgs, system: &System) -> Result<Report, Failure>
             );
         }
         text.push_str("\nNothing was written. Add --yes to write this.\n");
-        return Ok(Report { text, json: plan.json(None), exit: Exit::Clean });
+        return Ok(Report { text, json: plan.json(None), exit: FormatExit::Clean });
     }
     let bar = progress_bar("deallocating");
     let measuring = calibrate::progress_bar();
@@ -69,7 +70,7 @@ pub(super) fn run(args: &FormatArgs, system: &System) -> Result<Report, Failure>
     }
     let mut json = plan.json(Some(made.pool));
     json["calibration"] = calibration.as_ref().map_or(Value::Null, calibrate::json);
-    Ok(Report { text, json, exit: Exit::Clean })
+    Ok(Report { text, json, exit: FormatExit::Clean })
 }
 
 /// Refuses names for which a file would have to be made.

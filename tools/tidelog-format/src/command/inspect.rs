@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
+use tidelog_command_line::{FormatExit, printable};
 use tidelog_engine::layout::{Geometry, LifetimeClass, TensorEntry, utc};
 use tidelog_engine::pool::inspect::{CopyState, IndexView, PoolView, ShareView, inspect};
 use tidelog_engine::units::ByteCount;
@@ -10,7 +11,7 @@ use tidelog_engine::units::ByteCount;
 use super::specs;
 use super::table::Table;
 use crate::cli::PoolArgs;
-use crate::outcome::{Exit, Failure, Report, printable};
+use crate::outcome::{Failure, Report};
 
 pub(super) fn run(args: &PoolArgs) -> Result<Report, Failure> {
     let view = inspect(&specs(&args.devices))?;
@@ -18,9 +19,9 @@ pub(super) fn run(args: &PoolArgs) -> Result<Report, Failure> {
     let older = view.shares.iter().any(|share| !share.older.is_empty());
     let overwritten = view.devices.iter().any(|(_, device)| device.overwritten.is_some());
     let exit = if older || overwritten || unreadable && view.missing.is_empty() {
-        Exit::Damaged
+        FormatExit::Damaged
     } else {
-        Exit::Clean
+        FormatExit::Clean
     };
     Ok(Report { text: text(&view), json: json(&view), exit })
 }

@@ -4,6 +4,8 @@ use std::fmt::Write;
 use std::fs::File;
 
 use serde_json::{Value, json};
+use tidelog_command_line::FormatExit;
+use tidelog_device_safety::{Reason, Scope, System, Target, TargetKind};
 use tidelog_engine::path::nvme::{
     AdminError, ControllerFacts, Formats, LbaFormat, Namespace, NamespaceFacts, Unusable,
 };
@@ -13,8 +15,7 @@ use tidelog_engine::units::ByteCount;
 use super::table::Table;
 use super::{check_overwrite_names, refuse, resolve, shall_write};
 use crate::cli::LbaArgs;
-use crate::device::{Reason, Scope, System, Target, TargetKind};
-use crate::outcome::{Exit, Failure, Report};
+use crate::outcome::{Failure, Report};
 
 pub(super) fn run(args: &LbaArgs, system: &System) -> Result<Report, Failure> {
     let names = [args.device.clone()];
@@ -65,11 +66,11 @@ impl<'a> Drive<'a> {
             let what = format!("{} is a {}", target.given, target.scope);
             let help =
                 "name a whole NVMe namespace, such as /dev/nvme1n1; nothing else has LBA formats";
-            return Err(Failure::new(Exit::Refused, what, help));
+            return Err(Failure::new(FormatExit::Refused, what, help));
         }
         let failed = |error: AdminError| {
             let what = format!("{}: {error}", target.given);
-            Failure::new(Exit::Failed, what, "drives can usually be asked by root alone")
+            Failure::new(FormatExit::Failed, what, "drives can usually be asked by root alone")
         };
         let file = File::open(&target.path);
         let file = file.map_err(|error| failed(AdminError::NotNvme(error)))?;
@@ -87,11 +88,11 @@ impl<'a> Drive<'a> {
         let device = &self.target.given;
         if let Some(why @ (Unusable::Zoned | Unusable::CommandSet(_))) = self.unusable {
             let what = format!("{device}: {why}; no format changes that");
-            return Err(Failure::new(Exit::Refused, what, "name another device"));
+            return Err(Failure::new(FormatExit::Refused, what, "name another device"));
         }
         if self.controller.formats == Formats::Nothing {
             let what = format!("{device}: its controller cannot change formats");
-            return Err(Failure::new(Exit::Refused, what, "it stays as it is"));
+            return Err(Failure::new(FormatExit::Refused, what, "it stays as it is"));
         }
         let neighbours = match &self.target.kind {
             TargetKind::Block(device) => device.neighbours(),
@@ -102,7 +103,11 @@ impl<'a> Drive<'a> {
                 "{device}: its controller formats all namespaces at once, and there is {}",
                 neighbours.join(", ")
             );
-            return Err(Failure::new(Exit::Refused, what, "delete the other namespaces first"));
+            return Err(Failure::new(
+                FormatExit::Refused,
+                what,
+                "delete the other namespaces first",
+            ));
         }
         Ok(())
     }
@@ -120,7 +125,7 @@ impl<'a> Drive<'a> {
             };
             let what = format!("{}: {why}", self.target.given);
             let help = format!("tidelog-format lba {} lists its formats", self.target.given);
-            Failure::new(Exit::Refused, what, help)
+            Failure::new(FormatExit::Refused, what, help)
         })
     }
 
@@ -170,7 +175,7 @@ impl<'a> Drive<'a> {
             "formats": formats,
             "unusable": self.unusable.map(|why| why.to_string()),
         });
-        Report { text, json, exit: Exit::Clean }
+        Report { text, json, exit: FormatExit::Clean }
     }
 }
 
@@ -178,10 +183,12 @@ impl From<LbaError> for Failure {
     fn from(error: LbaError) -> Self {
         match error {
             LbaError::Refused(error) => error.into(),
-            LbaError::Admin { .. } => {
-                Self::new(Exit::Failed, error.to_string(), "look at it again: tidelog-format lba")
-            }
-            LbaError::Unnoticed { .. } => Self::new(Exit::Failed, error.to_string(), ""),
+            LbaError::Admin { .. } => Self::new(
+                FormatExit::Failed,
+                error.to_string(),
+                "look at it again: tidelog-format lba",
+            ),
+            LbaError::Unnoticed { .. } => Self::new(FormatExit::Failed, error.to_string(), ""),
         }
     }
 }

@@ -5,6 +5,8 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
+use tidelog_command_line::{FormatExit, printable};
+use tidelog_device_safety::System;
 use tidelog_engine::layout::{Superblock, SuperblockError};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::inspect::{DeviceView, probe};
@@ -12,8 +14,7 @@ use tidelog_engine::units::ByteCount;
 
 use super::table::Table;
 use crate::cli::ListArgs;
-use crate::device::System;
-use crate::outcome::{Exit, Report, printable};
+use crate::outcome::Report;
 
 /// Devices of one pool that were found, by their place.
 type Found = Vec<(Superblock, DeviceView)>;
@@ -43,7 +44,7 @@ pub(super) fn run(args: &ListArgs, system: &System) -> Report {
     let text = text(&pools, &damaged, &unreadable);
     let pools: Vec<Value> = pools.iter().map(|(pool, found)| pool_json(*pool, found)).collect();
     let json = json!({ "pools": pools, "damaged": damaged, "unreadable": unreadable });
-    Report { text, json, exit: Exit::Clean }
+    Report { text, json, exit: FormatExit::Clean }
 }
 
 fn text(pools: &BTreeMap<u128, Found>, damaged: &[Value], unreadable: &[String]) -> String {

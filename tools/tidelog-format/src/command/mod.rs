@@ -17,14 +17,15 @@ use std::io::{self, IsTerminal};
 use clap::CommandFactory;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
+use tidelog_command_line::{FormatExit, completions};
+use tidelog_device_safety::{
+    Reason, Refusal, System, Target, program_directories, refusals, same_or_overlapping,
+};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::units::ByteCount;
 
 use crate::cli::{Cli, Command, Intent};
-use crate::device::{
-    Reason, Refusal, System, Target, program_directories, refusals, same_or_overlapping,
-};
-use crate::outcome::{Exit, Failure, Outcome, Report};
+use crate::outcome::{Failure, Outcome, Report};
 
 /// Carries a command out.
 pub fn run(command: &Command) -> Outcome {
@@ -40,18 +41,14 @@ pub fn run(command: &Command) -> Outcome {
         Command::TakeOver(args) => take_over::run(args),
         Command::List(args) => Ok(list::run(args, &system)),
         Command::Add(_) => Err(add()),
-        Command::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(*shell, &mut Cli::command(), "tidelog-format", &mut script);
-            Ok(page(&script))
-        }
+        Command::Completions { shell } => Ok(page(completions::<Cli>(*shell))),
         Command::Man { command } => man(command.as_deref()),
     })
 }
 
 fn add() -> Failure {
     Failure::new(
-        Exit::Refused,
+        FormatExit::Refused,
         "devices cannot be added: a pool's devices are fixed when it is formatted, because every tensor \
          is striped over all of them",
         "Instead: format a second pool on the new devices and use it for the next run; or save the \
@@ -67,18 +64,17 @@ fn man(command: Option<&str>) -> Result<Report, Failure> {
     let page_of = match command {
         None => tool,
         Some(name) => tool.find_subcommand(name).cloned().ok_or_else(|| {
-            Failure::new(Exit::Usage, format!("there is no command {name:?}"), "see --help")
+            Failure::new(FormatExit::Usage, format!("there is no command {name:?}"), "see --help")
         })?,
     };
     let mut text = Vec::new();
     let rendered = clap_mangen::Man::new(page_of).render(&mut text);
-    rendered.map_err(|error| Failure::new(Exit::Failed, error.to_string(), ""))?;
-    Ok(page(&text))
+    rendered.map_err(|error| Failure::new(FormatExit::Failed, error.to_string(), ""))?;
+    Ok(page(String::from_utf8_lossy(&text).into_owned()))
 }
 
-fn page(text: &[u8]) -> Report {
-    let text = String::from_utf8_lossy(text).into_owned();
-    Report { json: json!({ "text": text }), text, exit: Exit::Clean }
+fn page(text: String) -> Report {
+    Report { json: json!({ "text": text }), text, exit: FormatExit::Clean }
 }
 
 /// Whether to write: `--yes` does, a person without it gets a dry run, a script has to say.
@@ -87,7 +83,7 @@ fn shall_write(Intent { yes, dry_run }: Intent) -> Result<bool, Failure> {
         return Ok(yes);
     }
     Err(Failure::new(
-        Exit::Usage,
+        FormatExit::Usage,
         "without a terminal this needs --yes to write or --dry-run to look",
         "",
     ))
@@ -105,7 +101,7 @@ fn resolve(names: &[String], system: &System) -> Result<Vec<Target>, Failure> {
             }
             Err(error) => {
                 return Err(Failure::new(
-                    Exit::Failed,
+                    FormatExit::Failed,
                     format!("{name}: {error}"),
                     "name a directory, a file, a block device or a partition",
                 ));
@@ -127,7 +123,7 @@ fn check_overwrite_names(overwrite: &[String], devices: &[String]) -> Result<(),
     match overwrite.iter().find(|name| !devices.contains(name)) {
         None => Ok(()),
         Some(name) => Err(Failure::new(
-            Exit::Usage,
+            FormatExit::Usage,
             format!("--overwrite {name}: no DEVICE is called exactly that"),
             "--overwrite must repeat a name of the device list, letter for letter",
         )),
@@ -145,7 +141,7 @@ fn refuse(
     for target in targets {
         let reasons = refusals(target, system, &program_directories()).map_err(|error| {
             Failure::new(
-                Exit::Failed,
+                FormatExit::Failed,
                 format!("{}: cannot find out what it holds: {error}", target.given),
                 "block devices can usually be read by root alone",
             )

@@ -3,14 +3,15 @@
 use std::fmt::Write;
 
 use serde_json::json;
+use tidelog_command_line::{FormatExit, printable};
+use tidelog_device_safety::System;
 use tidelog_engine::pool::inspect::{
     AcceptError, OverwrittenStart, accept_older_copies, accept_overwritten_start, repair,
 };
 
 use super::{advance, check, progress_bar, specs};
 use crate::cli::RepairArgs;
-use crate::device::System;
-use crate::outcome::{Exit, Failure, Report, printable};
+use crate::outcome::{Failure, Report};
 
 pub(super) fn run(args: &RepairArgs, system: &System) -> Result<Report, Failure> {
     super::wipe::refuse_users(&args.pool.devices, system)?;
@@ -23,7 +24,7 @@ pub(super) fn run(args: &RepairArgs, system: &System) -> Result<Report, Failure>
         let accepted = accept_older_copies(&specs(&args.pool.devices), args.pool.buffered);
         accepted.map_err(|error| match error {
             AcceptError::Open(error) => error.into(),
-            AcceptError::Close(error) => Failure::new(Exit::Failed, error.to_string(), ""),
+            AcceptError::Close(error) => Failure::new(FormatExit::Failed, error.to_string(), ""),
         })?
     } else {
         Vec::new()
@@ -62,9 +63,9 @@ pub(super) fn run(args: &RepairArgs, system: &System) -> Result<Report, Failure>
     }
     let was_clean = before.is_empty() && accepted.is_empty() && overwritten.is_empty();
     let exit = match (was_clean, after.is_empty()) {
-        (true, true) => Exit::Clean,
-        (_, true) => Exit::Repaired,
-        (_, false) => Exit::Damaged,
+        (true, true) => FormatExit::Clean,
+        (_, true) => FormatExit::Repaired,
+        (_, false) => FormatExit::Damaged,
     };
     let json = json!({
         "overwritten": overwritten.iter().map(|it| json!({"device": it.device, "found": it.found})).collect::<Vec<_>>(),

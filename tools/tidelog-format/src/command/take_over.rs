@@ -3,13 +3,14 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
+use tidelog_command_line::{FormatExit, printable};
 use tidelog_engine::layout::Owner;
 use tidelog_engine::pool::inspect::probe;
 use tidelog_engine::pool::take_over;
 
 use super::{shall_write, specs};
 use crate::cli::WipeArgs;
-use crate::outcome::{Exit, Failure, Report, printable};
+use crate::outcome::{Failure, Report};
 
 pub(super) fn run(args: &WipeArgs) -> Result<Report, Failure> {
     let write = shall_write(args.intent)?;
@@ -36,5 +37,9 @@ pub(super) fn run(args: &WipeArgs) -> Result<Report, Failure> {
             |(device, owner)| json!({ "device": device, "host": owner.host, "since": owner.since }),
         )
         .collect();
-    Ok(Report { text, json: json!({ "written": write, "owners": owners }), exit: Exit::Clean })
+    Ok(Report {
+        text,
+        json: json!({ "written": write, "owners": owners }),
+        exit: FormatExit::Clean,
+    })
 }

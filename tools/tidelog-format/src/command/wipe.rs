@@ -3,13 +3,16 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
+use tidelog_command_line::{FormatExit, printable};
+use tidelog_device_safety::{
+    Reason, Refusal, System, Target, TargetKind, refusals, same_or_overlapping,
+};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::inspect::{DeviceView, inspect, probe, wipe};
 
 use super::{inspect as show, resolve, shall_write};
 use crate::cli::WipeArgs;
-use crate::device::{Reason, Refusal, System, Target, TargetKind, refusals, same_or_overlapping};
-use crate::outcome::{Exit, Failure, Report, printable};
+use crate::outcome::{Failure, Report};
 
 pub(super) fn run(args: &WipeArgs, system: &System) -> Result<Report, Failure> {
     let write = shall_write(args.intent)?;
@@ -28,7 +31,7 @@ pub(super) fn run(args: &WipeArgs, system: &System) -> Result<Report, Failure> {
             "\nNothing was written. Add --yes to remove both superblocks of each device.\n",
         );
         let json = json!({ "written": false, "pool": pool, "wiped": [] });
-        return Ok(Report { text, json, exit: Exit::Clean });
+        return Ok(Report { text, json, exit: FormatExit::Clean });
     }
     let wiped = wipe(&specs, args.pool.buffered)?;
     text.push('\n');
@@ -41,7 +44,7 @@ pub(super) fn run(args: &WipeArgs, system: &System) -> Result<Report, Failure> {
         .map(|it| json!({ "device": it.device, "what": it.what, "offset": it.offset.0 }))
         .collect();
     let json = json!({ "written": true, "pool": pool, "wiped": wiped });
-    Ok(Report { text, json, exit: Exit::Clean })
+    Ok(Report { text, json, exit: FormatExit::Clean })
 }
 
 fn devices_text(devices: &[DeviceView], why: &str) -> String {
@@ -62,18 +65,22 @@ fn devices_text(devices: &[DeviceView], why: &str) -> String {
 pub(super) fn refuse_users(names: &[String], system: &System) -> Result<Vec<Target>, Failure> {
     let targets = resolve(names, system).map_err(|failure| match failure.exit {
         // As for every command that takes a pool.
-        Exit::Refused => Failure { exit: Exit::NotAPool, ..failure },
+        FormatExit::Refused => Failure { exit: FormatExit::NotAPool, ..failure },
         _ => failure,
     })?;
     let missing = targets.iter().find(|target| target.kind == TargetKind::NewFile);
     if let Some(target) = missing {
         let what = format!("{} does not exist", target.path.display());
-        return Err(Failure::new(Exit::NotAPool, what, "`list` shows which devices carry pools"));
+        return Err(Failure::new(
+            FormatExit::NotAPool,
+            what,
+            "`list` shows which devices carry pools",
+        ));
     }
     let mut found = same_or_overlapping(&targets);
     for target in &targets {
         let reasons = refusals(target, system, &[]).map_err(|error| {
-            Failure::new(Exit::Failed, format!("{}: {error}", target.given), "")
+            Failure::new(FormatExit::Failed, format!("{}: {error}", target.given), "")
         })?;
         found.extend(reasons.into_iter().filter(against_changing_a_pool));
     }

@@ -141,14 +141,7 @@ impl PassthroughPath {
         }
         let buffer = pool.take(ALIGNMENT).ok_or("its memory is in use")?;
         let (device, extent) = (DeviceIndex(0), Extent::new(0, ALIGNMENT as u64));
-        let read = Operation {
-            tag: 0,
-            device,
-            extent,
-            action: Action::read(buffer),
-            placement: None,
-            priority: None,
-        };
+        let read = Operation::new(0, device, extent, Action::read(buffer));
         self.submit(read).map_err(|refused| refused.reason.to_string())?;
         let mut completions = Vec::new();
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -1,21 +1,24 @@
 //! What a name on the command line really is, and whether it may be written.
 //!
-//! A wrong device is the one mistake that this tool must make impossible to make by accident. Names are
+//! A wrong device is the one mistake that a tool must make impossible to make by accident. Names are
 //! resolved to devices first (symbolic links followed, nodes compared by device number). Then everything
 //! that speaks against the device is collected: who uses it ([`System`]), and what it holds
-//! ([`signatures`], [`signatures_of_partitions`], [`first_byte_set`]). Only what it *holds* may be overridden, by naming the very device twice.
+//! ([`signatures`], [`signatures_of_partitions`], [`first_byte_set`]). Only what it *holds* may be
+//! overridden, by naming the very device twice.
 //!
 //! [`first_byte_set`]: tidelog_engine::path::device::blank::first_byte_set
 
 mod content;
 #[cfg_attr(not(feature = "spdk"), path = "no_controller.rs")]
 mod controller;
+mod examine;
 mod refusal;
 mod system;
 mod target;
 
 pub use content::{Signature, program_directories, signatures, signatures_of_partitions};
 pub use controller::Attached;
+pub use examine::{refusals, users_and_names};
 pub use refusal::{Reason, Refusal};
 pub use system::{BlockDevice, DeviceNumber, System};
-pub use target::{Scope, Target, TargetKind, refusals, same_or_overlapping, users_and_names};
+pub use target::{Scope, Target, TargetKind, same_or_overlapping};

@@ -1,16 +1,14 @@
-//! From a name on the command line to a device, and everything that speaks against writing it.
+//! Collects everything that speaks against writing a device.
 
-use std::fmt;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use tidelog_engine::layout::SuperblockError;
+use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::path::device::blank::first_byte_set;
 use tidelog_engine::path::device::users::other_use;
 use tidelog_engine::path::nvme::{Namespace, Unusable};
-use tidelog_engine::path::{ControllerName, DeviceIdentity, DeviceSpec};
 use tidelog_engine::pool::OpenError;
 use tidelog_engine::pool::inspect::inspect;
 use tidelog_engine::units::ByteCount;
@@ -19,203 +17,7 @@ use super::content::{signatures, signatures_of_partitions};
 use super::controller::Attached;
 use super::refusal::{Reason, Refusal};
 use super::system::{BlockDevice, DeviceNumber, System, is_claimed};
-
-/// What a device is to the operating system.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TargetKind {
-    /// A block device that exists.
-    Block(BlockDevice),
-    /// A regular file that exists.
-    File,
-    /// A regular file that will be made.
-    NewFile,
-    /// A namespace of a controller that the kernel does not drive.
-    Controller(ControllerName),
-    /// Something that is no device.
-    Other(&'static str),
-}
-
-/// How much of a drive a device is: whole drives can be deallocated and handed to user-space drivers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// An `NVMe` namespace.
-    WholeNamespace,
-    /// Another whole block device.
-    WholeDevice,
-    /// A namespace of a controller that the kernel does not drive.
-    Controller,
-    /// A part of the named device.
-    Partition(String),
-    /// A file on a file system.
-    File,
-}
-
-impl fmt::Display for Scope {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::WholeNamespace => write!(out, "whole NVMe namespace"),
-            Self::WholeDevice => write!(out, "whole block device"),
-            Self::Controller => write!(out, "NVMe namespace without the kernel"),
-            Self::Partition(of) => write!(out, "partition of {of}"),
-            Self::File => write!(out, "file"),
-        }
-    }
-}
-
-/// A device that was named on the command line.
-#[derive(Clone, Debug)]
-pub struct Target {
-    /// The name as it was given.
-    pub given: String,
-    /// The file or node that it stands for, without symbolic links.
-    pub path: PathBuf,
-    /// What it is.
-    pub kind: TargetKind,
-    /// What it is, whatever it is called; `None` for a file that will be made.
-    pub identity: Option<DeviceIdentity>,
-    /// Its size; zero for a file that will be made.
-    pub size: ByteCount,
-    /// How much of a drive it is.
-    pub scope: Scope,
-}
-
-impl Target {
-    /// What the name stands for.
-    ///
-    /// # Errors
-    /// It could not be looked at.
-    pub fn resolve(given: &str, system: &System) -> io::Result<Self> {
-        let spec = DeviceSpec::new(given);
-        if let Some(name) = spec.controller() {
-            return Self::of_controller(given, name);
-        }
-        let named = spec.target();
-        let (path, metadata) = match fs::canonicalize(&named) {
-            Ok(path) => {
-                let metadata = fs::metadata(&path)?;
-                (path, metadata)
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Self::new_file(given, &named);
-            }
-            Err(error) => return Err(error),
-        };
-        let found = metadata.file_type();
-        let (kind, size, scope) = if found.is_block_device() {
-            let number = DeviceNumber::from_raw(metadata.rdev());
-            let device = system.block_device(number).ok_or_else(|| {
-                let what = format!("block device {number} is not in {}", system.sysfs.display());
-                io::Error::new(io::ErrorKind::NotFound, what)
-            })?;
-            let scope = match device.parent() {
-                Some(disk) => Scope::Partition(disk.name),
-                None if device.is_nvme_namespace() => Scope::WholeNamespace,
-                None => Scope::WholeDevice,
-            };
-            let size = device.size();
-            (TargetKind::Block(device), size, scope)
-        } else if found.is_file() {
-            (TargetKind::File, metadata.len(), Scope::File)
-        } else {
-            let what = match () {
-                () if found.is_char_device() => "a character device",
-                () if found.is_fifo() => "a pipe",
-                () if found.is_socket() => "a socket",
-                () => "a directory",
-            };
-            (TargetKind::Other(what), 0, Scope::File)
-        };
-        let identity = Some(DeviceIdentity::of(&metadata));
-        Ok(Self { given: given.to_owned(), path, kind, identity, size: ByteCount(size), scope })
-    }
-
-    fn of_controller(given: &str, name: ControllerName) -> io::Result<Self> {
-        Ok(Self {
-            given: given.to_owned(),
-            path: PathBuf::from(name.to_string()),
-            size: Attached::to(&name)?.size(),
-            kind: TargetKind::Controller(name),
-            identity: None,
-            scope: Scope::Controller,
-        })
-    }
-
-    fn new_file(given: &str, named: &Path) -> io::Result<Self> {
-        // A link that leads nowhere would be followed to who knows where by the one who makes the file.
-        if fs::symlink_metadata(named).is_ok() {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "it is a broken symbolic link"));
-        }
-        let directory = match named.parent() {
-            Some(parent) if parent != Path::new("") => parent,
-            _ => Path::new("."),
-        };
-        let directory = fs::canonicalize(directory).map_err(|error| {
-            io::Error::new(error.kind(), format!("its directory cannot be used: {error}"))
-        })?;
-        let name = named.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-        let path = directory.join(name);
-        // Nobody makes files in /dev on purpose: a mistyped device would silently become memory there.
-        if path.starts_with("/dev") && !path.starts_with("/dev/shm") {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "there is no such device"));
-        }
-        Ok(Self {
-            given: given.to_owned(),
-            path,
-            kind: TargetKind::NewFile,
-            identity: None,
-            size: ByteCount::ZERO,
-            scope: Scope::File,
-        })
-    }
-
-    /// For the engine.
-    pub fn spec(&self) -> DeviceSpec {
-        DeviceSpec::new(&self.path)
-    }
-
-    /// Whether it is made of blocks that can be given back, as those of a file cannot.
-    pub fn is_block_device(&self) -> bool {
-        matches!(self.kind, TargetKind::Block(_) | TargetKind::Controller(_))
-    }
-
-    /// Whether the kernel knows partitions on it.
-    pub fn has_partitions(&self) -> bool {
-        matches!(&self.kind, TargetKind::Block(device) if !device.partitions().is_empty())
-    }
-
-    /// What its maker calls it.
-    pub fn model(&self) -> Option<String> {
-        let TargetKind::Block(device) = &self.kind else { return None };
-        device.model().or_else(|| device.parent()?.model())
-    }
-}
-
-/// Names of one device, or of a disk and a partition of it.
-pub fn same_or_overlapping(targets: &[Target]) -> Vec<Refusal> {
-    let mut refusals = Vec::new();
-    for (index, target) in targets.iter().enumerate() {
-        let twin = targets[..index].iter().find(|other| overlap(target, other));
-        if let Some(twin) = twin {
-            let reason = Reason::SameAs { other: twin.given.clone() };
-            refusals.push(Refusal { device: target.given.clone(), reason });
-        }
-    }
-    refusals
-}
-
-fn overlap(one: &Target, other: &Target) -> bool {
-    match (&one.kind, &other.kind) {
-        (TargetKind::NewFile, TargetKind::NewFile) => one.path == other.path,
-        (TargetKind::Controller(one), TargetKind::Controller(other)) => one == other,
-        (TargetKind::Block(disk), TargetKind::Block(part)) => {
-            let is_parent = |disk: &BlockDevice, part: &BlockDevice| {
-                part.parent().is_some_and(|parent| parent.number == disk.number)
-            };
-            disk.number == part.number || is_parent(disk, part) || is_parent(part, disk)
-        }
-        _ => one.identity.is_some() && one.identity == other.identity,
-    }
-}
+use super::target::{Target, TargetKind};
 
 /// Everything that speaks against writing this device.
 ///

@@ -1,0 +1,117 @@
+//! How tools end: each exit code with the text that `--help` shows for it.
+
+use std::fmt::Write;
+use std::process::ExitCode;
+
+/// The command line makes no sense (`EX_USAGE`): the same for every tool.
+pub(crate) const USAGE: u8 = 64;
+
+/// Declares the exit codes of a tool, so that each code has one text: the variant's and the help's.
+macro_rules! exit_codes {
+    ($(#[$about:meta])* $name:ident { $($variant:ident = $code:expr, $text:literal;)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum $name {
+            $(#[doc = $text] $variant = $code,)*
+        }
+
+        impl $name {
+            /// What `--help` says of exit codes.
+            pub fn help() -> String {
+                help(&[$(($code, $text)),*])
+            }
+        }
+
+        impl From<$name> for ExitCode {
+            fn from(exit: $name) -> Self {
+                Self::from(exit as u8)
+            }
+        }
+    };
+}
+
+fn help(codes: &[(u8, &str)]) -> String {
+    let mut help = "Exit codes:".to_owned();
+    for (code, text) in codes {
+        let _ = write!(help, "\n  {code:<3} {text}");
+    }
+    help
+}
+
+exit_codes! {
+    /// How `tidelog-format` ends.
+    FormatExit {
+        Clean = 0, "done, nothing was wrong";
+        Repaired = 1, "repair: something was damaged and is whole again";
+        Damaged = 2, "something is damaged";
+        NotAPool = 3, "not a Tidelog pool, or not all of its devices";
+        Refused = 4, "refused: mounted, held, in use, or holding something that was not named twice";
+        Failed = 5, "the operating system or a device failed";
+        Usage = USAGE, "the command line makes no sense";
+    }
+}
+
+exit_codes! {
+    /// How `tidelog-doctor` ends.
+    DoctorExit {
+        Works = 0, "a path is proven to work, and none failed its trial";
+        NothingWorks = 1, "no path that was tried works";
+        WrongBytes = 2, "a path gave other bytes back than were written";
+        Untried = 3, "nothing was tried: neither --scratch nor --pool was given";
+        Refused = 4, "refused: the device is in use (by a mount, a pool, a program that drives it), or not one to hand over";
+        Failed = 5, "the operating system refused, or a driver did not take the device";
+        Usage = USAGE, "the command line makes no sense";
+    }
+}
+
+exit_codes! {
+    /// How `tidelog-plan` ends.
+    PlanExit {
+        Done = 0, "done";
+        Unusable = 1, "a file is not readable, or not the trace, machine, plan or benchmark that it should be";
+        DoesNotRun = 2, "the machine cannot run the trace";
+        NotFound = 3, "what was asked about is not in the trace";
+        Recorder = 4, "the recorder is not there, or failed";
+        Usage = USAGE, "the command line makes no sense";
+        Output = 74, "the output could not be written";
+    }
+}
+
+exit_codes! {
+    /// How `tidelog-bench` ends.
+    BenchExit {
+        Clean = 0, "every job ran to its end";
+        Failed = 1, "an operation failed";
+        BadData = 2, "verify found bytes that are not what was written";
+        NoPath = 3, "the data path does not work here";
+        Refused = 4, "refused: in use, or holding something that was not named twice";
+        System = 5, "the operating system refused something";
+        Usage = USAGE, "the command line or a job file makes no sense";
+        Interrupted = 130, "interrupted; what was measured until then is reported";
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_lists_each_code_with_its_text() {
+        let help = BenchExit::help();
+        let lines: Vec<&str> = help.lines().collect();
+        assert_eq!(lines[..2], ["Exit codes:", "  0   every job ran to its end"]);
+        assert_eq!(lines[8], "  130 interrupted; what was measured until then is reported");
+    }
+
+    #[test]
+    fn a_command_line_that_makes_no_sense_ends_every_tool_alike() {
+        let usage = [
+            FormatExit::Usage as u8,
+            DoctorExit::Usage as u8,
+            PlanExit::Usage as u8,
+            BenchExit::Usage as u8,
+        ];
+        assert_eq!(usage, [64; 4]);
+    }
+}

@@ -1,0 +1,46 @@
+//! What the command lines of all tools have in common: how they are read, the exit codes and their
+//! texts, sizes as people write them, and names that are safe to print.
+
+mod exit;
+mod quantity;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use clap_complete::Shell;
+
+pub use exit::{BenchExit, DoctorExit, FormatExit, PlanExit};
+pub use quantity::parse_size;
+
+/// Reads the command line of this process.
+///
+/// # Errors
+/// How the process ends: it asked for help, which is printed, or makes no sense, which is said.
+pub fn parse<C: Parser>() -> Result<C, ExitCode> {
+    C::try_parse().map_err(|error| ended_by(&error))
+}
+
+/// Prints what came instead of a command line, and answers how the process ends.
+pub fn ended_by(error: &clap::Error) -> ExitCode {
+    // Help and version come as "errors" too; a stream that is gone needs no answer.
+    let _ = error.print();
+    if error.use_stderr() { ExitCode::from(exit::USAGE) } else { ExitCode::SUCCESS }
+}
+
+/// The script that completes a tool's options in a shell.
+pub fn completions<C: CommandFactory>(shell: Shell) -> String {
+    completions_of(&mut C::command(), shell)
+}
+
+/// The same, of a tool that makes its command itself.
+pub fn completions_of(command: &mut clap::Command, shell: Shell) -> String {
+    let (name, mut script) = (command.get_name().to_owned(), Vec::new());
+    clap_complete::generate(shell, command, name, &mut script);
+    String::from_utf8_lossy(&script).into_owned()
+}
+
+/// Names and labels from media and command lines, without what would write to the terminal on its
+/// own account.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{FFFD}' } else { c }).collect()
+}
