@@ -53,7 +53,7 @@ fn reaching(fake: &FakeGpu, devices: Vec<Device>) -> Box<dyn DataPath> {
 
 /// A few blocks on the GPU.
 fn tensor(fake: &FakeGpu, byte: u8) -> DeviceMemory {
-    common::tensors::on_gpu(fake, &[byte; 8 * BLOCK as usize])
+    common::tensors::on_gpu(fake, &vec![byte; 8 * BLOCK as usize])
 }
 
 /// So many blocks of it.

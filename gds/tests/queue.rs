@@ -275,7 +275,7 @@ fn a_failed_part_fails_its_request_with_the_code_it_had_and_no_other() {
     for (direction, what, code, status) in cases {
         let fake = FakeGpu::start(11, 2);
         let directory = Directory::new("gds-failed").unwrap();
-        let memory = holding(&fake, &[1; 16 * BLOCK]);
+        let memory = holding(&fake, &vec![1; 16 * BLOCK]);
         let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
         fake.plan(what, 0, code, 1);
         submit_pieces(&mut queue, direction, &memory, 2 * BLOCK);
@@ -309,13 +309,13 @@ fn a_refused_batch_fails_what_was_in_it_and_the_next_one_works() {
 fn a_full_library_is_tried_again_and_loses_nothing() {
     let fake = FakeGpu::start(6, 3);
     let directory = Directory::new("gds-full").unwrap();
-    let memory = holding(&fake, &[7; SIZE]);
+    let memory = holding(&fake, &vec![7; SIZE]);
     let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
     fake.plan("batch_submit", 1, 5037, 3);
     submit_pieces(&mut queue, Direction::Write, &memory, 4 * BLOCK);
     let answers = finish(&mut queue);
     assert!(answers.iter().all(|answer| answer.result.is_ok()), "{answers:?}");
-    assert!(fs::read(directory.path().join("a")).unwrap() == [7; SIZE]);
+    assert!(fs::read(directory.path().join("a")).unwrap() == vec![7; SIZE]);
     drop(queue);
     fake.assert_lawful();
 }
@@ -344,7 +344,7 @@ fn what_has_not_reached_the_ssd_is_aborted_and_the_rest_comes_back() {
     for seed in 0..30 {
         let fake = FakeGpu::start(seed, 5);
         let directory = Directory::new("gds-abort").unwrap();
-        let memory = holding(&fake, &[1; SIZE]);
+        let memory = holding(&fake, &vec![1; SIZE]);
         let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
         submit_pieces(&mut queue, Direction::Write, &memory, 4 * BLOCK);
         for _ in 0..seed {
