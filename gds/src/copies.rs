@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use tidelog_engine::path::Status;
-use tidelog_engine::path::backend::{Copied, Memory, WindowCopies, WindowCopy, WindowDirection};
+use tidelog_engine::path::backend::{Copied, WindowCopies, WindowCopy, WindowDirection};
 
 use crate::checksum::Checksums;
 use crate::cuda::{CUDA, CudaError, DevicePointer, Event, Gpu, Stream};
@@ -88,19 +88,9 @@ impl StreamCopies {
         let length = length as usize;
         // SAFETY: both ends are allocated, and the copy's alone, until it is done, as the caller says.
         unsafe {
-            match (copy.direction, with) {
-                (WindowDirection::Fill, Memory::Host(from)) => {
-                    stream.copy_in(from.as_ptr(), part, length)
-                }
-                (WindowDirection::Fill, Memory::Gpu(from)) => {
-                    stream.copy(DevicePointer(from), part, length)
-                }
-                (WindowDirection::Drain, Memory::Host(to)) => {
-                    stream.copy_out(part, to.as_ptr(), length)
-                }
-                (WindowDirection::Drain, Memory::Gpu(to)) => {
-                    stream.copy(part, DevicePointer(to), length)
-                }
+            match copy.direction {
+                WindowDirection::Fill => stream.copy(DevicePointer(with), part, length),
+                WindowDirection::Drain => stream.copy(part, DevicePointer(with), length),
             }
         }
     }

@@ -18,9 +18,6 @@ use crate::cuda::{CudaError, DevicePointer, Event, Gpu, HostLock, Stream};
 use crate::gdr;
 use crate::topology::{Place, Sysfs};
 
-/// CUDA's answer (`CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`) where memory is page-locked already.
-const ALREADY_LOCKED: i32 = 712;
-
 /// The memory of a GPU as an end of puts and gets: for `OpenOptions::gpu`.
 #[derive(Clone, Debug)]
 pub struct StagedGpu(
@@ -57,8 +54,6 @@ impl GpuMemory for StagedGpu {
         let locked = unsafe { HostLock::new(gpu, base, length) };
         let (lock, why_unlocked) = match locked {
             Ok(lock) => (Some(Locked { _lock: lock, _memory: staging.clone() }), None),
-            // The data path has done it, for every context, and lives longer than these copies.
-            Err(error) if error.code == ALREADY_LOCKED => (None, None),
             Err(error) => (None, Some(format!("{error}; ulimit -l bounds what may be locked"))),
         };
         let lock = lock.map(|lock| Box::new(lock) as Box<_>);

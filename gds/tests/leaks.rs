@@ -3,32 +3,29 @@
 
 mod common;
 
-use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use common::{device, finish, on_gpu, pool_by_cufile, small};
 use tidelog_engine::layout::TensorId;
-use tidelog_engine::memory::{DmaPool, GpuSource, Source};
+use tidelog_engine::memory::{GpuSlice, GpuSource, Source};
+use tidelog_engine::path::backend::WindowSize;
 use tidelog_engine::path::{Action, Backend, Extent, Operation, Status};
 use tidelog_engine::pool::PutOptions;
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 use tidelog_gds::cuda::{DeviceMemory, Stream};
-use tidelog_gds::queue::{Direction, End, Queue, QueueOptions, Request};
-use tidelog_gds::{GdsBackend, GdsOptions};
+use tidelog_gds::queue::{Direction, Queue, QueueOptions, Request};
+use tidelog_gds::{GdsBackend, GdsOptions, StagedGpu};
 use tidelog_tests::machine::{Directory, FakeGpu};
 
 const BLOCK: usize = 4096;
 const SIZE: usize = 64 * BLOCK;
 
-fn read(queue: &mut Queue, length: usize, end: End) {
+fn read(queue: &mut Queue, length: usize, memory: GpuSlice) {
     let (device, length) = (DeviceIndex(0), length as u32);
-    let request = Request { tag: 1, device, offset: 0, length, direction: Direction::Read, end };
+    let direction = Direction::Read;
+    let request = Request { tag: 1, device, offset: 0, length, direction, memory };
     // SAFETY: the tests keep the memory that they name until the answer, or for good.
     unsafe { queue.submit(request) }.unwrap();
-}
-
-fn host(memory: &mut [u8]) -> End {
-    End::Host(NonNull::new(memory.as_mut_ptr()).unwrap())
 }
 
 #[test]
@@ -36,13 +33,13 @@ fn a_chunk_that_an_ssd_may_still_write_is_never_used_again() {
     let fake = FakeGpu::start(9, 0);
     let directory = Directory::new("gds-timeout").unwrap();
     let options = QueueOptions { staging: ByteCount::kib(8), chunk: ByteCount::kib(4), depth: 4 };
+    let memory = DeviceMemory::new(&fake.gpu(), BLOCK).unwrap();
     let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], options);
-    let mut memory = vec![0_u8; BLOCK];
     for (round, expected) in
         [libc::ETIMEDOUT, libc::ETIMEDOUT, libc::ENOMEM].into_iter().enumerate()
     {
         fake.plan("read", 0, libc::ETIMEDOUT, 1);
-        read(&mut queue, BLOCK, host(&mut memory));
+        read(&mut queue, BLOCK, on_gpu(memory.base(), BLOCK, None));
         let answer = finish(&mut queue)[0];
         assert_eq!(
             answer.result,
@@ -77,9 +74,9 @@ fn a_queue_dropped_with_transfers_on_their_way_leaks_what_the_ssd_uses() {
     for seed in 0..20 {
         let fake = FakeGpu::start(seed, 1_000_000);
         let directory = Directory::new("gds-dropped").unwrap();
+        let memory = DeviceMemory::new(&fake.gpu(), 8 * BLOCK).unwrap();
         let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
-        let mut memory = vec![1_u8; 8 * BLOCK];
-        read(&mut queue, 8 * BLOCK, host(&mut memory));
+        read(&mut queue, 8 * BLOCK, on_gpu(memory.base(), 8 * BLOCK, None));
         for _ in 0..3 {
             queue.advance().unwrap();
         }
@@ -111,9 +108,10 @@ fn a_library_that_answers_no_more_ends_the_path_and_not_the_process() {
     let options = GdsOptions { library: Some(fake.library_path().into()), ..GdsOptions::default() };
     let devices = vec![device(directory.path(), "a", SIZE as u64)];
     let mut path = GdsBackend(options).provider(devices).open(8).unwrap().path;
-    let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
+    path.reach_gpu(&StagedGpu(fake.gpu()), WindowSize::new(0, BLOCK as u32)).unwrap();
+    let memory = DeviceMemory::new(&fake.gpu(), BLOCK).unwrap();
     fake.plan("batch_status", 0, 5041, -1);
-    let action = Action::read(pool.take(4096).unwrap());
+    let action = Action::read(on_gpu(memory.base(), BLOCK, None));
     let extent = Extent::new(0, BLOCK as u64);
     path.submit(Operation::new(1, DeviceIndex(0), extent, action)).unwrap();
     let error = loop {
@@ -123,7 +121,8 @@ fn a_library_that_answers_no_more_ends_the_path_and_not_the_process() {
     };
     assert!(error.to_string().contains("error 5041"), "{error}");
     let mut completions = Vec::new();
-    assert_eq!(path.drain(Instant::now(), &mut completions), 1, "its buffer stays leaked");
+    assert_eq!(path.drain(Instant::now(), &mut completions), 1, "nobody says that it has ended");
+    std::mem::forget(memory);
 }
 
 #[test]

@@ -7,17 +7,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::device;
-use tidelog_engine::memory::DmaPool;
+use tidelog_engine::memory::{DmaPool, GpuSlice};
+use tidelog_engine::path::backend::WindowSize;
 use tidelog_engine::path::checked::CheckedProvider;
 use tidelog_engine::path::{
-    Action, Backend, Completion, DataPath, Device, DeviceSpec, Extent, Feature, OpenMode,
-    Operation, PathError, PathKind, PathProvider, Refusal, Status,
+    Action, Backend, Completion, DataPath, Device, DeviceSpec, Extent, OpenMode, Operation,
+    PathError, PathKind, PathProvider, Refusal, Status,
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 use tidelog_gds::cuda::{DeviceMemory, Event, Gpu, Stream};
 use tidelog_gds::cufile::{CUFILE, Compat, Driver, Library, Mode, OpenError};
 use tidelog_gds::queue::{Queue, QueueOptions};
-use tidelog_gds::{GdsBackend, GdsOptions, HostTier};
+use tidelog_gds::{GdsBackend, GdsOptions, HostTier, StagedGpu};
 use tidelog_tests::conformance::{ROWS, Stage};
 use tidelog_tests::machine::{Directory, FakeGpu, LoopDevice, LoopOptions, skip};
 
@@ -41,6 +42,23 @@ impl Backend for Watched {
 fn open(fake: &FakeGpu, devices: Vec<Device>) -> Box<dyn DataPath> {
     let provider = Watched(GdsBackend(options(fake))).provider(devices);
     provider.open(8).unwrap().path
+}
+
+/// The same, which moves the memory of the fake's GPU.
+fn reaching(fake: &FakeGpu, devices: Vec<Device>) -> Box<dyn DataPath> {
+    let mut path = open(fake, devices);
+    path.reach_gpu(&StagedGpu(fake.gpu()), WindowSize::new(0, BLOCK as u32)).unwrap();
+    path
+}
+
+/// A few blocks on the GPU.
+fn tensor(fake: &FakeGpu, byte: u8) -> DeviceMemory {
+    common::tensors::on_gpu(fake, &vec![byte; 8 * BLOCK as usize])
+}
+
+/// So many blocks of it.
+fn part_of(tensor: &DeviceMemory, blocks: u64) -> GpuSlice {
+    common::on_gpu(tensor.base(), (blocks * BLOCK) as usize, None)
 }
 
 fn run(path: &mut dyn DataPath, extent: Extent, action: Action) -> Completion {
@@ -71,7 +89,7 @@ fn conform(specs: Vec<DeviceSpec>, fake: &FakeGpu) {
         row(&stage).unwrap_or_else(|why| panic!("{name}: {why}"));
     }
     fake.assert_lawful();
-    assert!(fake.count("submitted") > 1000, "the bytes went another way");
+    assert_eq!(fake.count("submitted"), 0, "the host's bytes go the way of posix");
 }
 
 #[test]
@@ -211,12 +229,13 @@ fn a_device_is_taken_once_whatever_is_moved() {
     let fake = FakeGpu::start(5, 1);
     let directory = Directory::new("gds-once").unwrap();
     let devices = ["a", "b"].map(|name| device(directory.path(), name, 64 * BLOCK));
-    let mut path = open(&fake, devices.into());
-    let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
+    let mut path = reaching(&fake, devices.into());
+    let (pool, tensor) = (DmaPool::new(ByteCount::kib(64), false).unwrap(), tensor(&fake, 7));
     for round in 0..4 {
         let extent = Extent::new(round * BLOCK, BLOCK);
         let buffer = pool.take(4096).unwrap();
         run(path.as_mut(), extent, Action::write(buffer, false)).result.unwrap();
+        run(path.as_mut(), extent, Action::write(part_of(&tensor, 1), false)).result.unwrap();
     }
     assert_eq!((fake.count("handles"), fake.count("handles_made")), (2, 2));
     drop(path);
@@ -305,39 +324,63 @@ fn what_is_missing_is_named() {
 fn a_write_that_must_be_on_the_medium_is_flushed_and_zeroes_go_through_the_kernel() {
     let fake = FakeGpu::start(4, 2);
     let directory = Directory::new("gds-fua").unwrap();
-    let mut path = open(&fake, vec![device(directory.path(), "a", 64 * BLOCK)]);
-    let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
-    path.register(&pool);
-    assert_eq!(path.capabilities().registered_buffers, Feature::On);
-    let mut buffer = pool.take(4 * BLOCK as usize).unwrap();
-    buffer.fill(9);
+    let mut path = reaching(&fake, vec![device(directory.path(), "a", 64 * BLOCK)]);
     let extent = Extent::new(0, 4 * BLOCK);
-    let completion = run(path.as_mut(), extent, Action::write(buffer, true));
-    completion.result.unwrap();
+    let (written, read) = (tensor(&fake, 9), tensor(&fake, 1));
+    run(path.as_mut(), extent, Action::write(part_of(&written, 4), true)).result.unwrap();
     run(path.as_mut(), Extent::new(BLOCK, BLOCK), Action::WriteZeroes).result.unwrap();
     run(path.as_mut(), Extent::NOTHING, Action::Flush).result.unwrap();
-    let read = run(path.as_mut(), extent, Action::read(completion.into_buffer().unwrap()));
-    read.result.unwrap();
-    let bytes = read.into_buffer().unwrap();
+    run(path.as_mut(), extent, Action::read(part_of(&read, 4))).result.unwrap();
+    let mut bytes = [0; 4 * BLOCK as usize];
+    read.read(0, &mut bytes).unwrap();
     assert!(bytes[4096..8192].iter().all(|byte| *byte == 0));
     assert!(bytes[..4096].iter().chain(&bytes[8192..]).all(|byte| *byte == 9));
+}
+
+#[test]
+fn the_hosts_memory_and_the_gpus_lie_in_the_same_places() {
+    let fake = FakeGpu::start(6, 2);
+    let directory = Directory::new("gds-both").unwrap();
+    let mut path = reaching(&fake, vec![device(directory.path(), "a", 64 * BLOCK)]);
+    let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
+    path.register(&pool);
+    let extent = Extent::new(8 * BLOCK, 4 * BLOCK);
+    let (written, read) = (tensor(&fake, 3), tensor(&fake, 1));
+    let before = fake.count("host_bytes");
+    run(path.as_mut(), extent, Action::write(part_of(&written, 4), false)).result.unwrap();
+    let buffer = pool.take(4 * BLOCK as usize).unwrap();
+    let done = run(path.as_mut(), extent, Action::read(buffer));
+    let mut buffer = done.into_buffer().unwrap();
+    assert!(buffer.iter().all(|byte| *byte == 3));
+    buffer.fill(5);
+    run(path.as_mut(), extent, Action::write(buffer, true)).result.unwrap();
+    run(path.as_mut(), extent, Action::read(part_of(&read, 4))).result.unwrap();
+    assert_eq!(fake.count("host_bytes"), before, "the host's bytes went through the GPU");
+    let mut bytes = [0; 4 * BLOCK as usize];
+    read.read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 5));
 }
 
 #[test]
 fn a_failed_write_latches_its_device_with_cufiles_code_and_reads_go_on() {
     let fake = FakeGpu::start(4, 2);
     let directory = Directory::new("gds-latch").unwrap();
-    let mut path = open(&fake, vec![device(directory.path(), "a", 64 * BLOCK)]);
-    let pool = DmaPool::new(ByteCount::kib(64), false).unwrap();
+    let mut path = reaching(&fake, vec![device(directory.path(), "a", 64 * BLOCK)]);
+    let (pool, tensor) = (DmaPool::new(ByteCount::kib(64), false).unwrap(), tensor(&fake, 1));
     fake.plan("write", 0, 5044, 1);
-    let write = || Action::write(pool.take(4096).unwrap(), false);
+    let write = || Action::write(part_of(&tensor, 1), false);
     let extent = Extent::new(0, BLOCK);
     let error = run(path.as_mut(), extent, write()).result.unwrap_err();
     let status = Status::Library { library: &CUFILE, code: 5044 };
     assert_eq!(error.status, status);
     assert!(error.to_string().ends_with("cuFile error 5044 (IO_ERROR)"), "{error}");
-    let again = Operation::new(2, DeviceIndex(0), extent, write());
-    assert_eq!(path.submit(again).unwrap_err().reason, Refusal::Latched(error));
+    let host = || Action::write(pool.take(4096).unwrap(), false);
+    for action in [write(), host(), Action::Flush] {
+        let extent = if matches!(action, Action::Flush) { Extent::NOTHING } else { extent };
+        let again = Operation::new(2, DeviceIndex(0), extent, action);
+        assert_eq!(path.submit(again).unwrap_err().reason, Refusal::Latched(error));
+    }
+    run(path.as_mut(), extent, Action::read(part_of(&tensor, 1))).result.unwrap();
     run(path.as_mut(), extent, Action::read(pool.take(4096).unwrap())).result.unwrap();
 }
 

@@ -4,15 +4,15 @@
 mod common;
 
 use std::fs;
-use std::ptr::NonNull;
 
+use common::tensors::on_gpu as holding;
 use common::{device, finish, on_gpu, small};
 use tidelog_engine::memory::GpuSlice;
 use tidelog_engine::path::Status;
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 use tidelog_gds::cuda::{CUDA, DeviceMemory, Event, Stream};
 use tidelog_gds::cufile::CUFILE;
-use tidelog_gds::queue::{Direction, End, Queue, QueueOptions, Request};
+use tidelog_gds::queue::{Direction, Queue, QueueOptions, Request};
 use tidelog_tests::machine::{Directory, FakeGpu};
 
 const BLOCK: usize = 4096;
@@ -30,13 +30,23 @@ impl Chance {
     }
 }
 
-fn host(memory: &mut [u8]) -> End {
-    End::Host(NonNull::new(memory.as_mut_ptr()).unwrap())
+fn request(
+    tag: u64,
+    direction: Direction,
+    offset: usize,
+    length: usize,
+    memory: GpuSlice,
+) -> Request {
+    let (offset, length) = (offset as u64, length as u32);
+    Request { tag, device: DeviceIndex(0), offset, length, direction, memory }
 }
 
-fn request(tag: u64, direction: Direction, offset: usize, length: usize, end: End) -> Request {
-    let (offset, length) = (offset as u64, length as u32);
-    Request { tag, device: DeviceIndex(0), offset, length, direction, end }
+/// Asks for pieces of all of this memory, to or from the same places of the device.
+fn submit_pieces(queue: &mut Queue, direction: Direction, memory: &DeviceMemory, piece: usize) {
+    for (tag, offset) in (0..memory.len()).step_by(piece).enumerate() {
+        let part = on_gpu(memory.base().offset(offset as u64), piece, None);
+        submit(queue, request(tag as u64, direction, offset, piece, part));
+    }
 }
 
 fn submit(queue: &mut Queue, request: Request) {
@@ -57,34 +67,28 @@ fn whatever_is_late_or_out_of_order_every_byte_arrives_and_nothing_races() {
         let mut model = vec![0_u8; SIZE];
         {
             let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
-            let gpu = fake.gpu();
             for round in 0..6 {
                 // Each round writes disjoint ranges, then reads what it likes.
-                let mut memory: Vec<(usize, Vec<u8>, Option<DeviceMemory>)> = Vec::new();
+                let mut memory: Vec<(usize, Vec<u8>, DeviceMemory)> = Vec::new();
                 let mut start = 0;
                 while start < SIZE {
                     let length = (1 + chance.below(8)) * BLOCK;
                     let length = length.min(SIZE - start);
                     let bytes = pattern(round * 100 + start, length);
                     model[start..start + length].copy_from_slice(&bytes);
-                    let tensor = (chance.below(2) == 0).then(|| {
-                        let mut tensor = DeviceMemory::new(&gpu, length).unwrap();
-                        tensor.write(0, &bytes).unwrap();
-                        tensor
-                    });
+                    let tensor = holding(&fake, &bytes);
                     memory.push((start, bytes, tensor));
                     start += length;
                 }
                 run_all(&mut queue, Direction::Write, &mut memory);
                 assert!(fs::read(directory.path().join("a")).unwrap() == model, "seed {seed}");
-                for (_, bytes, _) in &mut memory {
+                for (_, bytes, tensor) in &mut memory {
                     bytes.fill(0xEE);
+                    tensor.write(0, bytes).unwrap();
                 }
                 run_all(&mut queue, Direction::Read, &mut memory);
                 for (start, bytes, tensor) in &mut memory {
-                    if let Some(tensor) = tensor {
-                        tensor.read(0, bytes).unwrap();
-                    }
+                    tensor.read(0, bytes).unwrap();
                     let expected = &model[*start..*start + bytes.len()];
                     assert!(bytes == expected, "seed {seed}, {} bytes at {start}", bytes.len());
                 }
@@ -98,21 +102,15 @@ fn whatever_is_late_or_out_of_order_every_byte_arrives_and_nothing_races() {
     }
 }
 
-fn run_all(
-    queue: &mut Queue,
-    direction: Direction,
-    memory: &mut [(usize, Vec<u8>, Option<DeviceMemory>)],
-) {
+fn run_all(queue: &mut Queue, direction: Direction, memory: &mut [(usize, Vec<u8>, DeviceMemory)]) {
     let mut left = memory.len();
     let mut next = 0;
     while left > 0 {
         while next < memory.len() {
-            let (start, bytes, tensor) = &mut memory[next];
+            let (start, bytes, tensor) = &memory[next];
             let length = bytes.len();
-            let end = tensor
-                .as_ref()
-                .map_or_else(|| host(bytes), |tensor| on_gpu(tensor.base(), length, None));
-            let request = request(next as u64, direction, *start, length, end);
+            let part = on_gpu(tensor.base(), length, None);
+            let request = request(next as u64, direction, *start, length, part);
             // SAFETY: the memory outlives this call and is not touched in it.
             if unsafe { queue.submit(request) }.is_err() {
                 break;
@@ -202,7 +200,7 @@ fn the_checksum_is_that_of_the_whole_whatever_parts_it_was_moved_in_and_what_of_
             let held = start as u32..end as u32;
             // SAFETY: the memory stays until the answer.
             let wanted = unsafe { GpuSlice::new(part.base().0, held, checked as u32, None) };
-            submit(&mut queue, request(2, Direction::Read, 0, extent, End::Device(wanted)));
+            submit(&mut queue, request(2, Direction::Read, 0, extent, wanted));
             let read = finish(&mut queue)[0];
             assert_eq!((read.result, read.checksum), (Ok(()), sum), "{start}..{end} of {checked}");
             let mut found = vec![0; end - start];
@@ -269,26 +267,23 @@ fn a_failed_part_fails_its_request_with_the_code_it_had_and_no_other() {
         (Direction::Write, "write", 5030, cufile(5030)),
         (Direction::Read, "read", libc::ENODEV, Status::Errno(libc::ENODEV)),
         (Direction::Read, "read", -1, Status::Short { moved: 4096 }),
-        (Direction::Write, "copy_in", 719, cuda(719)),
-        (Direction::Read, "copy_out", 700, cuda(700)),
+        (Direction::Write, "copy", 719, cuda(719)),
+        (Direction::Read, "copy", 700, cuda(700)),
         (Direction::Write, "record", 2, cuda(2)),
         (Direction::Read, "query", 214, cuda(214)),
     ];
     for (direction, what, code, status) in cases {
         let fake = FakeGpu::start(11, 2);
         let directory = Directory::new("gds-failed").unwrap();
+        let memory = holding(&fake, &vec![1; 16 * BLOCK]);
         let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
-        let mut memory = vec![1_u8; SIZE];
         fake.plan(what, 0, code, 1);
-        for (tag, piece) in memory.chunks_mut(2 * BLOCK).enumerate().take(8) {
-            let end = host(piece);
-            submit(&mut queue, request(tag as u64, direction, tag * 2 * BLOCK, 2 * BLOCK, end));
-        }
+        submit_pieces(&mut queue, direction, &memory, 2 * BLOCK);
         let answers = finish(&mut queue);
         assert_eq!(answers.len(), 8);
         let failed: Vec<_> = answers.iter().filter_map(|answer| answer.result.err()).collect();
         assert_eq!(failed, [status], "{what} {code}");
-        drop(queue);
+        drop((queue, memory));
         fake.assert_lawful();
         assert_eq!(fake.count("allocated"), 0, "{what}: nothing is leaked");
     }
@@ -298,13 +293,13 @@ fn a_failed_part_fails_its_request_with_the_code_it_had_and_no_other() {
 fn a_refused_batch_fails_what_was_in_it_and_the_next_one_works() {
     let fake = FakeGpu::start(5, 1);
     let directory = Directory::new("gds-refused").unwrap();
+    let memory = holding(&fake, &[1; BLOCK]);
     let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
-    let mut memory = vec![1_u8; 4 * BLOCK];
     fake.plan("batch_submit", 0, 5040, 1);
-    submit(&mut queue, request(1, Direction::Read, 0, BLOCK, host(&mut memory)));
+    submit_pieces(&mut queue, Direction::Read, &memory, BLOCK);
     let failed = finish(&mut queue)[0].result.unwrap_err();
     assert!(matches!(failed, Status::Library { code: 5040, .. }), "{failed}");
-    submit(&mut queue, request(2, Direction::Read, 0, BLOCK, host(&mut memory)));
+    submit_pieces(&mut queue, Direction::Read, &memory, BLOCK);
     assert_eq!(finish(&mut queue)[0].result, Ok(()));
     drop(queue);
     fake.assert_lawful();
@@ -314,18 +309,13 @@ fn a_refused_batch_fails_what_was_in_it_and_the_next_one_works() {
 fn a_full_library_is_tried_again_and_loses_nothing() {
     let fake = FakeGpu::start(6, 3);
     let directory = Directory::new("gds-full").unwrap();
+    let memory = holding(&fake, &vec![7; SIZE]);
     let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
-    let mut memory = vec![7_u8; SIZE];
     fake.plan("batch_submit", 1, 5037, 3);
-    for (tag, piece) in memory.chunks_mut(4 * BLOCK).enumerate() {
-        submit(
-            &mut queue,
-            request(tag as u64, Direction::Write, tag * 4 * BLOCK, 4 * BLOCK, host(piece)),
-        );
-    }
+    submit_pieces(&mut queue, Direction::Write, &memory, 4 * BLOCK);
     let answers = finish(&mut queue);
     assert!(answers.iter().all(|answer| answer.result.is_ok()), "{answers:?}");
-    assert!(fs::read(directory.path().join("a")).unwrap() == memory);
+    assert!(fs::read(directory.path().join("a")).unwrap() == vec![7; SIZE]);
     drop(queue);
     fake.assert_lawful();
 }
@@ -338,15 +328,10 @@ fn no_batch_is_longer_than_the_driver_allows() {
         let directory = Directory::new("gds-limit").unwrap();
         let options =
             QueueOptions { staging: ByteCount::mib(2), chunk: ByteCount::kib(4), depth: 300 };
+        let memory = DeviceMemory::new(&fake.gpu(), 300 * BLOCK).unwrap();
         let mut queue =
             fake.queue(vec![device(directory.path(), "a", (300 * BLOCK) as u64)], options);
-        let mut memory = vec![0_u8; 300 * BLOCK];
-        for (tag, piece) in memory.chunks_mut(BLOCK).enumerate() {
-            submit(
-                &mut queue,
-                request(tag as u64, Direction::Read, tag * BLOCK, BLOCK, host(piece)),
-            );
-        }
+        submit_pieces(&mut queue, Direction::Read, &memory, BLOCK);
         assert!(finish(&mut queue).iter().all(|answer| answer.result.is_ok()));
         assert_eq!(fake.count("batch_longest"), longest);
         drop(queue);
@@ -359,14 +344,9 @@ fn what_has_not_reached_the_ssd_is_aborted_and_the_rest_comes_back() {
     for seed in 0..30 {
         let fake = FakeGpu::start(seed, 5);
         let directory = Directory::new("gds-abort").unwrap();
+        let memory = holding(&fake, &vec![1; SIZE]);
         let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
-        let mut memory = vec![1_u8; SIZE];
-        for (tag, piece) in memory.chunks_mut(4 * BLOCK).enumerate() {
-            submit(
-                &mut queue,
-                request(tag as u64, Direction::Write, tag * 4 * BLOCK, 4 * BLOCK, host(piece)),
-            );
-        }
+        submit_pieces(&mut queue, Direction::Write, &memory, 4 * BLOCK);
         for _ in 0..seed {
             queue.advance().unwrap();
         }

@@ -33,7 +33,7 @@ impl MemberSource for DeviceSpec {
         mode: OpenMode,
     ) -> Result<Box<dyn MemberDevice>, MemberError> {
         if let Some(name) = self.controller() {
-            return Ok(attach(name)?);
+            return Ok(attach(&name)?);
         }
         let open = if mode.read_only { open_to_read } else { open_to_write };
         let (lock, device) = open(self, shares, mode)?;
@@ -147,7 +147,7 @@ fn open_locked(
 use super::spdk::attach;
 
 #[cfg(not(feature = "spdk"))]
-fn attach(name: ControllerName) -> Result<Box<dyn MemberDevice>, DeviceOpenError> {
+fn attach(name: &ControllerName) -> Result<Box<dyn MemberDevice>, DeviceOpenError> {
     Err(DeviceOpenError::Controller {
         name: name.to_string(),
         why: "this build has no data path spdk; build it with the feature spdk".into(),

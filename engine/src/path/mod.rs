@@ -79,8 +79,8 @@ pub mod backend {
     pub use super::gate::Gate;
     pub use super::slots::{Slots, conclude};
     pub use super::window::{
-        Answer, Copied, Direction, End, Memory, OpenedWindow, Request, Told, Transfer,
-        TransferPlace, Window, WindowCopies, WindowCopy, WindowDirection, WindowSize, Windowed,
+        Answer, Copied, Direction, OpenedWindow, Request, Told, Transfer, TransferPlace, Window,
+        WindowCopies, WindowCopy, WindowDirection, WindowSize, Windowed,
     };
 }
 

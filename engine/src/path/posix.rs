@@ -204,16 +204,18 @@ fn perform(device: &Device, operation: &mut Operation) -> io::Result<u32> {
             })?
         }
         Action::Write { memory, fua } => {
-            let (from, length, offset) =
-                (memory.address().cast(), length as usize, offset.cast_signed());
+            let (from, length) = (memory.address().cast(), length as usize);
+            let (forced, offset) = (*fua, offset.cast_signed());
             let run = libc::iovec { iov_base: from, iov_len: length };
-            let (forced, run) = (*fua, &raw const run);
-            // SAFETY: as above; the kernel only reads it.
-            uninterrupted(|| match forced {
-                false => moved(unsafe { libc::pwrite(descriptor, from, length, offset) }),
-                true => {
-                    moved(unsafe { libc::pwritev2(descriptor, run, 1, offset, libc::RWF_DSYNC) })
-                }
+            uninterrupted(|| {
+                // SAFETY: as above; the kernel only reads it.
+                moved(unsafe {
+                    if forced {
+                        libc::pwritev2(descriptor, &raw const run, 1, offset, libc::RWF_DSYNC)
+                    } else {
+                        libc::pwrite(descriptor, from, length, offset)
+                    }
+                })
             })?
         }
         Action::Flush => device.file().sync_data().map(|()| 0)?,

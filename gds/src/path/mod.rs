@@ -1,29 +1,26 @@
-//! The engine's data path by way of GPU memory: whoever names it gets cuFile, or a reason.
+//! The engine's data path to GPU memory: whoever names it gets cuFile, or a reason.
 //!
-//! cuFile reads and writes. What it has no call for (flush, zeroes, deallocation, a write that must be on the medium)
-//! the kernel does, on the same files: a few threads of the engine's `posix` path. The engine's buffers are in host
-//! memory; they pass through the ring like everything else. Memory of the path's own GPU never sees the host: its checksums
-//! are the GPU's.
+//! cuFile moves the memory of the path's own GPU, of which the host sees nothing: checksums are the GPU's. The kernel does the
+//! rest on the same files, by a few threads of the engine's `posix` path: the host's memory, and what cuFile has no call for
+//! (flush, zeroes, deallocation, a write that must be on the medium).
 #![allow(unsafe_code)]
 
 mod provider;
 
 use std::io;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tidelog_engine::memory::{DmaPool, GpuError, GpuMemory, Memory};
+use tidelog_engine::memory::{DmaPool, GpuError, GpuMemory, GpuSlice, Memory};
 use tidelog_engine::path::backend::{Gate, Slots, WindowSize, conclude};
 use tidelog_engine::path::posix::PosixPath;
 use tidelog_engine::path::{
-    Action, Capabilities, Completion, DataPath, Extent, Feature, Operation, Refusal, Refused,
-    Status, Waker,
+    Action, Capabilities, Completion, DataPath, Extent, Operation, Refusal, Refused, Status, Waker,
 };
 
-use crate::cuda::{Gpu, HostLock};
+use crate::cuda::Gpu;
 use crate::cufile::CuFileError;
-use crate::queue::{Answer, Direction, End, Queue, Request};
+use crate::queue::{Answer, Direction, Queue, Request};
 
 pub use provider::{GdsBackend, GdsDevices, GdsOptions, Region};
 
@@ -32,21 +29,23 @@ const NAP: Duration = Duration::from_micros(40);
 /// So many looks without a nap come first, for transfers that are about to end.
 const LOOKS: u32 = 50;
 
+/// Tags from here on are ours, for the kernel's flush behind a write of cuFile: the rest is the write's slot.
+const OURS: u64 = 1 << 63;
+
 /// One queue of cuFile to files and block devices, as the engine wants it.
 pub struct GdsPath {
     capabilities: Capabilities,
     gate: Gate,
+    /// Operations of the GPU's memory.
     slots: Slots,
     queue: Queue,
-    /// For what cuFile has no call for. Its tags are our slots.
+    /// For all other operations, and for the flush behind a write that must be on the medium.
     kernel: PosixPath,
-    kernel_done: Vec<Completion>,
     /// For each slot, what the GPU found before the kernel's flush.
     checksums: Vec<Option<u32>>,
+    /// Flushes that the kernel has, behind writes of ours.
+    flushing: usize,
     gpu: Arc<Gpu>,
-    /// Unlocked before the memory that it locks goes.
-    host_lock: Option<HostLock>,
-    host_memory: Option<DmaPool>,
     /// Why cuFile no longer answers.
     dead: Option<CuFileError>,
 }
@@ -62,18 +61,39 @@ impl GdsPath {
         })
     }
 
-    /// Puts an operation that cuFile has no call for before the kernel.
-    fn submit_to_kernel(
-        &mut self,
-        slot: u32,
-        extent: Extent,
-        action: Action,
-    ) -> Result<(), Refusal> {
+    /// Gives an operation of the GPU's memory to cuFile.
+    fn submit_of_gpu(&mut self, operation: Operation, memory: GpuSlice) -> Result<(), Refused> {
+        if self.slots.is_full() {
+            return Err(Refused { reason: Refusal::Full, operation });
+        }
+        let (device, extent) = (operation.device, operation.extent);
+        let direction = match operation.action {
+            Action::Write { .. } => Direction::Write,
+            _ => Direction::Read,
+        };
+        let (slot, _) = self.slots.keep(operation);
+        let (tag, offset, length) = (slot.into(), extent.offset.0, extent.length.0 as u32);
+        let request = Request { tag, device, offset, length, direction, memory };
+        // SAFETY: the gate has seen that the extent lies on the device and holds the memory, which stays until the completion
+        // (`GpuSlice::new`), and that comes after the answer.
+        let taken = unsafe { self.queue.submit(request) };
+        // The queue has as many places as there are slots.
+        match taken.err().and_then(|_| self.slots.take(slot)) {
+            Some(operation) => Err(Refused { reason: Refusal::Full, operation }),
+            None => Ok(()),
+        }
+    }
+
+    /// Has the kernel flush behind the write in a slot.
+    fn flush_behind(&mut self, slot: u32) -> Result<(), Refusal> {
         let Some(device) = self.slots.get(slot).map(|operation| operation.device) else {
             return Ok(());
         };
-        let twin = Operation::new(u64::from(slot), device, extent, action);
-        self.kernel.submit(twin).map_err(|refused| refused.reason)
+        let (tag, extent) = (OURS | u64::from(slot), Extent::NOTHING);
+        let flush = Operation::new(tag, device, extent, Action::Flush);
+        self.kernel.submit(flush).map_err(|refused| refused.reason)?;
+        self.flushing += 1;
+        Ok(())
     }
 
     /// Ends an operation, with what its device answered.
@@ -97,6 +117,14 @@ impl GdsPath {
         Some(completion)
     }
 
+    /// The flush behind a write has ended.
+    fn flushed(&mut self, flush: &Completion, completions: &mut Vec<Completion>) {
+        let slot = (flush.tag & !OURS) as u32;
+        let length = self.slots.get(slot).map_or(0, |operation| operation.extent.length.0 as u32);
+        let answer = flush.result.map(|()| length).map_err(|error| error.status);
+        self.complete(slot, answer, completions);
+    }
+
     /// What cuFile answered about the operation in a slot.
     fn take_in(&mut self, answer: Answer, completions: &mut Vec<Completion>) {
         let slot = answer.tag as u32;
@@ -105,7 +133,7 @@ impl GdsPath {
         let forced = matches!(operation.action, Action::Write { fua: true, .. });
         self.checksums[slot as usize] = answer.checksum;
         match answer.result {
-            Ok(()) if forced => match self.submit_to_kernel(slot, Extent::NOTHING, Action::Flush) {
+            Ok(()) if forced => match self.flush_behind(slot) {
                 Ok(()) => {}
                 Err(Refusal::Latched(cause)) => self.complete(slot, Err(cause.status), completions),
                 Err(_) => self.complete(slot, Err(Status::Errno(libc::EIO)), completions),
@@ -119,27 +147,18 @@ impl GdsPath {
     }
 }
 
-// SAFETY: an operation lies in its slot, with its buffer, until the queue has answered (its word that no device touches
-// the buffer) and, where one was needed, until the kernel's flush has ended. `drop` leaks the rest. Success is claimed
-// for whole extents only.
+// SAFETY: an operation of the GPU's memory lies in its slot until the queue has answered (its word that no device touches
+// the memory) and, where one was needed, until the kernel's flush has ended. Success is claimed for whole extents only. All
+// other operations are the kernel path's, unchanged.
 unsafe impl DataPath for GdsPath {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
 
     fn register(&mut self, region: &DmaPool) {
-        let (base, length) = region.span();
-        self.host_lock = None;
-        // SAFETY: the mapping is kept by `host_memory`, which is dropped after the lock.
-        let locked = unsafe { HostLock::new(&self.gpu, base, length) };
-        self.capabilities.registered_buffers = match locked {
-            Ok(lock) => {
-                self.host_lock = Some(lock);
-                Feature::On
-            }
-            Err(error) => Feature::Off(format!("{error}; copies bounce in the driver")),
-        };
-        self.host_memory = Some(region.clone());
+        self.kernel.register(region);
+        self.capabilities.registered_buffers =
+            self.kernel.capabilities().registered_buffers.clone();
     }
 
     fn reach_gpu(&mut self, gpu: &dyn GpuMemory, _window: WindowSize) -> Result<(), GpuError> {
@@ -153,35 +172,20 @@ unsafe impl DataPath for GdsPath {
     }
 
     fn submit(&mut self, operation: Operation) -> Result<(), Refused> {
+        if operation.tag >= OURS {
+            let reason = Refusal::Invalid("tags from 2^63 on are the path's own");
+            return Err(Refused { reason, operation });
+        }
+        // What cuFile failed with shuts the device to the kernel's operations as well.
         if let Err(reason) = self.gate.admit(&self.capabilities, &operation) {
             return Err(Refused { reason, operation });
         }
-        if self.slots.is_full() {
+        if self.in_flight() >= self.capabilities.depth as usize {
             return Err(Refused { reason: Refusal::Full, operation });
         }
-        let (device, extent) = (operation.device, operation.extent);
-        let (slot, kept) = self.slots.keep(operation);
-        let plain = match &mut kept.action {
-            Action::Read(memory) => Ok((Direction::Read, end_of(memory))),
-            Action::Write { memory, .. } => Ok((Direction::Write, end_of(memory))),
-            Action::WriteZeroes => Err(Action::WriteZeroes),
-            Action::Flush => Err(Action::Flush),
-            Action::Deallocate => Err(Action::Deallocate),
-        };
-        let refusal = match plain {
-            Ok((direction, end)) => {
-                let (offset, length) = (extent.offset.0, extent.length.0 as u32);
-                let request =
-                    Request { tag: u64::from(slot), device, offset, length, direction, end };
-                // SAFETY: the gate has seen that the extent lies on the device and in the buffer, or holds the GPU's memory;
-                // the buffer stays in its slot until the answer, the memory stays until the completion (`GpuSlice::new`).
-                unsafe { self.queue.submit(request) }.err().map(|_| Refusal::Full)
-            }
-            Err(action) => self.submit_to_kernel(slot, extent, action).err(),
-        };
-        match refusal.and_then(|reason| Some((reason, self.slots.take(slot)?))) {
-            Some((reason, operation)) => Err(Refused { reason, operation }),
-            None => Ok(()),
+        match operation.action.memory() {
+            Some(&Memory::Gpu(memory)) => self.submit_of_gpu(operation, memory),
+            _ => self.kernel.submit(operation),
         }
     }
 
@@ -197,16 +201,20 @@ unsafe impl DataPath for GdsPath {
         for answer in answers {
             self.take_in(answer, completions);
         }
-        let mut done = std::mem::take(&mut self.kernel_done);
-        self.kernel.poll(&mut done);
-        for completion in done.drain(..) {
-            let slot = completion.tag as u32;
-            let length =
-                self.slots.get(slot).map_or(0, |operation| operation.extent.length.0 as u32);
-            let answer = completion.result.map(|()| length).map_err(|error| error.status);
-            self.complete(slot, answer, completions);
+        let mut at = completions.len();
+        self.kernel.poll(completions);
+        while at < completions.len() {
+            if completions[at].tag < OURS {
+                if let Err(error) = completions[at].result {
+                    self.gate.judge(error);
+                }
+                at += 1;
+            } else {
+                let flush = completions.swap_remove(at);
+                self.flushing -= 1;
+                self.flushed(&flush, completions);
+            }
         }
-        self.kernel_done = done;
         completions.len() - before
     }
 
@@ -240,36 +248,21 @@ unsafe impl DataPath for GdsPath {
 
     fn abort(&mut self, tag: u64) {
         let slots: Vec<u32> = self.slots.find(Some(tag)).collect();
+        if slots.is_empty() && tag < OURS {
+            return self.kernel.abort(tag);
+        }
         for slot in slots {
-            self.queue.abort(Some(u64::from(slot)));
-            self.kernel.abort(u64::from(slot));
+            self.queue.abort(Some(slot.into()));
+            self.kernel.abort(OURS | u64::from(slot));
         }
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.in_flight()
+        self.kernel.in_flight() - self.flushing + self.slots.in_flight()
     }
 
     fn abort_all(&mut self) {
         self.queue.abort(None);
         self.kernel.abort_all();
-    }
-}
-
-/// Memory as the end of a transfer.
-fn end_of(memory: &mut Memory) -> End {
-    match memory {
-        Memory::Gpu(slice) => End::Device(*slice),
-        memory => End::Host(NonNull::new(memory.address()).unwrap_or(NonNull::dangling())),
-    }
-}
-
-impl Drop for GdsPath {
-    fn drop(&mut self) {
-        if self.slots.in_flight() > 0 {
-            // Buffers that a copy may still touch keep their memory, and it stays locked.
-            self.slots.leak();
-            std::mem::forget(self.host_lock.take());
-        }
     }
 }

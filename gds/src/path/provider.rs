@@ -121,7 +121,7 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
         memory: MemoryKinds::HOST,
         devices: known,
         depth,
-        registered_buffers: Feature::Off("no memory was registered yet".into()),
+        registered_buffers: kernel.capabilities().registered_buffers.clone(),
         registered_files: Feature::On,
         notes: [
             format!("mode: {}", facts.mode),
@@ -139,18 +139,15 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
         .chain(near)
         .collect(),
     };
-    let kernel_done = Vec::with_capacity(kernel.capabilities().depth as usize);
     Ok(GdsPath {
         capabilities,
         gate: Gate::new(count),
         slots: Slots::new(depth),
         queue,
         kernel,
-        kernel_done,
         checksums: vec![None; depth as usize],
+        flushing: 0,
         gpu,
-        host_lock: None,
-        host_memory: None,
         dead: None,
     })
 }

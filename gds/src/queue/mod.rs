@@ -1,4 +1,4 @@
-//! Transfers between memory and SSDs by way of the GPU, in batches of cuFile: the engine's window, whose rules of order hold
+//! Transfers between GPU memory and SSDs, in batches of cuFile: the engine's window, whose rules of order hold
 //! because cuFile is not ordered with CUDA's streams, and what fills its chunks from SSDs and empties them to SSDs.
 #![allow(unsafe_code)]
 
@@ -11,7 +11,7 @@ use tidelog_engine::path::backend::{Told, Transfer, Window, WindowSize};
 use tidelog_engine::path::{Device, Status};
 use tidelog_engine::units::ByteCount;
 
-pub use tidelog_engine::path::backend::{Answer, Direction, End, Request};
+pub use tidelog_engine::path::backend::{Answer, Direction, Request};
 
 use crate::copies::StreamCopies;
 use crate::cuda::{CudaError, DeviceMemory, DevicePointer, Gpu};

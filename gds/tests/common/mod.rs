@@ -14,7 +14,7 @@ use tidelog_engine::path::{Device, DeviceSpec, OpenMode};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::cuda::{DevicePointer, Event, Gpu};
-use tidelog_gds::queue::{End, Queue, QueueOptions};
+use tidelog_gds::queue::{Queue, QueueOptions};
 use tidelog_gds::{GdsBackend, GdsOptions, Region, StagedGpu};
 use tidelog_tests::machine::{Directory, FakeGpu};
 
@@ -53,12 +53,12 @@ pub fn pool_by_cufile(
     (directory, Pool::open(&file, &options).unwrap())
 }
 
-/// GPU memory as an end, from `after` on. Whoever submits it keeps it, and the event, until the answer.
-pub fn on_gpu(pointer: DevicePointer, length: usize, after: Option<&Event>) -> End {
+/// GPU memory of a request, from `after` on. Whoever submits it keeps it, and the event, until the answer.
+pub fn on_gpu(pointer: DevicePointer, length: usize, after: Option<&Event>) -> GpuSlice {
     let (length, after) =
         (length as u32, after.and_then(|event| GpuEvent::from_raw(event.as_raw())));
     // SAFETY: passed on to `submit`, of which it is the condition as well.
-    End::Device(unsafe { GpuSlice::new(pointer.0, 0..length, length, after) })
+    unsafe { GpuSlice::new(pointer.0, 0..length, length, after) }
 }
 
 /// A small ring, so that it runs out.

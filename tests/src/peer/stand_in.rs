@@ -16,7 +16,7 @@ use tidelog_engine::memory::{
 };
 use tidelog_engine::path::Status;
 use tidelog_engine::path::backend::{
-    Copied, Memory, OpenedWindow, Window, WindowCopies, WindowCopy, WindowDirection, WindowSize,
+    Copied, OpenedWindow, Window, WindowCopies, WindowCopy, WindowDirection, WindowSize,
 };
 
 /// Where its memory begins for the GPU, so that nobody takes an address of it for one of the host's.
@@ -265,10 +265,7 @@ impl Passed {
         }
         if let Some(Copied { first, length, with }) = copy.copied {
             let (part, length) = (part.wrapping_add(first as usize), length as usize);
-            let other = match with {
-                Memory::Gpu(address) => self.memory.of_gpu(address, length),
-                Memory::Host(_) => unreachable!("only its own memory passes through the window"),
-            };
+            let other = self.memory.of_gpu(with, length);
             let (from, to) = match copy.direction {
                 WindowDirection::Fill => (other, part),
                 WindowDirection::Drain => (part, other),

@@ -303,11 +303,12 @@ fn an_aborted_burst_comes_back(specs: &[DeviceSpec]) -> Result<String, Failure> 
     path.abort_all();
     let (mut aborted, mut tags) = (0, Vec::new());
     for done in collect(&mut path, 8)? {
-        tags.push(done.tag);
+        let tag = done.tag;
+        tags.push(tag);
         match done.result {
             Ok(()) => {
                 let buffer = done.into_buffer().ok_or("its buffer did not come back")?;
-                expect(&buffer[..LENGTH as usize], done.tag as u8 + 1, "what was not aborted")?;
+                expect(&buffer[..LENGTH as usize], tag as u8 + 1, "what was not aborted")?;
             }
             Err(error) if error.status.is_aborted() => aborted += 1,
             Err(other) => return Err(other.into()),
@@ -342,11 +343,8 @@ fn foreign_memory(specs: &[DeviceSpec]) -> Result<String, Failure> {
             (Reach::Connection, Ok(())) => {
                 let done = collect(&mut path, 1)?.remove(0);
                 done.result?;
-                expect(
-                    &done.into_buffer().ok_or("no buffer")?[..extent.length.0 as usize],
-                    0x11,
-                    "read",
-                )?;
+                let buffer = done.into_buffer().ok_or("no buffer")?;
+                expect(&buffer[..extent.length.0 as usize], 0x11, "read")?;
             }
             (Reach::Bus | Reach::Process, Err(Refusal::Invalid(_))) => {}
             (_, other) => return Err(format!("memory that was not registered: {other:?}").into()),

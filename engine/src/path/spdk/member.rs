@@ -18,11 +18,11 @@ struct ControllerMember {
 
 /// Attaches the controller of this name.
 pub(in crate::path) fn attach(
-    name: ControllerName,
+    name: &ControllerName,
 ) -> Result<Box<dyn MemberDevice>, DeviceOpenError> {
-    match Controller::attach(&name) {
-        Ok(controller) => Ok(Box::new(ControllerMember { name, controller })),
-        Err(error) => Err(refused(&name, error.to_string())),
+    match Controller::attach(name) {
+        Ok(controller) => Ok(Box::new(ControllerMember { name: name.clone(), controller })),
+        Err(error) => Err(refused(name, error.to_string())),
     }
 }
 

@@ -312,11 +312,11 @@ unsafe impl DataPath for SpdkPath {
         self.peers.register(region, &self.queues)
     }
 
-    fn submit(&mut self, mut operation: Operation) -> Result<(), Refused> {
+    fn submit(&mut self, operation: Operation) -> Result<(), Refused> {
         if let Err(reason) = self.gate.admit(&self.capabilities, &operation) {
             return Err(Refused { reason, operation });
         }
-        if !self.can_reach(&mut operation) {
+        if !self.can_reach(&operation) {
             let reason = Refusal::Invalid(
                 "the controller cannot reach the buffer: its memory was not registered",
             );

@@ -1,7 +1,5 @@
 //! What a GPU does for a window: copies between a chunk and somebody's memory, and checksums of what lies in a chunk.
 
-use std::ptr::NonNull;
-
 use crate::memory::GpuEvent;
 use crate::memory::peer::PeerMemory;
 use crate::path::Status;
@@ -96,15 +94,6 @@ pub struct Copied {
     pub first: u32,
     /// How many; at least one.
     pub length: u32,
-    /// The caller's.
-    pub with: Memory,
-}
-
-/// Where bytes of the caller's lie.
-#[derive(Clone, Copy, Debug)]
-pub enum Memory {
-    /// In the host's memory.
-    Host(NonNull<u8>),
-    /// At this address of the GPU's.
-    Gpu(u64),
+    /// Where they are in the caller's memory on the GPU.
+    pub with: u64,
 }

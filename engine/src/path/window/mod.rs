@@ -23,15 +23,12 @@ mod ring;
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::ptr::NonNull;
 
 use super::operation::Status;
 use crate::memory::GpuSlice;
 use crate::units::DeviceIndex;
 
-pub use copies::{
-    Copied, Memory, OpenedWindow, WindowCopies, WindowCopy, WindowDirection, WindowSize,
-};
+pub use copies::{Copied, OpenedWindow, WindowCopies, WindowCopy, WindowDirection, WindowSize};
 use parts::Parts;
 pub use path::Windowed;
 use ring::Ring;
@@ -43,15 +40,6 @@ pub enum Direction {
     Read,
     /// To the device.
     Write,
-}
-
-/// The caller's memory.
-#[derive(Clone, Copy, Debug)]
-pub enum End {
-    /// Host memory.
-    Host(NonNull<u8>),
-    /// GPU memory; what is written, and not in it, is zeroes.
-    Device(GpuSlice),
 }
 
 /// One transfer that is asked for.
@@ -67,8 +55,8 @@ pub struct Request {
     pub length: u32,
     /// Which way.
     pub direction: Direction,
-    /// From or to where.
-    pub end: End,
+    /// From or to where. What is written, and not in it, is zeroes.
+    pub memory: GpuSlice,
 }
 
 /// The end of a request.
@@ -80,7 +68,7 @@ pub struct Answer {
     pub result: Result<(), Status>,
     /// Whether a failure was the device's, and neither the GPU's nor the window's.
     pub by_device: bool,
-    /// The CRC32C of what was moved from or to GPU memory.
+    /// The CRC32C of what was moved.
     pub checksum: Option<u32>,
 }
 
@@ -188,9 +176,6 @@ pub struct Window {
     parts: Parts,
     answers: Vec<Answer>,
 }
-
-// SAFETY: the raw addresses in requests are the caller's, who vouched for them whatever thread drives the window.
-unsafe impl Send for Window {}
 
 impl Window {
     /// How many slots `copies` of a window of this size need.
@@ -311,12 +296,11 @@ impl Window {
         let Some(active) = self.requests[slot as usize].take() else { return };
         self.free.push(slot);
         let Active { request, checksum, failure, .. } = active;
-        let summed = failure.is_none() && matches!(request.end, End::Device(_));
         self.answers.push(Answer {
             tag: request.tag,
             result: failure.map_or(Ok(()), |failure| Err(failure.status)),
             by_device: failure.is_some_and(|failure| failure.by_device),
-            checksum: summed.then_some(checksum),
+            checksum: failure.is_none().then_some(checksum),
         });
     }
 }
@@ -352,11 +336,11 @@ mod tests {
         let size = WindowSize { chunk: 4096, chunks: 1 };
         for taken in [false, true] {
             let mut window = Window::new(Box::new(AtOnce), 0, size, 2);
-            let mut memory = vec![0_u8; 8192];
-            let end = End::Host(NonNull::new(memory.as_mut_ptr()).unwrap());
+            // SAFETY: nothing ever touches the memory.
+            let memory = unsafe { GpuSlice::new(4096, 0..8192, 8192, None) };
             let (device, direction) = (DeviceIndex(0), Direction::Write);
-            let request = Request { tag: 7, device, offset: 0, length: 8192, direction, end };
-            // SAFETY: the memory is as long as the request, and outlives the window's use of it.
+            let request = Request { tag: 7, device, offset: 0, length: 8192, direction, memory };
+            // SAFETY: as above.
             unsafe { window.submit(request) }.unwrap();
             window.advance();
             window.advance();

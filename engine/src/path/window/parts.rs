@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::copies::WindowCopy;
 use super::passage::in_memory;
 use super::ring::Chunk;
-use super::{Direction, End, Failure, Request, Told, Transfer, TransferPlace, Window};
+use super::{Direction, Failure, Request, Told, Transfer, TransferPlace, Window};
 use crate::memory::ALIGNMENT;
 use crate::path::Status;
 
@@ -191,12 +191,12 @@ impl Window {
 
     /// Where the device may reach the caller's own memory, if it may.
     fn in_place(&self, request: &Request, start: u32, length: u32) -> Option<Place> {
-        let End::Device(memory) = &request.end else { return None };
+        let memory = request.memory;
         let held = memory.held();
         if start < held.start || start + length > held.end {
             return None;
         }
-        let first = in_memory(*memory, start);
+        let first = in_memory(memory, start);
         let holds =
             |region: &Range<u64>| first >= region.start && first + u64::from(length) <= region.end;
         let region = self.regions.iter().position(holds)?;
@@ -212,9 +212,9 @@ impl Window {
         };
         active.begun += part.length;
         active.parts += 1;
-        let Request { end, direction, .. } = active.request;
+        let Request { memory, direction, .. } = active.request;
         let fills = direction == Direction::Write || matches!(part.place, Place::Direct { .. });
-        let filling = fills.then(|| self.filling(end, direction, &part));
+        let filling = fills.then(|| self.filling(memory, direction, &part));
         if filling.is_some() {
             part.stage = Stage::Filling;
         }
@@ -268,7 +268,7 @@ impl Window {
         if active.request.direction == Direction::Write {
             return self.end_part(slot, Ok(()));
         }
-        let copy = self.draining(active.request.end, part);
+        let copy = self.draining(active.request.memory, part);
         if let Some(part) = self.parts.get_mut(slot) {
             part.stage = Stage::Draining;
         }
@@ -320,9 +320,8 @@ impl Window {
     /// Adds a part's checksum to its request's: that of the whole is the sum of the parts', each moved past the bytes that
     /// follow it.
     fn add_checksum(&mut self, part: &Part, checksum: u32) {
-        if let Some(active) = &mut self.requests[part.owner as usize]
-            && let End::Device(memory) = active.request.end
-        {
+        if let Some(active) = &mut self.requests[part.owner as usize] {
+            let memory = active.request.memory;
             let follow = memory.checked() - part.overlap(&(0..memory.checked())).end;
             active.checksum ^= crc32c::crc32c_combine(checksum, 0, follow as usize);
         }

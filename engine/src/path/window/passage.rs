@@ -1,11 +1,10 @@
 //! What the GPU does for a part: how its bytes get to its chunk, and from there to where they belong.
 
 use std::ops::Range;
-use std::ptr::NonNull;
 
-use super::copies::{Copied, Memory, WindowCopy, WindowDirection};
+use super::copies::{Copied, WindowCopy, WindowDirection};
 use super::parts::{Part, Place};
-use super::{Direction, End, Window};
+use super::{Direction, Window};
 use crate::memory::GpuSlice;
 
 impl Window {
@@ -18,22 +17,21 @@ impl Window {
     }
 
     /// What makes a part ready for its device: once its memory is free, what is written is copied to its chunk.
-    pub(super) fn filling(&self, end: End, direction: Direction, part: &Part) -> WindowCopy {
+    pub(super) fn filling(
+        &self,
+        memory: GpuSlice,
+        direction: Direction,
+        part: &Part,
+    ) -> WindowCopy {
         let mut copy = WindowCopy {
             direction: WindowDirection::Fill,
             place: self.address_of(part),
             copied: None,
             zeroes: 0,
             checked: 0,
-            after: None,
+            after: memory.after(),
         };
-        match end {
-            End::Host(memory) => copy.copied = Some(all_of(part, memory)),
-            End::Device(memory) => copy.after = memory.after(),
-        }
-        if let End::Device(memory) = end
-            && direction == Direction::Write
-        {
+        if direction == Direction::Write {
             // A write's memory holds the first bytes of the extent.
             let held = part.overlap(&memory.held());
             copy.checked = held.len() as u32;
@@ -46,27 +44,19 @@ impl Window {
     }
 
     /// What is done with a part that a device has brought: its checksum, and its bytes out of its chunk.
-    pub(super) fn draining(&self, end: End, part: &Part) -> WindowCopy {
-        let (copied, checked, after) = match end {
-            End::Host(memory) => (Some(all_of(part, memory)), 0, None),
-            End::Device(memory) => {
-                let held = part.overlap(&memory.held());
-                let in_chunk = matches!(part.place, Place::Chunk(_));
-                let copied = if in_chunk { some_of(part, memory, &held) } else { None };
-                let checked = part.overlap(&(0..memory.checked())).len() as u32;
-                (copied, checked, memory.after().filter(|_| copied.is_some()))
-            }
-        };
-        let (direction, place) = (WindowDirection::Drain, self.address_of(part));
-        WindowCopy { direction, place, copied, zeroes: 0, checked, after }
+    pub(super) fn draining(&self, memory: GpuSlice, part: &Part) -> WindowCopy {
+        let held = part.overlap(&memory.held());
+        let in_chunk = matches!(part.place, Place::Chunk(_));
+        let copied = if in_chunk { some_of(part, memory, &held) } else { None };
+        WindowCopy {
+            direction: WindowDirection::Drain,
+            place: self.address_of(part),
+            copied,
+            zeroes: 0,
+            checked: part.overlap(&(0..memory.checked())).len() as u32,
+            after: memory.after().filter(|_| copied.is_some()),
+        }
     }
-}
-
-/// All bytes of a part, and the host's memory that holds its request.
-fn all_of(part: &Part, memory: NonNull<u8>) -> Copied {
-    // SAFETY: the memory is as long as the request (`submit`), of which this is a part.
-    let with = Memory::Host(unsafe { memory.add(part.start as usize) });
-    Copied { first: 0, length: part.length, with }
 }
 
 /// Those bytes of a part that the caller's memory on the GPU holds.
@@ -74,7 +64,7 @@ fn some_of(part: &Part, memory: GpuSlice, held: &Range<u32>) -> Option<Copied> {
     if held.is_empty() {
         return None;
     }
-    let with = Memory::Gpu(in_memory(memory, held.start));
+    let with = in_memory(memory, held.start);
     Some(Copied { first: held.start - part.start, length: held.len() as u32, with })
 }
 

@@ -7,7 +7,7 @@ use std::io;
 use std::time::Duration;
 
 use super::copies::{OpenedWindow, WindowSize};
-use super::{Answer, Direction, End, Request, Told, Transfer, TransferPlace, Window};
+use super::{Answer, Direction, Request, Told, Transfer, TransferPlace, Window};
 use crate::memory::peer::{PeerBuffer, PeerRegion};
 use crate::memory::{DmaPool, GpuError, GpuMemory, GpuSlice, Memory, MemoryError};
 use crate::path::gate::Gate;
@@ -87,8 +87,7 @@ impl<P: DataPath + ?Sized> Windowed<P> {
         };
         let (slot, _) = self.slots.keep(operation);
         let (tag, offset, length) = (slot.into(), extent.offset.0, extent.length.0 as u32);
-        let end = End::Device(memory);
-        let request = Request { tag, device, offset, length, direction, end };
+        let request = Request { tag, device, offset, length, direction, memory };
         // SAFETY: the gate has seen that the extent lies on the device and holds the memory, which stays until the completion
         // (`GpuSlice::new`), and that comes after the answer.
         let taken = unsafe { open.window.submit(request) };
