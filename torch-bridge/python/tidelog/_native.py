@@ -244,8 +244,9 @@ class Session:
         """An op is about to run. `index`: in its step, below zero outside of one; `uses`: storage
         number -> 0 or MODIFIES; `needs`: bytes of its outputs."""
         packed = array.array("I", [storage | use for storage, use in uses.items()])
+        address, count = packed.buffer_info()
         return self._library.tide_session_op_begin(
-            self._reported(), index, fingerprint, name, *packed.buffer_info(), needs
+            self._reported(), index, fingerprint, name, address, count, needs
         )
 
     def op_end(self):
