@@ -207,10 +207,10 @@ def test_structs_are_as_large_as_the_compiler_makes_them():
 # -- no status is dropped -------------------------------------------------------------------------
 
 
-class NoNews:
+class NothingPending:
     """A session that has heard of everything."""
 
-    def has_news(self):
+    def has_pending(self):
         return False
 
     def name_of(self, storage):
@@ -246,7 +246,7 @@ ARGUMENTS = {
 
 def test_every_call_is_checked():
     """A session that was never opened: whatever is asked of it is an error, which no call hides."""
-    session = _native.Session(NoNews())
+    session = _native.Session(NothingPending())
     session.flush()
     session.close()
     calls = {name for name in vars(_native.Session) if name[0] != "_"}

@@ -15,8 +15,8 @@ SHARED = {"_tide", "_tide_whole", "_aliased"}
 FOREIGN = {"_C", "_cdata", "_fields_", "_indices", "_schema", "_values"}
 FOREIGN |= {"_attn_implementation", "_model_mapping"}
 # What counts storages and says where they are: for the ledger alone to change.
-LEDGERS = {"births", "id", "live", "marked", "peak", "pins", "quiet", "size", "state", "told"}
-OF_RECORDS = {"id", "pins", "size", "state", "told"}
+LEDGERS = {"births", "id", "live", "marked", "peak", "pins", "quiet", "size", "state", "reported"}
+OF_RECORDS = {"id", "pins", "size", "state", "reported"}
 REACH_MAX = 3
 
 
