@@ -237,11 +237,18 @@ ARGUMENTS = {
     "simulate": (),
     "stats": (),
     "step": (_native.StepMark.BEGIN,),
-    "sync": ([(1, 4096, -1, 0, False)], [2]),
+    "sync": (_native.birth_words(1, False, 4096, -1, 0), [2]),
     "wait": (0,),
     "write_report": ("/nowhere/report.html",),
     "write_trace": ("/nowhere/trace.json",),
 }
+
+
+def test_the_words_of_a_birth_are_its_struct():
+    words = _native.birth_words(7, True, 4096, 3, 2)
+    birth = _native.Birth(*words)
+    assert (birth.storage, birth.size, birth.place) == (7 | 1 << 32, 4096, 3 << 16 | 2)
+    assert _native.birth_words(7, False, 4096, -1, 2) == (7, 4096, 0xFFFFFFFF << 16 | 2)
 
 
 def test_every_call_is_checked():

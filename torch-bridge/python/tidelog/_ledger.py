@@ -7,6 +7,7 @@ import torch
 
 from tidelog import _movers, _record
 from tidelog._device import Host
+from tidelog._native import birth_words
 
 _resizable = torch._C.StorageBase.resizable
 _nbytes = torch._C.StorageBase.nbytes
@@ -240,9 +241,8 @@ class Ledger:
         harmless.
         """
         if self.births or self._deaths:
-            born = [record for record in self.births if record.reported or record() is not None]
-            deaths = self._deaths[:]
-            session.sync(map(self._birth_of, born), deaths)
+            births, deaths = self._births_to_report(), self._deaths[:]
+            session.sync(births, deaths)
             self.births.clear()
             self._retired_ids += deaths
             del self._deaths[: len(deaths)]
@@ -260,13 +260,20 @@ class Ledger:
             if on:
                 del self._pin_requests[0]
 
-    def _birth_of(self, record):
-        self.number_of(record)
-        record.reported = True  # before it is sent: from here on its death is reported
-        index, slot = record.birth[:2] if isinstance(record.birth, tuple) else (-1, 0)
-        storage = record()
-        stays = storage is None or not self.movable(storage)
-        return record.id, record.size, index, slot, stays
+    def _births_to_report(self):
+        """What the session is sent of the storages that are alive still."""
+        births = []
+        for record in self.births:
+            storage = record()
+            if storage is None and not record.reported:
+                continue
+            if record.id is None:
+                self.number_of(record)
+            record.reported = True  # before it is sent: from here on its death is reported
+            stays = storage is None or not self.movable(storage)
+            index, slot = record.birth[:2] if isinstance(record.birth, tuple) else (-1, 0)
+            births += birth_words(record.id, stays, record.size, index, slot)
+        return births
 
     def name_of(self, number):
         """What errors call the storage of this number; None: there is none."""

@@ -109,6 +109,16 @@ class Birth(ctypes.Structure):
     _fields_ = [("storage", _u64), ("size", _u64), ("place", _u64)]
 
 
+_BIRTH_WORDS = len(Birth._fields_)
+
+
+def birth_words(number, stays, size, index, slot):
+    """The fields of a `Birth`. `stays`: its memory must; `index`: of its op, below zero outside a
+    step; `slot`: which of the op's outputs it is."""
+    place = (index if index >= 0 else _OUTSIDE_A_STEP) << 16 | slot
+    return (number | UNMOVABLE if stays else number), size, place
+
+
 class Action(ctypes.Structure):
     _fields_ = [("sequence", _u64), ("size", _u64), ("kind", _u32), ("storage", _u32)]
 
@@ -206,17 +216,13 @@ class Session:
         self._flushed()
 
     def sync(self, births, deaths):
-        """Reports storages that were born, (number, size, op index, output slot, whether its memory
-        must stay) each, and the numbers of those that died. For `Reporter.send_pending` alone."""
-        words = array.array("Q")  # a third of the time of an array of `Birth`
-        for number, size, index, slot, stays in births:
-            place = (index if index >= 0 else _OUTSIDE_A_STEP) << 16 | slot
-            words.extend((number | UNMOVABLE if stays else number, size, place))
+        """Reports storages that were born, by the `birth_words` of all, and the numbers of those
+        that died. For `Reporter.send_pending` alone."""
+        words = array.array("Q", births)  # a fourth of the time of an array of `Birth`
         numbers = array.array("I", deaths)
         born, count = words.buffer_info()
-        self._library.tide_session_sync(
-            self._handle, born, count // len(Birth._fields_), *numbers.buffer_info()
-        )
+        dead, died = numbers.buffer_info()
+        self._library.tide_session_sync(self._handle, born, count // _BIRTH_WORDS, dead, died)
 
     def resized(self, storage, size):
         """A storage has another size. For `Reporter.send_pending` alone."""
