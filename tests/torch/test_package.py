@@ -12,10 +12,11 @@ PACKAGE = Path(tidelog.__file__).resolve().parent
 
 # What Tidelog hangs on torch's storages, and what other packages call by such names.
 SHARED = {"_tide", "_tide_whole", "_aliased"}
-FOREIGN = {"_C", "_attn_implementation", "_cdata", "_fields_", "_indices", "_model_mapping", "_schema", "_values"}
+FOREIGN = {"_C", "_cdata", "_fields_", "_indices", "_schema", "_values"}
+FOREIGN |= {"_attn_implementation", "_model_mapping"}
 # What counts storages and says where they are: for the ledger alone to change.
-LEDGERS = {"births", "id", "live", "marked", "peak", "pins", "quiet", "size", "state", "told"}
-OF_RECORDS = {"id", "pins", "size", "state", "told"}
+LEDGERS = {"births", "id", "live", "marked", "peak", "pins", "quiet", "size", "state", "reported"}
+OF_RECORDS = {"id", "pins", "size", "state", "reported"}
 REACH_MAX = 3
 
 
@@ -23,7 +24,7 @@ def sources():
     return {path.stem: path.read_text() for path in PACKAGE.glob("*.py")}
 
 
-# -- the rules: each yields a sentence for what breaks it ---------------------------------------------
+# -- the rules: each yields a sentence for what breaks it -----------------------------------------
 
 
 def circles(modules):
@@ -49,25 +50,22 @@ def _imported(tree):
 def library_calls(modules):
     """No module but _native calls the library."""
     for name, tree in modules.items():
-        for node in ast.walk(tree):
-            if name != "_native" and isinstance(node, ast.Attribute) and node.attr.startswith("tide_"):
+        if name == "_native":
+            continue
+        for node in _attributes(tree):
+            if node.attr.startswith("tide_"):
                 yield f"{name}:{node.lineno} uses {node.attr}; call a method of _native.Session"
 
 
 def private_names(modules):
     """No module touches a private name of another."""
     for name, tree in modules.items():
-        own = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-        own |= {
-            node.attr
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _root(node) == "self"
-        }
+        known = SHARED | FOREIGN | _own(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tidelog."):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.Attribute) and _root(node) not in ("self", "cls", "torch"):
-                names = [node.attr] if node.attr not in own | SHARED | FOREIGN else []
+                names = {node.attr} - known
             else:
                 continue
             for private in names:
@@ -75,25 +73,40 @@ def private_names(modules):
                     yield f"{name}:{node.lineno} touches {private}, which is another's"
 
 
+def _own(tree):
+    """The names of a module's functions and classes, and of its classes' attributes."""
+    definitions = (ast.FunctionDef, ast.ClassDef)
+    names = {node.name for node in ast.walk(tree) if isinstance(node, definitions)}
+    set_by_self = (node for node in _stores(tree) if _root(node) == "self")
+    return names | {node.attr for node in set_by_self}
+
+
 def reaches(modules):
     """No object reaches through three others."""
     for name, tree in modules.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and _root(node) not in ("torch", None):
-                if (depth := ast.unparse(node).count(".")) > REACH_MAX:
-                    yield f"{name}:{node.lineno} reaches through {depth - 1} others: {ast.unparse(node)}"
+        for node in _attributes(tree):
+            chain = ast.unparse(node)
+            if _root(node) not in ("torch", None) and chain.count(".") > REACH_MAX:
+                yield f"{name}:{node.lineno} reaches through too many others: {chain}"
 
 
 def counts(modules):
     """What is in memory, and where storages are, is changed by the ledger alone."""
     for name, tree in modules.items():
-        for node in ast.walk(tree):
-            if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
-                continue
+        for node in _stores(tree):
             owner = ast.unparse(node.value).rpartition(".")[2].lstrip("_")
             changed = LEDGERS if owner == "ledger" else OF_RECORDS if owner == "record" else ()
             if name != "_ledger" and node.attr in changed:
                 yield f"{name}:{node.lineno} changes {ast.unparse(node)}; ask the ledger to"
+
+
+def _attributes(tree):
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+
+
+def _stores(tree):
+    """The attributes that are assigned to."""
+    return (node for node in _attributes(tree) if isinstance(node.ctx, ast.Store))
 
 
 def _root(node):
@@ -115,7 +128,7 @@ PLANTED = {
     "an import that closes a circle": (circles, "_record", "from tidelog import _ledger"),
     "one inside a function": (circles, "_ops", "def late():\n    from tidelog._hook import Hook"),
     "a raw call": (library_calls, "_names", "session.library.tide_session_name(1)"),
-    "another module's private name": (private_names, "_names", "from tidelog._record import _lending"),
+    "a private name of another": (private_names, "_names", "from tidelog._record import _lending"),
     "a private function of a module": (private_names, "_names", "_ledger._resizable(storage)"),
     "another class's private attribute": (private_names, "_names", "ledger._device.owns(storage)"),
     "a long reach": (reaches, "_names", "record.ledger.tide.access.hand_over(storage)"),

@@ -308,3 +308,20 @@ def test_wrong_arguments_are_refused_and_a_right_block_opens_afterwards(pool, ca
     assert str(refusal.value)
     with tidelog.offload(pool=pool, memory=MIB, mode="reactive", pool_size=POOL_SIZE):
         assert torch.ones(3).sum() == 3
+
+
+def test_a_pool_that_does_not_close_is_an_error_and_the_next_block_opens(pool, monkeypatch):
+    options = dict(pool=pool, memory=MIB, mode="reactive", pool_size=POOL_SIZE)
+    tide = tidelog.offload(**options)
+    close = tide.session.close
+
+    def closes_badly():
+        close()
+        raise tidelog.PoolError("a device failed the last flush")
+
+    monkeypatch.setattr(tide.session, "close", closes_badly)
+    with pytest.raises(tidelog.PoolError, match="the last flush"):
+        with tide:
+            assert torch.ones(3).sum() == 3
+    with tidelog.offload(**options):
+        assert torch.ones(3).sum() == 3

@@ -83,6 +83,6 @@ class Access:
         """Another block takes a storage over from this one, which has ended."""
         record = storage._tide
         self.bring_back(storage, written=storage)
-        self._ledger.give_up(record)
+        self._ledger.forget(record)
         if self._session.is_open():
             self._session.flush()

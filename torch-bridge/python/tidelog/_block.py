@@ -218,7 +218,7 @@ class Tide:
             yield self
             completed = True
         finally:
-            steps.outside()
+            steps.leave_step()
             if self.access.is_live():
                 self._end_step(completed, started)
 

@@ -2,7 +2,7 @@
 
 Three paths, by how much must be known. Correctness never depends on which one is taken:
 
-quiet     nothing is out or on its way and there is room: only an op's new storages are taken on.
+quiet     nothing is out or on its way and there is room: only an op's new storages are registered.
 watchful  a plan is being followed: the op's storages are checked for being out, the plan's triggers
           fire at their op index, and the op is checked against the one that the plan expects.
 observed  the session is asked about every storage that the op touches.
@@ -48,9 +48,9 @@ class Hook(TorchDispatchMode):
             if kind is Tensor:
                 storage = _untyped_storage(result)
                 if storage._tide is None:
-                    ledger.take_on(storage, func)
+                    ledger.register(storage, func)
             elif kind is not _NONE:
-                self._take_on_all(result, func)
+                self._register_all(result, func)
             return result
         if kwargs is None:
             kwargs = {}
@@ -68,12 +68,12 @@ class Hook(TorchDispatchMode):
                 storage._tide.refuse_in_child()
         return func(*args, **kwargs)
 
-    def _take_on_all(self, result, func):
+    def _register_all(self, result, func):
         storages = []
         storages_in(result, storages)
         for storage in storages:
             if storage._tide is None:
-                self._ledger.take_on(storage, func)
+                self._ledger.register(storage, func)
 
     # -- a plan is being followed -----------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class Hook(TorchDispatchMode):
         steps.next_op = index + 1
         steps.notice()
         result = func(*args, **kwargs)
-        self._take_on(result, index, info)
+        self._register(result, index, info)
         self._heap.allocated(plan.needs[index])
         if ledger.live > ledger.limit:
             steps.end_op()
@@ -137,7 +137,7 @@ class Hook(TorchDispatchMode):
             result = func(*args, **kwargs)
         finally:
             self._uses = {}
-        born = self._take_on(result, index, info)
+        born = self._register(result, index, info)
         if len(self._foresight) >= _FORESIGHT_ENTRIES_MAX:
             self._foresight.clear()
         self._foresight[foreseen] = born
@@ -162,7 +162,7 @@ class Hook(TorchDispatchMode):
         self._uses = uses
         self._steps.begin_op(index, fingerprint, name, uses, needs)
 
-    def _take_on(self, result, index, info):
+    def _register(self, result, index, info):
         """Registers the storages that an op brought into the world; returns their bytes."""
         ledger = self._ledger
         storages = []

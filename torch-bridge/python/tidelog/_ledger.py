@@ -7,16 +7,17 @@ import torch
 
 from tidelog import _movers, _record
 from tidelog._device import Host
+from tidelog._native import birth_words
 
 _resizable = torch._C.StorageBase.resizable
 _nbytes = torch._C.StorageBase.nbytes
 _untyped_storage = torch._C.TensorBase.untyped_storage
 
-# Births that the session has not heard of, at most: most storages die before it needs to know.
-_BIRTHS_UNTOLD_MAX = 4096
+# The most births that are pending: most storages die before the session needs to hear of them.
+_BIRTHS_PENDING_MAX = 4096
 
-# To ask a storage for its device costs as much as all the rest of taking it on. Below this size it
-# cannot matter, where tensors are either here or on meta.
+# To ask a storage for its device costs as much as all the rest of registering it. Below this size
+# it cannot matter, where tensors are either here or on meta.
 _DEVICE_CHECK_BYTES_MIN = 64 << 10
 
 
@@ -31,9 +32,9 @@ class Ledger:
         # Nothing is out, on its way or copied, and there is room: ops need not be looked at.
         self.quiet = False
         self.records = {}  # by number
-        self.births = []  # of which the session has not heard, as of the next three
+        self.births = []  # that the session has not heard of: pending, as the next three
         self._deaths, self._resized, self._pin_requests = [], [], []
-        self._births_max = _BIRTHS_UNTOLD_MAX
+        self._births_max = _BIRTHS_PENDING_MAX
         self.marked = 0  # storages that are not plainly resident
         self._device = device
         self._device_check_min = 0 if torch.cuda.is_initialized() else _DEVICE_CHECK_BYTES_MIN
@@ -55,7 +56,7 @@ class Ledger:
 
     # -- births and deaths ------------------------------------------------------------------------
 
-    def take_on(self, storage, func):
+    def register(self, storage, func):
         """Registers an op's new storage while all is quiet, and ends the quiet where the limit is
         reached."""
         size = _nbytes(storage)
@@ -73,10 +74,10 @@ class Ledger:
             self.peak = self.live
         elif len(births) > self._births_max:
             self.births = [record for record in births if record() is not None]
-            self._births_max = 2 * len(self.births) + _BIRTHS_UNTOLD_MAX
+            self._births_max = 2 * len(self.births) + _BIRTHS_PENDING_MAX
 
     def record_of(self, storage, birth=None):
-        """The storage's record; one that was never met is taken on. None: not ours to move."""
+        """The storage's record; one that was never met is registered. None: not ours to move."""
         record = storage._tide
         if record is not None and record.ledger is self:
             return record
@@ -140,7 +141,7 @@ class Ledger:
             self._aliased.pop(record.id, None)
             if not record.state & _record.OUT:
                 self.live -= record.size
-            if record.told:
+            if record.reported:
                 self._deaths.append(record.id)
             else:
                 self._retired_ids.append(record.id)
@@ -150,7 +151,7 @@ class Ledger:
         for record in [record for record in self.records.values() if record() is None]:
             self._storage_died(record)
 
-    def give_up(self, record):
+    def forget(self, record):
         """Another block takes the storage over from this one, which has ended."""
         if self.records.pop(record.id, None) is not None:
             self._deaths.append(record.id)
@@ -229,20 +230,19 @@ class Ledger:
 
     # -- what the session hears -------------------------------------------------------------------
 
-    def has_news(self):
-        """Whether there is anything for `report`."""
+    def has_pending(self):
+        """Whether there is anything that the session has not heard of."""
         return self.births or self._deaths or self._resized or self._pin_requests
 
-    def report(self, session):
-        """Reports births, deaths, sizes and pins that the session has not heard of.
+    def send_pending(self, session):
+        """Sends the births, deaths, sizes and pins that the session has not heard of.
 
         Ctrl-C may land anywhere: what was sent but not yet crossed off is sent again, which is
         harmless.
         """
         if self.births or self._deaths:
-            born = [record for record in self.births if record.told or record() is not None]
-            deaths = self._deaths[:]
-            session.sync(map(self._birth_of, born), deaths)
+            births, deaths = self._births_to_report(), self._deaths[:]
+            session.sync(births, deaths)
             self.births.clear()
             self._retired_ids += deaths
             del self._deaths[: len(deaths)]
@@ -260,13 +260,20 @@ class Ledger:
             if on:
                 del self._pin_requests[0]
 
-    def _birth_of(self, record):
-        self.number_of(record)
-        record.told = True  # before it is sent: from here on its death is reported
-        index, slot = record.birth[:2] if isinstance(record.birth, tuple) else (-1, 0)
-        storage = record()
-        stays = storage is None or not self.movable(storage)
-        return record.id, record.size, index, slot, stays
+    def _births_to_report(self):
+        """What the session is sent of the storages that are alive still."""
+        births = []
+        for record in self.births:
+            storage = record()
+            if storage is None and not record.reported:
+                continue
+            if record.id is None:
+                self.number_of(record)
+            record.reported = True  # before it is sent: from here on its death is reported
+            stays = storage is None or not self.movable(storage)
+            index, slot = record.birth[:2] if isinstance(record.birth, tuple) else (-1, 0)
+            births += birth_words(record.id, stays, record.size, index, slot)
+        return births
 
     def name_of(self, number):
         """What errors call the storage of this number; None: there is none."""

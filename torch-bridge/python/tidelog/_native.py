@@ -109,6 +109,16 @@ class Birth(ctypes.Structure):
     _fields_ = [("storage", _u64), ("size", _u64), ("place", _u64)]
 
 
+_BIRTH_WORDS = len(Birth._fields_)
+
+
+def birth_words(number, stays, size, index, slot):
+    """The fields of a `Birth`. `stays`: its memory must; `index`: of its op, below zero outside a
+    step; `slot`: which of the op's outputs it is."""
+    place = (index if index >= 0 else _OUTSIDE_A_STEP) << 16 | slot
+    return (number | UNMOVABLE if stays else number), size, place
+
+
 class Action(ctypes.Structure):
     _fields_ = [("sequence", _u64), ("size", _u64), ("kind", _u32), ("storage", _u32)]
 
@@ -144,27 +154,27 @@ SIGNATURES = {
 }
 
 
-class News(Protocol):
-    """What a session reports before each call, and what its storages are called in errors."""
+class Reporter(Protocol):
+    """What knows the storages of a session, and which reports of them are pending."""
 
-    def has_news(self) -> bool:
-        """Whether the session has not heard of everything."""
+    def has_pending(self) -> bool:
+        """Whether there is anything that the session has not heard of."""
 
-    def report(self, session):
-        """Reports it by `sync`, `resized` and `pin`."""
+    def send_pending(self, session):
+        """Sends it, by `sync`, `resized` and `pin`."""
 
     def name_of(self, storage) -> str | None:
         """What errors call the storage of this number; None: it has no name."""
 
 
 class Session:
-    """A session of the library. Each method is a call; each reports the news first, so that the
-    session has heard of every storage before it is asked about one."""
+    """A session of the library, with a method for each call. What is pending is sent first, so that
+    the session has heard of every storage before it is asked about one."""
 
-    def __init__(self, news: News):
+    def __init__(self, reporter: Reporter):
         self.attention = None  # while it is open: [0] is not 0 while completions wait
         self.forked = False  # true in a child of a fork: its handles are dead
-        self._news = news
+        self._reporter = reporter
         self._handle = 0
         self._action = Action()
         self._library = _load()
@@ -202,75 +212,72 @@ class Session:
     # -- what it hears of storages ----------------------------------------------------------------
 
     def flush(self):
-        """Reports the news now."""
-        self._reported()
+        """Sends now what is pending."""
+        self._flushed()
 
     def sync(self, births, deaths):
-        """Reports storages that were born, (number, size, op index, output slot, whether its memory
-        must stay) each, and the numbers of those that died. For `News.report` alone."""
-        words = array.array("Q")  # a third of the time of an array of `Birth`
-        for number, size, index, slot, stays in births:
-            place = (index if index >= 0 else _OUTSIDE_A_STEP) << 16 | slot
-            words.extend((number | UNMOVABLE if stays else number, size, place))
+        """Reports storages that were born, by the `birth_words` of all, and the numbers of those
+        that died. For `Reporter.send_pending` alone."""
+        words = array.array("Q", births)  # a fourth of the time of an array of `Birth`
         numbers = array.array("I", deaths)
         born, count = words.buffer_info()
-        self._library.tide_session_sync(
-            self._handle, born, count // len(Birth._fields_), *numbers.buffer_info()
-        )
+        dead, died = numbers.buffer_info()
+        self._library.tide_session_sync(self._handle, born, count // _BIRTH_WORDS, dead, died)
 
     def resized(self, storage, size):
-        """A storage has another size. For `News.report` alone."""
+        """A storage has another size. For `Reporter.send_pending` alone."""
         self._library.tide_session_resized(self._handle, storage, size)
 
     def pin(self, storage, on):
-        """A storage stays where it is, or may move again. For `News.report` alone."""
+        """A storage stays where it is, or may move again. For `Reporter.send_pending` alone."""
         self._library.tide_session_pin(self._handle, storage, on)
 
     def name(self, storage, kind: Kind, name):
         """What a storage is called, and what it is for."""
-        self._library.tide_session_name(self._reported(), storage, kind, name.encode())
+        self._library.tide_session_name(self._flushed(), storage, kind, name.encode())
 
     def modified(self, storage):
         """A resident storage was written by something that is no op."""
-        self._library.tide_session_modified(self._reported(), storage)
+        self._library.tide_session_modified(self._flushed(), storage)
 
     # -- what it is asked for: these return a status for `Performer.drive` ------------------------
 
     def step(self, mark: StepMark):
         """A step begins or ends."""
-        return self._library.tide_session_step(self._reported(), mark)
+        return self._library.tide_session_step(self._flushed(), mark)
 
     def op_begin(self, index, fingerprint, name, uses, needs):
         """An op is about to run. `index`: in its step, below zero outside of one; `uses`: storage
         number -> 0 or MODIFIES; `needs`: bytes of its outputs."""
         packed = array.array("I", [storage | use for storage, use in uses.items()])
+        address, count = packed.buffer_info()
         return self._library.tide_session_op_begin(
-            self._reported(), index, fingerprint, name, *packed.buffer_info(), needs
+            self._flushed(), index, fingerprint, name, address, count, needs
         )
 
     def op_end(self):
         """The op has run."""
-        return self._library.tide_session_op_end(self._reported())
+        return self._library.tide_session_op_end(self._flushed())
 
     def evict(self, storage):
         """A storage is to be moved out now."""
-        return self._library.tide_session_evict(self._reported(), storage)
+        return self._library.tide_session_evict(self._flushed(), storage)
 
     def settle(self):
         """Takes in what completed, and evicts until the budget holds."""
-        return self._library.tide_session_settle(self._reported())
+        return self._library.tide_session_settle(self._flushed())
 
     def resume(self):
         """Looks again at what the last call waits for."""
-        return self._library.tide_session_resume(self._reported())
+        return self._library.tide_session_resume(self._flushed())
 
     def wait(self, timeout_ms):
         """Waits for a completion, then looks again at what the last call waits for."""
-        return self._library.tide_session_wait(self._reported(), timeout_ms)
+        return self._library.tide_session_wait(self._flushed(), timeout_ms)
 
     def set_budget(self, budget):
         """Another budget, from the next op boundary on."""
-        self._library.tide_session_set_budget(self._reported(), budget)
+        self._library.tide_session_set_budget(self._flushed(), budget)
 
     def lift_budget(self):
         """From here on everything may be in memory at once."""
@@ -282,30 +289,30 @@ class Session:
         """The next `Action` that is asked for; None: there is none. The same one comes again until
         it is reported done."""
         action = self._action
-        status = self._library.tide_session_next_action(self._reported(), ctypes.byref(action))
+        status = self._library.tide_session_next_action(self._flushed(), ctypes.byref(action))
         return action if status == Status.ACTION else None
 
     def action_done(self, sequence, address, after):
         """A request is done. `address`: the storage's, where one was asked for, or 0; `after`: the
         CUDA event after which its memory may be touched, or 0."""
-        self._library.tide_session_action_done(self._reported(), sequence, address, after)
+        self._library.tide_session_action_done(self._flushed(), sequence, address, after)
 
     # -- plans ------------------------------------------------------------------------------------
 
     def durations(self, nanoseconds):
         """What each op of the step that is about to end took."""
         packed = array.array("Q", nanoseconds)
-        self._library.tide_session_durations(self._reported(), *packed.buffer_info())
+        self._library.tide_session_durations(self._flushed(), *packed.buffer_info())
 
     def leave_plan(self):
         """The rest of the step is not what was planned."""
-        self._library.tide_session_leave_plan(self._reported())
+        self._library.tide_session_leave_plan(self._flushed())
 
     def plan(self):
         """The plan's triggers: one byte for each op, not 0 where a migration begins. Empty while
         there is no plan."""
         due, count = _pointer(), _u64()
-        self._library.tide_session_plan(self._reported(), ctypes.byref(due), ctypes.byref(count))
+        self._library.tide_session_plan(self._flushed(), ctypes.byref(due), ctypes.byref(count))
         return ctypes.string_at(due.value, count.value) if count.value else b""
 
     # -- what users ask ---------------------------------------------------------------------------
@@ -320,18 +327,18 @@ class Session:
 
     def write_report(self, path):
         """Writes the HTML report."""
-        self._library.tide_session_report(self._reported(), os.fsencode(path))
+        self._library.tide_session_report(self._flushed(), os.fsencode(path))
 
     def write_trace(self, path):
         """Writes the trace of the step that the plan is for."""
-        self._library.tide_session_trace(self._reported(), os.fsencode(path))
+        self._library.tide_session_trace(self._flushed(), os.fsencode(path))
 
     # -- how calls are made and checked -----------------------------------------------------------
 
-    def _reported(self):
-        """The handle, once the news are reported."""
-        if self._news.has_news():
-            self._news.report(self)
+    def _flushed(self):
+        """The handle, once what is pending was sent."""
+        if self._reporter.has_pending():
+            self._reporter.send_pending(self)
         return self._handle
 
     def _check(self, status, _function, _arguments):
@@ -347,12 +354,12 @@ class Session:
         text = ctypes.create_string_buffer(length + 1)
         self._library.tide_last_error(text, length + 1, None)
         text = text.value.decode(errors="replace")
-        name = self._news.name_of(storage.value) if storage.value != NO_STORAGE else None
+        name = self._reporter.name_of(storage.value) if storage.value != NO_STORAGE else None
         return _EXCEPTIONS.get(status, _errors.Error)(f"{name}: {text}" if name else text)
 
     def _json(self, function):
         """What a function says that writes JSON to a buffer and returns its length."""
-        handle = self._reported()
+        handle = self._flushed()
         length = function(handle, None, 0)
         while True:
             buffer = ctypes.create_string_buffer(length + 1)

@@ -12,6 +12,9 @@ from tidelog._native import Request, Session, Status
 
 _nbytes = torch._C.StorageBase.nbytes
 
+# A lookup in an enum is a call of its own until Python 3.12, and these are looked at for each op.
+_READY, _ACTION = Status.READY, Status.ACTION
+
 _WAIT_MS = 50  # short, so that Ctrl-C is heard
 _LOAN_POLL_SECONDS = 0.0002
 
@@ -30,8 +33,8 @@ class Performer:
 
     def drive(self, status):
         """Performs what the session asks for and waits where it waits, until it is ready."""
-        while status != Status.READY:
-            if status == Status.ACTION:
+        while status != _READY:
+            if status == _ACTION:
                 self.perform()
                 status = self._session.resume()
             else:

@@ -38,7 +38,7 @@ class Record(_Newborn):
     process = None  # whose block it is
     id = None  # the session's number for it, given when the session must hear of it
     state = SETTLED
-    told = False  # whether the session has heard of it
+    reported = False  # whether the session has heard of it
     pins = 0  # aliases that we cannot see; above zero the memory stays where it is
     loans = 0  # ops of other threads that are using it right now
     name = None

@@ -87,7 +87,7 @@ class Steps:
         self.judge_quiet()
         self._last = {"seconds": time.perf_counter() - started}
 
-    def outside(self):
+    def leave_step(self):
         """What follows is in no step."""
         self.next_op, self.plan = -1, None
 
@@ -115,7 +115,7 @@ class Steps:
         self._pressed = True
         self._heap.take_over()
         self._ledger.end_quiet()
-        self.outside()
+        self.leave_step()
         self.end_op()
 
     # -- ops --------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
-"""Training steps of whole models on the meta device, for the recorder. Needs transformers; downloads nothing.
+"""Training steps of whole models on the meta device, for the recorder.
+
+Needs transformers; downloads nothing.
 
     python -m tidelog.models gpt2-xl --gpu planner/machines/h100-nvl.json > trace.json
-    python -m tidelog.models config.json --gpu ...              a transformers configuration
-    python -m tidelog.models train.py:make --gpu ...            make() answers (model, inputs), inputs a dictionary of tensors
+    python -m tidelog.models config.json --gpu ...      a transformers configuration
+    python -m tidelog.models train.py:make --gpu ...    make() returns (model, inputs), inputs a
+                                                        dictionary of tensors
 
-A step: micro-batches forward and backward, gradients averaged with other GPUs, AdamW as one fused kernel per parameter.
-Attention is memory-efficient attention; routing of mixtures of experts is taken to be even. ``tidelog-plan record`` runs
-this module.
+A step: micro-batches forward and backward, gradients averaged with other GPUs, AdamW as one fused
+kernel per parameter. Attention is memory-efficient attention; routing of mixtures of experts is
+taken to be even. ``tidelog-plan record`` runs this module.
 """
 
 import argparse
@@ -27,28 +30,32 @@ KNOWN = {
     "mixtral-like": (
         "mixtral",
         {
-            "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24, "num_attention_heads": 32,
+            "hidden_size": 2048, "intermediate_size": 5632,
+            "num_hidden_layers": 24, "num_attention_heads": 32,
             "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
         },
     ),
     "t5-large": (
         "t5",
         {
-            "d_model": 1024, "d_ff": 4096, "d_kv": 64, "num_layers": 24, "num_decoder_layers": 24, "num_heads": 16,
+            "d_model": 1024, "d_ff": 4096, "d_kv": 64,
+            "num_layers": 24, "num_decoder_layers": 24, "num_heads": 16,
             "decoder_start_token_id": 0,
         },
     ),
     "vit-huge": (
         "vit",
         {
-            "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 16,
+            "hidden_size": 1280, "intermediate_size": 5120,
+            "num_hidden_layers": 32, "num_attention_heads": 16,
             "patch_size": 14, "num_labels": 1000,
         },
     ),
     "llama3-8b": (
         "llama",
         {
-            "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "hidden_size": 4096, "intermediate_size": 14336,
+            "num_hidden_layers": 32, "num_attention_heads": 32,
             "num_key_value_heads": 8, "vocab_size": 128256,
         },
     ),
@@ -58,14 +65,16 @@ AVERAGED = "all_reduce"
 
 
 def attention(module, query, key, value, mask, dropout=0.0, scaling=None, position_bias=None, **_):
-    """Memory-efficient attention, named outright: on meta tensors torch would choose the one that stores all scores."""
+    """Memory-efficient attention, named outright: on meta tensors torch would choose the one that
+    stores all scores."""
     groups = getattr(module, "num_key_value_groups", 1)
     if groups > 1:
         key, value = (one.repeat_interleave(groups, dim=1) for one in (key, value))
     if position_bias is not None:
         position_bias = position_bias.expand(*query.shape[:3], key.shape[2])
     output, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, position_bias, query.requires_grad, dropout, getattr(module, "is_causal", True), scale=scaling
+        query, key, value, position_bias, query.requires_grad, dropout,
+        getattr(module, "is_causal", True), scale=scaling,
     )
     return output.transpose(1, 2), None
 
@@ -78,7 +87,8 @@ def register_attention():
 
 
 def even_experts(self, hidden, chosen, weights):
-    """A mixture of experts in which each gets as many tokens: what the router decides cannot be known without data."""
+    """A mixture of experts in which each gets as many tokens: what the router decides cannot be
+    known without data."""
     output = torch.zeros_like(hidden)
     share = chosen.numel() // self.num_experts
     order = chosen.flatten().argsort()
@@ -98,13 +108,17 @@ class AdamW:
 
     def __init__(self, parameters):
         self.parameters = list(parameters)
-        self.state = [(torch.zeros_like(p), torch.zeros_like(p), torch.zeros((), device="meta")) for p in self.parameters]
+        self.state = [
+            (torch.zeros_like(p), torch.zeros_like(p), torch.zeros((), device="meta"))
+            for p in self.parameters
+        ]
 
     def step(self):
         for parameter, (first, second, count) in zip(self.parameters, self.state):
             torch._fused_adamw_(
                 [parameter], [parameter.grad], [first], [second], [], [count],
-                lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False,
+                lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8,
+                amsgrad=False, maximize=False,
             )  # fmt: skip
             parameter.grad = None
 
@@ -127,7 +141,8 @@ class MixedAdamW(AdamW):
 
 
 def build(name):
-    """A model of this name, configuration file or function, and the shapes of its inputs if a function said them."""
+    """A model of this name, configuration file or function, and the shapes of its inputs if a
+    function said them."""
     path, _, function = name.partition(":")
     if function:
         spec = importlib.util.spec_from_file_location("recorded", path)
@@ -141,7 +156,10 @@ def build(name):
         settings = json.loads(pathlib.Path(name).read_text(encoding="utf-8"))
         kind = settings.pop("model_type")
     else:
-        raise LookupError(f"{name!r} is no known model ({', '.join(KNOWN)}), no config.json and no FILE.py:FUNCTION")
+        known = ", ".join(KNOWN)
+        raise LookupError(
+            f"{name!r} is no known model ({known}), no config.json and no FILE.py:FUNCTION"
+        )
     return from_config(kind, settings), None
 
 
@@ -158,7 +176,9 @@ def from_config(kind, settings):
         if type(config) in auto._model_mapping:
             break
     else:
-        raise LookupError(f"models of type {kind!r} neither write text nor classify images: give FILE.py:FUNCTION")
+        raise LookupError(
+            f"models of type {kind!r} neither write text nor classify images: give FILE.py:FUNCTION"
+        )
     model = auto.from_config(config)
     model.config._attn_implementation = "tidelog"
     for module in model.modules():
@@ -193,7 +213,8 @@ class Step:
         parameters = dict(self.model.named_parameters())
         for name, parameter in parameters.items():
             yield name, "parameter", parameter
-        for name, master, (first, second, count) in zip(parameters, self.optimizer.parameters, self.optimizer.state):
+        states = zip(parameters, self.optimizer.parameters, self.optimizer.state)
+        for name, master, (first, second, count) in states:
             if master is not parameters[name]:
                 yield f"{name}.master", "optimizer_state", master
             yield f"{name}.exp_avg", "optimizer_state", first
@@ -204,7 +225,9 @@ class Step:
 
     def __call__(self):
         for _ in range(self.micro_batches):
-            batch = {name: self.recorder.receive(*facts, "load") for name, facts in self.inputs.items()}
+            batch = {
+                name: self.recorder.receive(*facts, "load") for name, facts in self.inputs.items()
+            }
             loss = self.model(**batch)
             loss = loss if isinstance(loss, torch.Tensor) else loss.loss
             with self.recorder.makes("gradient"):
@@ -220,7 +243,16 @@ class Step:
         self.optimizer.step()
 
 
-def record(name, gpu, precision="fp32", micro_batch=4, micro_batches=1, sequence=1024, checkpointing=False, data_parallel=1):
+def record(
+    name,
+    gpu,
+    precision="fp32",
+    micro_batch=4,
+    micro_batches=1,
+    sequence=1024,
+    checkpointing=False,
+    data_parallel=1,
+):
     """The recorder with the trace of one step in it."""
     recorder = Recorder(gpu, precision)
     with torch.device("meta"), recorder:
@@ -229,7 +261,8 @@ def record(name, gpu, precision="fp32", micro_batch=4, micro_batches=1, sequence
         if precision == "bf16":
             model.to(torch.bfloat16)
         if checkpointing:
-            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable = getattr(model, "activation_checkpointing_enable", None)
+            enable = enable or model.gradient_checkpointing_enable
             enable({"use_reentrant": False})
         if inputs is None:
             inputs = inputs_of(model, micro_batch, sequence)
@@ -237,19 +270,25 @@ def record(name, gpu, precision="fp32", micro_batch=4, micro_batches=1, sequence
             inputs = {key: (tuple(value.shape), value.dtype) for key, value in inputs.items()}
         step = Step(recorder, model, inputs, micro_batches, data_parallel)
         recorder.name_globals(step.named())
-        title = f"{name}, {micro_batches} x {micro_batch} samples, {precision}" + (", checkpointing" if checkpointing else "")
+        title = f"{name}, {micro_batches} x {micro_batch} samples, {precision}"
+        title += ", checkpointing" if checkpointing else ""
         with recorder.iteration(title):
             step()
     return recorder
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m tidelog.models", description=__doc__.splitlines()[0])
-    parser.add_argument("model", help=f"{', '.join(KNOWN)}, a config.json, FILE.py:FUNCTION, or list")
+    about, needs, *_ = __doc__.split("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m tidelog.models", description=f"{about} {needs}"
+    )
+    known = ", ".join(KNOWN)
+    parser.add_argument("model", help=f"{known}, a config.json, FILE.py:FUNCTION, or list")
     parser.add_argument("--gpu", help="the JSON of a machine file, or its path")
     parser.add_argument("--precision", default="fp32", choices=("fp32", "tf32", "bf16"))
     parser.add_argument("--checkpointing", action="store_true")
-    numbers = {name: p.default for name, p in inspect.signature(record).parameters.items() if type(p.default) is int}
+    parameters = inspect.signature(record).parameters
+    numbers = {name: p.default for name, p in parameters.items() if type(p.default) is int}
     for name, default in numbers.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     arguments = vars(parser.parse_args())

@@ -1,13 +1,13 @@
 """Traces of training loops without their hardware.
 
-A step runs on meta tensors: shapes, storages and their lives are real, bytes and time are not. What a kernel would
-take comes from a roofline of a GPU that is described in a file (``planner/machines``). What comes out is the trace
-that the planner reads (``docs/plan.md``).
+A step runs on meta tensors: shapes, storages and their lives are real, bytes and time are not. What
+a kernel would take comes from a roofline of a GPU that is described in a file
+(``planner/machines``). What comes out is the trace that the planner reads (``docs/plan.md``).
 
     gpu = Gpu.load("planner/machines/h100-nvl.json")
     recorder = Recorder(gpu, precision="fp32")
     with recorder:
-        step()                      # makes what lives across steps: gradients' and optimizer's state
+        step()                      # makes what lives across steps: gradients, optimizer state
         recorder.name_globals(names)
         with recorder.iteration("my model"):
             step()
@@ -33,8 +33,9 @@ FORMAT, VERSION = "tidelog-trace", 1
 _NO_KERNEL = {
     "aten::" + name
     for name in (
-        "_reshape_alias _unsafe_view alias as_strided detach empty empty_like empty_strided expand lift_fresh "
-        "new_empty new_empty_strided permute select slice split split_with_sizes squeeze t transpose unbind "
+        "_reshape_alias _unsafe_view alias as_strided detach empty empty_like empty_strided expand "
+        "lift_fresh new_empty new_empty_strided permute select slice split split_with_sizes "
+        "squeeze t transpose unbind "
         "unsqueeze view view_as_real view_as_complex unfold chunk"
     ).split()
 }
@@ -44,7 +45,8 @@ _REDUCTIONS = ("sum", "mean", "softmax", "norm", "var", "max", "min", "argmax", 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What bounds a kernel on one GPU. Efficiencies say which part of a peak its kind of kernel reaches."""
+    """What bounds a kernel on one GPU. Efficiencies say which part of a peak its kind of kernel
+    reaches."""
 
     name: str
     memory_bytes: int
@@ -120,7 +122,7 @@ class Recorder(TorchDispatchMode):
         self._recording = False
         self._kind = "activation"
 
-    # -- what the caller says ---------------------------------------------------------------------------
+    # -- what the caller says ---------------------------------------------------------------------
 
     def name_globals(self, named):
         """Names what lives across iterations: (name, kind, tensor) each."""
@@ -132,7 +134,8 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def iteration(self, name):
-        """What runs inside is the trace. It must leave alive what was alive before it, and nothing else."""
+        """What runs inside is the trace. It must leave alive what was alive before it, and nothing
+        else."""
         self.name, self._recording = name, True
         try:
             yield
@@ -165,7 +168,7 @@ class Recorder(TorchDispatchMode):
         duration = max(self.gpu.launch_ns, round(size / self.gpu.peer_bandwidth * 1e9))
         self._begin(name, duration, storages, written, [name, size])
 
-    # -- ops ----------------------------------------------------------------------------------------------
+    # -- ops --------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -219,7 +222,7 @@ class Recorder(TorchDispatchMode):
             record.identity = {"output": {"op": record.born[0], "slot": slot}}
             op.births.append({"storage": self._list(record), "slot": slot})
 
-    # -- storages -----------------------------------------------------------------------------------------
+    # -- storages ---------------------------------------------------------------------------------
 
     def _is_known(self, storage):
         entry = self._known.get(storage._cdata)
@@ -252,16 +255,22 @@ class Recorder(TorchDispatchMode):
             self._storages.append(record)
         return record.index
 
-    # -- the trace ------------------------------------------------------------------------------------------
+    # -- the trace --------------------------------------------------------------------------------
 
     def to_json(self):
         """The trace as the planner reads it, one op or storage per line."""
         storages = [
-            {"identity": s.identity, "size": s.size, "kind": s.kind, "movable": True} for s in self._storages
+            {"identity": s.identity, "size": s.size, "kind": s.kind, "movable": True}
+            for s in self._storages
         ]
         ops = []
         for op in self._ops:
-            entry = {"name": op.name, "duration_ns": op.duration_ns, "fingerprint": op.fingerprint, "uses": op.uses}
+            entry = {
+                "name": op.name,
+                "duration_ns": op.duration_ns,
+                "fingerprint": op.fingerprint,
+                "uses": op.uses,
+            }
             if op.births:
                 entry["births"] = op.births
             if op.deaths:
@@ -275,7 +284,8 @@ class _Named:
     """Creations inside are one op of this name and duration."""
 
     def __init__(self, recorder, name, duration):
-        self._recorder, self._name, self._duration = recorder, name, max(duration, recorder.gpu.launch_ns)
+        self._recorder, self._name = recorder, name
+        self._duration = max(duration, recorder.gpu.launch_ns)
 
     def __enter__(self):
         self._ops = len(self._recorder._ops)
