@@ -1,6 +1,8 @@
 //! A session under a framework that follows the rules, and under one that is careless with them:
 //! no byte is lost, the budget holds, nothing crashes.
 use std::ffi::CString;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use tidelog::abi::*;
 
@@ -144,5 +146,38 @@ fn a_report_before_any_step_says_how_to_mark_one() {
     // SAFETY: the path is NUL-terminated.
     assert_eq!(unsafe { tide_session_report(framework.session, text.as_ptr()) }, TIDE_READY);
     assert!(std::fs::read_to_string(&path).unwrap().contains("tide.step()"));
+    framework.end();
+}
+
+/// A transfer's bytes were moved and written, whatever has become of its storage since.
+#[test]
+fn what_was_written_counts_where_the_storage_died_meanwhile() {
+    const SIZE: usize = 64 * KIB;
+    let framework =
+        Framework::open("died-on-its-way", STAGING + (448 << 10), 3, Manners::default());
+    let session = framework.session;
+    let (memory, mut action) = (vec![7_u8; SIZE], tide_action::default());
+    let birth = tide_birth { storage: 9, size: SIZE as u64, place: u64::MAX };
+    // SAFETY: the birth and the action are ours; the memory lives until the session is closed.
+    unsafe {
+        let none = std::ptr::null();
+        assert_eq!(tide_session_sync(session, &raw const birth, 1, none, 0), TIDE_READY);
+        assert_eq!(tide_session_evict(session, 9), TIDE_ACTION);
+        assert_eq!(tide_session_next_action(session, &raw mut action), TIDE_ACTION);
+        assert_eq!((action.kind, action.size), (TIDE_EVICT, SIZE as u64));
+        let address = memory.as_ptr().addr() as u64;
+        let done = tide_session_action_done(session, action.sequence, address, null_mut());
+        assert_eq!(done, TIDE_READY, "{}", last_error());
+        // It has completed, and nobody has looked.
+        let attention = tide_session_attention(session).cast::<AtomicU32>();
+        while (*attention).load(Ordering::Acquire) == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(tide_session_sync(session, std::ptr::null(), 0, &9, 1), TIDE_READY);
+    }
+    assert_eq!(tide_session_settle(session), TIDE_READY, "{}", last_error());
+    let stats = framework.stats();
+    assert_eq!(stats["evictions"], 1);
+    assert_eq!(stats["totals"]["bytes_written"], SIZE as u64, "{stats}");
     framework.end();
 }

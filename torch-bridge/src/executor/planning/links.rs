@@ -1,5 +1,6 @@
-//! What the kernel's tables of PCI Express say of a pool's devices and of its GPU. A plan is made with it until transfers have
-//! shown how fast they are: a link is what an SSD or a GPU was made for, and never less than what it does.
+//! What the kernel's tables of PCI Express say of a pool's devices and of its GPU. A plan is made
+//! with it until transfers have shown how fast they are: a link is what an SSD or a GPU was made
+//! for, and never less than what it does.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
@@ -8,14 +9,15 @@ use tidelog_gds::Gpu;
 use tidelog_gds::topology::{PciDevice, Sysfs, payload_of};
 use tidelog_planner::units::{Bandwidth, Bytes};
 
-use super::SessionConfig;
-use crate::abi::Place;
+use crate::memory::Place;
+use crate::pool::PoolConfig;
 
-/// What links carry. Nothing where the tables do not tell it of every device: files, virtual disks, namespaces that
-/// controllers share, many containers.
+/// What links carry. Nothing where the tables do not tell it of every device: files, virtual disks,
+/// namespaces that controllers share, many containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Links {
-    /// The pool's devices together, on the way to host memory and from there to the GPU, if there is one.
+pub(in crate::executor) struct Links {
+    /// The pool's devices together, on the way to host memory and from there to the GPU, if there
+    /// is one.
     pub(super) ssd: Option<Bandwidth>,
     /// The GPU.
     pub(super) gpu: Option<Bandwidth>,
@@ -24,8 +26,8 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Of the devices and the GPU that a session is opened for.
-    pub(super) fn of(config: &SessionConfig<'_>) -> Self {
+    /// Of the devices and the GPU that a pool is opened for.
+    pub(in crate::executor) fn of(config: &PoolConfig<'_>) -> Self {
         let sysfs = Sysfs::default();
         let devices = DeviceSpec::parse_list(config.devices).unwrap_or_default();
         let ssds: Vec<_> = devices.iter().map(|device| controller_of(&sysfs, device)).collect();
@@ -46,7 +48,8 @@ impl Links {
     }
 }
 
-/// The NVMe controller behind a device, if it is one's: the link of a virtual disk says nothing of it.
+/// The NVMe controller behind a device, if it is one's: the link of a virtual disk says nothing of
+/// it.
 fn controller_of(sysfs: &Sysfs, device: &DeviceSpec) -> Option<PciDevice> {
     let found = if let Some(named) = device.controller() {
         sysfs.pci_device(named.pci_address()?)?
@@ -58,7 +61,8 @@ fn controller_of(sysfs: &Sysfs, device: &DeviceSpec) -> Option<PciDevice> {
     found.is_nvme().then_some(found)
 }
 
-/// What devices carry together, packets' own overhead included. Tensors are striped over them evenly, so all wait for the slowest.
+/// What devices carry together, packets' own overhead included. Tensors are striped over them
+/// evenly, so all wait for the slowest.
 fn together(sysfs: &Sysfs, ssds: &[Option<PciDevice>]) -> Option<u64> {
     let ssds: Vec<&PciDevice> = ssds.iter().map(Option::as_ref).collect::<Option<_>>()?;
     let slowest = ssds.iter().filter_map(|ssd| sysfs.bandwidth_to_host(&[ssd])).min()?;
@@ -178,7 +182,8 @@ mod tests {
         assert_eq!(sysfs.links(&[known], None), Links::default());
     }
 
-    /// Of NVMe controllers alone: a virtual disk's device on the bus shows a link that nothing runs over.
+    /// Of NVMe controllers alone: a virtual disk's device on the bus shows a link that nothing runs
+    /// over.
     #[test]
     fn a_device_is_found_by_its_controller_s_name_and_only_if_it_is_nvme() {
         let sysfs = FakeSysfs::new("found");

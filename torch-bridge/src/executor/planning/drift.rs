@@ -1,14 +1,16 @@
 //! Whether what a plan was made with still holds, judged by the steps under it.
 //!
-//! A plan is worth making again when a figure was off by more than [`SHARE`] in the same direction in all of the
-//! last [`STEPS`] steps, and the plan before is [`INTERVAL`] steps old. The new plan is made with the median
-//! of those steps, so that going back takes as large a change again: no flapping.
+//! A plan is worth making again when a figure was off by more than [`SHARE`] in the same direction
+//! in all of the last [`STEPS`] steps, and the plan before is [`INTERVAL`] steps old. The new plan
+//! is made with the median of those steps, so that going back takes as large a change again: no
+//! flapping.
 
 use std::collections::VecDeque;
 
 use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
 
-use super::report::seconds;
+use super::planned::seconds;
+use crate::executor::history::Pace;
 
 /// Of a figure, how much it must be off: one part in so many.
 const SHARE: u64 = 4;
@@ -17,38 +19,29 @@ const STEPS: usize = 4;
 /// Steps under one plan, at least.
 const INTERVAL: u64 = 16;
 
-/// How fast a step went, as far as it showed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Pace {
-    /// The step without what its ops waited.
-    pub(super) compute: Option<Nanos>,
-    pub(super) read: Option<Bandwidth>,
-    pub(super) write: Option<Bandwidth>,
+/// A pace as figures that are judged alike.
+fn figures(pace: Pace) -> [Option<u64>; 3] {
+    [pace.compute.map(|it| it.0), pace.read.map(|it| it.0), pace.write.map(|it| it.0)]
 }
 
-impl Pace {
-    fn figures(self) -> [Option<u64>; 3] {
-        [self.compute.map(|it| it.0), self.read.map(|it| it.0), self.write.map(|it| it.0)]
-    }
+fn pace_of([compute, read, write]: [Option<u64>; 3]) -> Pace {
+    Pace { compute: compute.map(Nanos), read: read.map(Bandwidth), write: write.map(Bandwidth) }
+}
 
-    fn of([compute, read, write]: [Option<u64>; 3]) -> Self {
-        Self { compute: compute.map(Nanos), read: read.map(Bandwidth), write: write.map(Bandwidth) }
-    }
-
-    /// These figures, and those of `before` where there is none.
-    fn or(self, before: Self) -> Self {
-        Self {
-            compute: self.compute.or(before.compute),
-            read: self.read.or(before.read),
-            write: self.write.or(before.write),
-        }
+/// The figures of `now`, and those of `before` where there is none.
+fn or_before(now: Pace, before: Pace) -> Pace {
+    Pace {
+        compute: now.compute.or(before.compute),
+        read: now.read.or(before.read),
+        write: now.write.or(before.write),
     }
 }
 
 /// What a plan was made with, and the steps since.
 #[derive(Default)]
 pub(super) struct Drift {
-    /// Without a time until steps ran under the first plan: its ops' times leave out what lies between ops.
+    /// Without a time until steps ran under the first plan: its ops' times leave out what lies
+    /// between ops.
     assumed: Pace,
     lately: VecDeque<Pace>,
     /// Since the plan was made, or tried to be.
@@ -56,9 +49,10 @@ pub(super) struct Drift {
 }
 
 impl Drift {
-    /// From here on a plan that was made with these figures is followed; what they lack is as before.
+    /// From here on a plan that was made with these figures is followed; what they lack is as
+    /// before.
     pub(super) fn planned_with(&mut self, figures: Pace) {
-        self.assumed = figures.or(self.assumed);
+        self.assumed = or_before(figures, self.assumed);
         self.rest();
     }
 
@@ -82,17 +76,17 @@ impl Drift {
         if self.lately.len() < STEPS {
             return None;
         }
-        let seen = Pace::of([0, 1, 2].map(|figure| self.median(figure)));
+        let seen = pace_of([0, 1, 2].map(|figure| self.median(figure)));
         self.assumed.compute = self.assumed.compute.or(seen.compute);
         let drifted = (0..3).any(|figure| self.is_off(figure));
-        (drifted && self.steps >= INTERVAL).then(|| seen.or(self.assumed))
+        (drifted && self.steps >= INTERVAL).then(|| or_before(seen, self.assumed))
     }
 
     /// Whether all steps lately were off in the same direction.
     fn is_off(&self, figure: usize) -> bool {
-        let Some(assumed) = self.assumed.figures()[figure] else { return false };
+        let Some(assumed) = figures(self.assumed)[figure] else { return false };
         let all = |off: &dyn Fn(u64) -> bool| {
-            self.lately.iter().all(|step| step.figures()[figure].is_some_and(off))
+            self.lately.iter().all(|step| figures(*step)[figure].is_some_and(off))
         };
         all(&|seen| is_above(seen, assumed)) || all(&|seen| is_above(assumed, seen))
     }
@@ -100,7 +94,7 @@ impl Drift {
     /// The middle one of the steps lately, if all of them showed the figure.
     fn median(&self, figure: usize) -> Option<u64> {
         let seen: Option<Vec<u64>> =
-            self.lately.iter().map(|step| step.figures()[figure]).collect();
+            self.lately.iter().map(|step| figures(*step)[figure]).collect();
         let mut seen = seen?;
         seen.sort_unstable();
         seen.get(seen.len() / 2).copied()
@@ -116,7 +110,7 @@ pub(super) fn difference(before: Pace, now: Pace) -> String {
     let rate = |rate: u64| format!("{}/s", Bytes(rate));
     let told: [(&str, &dyn Fn(u64) -> String); 3] =
         [("computing takes", &seconds), ("reads run at", &rate), ("writes run at", &rate)];
-    let changes = told.iter().zip(before.figures()).zip(now.figures());
+    let changes = told.iter().zip(figures(before)).zip(figures(now));
     let words = changes.filter_map(|(((what, show), before), now)| {
         let (before, now) = before.zip(now)?;
         let far = is_above(now, before) || is_above(before, now);
@@ -130,7 +124,7 @@ mod tests {
     use super::*;
 
     fn pace(compute: u64, read: u64) -> Pace {
-        Pace::of([Some(compute), Some(read), None])
+        pace_of([Some(compute), Some(read), None])
     }
 
     /// A plan made with 100 bytes/s, under which steps compute for 1000 ns.
