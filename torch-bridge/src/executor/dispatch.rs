@@ -26,7 +26,7 @@ use crate::memory::{BYTES_MAX, CallerMemory, MemoryAction, MemoryRequest};
 pub(crate) enum Readiness {
     /// It goes on.
     Ready,
-    /// It answers requests first.
+    /// It takes requests first.
     Requests,
     /// It waits for transfers.
     Waiting,
@@ -78,7 +78,7 @@ impl Executor {
         self.check_size(birth.size)?;
         let place = birth.op.map(|op| (OpIndex(op), birth.slot));
         let movable = birth.movable && birth.size > 0;
-        self.storages.born(storage, birth.size, movable, place);
+        self.storages.born(storage, movable, place);
         self.machine.born(storage, Bytes(birth.size), Attributes { movable, birth: place });
         self.planning.born(storage, birth.size, place);
         Ok(())
@@ -152,8 +152,8 @@ impl Executor {
         self.ops.take_held().unwrap_or_else(|| self.machine.resume())
     }
 
-    /// Takes in what completed, tells the machine one thing, carries out what it decides, and says
-    /// what the caller must do before it goes on.
+    /// Processes what completed, reports one event to the machine, carries out what it decides, and
+    /// returns what the caller must do before it goes on.
     pub(super) fn advance(
         &mut self,
         event: impl FnOnce(&mut Self) -> Progress,
@@ -229,8 +229,7 @@ impl Executor {
                 self.begin(transfer, storage, (Direction::In, target), urgency_of(urgency));
             }
             Action::Release { storage } => {
-                let size = self.storages.size(storage);
-                self.transfers.request(MemoryAction::Release, storage, size);
+                self.transfers.request(MemoryAction::Release, storage, self.size(storage));
             }
             Action::Expedite { transfer } => self.transfers.expedite(transfer),
             Action::Cancel { transfer } => {
@@ -250,12 +249,12 @@ impl Executor {
         urgency: Urgency,
     ) {
         let (label, kind) = (self.storages.label(storage), self.storages.kind(storage));
-        let bytes = self.storages.size(storage);
+        let bytes = self.size(storage);
         let transfer = Transfer::new(label, kind, bytes, (direction, target), urgency);
         self.transfers.begin(id, transfer);
     }
 
-    /// The caller has done what a request asked for.
+    /// The caller has done what a request asked for, or declined it.
     pub(super) fn request_done(&mut self, memory: &CallerMemory) -> Result<(), Failure> {
         let answered = self.transfers.take_answered(memory.sequence())?;
         if let Some(QueuedRequest { request, transfer: Some(id) }) = answered {
@@ -282,8 +281,8 @@ impl Executor {
         }
         let storage = StorageId(request.storage);
         self.ops.decline(storage, &mut self.machine);
-        // The machine calls the eviction off by itself; that nobody has to answer for it is what
-        // tells this from a transfer that failed.
+        // To the machine the storage is modified, so it cancels the eviction. That is not a transfer
+        // that failed, and no op has to fail.
         let _ = self.machine.modified(storage);
         self.carry_out();
         if self.transfers.get(id).is_some() {
@@ -318,7 +317,8 @@ impl Executor {
         self.end(id, outcome);
     }
 
-    /// Tells the machine how a transfer ended, and the caller where its storage is resident again.
+    /// Reports to the machine how a transfer ended, and to the caller that its storage is resident
+    /// again, if it is.
     fn end(&mut self, id: TransferId, outcome: Outcome) {
         let Some(transfer) = self.transfers.end(id) else { return };
         let storage = transfer.label.storage;
@@ -327,9 +327,12 @@ impl Executor {
         self.carry_out();
         self.sample();
         if let Some(Residence::Resident { clean }) = self.machine.state(storage) {
-            let size = self.storages.size(storage);
-            self.transfers.request(MemoryAction::Settle { clean }, storage, size);
+            self.transfers.request(MemoryAction::Settle { clean }, storage, self.size(storage));
         }
+    }
+
+    fn size(&self, storage: StorageId) -> u64 {
+        self.machine.size(storage).map_or(0, |size| size.0)
     }
 
     /// Keeps how much memory is taken now, for the report.

@@ -1,6 +1,6 @@
 //! The executor: carries out what the residency machine decides.
 //!
-//! One thread drives a session at op boundaries. The machine answers every event with actions: those
+//! One thread drives a session at op boundaries. The machine returns actions for every event: those
 //! that move bytes become puts, gets and verifications of the engine or of host memory, those that
 //! free or allocate become requests to the caller, who owns the memory. What has completed is
 //! processed at the next boundary.
@@ -14,6 +14,7 @@ mod dispatch;
 mod files;
 mod history;
 mod ops;
+mod pace;
 mod planning;
 mod report;
 mod session;

@@ -20,7 +20,7 @@ pub(super) fn make(
         title: "training step".to_owned(),
         budget: machine.budget(),
         staging: planning.staging(),
-        unmovable: storages.unmovable(),
+        unmovable: storages.unmovable(machine),
         figures: planning.expected(),
         notices: planning.notices().to_vec(),
         ..Report::default()

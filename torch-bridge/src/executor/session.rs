@@ -119,9 +119,9 @@ impl Session {
     pub(crate) fn resized(&self, storage: u32, size: u64) -> Result<(), Failure> {
         self.lock().check_size(size)?;
         self.change(storage, |executor, id| {
-            executor.storages.resized(id, size);
+            executor.machine.resized(id, Bytes(size))?;
             executor.planning.resized(id, size);
-            executor.machine.resized(id, Bytes(size))
+            Ok(())
         })
     }
 

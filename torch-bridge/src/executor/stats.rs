@@ -1,4 +1,4 @@
-//! What the session tells programs about itself, as JSON; what it tells people is in `report`.
+//! What the session reports to programs, as JSON. The report for people is in `report`.
 
 use serde_json::{Map, Value, json};
 use tidelog_engine::layout::LifetimeClass;
@@ -90,19 +90,19 @@ pub(super) fn staging_backing(pool: &PoolStats) -> String {
 fn gpu(pool: &PoolStats) -> Option<String> {
     let GpuStats { name, reached, page_locked, .. } = pool.reactor.gpu.as_ref()?;
     let past_the_host = matches!(pool.reactor.capabilities.kind, PathKind::Spdk | PathKind::Gds);
-    let mut told = vec![name.clone()];
+    let mut notes = vec![name.clone()];
     match reached {
         Feature::On => return Some(format!("{name}; no byte of it passes through the host")),
         // Of the kernel's paths nobody expects it.
         Feature::Off(why) if past_the_host => {
-            told.push(format!("its bytes pass through the host: {why}"));
+            notes.push(format!("its bytes pass through the host: {why}"));
         }
         Feature::Off(_) => {}
     }
     if let Feature::Off(why) = page_locked {
-        told.push(format!("staging memory is not page-locked: {why}"));
+        notes.push(format!("staging memory is not page-locked: {why}"));
     }
-    Some(told.join("; "))
+    Some(notes.join("; "))
 }
 
 /// Page-locked memory that takes a GPU's storages before SSDs do, in bytes.

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use tidelog_planner::report::Unmovable;
-use tidelog_planner::residency::StorageId;
+use tidelog_planner::residency::{Residency, StorageId};
 use tidelog_planner::trace::Kind;
-use tidelog_planner::units::{Bytes, OpIndex};
+use tidelog_planner::units::OpIndex;
 
 use crate::error::Failure;
 
@@ -32,7 +32,6 @@ pub(super) struct Storages {
 }
 
 struct Known {
-    size: u64,
     kind: Kind,
     name: Option<Arc<str>>,
     movable: bool,
@@ -66,12 +65,11 @@ impl Storages {
     pub(super) fn born(
         &mut self,
         storage: StorageId,
-        size: u64,
         movable: bool,
         birth: Option<(OpIndex, u16)>,
     ) {
         let kind = if birth.is_some() { Kind::Activation } else { Kind::Other };
-        let known = Known { size, kind, name: None, movable, birth, pins: 0 };
+        let known = Known { kind, name: None, movable, birth, pins: 0 };
         self.known.insert(storage, known);
     }
 
@@ -92,12 +90,6 @@ impl Storages {
         Ok(())
     }
 
-    pub(super) fn resized(&mut self, storage: StorageId, size: u64) {
-        if let Some(known) = self.known.get_mut(&storage) {
-            known.size = size;
-        }
-    }
-
     pub(super) fn pin(&mut self, storage: StorageId, on: bool) {
         if let Some(Known { pins, .. }) = self.known.get_mut(&storage) {
             *pins = if on { pins.saturating_add(1) } else { pins.saturating_sub(1) };
@@ -107,10 +99,6 @@ impl Storages {
     /// Refuses a storage that is not alive.
     pub(super) fn check(&self, storage: StorageId) -> Result<(), Failure> {
         if self.contains(storage) { Ok(()) } else { Err(unknown(storage)) }
-    }
-
-    pub(super) fn size(&self, storage: StorageId) -> u64 {
-        self.known.get(&storage).map_or(0, |known| known.size)
     }
 
     pub(super) fn kind(&self, storage: StorageId) -> Kind {
@@ -141,21 +129,21 @@ impl Storages {
         self.label(storage).text()
     }
 
-    /// The storages that cannot leave, and why.
-    pub(super) fn unmovable(&self) -> Vec<Unmovable> {
-        let stays = |known: &Known| (known.pins > 0 || !known.movable) && known.size > 0;
-        let mut fixed: Vec<_> = self.known.iter().filter(|(_, known)| stays(known)).collect();
-        fixed.sort_unstable_by_key(|(storage, _)| **storage);
-        let entries = fixed.into_iter().map(|(&storage, known)| Unmovable {
-            name: self.text(storage),
-            bytes: Bytes(known.size),
-            why: if known.movable {
-                "pinned: something outside sees its memory".to_owned()
-            } else {
-                "its memory is not the framework's own".to_owned()
-            },
-        });
-        entries.collect()
+    /// The storages that cannot leave, with the sizes that the machine knows, and why.
+    pub(super) fn unmovable(&self, machine: &Residency) -> Vec<Unmovable> {
+        let mut entries = Vec::new();
+        for (id, bytes, _) in machine.storages() {
+            let Some(known) = self.known.get(&id) else { continue };
+            let why = match known {
+                Known { movable: false, .. } => "its memory is not the framework's own",
+                Known { pins: 1.., .. } => "pinned: something outside sees its memory",
+                _ => continue,
+            };
+            if bytes.0 > 0 {
+                entries.push(Unmovable { name: self.text(id), bytes, why: why.to_owned() });
+            }
+        }
+        entries
     }
 }
 

@@ -181,3 +181,46 @@ fn what_was_written_counts_where_the_storage_died_meanwhile() {
     assert_eq!(stats["totals"]["bytes_written"], SIZE as u64, "{stats}");
     framework.end();
 }
+
+/// A size that was refused changes nothing: the storage comes back as large as it left.
+#[test]
+fn a_storage_that_is_out_keeps_its_size() {
+    const SIZE: usize = 64 * KIB;
+    let framework =
+        Framework::open("resized-while-out", STAGING + (448 << 10), 4, Manners::default());
+    let session = framework.session;
+    let memory = vec![7_u8; SIZE];
+    let birth = tide_birth { storage: 9, size: SIZE as u64, place: u64::MAX };
+    let next = || {
+        let mut action = tide_action::default();
+        // SAFETY: the action is ours.
+        let status = unsafe { tide_session_next_action(session, &raw mut action) };
+        assert_eq!(status, TIDE_ACTION);
+        action
+    };
+    let done = |action: tide_action| {
+        let address = memory.as_ptr().expose_provenance() as u64;
+        // SAFETY: the memory lives until the session is closed, and nobody looks at its bytes.
+        unsafe { tide_session_action_done(session, action.sequence, address, null_mut()) }
+    };
+    // SAFETY: the birth is ours.
+    let born = unsafe { tide_session_sync(session, &raw const birth, 1, std::ptr::null(), 0) };
+    assert_eq!(born, TIDE_READY);
+    assert_eq!(tide_session_evict(session, 9), TIDE_ACTION);
+    assert_eq!(done(next()), TIDE_READY, "{}", last_error());
+    let mut status = tide_session_resume(session);
+    while status == TIDE_WAITING {
+        status = tide_session_wait(session, 50);
+    }
+    let release = next();
+    assert_eq!((status, release.kind), (TIDE_ACTION, TIDE_RELEASE));
+    assert_eq!(done(release), TIDE_READY);
+
+    assert_eq!(tide_session_resized(session, 9, 1), TIDE_INVALID_ARGUMENT);
+    // SAFETY: the name is NUL-terminated and the storage's number is ours.
+    let begun = unsafe { tide_session_op_begin(session, -1, 0, c"op".as_ptr(), &9, 1, 0) };
+    assert_eq!(begun, TIDE_ACTION, "{}", last_error());
+    let allocate = next();
+    assert_eq!((allocate.kind, allocate.size), (TIDE_ALLOCATE, SIZE as u64));
+    framework.end();
+}

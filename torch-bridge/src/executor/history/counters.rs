@@ -8,6 +8,7 @@ use tidelog_planner::residency::CopyKind;
 use tidelog_planner::trace::Kind;
 use tidelog_planner::units::{Bandwidth, Nanos};
 
+use crate::executor::pace::Pace;
 use crate::executor::transfer::{Direction, Transfer};
 
 /// Bytes by what their storage is for, in the order of [`Kind::ALL`].
@@ -47,15 +48,6 @@ impl Totals {
             handling_ns: self.handling_ns - before.handling_ns,
         }
     }
-}
-
-/// How fast a step went, as far as it showed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::executor) struct Pace {
-    /// The step without what its ops waited.
-    pub(in crate::executor) compute: Option<Nanos>,
-    pub(in crate::executor) read: Option<Bandwidth>,
-    pub(in crate::executor) write: Option<Bandwidth>,
 }
 
 /// The session's counters.

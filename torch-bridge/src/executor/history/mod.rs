@@ -15,7 +15,7 @@ use super::storages::Label;
 use super::transfer::Transfer;
 use recorder::Recorder;
 
-pub(super) use counters::{BytesByKind, Counters, Pace};
+pub(super) use counters::{BytesByKind, Counters};
 
 /// Counters and recorded steps.
 #[derive(Default)]

@@ -62,7 +62,7 @@ pub(super) struct OpRun {
 /// A transfer that ended in the step, or was under way when the step did.
 pub(super) struct Transferred {
     pub(super) label: Label,
-    /// Without a name: that is made of the label once somebody asks.
+    /// Its name is empty, and is made from the label when a report is.
     pub(super) span: TransferSpan,
 }
 

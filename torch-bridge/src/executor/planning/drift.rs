@@ -7,10 +7,10 @@
 
 use std::collections::VecDeque;
 
-use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
+use tidelog_planner::units::Bytes;
 
 use super::planned::seconds;
-use crate::executor::history::Pace;
+use crate::executor::pace::Pace;
 
 /// Of a figure, how much it must be off: one part in so many.
 const SHARE: u64 = 4;
@@ -18,24 +18,6 @@ const SHARE: u64 = 4;
 const STEPS: usize = 4;
 /// Steps under one plan, at least.
 const INTERVAL: u64 = 16;
-
-/// A pace as figures that are judged alike.
-fn figures(pace: Pace) -> [Option<u64>; 3] {
-    [pace.compute.map(|it| it.0), pace.read.map(|it| it.0), pace.write.map(|it| it.0)]
-}
-
-fn pace_of([compute, read, write]: [Option<u64>; 3]) -> Pace {
-    Pace { compute: compute.map(Nanos), read: read.map(Bandwidth), write: write.map(Bandwidth) }
-}
-
-/// The figures of `now`, and those of `before` where there is none.
-fn or_before(now: Pace, before: Pace) -> Pace {
-    Pace {
-        compute: now.compute.or(before.compute),
-        read: now.read.or(before.read),
-        write: now.write.or(before.write),
-    }
-}
 
 /// What a plan was made with, and the steps since.
 #[derive(Default)]
@@ -52,7 +34,7 @@ impl Drift {
     /// From here on a plan that was made with these figures is followed; what they lack is as
     /// before.
     pub(super) fn planned_with(&mut self, figures: Pace) {
-        self.assumed = or_before(figures, self.assumed);
+        self.assumed = figures.or(self.assumed);
         self.rest();
     }
 
@@ -66,7 +48,8 @@ impl Drift {
         self.assumed
     }
 
-    /// A step that followed the plan went like this. Answers with what to plan again, if so.
+    /// A step that followed the plan went like this. Returns the pace to plan again
+    /// with, if the steps have drifted.
     pub(super) fn step_ends(&mut self, pace: Pace) -> Option<Pace> {
         self.steps += 1;
         if self.lately.len() == STEPS {
@@ -76,17 +59,17 @@ impl Drift {
         if self.lately.len() < STEPS {
             return None;
         }
-        let seen = pace_of([0, 1, 2].map(|figure| self.median(figure)));
+        let seen = Pace::of([0, 1, 2].map(|figure| self.median(figure)));
         self.assumed.compute = self.assumed.compute.or(seen.compute);
         let drifted = (0..3).any(|figure| self.is_off(figure));
-        (drifted && self.steps >= INTERVAL).then(|| or_before(seen, self.assumed))
+        (drifted && self.steps >= INTERVAL).then(|| seen.or(self.assumed))
     }
 
     /// Whether all steps lately were off in the same direction.
     fn is_off(&self, figure: usize) -> bool {
-        let Some(assumed) = figures(self.assumed)[figure] else { return false };
+        let Some(assumed) = self.assumed.figures()[figure] else { return false };
         let all = |off: &dyn Fn(u64) -> bool| {
-            self.lately.iter().all(|step| figures(*step)[figure].is_some_and(off))
+            self.lately.iter().all(|step| step.figures()[figure].is_some_and(off))
         };
         all(&|seen| is_above(seen, assumed)) || all(&|seen| is_above(assumed, seen))
     }
@@ -94,7 +77,7 @@ impl Drift {
     /// The middle one of the steps lately, if all of them showed the figure.
     fn median(&self, figure: usize) -> Option<u64> {
         let seen: Option<Vec<u64>> =
-            self.lately.iter().map(|step| figures(*step)[figure]).collect();
+            self.lately.iter().map(|step| step.figures()[figure]).collect();
         let mut seen = seen?;
         seen.sort_unstable();
         seen.get(seen.len() / 2).copied()
@@ -108,9 +91,9 @@ fn is_above(one: u64, other: u64) -> bool {
 /// In words, what changed by more than the share.
 pub(super) fn difference(before: Pace, now: Pace) -> String {
     let rate = |rate: u64| format!("{}/s", Bytes(rate));
-    let told: [(&str, &dyn Fn(u64) -> String); 3] =
+    let labels: [(&str, &dyn Fn(u64) -> String); 3] =
         [("computing takes", &seconds), ("reads run at", &rate), ("writes run at", &rate)];
-    let changes = told.iter().zip(figures(before)).zip(figures(now));
+    let changes = labels.iter().zip(before.figures()).zip(now.figures());
     let words = changes.filter_map(|(((what, show), before), now)| {
         let (before, now) = before.zip(now)?;
         let far = is_above(now, before) || is_above(before, now);
@@ -124,7 +107,7 @@ mod tests {
     use super::*;
 
     fn pace(compute: u64, read: u64) -> Pace {
-        pace_of([Some(compute), Some(read), None])
+        Pace::of([Some(compute), Some(read), None])
     }
 
     /// A plan made with 100 bytes/s, under which steps compute for 1000 ns.

@@ -20,7 +20,8 @@ use tidelog_planner::simulate::{Runtime, SimulateError};
 use tidelog_planner::trace::{PlanStorage, Trace};
 use tidelog_planner::units::{Bytes, Nanos, OpIndex};
 
-use super::history::{History, Pace};
+use super::history::History;
+use super::pace::Pace;
 use super::storages::Storages;
 use drift::{Drift, difference};
 use profile::{Profile, Profiled};
@@ -37,10 +38,11 @@ pub(super) const LOOKAHEAD_OPS: u32 = 32;
 /// How a session's notice of another plan begins.
 const NOTICE: &str = "planned again";
 
-/// Which living storage is meant by each name of a trace.
+/// The living storage that each name of a trace means.
 type Bindings = Vec<(PlanStorage, StorageId)>;
 
-type Made = Result<(Planned, Schedule), SimulateError>;
+/// A plan, what the machine follows of it, or why there is none.
+type PlanResult = Result<(Planned, Schedule), SimulateError>;
 
 /// What a session knows of its plans, one after the other.
 pub(super) struct Planning {
@@ -66,7 +68,7 @@ pub(super) struct Planning {
 /// A plan that is being made.
 struct Attempt {
     occasion: Occasion,
-    thread: JoinHandle<Made>,
+    thread: JoinHandle<PlanResult>,
 }
 
 /// Why a plan is made.
@@ -191,9 +193,9 @@ impl Planning {
         &self.notices
     }
 
-    /// Each link that the kernel's tables tell of, in words.
+    /// The links that the kernel's tables describe, in words.
     pub(super) fn links(&self) -> &[String] {
-        &self.links.told
+        &self.links.descriptions
     }
 
     /// How fast a plan that is made now takes transfers to be.
@@ -254,7 +256,7 @@ impl Planning {
     fn begin(
         &mut self,
         occasion: Occasion,
-        make: impl FnOnce() -> Made + Send + 'static,
+        make: impl FnOnce() -> PlanResult + Send + 'static,
     ) -> Result<(), String> {
         let thread = thread::Builder::new().name("tidelog-plan".to_owned()).spawn(make);
         let thread = thread.map_err(|error| error.to_string())?;
@@ -268,8 +270,8 @@ impl Planning {
         })
     }
 
-    /// Takes a plan over that has become ready. The first one needs to know who is who; it waits
-    /// for a step like those that it was made for to end.
+    /// Takes a plan over that has become ready. The first one needs the bindings of its
+    /// names, so it waits until a step like those that it was made for ends.
     fn take_new_plan(&mut self, machine: &mut Residency, step: u64) {
         let bindings = self.bindings.take();
         let ended = self.under_way.take_if(|attempt| {

@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn the_first_machine_is_what_the_links_carry() {
         let (ssd, gpu) = (Bandwidth(3), Bandwidth(5));
-        let told = Links { ssd: Some(ssd), gpu: Some(gpu), told: Vec::new() };
+        let links = Links { ssd: Some(ssd), gpu: Some(gpu), descriptions: Vec::new() };
         let residency = Residency::new(Config {
             host_memory: Bytes(1 << 20),
             ..Config::new(Bytes(1 << 30), Bytes(0))
@@ -117,7 +117,7 @@ mod tests {
             let host = machine.host.unwrap();
             [machine.ssd.read, machine.ssd.write, host.read, host.write]
         };
-        assert_eq!(rates(&told, &history), [ssd, ssd, gpu, gpu]);
+        assert_eq!(rates(&links, &history), [ssd, ssd, gpu, gpu]);
         let (one, other) = (SSD_BANDWIDTH_DEFAULT, HOST_BANDWIDTH_DEFAULT);
         assert_eq!(rates(&Links::default(), &history), [one, one, other, other]);
 
@@ -125,7 +125,7 @@ mod tests {
         history.transfer_started(&transfer);
         let at = Instant::now() + Duration::from_secs(1);
         history.transfer_completed(&transfer, true, at);
-        let [read, write, ..] = rates(&told, &history);
+        let [read, write, ..] = rates(&links, &history);
         assert!(read.0 > 1 << 20, "what was measured is not cut to what a link carries: {read:?}");
         assert_eq!(write, ssd, "nothing was written");
     }

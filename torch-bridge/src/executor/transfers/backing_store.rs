@@ -107,7 +107,7 @@ impl BackingStore {
         self.pool.endurance().ok()
     }
 
-    /// What to tell of a pool that was made for this session.
+    /// What to say of a pool that was made for this session.
     pub(in crate::executor) fn made(&self) -> Option<&str> {
         self.pool.made.as_deref()
     }
