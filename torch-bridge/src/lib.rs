@@ -1,8 +1,11 @@
 //! Tidelog's C ABI and the executor of residency actions.
 //!
-//! [`abi`] is what C sees and does nothing but translate. [`session`] drives the planner's residency
-//! machine and carries out its actions through the engine. [`handles`] turns numbers into objects.
+//! [`abi`] is what C sees and does nothing but translate. `executor` drives the planner's residency
+//! machine and carries out its actions through the engine. `pool` opens pools for both. `memory`
+//! and `error` are what all of them share: the caller's memory, and why a call failed.
 
 pub mod abi;
-mod handles;
-mod session;
+mod error;
+mod executor;
+mod memory;
+mod pool;

@@ -77,6 +77,11 @@ impl Residency {
         self.alive(id).map(Storage::state)
     }
 
+    /// The size of a storage; `None` if it is not known or died.
+    pub fn size(&self, id: StorageId) -> Option<Bytes> {
+        self.alive(id).map(|storage| Bytes(storage.size))
+    }
+
     /// Whether this number is taken, if only by a storage that died with a transfer in flight.
     pub fn knows(&self, id: StorageId) -> bool {
         self.get(id).is_some()

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
 
 use super::{write_result, write_text};
+use crate::error::{Failure, FailureKind};
 
 // What functions answer. Zero and above: a state. Below zero: an error.
 
@@ -28,59 +29,19 @@ pub const TIDE_STALE_HANDLE: i32 = -6;
 /// An internal error was caught at the boundary.
 pub const TIDE_PANICKED: i32 = -7;
 
-/// The same, for Rust.
-#[repr(i32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
-    /// [`TIDE_READY`]
-    Ready = TIDE_READY,
-    /// [`TIDE_ACTION`]
-    Action = TIDE_ACTION,
-    /// [`TIDE_WAITING`]
-    Waiting = TIDE_WAITING,
-    /// [`TIDE_INVALID_ARGUMENT`]
-    InvalidArgument = TIDE_INVALID_ARGUMENT,
-    /// [`TIDE_POOL_FAILED`]
-    PoolFailed = TIDE_POOL_FAILED,
-    /// [`TIDE_DEVICE_FAILED`]
-    DeviceFailed = TIDE_DEVICE_FAILED,
-    /// [`TIDE_BUDGET_EXCEEDED`]
-    BudgetExceeded = TIDE_BUDGET_EXCEEDED,
-    /// [`TIDE_FORKED`]
-    Forked = TIDE_FORKED,
-    /// [`TIDE_STALE_HANDLE`]
-    StaleHandle = TIDE_STALE_HANDLE,
-    /// [`TIDE_PANICKED`]
-    Panicked = TIDE_PANICKED,
-}
-
 /// "No storage" where an error is about none.
 pub const TIDE_NO_STORAGE: u32 = u32::MAX;
 
-/// An error on its way to the caller.
-#[derive(Clone, Debug)]
-pub struct Failure {
-    status: Status,
-    text: String,
-    storage: u32,
-}
-
-impl Failure {
-    /// An error of the given kind.
-    pub fn new(status: Status, text: impl Into<String>) -> Self {
-        Self { status, text: text.into(), storage: TIDE_NO_STORAGE }
-    }
-
-    /// A wrong argument.
-    pub fn invalid(text: impl Into<String>) -> Self {
-        Self::new(Status::InvalidArgument, text)
-    }
-
-    /// Names the storage that the error is about.
-    #[must_use]
-    pub fn about(mut self, storage: u32) -> Self {
-        self.storage = storage;
-        self
+/// The number by which C knows a kind of failure.
+fn code_of(kind: FailureKind) -> i32 {
+    match kind {
+        FailureKind::InvalidArgument => TIDE_INVALID_ARGUMENT,
+        FailureKind::Pool => TIDE_POOL_FAILED,
+        FailureKind::Transfer => TIDE_DEVICE_FAILED,
+        FailureKind::BudgetExceeded => TIDE_BUDGET_EXCEEDED,
+        FailureKind::Forked => TIDE_FORKED,
+        FailureKind::StaleHandle => TIDE_STALE_HANDLE,
+        FailureKind::Internal => TIDE_PANICKED,
     }
 }
 
@@ -88,11 +49,11 @@ thread_local! {
     static LAST: RefCell<Option<Failure>> = const { RefCell::new(None) };
 }
 
-/// Keeps the error for [`tide_last_error`] and answers its status.
+/// Keeps the error for [`tide_last_error`] and returns its code.
 pub(super) fn remember(failure: Failure) -> i32 {
-    let status = failure.status as i32;
+    let code = code_of(failure.kind());
     LAST.with(|last| *last.borrow_mut() = Some(failure));
-    status
+    code
 }
 
 /// The version of the library, as text.
@@ -120,8 +81,8 @@ pub unsafe extern "C" fn tide_last_error(
 ) -> usize {
     LAST.with(|last| {
         let last = last.borrow();
-        let (text, about) =
-            last.as_ref().map_or(("", TIDE_NO_STORAGE), |failure| (&failure.text, failure.storage));
+        let text = last.as_ref().map_or("", Failure::text);
+        let about = last.as_ref().and_then(Failure::storage).unwrap_or(TIDE_NO_STORAGE);
         if !storage.is_null() {
             // SAFETY: by this function's contract it points to one u32 of the caller's; a
             // misaligned one is refused by `write_result` and left as it was.

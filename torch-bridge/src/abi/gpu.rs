@@ -5,7 +5,8 @@ use std::ffi::{c_char, c_void};
 use tidelog_engine::memory::{Destination, GpuDestination, GpuEvent, GpuSource, Source};
 
 use super::pool::{BATCHES, POOLS, batch_put, give_out, range_of, submit_get, submit_put};
-use super::{Failure, boundary, check_length, check_result, text_argument};
+use super::{boundary, check_length, check_result, text_argument};
+use crate::error::Failure;
 
 /// As `tide_put`, from the memory of the GPU that the pool was opened for. The bytes are read once `after`, a `CUevent` recorded
 /// behind the kernels that make them, has happened; null: at once.

@@ -1,19 +1,18 @@
 //! The C ABI: what crosses it, and what never does.
 //!
 //! Pointers are checked for null and turned into slices here, and nowhere else. A panic stops at
-//! this boundary and becomes [`Status::Panicked`]. Handles are numbers looked up in a table, so a
+//! this boundary and becomes [`TIDE_PANICKED`]. Handles are numbers looked up in a table, so a
 //! stale one is an error.
 #![allow(unsafe_code)]
 
 mod error;
 mod gpu;
-mod memory;
+mod handles;
 mod pool;
 mod session;
 
 pub use error::*;
 pub use gpu::*;
-pub(crate) use memory::{CallerMemory, Place};
 pub use pool::*;
 pub use session::*;
 
@@ -21,11 +20,31 @@ use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::error::Failure;
+use crate::memory::Place;
+
+/// What a function returns in C where it did not fail.
+trait ReturnCode {
+    fn code(self) -> i32;
+}
+
+impl ReturnCode for () {
+    fn code(self) -> i32 {
+        TIDE_READY
+    }
+}
+
+impl ReturnCode for bool {
+    fn code(self) -> i32 {
+        self.into()
+    }
+}
+
 /// Runs the body of an ABI function: an error is remembered for [`tide_last_error`], a panic
-/// becomes a status.
-fn boundary(body: impl FnOnce() -> Result<i32, Failure>) -> i32 {
+/// becomes an error.
+fn boundary<T: ReturnCode>(body: impl FnOnce() -> Result<T, Failure>) -> i32 {
     match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(status)) => status,
+        Ok(Ok(done)) => done.code(),
         Ok(Err(failure)) => remember(failure),
         Err(payload) => {
             let text = payload
@@ -33,12 +52,14 @@ fn boundary(body: impl FnOnce() -> Result<i32, Failure>) -> i32 {
                 .map(String::as_str)
                 .or_else(|| payload.downcast_ref::<&str>().copied())
                 .unwrap_or("no message");
-            remember(Failure::new(
-                Status::Panicked,
-                format!("internal error (please report it): {text}"),
-            ))
+            remember(Failure::internal(text))
         }
     }
+}
+
+/// The place that an option means: CUDA's number of the GPU plus one, or 0.
+fn place_numbered(gpu: u8) -> Place {
+    gpu.checked_sub(1).map_or(Place::Host, Place::Gpu)
 }
 
 /// A caller's text argument.
@@ -80,8 +101,8 @@ unsafe fn array_argument<'a, T>(
 /// Options as they cross the ABI.
 ///
 /// # Safety
-/// Any initialised bytes are a value, zeros mean "as before this field existed", and the first field is a
-/// `u64`: the length of the caller's version.
+/// Any initialised bytes are a value, zeros mean "as before this field existed", and the first
+/// field is a `u64`: the length of the caller's version.
 unsafe trait Options: Copy {
     /// How C calls it.
     const NAME: &str;
@@ -89,8 +110,8 @@ unsafe trait Options: Copy {
     const LENGTH_MIN: usize;
 }
 
-/// A caller's options, of this version or another: what an older one lacks is zero, and what a newer one has
-/// beyond ours must be.
+/// A caller's options, of this version or another: what an older one lacks is zero, and what a
+/// newer one has beyond ours must be.
 ///
 /// # Safety
 /// `options` is null or points to as many initialised bytes as its first `u64` says.
@@ -109,7 +130,8 @@ unsafe fn options_argument<T: Options>(options: *const T) -> Result<T, Failure> 
             ))
         })?;
     let beyond = length.saturating_sub(ours);
-    // SAFETY: `length` initialised bytes are there by this function's contract, and these are the last of them.
+    // SAFETY: `length` initialised bytes are there by this function's contract, and these are the
+    // last of them.
     let newer =
         unsafe { array_argument(options.cast::<u8>().wrapping_add(ours), beyond, "options") }?;
     if newer.iter().any(|&byte| byte != 0) {
@@ -119,8 +141,9 @@ unsafe fn options_argument<T: Options>(options: *const T) -> Result<T, Failure> 
         )));
     }
     let mut value = MaybeUninit::<T>::zeroed();
-    // SAFETY: at most `length` bytes are read, which are there by this function's contract, and at most `ours`
-    // written into `value`, which is no caller's memory; any bytes are a value by the trait's contract.
+    // SAFETY: at most `length` bytes are read, which are there by this function's contract, and at
+    // most `ours` written into `value`, which is no caller's memory; any bytes are a value by the
+    // trait's contract.
     unsafe {
         let (from, to) = (options.cast::<u8>(), value.as_mut_ptr().cast());
         std::ptr::copy_nonoverlapping(from, to, length.min(ours));

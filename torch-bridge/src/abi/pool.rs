@@ -12,12 +12,14 @@ use tidelog_engine::schedule::{Ticket, TransferError, Urgency};
 use tidelog_gds::Region;
 use tidelog_gds::cuda::DevicePointer;
 
+use super::handles::Table;
 use super::{
-    Failure, Options, Place, Status, boundary, check_length, check_result, options_argument,
-    text_argument, write_result,
+    Options, boundary, check_length, check_result, options_argument, place_numbered, text_argument,
+    write_result,
 };
-use crate::handles::Table;
-use crate::session::{Policy, SessionConfig, open_pool};
+use crate::error::{Failure, FailureKind};
+use crate::executor::Readiness;
+use crate::pool::{PoolConfig, open_pool};
 
 pub(super) static POOLS: Table<Pool> = Table::new("pool");
 static TICKETS: Table<Ticket> = Table::new("ticket");
@@ -76,21 +78,17 @@ pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool:
     boundary(|| {
         // SAFETY: by this function's contract null or one set of options, as long as it says.
         let options = unsafe { options_argument(options) }?;
-        let config = SessionConfig {
+        let config = PoolConfig {
             // SAFETY: by this function's contract null or NUL-terminated.
             devices: unsafe { text_argument(options.devices, "devices") }?,
             // SAFETY: as above.
             data_path: unsafe { text_argument(options.data_path, "data_path") }?,
-            budget: u64::MAX,
             staging: options.staging,
-            host_memory: 0,
-            pool_size: options.pool_size,
+            size: options.pool_size,
             share: options.share,
             buffered: options.buffered != 0,
             must_exist: options.must_exist != 0,
-            reactive: true,
-            policy: Policy::default(),
-            place: Place::numbered(options.gpu),
+            place: place_numbered(options.gpu),
             // SAFETY: by this function's contract it stays until the pool is closed.
             arena: unsafe { arena_of(&options) },
         };
@@ -99,7 +97,7 @@ pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool:
         unsafe { write_result(pool, handle, "pool") }.inspect_err(|_| {
             drop(POOLS.remove(handle));
         })?;
-        Ok(0)
+        Ok(())
     })
 }
 
@@ -118,11 +116,8 @@ unsafe fn arena_of(options: &tide_pool_options) -> Option<Region> {
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_pool_close(pool: u64) -> i32 {
     boundary(|| {
-        POOLS
-            .remove(pool)?
-            .close()
-            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
-        Ok(0)
+        POOLS.remove(pool)?.close().map_err(Failure::pool)?;
+        Ok(())
     })
 }
 
@@ -195,8 +190,8 @@ pub unsafe extern "C" fn tide_delete(pool: u64, name: *const c_char) -> i32 {
         let pool = POOLS.get(pool)?;
         // SAFETY: by this function's contract.
         let name = unsafe { text_argument(name, "name") }?;
-        pool.delete(name).map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
-        Ok(0)
+        pool.delete(name).map_err(Failure::pool)?;
+        Ok(())
     })
 }
 
@@ -210,12 +205,12 @@ pub unsafe extern "C" fn tide_length(pool: u64, name: *const c_char, length: *mu
         let pool = POOLS.get(pool)?;
         // SAFETY: by this function's contract.
         let name = unsafe { text_argument(name, "name") }?;
-        let found = pool.length(TensorId::from_name(name)).ok_or_else(|| {
-            Failure::new(Status::PoolFailed, format!("the pool has no tensor named {name:?}"))
-        })?;
+        let found = pool
+            .length(TensorId::from_name(name))
+            .ok_or_else(|| Failure::pool(format!("the pool has no tensor named {name:?}")))?;
         // SAFETY: by this function's contract.
         unsafe { write_result(length, found, "length") }?;
-        Ok(0)
+        Ok(())
     })
 }
 
@@ -226,9 +221,9 @@ pub extern "C" fn tide_ticket_wait(ticket: u64, timeout_ms: u32) -> i32 {
     boundary(|| {
         let timeout = Duration::from_millis(timeout_ms.into());
         match TICKETS.get(ticket)?.wait_timeout(timeout) {
-            Some(Ok(_)) => Ok(Status::Ready as i32),
+            Some(Ok(_)) => Ok(Readiness::Ready),
             Some(Err(error)) => Err(failed(&error)),
-            None => Ok(Status::Waiting as i32),
+            None => Ok(Readiness::Waiting),
         }
     })
 }
@@ -238,14 +233,14 @@ pub extern "C" fn tide_ticket_wait(ticket: u64, timeout_ms: u32) -> i32 {
 pub extern "C" fn tide_ticket_cancel(ticket: u64) -> i32 {
     boundary(|| {
         TICKETS.get(ticket)?.cancel();
-        Ok(0)
+        Ok(())
     })
 }
 
 /// 1 once no device and no copy touches the transfer's memory any more, 0 before.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_ticket_released(ticket: u64) -> i32 {
-    boundary(|| Ok(i32::from(TICKETS.get(ticket)?.released())))
+    boundary(|| Ok(TICKETS.get(ticket)?.released()))
 }
 
 /// Forgets a ticket. Its transfer goes on, and its memory stays in use until it ends: to know when, keep the
@@ -254,7 +249,7 @@ pub extern "C" fn tide_ticket_released(ticket: u64) -> i32 {
 pub extern "C" fn tide_ticket_drop(ticket: u64) -> i32 {
     boundary(|| {
         TICKETS.remove(ticket)?;
-        Ok(0)
+        Ok(())
     })
 }
 
@@ -271,7 +266,7 @@ pub unsafe extern "C" fn tide_batch_begin(pool: u64, batch: *mut u64) -> i32 {
         unsafe { write_result(batch, handle, "batch") }.inspect_err(|_| {
             drop(BATCHES.remove(handle));
         })?;
-        Ok(0)
+        Ok(())
     })
 }
 
@@ -309,9 +304,9 @@ pub unsafe extern "C" fn tide_batch_delete(batch: u64, name: *const c_char) -> i
         let name = unsafe { text_argument(name, "name") }?;
         with_batch(&batch, |batch| {
             let deleted = batch.delete(name);
-            deleted.map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
+            deleted.map_err(Failure::pool)
         })?;
-        Ok(0)
+        Ok(())
     })
 }
 
@@ -324,8 +319,8 @@ pub extern "C" fn tide_batch_commit(batch: u64) -> i32 {
         begun
             .ok_or_else(|| Failure::invalid("the batch was committed already"))?
             .commit()
-            .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))?;
-        Ok(0)
+            .map_err(Failure::pool)?;
+        Ok(())
     })
 }
 
@@ -334,7 +329,7 @@ pub extern "C" fn tide_batch_commit(batch: u64) -> i32 {
 pub extern "C" fn tide_batch_drop(batch: u64) -> i32 {
     boundary(|| {
         BATCHES.remove(batch)?;
-        Ok(0)
+        Ok(())
     })
 }
 
@@ -347,17 +342,17 @@ fn with_batch<T>(
 }
 
 /// Puts a durable tensor, and waits until the source is the caller's again. How the write ends is for the commit to tell.
-pub(super) fn batch_put(batch: &Begun, name: &str, source: Source) -> Result<i32, Failure> {
+pub(super) fn batch_put(batch: &Begun, name: &str, source: Source) -> Result<(), Failure> {
     // Waited for without the lock: others may go on with the batch.
     let ticket = with_batch(batch, |batch| {
         let put = batch.put(name, source, PutOptions::default());
-        put.map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
+        put.map_err(Failure::pool)
     })?;
     ticket.wait_released().map_err(|error| {
         let text = format!("the memory must stay allocated until the process ends: {error}");
-        Failure::new(Status::DeviceFailed, text)
+        Failure::new(FailureKind::Transfer, text)
     })?;
-    Ok(0)
+    Ok(())
 }
 
 /// Starts a put.
@@ -369,8 +364,7 @@ pub(super) fn submit_put(
 ) -> Result<Ticket, Failure> {
     let urgency = urgency(flags)?;
     let options = PutOptions { lifetime: LifetimeClass::Step, urgency, notify: None };
-    pool.put(name, source, options)
-        .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
+    pool.put(name, source, options).map_err(Failure::pool)
 }
 
 /// Starts a get of the bytes `range`.
@@ -381,8 +375,7 @@ pub(super) fn submit_get(
     destination: Destination,
     flags: u32,
 ) -> Result<Ticket, Failure> {
-    pool.get(name, range, destination, urgency(flags)?, None)
-        .map_err(|error| Failure::new(Status::PoolFailed, error.to_string()))
+    pool.get(name, range, destination, urgency(flags)?, None).map_err(Failure::pool)
 }
 
 /// The `length` bytes from `offset`.
@@ -405,7 +398,7 @@ fn urgency(flags: u32) -> Result<Urgency, Failure> {
 }
 
 fn failed(error: &TransferError) -> Failure {
-    Failure::new(Status::DeviceFailed, error.to_string())
+    Failure::new(FailureKind::Transfer, error.to_string())
 }
 
 /// # Safety
@@ -421,9 +414,9 @@ unsafe fn source(address: *const c_void, length: u64) -> Result<Source, Failure>
 
 /// # Safety
 /// `place` is null or points to one u64 of the caller's.
-pub(super) unsafe fn give_out(ticket: Ticket, place: *mut u64) -> Result<i32, Failure> {
+pub(super) unsafe fn give_out(ticket: Ticket, place: *mut u64) -> Result<(), Failure> {
     let handle = TICKETS.insert(ticket);
     // SAFETY: by this function's contract.
     unsafe { write_result(place, handle, "ticket") }?;
-    Ok(0)
+    Ok(())
 }

@@ -5,14 +5,30 @@ use std::time::Duration;
 
 use tidelog_engine::pool::Pool;
 
+use tidelog_planner::residency::{StorageId, Use};
+use tidelog_planner::trace::Kind;
+
+use super::handles::Table;
 use super::{
-    CallerMemory, Failure, Options, Place, array_argument, boundary, options_argument, remember,
-    text_argument, write_result, write_text,
+    Options, ReturnCode, TIDE_ACTION, TIDE_READY, TIDE_WAITING, array_argument, boundary,
+    options_argument, place_numbered, remember, text_argument, write_result, write_text,
 };
-use crate::handles::Table;
-use crate::session::{Birth, Op, Policy, Request, Session, SessionConfig};
+use crate::error::Failure;
+use crate::executor::{Birth, OpCall, Policy, Readiness, STORAGES_MAX, Session, SessionConfig};
+use crate::memory::{CallerMemory, MemoryAction, MemoryRequest};
+use crate::pool::PoolConfig;
 
 static SESSIONS: Table<Session> = Table::new("session");
+
+impl ReturnCode for Readiness {
+    fn code(self) -> i32 {
+        match self {
+            Self::Ready => TIDE_READY,
+            Self::Requests => TIDE_ACTION,
+            Self::Waiting => TIDE_WAITING,
+        }
+    }
+}
 
 /// How to open a session.
 #[repr(C)]
@@ -82,6 +98,7 @@ pub const TIDE_SETTLE: u32 = 4;
 
 /// In an element of `uses`: the op writes the storage.
 pub const TIDE_MODIFIES: u32 = 0x8000_0000;
+const _: () = assert!(STORAGES_MAX <= TIDE_MODIFIES);
 
 /// In the `storage` of a birth: its memory is not the framework's own and must stay.
 pub const TIDE_UNMOVABLE: u64 = 0x1_0000_0000;
@@ -98,8 +115,59 @@ pub struct tide_birth {
     pub place: u64,
 }
 
-fn with_session(handle: u64, body: impl FnOnce(&Session) -> Result<i32, Failure>) -> i32 {
+fn with_session<T: ReturnCode>(
+    handle: u64,
+    body: impl FnOnce(&Session) -> Result<T, Failure>,
+) -> i32 {
     boundary(|| body(&*SESSIONS.get(handle)?))
+}
+
+/// The request as C sees it.
+fn action_of(request: MemoryRequest) -> tide_action {
+    let MemoryRequest { sequence, action, storage, size } = request;
+    let (kind, size) = match action {
+        MemoryAction::Evict => (TIDE_EVICT, size),
+        MemoryAction::Release => (TIDE_RELEASE, size),
+        MemoryAction::Allocate => (TIDE_ALLOCATE, size),
+        MemoryAction::Settle { clean } => (TIDE_SETTLE, clean.into()),
+    };
+    tide_action { sequence, size, kind, storage }
+}
+
+fn birth_of(birth: &tide_birth) -> Birth {
+    let index = (birth.place >> 16) as u32;
+    Birth {
+        storage: birth.storage & !TIDE_UNMOVABLE,
+        size: birth.size,
+        movable: birth.storage & TIDE_UNMOVABLE == 0,
+        op: (index != u32::MAX).then_some(index),
+        slot: birth.place as u16,
+    }
+}
+
+fn use_of(word: u32) -> Use {
+    Use { storage: StorageId(word & !TIDE_MODIFIES), modifies: word & TIDE_MODIFIES != 0 }
+}
+
+fn policy_numbered(number: u8) -> Result<Policy, Failure> {
+    match number {
+        0 => Ok(Policy::default()),
+        1 => Ok(Policy::Algorithm1),
+        2 => Ok(Policy::Tidelog),
+        _ => Err(Failure::invalid(format!("policy {number}: expected 0, 1 or 2"))),
+    }
+}
+
+fn kind_numbered(number: u32) -> Result<Kind, Failure> {
+    match number {
+        0 => Ok(Kind::Other),
+        // A buffer is kept as a parameter is.
+        1 | 5 => Ok(Kind::Parameter),
+        2 => Ok(Kind::Gradient),
+        3 => Ok(Kind::OptimizerState),
+        4 => Ok(Kind::Activation),
+        _ => Err(Failure::invalid(format!("kind {number} is unknown; the header lists 0 to 5"))),
+    }
 }
 
 /// Opens a session: formats the pool where its devices are fresh directories, unless it must exist, opens the share, starts the
@@ -120,19 +188,21 @@ pub unsafe extern "C" fn tide_session_open(
         // SAFETY: as above.
         let data_path = unsafe { text_argument(options.data_path, "data_path") }?;
         let opened = Session::open(&SessionConfig {
-            devices,
-            data_path,
+            pool: PoolConfig {
+                devices,
+                data_path,
+                staging: options.staging,
+                size: options.pool_size,
+                share: options.share,
+                buffered: options.buffered != 0,
+                must_exist: options.must_exist != 0,
+                place: place_numbered(options.gpu),
+                arena: None,
+            },
             budget: options.budget,
-            staging: options.staging,
             host_memory: options.host_memory,
-            pool_size: options.pool_size,
-            share: options.share,
-            buffered: options.buffered != 0,
-            must_exist: options.must_exist != 0,
             reactive: options.reactive != 0,
-            policy: Policy::numbered(options.policy)?,
-            place: Place::numbered(options.gpu),
-            arena: None,
+            policy: policy_numbered(options.policy)?,
         })?;
         let handle = SESSIONS.insert(opened);
         // SAFETY: by this function's contract null or one u64 of the caller's.
@@ -140,40 +210,20 @@ pub unsafe extern "C" fn tide_session_open(
             // Its error is the one that counts; closing gives the share back.
             let _ = SESSIONS.remove(handle).and_then(|session| session.close());
         })?;
-        Ok(0)
+        Ok(())
     })
 }
 
-/// Opens a session in host memory on a pool that is open already, whatever its data path, and answers its handle. For
+/// Opens a session in host memory on a pool that is open already, whatever its data path, and returns its handle. For
 /// programs in Rust; the pool is closed with the session.
 pub fn session_on(pool: Pool, budget: u64, staging: u64) -> u64 {
-    SESSIONS.insert(Session::on_pool(
-        pool,
-        &SessionConfig {
-            devices: "",
-            data_path: "",
-            budget,
-            staging,
-            host_memory: 0,
-            pool_size: 0,
-            share: 0,
-            buffered: false,
-            must_exist: true,
-            reactive: false,
-            policy: Policy::default(),
-            place: Place::Host,
-            arena: None,
-        },
-    ))
+    SESSIONS.insert(Session::on_pool(pool, budget, staging))
 }
 
 /// Closes a session: cancels what is in flight, waits until no device or copy touches the caller's memory, releases the share.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_close(session: u64) -> i32 {
-    boundary(|| {
-        SESSIONS.remove(session)?.close()?;
-        Ok(0)
-    })
+    boundary(|| SESSIONS.remove(session)?.close())
 }
 
 /// The address of a `uint32_t` that is non-zero while completions wait to be taken in: a cheap look between ops.
@@ -183,7 +233,7 @@ pub extern "C" fn tide_session_attention(session: u64) -> *const c_void {
     let mut address = std::ptr::null();
     with_session(session, |session| {
         address = session.attention_address().cast();
-        Ok(0)
+        Ok(())
     });
     address
 }
@@ -191,7 +241,10 @@ pub extern "C" fn tide_session_attention(session: u64) -> *const c_void {
 /// Changes the budget; takes effect at the next op boundary.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_set_budget(session: u64, budget: u64) -> i32 {
-    with_session(session, |session| Ok(session.set_budget(budget)))
+    with_session(session, |session| {
+        session.set_budget(budget);
+        Ok(())
+    })
 }
 
 /// Reports storages that were born and that died. Repeating a report is harmless.
@@ -211,16 +264,7 @@ pub unsafe extern "C" fn tide_session_sync(
         let births = unsafe { array_argument(births, birth_count, "births") }?;
         // SAFETY: by this function's contract.
         let deaths = unsafe { array_argument(deaths, death_count, "deaths") }?;
-        let births = births.iter().map(|birth| {
-            let index = (birth.place >> 16) as u32;
-            Birth {
-                storage: birth.storage & !TIDE_UNMOVABLE,
-                size: birth.size,
-                movable: birth.storage & TIDE_UNMOVABLE == 0,
-                op: (index != u32::MAX).then_some(index),
-                slot: birth.place as u16,
-            }
-        });
+        let births = births.iter().map(birth_of);
         session.sync(births, deaths)
     })
 }
@@ -239,7 +283,7 @@ pub unsafe extern "C" fn tide_session_name(
     with_session(session, |session| {
         // SAFETY: by this function's contract.
         let name = unsafe { text_argument(name, "name") }?;
-        session.name(storage, kind, name)
+        session.name(storage, kind_numbered(kind)?, name)
     })
 }
 
@@ -270,7 +314,11 @@ pub extern "C" fn tide_session_evict(session: u64, storage: u32) -> i32 {
 /// Marks a step: 1 begins, 0 ends one that is complete, 2 ends one that an exception cut short.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_step(session: u64, mark: i32) -> i32 {
-    with_session(session, |session| session.step(mark))
+    with_session(session, |session| match mark {
+        1 => session.step_begin(),
+        0 | 2 => session.step_end(mark == 0),
+        _ => Err(Failure::invalid(format!("step mark {mark}: expected 0, 1 or 2"))),
+    })
 }
 
 /// Before an op: ready once its storages are resident and its outputs have room. `index` below zero is outside a step.
@@ -292,7 +340,9 @@ pub unsafe extern "C" fn tide_session_op_begin(
         let name = unsafe { text_argument(name, "name") }?;
         // SAFETY: by this function's contract.
         let uses = unsafe { array_argument(uses, use_count, "uses") }?;
-        session.op_begin(&Op { index: u32::try_from(index).ok(), fingerprint, name, uses, needs })
+        let index = u32::try_from(index).ok();
+        let uses = uses.iter().copied().map(use_of);
+        session.op_begin(&OpCall { index, fingerprint, name, needs }, uses)
     })
 }
 
@@ -327,13 +377,10 @@ pub extern "C" fn tide_session_wait(session: u64, timeout_ms: u32) -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tide_session_next_action(session: u64, action: *mut tide_action) -> i32 {
     with_session(session, |session| {
-        let Some(Request { sequence, kind, storage, size, .. }) = session.next_request() else {
-            return Ok(0);
-        };
-        let request = tide_action { sequence, size, kind: kind as u32, storage };
+        let Some(request) = session.next_request() else { return Ok(Readiness::Ready) };
         // SAFETY: by this function's contract null or one tide_action of the caller's.
-        unsafe { write_result(action, request, "action") }?;
-        Ok(1)
+        unsafe { write_result(action, action_of(request), "action") }?;
+        Ok(Readiness::Requests)
     })
 }
 
@@ -440,14 +487,18 @@ pub unsafe extern "C" fn tide_session_durations(
     with_session(session, |session| {
         // SAFETY: by this function's contract.
         let durations = unsafe { array_argument(durations, count, "durations") }?;
-        Ok(session.durations(durations))
+        session.durations(durations);
+        Ok(())
     })
 }
 
 /// The step follows the plan no longer: the caller saw that it does something else.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_leave_plan(session: u64) -> i32 {
-    with_session(session, |session| Ok(session.leave_plan()))
+    with_session(session, |session| {
+        session.leave_plan();
+        Ok(())
+    })
 }
 
 /// The plan's triggers: in `due` one byte per op, non-zero where a migration begins, and in `count` how many; 0 while
@@ -462,11 +513,14 @@ pub unsafe extern "C" fn tide_session_plan(
     count: *mut u64,
 ) -> i32 {
     with_session(session, |session| {
-        let (address, ops) = session.due();
+        // The session keeps these bytes until the next step begins.
+        let plan = session.due();
+        let (address, ops) =
+            plan.map_or((std::ptr::null(), 0), |plan| (plan.as_ptr(), plan.len() as u64));
         // SAFETY: by this function's contract.
         unsafe { write_result(due, address, "due") }?;
         // SAFETY: by this function's contract.
         unsafe { write_result(count, ops, "count") }?;
-        Ok(0)
+        Ok(())
     })
 }

@@ -1,6 +1,8 @@
 //! A session under a framework that follows the rules, and under one that is careless with them:
 //! no byte is lost, the budget holds, nothing crashes.
 use std::ffi::CString;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use tidelog::abi::*;
 
@@ -144,5 +146,81 @@ fn a_report_before_any_step_says_how_to_mark_one() {
     // SAFETY: the path is NUL-terminated.
     assert_eq!(unsafe { tide_session_report(framework.session, text.as_ptr()) }, TIDE_READY);
     assert!(std::fs::read_to_string(&path).unwrap().contains("tide.step()"));
+    framework.end();
+}
+
+/// A transfer's bytes were moved and written, whatever has become of its storage since.
+#[test]
+fn what_was_written_counts_where_the_storage_died_meanwhile() {
+    const SIZE: usize = 64 * KIB;
+    let framework =
+        Framework::open("died-on-its-way", STAGING + (448 << 10), 3, Manners::default());
+    let session = framework.session;
+    let (memory, mut action) = (vec![7_u8; SIZE], tide_action::default());
+    let birth = tide_birth { storage: 9, size: SIZE as u64, place: u64::MAX };
+    // SAFETY: the birth and the action are ours; the memory lives until the session is closed.
+    unsafe {
+        let none = std::ptr::null();
+        assert_eq!(tide_session_sync(session, &raw const birth, 1, none, 0), TIDE_READY);
+        assert_eq!(tide_session_evict(session, 9), TIDE_ACTION);
+        assert_eq!(tide_session_next_action(session, &raw mut action), TIDE_ACTION);
+        assert_eq!((action.kind, action.size), (TIDE_EVICT, SIZE as u64));
+        let address = memory.as_ptr().addr() as u64;
+        let done = tide_session_action_done(session, action.sequence, address, null_mut());
+        assert_eq!(done, TIDE_READY, "{}", last_error());
+        // It has completed, and nobody has looked.
+        let attention = tide_session_attention(session).cast::<AtomicU32>();
+        while (*attention).load(Ordering::Acquire) == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(tide_session_sync(session, std::ptr::null(), 0, &9, 1), TIDE_READY);
+    }
+    assert_eq!(tide_session_settle(session), TIDE_READY, "{}", last_error());
+    let stats = framework.stats();
+    assert_eq!(stats["evictions"], 1);
+    assert_eq!(stats["totals"]["bytes_written"], SIZE as u64, "{stats}");
+    framework.end();
+}
+
+/// A size that was refused changes nothing: the storage comes back as large as it left.
+#[test]
+fn a_storage_that_is_out_keeps_its_size() {
+    const SIZE: usize = 64 * KIB;
+    let framework =
+        Framework::open("resized-while-out", STAGING + (448 << 10), 4, Manners::default());
+    let session = framework.session;
+    let memory = vec![7_u8; SIZE];
+    let birth = tide_birth { storage: 9, size: SIZE as u64, place: u64::MAX };
+    let next = || {
+        let mut action = tide_action::default();
+        // SAFETY: the action is ours.
+        let status = unsafe { tide_session_next_action(session, &raw mut action) };
+        assert_eq!(status, TIDE_ACTION);
+        action
+    };
+    let done = |action: tide_action| {
+        let address = memory.as_ptr().expose_provenance() as u64;
+        // SAFETY: the memory lives until the session is closed, and nobody looks at its bytes.
+        unsafe { tide_session_action_done(session, action.sequence, address, null_mut()) }
+    };
+    // SAFETY: the birth is ours.
+    let born = unsafe { tide_session_sync(session, &raw const birth, 1, std::ptr::null(), 0) };
+    assert_eq!(born, TIDE_READY);
+    assert_eq!(tide_session_evict(session, 9), TIDE_ACTION);
+    assert_eq!(done(next()), TIDE_READY, "{}", last_error());
+    let mut status = tide_session_resume(session);
+    while status == TIDE_WAITING {
+        status = tide_session_wait(session, 50);
+    }
+    let release = next();
+    assert_eq!((status, release.kind), (TIDE_ACTION, TIDE_RELEASE));
+    assert_eq!(done(release), TIDE_READY);
+
+    assert_eq!(tide_session_resized(session, 9, 1), TIDE_INVALID_ARGUMENT);
+    // SAFETY: the name is NUL-terminated and the storage's number is ours.
+    let begun = unsafe { tide_session_op_begin(session, -1, 0, c"op".as_ptr(), &9, 1, 0) };
+    assert_eq!(begun, TIDE_ACTION, "{}", last_error());
+    let allocate = next();
+    assert_eq!((allocate.kind, allocate.size), (TIDE_ALLOCATE, SIZE as u64));
     framework.end();
 }

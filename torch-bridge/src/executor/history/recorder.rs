@@ -1,25 +1,29 @@
-//! What the step that runs has done so far, and all that the last complete one did: what a report shows.
+//! What the step that runs has done so far, and all that the last complete one did: what a report
+//! shows.
 //!
 //! Recording is on all the time, so it only appends. What is appended names storages by number and
-//! birth place; the words are found when somebody asks for a report. A step that would not end keeps
-//! its totals right and stops keeping details at a limit.
+//! birth place; the words are found when somebody asks for a report. A step that would not end
+//! keeps its totals right and stops keeping details at a limit.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
+use tidelog_engine::schedule::Urgency;
 use tidelog_planner::migration::{Direction, Ending, MemorySample, Target};
-use tidelog_planner::trace::Kind;
+use tidelog_planner::report::TransferSpan;
 use tidelog_planner::units::{Bytes, Nanos};
 
-use super::figures::BytesByKind;
+use super::counters::{BytesByKind, place_of};
+use crate::executor::storages::Label;
+use crate::executor::transfer::{self, Transfer};
 
 /// Entries of each list of a step, at most: some 4 MiB a list.
 const ENTRIES_MAX: usize = 1 << 16;
 
 /// Recorded steps: the one that runs, and the last that was complete.
 #[derive(Default)]
-pub(super) struct History {
+pub(super) struct Recorder {
     current: Option<Step>,
     last: Option<Step>,
     begun: u64,
@@ -37,23 +41,14 @@ pub(super) struct Step {
     pub(super) complete: bool,
     pub(super) memory: Vec<MemorySample>,
     pub(super) ops: Vec<OpRun>,
-    pub(super) transfers: Vec<Transfer>,
+    pub(super) transfers: Vec<Transferred>,
     pub(super) stalls: Vec<Wait>,
     /// Details were left out.
     pub(super) truncated: bool,
-    /// Bytes written to the log by kind, in the order of [`Kind::ALL`].
+    /// Bytes written to the log by kind.
     pub(super) written: BytesByKind,
     pub(super) clean_evictions: u64,
     pub(super) clean_bytes: u64,
-}
-
-/// A storage, as long as it takes to find words for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Label {
-    pub(super) storage: u32,
-    pub(super) name: Option<Arc<str>>,
-    /// The op of its step that made it, and which output it is.
-    pub(super) birth: Option<(u32, u16)>,
 }
 
 /// An op that was seen to run: its place in the step, if any, and when.
@@ -65,19 +60,10 @@ pub(super) struct OpRun {
 }
 
 /// A transfer that ended in the step, or was under way when the step did.
-pub(super) struct Transfer {
+pub(super) struct Transferred {
     pub(super) label: Label,
-    pub(super) kind: Kind,
-    pub(super) bytes: u64,
-    pub(super) direction: Direction,
-    pub(super) target: Target,
-    pub(super) begin: Nanos,
-    pub(super) moved: Nanos,
-    pub(super) end: Nanos,
-    /// How many of its bytes moved in this step.
-    pub(super) in_step: u64,
-    pub(super) urgent: bool,
-    pub(super) ending: Ending,
+    /// Its name is empty, and is made from the label when a report is.
+    pub(super) span: TransferSpan,
 }
 
 /// A wait of an op, or of what is no op (`None`).
@@ -89,21 +75,7 @@ pub(super) struct Wait {
     pub(super) waited_for: Option<Label>,
 }
 
-/// A transfer as it is told of when it ends.
-pub(super) struct Ended {
-    pub(super) label: Label,
-    pub(super) kind: Kind,
-    pub(super) bytes: u64,
-    pub(super) direction: Direction,
-    pub(super) target: Target,
-    pub(super) asked: Instant,
-    /// When it was handed on; `None` if it never did.
-    pub(super) submitted: Option<Instant>,
-    pub(super) urgent: bool,
-    pub(super) ending: Ending,
-}
-
-impl History {
+impl Recorder {
     pub(super) fn step_begins(&mut self, now: Instant) {
         self.begun += 1;
         self.current = Some(Step::new(self.begun, now));
@@ -176,13 +148,16 @@ impl History {
     }
 
     /// A transfer ended, or is under way while its step ends.
-    pub(super) fn transferred(&mut self, ended: Ended, now: Instant) {
+    pub(super) fn transferred(&mut self, transfer: &Transfer, ending: Ending, now: Instant) {
         let Some(step) = &mut self.current else { return };
-        let Ended { label, kind, bytes, direction, target, asked, submitted, urgent, ending } =
-            ended;
+        let &Transfer { kind, bytes, target, asked, submitted, .. } = transfer;
+        let direction = match transfer.direction {
+            transfer::Direction::Out(_) => Direction::Out,
+            transfer::Direction::In => Direction::In,
+        };
         match ending {
             Ending::Moved if (direction, target) == (Direction::Out, Target::Ssd) => {
-                step.written[Kind::ALL.iter().position(|&each| each == kind).unwrap_or(0)] += bytes;
+                step.written[place_of(kind)] += bytes;
             }
             Ending::Clean => {
                 step.clean_evictions += 1;
@@ -196,20 +171,21 @@ impl History {
             // The pool does not say how far it has come.
             _ => 0,
         };
-        let transfer = Transfer {
+        let span = TransferSpan {
+            name: String::new(),
+            kind,
+            bytes: Bytes(bytes),
+            direction,
+            target,
             begin: step.since_begin(asked),
             moved: submitted.map_or(end, |submitted| step.since_begin(submitted)),
             end,
-            in_step,
-            label,
-            kind,
-            bytes,
-            direction,
-            target,
-            urgent,
+            in_step: Bytes(in_step),
+            urgent: transfer.urgency == Urgency::Urgent,
             ending,
         };
-        push(&mut step.transfers, transfer, &mut step.truncated);
+        let transferred = Transferred { label: transfer.label.clone(), span };
+        push(&mut step.transfers, transferred, &mut step.truncated);
     }
 
     fn name(&mut self, name: &str) -> Arc<str> {
@@ -266,45 +242,61 @@ fn push<T>(list: &mut Vec<T>, item: T, truncated: &mut bool) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::time::Duration;
 
-    fn ended(asked: Instant, bytes: u64, direction: Direction, ending: Ending) -> Ended {
-        let label = Label { storage: 1, name: None, birth: None };
-        let kind = Kind::Gradient;
-        let (target, submitted) = (Target::Ssd, Some(asked));
-        Ended { label, kind, bytes, direction, target, asked, submitted, urgent: false, ending }
+    use tidelog_planner::residency::{CopyKind, StorageId};
+    use tidelog_planner::trace::Kind;
+
+    use super::*;
+
+    const OUT: transfer::Direction = transfer::Direction::Out(CopyKind::Write);
+    const IN: transfer::Direction = transfer::Direction::In;
+
+    fn transfer(asked: Instant, bytes: u64, direction: transfer::Direction) -> Transfer {
+        Transfer {
+            label: Label { storage: StorageId(1), name: None, birth: None },
+            kind: Kind::Gradient,
+            bytes,
+            direction,
+            target: Target::Ssd,
+            urgency: Urgency::Ahead,
+            asked,
+            submitted: Some(asked),
+        }
     }
 
     #[test]
     fn the_last_complete_step_is_shown_until_the_next_is_complete() {
-        let (mut history, now) = (History::default(), Instant::now());
-        assert!(history.shown().is_none());
-        history.step_begins(now);
-        assert!(!history.shown().unwrap().complete);
-        history.step_ends(true, now + Duration::from_millis(3));
-        history.step_begins(now);
-        assert_eq!((history.shown().unwrap().number, history.shown().unwrap().complete), (1, true));
-        assert_eq!(history.shown().unwrap().duration, Nanos(3_000_000));
-        history.step_ends(false, now);
-        assert_eq!(history.shown().unwrap().number, 1, "a step cut short takes no place");
-        history.step_begins(now);
-        history.step_ends(true, now);
-        assert_eq!(history.shown().unwrap().number, 3);
+        let (mut recorder, now) = (Recorder::default(), Instant::now());
+        assert!(recorder.shown().is_none());
+        recorder.step_begins(now);
+        assert!(!recorder.shown().unwrap().complete);
+        recorder.step_ends(true, now + Duration::from_millis(3));
+        recorder.step_begins(now);
+        assert_eq!(
+            (recorder.shown().unwrap().number, recorder.shown().unwrap().complete),
+            (1, true)
+        );
+        assert_eq!(recorder.shown().unwrap().duration, Nanos(3_000_000));
+        recorder.step_ends(false, now);
+        assert_eq!(recorder.shown().unwrap().number, 1, "a step cut short takes no place");
+        recorder.step_begins(now);
+        recorder.step_ends(true, now);
+        assert_eq!(recorder.shown().unwrap().number, 3);
     }
 
     #[test]
     fn totals_stay_right_where_details_are_left_out() {
-        let (mut history, now) = (History::default(), Instant::now());
-        history.step_begins(now);
+        let (mut recorder, now) = (Recorder::default(), Instant::now());
+        recorder.step_begins(now);
         for _ in 0..ENTRIES_MAX + 10 {
-            history.transferred(ended(now, 3, Direction::Out, Ending::Moved), now);
+            recorder.transferred(&transfer(now, 3, OUT), Ending::Moved, now);
         }
-        history.transferred(ended(now, 5, Direction::Out, Ending::Clean), now);
-        history.transferred(ended(now, 7, Direction::In, Ending::Moved), now);
-        let to_host = ended(now, 11, Direction::Out, Ending::Moved);
-        history.transferred(Ended { target: Target::Host, ..to_host }, now);
-        let step = history.shown().unwrap();
+        recorder.transferred(&transfer(now, 5, OUT), Ending::Clean, now);
+        recorder.transferred(&transfer(now, 7, IN), Ending::Moved, now);
+        let to_host = Transfer { target: Target::Host, ..transfer(now, 11, OUT) };
+        recorder.transferred(&to_host, Ending::Moved, now);
+        let step = recorder.shown().unwrap();
         assert!(step.truncated);
         assert_eq!(step.transfers.len(), ENTRIES_MAX);
         assert_eq!(step.written.iter().sum::<u64>(), 3 * (ENTRIES_MAX as u64 + 10));
@@ -313,25 +305,25 @@ mod tests {
 
     #[test]
     fn what_began_before_the_step_begins_with_it() {
-        let (mut history, before) = (History::default(), Instant::now());
+        let (mut recorder, before) = (Recorder::default(), Instant::now());
         let begun = before + Duration::from_secs(1);
-        history.step_begins(begun);
+        recorder.step_begins(begun);
         let end = begun + Duration::from_nanos(9);
-        history.transferred(ended(before, 1_000_000_009, Direction::In, Ending::Moved), end);
-        let moved = &history.shown().unwrap().transfers[0];
-        assert_eq!((moved.begin, moved.moved, moved.end), (Nanos(0), Nanos(0), Nanos(9)));
-        assert_eq!(moved.in_step, 9, "what it moved before counts there");
+        recorder.transferred(&transfer(before, 1_000_000_009, IN), Ending::Moved, end);
+        let span = &recorder.shown().unwrap().transfers[0].span;
+        assert_eq!((span.begin, span.moved, span.end), (Nanos(0), Nanos(0), Nanos(9)));
+        assert_eq!(span.in_step, Bytes(9), "what it moved before counts there");
     }
 
     #[test]
     fn an_unchanged_sample_is_not_kept_twice_and_one_moment_has_one_sample() {
-        let (mut history, now) = (History::default(), Instant::now());
-        history.step_begins(now);
-        history.sample(now, 1, 0, 1);
-        history.sample(now, 2, 0, 2);
-        history.sample(now + Duration::from_nanos(5), 2, 0, 2);
-        history.sample(now + Duration::from_nanos(6), 0, 2, 2);
-        let step = history.shown().unwrap();
+        let (mut recorder, now) = (Recorder::default(), Instant::now());
+        recorder.step_begins(now);
+        recorder.sample(now, 1, 0, 1);
+        recorder.sample(now, 2, 0, 2);
+        recorder.sample(now + Duration::from_nanos(5), 2, 0, 2);
+        recorder.sample(now + Duration::from_nanos(6), 0, 2, 2);
+        let step = recorder.shown().unwrap();
         let kept: Vec<_> = step.memory.iter().map(|each| (each.at.0, each.resident.0)).collect();
         assert_eq!(kept, [(0, 2), (6, 0)]);
         assert_eq!(step.duration, Nanos(6));

@@ -1,14 +1,16 @@
 //! Whether what a plan was made with still holds, judged by the steps under it.
 //!
-//! A plan is worth making again when a figure was off by more than [`SHARE`] in the same direction in all of the
-//! last [`STEPS`] steps, and the plan before is [`INTERVAL`] steps old. The new plan is made with the median
-//! of those steps, so that going back takes as large a change again: no flapping.
+//! A plan is worth making again when a figure was off by more than [`SHARE`] in the same direction
+//! in all of the last [`STEPS`] steps, and the plan before is [`INTERVAL`] steps old. The new plan
+//! is made with the median of those steps, so that going back takes as large a change again: no
+//! flapping.
 
 use std::collections::VecDeque;
 
-use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
+use tidelog_planner::units::Bytes;
 
-use super::report::seconds;
+use super::planned::seconds;
+use crate::executor::pace::Pace;
 
 /// Of a figure, how much it must be off: one part in so many.
 const SHARE: u64 = 4;
@@ -17,38 +19,11 @@ const STEPS: usize = 4;
 /// Steps under one plan, at least.
 const INTERVAL: u64 = 16;
 
-/// How fast a step went, as far as it showed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Pace {
-    /// The step without what its ops waited.
-    pub(super) compute: Option<Nanos>,
-    pub(super) read: Option<Bandwidth>,
-    pub(super) write: Option<Bandwidth>,
-}
-
-impl Pace {
-    fn figures(self) -> [Option<u64>; 3] {
-        [self.compute.map(|it| it.0), self.read.map(|it| it.0), self.write.map(|it| it.0)]
-    }
-
-    fn of([compute, read, write]: [Option<u64>; 3]) -> Self {
-        Self { compute: compute.map(Nanos), read: read.map(Bandwidth), write: write.map(Bandwidth) }
-    }
-
-    /// These figures, and those of `before` where there is none.
-    fn or(self, before: Self) -> Self {
-        Self {
-            compute: self.compute.or(before.compute),
-            read: self.read.or(before.read),
-            write: self.write.or(before.write),
-        }
-    }
-}
-
 /// What a plan was made with, and the steps since.
 #[derive(Default)]
 pub(super) struct Drift {
-    /// Without a time until steps ran under the first plan: its ops' times leave out what lies between ops.
+    /// Without a time until steps ran under the first plan: its ops' times leave out what lies
+    /// between ops.
     assumed: Pace,
     lately: VecDeque<Pace>,
     /// Since the plan was made, or tried to be.
@@ -56,7 +31,8 @@ pub(super) struct Drift {
 }
 
 impl Drift {
-    /// From here on a plan that was made with these figures is followed; what they lack is as before.
+    /// From here on a plan that was made with these figures is followed; what they lack is as
+    /// before.
     pub(super) fn planned_with(&mut self, figures: Pace) {
         self.assumed = figures.or(self.assumed);
         self.rest();
@@ -72,7 +48,8 @@ impl Drift {
         self.assumed
     }
 
-    /// A step that followed the plan went like this. Answers with what to plan again, if so.
+    /// A step that followed the plan went like this. Returns the pace to plan again
+    /// with, if the steps have drifted.
     pub(super) fn step_ends(&mut self, pace: Pace) -> Option<Pace> {
         self.steps += 1;
         if self.lately.len() == STEPS {
@@ -114,9 +91,9 @@ fn is_above(one: u64, other: u64) -> bool {
 /// In words, what changed by more than the share.
 pub(super) fn difference(before: Pace, now: Pace) -> String {
     let rate = |rate: u64| format!("{}/s", Bytes(rate));
-    let told: [(&str, &dyn Fn(u64) -> String); 3] =
+    let labels: [(&str, &dyn Fn(u64) -> String); 3] =
         [("computing takes", &seconds), ("reads run at", &rate), ("writes run at", &rate)];
-    let changes = told.iter().zip(before.figures()).zip(now.figures());
+    let changes = labels.iter().zip(before.figures()).zip(now.figures());
     let words = changes.filter_map(|(((what, show), before), now)| {
         let (before, now) = before.zip(now)?;
         let far = is_above(now, before) || is_above(before, now);

@@ -1,5 +1,6 @@
-//! What the kernel's tables of PCI Express say of a pool's devices and of its GPU. A plan is made with it until transfers have
-//! shown how fast they are: a link is what an SSD or a GPU was made for, and never less than what it does.
+//! What the kernel's tables of PCI Express say of a pool's devices and of its GPU. A plan is made
+//! with it until transfers have shown how fast they are: a link is what an SSD or a GPU was made
+//! for, and never less than what it does.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
@@ -8,24 +9,25 @@ use tidelog_gds::Gpu;
 use tidelog_gds::topology::{PciDevice, Sysfs, payload_of};
 use tidelog_planner::units::{Bandwidth, Bytes};
 
-use super::SessionConfig;
-use crate::abi::Place;
+use crate::memory::Place;
+use crate::pool::PoolConfig;
 
-/// What links carry. Nothing where the tables do not tell it of every device: files, virtual disks, namespaces that
-/// controllers share, many containers.
+/// What links carry. Nothing where the tables do not say it of every device: files, virtual disks,
+/// namespaces that controllers share, many containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Links {
-    /// The pool's devices together, on the way to host memory and from there to the GPU, if there is one.
+pub(in crate::executor) struct Links {
+    /// The pool's devices together, on the way to host memory and from there to the GPU, if there
+    /// is one.
     pub(super) ssd: Option<Bandwidth>,
     /// The GPU.
     pub(super) gpu: Option<Bandwidth>,
-    /// Each link that is told, in words.
-    pub(super) told: Vec<String>,
+    /// The links that the tables describe, in words.
+    pub(super) descriptions: Vec<String>,
 }
 
 impl Links {
-    /// Of the devices and the GPU that a session is opened for.
-    pub(super) fn of(config: &SessionConfig<'_>) -> Self {
+    /// Of the devices and the GPU that a pool is opened for.
+    pub(in crate::executor) fn of(config: &PoolConfig<'_>) -> Self {
         let sysfs = Sysfs::default();
         let devices = DeviceSpec::parse_list(config.devices).unwrap_or_default();
         let ssds: Vec<_> = devices.iter().map(|device| controller_of(&sysfs, device)).collect();
@@ -41,12 +43,14 @@ impl Links {
         let gpu_rate = gpu.and_then(|gpu| sysfs.bandwidth_to_host(&[gpu]));
         let ssd_rate = together(sysfs, ssds).map(|rate| rate.min(gpu_rate.unwrap_or(u64::MAX)));
         let payload = |rate: u64| Bandwidth(payload_of(rate));
-        let told = ssds.iter().flatten().chain(gpu).filter_map(|device| in_words(sysfs, device));
-        Self { ssd: ssd_rate.map(payload), gpu: gpu_rate.map(payload), told: told.collect() }
+        let devices = ssds.iter().flatten().chain(gpu);
+        let descriptions = devices.filter_map(|device| describe(sysfs, device)).collect();
+        Self { ssd: ssd_rate.map(payload), gpu: gpu_rate.map(payload), descriptions }
     }
 }
 
-/// The NVMe controller behind a device, if it is one's: the link of a virtual disk says nothing of it.
+/// The NVMe controller behind a device, if it is one's: the link of a virtual disk says nothing of
+/// it.
 fn controller_of(sysfs: &Sysfs, device: &DeviceSpec) -> Option<PciDevice> {
     let found = if let Some(named) = device.controller() {
         sysfs.pci_device(named.pci_address()?)?
@@ -58,7 +62,8 @@ fn controller_of(sysfs: &Sysfs, device: &DeviceSpec) -> Option<PciDevice> {
     found.is_nvme().then_some(found)
 }
 
-/// What devices carry together, packets' own overhead included. Tensors are striped over them evenly, so all wait for the slowest.
+/// What devices carry together, packets' own overhead included. Tensors are striped over them
+/// evenly, so all wait for the slowest.
 fn together(sysfs: &Sysfs, ssds: &[Option<PciDevice>]) -> Option<u64> {
     let ssds: Vec<&PciDevice> = ssds.iter().map(Option::as_ref).collect::<Option<_>>()?;
     let slowest = ssds.iter().filter_map(|ssd| sysfs.bandwidth_to_host(&[ssd])).min()?;
@@ -67,7 +72,7 @@ fn together(sysfs: &Sysfs, ssds: &[Option<PciDevice>]) -> Option<u64> {
 }
 
 /// Its link, and the rate of the whole way to host memory.
-fn in_words(sysfs: &Sysfs, device: &PciDevice) -> Option<String> {
+fn describe(sysfs: &Sysfs, device: &PciDevice) -> Option<String> {
     let rate = Bytes(payload_of(sysfs.bandwidth_to_host(&[device])?));
     let link = device.link_text().unwrap_or_else(|| "unknown".to_owned());
     Some(format!("{}: link {link}, {rate}/s to host memory", device.address))
@@ -144,7 +149,10 @@ mod tests {
         let sysfs = FakeSysfs::new("shared");
         let one = sysfs.links(&["0000:3b:00.0"], None);
         assert_eq!((rate(&one), one.gpu), (FOUR_LANES, None));
-        assert_eq!(one.told, ["0000:3b:00.0: link x4 at 16.0 GT/s, 6.7 GiB/s to host memory"]);
+        assert_eq!(
+            one.descriptions,
+            ["0000:3b:00.0: link x4 at 16.0 GT/s, 6.7 GiB/s to host memory"]
+        );
         let both = sysfs.links(&["0000:3b:00.0", "0000:3c:00.0"], None);
         assert_eq!(rate(&both), FOUR_LANES, "by the four lanes above both");
         let apart = sysfs.links(&["0000:3b:00.0", "0000:40:00.0"], None);
@@ -161,7 +169,7 @@ mod tests {
         let wide = sysfs.links(&apart, Some(GPU));
         assert!(wide.gpu.unwrap().0.abs_diff(4 * FOUR_LANES) < 1000, "{wide:?}");
         assert_eq!(wide.ssd, sysfs.links(&apart, None).ssd);
-        assert_eq!(wide.told.len(), 3);
+        assert_eq!(wide.descriptions.len(), 3);
         sysfs.set_link("pci0000:50/0000:50:00.0", "4", "8.0 GT/s PCIe");
         let narrow = sysfs.links(&apart, Some(GPU));
         assert_eq!(narrow.ssd, narrow.gpu);
@@ -169,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn where_one_device_is_not_told_there_is_no_figure() {
+    fn where_one_device_is_not_described_there_is_no_figure() {
         let sysfs = FakeSysfs::new("silent");
         let known = "0000:40:00.0";
         assert_eq!(sysfs.links(&[known, "0000:99:00.0"], None).ssd, None, "a file, say");
@@ -178,7 +186,8 @@ mod tests {
         assert_eq!(sysfs.links(&[known], None), Links::default());
     }
 
-    /// Of NVMe controllers alone: a virtual disk's device on the bus shows a link that nothing runs over.
+    /// Of NVMe controllers alone: a virtual disk's device on the bus shows a link that nothing runs
+    /// over.
     #[test]
     fn a_device_is_found_by_its_controller_s_name_and_only_if_it_is_nvme() {
         let sysfs = FakeSysfs::new("found");

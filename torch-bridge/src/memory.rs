@@ -1,4 +1,5 @@
-//! Memory that the caller lends: on the host, or on the GPU that the pool was opened for.
+//! The caller's memory: where it is, what the library asks of it, and what the caller lends.
+#![allow(unsafe_code)]
 
 use std::ffi::c_void;
 
@@ -6,10 +7,12 @@ use tidelog_engine::memory::{
     Destination, ForeignDestination, ForeignSource, GpuDestination, GpuEvent, GpuSource, Source,
 };
 
-use super::Failure;
-use crate::session::Request;
+use crate::error::Failure;
 
-/// Where a session's storages are.
+/// The most bytes of all storages together. No machine has as many, and sums cannot overflow.
+pub(crate) const BYTES_MAX: u64 = 1 << 60;
+
+/// Where storages are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// In host memory.
@@ -18,14 +21,34 @@ pub(crate) enum Place {
     Gpu(u8),
 }
 
-impl Place {
-    /// The place that an option says: CUDA's number of the GPU plus one, or 0.
-    pub(crate) fn numbered(gpu: u8) -> Self {
-        gpu.checked_sub(1).map_or(Self::Host, Self::Gpu)
-    }
+/// What only the caller can do to a storage's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemoryAction {
+    /// Lend it: its bytes are about to be copied out.
+    Evict,
+    /// Free it: its bytes are elsewhere.
+    Release,
+    /// Allocate it and lend it: its bytes are about to be copied in.
+    Allocate,
+    /// Take it back: the storage is resident, and no transfer touches it.
+    Settle {
+        /// Whether there is a copy of the same bytes.
+        clean: bool,
+    },
 }
 
-/// The caller's answer to one request: where the bytes are, or that there are none.
+/// A request to the caller.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryRequest {
+    /// Counted from 1: the answer names it.
+    pub(crate) sequence: u64,
+    pub(crate) action: MemoryAction,
+    pub(crate) storage: u32,
+    /// The storage's bytes.
+    pub(crate) size: u64,
+}
+
+/// The caller's answer to one request: where the memory is, or that there is none.
 pub(crate) struct CallerMemory {
     sequence: u64,
     address: u64,
@@ -33,12 +56,14 @@ pub(crate) struct CallerMemory {
 }
 
 impl CallerMemory {
-    /// The memory for request `sequence`, which may be touched once `after` has happened, if that is not null.
+    /// The memory for request `sequence`, which may be touched once `after` has happened, if that
+    /// is not null.
     ///
     /// # Safety
-    /// `address` is 0, or that of as many bytes as that request says, on the host or on the GPU, as the session was opened.
-    /// They stay alive, and for an allocation untouched by anybody else after `after`, until the request's storage is
-    /// released or settled. `after` is null or an event of CUDA that is open as long.
+    /// `address` is 0, or that of as many bytes as that request says, on the host or on the GPU, as
+    /// the session was opened. They stay alive, and for an allocation untouched by anybody else
+    /// after `after`, until the request's storage is released or settled. `after` is null or an
+    /// event of CUDA that is open as long.
     pub(crate) unsafe fn new(sequence: u64, address: u64, after: *mut c_void) -> Self {
         Self { sequence, address, after: GpuEvent::from_raw(after) }
     }
@@ -63,14 +88,14 @@ impl CallerMemory {
         Ok(())
     }
 
-    /// The memory as what a write reads. The session asks for the storage's release or settlement only
-    /// after the write's completion.
-    pub(crate) fn source(&self, place: Place, request: &Request) -> Source {
+    /// The memory as what a write reads. The session asks for the storage's release or settlement
+    /// only after the write's completion.
+    pub(crate) fn source(&self, place: Place, request: &MemoryRequest) -> Source {
         match place {
             Place::Host => {
                 let size = self.size(request);
-                // SAFETY: by the contract of `new` the request's bytes live and stay as they are until release
-                // or settlement, and that comes after the transfer's end.
+                // SAFETY: by the contract of `new` the request's bytes live and stay as they are
+                // until release or settlement, and that comes after the transfer's end.
                 unsafe { ForeignSource::new(self.address as *const u8, size) }.into()
             }
             Place::Gpu(_) => Source::Gpu(self.gpu_source(request)),
@@ -78,17 +103,18 @@ impl CallerMemory {
     }
 
     /// The same, where the memory is a GPU's.
-    pub(crate) fn gpu_source(&self, request: &Request) -> GpuSource {
+    pub(crate) fn gpu_source(&self, request: &MemoryRequest) -> GpuSource {
         // SAFETY: as in `source`, and the event is open as long.
         unsafe { GpuSource::new(self.address, self.size(request), self.after) }
     }
 
     /// The memory as what a read fills. The read ends when its bytes are there, also on a GPU.
-    pub(crate) fn destination(&self, place: Place, request: &Request) -> Destination {
+    pub(crate) fn destination(&self, place: Place, request: &MemoryRequest) -> Destination {
         match place {
             Place::Host => {
                 let size = self.size(request);
-                // SAFETY: as for `source`; and nobody else touches the bytes of an allocation meanwhile.
+                // SAFETY: as for `source`; and nobody else touches the bytes of an allocation
+                // meanwhile.
                 unsafe { ForeignDestination::new(self.address as *mut u8, size) }.into()
             }
             Place::Gpu(_) => Destination::Gpu(self.gpu_destination(request)),
@@ -96,13 +122,13 @@ impl CallerMemory {
     }
 
     /// The same, where the memory is a GPU's.
-    pub(crate) fn gpu_destination(&self, request: &Request) -> GpuDestination {
+    pub(crate) fn gpu_destination(&self, request: &MemoryRequest) -> GpuDestination {
         // SAFETY: as in `destination`, and the event is open as long.
         unsafe { GpuDestination::new(self.address, self.size(request), self.after, None) }
     }
 
     /// What the caller promised holds for this request's size only.
-    fn size(&self, request: &Request) -> usize {
+    fn size(&self, request: &MemoryRequest) -> usize {
         assert_eq!(self.sequence, request.sequence, "memory of one request serves another");
         assert!(self.address != 0 || request.size == 0, "no memory was lent");
         request.size as usize

@@ -1,7 +1,8 @@
 //! Numbers that stand for objects across the C ABI.
 //!
-//! A handle is never reused, so one that was closed, or made up, is found out. Each process has tables of its own: in a child of
-//! fork the parent's handles are dead and say so, and no lock that a thread of the parent held is waited for.
+//! A handle is never reused, so one that was closed, or made up, is found out. Each process has
+//! tables of its own: in a child of fork the parent's handles are dead and say so, and no lock that
+//! a thread of the parent held is waited for.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,27 +10,28 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use tidelog_engine::memory::process::PerProcess;
 
-use crate::abi::{Failure, Status};
+use crate::error::{Failure, FailureKind};
 
 /// The next handle, of whatever kind.
 static NEXT: AtomicU64 = AtomicU64::new(1);
-/// The first that this process can have given out: those before it are of processes of which it is a fork.
+/// The first that this process can have given out: those before it are of processes of which it is
+/// a fork.
 static FIRST: PerProcess<u64> = PerProcess::new(|| NEXT.load(Ordering::Relaxed));
 
 /// The open objects of one kind.
-pub(crate) struct Table<T: 'static> {
+pub(super) struct Table<T: 'static> {
     kind: &'static str,
     open: PerProcess<RwLock<HashMap<u64, Arc<T>>>>,
 }
 
 impl<T: Send + Sync> Table<T> {
     /// An empty table of objects that errors call `kind`.
-    pub(crate) const fn new(kind: &'static str) -> Self {
+    pub(super) const fn new(kind: &'static str) -> Self {
         Self { kind, open: PerProcess::new(RwLock::default) }
     }
 
-    /// Takes an object in and answers its handle.
-    pub(crate) fn insert(&'static self, object: T) -> u64 {
+    /// Adds an object and returns its handle.
+    pub(super) fn insert(&'static self, object: T) -> u64 {
         FIRST.get();
         let handle = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut open = self.open.get().write().unwrap_or_else(PoisonError::into_inner);
@@ -38,13 +40,13 @@ impl<T: Send + Sync> Table<T> {
     }
 
     /// The object behind a handle.
-    pub(crate) fn get(&'static self, handle: u64) -> Result<Arc<T>, Failure> {
+    pub(super) fn get(&'static self, handle: u64) -> Result<Arc<T>, Failure> {
         let open = self.open.get().read().unwrap_or_else(PoisonError::into_inner);
         open.get(&handle).cloned().ok_or_else(|| self.missing(handle))
     }
 
-    /// Takes an object out; its handle is stale from now on.
-    pub(crate) fn remove(&'static self, handle: u64) -> Result<Arc<T>, Failure> {
+    /// Removes an object; its handle is stale from now on.
+    pub(super) fn remove(&'static self, handle: u64) -> Result<Arc<T>, Failure> {
         let mut open = self.open.get().write().unwrap_or_else(PoisonError::into_inner);
         open.remove(&handle).ok_or_else(|| self.missing(handle))
     }
@@ -59,7 +61,7 @@ impl<T: Send + Sync> Table<T> {
 
     fn forked(&self, opener: u32) -> Failure {
         Failure::new(
-            Status::Forked,
+            FailureKind::Forked,
             format!(
                 "this {} was opened by process {opener} and is dead in its forked child; open \
                  another pool or share here",
@@ -70,7 +72,7 @@ impl<T: Send + Sync> Table<T> {
 
     fn stale(&self, handle: u64) -> Failure {
         Failure::new(
-            Status::StaleHandle,
+            FailureKind::StaleHandle,
             format!("no {} has the handle {handle}: it was closed, or never opened", self.kind),
         )
     }

@@ -1,17 +1,19 @@
 //! Records what a training step does, and makes a planner's trace of it once two steps are alike.
 //!
 //! Storages are followed by the caller's numbers. When a step ends they get the names under which a
-//! plan finds them again: parameters and optimizer state by name, what an op made by (op, output slot),
-//! also where it lives on into the next step.
+//! plan finds them again: parameters and optimizer state by name, what an op made by (op, output
+//! slot), also where it lives on into the next step.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
 use tidelog_planner::residency::{StorageId, Use as Touched};
 use tidelog_planner::trace::{
-    Access, Birth, Death, Identity, Kind, Op, PlanStorage, Storage, Trace, Use,
+    Access, Birth, Death, Identity, Op, PlanStorage, Storage, Trace, Use,
 };
 use tidelog_planner::units::{Bytes, Nanos, OpIndex};
+
+use crate::executor::storages::{Description, Storages};
 
 /// A storage as the recorder sees it.
 struct Seen {
@@ -35,8 +37,8 @@ struct Recorded {
 /// The recorder.
 #[derive(Default)]
 pub(super) struct Profile {
-    /// Whether steps are being recorded: not any more once there is a plan.
-    pub(super) recording: bool,
+    /// Whether steps are being recorded.
+    recording: bool,
     step: u64,
     in_step: bool,
     ops: Vec<Recorded>,
@@ -57,6 +59,11 @@ pub(super) struct Profiled {
 impl Profile {
     pub(super) fn new(recording: bool) -> Self {
         Self { recording, ..Self::default() }
+    }
+
+    /// Records no more steps: there is a plan, or there will be none.
+    pub(super) fn stop(&mut self) {
+        self.recording = false;
     }
 
     pub(super) fn step_begins(&mut self) {
@@ -138,42 +145,40 @@ impl Profile {
         }
     }
 
-    /// Ends a step. A trace comes out once the step was complete and did the same as the one before.
-    pub(super) fn step_ends(
-        &mut self,
-        complete: bool,
-        describe: impl Fn(StorageId) -> (Option<String>, Kind, bool),
-    ) -> Option<Profiled> {
+    /// Ends a step. A trace comes out once the step was complete and did the same as the one
+    /// before.
+    pub(super) fn step_ends(&mut self, complete: bool, storages: &Storages) -> Option<Profiled> {
         self.in_step = false;
         if !complete || !self.recording || self.ops.is_empty() {
             self.last_fingerprint = None;
             return None;
         }
-        let profiled = self.make_trace(describe);
+        let profiled = self.make_trace(storages);
         let fingerprint = profiled.trace.fingerprint();
         let alike = self.last_fingerprint.replace(fingerprint) == Some(fingerprint);
         (alike && profiled.trace.validate().is_ok()).then_some(profiled)
     }
 
-    fn make_trace(&self, describe: impl Fn(StorageId) -> (Option<String>, Kind, bool)) -> Profiled {
+    fn make_trace(&self, living: &Storages) -> Profiled {
         let mut names = Names {
             profile: self,
-            describe,
+            living,
             storages: Vec::new(),
             by_place: HashMap::new(),
             meanings: HashMap::new(),
             taken: HashSet::new(),
         };
-        // What this step makes comes first: what the step before made at the same place is then known
-        // as the previous instance under the same name.
+        // What this step makes comes first: what the step before made at the same place is then
+        // known as the previous instance under the same name.
         for (storage, _) in self.ops.iter().flat_map(|op| &op.births) {
             names.meaning(*storage);
         }
         let ops = self.ops.iter().map(|op| names.op(op)).collect();
         for &storage in &self.alive_at_begin {
-            // Idle all step long, but known by name: it still takes memory. What has neither a name nor a use
-            // (a list of losses that grows) is left to the machine, which evicts it first.
-            if (names.describe)(storage).0.is_some() {
+            // Idle all step long, but known by name: it still takes memory. What has neither a name
+            // nor a use (a list of losses that grows) is left to the machine, which evicts it
+            // first.
+            if living.describe(storage).name.is_some() {
                 names.meaning(storage);
             }
         }
@@ -185,9 +190,9 @@ impl Profile {
 }
 
 /// Finds the trace's name for each storage.
-struct Names<'a, D> {
+struct Names<'a> {
     profile: &'a Profile,
-    describe: D,
+    living: &'a Storages,
     storages: Vec<Storage>,
     by_place: HashMap<(OpIndex, u16), PlanStorage>,
     taken: HashSet<String>,
@@ -201,7 +206,7 @@ struct Meaning {
     previous: bool,
 }
 
-impl<D: Fn(StorageId) -> (Option<String>, Kind, bool)> Names<'_, D> {
+impl Names<'_> {
     fn meaning(&mut self, storage: StorageId) -> Meaning {
         if let Some(&meaning) = self.meanings.get(&storage) {
             return meaning;
@@ -214,7 +219,7 @@ impl<D: Fn(StorageId) -> (Option<String>, Kind, bool)> Names<'_, D> {
     fn find_meaning(&mut self, storage: StorageId) -> Meaning {
         let profile = self.profile;
         let seen = profile.storages.get(&storage).or_else(|| profile.died.get(&storage));
-        let (name, kind, movable) = (self.describe)(storage);
+        let Description { name, kind, movable } = self.living.describe(storage);
         let size = Bytes(seen.map_or(0, |seen| seen.size));
         let born = seen.and_then(|seen| seen.born);
         let in_this_step = born.is_some_and(|(step, ..)| step == profile.step);
@@ -229,7 +234,7 @@ impl<D: Fn(StorageId) -> (Option<String>, Kind, bool)> Names<'_, D> {
             Some((_, op, slot)) if in_this_step => Identity::Output { op, slot },
             _ if name.is_some() && self.is_global(storage) => {
                 // Two storages may carry one name (an optimizer's state that was replaced).
-                let name = name.unwrap_or_default();
+                let name = name.unwrap_or_default().to_owned();
                 let free = self.taken.insert(name.clone());
                 Identity::Name(if free { name } else { format!("{name} ({storage})") })
             }
@@ -243,8 +248,8 @@ impl<D: Fn(StorageId) -> (Option<String>, Kind, bool)> Names<'_, D> {
         Meaning { storage: named, previous: false }
     }
 
-    /// Alive after the step, and all through the one before: what is made between two steps, such as a
-    /// batch, is another one every time.
+    /// Alive after the step, and all through the one before: what is made between two steps, such
+    /// as a batch, is another one every time.
     fn is_global(&self, storage: StorageId) -> bool {
         self.profile.storages.contains_key(&storage)
             && self.profile.alive_at_begin.binary_search(&storage).is_ok()

@@ -1,4 +1,4 @@
-//! What the session tells programs about itself, as JSON; what it tells people is in `report`.
+//! What the session reports to programs, as JSON. The report for people is in `report`.
 
 use serde_json::{Map, Value, json};
 use tidelog_engine::layout::LifetimeClass;
@@ -9,65 +9,70 @@ use tidelog_engine::schedule::GpuStats;
 use tidelog_gds::HostTierStats;
 use tidelog_planner::trace::Kind;
 
-use super::figures::BytesByKind;
-use super::planned::Rate;
-use super::{Session, State};
+use super::dispatch::Executor;
+use super::history::{BytesByKind, History};
+use super::planning::{Planned, Planning, Rate, Rates};
+use super::transfers::BackingStore;
 
-impl Session {
-    /// Figures since the session was opened.
-    pub(crate) fn stats_json(&self) -> String {
-        let pool = self.pool.stats().ok();
-        let endurance = self.pool.endurance().ok();
-        let state = self.lock();
-        json!({
-            "data_path": pool.as_ref().map(data_path),
-            "why_not": pool.as_ref().map(|pool| &pool.reactor.why_not),
-            "staging_backing": pool.as_ref().map(staging_backing),
-            "gpu": pool.as_ref().and_then(gpu),
-            "host_memory": self.tier.as_ref().map(|tier| host_memory(&tier.stats())),
-            "pool": pool.as_ref().map(space),
-            "made": self.pool.made,
-            "devices": pool.as_ref().map(devices),
-            "lanes": pool.as_ref().map(lanes),
-            "endurance": endurance.as_deref().map(wear),
-            "totals": state.figures.totals,
-            "last_step": state.figures.last_step,
-            "bytes_written": by_kind(&state.figures.written),
-            "bytes_read": by_kind(&state.figures.read),
-            "evictions": state.figures.totals.evictions,
-            "fetches": state.figures.totals.fetches,
-            "clean_drops": state.figures.totals.clean_drops,
-            "stalls": state.figures.totals.stalls,
-            "stall_ns": state.figures.totals.stall_ns,
-            "resident_bytes": state.machine.committed().0,
-            "machine": machine(&state),
-            "planning": state.planning.is_under_way(),
-            "plan": state.planned.as_ref().map(|planned| json!({
-                "policy": planned.plan.policy,
-                "ops": planned.trace.ops.len(),
-                "storages": planned.trace.storages.len(),
-                "migrations": planned.plan.rows.len(),
-                "compute_ns": planned.trace.ops.iter().map(|op| op.duration.0).sum::<u64>(),
-                "simulated_ns": planned.plan.expects.simulated.then_some(planned.plan.expects.time.0),
-                "read_bytes_per_second": planned.machine.ssd.read.0,
-                "write_bytes_per_second": planned.machine.ssd.write.0,
-                "handling_ns": state.figures.handling().0,
-                "replans": state.planning.taken_over,
-            })),
-            "notices": state.notices,
-        })
-        .to_string()
-    }
+/// Figures since the session was opened.
+pub(super) fn figures(
+    executor: &Executor,
+    store: &BackingStore,
+    pool: Option<&PoolStats>,
+    endurance: Option<&[Result<Endurance, String>]>,
+) -> Value {
+    let Executor { machine, planning, history, .. } = executor;
+    let totals = history.counters().totals();
+    json!({
+        "data_path": pool.map(data_path),
+        "why_not": pool.map(|pool| &pool.reactor.why_not),
+        "staging_backing": pool.map(staging_backing),
+        "gpu": pool.and_then(gpu),
+        "host_memory": store.tier_stats().map(|tier| host_memory(&tier)),
+        "pool": pool.map(space),
+        "made": store.made(),
+        "devices": pool.map(devices),
+        "lanes": pool.map(lanes),
+        "endurance": endurance.map(wear),
+        "totals": totals,
+        "last_step": history.counters().last_step(),
+        "bytes_written": by_kind(history.counters().written()),
+        "bytes_read": by_kind(history.counters().read()),
+        "evictions": totals.evictions,
+        "fetches": totals.fetches,
+        "clean_drops": totals.clean_drops,
+        "stalls": totals.stalls,
+        "stall_ns": totals.stall_ns,
+        "resident_bytes": machine.committed().0,
+        "machine": rates(&planning.rates(machine, history), planning.links()),
+        "planning": planning.is_under_way(),
+        "plan": planning.planned().map(|planned| plan(planned, planning, history)),
+        "notices": planning.notices(),
+    })
 }
 
-/// The machine that a plan would be made for now, and by what each rate is known: measured, the links, or nothing (assumed).
-fn machine(state: &State) -> Value {
-    let both = |(read, write): (Rate, Rate)| json!({ "read": read, "write": write });
+/// The plan that steps follow.
+fn plan(planned: &Planned, planning: &Planning, history: &History) -> Value {
+    let Planned { trace, machine, plan, .. } = planned;
     json!({
-        "ssd": both(state.ssd_rates()),
-        "host": state.host_rates().map(both),
-        "links": state.links.told,
+        "policy": plan.policy,
+        "ops": trace.ops.len(),
+        "storages": trace.storages.len(),
+        "migrations": plan.rows.len(),
+        "compute_ns": trace.ops.iter().map(|op| op.duration.0).sum::<u64>(),
+        "simulated_ns": plan.expects.simulated.then_some(plan.expects.time.0),
+        "read_bytes_per_second": machine.ssd.read.0,
+        "write_bytes_per_second": machine.ssd.write.0,
+        "handling_ns": history.counters().handling().0,
+        "replans": planning.replans(),
     })
+}
+
+/// How fast transfers would be in a plan that is made now, and by what each rate is known:
+/// measured, the links, or nothing (assumed).
+fn rates(rates: &Rates, links: &[String]) -> Value {
+    let both = |(read, write): (Rate, Rate)| json!({ "read": read, "write": write });
+    json!({ "ssd": both(rates.ssd), "host": rates.host.map(both), "links": links })
 }
 
 /// The data path that was opened: `uring`, `posix`.
@@ -85,19 +90,19 @@ pub(super) fn staging_backing(pool: &PoolStats) -> String {
 fn gpu(pool: &PoolStats) -> Option<String> {
     let GpuStats { name, reached, page_locked, .. } = pool.reactor.gpu.as_ref()?;
     let past_the_host = matches!(pool.reactor.capabilities.kind, PathKind::Spdk | PathKind::Gds);
-    let mut told = vec![name.clone()];
+    let mut notes = vec![name.clone()];
     match reached {
         Feature::On => return Some(format!("{name}; no byte of it passes through the host")),
         // Of the kernel's paths nobody expects it.
         Feature::Off(why) if past_the_host => {
-            told.push(format!("its bytes pass through the host: {why}"));
+            notes.push(format!("its bytes pass through the host: {why}"));
         }
         Feature::Off(_) => {}
     }
     if let Feature::Off(why) = page_locked {
-        told.push(format!("staging memory is not page-locked: {why}"));
+        notes.push(format!("staging memory is not page-locked: {why}"));
     }
-    Some(told.join("; "))
+    Some(notes.join("; "))
 }
 
 /// Page-locked memory that takes a GPU's storages before SSDs do, in bytes.
@@ -136,7 +141,8 @@ fn devices(pool: &PoolStats) -> Value {
     each.collect()
 }
 
-/// The lanes of the log, and the placement handle by which each writes (null where devices have none).
+/// The lanes of the log, and the placement handle by which each writes (null where devices have
+/// none).
 fn lanes(pool: &PoolStats) -> Value {
     let each = pool.lanes.iter().map(|row| {
         json!({

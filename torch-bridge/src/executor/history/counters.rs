@@ -1,4 +1,4 @@
-//! What a session counts: bytes by class and direction, stalls, and how fast the pool moves bytes.
+//! What is counted: bytes by class and direction, stalls, and how fast the pool moves bytes.
 
 use std::time::{Duration, Instant};
 
@@ -8,28 +8,29 @@ use tidelog_planner::residency::CopyKind;
 use tidelog_planner::trace::Kind;
 use tidelog_planner::units::{Bandwidth, Nanos};
 
-use super::drift::Pace;
-use super::transfers::Direction;
+use crate::executor::pace::Pace;
+use crate::executor::transfer::{Direction, Transfer};
 
 /// Bytes by what their storage is for, in the order of [`Kind::ALL`].
-pub(super) type BytesByKind = [u64; Kind::ALL.len()];
+pub(in crate::executor) type BytesByKind = [u64; Kind::ALL.len()];
 
 /// Counted since the session was opened, or over one step.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(super) struct Totals {
+pub(in crate::executor) struct Totals {
     /// To the pool, and from it.
-    pub(super) bytes_written: u64,
-    pub(super) bytes_read: u64,
-    pub(super) bytes_to_host: u64,
-    pub(super) bytes_from_host: u64,
-    pub(super) evictions: u64,
-    pub(super) fetches: u64,
+    bytes_written: u64,
+    bytes_read: u64,
+    bytes_to_host: u64,
+    bytes_from_host: u64,
+    pub(in crate::executor) evictions: u64,
+    pub(in crate::executor) fetches: u64,
     /// Evictions that copied nothing, because a copy was proved to be the same.
-    pub(super) clean_drops: u64,
-    pub(super) stalls: u64,
-    pub(super) stall_ns: u64,
-    /// What the caller took to answer requests: to let memory go, to get some, to hand transfers over.
-    pub(super) handling_ns: u64,
+    pub(in crate::executor) clean_drops: u64,
+    pub(in crate::executor) stalls: u64,
+    pub(in crate::executor) stall_ns: u64,
+    /// What the caller took to answer requests: to let memory go, to get some, to hand transfers
+    /// over.
+    pub(in crate::executor) handling_ns: u64,
 }
 
 impl Totals {
@@ -51,13 +52,13 @@ impl Totals {
 
 /// The session's counters.
 #[derive(Default)]
-pub(super) struct Figures {
-    pub(super) totals: Totals,
-    pub(super) written: BytesByKind,
-    pub(super) read: BytesByKind,
-    pub(super) last_step: Totals,
+pub(in crate::executor) struct Counters {
+    totals: Totals,
+    written: BytesByKind,
+    read: BytesByKind,
+    last_step: Totals,
     /// How fast the last step went.
-    pub(super) last_pace: Pace,
+    last_pace: Pace,
     step_began_at: Totals,
     step_began: Option<Moment>,
     writes: Busy,
@@ -109,7 +110,8 @@ impl Busy {
         (self.bytes, self.time + running)
     }
 
-    /// Bytes per second while busy since (0, 0) or an earlier moment, once enough has moved to tell.
+    /// Bytes per second while busy since (0, 0) or an earlier moment, once enough has moved to
+    /// tell.
     fn bandwidth(&self, since: (u64, Duration)) -> Option<Bandwidth> {
         const ENOUGH_BYTES: u64 = 16 << 20;
         let (bytes, time) = self.so_far();
@@ -121,23 +123,42 @@ impl Busy {
     }
 }
 
-impl Figures {
-    pub(super) fn started(&mut self, direction: Direction, target: Target) {
-        if let Some(link) = self.link(direction, target) {
+impl Counters {
+    pub(in crate::executor) fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// Of the last step.
+    pub(in crate::executor) fn last_step(&self) -> &Totals {
+        &self.last_step
+    }
+
+    /// Of the last step.
+    pub(in crate::executor) fn last_pace(&self) -> Pace {
+        self.last_pace
+    }
+
+    /// To the pool.
+    pub(in crate::executor) fn written(&self) -> &BytesByKind {
+        &self.written
+    }
+
+    /// From the pool.
+    pub(in crate::executor) fn read(&self) -> &BytesByKind {
+        &self.read
+    }
+
+    pub(super) fn started(&mut self, transfer: &Transfer) {
+        if let Some(link) = self.link(transfer) {
             link.started();
         }
     }
 
-    /// A transfer ended; `moved`: well, with so many bytes of a storage for that.
-    pub(super) fn finished(
-        &mut self,
-        (direction, target): (Direction, Target),
-        moved: Option<(Kind, u64)>,
-        at: Instant,
-    ) {
-        let done = moved.is_some();
-        let (kind, moved) = moved.unwrap_or((Kind::Other, 0));
-        if let Some(link) = self.link(direction, target) {
+    /// A transfer that had started ended, well or not.
+    pub(super) fn completed(&mut self, transfer: &Transfer, done: bool, at: Instant) {
+        let &Transfer { kind, direction, target, .. } = transfer;
+        let moved = if done { transfer.bytes } else { 0 };
+        if let Some(link) = self.link(transfer) {
             link.finished(moved, at);
         }
         match direction {
@@ -176,8 +197,8 @@ impl Figures {
     }
 
     /// What a transfer keeps busy; a comparison, nothing.
-    fn link(&mut self, direction: Direction, target: Target) -> Option<&mut Busy> {
-        match (direction, target) {
+    fn link(&mut self, transfer: &Transfer) -> Option<&mut Busy> {
+        match (transfer.direction, transfer.target) {
             (Direction::Out(CopyKind::Verify), _) => None,
             (Direction::Out(CopyKind::Write), Target::Ssd) => Some(&mut self.writes),
             (Direction::Out(CopyKind::Write), Target::Host) => Some(&mut self.host_writes),
@@ -196,7 +217,7 @@ impl Figures {
     }
 
     /// What one transfer has taken of the caller so far, on average.
-    pub(super) fn handling(&self) -> Nanos {
+    pub(in crate::executor) fn handling(&self) -> Nanos {
         let Totals { evictions, fetches, handling_ns, .. } = self.totals;
         Nanos(handling_ns / (evictions + fetches).max(1))
     }
@@ -212,8 +233,12 @@ impl Figures {
         self.last_pace = self.pace();
     }
 
-    /// Measured bandwidths of the pool or of host memory, back and out, as far as transfers have shown them.
-    pub(super) fn bandwidths(&self, target: Target) -> (Option<Bandwidth>, Option<Bandwidth>) {
+    /// Measured bandwidths of the pool or of host memory, back and out, as far as transfers have
+    /// shown them.
+    pub(in crate::executor) fn bandwidths(
+        &self,
+        target: Target,
+    ) -> (Option<Bandwidth>, Option<Bandwidth>) {
         let opened = (0, Duration::ZERO);
         let (back, out) = match target {
             Target::Ssd => (&self.reads, &self.writes),
@@ -234,6 +259,6 @@ impl Figures {
 }
 
 /// Where a kind stands in [`BytesByKind`].
-fn place_of(kind: Kind) -> usize {
+pub(super) fn place_of(kind: Kind) -> usize {
     Kind::ALL.iter().position(|&each| each == kind).unwrap_or(0)
 }

@@ -7,7 +7,8 @@ use tidelog_engine::units::ByteCount;
 use tidelog_gds::queue::QueueOptions;
 use tidelog_gds::{Compat, GdsBackend, GdsOptions, Region};
 
-use crate::abi::{Failure, Place, Status};
+use crate::error::Failure;
+use crate::memory::Place;
 
 /// A data path that somebody asked for.
 #[derive(Clone, Copy)]
@@ -24,10 +25,7 @@ impl DataPath {
             "gds" => Ok(Self::Gds(Compat::Forbidden)),
             "gds-compat" => Ok(Self::Gds(Compat::Named)),
             name => name.parse().map(Self::Engine).map_err(|error| {
-                Failure::new(
-                    Status::PoolFailed,
-                    format!("{error}; for a GPU also gds and gds-compat"),
-                )
+                Failure::pool(format!("{error}; for a GPU also gds and gds-compat"))
             }),
         }
     }
@@ -44,8 +42,9 @@ impl DataPath {
         }
     }
 
-    /// What the engine is to choose from, and what opens the path where that is none of the engine's. The ring on the GPU
-    /// is as large as the one in host memory. What lies in the arena is read and written in place.
+    /// What the engine is to choose from, and what opens the path where that is none of the
+    /// engine's. The ring on the GPU is as large as the one in host memory. What lies in the arena
+    /// is read and written in place.
     pub(super) fn open(
         self,
         place: Place,
@@ -56,14 +55,14 @@ impl DataPath {
             Self::Engine(_) if arena.is_some() => {
                 let why =
                     "only the data paths gds and gds-compat read and write a GPU's memory in place";
-                return Err(Failure::new(Status::PoolFailed, format!("arena: {why}; leave it 0")));
+                return Err(Failure::pool(format!("arena: {why}; leave it 0")));
             }
             Self::Engine(choice) => return Ok((choice, None)),
             Self::Gds(compat) => compat,
         };
         let Place::Gpu(number) = place else {
             let why = "the data path gds moves a GPU's memory: name the GPU, or take another path";
-            return Err(Failure::new(Status::PoolFailed, why));
+            return Err(Failure::pool(why));
         };
         let whole = QueueOptions::default().chunk;
         let queue = QueueOptions { staging, chunk: whole.min(staging), ..QueueOptions::default() };

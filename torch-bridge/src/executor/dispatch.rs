@@ -1,0 +1,362 @@
+//! The executor: hands each event to the machine and to the rooms, in their order, and carries out
+//! what the machine decides.
+
+use std::sync::Arc;
+
+use tidelog_engine::schedule::{TransferError, Urgency};
+use tidelog_planner::migration::Ending;
+use tidelog_planner::migration::Target;
+use tidelog_planner::residency::{
+    Action, Attributes, CopyKind, FailureInfo, OpBegin, Outcome, Progress, Residency,
+    State as Residence, StorageId, TransferId, Urgency as Wanted, Use,
+};
+use tidelog_planner::units::{Bytes, OpIndex};
+
+use super::history::History;
+use super::ops::{OpCall, Ops};
+use super::planning::Planning;
+use super::storages::{Birth, STORAGES_MAX, Storages};
+use super::transfer::{Direction, Transfer};
+use super::transfers::{BackingStore, Completion, QueuedRequest, Transfers};
+use crate::error::{Failure, FailureKind};
+use crate::memory::{BYTES_MAX, CallerMemory, MemoryAction, MemoryRequest};
+
+/// What the caller does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Readiness {
+    /// It goes on.
+    Ready,
+    /// It takes requests first.
+    Requests,
+    /// It waits for transfers.
+    Waiting,
+}
+
+/// The residency machine, and the rooms that carry out what it decides.
+pub(super) struct Executor {
+    pub(super) machine: Residency,
+    pub(super) storages: Storages,
+    ops: Ops,
+    pub(super) transfers: Transfers,
+    pub(super) planning: Planning,
+    pub(super) history: History,
+    /// Empty; kept for its memory.
+    actions: Vec<Action>,
+}
+
+impl Executor {
+    pub(super) fn new(machine: Residency, planning: Planning, store: Arc<BackingStore>) -> Self {
+        Self {
+            machine,
+            storages: Storages::default(),
+            ops: Ops::default(),
+            transfers: Transfers::new(store),
+            planning,
+            history: History::default(),
+            actions: Vec::new(),
+        }
+    }
+
+    pub(super) fn born(&mut self, birth: &Birth) -> Result<(), Failure> {
+        let number = u32::try_from(birth.storage).ok().filter(|&number| number < STORAGES_MAX);
+        let Some(storage) = number.map(StorageId) else {
+            return Err(Failure::invalid(format!(
+                "storage number {} is too large: use small numbers again, below {STORAGES_MAX}",
+                birth.storage
+            )));
+        };
+        if self.storages.contains(storage) {
+            return Ok(()); // reported before
+        }
+        if self.machine.knows(storage) {
+            return Err(Failure::invalid(format!(
+                "storage number {} is that of one that died with a transfer in flight: take \
+                 another number",
+                storage.0
+            )));
+        }
+        self.check_size(birth.size)?;
+        let place = birth.op.map(|op| (OpIndex(op), birth.slot));
+        let movable = birth.movable && birth.size > 0;
+        self.storages.born(storage, movable, place);
+        self.machine.born(storage, Bytes(birth.size), Attributes { movable, birth: place });
+        self.planning.born(storage, birth.size, place);
+        Ok(())
+    }
+
+    pub(super) fn died(&mut self, storage: StorageId) {
+        if self.storages.died(storage) {
+            self.ops.died(storage);
+            self.machine.died(storage);
+            self.planning.died(storage);
+        }
+    }
+
+    /// Sums of sizes must not overflow, whatever sizes a caller makes up.
+    pub(super) fn check_size(&self, size: u64) -> Result<(), Failure> {
+        let taken = self.machine.committed().0 + self.machine.evicted().0;
+        if size > BYTES_MAX - taken.min(BYTES_MAX) {
+            return Err(Failure::invalid(format!(
+                "a storage of {size} bytes beside {taken} others: no memory is that large"
+            )));
+        }
+        Ok(())
+    }
+
+    pub(super) fn step_begins(&mut self) -> Progress {
+        self.history.step_begins();
+        self.ops.retry_declined(&mut self.machine);
+        self.ops.step_begins();
+        self.sample();
+        self.planning.step_begins(&mut self.machine, self.history.step_number());
+        self.machine.step_begin();
+        self.machine.settle()
+    }
+
+    pub(super) fn step_ends(&mut self, complete: bool) -> Progress {
+        self.machine.step_end();
+        self.sample();
+        self.history.step_ends(complete, self.transfers.under_way());
+        self.planning.step_ends(complete, &self.machine, &self.storages, &self.history);
+        self.machine.settle()
+    }
+
+    pub(super) fn op_begins(
+        &mut self,
+        op: &OpCall<'_>,
+        uses: impl Iterator<Item = Use>,
+    ) -> Progress {
+        self.ops.retry_declined(&mut self.machine);
+        self.ops.begins(op, uses);
+        let uses = self.ops.uses();
+        if let Some(index) = op.index {
+            self.planning.op_begins(&mut self.machine, index, op.fingerprint, (op.name, uses));
+        }
+        self.machine.op_begin(&OpBegin {
+            index: op.index.map(OpIndex),
+            uses,
+            needs: Bytes(op.needs.min(BYTES_MAX)),
+        })
+    }
+
+    pub(super) fn op_ends(&mut self) -> Progress {
+        self.planning.op_ends();
+        if let Some((op, since)) = self.ops.ends() {
+            self.history.op_ran(op, since);
+        }
+        self.machine.op_end();
+        self.machine.settle()
+    }
+
+    pub(super) fn resume(&mut self) -> Progress {
+        self.ops.take_held().unwrap_or_else(|| self.machine.resume())
+    }
+
+    /// Processes what completed, reports one event to the machine, carries out what it decides, and
+    /// returns what the caller must do before it goes on.
+    pub(super) fn advance(
+        &mut self,
+        event: impl FnOnce(&mut Self) -> Progress,
+    ) -> Result<Readiness, Failure> {
+        self.history.caller_returns();
+        while let Some(completion) = self.transfers.completion() {
+            self.complete(completion);
+        }
+        let progress = event(self);
+        self.carry_out();
+        if self.transfers.next_request().is_some() {
+            if matches!(progress, Progress::Refused(_) | Progress::Failed(_)) {
+                self.ops.hold(progress);
+            }
+            self.history.requests_handed_out();
+            return Ok(Readiness::Requests);
+        }
+        if matches!(progress, Progress::Waiting) {
+            let missing = || self.ops.missing(&self.machine);
+            self.history.stall_begins(|| missing().map(|storage| self.storages.label(storage)));
+        } else {
+            self.history.stall_ends(self.ops.last());
+        }
+        self.sample();
+        self.readiness(progress)
+    }
+
+    fn readiness(&mut self, progress: Progress) -> Result<Readiness, Failure> {
+        match progress {
+            Progress::Ready => {
+                self.planning.op_runs();
+                self.ops.runs();
+                Ok(Readiness::Ready)
+            }
+            Progress::Waiting if self.transfers.is_empty() => {
+                Err(Failure::internal("the op waits, but nothing is in flight"))
+            }
+            Progress::Waiting => Ok(Readiness::Waiting),
+            Progress::Refused(refusal) => {
+                Err(self.ops.too_large(&refusal, |storage| self.storages.text(storage)))
+            }
+            Progress::Failed(failure) => {
+                let not_accepted = self.transfers.take_not_accepted(failure.storage);
+                let kind = if not_accepted { FailureKind::Pool } else { FailureKind::Transfer };
+                Err(Failure::new(kind, failure.info.message).about(failure.storage.0))
+            }
+        }
+    }
+
+    /// Carries out the machine's actions until it has none left.
+    pub(super) fn carry_out(&mut self) {
+        let mut actions = std::mem::take(&mut self.actions);
+        loop {
+            actions.clear();
+            self.machine.take_actions(&mut actions);
+            if actions.is_empty() {
+                break;
+            }
+            for action in actions.drain(..) {
+                self.perform(action);
+            }
+        }
+        self.actions = actions;
+    }
+
+    fn perform(&mut self, action: Action) {
+        match action {
+            Action::Evict { storage, transfer, copy, target } => {
+                let direction = Direction::Out(copy);
+                self.begin(transfer, storage, (direction, target), Urgency::Ahead);
+            }
+            Action::Fetch { storage, transfer, urgency, target } => {
+                self.begin(transfer, storage, (Direction::In, target), urgency_of(urgency));
+            }
+            Action::Release { storage } => {
+                self.transfers.request(MemoryAction::Release, storage, self.size(storage));
+            }
+            Action::Expedite { transfer } => self.transfers.expedite(transfer),
+            Action::Cancel { transfer } => {
+                if self.transfers.cancel(transfer) {
+                    self.end(transfer, Outcome::Cancelled);
+                }
+            }
+            Action::Forget { storage, target } => self.transfers.forget(storage, target),
+        }
+    }
+
+    fn begin(
+        &mut self,
+        id: TransferId,
+        storage: StorageId,
+        (direction, target): (Direction, Target),
+        urgency: Urgency,
+    ) {
+        let (label, kind) = (self.storages.label(storage), self.storages.kind(storage));
+        let bytes = self.size(storage);
+        let transfer = Transfer::new(label, kind, bytes, (direction, target), urgency);
+        self.transfers.begin(id, transfer);
+    }
+
+    /// The caller has done what a request asked for, or declined it.
+    pub(super) fn request_done(&mut self, memory: &CallerMemory) -> Result<(), Failure> {
+        let answered = self.transfers.take_answered(memory.sequence())?;
+        if let Some(QueuedRequest { request, transfer: Some(id) }) = answered {
+            if memory.is_none() {
+                self.decline(id, &request);
+            } else {
+                self.submit(id, &request, memory);
+            }
+            self.carry_out();
+        }
+        Ok(())
+    }
+
+    /// The caller cannot do what a transfer needs of it.
+    fn decline(&mut self, id: TransferId, request: &MemoryRequest) {
+        if request.action == MemoryAction::Allocate {
+            let message = format!(
+                "there was no memory for its {}, with all out that could leave: what is free is in \
+                 pieces, or others in this process hold it; lower memory=, or use what keeps the \
+                 allocator from fragmenting (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)",
+                Bytes(request.size)
+            );
+            return self.end(id, Outcome::NoMemory(FailureInfo { message }));
+        }
+        let storage = StorageId(request.storage);
+        self.ops.decline(storage, &mut self.machine);
+        // To the machine the storage is modified, so it cancels the eviction. That is not a transfer
+        // that failed, and no op has to fail.
+        let _ = self.machine.modified(storage);
+        self.carry_out();
+        if self.transfers.get(id).is_some() {
+            self.end(id, Outcome::Cancelled);
+        }
+    }
+
+    /// Hands a transfer to the pool or to host memory.
+    fn submit(&mut self, id: TransferId, request: &MemoryRequest, memory: &CallerMemory) {
+        match self.transfers.submit(id, request, memory) {
+            Ok(Some(transfer)) => self.history.transfer_started(transfer),
+            Ok(None) => {}
+            Err(message) => self.end(id, Outcome::Failed(FailureInfo { message })),
+        }
+    }
+
+    /// A transfer that was submitted has ended.
+    pub(super) fn complete(&mut self, completion: Completion) {
+        let Completion { transfer: id, outcome, at } = completion;
+        let Some(transfer) = self.transfers.get(id) else { return };
+        let outcome =
+            match outcome {
+                Ok(done) if transfer.direction == Direction::Out(CopyKind::Verify) => {
+                    if done.matched { Outcome::Matched } else { Outcome::Differs }
+                }
+                Ok(_) => Outcome::Done,
+                Err(TransferError::Cancelled) => Outcome::Cancelled,
+                Err(error) => Outcome::Failed(FailureInfo { message: error.to_string() }),
+            };
+        let done = matches!(outcome, Outcome::Done | Outcome::Matched);
+        self.history.transfer_completed(transfer, done, at);
+        self.end(id, outcome);
+    }
+
+    /// Reports to the machine how a transfer ended, and to the caller that its storage is resident
+    /// again, if it is.
+    fn end(&mut self, id: TransferId, outcome: Outcome) {
+        let Some(transfer) = self.transfers.end(id) else { return };
+        let storage = transfer.label.storage;
+        self.history.transfer_ended(&transfer, ending_of(&outcome));
+        self.machine.completed(id, outcome);
+        self.carry_out();
+        self.sample();
+        if let Some(Residence::Resident { clean }) = self.machine.state(storage) {
+            self.transfers.request(MemoryAction::Settle { clean }, storage, self.size(storage));
+        }
+    }
+
+    fn size(&self, storage: StorageId) -> u64 {
+        self.machine.size(storage).map_or(0, |size| size.0)
+    }
+
+    /// Keeps how much memory is taken now, for the report.
+    fn sample(&mut self) {
+        let committed = self.machine.committed().0;
+        let wanted = committed + self.machine.evicted().0;
+        let moving = self.transfers.moving();
+        self.history.sample(committed.saturating_sub(moving), moving, wanted);
+    }
+}
+
+fn ending_of(outcome: &Outcome) -> Ending {
+    match outcome {
+        Outcome::Done => Ending::Moved,
+        Outcome::Matched => Ending::Clean,
+        // What differs from its copy is written next, and that transfer is recorded by itself.
+        Outcome::Cancelled | Outcome::Differs => Ending::Cancelled,
+        Outcome::Failed(_) | Outcome::NoMemory(_) => Ending::Failed,
+    }
+}
+
+fn urgency_of(wanted: Wanted) -> Urgency {
+    match wanted {
+        Wanted::Urgent => Urgency::Urgent,
+        Wanted::Ahead => Urgency::Ahead,
+    }
+}

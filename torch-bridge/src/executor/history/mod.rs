@@ -1,0 +1,126 @@
+//! What happened: counters since the session was opened, and the details of the steps that a report
+//! shows.
+
+mod counters;
+mod recorder;
+mod shown;
+
+use std::time::Instant;
+
+use tidelog_planner::migration::Ending;
+use tidelog_planner::report::Report;
+use tidelog_planner::trace::Trace;
+
+use super::ops::OpName;
+use super::storages::Label;
+use super::transfer::Transfer;
+use recorder::Recorder;
+
+pub(super) use counters::{BytesByKind, Counters};
+
+/// Counters and recorded steps.
+#[derive(Default)]
+pub(super) struct History {
+    counters: Counters,
+    recorder: Recorder,
+    stall: Option<OpenStall>,
+    /// Since when the caller has been answering requests.
+    handing_out: Option<Instant>,
+}
+
+/// A call waits: from the first time it had to until it is ready.
+struct OpenStall {
+    since: Instant,
+    /// The first storage that was not there; `None`: room.
+    storage: Option<Label>,
+}
+
+impl History {
+    pub(super) fn step_begins(&mut self) {
+        self.counters.step_begins();
+        self.recorder.step_begins(Instant::now());
+    }
+
+    /// A step ends, with these transfers under way.
+    pub(super) fn step_ends<'a>(
+        &mut self,
+        complete: bool,
+        under_way: impl Iterator<Item = &'a Transfer>,
+    ) {
+        self.counters.step_ends();
+        let now = Instant::now();
+        for transfer in under_way {
+            self.recorder.transferred(transfer, Ending::UnderWay, now);
+        }
+        self.recorder.step_ends(complete, now);
+    }
+
+    /// Memory now: bytes at rest, bytes of storages on their way, bytes of all that lives.
+    pub(super) fn sample(&mut self, resident: u64, moving: u64, wanted: u64) {
+        self.recorder.sample(Instant::now(), resident, moving, wanted);
+    }
+
+    /// An op ran until now.
+    pub(super) fn op_ran(&mut self, (name, index): OpName<'_>, since: Instant) {
+        self.recorder.ran(name, index, since, Instant::now());
+    }
+
+    /// The caller is given requests.
+    pub(super) fn requests_handed_out(&mut self) {
+        self.handing_out = Some(Instant::now());
+    }
+
+    /// The caller comes back: what it did since it was given requests is the handling of transfers.
+    pub(super) fn caller_returns(&mut self) {
+        if let Some(since) = self.handing_out.take() {
+            self.counters.handled(since.elapsed());
+        }
+    }
+
+    /// The caller has to wait, for a storage or for room.
+    pub(super) fn stall_begins(&mut self, storage: impl FnOnce() -> Option<Label>) {
+        if self.stall.is_none() {
+            let storage = storage();
+            self.stall = Some(OpenStall { since: Instant::now(), storage });
+        }
+    }
+
+    /// The caller need not wait, or not any more.
+    pub(super) fn stall_ends(&mut self, op: Option<OpName<'_>>) {
+        if let Some(OpenStall { since, storage }) = self.stall.take() {
+            self.counters.stalled(since.elapsed());
+            self.recorder.waited(op, storage, since, Instant::now());
+        }
+    }
+
+    /// A transfer's bytes begin to move.
+    pub(super) fn transfer_started(&mut self, transfer: &Transfer) {
+        self.counters.started(transfer);
+    }
+
+    /// A transfer that had started came to its end at that time, well or not.
+    pub(super) fn transfer_completed(&mut self, transfer: &Transfer, done: bool, at: Instant) {
+        self.counters.completed(transfer, done, at);
+    }
+
+    /// A transfer has ended, whether it had started or not.
+    pub(super) fn transfer_ended(&mut self, transfer: &Transfer, ending: Ending) {
+        self.recorder.transferred(transfer, ending, Instant::now());
+    }
+
+    /// What was counted and measured.
+    pub(super) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The number of the step that runs, or ran last.
+    pub(super) fn step_number(&self) -> u64 {
+        self.recorder.number()
+    }
+
+    /// Fills a report with the last complete step or, before there is one, with the step that runs.
+    /// The trace of the planned step names the ops that were not seen to run.
+    pub(super) fn show(&self, planned: Option<&Trace>, report: &mut Report) {
+        shown::show(self.recorder.shown(), planned, report);
+    }
+}

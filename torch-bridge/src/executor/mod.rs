@@ -1,0 +1,30 @@
+//! The executor: carries out what the residency machine decides.
+//!
+//! One thread drives a session at op boundaries. The machine returns actions for every event: those
+//! that move bytes become puts, gets and verifications of the engine or of host memory, those that
+//! free or allocate become requests to the caller, who owns the memory. What has completed is
+//! processed at the next boundary.
+//!
+//! Each room owns its state: [`ops`] the op that runs, [`transfers`] what is under way, [`planning`]
+//! the plans, [`history`] what happened, [`storages`] what storages are called. No room changes
+//! another. [`dispatch`] holds them beside the machine and says in which order they hear of an
+//! event; [`session`] is that behind a lock.
+
+mod dispatch;
+mod files;
+mod history;
+mod ops;
+mod pace;
+mod planning;
+mod report;
+mod session;
+mod stats;
+mod storages;
+mod transfer;
+mod transfers;
+
+pub(crate) use dispatch::Readiness;
+pub(crate) use ops::OpCall;
+pub(crate) use planning::Policy;
+pub(crate) use session::{Session, SessionConfig};
+pub(crate) use storages::{Birth, STORAGES_MAX};

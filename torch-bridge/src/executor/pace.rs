@@ -1,0 +1,32 @@
+//! How fast a step went: measured from steps, and what a plan was made with.
+
+use tidelog_planner::units::{Bandwidth, Nanos};
+
+/// How fast a step went, as far as it showed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pace {
+    /// The step without what its ops waited.
+    pub(super) compute: Option<Nanos>,
+    pub(super) read: Option<Bandwidth>,
+    pub(super) write: Option<Bandwidth>,
+}
+
+impl Pace {
+    /// The numbers alone, which are compared alike.
+    pub(super) fn figures(self) -> [Option<u64>; 3] {
+        [self.compute.map(|it| it.0), self.read.map(|it| it.0), self.write.map(|it| it.0)]
+    }
+
+    pub(super) fn of([compute, read, write]: [Option<u64>; 3]) -> Self {
+        Self { compute: compute.map(Nanos), read: read.map(Bandwidth), write: write.map(Bandwidth) }
+    }
+
+    /// These figures, and those of `before` where there is none.
+    pub(super) fn or(self, before: Self) -> Self {
+        Self {
+            compute: self.compute.or(before.compute),
+            read: self.read.or(before.read),
+            write: self.write.or(before.write),
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Plans: what a step does is recorded, planned for, and followed.
+//!
+//! Plans are made on a thread of their own, while steps go on: the first once two steps were alike,
+//! another when what the plan was made with has changed. A new plan is taken over when a step
+//! begins, so that no step follows two plans.
+
+mod drift;
+mod links;
+mod planned;
+mod profile;
+mod rates;
+mod simulated;
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use tidelog_planner::cost::{Machine, SsdLink};
+use tidelog_planner::residency::{Residency, Schedule, StorageId, Use};
+use tidelog_planner::simulate::{Runtime, SimulateError};
+use tidelog_planner::trace::{PlanStorage, Trace};
+use tidelog_planner::units::{Bytes, Nanos, OpIndex};
+
+use super::history::History;
+use super::pace::Pace;
+use super::storages::Storages;
+use drift::{Drift, difference};
+use profile::{Profile, Profiled};
+
+pub(super) use links::Links;
+pub(super) use planned::Planned;
+pub(crate) use planned::Policy;
+pub(super) use rates::{Rate, Rates};
+
+/// Ops ahead whose storages are brought back and get their room, whatever the plan's moves do:
+/// enough for a transfer of some MiB to be through in time, few enough that what comes back early
+/// takes little room.
+pub(super) const LOOKAHEAD_OPS: u32 = 32;
+/// How a session's notice of another plan begins.
+const NOTICE: &str = "planned again";
+
+/// The living storage that each name of a trace means.
+type Bindings = Vec<(PlanStorage, StorageId)>;
+
+/// A plan, what the machine follows of it, or why there is none.
+type PlanResult = Result<(Planned, Schedule), SimulateError>;
+
+/// What a session knows of its plans, one after the other.
+pub(super) struct Planning {
+    policy: Policy,
+    /// Bytes of the pool's staging memory, which a plan leaves free.
+    staging: Bytes,
+    links: Links,
+    profile: Profile,
+    /// The plan that steps follow.
+    planned: Option<Planned>,
+    /// Whether the last step followed the plan to its end.
+    last_followed: bool,
+    drift: Drift,
+    under_way: Option<Attempt>,
+    /// Of the step that has just ended, if the first plan is being made for such steps.
+    bindings: Option<Bindings>,
+    /// Plans that took another's place.
+    replans: u64,
+    /// What to tell the user of plans.
+    notices: Vec<String>,
+}
+
+/// A plan that is being made.
+struct Attempt {
+    occasion: Occasion,
+    thread: JoinHandle<PlanResult>,
+}
+
+/// Why a plan is made.
+enum Occasion {
+    /// Two steps with a trace of this fingerprint were alike.
+    First { fingerprint: u64 },
+    /// Steps have come to run like this.
+    Drift(Pace),
+}
+
+impl Planning {
+    /// Plans by that policy, or never.
+    pub(super) fn new(policy: Policy, reactive: bool, staging: Bytes, links: Links) -> Self {
+        Self {
+            policy,
+            staging,
+            links,
+            profile: Profile::new(!reactive),
+            planned: None,
+            last_followed: false,
+            drift: Drift::default(),
+            under_way: None,
+            bindings: None,
+            replans: 0,
+            notices: Vec::new(),
+        }
+    }
+
+    pub(super) fn born(&mut self, storage: StorageId, size: u64, place: Option<(OpIndex, u16)>) {
+        self.profile.born(storage, size, place);
+    }
+
+    pub(super) fn resized(&mut self, storage: StorageId, size: u64) {
+        self.profile.resized(storage, size);
+    }
+
+    pub(super) fn died(&mut self, storage: StorageId) {
+        self.profile.died(storage);
+        if let Some(bindings) = &mut self.bindings {
+            // Between two steps its number may come to mean another one before the next begins.
+            bindings.retain(|(_, bound)| *bound != storage);
+        }
+    }
+
+    /// A step begins: a plan that has become ready is taken over.
+    pub(super) fn step_begins(&mut self, machine: &mut Residency, step: u64) {
+        self.profile.step_begins();
+        self.take_new_plan(machine, step);
+    }
+
+    /// A step ends, and may be a reason to make a plan.
+    pub(super) fn step_ends(
+        &mut self,
+        complete: bool,
+        machine: &Residency,
+        storages: &Storages,
+        history: &History,
+    ) {
+        if let Some(profiled) = self.profile.step_ends(complete, storages) {
+            self.plan_for(profiled, machine, history);
+        }
+        self.last_followed = complete && machine.in_sync();
+        if self.last_followed {
+            self.watch_drift(machine, history);
+        }
+    }
+
+    /// An op of a step begins. The plan's step is guarded op by op: from the first that differs on,
+    /// the rest of the step is reactive.
+    pub(super) fn op_begins(
+        &mut self,
+        machine: &mut Residency,
+        index: u32,
+        fingerprint: u64,
+        (name, uses): (&str, &[Use]),
+    ) {
+        if self.planned.is_some()
+            && !machine.expect(OpIndex(index), fingerprint)
+            && let Some(reason) = machine.desync()
+        {
+            let text = format!("a step left the plan: {reason}; it went on reactively");
+            self.notice_once("left the plan", &text);
+        }
+        self.profile.op_begins(index, name, fingerprint, uses);
+    }
+
+    /// The op's storages are there.
+    pub(super) fn op_runs(&mut self) {
+        self.profile.op_runs();
+    }
+
+    pub(super) fn op_ends(&mut self) {
+        self.profile.op_ends();
+    }
+
+    /// What the step's ops really took.
+    pub(super) fn took(&mut self, nanoseconds: &[u64]) {
+        self.profile.took(nanoseconds);
+    }
+
+    /// The plan that steps follow.
+    pub(super) fn planned(&self) -> Option<&Planned> {
+        self.planned.as_ref()
+    }
+
+    /// Whether a plan is being made. One that is ready waits for a step to begin.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.under_way.as_ref().is_some_and(|attempt| !attempt.thread.is_finished())
+    }
+
+    /// How many plans took another's place.
+    pub(super) fn replans(&self) -> u64 {
+        self.replans
+    }
+
+    pub(super) fn staging(&self) -> Bytes {
+        self.staging
+    }
+
+    /// What the user should know of plans.
+    pub(super) fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
+    /// The links that the kernel's tables describe, in words.
+    pub(super) fn links(&self) -> &[String] {
+        &self.links.descriptions
+    }
+
+    /// How fast a plan that is made now takes transfers to be.
+    pub(super) fn rates(&self, machine: &Residency, history: &History) -> Rates {
+        Rates::now(&self.links, machine, history)
+    }
+
+    /// What the plan expects, in the words of a report.
+    pub(super) fn expected(&self) -> Vec<(String, String)> {
+        match &self.planned {
+            Some(planned) => planned.expected(self.replans),
+            None => vec![("plan".to_owned(), "none: the session reacts to each op".to_owned())],
+        }
+    }
+
+    /// Figures of a simulated step at the pace of the last one; null where that followed no plan to
+    /// its end.
+    pub(super) fn simulated(&self, history: &History) -> serde_json::Value {
+        let followed = self.planned.as_ref().filter(|_| self.last_followed);
+        simulated::figures(followed, history)
+    }
+
+    /// A step was like the one before: plans for such steps, unless that is under way already.
+    fn plan_for(&mut self, profiled: Profiled, machine: &Residency, history: &History) {
+        let Profiled { trace, bindings } = profiled;
+        let fingerprint = trace.fingerprint();
+        self.bindings = Some(bindings);
+        if self.is_for(fingerprint) {
+            return;
+        }
+        let rates = self.rates(machine, history);
+        let (policy, runtime) = (self.policy, runtime(history));
+        let machine = rates.machine(machine, self.staging);
+        let make = move || Planned::make(policy, trace, machine, runtime);
+        if let Err(why) = self.begin(Occasion::First { fingerprint }, make) {
+            self.stay_reactive(&why);
+        }
+    }
+
+    /// A step followed the plan to its end: plans again if such steps have drifted from what the
+    /// plan expects.
+    fn watch_drift(&mut self, machine: &Residency, history: &History) {
+        let (Some(planned), None) = (&self.planned, &self.under_way) else { return };
+        let Some(pace) = self.drift.step_ends(history.counters().last_pace()) else { return };
+        let before = self.drift.assumed();
+        let (policy, trace) = (self.policy, Arc::clone(&planned.trace));
+        let machine = Machine { budget: machine.budget(), ..at_pace(planned.machine, pace) };
+        let runtime = runtime(history);
+        let make = move || {
+            let trace = scaled(&trace, before.compute, pace.compute);
+            Planned::make(policy, trace, machine, runtime)
+        };
+        if let Err(why) = self.begin(Occasion::Drift(pace), make) {
+            self.stay_with_the_plan(&why);
+        }
+    }
+
+    fn begin(
+        &mut self,
+        occasion: Occasion,
+        make: impl FnOnce() -> PlanResult + Send + 'static,
+    ) -> Result<(), String> {
+        let thread = thread::Builder::new().name("tidelog-plan".to_owned()).spawn(make);
+        let thread = thread.map_err(|error| error.to_string())?;
+        self.under_way = Some(Attempt { occasion, thread });
+        Ok(())
+    }
+
+    fn is_for(&self, wanted: u64) -> bool {
+        self.under_way.as_ref().is_some_and(|attempt| {
+            matches!(attempt.occasion, Occasion::First { fingerprint } if fingerprint == wanted)
+        })
+    }
+
+    /// Takes a plan over that has become ready. The first one needs the bindings of its
+    /// names, so it waits until a step like those that it was made for ends.
+    fn take_new_plan(&mut self, machine: &mut Residency, step: u64) {
+        let bindings = self.bindings.take();
+        let ended = self.under_way.take_if(|attempt| {
+            let usable = bindings.is_some() || matches!(attempt.occasion, Occasion::Drift(_));
+            usable && attempt.thread.is_finished()
+        });
+        let Some(Attempt { occasion, thread }) = ended else { return };
+        let made = match thread.join() {
+            Ok(made) => made.map_err(|error| error.to_string()),
+            Err(_) => Err("internal error (please report it)".to_owned()),
+        };
+        match (occasion, made) {
+            (Occasion::First { .. }, Ok((planned, schedule))) => {
+                self.follow_first(machine, planned, schedule, bindings.unwrap_or_default());
+            }
+            (Occasion::First { .. }, Err(why)) => self.stay_reactive(&why),
+            (Occasion::Drift(pace), Ok((planned, schedule))) => {
+                self.follow_another(machine, planned, schedule, (pace, step));
+            }
+            (Occasion::Drift(_), Err(why)) => self.stay_with_the_plan(&why),
+        }
+    }
+
+    fn follow_first(
+        &mut self,
+        machine: &mut Residency,
+        planned: Planned,
+        schedule: Schedule,
+        bindings: Bindings,
+    ) {
+        self.profile.stop();
+        machine.load_schedule(Arc::new(schedule));
+        for (planned, storage) in bindings {
+            machine.bind(planned, storage);
+        }
+        let SsdLink { read, write, .. } = planned.machine.ssd;
+        self.drift.planned_with(Pace { compute: None, read: Some(read), write: Some(write) });
+        self.planned = Some(planned);
+    }
+
+    fn follow_another(
+        &mut self,
+        machine: &mut Residency,
+        planned: Planned,
+        schedule: Schedule,
+        (pace, step): (Pace, u64),
+    ) {
+        if !machine.exchange_schedule(Arc::new(schedule)) {
+            return self.stay_with_the_plan("it is a plan for another step");
+        }
+        let why = difference(self.drift.assumed(), pace);
+        self.drift.planned_with(pace);
+        self.replans += 1;
+        self.planned = Some(planned);
+        self.notice_anew(NOTICE, &format!("before step {step}: {why}"));
+    }
+
+    fn stay_reactive(&mut self, why: &str) {
+        self.profile.stop();
+        self.notices.push(format!("no plan: {why}; going on reactively"));
+    }
+
+    fn stay_with_the_plan(&mut self, why: &str) {
+        self.drift.rest();
+        self.notice_anew(NOTICE, &format!("in vain, the plan stays: {why}"));
+    }
+
+    /// Keeps a message for the user; of those about one thing only the first.
+    fn notice_once(&mut self, about: &str, text: &str) {
+        if !self.notices.iter().any(|notice| notice.contains(about)) {
+            self.notices.push(format!("{text} (said once)"));
+        }
+    }
+
+    /// Keeps the last message about one thing.
+    fn notice_anew(&mut self, about: &str, text: &str) {
+        self.notices.retain(|notice| !notice.starts_with(about));
+        self.notices.push(format!("{about}, {text}"));
+    }
+}
+
+/// What this session adds to a plan's moves, and what transfers take of the thread that runs the
+/// ops.
+fn runtime(history: &History) -> Runtime {
+    Runtime { lookahead: LOOKAHEAD_OPS, handling: history.counters().handling() }
+}
+
+/// The machine with the bandwidths that were measured.
+fn at_pace(machine: Machine, pace: Pace) -> Machine {
+    let SsdLink { read, write, latency } = machine.ssd;
+    let (read, write) = (pace.read.unwrap_or(read), pace.write.unwrap_or(write));
+    Machine { ssd: SsdLink { read, write, latency }, ..machine }
+}
+
+/// The trace with all ops as much slower or faster as the whole step: under a plan most ops run
+/// unseen.
+fn scaled(trace: &Trace, before: Option<Nanos>, now: Option<Nanos>) -> Trace {
+    let mut scaled = trace.clone();
+    if let (Some(before), Some(now)) = (before, now) {
+        for op in &mut scaled.ops {
+            let duration = u128::from(op.duration.0) * u128::from(now.0);
+            op.duration = Nanos((duration / u128::from(before.0.max(1))) as u64);
+        }
+    }
+    scaled
+}

@@ -1,0 +1,54 @@
+//! The report of a measured step.
+
+use tidelog_engine::pool::PoolStats;
+use tidelog_gds::HostTierStats;
+use tidelog_planner::migration::Target;
+use tidelog_planner::report::Report;
+use tidelog_planner::units::Bytes;
+
+use super::dispatch::Executor;
+use super::stats::{data_path, staging_backing};
+
+/// The report of the last complete step, or of the one that runs where none is complete.
+pub(super) fn make(
+    executor: &Executor,
+    pool: Option<&PoolStats>,
+    tier: Option<&HostTierStats>,
+) -> Report {
+    let Executor { machine, storages, planning, history, .. } = executor;
+    let mut report = Report {
+        title: "training step".to_owned(),
+        budget: machine.budget(),
+        staging: planning.staging(),
+        unmovable: storages.unmovable(machine),
+        figures: planning.expected(),
+        notices: planning.notices().to_vec(),
+        ..Report::default()
+    };
+    let mut add = |name: &str, value: String| report.figures.push((name.to_owned(), value));
+    let (read, written) = history.counters().bandwidths(Target::Ssd);
+    let (from_host, to_host) = history.counters().bandwidths(Target::Host);
+    for (name, rate) in [
+        ("read at", read),
+        ("written at", written),
+        ("from host memory at", from_host),
+        ("to host memory at", to_host),
+    ] {
+        if let Some(rate) = rate {
+            add(name, format!("{}/s while transfers were in flight", Bytes(rate.0)));
+        }
+    }
+    if let Some(pool) = pool {
+        add("data path", data_path(pool));
+        for why in &pool.reactor.why_not {
+            add("why no better one", why.clone());
+        }
+        add("staging memory", staging_backing(pool));
+        add("devices", pool.description.devices.join(", "));
+    }
+    if let Some(tier) = tier {
+        add("host memory", format!("{} at most of {}", tier.peak, tier.capacity));
+    }
+    history.show(planning.planned().map(|planned| &*planned.trace), &mut report);
+    report
+}

@@ -1,0 +1,273 @@
+//! An open session: the executor behind a lock, and what can be done without it.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tidelog_engine::pool::Pool;
+use tidelog_engine::units::ByteCount;
+use tidelog_planner::residency::{Config, EvictError, Misuse, Progress, Residency, StorageId, Use};
+use tidelog_planner::trace::Kind;
+use tidelog_planner::units::Bytes;
+
+use super::dispatch::{Executor, Readiness};
+use super::ops::OpCall;
+use super::planning::{LOOKAHEAD_OPS, Links, Planning, Policy};
+use super::storages::Birth;
+use super::transfers::{BackingStore, open_tier};
+use super::{files, report, stats};
+use crate::error::{Failure, FailureKind};
+use crate::memory::{BYTES_MAX, CallerMemory, MemoryRequest, Place};
+use crate::pool::{Lease, PoolConfig};
+
+/// How to open a session.
+pub(crate) struct SessionConfig<'a> {
+    pub(crate) pool: PoolConfig<'a>,
+    /// Bytes of storages and staging that may be in memory at once.
+    pub(crate) budget: u64,
+    /// Bytes of host memory that takes a GPU's storages before the pool does.
+    pub(crate) host_memory: u64,
+    /// Never makes a plan.
+    pub(crate) reactive: bool,
+    pub(crate) policy: Policy,
+}
+
+/// An open session.
+pub(crate) struct Session {
+    store: Arc<BackingStore>,
+    executor: Mutex<Executor>,
+}
+
+impl Session {
+    pub(crate) fn open(config: &SessionConfig<'_>) -> Result<Self, Failure> {
+        let (budget, staging) = (config.budget, config.pool.staging);
+        if staging >= budget {
+            return Err(Failure::new(
+                FailureKind::BudgetExceeded,
+                format!(
+                    "staging of {} leaves nothing of a budget of {}",
+                    ByteCount(staging),
+                    ByteCount(budget)
+                ),
+            ));
+        }
+        // Before the pool: where there is not as much memory, no devices are formatted.
+        let tier = open_tier(config.pool.place, config.host_memory)?;
+        let pool = Lease::take(&config.pool)?;
+        // Behind the pool, which may have made its devices.
+        let links = Links::of(&config.pool);
+        let planning = Planning::new(config.policy, config.reactive, Bytes(staging), links);
+        let store = BackingStore::new(pool, tier, config.pool.place);
+        Ok(Self::new(store, planning, budget, config.host_memory))
+    }
+
+    /// A session in host memory on a pool that is open already, and closed with the session.
+    pub(crate) fn on_pool(pool: Pool, budget: u64, staging: u64) -> Self {
+        let store = BackingStore::new(Lease::of(pool), None, Place::Host);
+        let links = Links::default();
+        let planning = Planning::new(Policy::default(), false, Bytes(staging), links);
+        Self::new(store, planning, budget, 0)
+    }
+
+    fn new(store: BackingStore, planning: Planning, budget: u64, host_memory: u64) -> Self {
+        let machine = Residency::new(Config {
+            lookahead: LOOKAHEAD_OPS,
+            host_memory: Bytes(host_memory),
+            ..Config::new(Bytes(budget.min(BYTES_MAX)), planning.staging())
+        });
+        let store = Arc::new(store);
+        let executor = Executor::new(machine, planning, Arc::clone(&store));
+        Self { store, executor: Mutex::new(executor) }
+    }
+
+    /// Stops what is in flight and waits until no device or copy touches the caller's memory.
+    pub(crate) fn close(&self) -> Result<(), Failure> {
+        self.lock().transfers.stop();
+        self.store.give_back()
+    }
+
+    pub(crate) fn attention_address(&self) -> *const u32 {
+        self.store.attention_address()
+    }
+
+    pub(crate) fn set_budget(&self, budget: u64) {
+        let mut executor = self.lock();
+        executor.machine.set_budget(Bytes(budget.min(BYTES_MAX)));
+        executor.carry_out();
+    }
+
+    pub(crate) fn sync(
+        &self,
+        births: impl Iterator<Item = Birth>,
+        deaths: &[u32],
+    ) -> Result<(), Failure> {
+        let mut executor = self.lock();
+        for birth in births {
+            executor.born(&birth)?;
+        }
+        for &storage in deaths {
+            executor.died(StorageId(storage));
+        }
+        executor.carry_out();
+        Ok(())
+    }
+
+    pub(crate) fn name(&self, storage: u32, kind: Kind, name: &str) -> Result<(), Failure> {
+        self.lock().storages.name(StorageId(storage), kind, name)
+    }
+
+    pub(crate) fn resized(&self, storage: u32, size: u64) -> Result<(), Failure> {
+        self.lock().check_size(size)?;
+        self.change(storage, |executor, id| {
+            executor.machine.resized(id, Bytes(size))?;
+            executor.planning.resized(id, size);
+            Ok(())
+        })
+    }
+
+    pub(crate) fn modified(&self, storage: u32) -> Result<(), Failure> {
+        self.change(storage, |executor, id| executor.machine.modified(id))
+    }
+
+    pub(crate) fn pin(&self, storage: u32, on: bool) -> Result<(), Failure> {
+        self.change(storage, |executor, id| {
+            executor.storages.pin(id, on);
+            if on {
+                executor.machine.pin(id);
+            } else {
+                executor.machine.unpin(id);
+            }
+            Ok(())
+        })
+    }
+
+    /// One event about one living storage.
+    fn change(
+        &self,
+        storage: u32,
+        event: impl FnOnce(&mut Executor, StorageId) -> Result<(), Misuse>,
+    ) -> Result<(), Failure> {
+        let mut executor = self.lock();
+        executor.storages.check(StorageId(storage))?;
+        event(&mut executor, StorageId(storage))
+            .map_err(|misuse| Failure::invalid(misuse.to_string()).about(storage))?;
+        executor.carry_out();
+        Ok(())
+    }
+
+    pub(crate) fn evict(&self, storage: u32) -> Result<Readiness, Failure> {
+        let mut refused: Option<EvictError> = None;
+        let readiness = self.lock().advance(|executor| {
+            executor.machine.evict(StorageId(storage)).unwrap_or_else(|error| {
+                refused = Some(error);
+                Progress::Ready
+            })
+        });
+        match refused {
+            Some(error) => Err(Failure::invalid(error.to_string()).about(storage)),
+            None => readiness,
+        }
+    }
+
+    pub(crate) fn step_begin(&self) -> Result<Readiness, Failure> {
+        self.lock().advance(Executor::step_begins)
+    }
+
+    /// Ends a step, which an exception may have cut short.
+    pub(crate) fn step_end(&self, complete: bool) -> Result<Readiness, Failure> {
+        self.lock().advance(|executor| executor.step_ends(complete))
+    }
+
+    /// The step follows the plan no longer.
+    pub(crate) fn leave_plan(&self) {
+        self.lock().machine.leave_schedule();
+    }
+
+    /// Which ops have a migration beginning, one byte each; `None` without a plan. The session
+    /// keeps it until the next step begins.
+    pub(crate) fn due(&self) -> Option<Arc<[u8]>> {
+        self.lock().planning.planned().map(|planned| Arc::clone(&planned.due))
+    }
+
+    pub(crate) fn op_begin(
+        &self,
+        op: &OpCall<'_>,
+        uses: impl Iterator<Item = Use>,
+    ) -> Result<Readiness, Failure> {
+        self.lock().advance(|executor| executor.op_begins(op, uses))
+    }
+
+    pub(crate) fn op_end(&self) -> Result<Readiness, Failure> {
+        self.lock().advance(Executor::op_ends)
+    }
+
+    /// What the ops of the step that is about to end really took.
+    pub(crate) fn durations(&self, nanoseconds: &[u64]) {
+        self.lock().planning.took(nanoseconds);
+    }
+
+    pub(crate) fn settle(&self) -> Result<Readiness, Failure> {
+        self.lock().advance(|executor| executor.machine.settle())
+    }
+
+    pub(crate) fn resume(&self) -> Result<Readiness, Failure> {
+        self.lock().advance(Executor::resume)
+    }
+
+    /// Waits for one completion at most `timeout`, without the lock, then looks again.
+    pub(crate) fn wait(&self, timeout: Duration) -> Result<Readiness, Failure> {
+        if let Some(completion) = self.store.wait_completion(timeout) {
+            self.lock().complete(completion);
+        }
+        self.resume()
+    }
+
+    pub(crate) fn next_request(&self) -> Option<MemoryRequest> {
+        self.lock().transfers.next_request()
+    }
+
+    /// The caller has done what a request asked for.
+    pub(crate) fn request_done(&self, memory: &CallerMemory) -> Result<(), Failure> {
+        memory.check(self.store.place())?;
+        self.lock().request_done(memory)
+    }
+
+    /// Figures since the session was opened, as JSON.
+    pub(crate) fn stats_json(&self) -> String {
+        // Without the lock: devices may take a while to answer.
+        let (pool, endurance) = (self.store.pool_stats(), self.store.endurance());
+        let (pool, endurance) = (pool.as_ref(), endurance.as_deref());
+        stats::figures(&self.lock(), &self.store, pool, endurance).to_string()
+    }
+
+    /// Figures of a simulated step at the pace of the last one, as JSON; null where that followed
+    /// no plan to its end.
+    pub(crate) fn simulated_json(&self) -> String {
+        let executor = self.lock();
+        executor.planning.simulated(&executor.history).to_string()
+    }
+
+    /// Writes the report of the last complete step, or of the one that runs where none is complete.
+    pub(crate) fn write_report(&self, path: &Path) -> Result<(), Failure> {
+        let (pool, tier) = (self.store.pool_stats(), self.store.tier_stats());
+        let report = report::make(&self.lock(), pool.as_ref(), tier.as_ref());
+        files::write("report", path, &report.to_html())
+    }
+
+    /// Writes the trace of the planned step, for `tidelog-plan`.
+    pub(crate) fn write_trace(&self, path: &Path) -> Result<(), Failure> {
+        let trace = self.lock().planning.planned().map(|planned| Arc::clone(&planned.trace));
+        let trace = trace.ok_or_else(|| {
+            Failure::invalid(
+                "there is no trace yet: with mode=\"auto\" one is made once two steps in \
+                 `with tide.step():` were alike",
+            )
+        })?;
+        files::write("trace", path, &trace.to_json())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Executor> {
+        // A panic inside a call is reported by that call; the tables behind the lock stay usable.
+        self.executor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

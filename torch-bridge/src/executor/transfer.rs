@@ -1,0 +1,47 @@
+//! One eviction or fetch, from the residency machine's decision to its end.
+
+use std::time::Instant;
+
+use tidelog_engine::schedule::Urgency;
+use tidelog_planner::migration::Target;
+use tidelog_planner::residency::CopyKind;
+use tidelog_planner::trace::Kind;
+
+use super::storages::Label;
+
+/// Which way a transfer's bytes go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    Out(CopyKind),
+    In,
+}
+
+/// A transfer. It knows its storage as that was when the machine decided: the storage may be gone
+/// when the transfer ends.
+pub(super) struct Transfer {
+    pub(super) label: Label,
+    pub(super) kind: Kind,
+    pub(super) bytes: u64,
+    pub(super) direction: Direction,
+    /// Where to, or where from.
+    pub(super) target: Target,
+    pub(super) urgency: Urgency,
+    /// When the machine decided.
+    pub(super) asked: Instant,
+    /// When the caller had lent the memory and a device could begin; `None` before.
+    pub(super) submitted: Option<Instant>,
+}
+
+impl Transfer {
+    /// A transfer that the machine asks for now.
+    pub(super) fn new(
+        label: Label,
+        kind: Kind,
+        bytes: u64,
+        (direction, target): (Direction, Target),
+        urgency: Urgency,
+    ) -> Self {
+        let asked = Instant::now();
+        Self { label, kind, bytes, direction, target, urgency, asked, submitted: None }
+    }
+}

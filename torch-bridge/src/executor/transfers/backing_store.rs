@@ -1,0 +1,258 @@
+//! Where storages lie that are not in memory: in the pool, or in host memory in front of it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tidelog_engine::layout::{LifetimeClass, TensorId, TensorKey};
+use tidelog_engine::path::Endurance;
+use tidelog_engine::pool::{PoolStats, PutOptions};
+use tidelog_engine::schedule::{CompletionQueue, Outcome, Ticket};
+use tidelog_engine::units::ByteCount;
+use tidelog_gds::{Gpu, HostTier, HostTierStats, tier};
+use tidelog_planner::migration::Target;
+use tidelog_planner::residency::{CopyKind, StorageId, TransferId};
+use tidelog_planner::trace::Kind;
+
+use crate::error::Failure;
+use crate::executor::transfer::{Direction, Transfer};
+use crate::memory::{CallerMemory, MemoryRequest, Place};
+use crate::pool::Lease;
+
+/// The pool and the host memory of one session.
+pub(in crate::executor) struct BackingStore {
+    pool: Lease,
+    /// Host memory in front of the pool, where storages are a GPU's.
+    tier: Option<HostTier>,
+    /// How transfers of both end.
+    completions: CompletionQueue,
+    place: Place,
+    /// High half of the ids under which this session's storages lie in the log.
+    log_prefix: u64,
+}
+
+/// A transfer that ended.
+pub(in crate::executor) struct Completion {
+    pub(in crate::executor) transfer: TransferId,
+    pub(in crate::executor) outcome: Outcome,
+    /// When the device had ended it, which is before anybody looked.
+    pub(in crate::executor) at: Instant,
+}
+
+/// The handle of a transfer that has begun.
+pub(super) enum TransferTicket {
+    Pool(Ticket),
+    HostTier(tier::Ticket),
+}
+
+impl TransferTicket {
+    /// Asks the transfer to stop. It still completes.
+    pub(super) fn cancel(&self) {
+        match self {
+            Self::Pool(ticket) => ticket.cancel(),
+            Self::HostTier(ticket) => ticket.cancel(),
+        }
+    }
+
+    /// An op waits for the transfer now.
+    pub(super) fn expedite(&self) {
+        match self {
+            Self::Pool(ticket) => ticket.expedite(),
+            Self::HostTier(ticket) => ticket.expedite(),
+        }
+    }
+
+    /// Waits for the end of a transfer of the pool. The tier waits for its own when it is closed.
+    pub(super) fn wait(&self) {
+        if let Self::Pool(ticket) = self {
+            let _ = ticket.wait();
+        }
+    }
+}
+
+impl BackingStore {
+    pub(in crate::executor) fn new(pool: Lease, tier: Option<HostTier>, place: Place) -> Self {
+        let completions = CompletionQueue::new();
+        Self { pool, tier, completions, place, log_prefix: unique_prefix() }
+    }
+
+    pub(in crate::executor) fn place(&self) -> Place {
+        self.place
+    }
+
+    /// The address of a number that is not 0 while completions wait.
+    pub(in crate::executor) fn attention_address(&self) -> *const u32 {
+        self.completions.attention_address()
+    }
+
+    /// The oldest completion that nobody has seen.
+    pub(in crate::executor) fn completion(&self) -> Option<Completion> {
+        let at = self.completions.oldest_end()?;
+        let (tag, outcome) = self.completions.try_pop()?;
+        Some(Completion { transfer: TransferId(tag), outcome, at })
+    }
+
+    /// The same, waited for at most `timeout`.
+    pub(in crate::executor) fn wait_completion(&self, timeout: Duration) -> Option<Completion> {
+        let ended = self.completions.oldest_end();
+        let (tag, outcome) = self.completions.wait_pop(timeout)?;
+        let at = ended.unwrap_or_else(Instant::now);
+        Some(Completion { transfer: TransferId(tag), outcome, at })
+    }
+
+    pub(in crate::executor) fn pool_stats(&self) -> Option<PoolStats> {
+        self.pool.stats().ok()
+    }
+
+    pub(in crate::executor) fn endurance(&self) -> Option<Vec<Result<Endurance, String>>> {
+        self.pool.endurance().ok()
+    }
+
+    /// What to say of a pool that was made for this session.
+    pub(in crate::executor) fn made(&self) -> Option<&str> {
+        self.pool.made.as_deref()
+    }
+
+    pub(in crate::executor) fn tier_stats(&self) -> Option<HostTierStats> {
+        self.tier.as_ref().map(HostTier::stats)
+    }
+
+    pub(in crate::executor) fn give_back(&self) -> Result<(), Failure> {
+        self.pool.give_back()
+    }
+
+    /// Waits for the transfers of the host memory.
+    pub(super) fn close_tier(&self) {
+        if let Some(tier) = &self.tier {
+            tier.close();
+        }
+    }
+
+    /// Begins a transfer, or returns why that cannot be.
+    pub(super) fn begin(
+        &self,
+        id: TransferId,
+        transfer: &Transfer,
+        request: &MemoryRequest,
+        memory: &CallerMemory,
+    ) -> Result<TransferTicket, String> {
+        match (transfer.target, &self.tier) {
+            (Target::Ssd, _) => {
+                self.begin_in_pool(id, transfer, request, memory).map(TransferTicket::Pool)
+            }
+            (Target::Host, Some(tier)) => self
+                .begin_in_tier(tier, id, transfer, request, memory)
+                .map(TransferTicket::HostTier),
+            (Target::Host, None) => Err("the session has no host memory".to_owned()),
+        }
+    }
+
+    fn begin_in_pool(
+        &self,
+        id: TransferId,
+        transfer: &Transfer,
+        request: &MemoryRequest,
+        memory: &CallerMemory,
+    ) -> Result<Ticket, String> {
+        let (key, urgency) = (self.log_key(transfer), transfer.urgency);
+        let notify = Some((self.completions.clone(), id.0));
+        let source = || memory.source(self.place, request);
+        match transfer.direction {
+            Direction::Out(CopyKind::Write) => {
+                let lifetime = lifetime_of(transfer.kind);
+                let options = PutOptions { lifetime, urgency, notify };
+                self.pool.put(key, source(), options).map_err(|error| error.to_string())
+            }
+            Direction::Out(CopyKind::Verify) => {
+                self.pool.verify(key, source(), notify).map_err(|error| error.to_string())
+            }
+            Direction::In => {
+                let destination = memory.destination(self.place, request);
+                let begun = self.pool.get(key, 0..request.size, destination, urgency, notify);
+                begun.map_err(|error| error.to_string())
+            }
+        }
+    }
+
+    fn begin_in_tier(
+        &self,
+        tier: &HostTier,
+        id: TransferId,
+        transfer: &Transfer,
+        request: &MemoryRequest,
+        memory: &CallerMemory,
+    ) -> Result<tier::Ticket, String> {
+        let (tensor, urgency) = (self.log_id(transfer.label.storage), transfer.urgency);
+        let notify = (self.completions.clone(), id.0);
+        let begun = match transfer.direction {
+            Direction::Out(CopyKind::Write) => {
+                tier.put(tensor, memory.gpu_source(request), urgency, notify)
+            }
+            Direction::Out(CopyKind::Verify) => {
+                tier.verify(tensor, memory.gpu_source(request), notify)
+            }
+            Direction::In => tier.get(tensor, memory.gpu_destination(request), urgency, notify),
+        };
+        begun.map_err(|error| error.to_string())
+    }
+
+    /// A copy is not needed any more.
+    pub(super) fn forget(&self, storage: StorageId, target: Target) {
+        let id = self.log_id(storage);
+        // Unknown where a first write never finished: nothing to forget.
+        match target {
+            Target::Ssd => drop(self.pool.delete(id)),
+            Target::Host => drop(self.tier.as_ref().map(|tier| tier.delete(id))),
+        }
+    }
+
+    /// The storage's id in the log, with the name that errors call it by.
+    fn log_key(&self, transfer: &Transfer) -> TensorKey {
+        let label = &transfer.label;
+        TensorKey { id: self.log_id(label.storage), name: Some(label.text().into()) }
+    }
+
+    /// The id under which a storage lies in the log, or in host memory.
+    fn log_id(&self, storage: StorageId) -> TensorId {
+        TensorId(u128::from(self.log_prefix) << 64 | u128::from(storage.0))
+    }
+}
+
+/// Page-locks the host memory that was asked for.
+pub(in crate::executor) fn open_tier(
+    place: Place,
+    host_memory: u64,
+) -> Result<Option<HostTier>, Failure> {
+    let wanted = ByteCount(host_memory);
+    if wanted.0 == 0 {
+        return Ok(None);
+    }
+    let Place::Gpu(number) = place else {
+        return Err(Failure::invalid(format!(
+            "host_memory of {wanted} is for the tensors of a GPU; the tensors of this session are \
+             in host memory already: leave host_memory out, and raise the budget"
+        )));
+    };
+    let gpu = Gpu::open(number.into()).map_err(Failure::pool)?;
+    let tier = HostTier::open(&gpu, wanted).map_err(|error| {
+        Failure::invalid(format!(
+            "host_memory of {wanted} cannot be had as page-locked memory: {error}; ask for less"
+        ))
+    })?;
+    Ok(Some(tier))
+}
+
+/// Tells sessions of one process on one pool apart; scratch tensors never outlive the process.
+fn unique_prefix() -> u64 {
+    static SESSIONS: AtomicU64 = AtomicU64::new(1);
+    SESSIONS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// What dies together shares segments: activations within a step, gradients and what the optimizer
+/// rewrites once a step, and the rest, which may stay for the whole run.
+fn lifetime_of(kind: Kind) -> LifetimeClass {
+    match kind {
+        Kind::Activation => LifetimeClass::Transient,
+        Kind::Gradient | Kind::Parameter | Kind::OptimizerState => LifetimeClass::Step,
+        Kind::Other => LifetimeClass::Persistent,
+    }
+}

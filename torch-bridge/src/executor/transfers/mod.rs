@@ -1,0 +1,209 @@
+//! Transfers that are under way, and the requests to the caller that they need.
+//!
+//! A transfer begins with a request for the storage's memory. Once the caller has lent that memory,
+//! the pool or the host memory moves the bytes. Requests are answered in their order, and the first
+//! is handed out again until it is answered.
+
+mod backing_store;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use tidelog_engine::schedule::Urgency;
+use tidelog_planner::migration::Target;
+use tidelog_planner::residency::{StorageId, TransferId};
+
+use super::transfer::{Direction, Transfer};
+use crate::error::Failure;
+use crate::memory::{CallerMemory, MemoryAction, MemoryRequest};
+use backing_store::TransferTicket;
+
+pub(super) use backing_store::{BackingStore, Completion, open_tier};
+
+/// The transfers that the machine asked for and has not heard the end of.
+pub(super) struct Transfers {
+    store: Arc<BackingStore>,
+    in_flight: HashMap<TransferId, InFlight>,
+    requests: VecDeque<QueuedRequest>,
+    last_sequence: u64,
+    /// Bytes of storages on which a transfer is in flight.
+    moving: u64,
+    /// Storages whose transfer the pool did not accept: it is full, not broken.
+    not_accepted: HashSet<StorageId>,
+}
+
+struct InFlight {
+    transfer: Transfer,
+    /// `None` until the caller has lent the memory.
+    ticket: Option<TransferTicket>,
+}
+
+/// A request, and the transfer that can begin once it is answered.
+#[derive(Clone, Copy)]
+pub(super) struct QueuedRequest {
+    pub(super) request: MemoryRequest,
+    pub(super) transfer: Option<TransferId>,
+}
+
+impl Transfers {
+    pub(super) fn new(store: Arc<BackingStore>) -> Self {
+        Self {
+            store,
+            in_flight: HashMap::new(),
+            requests: VecDeque::new(),
+            last_sequence: 0,
+            moving: 0,
+            not_accepted: HashSet::new(),
+        }
+    }
+
+    /// Registers a transfer and asks the caller for its storage's memory.
+    pub(super) fn begin(&mut self, id: TransferId, transfer: Transfer) {
+        let action = match transfer.direction {
+            Direction::Out(_) => MemoryAction::Evict,
+            Direction::In => MemoryAction::Allocate,
+        };
+        self.moving += transfer.bytes;
+        self.queue(action, transfer.label.storage, transfer.bytes, Some(id));
+        self.in_flight.insert(id, InFlight { transfer, ticket: None });
+    }
+
+    /// Asks the caller for what no transfer waits for.
+    pub(super) fn request(&mut self, action: MemoryAction, storage: StorageId, size: u64) {
+        self.queue(action, storage, size, None);
+    }
+
+    fn queue(
+        &mut self,
+        action: MemoryAction,
+        StorageId(storage): StorageId,
+        size: u64,
+        transfer: Option<TransferId>,
+    ) {
+        self.last_sequence += 1;
+        let request = MemoryRequest { sequence: self.last_sequence, action, storage, size };
+        self.requests.push_back(QueuedRequest { request, transfer });
+    }
+
+    /// The first request that is not answered yet.
+    pub(super) fn next_request(&self) -> Option<MemoryRequest> {
+        self.requests.front().map(|queued| queued.request)
+    }
+
+    /// Takes the request that the caller has answered. `None` where that answer came before: an
+    /// interrupt fell between it and what it returned.
+    pub(super) fn take_answered(
+        &mut self,
+        sequence: u64,
+    ) -> Result<Option<QueuedRequest>, Failure> {
+        if sequence > self.last_sequence {
+            return Err(Failure::invalid(format!("request {sequence} was never handed out")));
+        }
+        match self.next_request() {
+            Some(next) if sequence > next.sequence => Err(Failure::invalid(format!(
+                "request {sequence} was not handed out yet; the next is {}",
+                next.sequence
+            ))),
+            Some(next) if sequence == next.sequence => Ok(self.requests.pop_front()),
+            _ => Ok(None),
+        }
+    }
+
+    /// Begins to move a transfer's bytes, and returns the transfer. What was cancelled meanwhile
+    /// has nothing to begin.
+    pub(super) fn submit(
+        &mut self,
+        id: TransferId,
+        request: &MemoryRequest,
+        memory: &CallerMemory,
+    ) -> Result<Option<&Transfer>, String> {
+        let Some(InFlight { transfer, ticket }) = self.in_flight.get_mut(&id) else {
+            return Ok(None);
+        };
+        let begun = self.store.begin(id, transfer, request, memory).inspect_err(|_| {
+            self.not_accepted.insert(transfer.label.storage);
+        })?;
+        *ticket = Some(begun);
+        transfer.submitted = Some(Instant::now());
+        Ok(Some(transfer))
+    }
+
+    /// An op waits for the transfer now.
+    pub(super) fn expedite(&mut self, id: TransferId) {
+        if let Some(InFlight { transfer, ticket }) = self.in_flight.get_mut(&id) {
+            transfer.urgency = Urgency::Urgent;
+            if let Some(ticket) = ticket {
+                ticket.expedite();
+            }
+        }
+    }
+
+    /// Stops a transfer: one that moves bytes at its next piece, one that has not begun at once.
+    /// Returns whether it has ended by that.
+    pub(super) fn cancel(&mut self, id: TransferId) -> bool {
+        match self.in_flight.get(&id) {
+            Some(InFlight { ticket: Some(ticket), .. }) => {
+                ticket.cancel();
+                false
+            }
+            Some(InFlight { ticket: None, .. }) => {
+                self.requests.retain(|queued| queued.transfer != Some(id));
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The oldest completion that nobody has seen.
+    pub(super) fn completion(&self) -> Option<Completion> {
+        self.store.completion()
+    }
+
+    /// A transfer that has not ended.
+    pub(super) fn get(&self, id: TransferId) -> Option<&Transfer> {
+        self.in_flight.get(&id).map(|in_flight| &in_flight.transfer)
+    }
+
+    /// Ends a transfer.
+    pub(super) fn end(&mut self, id: TransferId) -> Option<Transfer> {
+        let InFlight { transfer, .. } = self.in_flight.remove(&id)?;
+        self.moving -= transfer.bytes;
+        Some(transfer)
+    }
+
+    /// A copy is not needed any more.
+    pub(super) fn forget(&self, storage: StorageId, target: Target) {
+        self.store.forget(storage, target);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    /// Bytes of storages on which a transfer is in flight.
+    pub(super) fn moving(&self) -> u64 {
+        self.moving
+    }
+
+    /// The transfers that have not ended, in the order in which the machine asked for them.
+    pub(super) fn under_way(&self) -> impl Iterator<Item = &Transfer> {
+        let mut under_way: Vec<_> = self.in_flight.iter().collect();
+        under_way.sort_unstable_by_key(|(id, _)| **id);
+        under_way.into_iter().map(|(_, in_flight)| &in_flight.transfer)
+    }
+
+    /// Whether the failure of the storage's transfer, which is about to be reported, was that the
+    /// pool did not accept it.
+    pub(super) fn take_not_accepted(&mut self, storage: StorageId) -> bool {
+        self.not_accepted.remove(&storage)
+    }
+
+    /// Stops all transfers and waits until no device or copy touches the caller's memory.
+    pub(super) fn stop(&self) {
+        let tickets = || self.in_flight.values().filter_map(|in_flight| in_flight.ticket.as_ref());
+        tickets().for_each(TransferTicket::cancel);
+        tickets().for_each(TransferTicket::wait);
+        self.store.close_tier();
+    }
+}

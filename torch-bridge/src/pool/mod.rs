@@ -1,0 +1,144 @@
+//! Opens pools: the devices, formatted where they are fresh, the share, and the data path.
+
+mod data_path;
+mod lease;
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tidelog_engine::memory::GpuMemory;
+use tidelog_engine::path::DeviceSpec;
+use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PoolDescription};
+use tidelog_engine::units::ByteCount;
+use tidelog_gds::cuda::CudaUnavailable;
+use tidelog_gds::{Gpu, Region, StagedGpu};
+
+use crate::error::Failure;
+use crate::memory::{BYTES_MAX, Place};
+use data_path::DataPath;
+
+pub(crate) use lease::Lease;
+
+/// Of the free space of its file system, the most that a pool that Tidelog makes may take: one part
+/// in this many.
+const FREE_SPACE_PARTS: u64 = 2;
+/// The size of a pool that Tidelog makes, where the caller does not say.
+const POOL_SIZE_DEFAULT: ByteCount = ByteCount::gib(8);
+
+/// How to open a pool.
+pub(crate) struct PoolConfig<'a> {
+    /// Separated by commas.
+    pub(crate) devices: &'a str,
+    pub(crate) data_path: &'a str,
+    pub(crate) staging: u64,
+    /// Of a pool that is made; 0: a default.
+    pub(crate) size: u64,
+    pub(crate) share: u32,
+    /// Allows a file system without `O_DIRECT`.
+    pub(crate) buffered: bool,
+    /// Refuses a pool that is not there.
+    pub(crate) must_exist: bool,
+    /// Whose memory moves.
+    pub(crate) place: Place,
+    /// Memory of a GPU that is read and written in place.
+    pub(crate) arena: Option<Region>,
+}
+
+/// A pool, and what to tell of it if it was made.
+pub(crate) struct OpenedPool {
+    pub(crate) pool: Pool,
+    pub(crate) made: Option<String>,
+}
+
+/// Opens the share, after formatting the pool where every device is a fresh directory, unless it
+/// must exist.
+pub(crate) fn open_pool(config: &PoolConfig<'_>) -> Result<OpenedPool, Failure> {
+    for (name, bytes) in [("staging", config.staging), ("pool_size", config.size)] {
+        if bytes > BYTES_MAX {
+            return Err(Failure::invalid(format!(
+                "{name} is {bytes} bytes: nothing is that large"
+            )));
+        }
+    }
+    let devices = DeviceSpec::parse_list(config.devices).map_err(Failure::pool)?;
+    let (path, backend) = DataPath::named(config.data_path)?.open(
+        config.place,
+        ByteCount(config.staging),
+        config.arena,
+    )?;
+    let mut made = None;
+    if !config.must_exist && devices.iter().all(|device| !device.exists()) {
+        let device_size = device_size(&devices, config.size).map_err(Failure::pool)?;
+        let options = FormatOptions {
+            device_size: Some(device_size),
+            buffered: config.buffered,
+            ..FormatOptions::default()
+        };
+        let new = Pool::format(&devices, &options).map_err(Failure::pool)?;
+        made = Some(describe_made(&new, &devices));
+    }
+    let options = OpenOptions {
+        path,
+        backend,
+        buffered: config.buffered,
+        share: config.share,
+        staging: ByteCount(config.staging),
+        gpu: gpu_of(config.place).map_err(Failure::pool)?,
+        ..OpenOptions::default()
+    };
+    let pool = Pool::open(&devices, &options).map_err(Failure::pool)?;
+    Ok(OpenedPool { pool, made })
+}
+
+/// Says where a new pool lies, and on which file systems: a directory that nothing is mounted on is
+/// on another disk than its name says.
+fn describe_made(new: &PoolDescription, devices: &[DeviceSpec]) -> String {
+    let place = |device: &DeviceSpec| {
+        let path = device.target();
+        let mount =
+            mount_point(&path).map(|at| format!(" (on the file system at {})", at.display()));
+        format!("{}{}", path.display(), mount.unwrap_or_default())
+    };
+    let places: Vec<String> = devices.iter().map(place).collect();
+    format!("there was no pool: made a new one of {} in {}", new.capacity, places.join(" and "))
+}
+
+/// Where the file system of a file is mounted.
+fn mount_point(path: &Path) -> Option<PathBuf> {
+    let path = path.canonicalize().ok()?;
+    let file_system = |path: &Path| path.metadata().map(|it| it.dev()).ok();
+    let own = file_system(&path)?;
+    let within = path.ancestors().take_while(|above| file_system(above) == Some(own));
+    within.last().map(Path::to_path_buf)
+}
+
+/// What moves the memory of that place, where it is a GPU's.
+fn gpu_of(place: Place) -> Result<Option<Arc<dyn GpuMemory>>, CudaUnavailable> {
+    let Place::Gpu(number) = place else { return Ok(None) };
+    Ok(Some(Arc::new(StagedGpu(Gpu::open(number.into())?))))
+}
+
+/// Each device's part of the pool: as told, or a default that leaves room on the file system.
+fn device_size(devices: &[DeviceSpec], pool_size: u64) -> std::io::Result<ByteCount> {
+    const GRAIN: ByteCount = ByteCount::mib(1);
+    let count = devices.len() as u64;
+    if pool_size > 0 {
+        return Ok(ByteCount(pool_size.div_ceil(count)).round_up(GRAIN));
+    }
+    let mut size = POOL_SIZE_DEFAULT.0 / count;
+    for device in devices {
+        // Devices may share a file system, so each takes its part of what is free.
+        size = size.min(free_space(device)? / FREE_SPACE_PARTS / count);
+    }
+    Ok(ByteCount(size & !(GRAIN.0 - 1)))
+}
+
+/// Bytes that a file system can still give to a file that is to be made there.
+fn free_space(device: &DeviceSpec) -> std::io::Result<u64> {
+    let path = device.path();
+    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let figures = rustix::fs::statvfs(folder)?;
+    Ok(figures.f_bavail * figures.f_frsize)
+}
