@@ -151,7 +151,11 @@ class Step:
 def record_whole(name, gpu, checkpointing):
     run = HELD_OUT[name]
     return models.record(
-        name, gpu, micro_batch=run.micro_batch, micro_batches=run.micro_batches, sequence=run.sequence,
+        name,
+        gpu,
+        micro_batch=run.micro_batch,
+        micro_batches=run.micro_batches,
+        sequence=run.sequence,
         checkpointing=checkpointing,
     )
 

@@ -156,7 +156,7 @@ def raw_calls(tree):
     for path, text in tree.items():
         if path.startswith("torch-bridge/python/") and path != known.ABI_MODULE:
             for number, line in enumerate(text.splitlines(), 1):
-                if re.search(r"\b\w*(library|lib|_native|native)\.tide_\w+|\bctypes\.(CDLL|PyDLL)\b", line):
+                if re.search(r"\b\w*(library|lib|_native|native)\.tide_\w+|\bctypes\.(CDLL|PyDLL)\((?!None)", line):
                     yield Finding(
                         path,
                         number,

@@ -135,7 +135,9 @@ def test_the_report_is_one_page_without_references(pool, mover, mode, tmp_path):
     for file in (asked, at_the_end):
         text = file.read_text()
         assert "<html" in text and "<svg" in text, file
-        assert "http://" not in text.replace("http://www.w3.org", "") and "src=" not in text and "@import" not in text, file
+        assert (
+            "http://" not in text.replace("http://www.w3.org", "") and "src=" not in text and "@import" not in text
+        ), file
         assert "parameter" in text.lower() and "gradient" in text.lower()  # bytes by class
 
 
@@ -175,7 +177,9 @@ def test_an_op_that_was_not_planned_is_named(pool, mover):
         assert "aten.cos" in notice, notice
 
 
-@pytest.mark.parametrize("change", ["batch size", "skipped update", "evaluation", "frozen layer", "longer model", "two in one"])
+@pytest.mark.parametrize(
+    "change", ["batch size", "skipped update", "evaluation", "frozen layer", "longer model", "two in one"]
+)
 def test_a_planned_run_whose_steps_change_stays_right(compare, change):
     def scenario(world):
         for number in range(4):

@@ -54,7 +54,9 @@ def test_live_tensors_and_staging_stay_within_the_budget_at_every_op_boundary(po
             world.model(world.x)
         world.steps(1)
         assert ledger.ops > 500
-        assert ledger.peak_bytes + STAGING <= budget, f"{ledger.peak_bytes + STAGING - budget} bytes over {ledger.peak_op}"
+        assert ledger.peak_bytes + STAGING <= budget, (
+            f"{ledger.peak_bytes + STAGING - budget} bytes over {ledger.peak_op}"
+        )
         assert tide.peak_bytes <= budget
         # Ours and theirs agree, up to the scalars that live for an instant between our bookkeeping and the op.
         assert abs(tide.peak_bytes - STAGING - ledger.peak_bytes) <= 64 * KIB
@@ -68,14 +70,18 @@ def test_memory_is_within_the_budget_when_a_kernel_ends(pool, mover, mode):
         ledger.peak_bytes = 0  # entry itself may find more than fits
         world.warm_up(mode)
         world.steps(3)
-        assert ledger.peak_bytes + STAGING <= BUDGET, f"{ledger.peak_bytes + STAGING - BUDGET} bytes over {ledger.peak_op}"
+        assert ledger.peak_bytes + STAGING <= BUDGET, (
+            f"{ledger.peak_bytes + STAGING - BUDGET} bytes over {ledger.peak_op}"
+        )
 
 
 def test_more_lives_at_entry_than_fits(pool, mover):
     """offload() returns only when what was alive before it has been moved out."""
     hoard = [torch.full((16 * KIB,), float(number)) for number in range(64)]  # 4 MiB
     expected = [bits(tensor) for tensor in hoard]
-    with tidelog.offload(pool=pool, memory=MIB, staging=STAGING, mover=mover, mode="reactive", pool_size=64 * MIB) as tide:
+    with tidelog.offload(
+        pool=pool, memory=MIB, staging=STAGING, mover=mover, mode="reactive", pool_size=64 * MIB
+    ) as tide:
         with Ledger() as ledger:
             assert ledger.live_bytes() + STAGING <= MIB
             assert tide.live_bytes <= MIB
@@ -88,7 +94,9 @@ def test_an_op_that_does_not_fit_is_refused_with_figures_and_harms_nothing(pool,
     big = [torch.full((64, 1024), float(number)) for number in range(4)]  # 256 KiB each
     small = torch.randn(64, 64)
     expected = [bits(tensor) for tensor in (*big, small)]
-    with tidelog.offload(pool=pool, memory=STAGING + 600 * KIB, staging=STAGING, mover=mover, mode=mode, pool_size=64 * MIB) as tide:
+    with tidelog.offload(
+        pool=pool, memory=STAGING + 600 * KIB, staging=STAGING, mover=mover, mode=mode, pool_size=64 * MIB
+    ) as tide:
         for _ in range(2):
             with pytest.raises(tidelog.BudgetError) as refusal:
                 with tide.step():
@@ -102,7 +110,9 @@ def test_an_op_that_does_not_fit_is_refused_with_figures_and_harms_nothing(pool,
             torch.empty(2 * MIB)
         with pytest.raises(tidelog.BudgetError):
             torch.addcmul(big[0], big[1], big[2])
-        assert_same(bits(torch.cat([big[0][:8], big[3][:8]])), ("tensor", "torch.float32", (16, 1024), eight_rows(0, 3)))
+        assert_same(
+            bits(torch.cat([big[0][:8], big[3][:8]])), ("tensor", "torch.float32", (16, 1024), eight_rows(0, 3))
+        )
         assert (small + 1).sum().isfinite()
 
 
@@ -139,7 +149,9 @@ def test_an_op_over_everything_is_done_in_pieces_with_the_same_bits(pool, mover,
     world = World(optimizer=OPTIMIZERS[name])
     with world.block(pool, mover, mode, staging=STAGING, memory=STAGING + 192 * KIB), Ledger() as ledger:
         world.steps(6)
-        foreach_norm = [tensor.clone() for tensor in torch._foreach_norm([p.detach() for p in world.model.parameters()])]
+        foreach_norm = [
+            tensor.clone() for tensor in torch._foreach_norm([p.detach() for p in world.model.parameters()])
+        ]
         got = world.result()
         assert ledger.peak_bytes <= 192 * KIB, ledger.peak_op
     plain = World(optimizer=OPTIMIZERS[name])
@@ -148,7 +160,10 @@ def test_an_op_over_everything_is_done_in_pieces_with_the_same_bits(pool, mover,
         assert_same(one, other, key)
     expected = torch._foreach_norm([parameter.detach() for parameter in plain.model.parameters()])
     assert sum(p.numel() * 4 for p in plain.model.parameters()) * 2 > 192 * KIB, "meant not to fit at once"
-    assert_same(bits(torch.stack(list(expected))), ("tensor", "torch.float32", (len(expected),), b"".join(map(raw, foreach_norm))))
+    assert_same(
+        bits(torch.stack(list(expected))),
+        ("tensor", "torch.float32", (len(expected),), b"".join(map(raw, foreach_norm))),
+    )
 
 
 def raw(tensor):
@@ -224,7 +239,9 @@ def test_every_layer_kind_fits_a_budget_of_its_largest_op(pool, mover):
     needed = ledger.largest_op_bytes
     assert needed < ledger.peak_bytes / 3
     memory = STAGING + needed + 24 * KIB
-    with tidelog.offload(model, pool=pool, memory=memory, staging=STAGING, mover=mover, mode="reactive", pool_size=64 * MIB):
+    with tidelog.offload(
+        model, pool=pool, memory=memory, staging=STAGING, mover=mover, mode="reactive", pool_size=64 * MIB
+    ):
         model(x).pow(2).mean().backward()
         got = [bits(parameter.grad) for parameter in model.parameters()]
     for number, (one, other) in enumerate(zip(expected, got, strict=True)):

@@ -228,7 +228,9 @@ def test_training_gives_the_same_bits_in_expandable_segments(mover, mode):
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout[-2000:]
 
 
-@pytest.mark.skipif(not all(os.environ.get(name) == value for name, value in EXPANDABLE.items()), reason="for the test above")
+@pytest.mark.skipif(
+    not all(os.environ.get(name) == value for name, value in EXPANDABLE.items()), reason="for the test above"
+)
 def test_segments_are_expandable():
     kept = torch.zeros(MIB, device="cuda")
     assert any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot()), kept.shape

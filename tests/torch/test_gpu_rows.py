@@ -45,8 +45,18 @@ def rows(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
 
     def run(part, seconds=60, logs=tmp_path / "logs", cufile="", **does):
-        environment = {"ONLY": part, "PYTHON": tmp_path / "python", "LOGS": logs, "SECONDS_MAX": seconds, "REAL": sys.executable}
-        environment |= {"TIDELOG_CUFILE": cufile, "asked": tmp_path / "asked", **{f"FAKE_{name}": text for name, text in does.items()}}
+        environment = {
+            "ONLY": part,
+            "PYTHON": tmp_path / "python",
+            "LOGS": logs,
+            "SECONDS_MAX": seconds,
+            "REAL": sys.executable,
+        }
+        environment |= {
+            "TIDELOG_CUFILE": cufile,
+            "asked": tmp_path / "asked",
+            **{f"FAKE_{name}": text for name, text in does.items()},
+        }
         environment = {**os.environ, **{name: str(value) for name, value in environment.items()}}
         words = [HARDWARE / "gpu.sh", tmp_path / "built"]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
@@ -115,9 +125,15 @@ def test_a_rust_row(rows, verdict):
 
 
 def test_a_sanitizer_that_the_sandbox_refuses_did_not_run(rows):
-    refused = "echo '========= COMPUTE-SANITIZER'; echo '========= Error: Device not supported. Please refer to'; exit 1"
+    refused = (
+        "echo '========= COMPUTE-SANITIZER'; echo '========= Error: Device not supported. Please refer to'; exit 1"
+    )
     table = rows("tests", rust="", sanitizer=refused)[1]
-    assert [row.startswith("not run compute-sanitizer") and "Device not supported" in row for row in table] == [False, True, True]
+    assert [row.startswith("not run compute-sanitizer") and "Device not supported" in row for row in table] == [
+        False,
+        True,
+        True,
+    ]
     table = rows("tests", rust="", sanitizer="echo '========= ERROR SUMMARY: 2 errors'; exit 1")[1]
     assert [row.startswith("FAILED  compute-sanitizer") for row in table] == [False, True, True]
 
@@ -134,7 +150,11 @@ def test_cufile_is_looked_for_among_pythons_packages(rows):
 
 def test_pytest_is_called_once_and_makes_a_row_of_each_file(rows):
     say = 'printf "%s\\t%s\\t%s\\n" FACT test_touch_aliases "7 passed" FAILED test_touch_reads "1 failed: why" '
-    say = 'echo called >>"$asked"; ' + say + 'LEFT test_touch_modes "the time was up before 3 of its 9 tests" >"$told"; echo at the end; exit 1'
+    say = (
+        'echo called >>"$asked"; '
+        + say
+        + 'LEFT test_touch_modes "the time was up before 3 of its 9 tests" >"$told"; echo at the end; exit 1'
+    )
     code, table = rows("touch", pytest=say)
     table = {row.partition("test_")[2].partition(":")[0].partition(";")[0]: row for row in table}
     suite = "touch suite on CUDA"
@@ -160,7 +180,21 @@ def test_rows_of_tests(tmp_path, by):
     for name, text in TESTS.items():
         (tmp_path / f"{name}.py").write_text(f"import time, pytest\n{text}\n")
     files = ["test_a.py", "test_d.py", "test_b.py", "test_c.py"]
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "rows", "--rows-by", by, "--rows-to", "told", "--rows-until", "2.9e9", *files]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "rows",
+        "--rows-by",
+        by,
+        "--rows-to",
+        "told",
+        "--rows-until",
+        "2.9e9",
+        *files,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(HARDWARE)}
     subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, check=False)
     told = {line.split("\t")[1]: line.split("\t")[::2] for line in (tmp_path / "told").read_text().splitlines()}

@@ -83,7 +83,9 @@ def test_memory_that_is_never_there_is_an_error_that_names_the_tensor_and_ends(s
         parameter = world.subject("parameter")
         before = bits(parameter)
         tide.evict(parameter)
-        with pytest.raises(tidelog.Error, match=r"3\.linear\.weight: there was no memory for its 16\.0 KiB.*expandable_segments"):
+        with pytest.raises(
+            tidelog.Error, match=r"3\.linear\.weight: there was no memory for its 16\.0 KiB.*expandable_segments"
+        ):
             parameter.sum()
         assert not tide.is_resident(parameter)
         assert mover.refused < 40, "each time twice as much leaves"

@@ -80,7 +80,14 @@ def test_offloaded_bits_are_the_plain_bits(pool, mover, mode, name):
     @contextlib.contextmanager
     def block(model, optimizer=None):
         with tidelog.offload(
-            model, optimizer, pool=pool, memory=device.budget(tensors), staging=device.STAGING, mover=mover, mode=mode, pool_size=128 * MIB
+            model,
+            optimizer,
+            pool=pool,
+            memory=device.budget(tensors),
+            staging=device.STAGING,
+            mover=mover,
+            mode=mode,
+            pool_size=128 * MIB,
         ) as tide:
             yield tide.step
             tides.append((tide.stats(), tide.peak_bytes, tide.budget))
@@ -91,7 +98,9 @@ def test_offloaded_bits_are_the_plain_bits(pool, mover, mode, name):
     check(expected, got)
     for stats, peak, budget in tides:
         written = stats["bytes_written"]
-        assert sum(written.values()) if isinstance(written, dict) else written, "nothing was evicted: the budget is too large"
+        assert sum(written.values()) if isinstance(written, dict) else written, (
+            "nothing was evicted: the budget is too large"
+        )
         assert stats["evictions"] > 0
         assert peak <= budget
 

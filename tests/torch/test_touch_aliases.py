@@ -59,7 +59,9 @@ def test_an_alias_made_from_a_tensor_that_is_out_stays_one(compare, touch):
 
 
 @ON_HOST
-@pytest.mark.parametrize("touch", ["numpy_array", "numpy_of_a_row", "numpy_asarray", "numpy_forced", "torch_from_its_numpy"])
+@pytest.mark.parametrize(
+    "touch", ["numpy_array", "numpy_of_a_row", "numpy_asarray", "numpy_forced", "torch_from_its_numpy"]
+)
 def test_an_array_made_before_the_block_is_still_an_alias_inside(pool, mover, mode, touch):
     """torch itself marks a storage that numpy knows; such a storage never moves."""
     world = World()

@@ -47,7 +47,9 @@ def test_saved_tensors_are_out_when_backward_needs_them(compare):
             world.push_out(*{tensor.untyped_storage()._cdata: tensor for tensor in saved}.values())
             del saved
             output.pow(2).mean().backward()
-        world.note("gradients", [parameter.grad for parameter in world.model.parameters() if parameter.grad is not None])
+        world.note(
+            "gradients", [parameter.grad for parameter in world.model.parameters() if parameter.grad is not None]
+        )
 
     compare(scenario)
 
@@ -68,7 +70,9 @@ def test_saved_tensors_hooks_that_pack_and_unpack(compare):
             with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
                 loss = graph_of(world).pow(2).mean()
             loss.backward()
-        world.note("gradients", [parameter.grad for parameter in world.model.parameters() if parameter.grad is not None])
+        world.note(
+            "gradients", [parameter.grad for parameter in world.model.parameters() if parameter.grad is not None]
+        )
 
     compare(scenario)
 
@@ -84,7 +88,9 @@ def test_saved_tensors_hooks_through_numpy(compare):
             ):
                 loss = graph_of(world).pow(2).mean()
             loss.backward()
-        world.note("gradients", [parameter.grad for parameter in world.model.parameters() if parameter.grad is not None])
+        world.note(
+            "gradients", [parameter.grad for parameter in world.model.parameters() if parameter.grad is not None]
+        )
 
     compare(scenario)
 
@@ -95,7 +101,9 @@ def test_torchs_own_save_on_cpu(compare):
             with torch.autograd.graph.save_on_cpu():
                 loss = graph_of(world).pow(2).mean()
             loss.backward()
-        world.note("gradients", [parameter.grad for parameter in world.model.parameters() if parameter.grad is not None])
+        world.note(
+            "gradients", [parameter.grad for parameter in world.model.parameters() if parameter.grad is not None]
+        )
 
     compare(scenario)
 
@@ -172,7 +180,9 @@ def test_double_backward(compare):
             penalty = (gradient.norm(2, dim=1) - 1).pow(2).mean()
             penalty.backward()
         world.note("penalty", penalty)
-        world.note("gradients", [parameter.grad for parameter in world.model.parameters() if parameter.grad is not None])
+        world.note(
+            "gradients", [parameter.grad for parameter in world.model.parameters() if parameter.grad is not None]
+        )
 
     compare(scenario)
 

@@ -206,7 +206,9 @@ def test_state_dict_consumers(compare):
         world.note("halves", {name: value.to(torch.bfloat16) for name, value in state.items()})
         world.note("sizes", sum(value.numel() * value.element_size() for value in state.values()))
         push_everything_out(world)
-        world.note("state", [value for entry in world.optimizer.state_dict()["state"].values() for value in entry.values()])
+        world.note(
+            "state", [value for entry in world.optimizer.state_dict()["state"].values() for value in entry.values()]
+        )
         world.note("averaged", {name: (value + value.roll(1, 0)) / 2 for name, value in state.items()})
 
     compare(scenario)

@@ -35,9 +35,15 @@ ENDINGS = {
     "everything deleted first": ("del world, tensor, tide, block\nimport gc\ngc.collect()", 0),
     "evictions just begun": ("for _ in range(3):\n    world.step()\nsys.exit(7)", 7),
     "touches in atexit": ("import atexit\natexit.register(lambda: print(len(repr(world.model.state_dict()))))", 0),
-    "tensors in globals of a dying module": ("import types\nm = types.ModuleType('m')\nm.t = world.loose\nsys.modules['m'] = m", 0),
+    "tensors in globals of a dying module": (
+        "import types\nm = types.ModuleType('m')\nm.t = world.loose\nsys.modules['m'] = m",
+        0,
+    ),
     "reference cycles": ("world.me = world\nworld.x.keeps = world\ntide.keeps = tide", 0),
-    "the block left properly": ("warnings.simplefilter('ignore')\nblock.__exit__(None, None, None)\nprint(world.tide is tide)", 0),
+    "the block left properly": (
+        "warnings.simplefilter('ignore')\nblock.__exit__(None, None, None)\nprint(world.tide is tide)",
+        0,
+    ),
 }
 COMBINATIONS = [("resize", "reactive"), ("swap", "auto")]
 
@@ -54,7 +60,9 @@ def test_a_process_ends_as_it_would_in_plain_python(pool, ending):
     check_pool_opens(pool, mover)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP], ids=lambda number: signal.Signals(number).name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP], ids=lambda number: signal.Signals(number).name
+)
 def test_a_killed_process_leaves_a_pool_that_opens(pool, number):
     running = process.start(PREPARE + "world.steps(1_000_000)", pool, "swap", "auto")
     running.await_line("ready")

@@ -19,7 +19,12 @@ def test_views_made_before_while_out_and_after(compare):
         tensor = world.loose
         before = {"row": tensor[3], "column": tensor[:, 5], "tail": tensor[60:], "transposed": tensor.t()}
         world.push_out(tensor)
-        while_out = {"row": tensor[4], "block": tensor[8:16, 8:16], "flat": tensor.view(-1), "bytes": tensor.view(torch.int32)}
+        while_out = {
+            "row": tensor[4],
+            "block": tensor[8:16, 8:16],
+            "flat": tensor.view(-1),
+            "bytes": tensor.view(torch.int32),
+        }
         world.note("before", before)
         world.push_out(tensor)
         world.note("while out", while_out)
@@ -239,7 +244,12 @@ def test_every_dtype_moves(pool, mover, dtype):
     world = World()
     source = torch.randn(64, 64, dtype=torch.complex128) * 10
     tensor = source.to(dtype) if dtype.is_complex else source.real.to(dtype)
-    strange = {"odd": tensor.reshape(-1)[:37].clone(), "scalar": tensor[0, 0].clone(), "whole": tensor, "empty": tensor[:0].clone()}
+    strange = {
+        "odd": tensor.reshape(-1)[:37].clone(),
+        "scalar": tensor[0, 0].clone(),
+        "whole": tensor,
+        "empty": tensor[:0].clone(),
+    }
     expected = {name: bits(value) for name, value in strange.items()}
     with world.block(pool, mover, "reactive"):
         world.steps(1)
@@ -349,7 +359,12 @@ def test_storage_identity_and_hash_survive(pool, mover, mode):
             world.push_out(parameter)
             assert table[parameter] == "weight"
             assert parameter.sum().isfinite()
-        assert before == (id(parameter.untyped_storage()), hash(parameter), parameter._version, parameter.untyped_storage()._cdata)
+        assert before == (
+            id(parameter.untyped_storage()),
+            hash(parameter),
+            parameter._version,
+            parameter.untyped_storage()._cdata,
+        )
 
 
 def test_evict_and_restore_by_hand(pool, mover, mode):
@@ -378,7 +393,9 @@ REPLACES_MEMORY = {
 }
 
 
-@pytest.mark.parametrize("call", device.params(REPLACES_MEMORY, {"share_memory_", "_share_filename_cpu_"}, device.SHARED))
+@pytest.mark.parametrize(
+    "call", device.params(REPLACES_MEMORY, {"share_memory_", "_share_filename_cpu_"}, device.SHARED)
+)
 def test_memory_is_not_replaced_while_it_is_copied_out(pool, mover, monkeypatch, call):
     """Storage methods are no ops: the copy that reads the old memory must have ended before they free it."""
     seen = []

@@ -53,8 +53,25 @@ def script(monkeypatch):
     return importlib.import_module("train")
 
 
-PLAIN = {"run": "plain", "name": "no limit", "tokens": 64, "step_seconds": 1.0, "ratio": 1.0, "peak_bytes": 1 << 30, "same": True, "different": False}
-LIMITED = {**PLAIN, "run": "limited", "name": "50% on a folder", "bytes_read": 1, "bytes_written": 1, "stall_seconds": 0.1, "data_path": "posix"}
+PLAIN = {
+    "run": "plain",
+    "name": "no limit",
+    "tokens": 64,
+    "step_seconds": 1.0,
+    "ratio": 1.0,
+    "peak_bytes": 1 << 30,
+    "same": True,
+    "different": False,
+}
+LIMITED = {
+    **PLAIN,
+    "run": "limited",
+    "name": "50% on a folder",
+    "bytes_read": 1,
+    "bytes_written": 1,
+    "stall_seconds": 0.1,
+    "data_path": "posix",
+}
 LIMITED |= {"to_bound": 1.05, "bound_seconds": 0.95, "plain_seconds": 0.5, "plan": {"compute_ns": 600_000_000}}
 OTHER = {"same": False, "different": True, "loss_difference": 0.25}
 
@@ -84,10 +101,18 @@ def test_a_run_with_other_losses_fails_the_comparison(script, monkeypatch, capsy
     def child(comparison, wanted, plain, *rest):
         asked.append(wanted["run"])
         losses = ["0x1.1p0" if wanted["run"] == "hooks" else "0x1.0p0"] * 5
-        return {"failed": "it broke"} if wanted["run"] == "fsdp" else {"losses": losses, "seconds": [1.0] * 5, "peak_bytes": 1 << 30, "notices": []}
+        return (
+            {"failed": "it broke"}
+            if wanted["run"] == "fsdp"
+            else {"losses": losses, "seconds": [1.0] * 5, "peak_bytes": 1 << 30, "notices": []}
+        )
 
     monkeypatch.setattr(script.Comparison, "_child", child)
-    monkeypatch.setattr(sys, "argv", ["train.py", *SMALL, "--tools", "/nowhere", "--pool", str(tmp_path), "--resume", str(tmp_path / "rows")])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["train.py", *SMALL, "--tools", "/nowhere", "--pool", str(tmp_path), "--resume", str(tmp_path / "rows")],
+    )
     assert script.main() == 1
     lines = {line[7:30].strip(): line for line in capsys.readouterr().out.splitlines()}
     assert [line.split()[0] for line in lines.values()] == ["FACT", "FACT", "FAILED", "FAILED", "FACT"]

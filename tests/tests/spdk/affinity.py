@@ -21,10 +21,20 @@ class PoolOptions(ctypes.Structure):
 
 library = ctypes.CDLL(sys.argv[1])
 library.tide_put.argtypes = [
-    ctypes.c_uint64, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_void_p,
+    ctypes.c_uint64,
+    ctypes.c_char_p,
+    ctypes.c_void_p,
+    ctypes.c_uint64,
+    ctypes.c_uint32,
+    ctypes.c_void_p,
 ]
 library.tide_get.argtypes = [
-    ctypes.c_uint64, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32,
+    ctypes.c_uint64,
+    ctypes.c_char_p,
+    ctypes.c_uint64,
+    ctypes.c_void_p,
+    ctypes.c_uint64,
+    ctypes.c_uint32,
     ctypes.c_void_p,
 ]
 for name, arguments in [("tide_pool_close", []), ("tide_ticket_wait", [ctypes.c_uint32]), ("tide_ticket_drop", [])]:
@@ -55,9 +65,7 @@ def cores_of_a_new_thread():
 chosen = {max(os.sched_getaffinity(0))}
 os.sched_setaffinity(0, chosen)
 
-options = PoolOptions(
-    size=ctypes.sizeof(PoolOptions), devices=sys.argv[2].encode(), data_path=b"spdk", staging=4 << 20
-)
+options = PoolOptions(size=ctypes.sizeof(PoolOptions), devices=sys.argv[2].encode(), data_path=b"spdk", staging=4 << 20)
 pool, ticket = ctypes.c_uint64(), ctypes.c_uint64()
 check(library.tide_pool_open(ctypes.byref(options), ctypes.byref(pool)))
 length = 1 << 20

@@ -22,7 +22,9 @@ def collect(model, optimizer, losses, **more):
     """Losses, parameters, buffers, gradients and optimizer state, as bytes. Called inside the block."""
     found = [("losses", frozen(losses))]
     found += [(f"parameter {name}", frozen(value)) for name, value in model.named_parameters()]
-    found += [(f"gradient {name}", frozen(value.grad)) for name, value in model.named_parameters() if value.grad is not None]
+    found += [
+        (f"gradient {name}", frozen(value.grad)) for name, value in model.named_parameters() if value.grad is not None
+    ]
     found += [(f"buffer {name}", frozen(value)) for name, value in model.named_buffers()]
     if optimizer is not None:
         for number, state in enumerate(optimizer.state.values()):

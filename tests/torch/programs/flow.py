@@ -232,7 +232,9 @@ def two_models_in_turn(block):
                 deceit.backward()
                 first.step()
                 losses += [verdict.detach(), deceit.detach()]
-        return collect(both, first, losses, second=[value for state in second.state.values() for value in state.values()])
+        return collect(
+            both, first, losses, second=[value for state in second.state.values() for value in state.values()]
+        )
 
 
 @program
@@ -263,7 +265,11 @@ def hooks_that_keep_activations(block):
     for layer in model[::4]:
         layer.register_forward_hook(lambda module, args, output: kept.append(output.detach()))
     return train(
-        block, model, torch.optim.AdamW(model.parameters(), lr=1e-2), lambda _: functional.mse_loss(model(x), y), kept=kept
+        block,
+        model,
+        torch.optim.AdamW(model.parameters(), lr=1e-2),
+        lambda _: functional.mse_loss(model(x), y),
+        kept=kept,
     )
 
 

@@ -38,7 +38,9 @@ def teacher_and_student(block):
         for parameter in teacher.parameters():
             parameter.add_(torch.randn_like(parameter) / 10)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    return train(block, model, optimizer, lambda _: functional.mse_loss(model(x), teacher(x)), teacher=teacher.state_dict())
+    return train(
+        block, model, optimizer, lambda _: functional.mse_loss(model(x), teacher(x)), teacher=teacher.state_dict()
+    )
 
 
 class Square(torch.autograd.Function):
@@ -126,7 +128,9 @@ def parametrized_weights(block):
         parametrizations.orthogonal(nn.Linear(64, 64)),
     )
     x, y = data()
-    return train(block, model, torch.optim.AdamW(model.parameters(), lr=1e-2), lambda _: functional.mse_loss(model(x), y))
+    return train(
+        block, model, torch.optim.AdamW(model.parameters(), lr=1e-2), lambda _: functional.mse_loss(model(x), y)
+    )
 
 
 @program
@@ -134,4 +138,6 @@ def pruned_weights(block):
     model, (x, y) = perceptron(), data()
     for number in (0, 4, 8):
         prune.l1_unstructured(model[number], "weight", amount=0.5)
-    return train(block, model, torch.optim.AdamW(model.parameters(), lr=1e-2), lambda _: functional.mse_loss(model(x), y))
+    return train(
+        block, model, torch.optim.AdamW(model.parameters(), lr=1e-2), lambda _: functional.mse_loss(model(x), y)
+    )

@@ -22,7 +22,9 @@ class Attention(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
 
     def forward(self, x):
         batch, length, width = x.shape
@@ -90,13 +92,18 @@ def checkpointed_in_segments(block):
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)))
     x, y = torch.randn(48, 64), torch.randn(48, 64)
     return train(
-        block, model, adamw(model), lambda _: functional.mse_loss(checkpoint_sequential(model, 3, x, use_reentrant=False), y)
+        block,
+        model,
+        adamw(model),
+        lambda _: functional.mse_loss(checkpoint_sequential(model, 3, x, use_reentrant=False), y),
     )
 
 
 @program
 def embedding_dense(block):
-    model = nn.Sequential(nn.Embedding(256, 48), nn.Flatten(), *(nn.Linear(384, 64), nn.ReLU()), nn.Linear(64, 64), nn.Linear(64, 32))
+    model = nn.Sequential(
+        nn.Embedding(256, 48), nn.Flatten(), *(nn.Linear(384, 64), nn.ReLU()), nn.Linear(64, 64), nn.Linear(64, 32)
+    )
     tokens, target = torch.randint(0, 256, (24, 8)), torch.randint(0, 32, (24,))
     return train(block, model, adamw(model), lambda _: functional.cross_entropy(model(tokens), target))
 
@@ -108,7 +115,10 @@ def embedding_sparse(block):
     head = nn.Sequential(*(nn.Linear(48, 48) for _ in range(6)), nn.Linear(48, 16))
     model = nn.ModuleList([embedding, head])
     tokens, target = torch.randint(0, 512, (64,)), torch.randint(0, 16, (64,))
-    first, second = torch.optim.SparseAdam(embedding.parameters()), torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+    first, second = (
+        torch.optim.SparseAdam(embedding.parameters()),
+        torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9),
+    )
 
     class Both:
         state = second.state
@@ -201,7 +211,12 @@ def convolutions_and_batch_norm(block):
         channels = width
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
     x, target = torch.randn(4, 3, 12, 12), torch.randint(0, 10, (4,))
-    return train(block, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), lambda _: functional.cross_entropy(model(x), target))
+    return train(
+        block,
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        lambda _: functional.cross_entropy(model(x), target),
+    )
 
 
 @program
@@ -233,7 +248,10 @@ def noise_and_sampling(block):
     def loss_of(_):
         x = torch.randn(48, 64, generator=generator) + torch.rand(48, 64).bernoulli()
         value = model(x)
-        return functional.rrelu(value, training=True).pow(2).mean() + functional.gumbel_softmax(value, hard=True).sum() * 1e-3
+        return (
+            functional.rrelu(value, training=True).pow(2).mean()
+            + functional.gumbel_softmax(value, hard=True).sum() * 1e-3
+        )
 
     return train(block, model, adamw(model), loss_of)
 
@@ -314,7 +332,9 @@ def torch_transformer(block):
     model = nn.Transformer(32, 4, 2, 2, 64, dropout=0.1, batch_first=True)
     source, target = torch.randn(4, 8, 32), torch.randn(4, 8, 32)
     mask = nn.Transformer.generate_square_subsequent_mask(8)
-    return train(block, model, adamw(model), lambda _: functional.mse_loss(model(source, target, tgt_mask=mask), target), steps=4)
+    return train(
+        block, model, adamw(model), lambda _: functional.mse_loss(model(source, target, tgt_mask=mask), target), steps=4
+    )
 
 
 @program
@@ -354,7 +374,11 @@ def double_precision_linear_algebra(block):
         total = torch.zeros((), dtype=torch.float64)
         for weight in model:
             square = weight @ weight.mT + torch.eye(40, dtype=torch.float64)
-            total = total + torch.linalg.cholesky(square).diagonal().log().sum() + torch.linalg.solve(square, weight).pow(2).mean()
+            total = (
+                total
+                + torch.linalg.cholesky(square).diagonal().log().sum()
+                + torch.linalg.solve(square, weight).pow(2).mean()
+            )
             total = total + torch.linalg.svdvals(weight)[0] + torch.linalg.inv(square).trace()
         return total
 

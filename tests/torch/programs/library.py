@@ -49,7 +49,9 @@ def variational_autoencoder(block):
 
 @program
 def denoising_step(block):
-    model = nn.Sequential(*(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU()) for _ in range(6)))
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU()) for _ in range(6))
+    )
     x = torch.randn(4, 8, 12, 12)
 
     def loss_of(_):
@@ -117,7 +119,9 @@ def policy_gradient(block):
 
 @program
 def connectionist_temporal_classification(block):
-    model = nn.ModuleList([nn.Conv1d(16, 48, 3, padding=1), nn.GRU(48, 32, batch_first=True), nn.Linear(32, 48), nn.Linear(48, 20)])
+    model = nn.ModuleList(
+        [nn.Conv1d(16, 48, 3, padding=1), nn.GRU(48, 32, batch_first=True), nn.Linear(32, 48), nn.Linear(48, 20)]
+    )
     x, target = torch.randn(4, 16, 24), torch.randint(1, 20, (4, 6))
 
     def loss_of(_):

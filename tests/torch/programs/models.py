@@ -26,7 +26,9 @@ if importlib.util.find_spec("transformers") is not None:
 
     @program
     def gpt2_with_gradient_checkpointing(block):
-        config = transformers.GPT2Config(vocab_size=160, n_positions=32, n_embd=48, n_layer=3, n_head=4, use_cache=False)
+        config = transformers.GPT2Config(
+            vocab_size=160, n_positions=32, n_embd=48, n_layer=3, n_head=4, use_cache=False
+        )
         model = transformers.GPT2LMHeadModel(config)
         model.gradient_checkpointing_enable()
         return causal(block, model, foreach=True)
@@ -43,7 +45,9 @@ if importlib.util.find_spec("transformers") is not None:
 
     @program
     def llama_eager_attention_tied(block):
-        return causal(block, transformers.LlamaForCausalLM(llama_config(tie_word_embeddings=True, attn_implementation="eager")))
+        return causal(
+            block, transformers.LlamaForCausalLM(llama_config(tie_word_embeddings=True, attn_implementation="eager"))
+        )
 
     @program
     def llama_generates(block):
@@ -67,7 +71,12 @@ if importlib.util.find_spec("transformers") is not None:
     @program
     def bert_masked(block):
         config = transformers.BertConfig(
-            vocab_size=160, hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=96, max_position_embeddings=32
+            vocab_size=160,
+            hidden_size=48,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            intermediate_size=96,
+            max_position_embeddings=32,
         )
         model = transformers.BertForMaskedLM(config)
         tokens, mask = torch.randint(0, 160, (2, 16)), torch.ones(2, 16, dtype=torch.long)
@@ -77,7 +86,14 @@ if importlib.util.find_spec("transformers") is not None:
     @program
     def t5(block):
         config = transformers.T5Config(
-            vocab_size=160, d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=0, pad_token_id=0
+            vocab_size=160,
+            d_model=48,
+            d_kv=12,
+            d_ff=96,
+            num_layers=2,
+            num_heads=4,
+            decoder_start_token_id=0,
+            pad_token_id=0,
         )
         model = transformers.T5ForConditionalGeneration(config)
         tokens = torch.randint(1, 160, (2, 10))
@@ -86,7 +102,13 @@ if importlib.util.find_spec("transformers") is not None:
     @program
     def vision_transformer(block):
         config = transformers.ViTConfig(
-            hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=96, image_size=16, patch_size=4, num_labels=10
+            hidden_size=48,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            intermediate_size=96,
+            image_size=16,
+            patch_size=4,
+            num_labels=10,
         )
         model = transformers.ViTForImageClassification(config)
         x, target = torch.randn(3, 3, 16, 16), torch.randint(0, 10, (3,))

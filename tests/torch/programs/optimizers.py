@@ -17,7 +17,9 @@ def perceptron(width=64, depth=6):
 def run(block, make, steps=6, **options):
     model = perceptron()
     x, y = torch.randn(48, 64), torch.randn(48, 64)
-    return train(block, model, make(model.parameters(), **options), lambda _: nn.functional.mse_loss(model(x), y), steps)
+    return train(
+        block, model, make(model.parameters(), **options), lambda _: nn.functional.mse_loss(model(x), y), steps
+    )
 
 
 @program
@@ -97,7 +99,9 @@ def adadelta_and_adamax(block):
                 first.step()
                 second.step()
                 losses.append(loss.detach())
-        return collect(model, first, losses, second=[value for state in second.state.values() for value in state.values()])
+        return collect(
+            model, first, losses, second=[value for state in second.state.values() for value in state.values()]
+        )
 
 
 @program

@@ -38,7 +38,11 @@ def outcome(function, *arguments):
         return frozen(function(*arguments))
     except Exception as error:
         # Torch's own text may tell addresses; ours must never stand where plain torch gives a result.
-        return ("raised", type(error).__name__, str(error)[:300] if "tidelog" in f"{error} {type(error)}".lower() else "")
+        return (
+            "raised",
+            type(error).__name__,
+            str(error)[:300] if "tidelog" in f"{error} {type(error)}".lower() else "",
+        )
 
 
 def difference(expected, got, path="result"):

@@ -15,6 +15,7 @@ _SOURCES = sorted((Path(__file__).resolve().parents[3] / "gds" / "fake").glob("*
 _library = None
 _SLEEP_CYCLES = 50_000_000  # some 30 ms
 
+
 def library(folder):
     """The fake, built with the C compiler; a process has one."""
     global _library

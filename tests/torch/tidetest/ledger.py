@@ -117,7 +117,11 @@ class Ledger(TorchDispatchMode):
         size = sum(_nbytes(storage) for storage in storages.values())
         name = str(func)
         if "_foreach_" in name or "_fused_" in name:
-            lists = [value for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple)) and tensors_in(value)]
-            size = 2 * sum(max(tensor.numel() * tensor.element_size() for tensor in tensors_in(value)) for value in lists)
+            lists = [
+                value for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple)) and tensors_in(value)
+            ]
+            size = 2 * sum(
+                max(tensor.numel() * tensor.element_size() for tensor in tensors_in(value)) for value in lists
+            )
         if size > self.largest_op_bytes:
             self.largest_op_bytes, self.largest_op = size, name

@@ -76,10 +76,17 @@ def _ask(**request):
     global _nursery
     if _nursery is None or _nursery.poll() is not None:
         paths = [str(_HERE), str(Path(tidelog.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONFAULTHANDLER": "1",
+        }
         command = [sys.executable, "-c", _NURSERY, device.name]
         pipe = subprocess.PIPE
-        _nursery = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, start_new_session=True)
+        _nursery = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, env=environment, start_new_session=True
+        )
         atexit.register(_nursery.stdin.close)
     _nursery.stdin.write(json.dumps(request) + "\n")
     _nursery.stdin.flush()
@@ -93,7 +100,9 @@ class Running:
         self.folder = tempfile.TemporaryDirectory()
         self.out, self.err = Path(self.folder.name, "out"), Path(self.folder.name, "err")
         text = textwrap.dedent(script)
-        self.pid = _ask(script=text, arguments=[*map(str, arguments)], folder=self.folder.name, out=str(self.out), err=str(self.err))
+        self.pid = _ask(
+            script=text, arguments=[*map(str, arguments)], folder=self.folder.name, out=str(self.out), err=str(self.err)
+        )
 
     def await_line(self, line, timeout_s=60):
         """Waits until the script has printed a line."""

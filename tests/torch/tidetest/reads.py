@@ -103,7 +103,11 @@ def shallow_copy(t):
 
 @read
 def safetensors_save(t):
-    return sorted(safetensors.torch.load(safetensors.torch.save({"t": t.contiguous().clone(), "u": t.detach().contiguous()})).items())
+    return sorted(
+        safetensors.torch.load(
+            safetensors.torch.save({"t": t.contiguous().clone(), "u": t.detach().contiguous()})
+        ).items()
+    )
 
 
 @read
@@ -230,7 +234,15 @@ def fancy_indexing(t):
 
 @read
 def made_views(t):
-    return t.t(), t.detach(), t.T[2:5], t.unsqueeze(0).expand(2, -1, -1), t.unfold(0, 2, 2), t.diagonal(), t.movedim(0, 1)
+    return (
+        t.t(),
+        t.detach(),
+        t.T[2:5],
+        t.unsqueeze(0).expand(2, -1, -1),
+        t.unfold(0, 2, 2),
+        t.diagonal(),
+        t.movedim(0, 1),
+    )
 
 
 @read

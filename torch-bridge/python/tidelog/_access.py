@@ -39,8 +39,7 @@ class Access:
         due = [
             record
             for record in records
-            if record.state & _record.AWAY
-            or (record is changed and record.state & _record.LEAVING)
+            if record.state & _record.AWAY or (record is changed and record.state & _record.LEAVING)
         ]
         if not due:
             return

@@ -106,8 +106,7 @@ class Tide:
     def _tell_of_a_new_pool(self):
         if made := self.session.stats()["made"]:
             _log.warning(
-                "%s. If there should have been one, mount its file system; must_exist=True refuses "
-                "to make any.",
+                "%s. If there should have been one, mount its file system; must_exist=True refuses to make any.",
                 made,
             )
 
@@ -242,8 +241,7 @@ class Tide:
             raise _errors.UnmovableError(f"{name} cannot move: its memory is not torch's own.")
         if record.pins:
             raise _errors.PinnedError(
-                f"{record.describe()} cannot move: numpy, DLPack or a raw pointer holds an alias "
-                "of its memory."
+                f"{record.describe()} cannot move: numpy, DLPack or a raw pointer holds an alias of its memory."
             )
         self._hook.end_touch()
         for _ in range(_EVICTION_ATTEMPTS):  # what is on its way in must arrive before it can leave
@@ -251,9 +249,7 @@ class Tide:
             self.performer.drive(self.session.evict(record.id))
             if record.state & _record.OUT:
                 return
-        raise _errors.Error(
-            f"{record.describe()} could not be moved out; stats()['notices'] says why."
-        )
+        raise _errors.Error(f"{record.describe()} could not be moved out; stats()['notices'] says why.")
 
     def is_resident(self, tensor):
         """Whether the tensor's bytes are in memory now."""
@@ -299,7 +295,7 @@ class Tide:
 
     @property
     def phase(self):
-        """"profiling", "planned" or "reactive"."""
+        """ "profiling", "planned" or "reactive"."""
         return self.steps.phase()
 
     def stats(self):
@@ -340,9 +336,7 @@ class Tide:
 
     def _require_open(self):
         if not self.is_open:
-            raise _errors.Error(
-                "this offload block is not open: use `with tidelog.offload(...) as tide:`."
-            )
+            raise _errors.Error("this offload block is not open: use `with tidelog.offload(...) as tide:`.")
         if self.session.forked:
             raise _errors.ForkedError("this offload block belongs to the parent process.")
 

@@ -169,9 +169,7 @@ def choose(device, model):
     if device.type == "cpu":
         return Host()
     if device.type != "cuda":
-        raise Error(
-            f"device={str(device)!r}: memory of a CPU or of a CUDA GPU can move, not of this."
-        )
+        raise Error(f"device={str(device)!r}: memory of a CPU or of a CUDA GPU can move, not of this.")
     if not torch.cuda.is_available():
         raise Error(f"device={str(device)!r}: torch finds no CUDA GPU here.")
     if (device.index or 0) >= torch.cuda.device_count():

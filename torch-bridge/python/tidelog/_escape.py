@@ -36,12 +36,17 @@ _TENSOR_ALIASES = ("numpy", "__dlpack__")
 _TENSOR_SHARES = ("share_memory_",)
 # is_shared: torch aborts the process there when the storage is guarded.
 _STORAGE_READS = (
-    "nbytes", "size", "__len__", "tolist", "clone", "cpu", "__deepcopy__", "_write_file",
+    "nbytes",
+    "size",
+    "__len__",
+    "tolist",
+    "clone",
+    "cpu",
+    "__deepcopy__",
+    "_write_file",
     "is_shared",
 )
-_STORAGE_WRITES = (
-    "copy_", "fill_", "__setitem__", "resize_", "byteswap", "_byteswap", "_set_from_file"
-)
+_STORAGE_WRITES = ("copy_", "fill_", "__setitem__", "resize_", "byteswap", "_byteswap", "_set_from_file")
 _STORAGE_SHARES = ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "_shared_incref")
 
 _undo = []
@@ -264,11 +269,7 @@ def _tensor_at(storage, start):
         return None
     try:
         header = json.loads(ctypes.string_at(address + _LENGTH_BYTES, head - _LENGTH_BYTES))
-        begins = {
-            head + entry["data_offsets"][0]: name
-            for name, entry in header.items()
-            if "data_offsets" in entry
-        }
+        begins = {head + entry["data_offsets"][0]: name for name, entry in header.items() if "data_offsets" in entry}
     except (ValueError, TypeError, AttributeError, LookupError):
         return None  # it only looked like one
     return begins.get(start)

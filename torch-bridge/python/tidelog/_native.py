@@ -251,9 +251,7 @@ class Session:
         number -> 0 or MODIFIES; `needs`: bytes of its outputs."""
         packed = array.array("I", [storage | use for storage, use in uses.items()])
         address, count = packed.buffer_info()
-        return self._library.tide_session_op_begin(
-            self._flushed(), index, fingerprint, name, address, count, needs
-        )
+        return self._library.tide_session_op_begin(self._flushed(), index, fingerprint, name, address, count, needs)
 
     def op_end(self):
         """The op has run."""

@@ -74,8 +74,7 @@ def offload(
     policy: Annotated[
         str,
         Option(
-            'who plans: "algorithm1" as published, "tidelog" the planner\'s own; "auto" takes the '
-            "latter.",
+            'who plans: "algorithm1" as published, "tidelog" the planner\'s own; "auto" takes the latter.',
             one_of(*(each.name.lower() for each in Policy)),
         ),
     ] = "auto",
@@ -94,8 +93,7 @@ def offload(
     staging: Annotated[
         int | str | None,
         Option(
-            "buffers that the devices read and write; default: an eighth of `memory`, 256 KiB to "
-            "16 MiB.",
+            "buffers that the devices read and write; default: an eighth of `memory`, 256 KiB to 16 MiB.",
             size,
         ),
     ] = None,

@@ -95,9 +95,7 @@ class OpInfo:
         base = self.name.removeprefix("aten.")
         # Only these can change the size of a storage that exists already.
         self.resizes = bool(self.written) and (
-            "resize" in base
-            or base.startswith("set_")
-            or any(name.startswith("out") for _, name in self.written)
+            "resize" in base or base.startswith("set_") or any(name.startswith("out") for _, name in self.written)
         )
         # Element-wise over lists: doing a list in pieces gives the same bits.
         self.chunks = base.startswith(("_foreach_", "_fused_", "_amp_foreach_"))

@@ -1,11 +1,11 @@
 """How a function declares its options: once, in its signature, with help, and how they are read.
 
-    @declared
-    def offload(*, memory: Annotated[int | str, Option("the budget: ...", size)]):
-        \"\"\"Runs the block.
+@declared
+def offload(*, memory: Annotated[int | str, Option("the budget: ...", size)]):
+    \"\"\"Runs the block.
 
-        {options}
-        \"\"\"
+    {options}
+    \"\"\"
 """
 
 import functools
@@ -88,9 +88,7 @@ def size(value, name):
     else:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", str(value).lower())
         if not match:
-            raise Error(
-                f'{name}={value!r}: expected a number of bytes such as "20GiB" or 21474836480.'
-            )
+            raise Error(f'{name}={value!r}: expected a number of bytes such as "20GiB" or 21474836480.')
         number = int(float(match[1]) * _UNITS[match[2]])
     if number <= 0:
         raise Error(f"{name}={value!r}: must be above zero.")

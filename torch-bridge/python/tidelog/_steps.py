@@ -171,7 +171,7 @@ class Steps:
     # -- what users ask ---------------------------------------------------------------------------
 
     def phase(self):
-        """"profiling", "planned" or "reactive"."""
+        """ "profiling", "planned" or "reactive"."""
         if not self._learns:
             return "reactive"
         return "planned" if self._known_plan is not None or self._rested else "profiling"

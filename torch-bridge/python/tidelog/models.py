@@ -73,8 +73,14 @@ def attention(module, query, key, value, mask, dropout=0.0, scaling=None, positi
     if position_bias is not None:
         position_bias = position_bias.expand(*query.shape[:3], key.shape[2])
     output, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, position_bias, query.requires_grad, dropout,
-        getattr(module, "is_causal", True), scale=scaling,
+        query,
+        key,
+        value,
+        position_bias,
+        query.requires_grad,
+        dropout,
+        getattr(module, "is_causal", True),
+        scale=scaling,
     )
     return output.transpose(1, 2), None
 
@@ -109,8 +115,7 @@ class AdamW:
     def __init__(self, parameters):
         self.parameters = list(parameters)
         self.state = [
-            (torch.zeros_like(p), torch.zeros_like(p), torch.zeros((), device="meta"))
-            for p in self.parameters
+            (torch.zeros_like(p), torch.zeros_like(p), torch.zeros((), device="meta")) for p in self.parameters
         ]
 
     def step(self):
@@ -157,9 +162,7 @@ def build(name):
         kind = settings.pop("model_type")
     else:
         known = ", ".join(KNOWN)
-        raise LookupError(
-            f"{name!r} is no known model ({known}), no config.json and no FILE.py:FUNCTION"
-        )
+        raise LookupError(f"{name!r} is no known model ({known}), no config.json and no FILE.py:FUNCTION")
     return from_config(kind, settings), None
 
 
@@ -176,9 +179,7 @@ def from_config(kind, settings):
         if type(config) in auto._model_mapping:
             break
     else:
-        raise LookupError(
-            f"models of type {kind!r} neither write text nor classify images: give FILE.py:FUNCTION"
-        )
+        raise LookupError(f"models of type {kind!r} neither write text nor classify images: give FILE.py:FUNCTION")
     model = auto.from_config(config)
     model.config._attn_implementation = "tidelog"
     for module in model.modules():
@@ -225,9 +226,7 @@ class Step:
 
     def __call__(self):
         for _ in range(self.micro_batches):
-            batch = {
-                name: self.recorder.receive(*facts, "load") for name, facts in self.inputs.items()
-            }
+            batch = {name: self.recorder.receive(*facts, "load") for name, facts in self.inputs.items()}
             loss = self.model(**batch)
             loss = loss if isinstance(loss, torch.Tensor) else loss.loss
             with self.recorder.makes("gradient"):
@@ -279,9 +278,7 @@ def record(
 
 def main():
     about, needs, *_ = __doc__.split("\n\n")
-    parser = argparse.ArgumentParser(
-        prog="python -m tidelog.models", description=f"{about} {needs}"
-    )
+    parser = argparse.ArgumentParser(prog="python -m tidelog.models", description=f"{about} {needs}")
     known = ", ".join(KNOWN)
     parser.add_argument("model", help=f"{known}, a config.json, FILE.py:FUNCTION, or list")
     parser.add_argument("--gpu", help="the JSON of a machine file, or its path")

@@ -259,10 +259,7 @@ class Recorder(TorchDispatchMode):
 
     def to_json(self):
         """The trace as the planner reads it, one op or storage per line."""
-        storages = [
-            {"identity": s.identity, "size": s.size, "kind": s.kind, "movable": True}
-            for s in self._storages
-        ]
+        storages = [{"identity": s.identity, "size": s.size, "kind": s.kind, "movable": True} for s in self._storages]
         ops = []
         for op in self._ops:
             entry = {
