@@ -30,6 +30,7 @@ mod numa;
 pub mod nvme;
 mod operation;
 pub mod posix;
+mod shares;
 pub mod sim;
 mod slots;
 #[cfg(feature = "spdk")]
@@ -67,6 +68,7 @@ pub const HAS_SPDK: bool = cfg!(feature = "spdk");
 /// What data paths outside of the engine are made with.
 pub mod backend {
     pub use super::gate::Gate;
+    pub use super::shares::Shares;
     pub use super::slots::{Slots, conclude};
     pub use super::window::{
         Answer, Copied, Direction, End, Memory, OpenedWindow, Request, Told, Transfer,

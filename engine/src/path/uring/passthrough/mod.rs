@@ -30,6 +30,7 @@ use crate::path::gate::Gate;
 use crate::path::nvme::steps::{Step, Steps};
 use crate::path::nvme::{Command, Opcode, Range, outcome};
 use crate::path::operation::{Action, Completion, Extent, Operation, Refusal, Refused};
+use crate::path::shares::Shares;
 use crate::path::slots::{Slots, conclude};
 use crate::path::{Capabilities, DataPath, Feature, Waker};
 use crate::units::{ByteCount, DeviceIndex};
@@ -57,9 +58,10 @@ pub struct PassthroughPath {
     waiting: VecDeque<u32>,
     /// Slots whose operation failed and is to be tried again.
     retries: Retries,
-    /// Commands that the kernel has, and may have at most.
+    /// Commands that the kernel has.
     commands: u32,
-    commands_max: u32,
+    /// How many of each device it may have.
+    shares: Shares,
     /// Bytes of a registered buffer.
     run: usize,
     /// Whether completions are looked for.
@@ -97,7 +99,7 @@ impl PassthroughPath {
         let shortest = targets.iter().map(|target| target.limits.bytes()).min().unwrap_or_default();
         let mut path = Self {
             // The waker's completion and others need room, too; the ring has twice its entries of it.
-            commands_max: queue.room() / 2,
+            shares: Shares::new(queue.room() as usize / 2, targets.len()),
             queue,
             gate: Gate::new(targets.len()),
             targets,
@@ -151,13 +153,15 @@ impl PassthroughPath {
 
     /// Sends what can be sent of a slot's operation; keeps in mind what is left.
     fn send(&mut self, slot: u32) {
+        let Some(device) = self.slots.get(slot).map(|it| it.device) else { return };
         while let Some(step) = self.next(slot) {
-            if self.commands >= self.commands_max || self.send_one(slot, step).is_err() {
+            if self.shares.left_for(device) == 0 || self.send_one(slot, step).is_err() {
                 self.waiting.push_back(slot);
                 return;
             }
             self.flights[slot as usize].sent(step);
             self.commands += 1;
+            self.shares.take(device);
         }
     }
 
@@ -217,12 +221,16 @@ impl PassthroughPath {
 
     /// What a completion says of its command; the operation comes back with its last one.
     fn take_in(&mut self, completions: &mut Vec<Completion>) {
-        let Self { queue, flights, slots, gate, commands, waiting, retries, targets, .. } = self;
+        let Self {
+            queue, flights, slots, gate, commands, shares, waiting, retries, targets, ..
+        } = self;
         queue.reap(|slot, answer| {
             let slot = slot as u32;
             let flight = &mut flights[slot as usize];
+            let device = slots.get(slot).map_or(DeviceIndex(0), |operation| operation.device);
             *commands -= 1;
-            let device = slots.get(slot).map_or(0, |operation| usize::from(operation.device.0));
+            shares.give_back(device);
+            let device = usize::from(device.0);
             let delay = || targets[device].retry_delay(answer);
             flight.landed(outcome(answer).map_err(|status| (status, delay())));
             if flight.is_out() {
