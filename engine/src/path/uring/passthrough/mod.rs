@@ -283,17 +283,18 @@ impl PassthroughPath {
         }
     }
 
-    /// What waits to be tried again of these slots fails as it did.
+    /// What fails of these operations is not tried again: neither what waits for that, nor what is still out.
     fn give_up(&mut self, tag: Option<u64>) {
-        let Self { retries, flights, slots, .. } = self;
-        retries.hurry(|slot| {
-            let meant = slots.get(slot).is_some_and(|it| tag.is_none_or(|tag| tag == it.tag));
-            if meant {
-                flights[slot as usize].give_up();
-            }
-            meant
-        });
+        give_up(&self.slots, &mut self.flights, &mut self.retries, tag);
     }
+}
+
+fn give_up(slots: &Slots, flights: &mut [Flight], retries: &mut Retries, tag: Option<u64>) {
+    let slots: Vec<u32> = slots.find(tag).collect();
+    for &slot in &slots {
+        flights[slot as usize].give_up();
+    }
+    retries.hurry(|slot| slots.contains(&slot));
 }
 
 /// The completion of an operation whose commands are all back.
@@ -396,7 +397,31 @@ impl Drop for PassthroughPath {
 mod tests {
     use super::*;
     use crate::path::tests::Directory;
-    use crate::path::{KernelDevices, OpenMode, PathChoice, PathProvider};
+    use crate::path::{KernelDevices, OpenMode, PathChoice, PathProvider, Status};
+
+    /// A controller that answers late finds nobody who would try again.
+    #[test]
+    fn what_is_to_be_aborted_is_not_tried_again_when_it_comes_back() {
+        let again = Status::Nvme { code_type: 0, code: 6, do_not_retry: false };
+        for (tag, given_up) in [(None, [true, true]), (Some(8), [false, true])] {
+            let (mut slots, mut retries) = (Slots::new(2), Retries::new());
+            let mut flights = [Flight::default(); 2];
+            for tag in [7, 8] {
+                let (device, action) = (DeviceIndex(0), Action::Flush);
+                let extent = Extent::NOTHING;
+                let (slot, _) =
+                    slots.keep(Operation { tag, device, extent, action, placement: None });
+                let flight = &mut flights[slot as usize];
+                *flight = Flight::of(Steps::flush());
+                flight.sent(flight.unsent().unwrap());
+            }
+            give_up(&slots, &mut flights, &mut retries, tag);
+            for (flight, given_up) in flights.iter_mut().zip(given_up) {
+                flight.landed(Err((again, Duration::ZERO)));
+                assert_eq!(retries.allow(again, flight.tried()), !given_up, "{tag:?}");
+            }
+        }
+    }
 
     #[test]
     fn what_is_no_namespace_is_refused_by_name() {
