@@ -11,6 +11,8 @@ mod hosts;
 #[cfg(feature = "spdk")]
 mod processes;
 #[cfg(feature = "spdk")]
+mod reconnect;
+#[cfg(feature = "spdk")]
 mod rows;
 
 #[cfg(not(feature = "spdk"))]

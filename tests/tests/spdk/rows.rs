@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use crate::{hang, hosts};
+use crate::{hang, hosts, reconnect};
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::Source;
 use tidelog_engine::path::spdk::{EnvironmentOptions, Pages, configure};
@@ -82,6 +82,9 @@ pub(crate) fn run() -> ExitCode {
         tell("a target that hangs keeps the memory that it may still write", hung);
     }
     println!();
+    for (name, row) in reconnect::ROWS {
+        tell(name, row(&program));
+    }
     tell("one host at a time has a namespace", hosts::one_host_at_a_time(&program));
     tell("a process may end with a pool under load", processes_end(&program));
     processes::run(&program, &mut tell);
@@ -111,7 +114,7 @@ fn planned() -> usize {
     const ALONE: usize = 5;
     let each = ROWS.len() + ON_EVERY_CONTROLLER.len() + GOING;
     let of_some = WHERE_COMMANDS_COME_BACK.len() + WHERE_READS_ARE_HELD.len();
-    TRANSPORTS.len() * each + of_some + processes::rows().count() + ALONE
+    TRANSPORTS.len() * each + of_some + reconnect::ROWS.len() + processes::rows().count() + ALONE
 }
 
 /// The cores that this thread may run on, as the kernel says them.
