@@ -182,7 +182,7 @@ mod native {
         |spdk_nvme_host_id_parse\
         |spdk_nvme_ctrlr_(get_default_ctrlr_opts|get_ns|get_data|get_regs_cap|get_registers\
         |get_regs_csts|process_admin_completions|disconnect|reconnect_async|reconnect_poll_async|fail|is_active_ns\
-        |cmd_abort_ext|cmd_get_log_page_ext|cmd_io_raw|io_cmd_raw_no_payload_build|get_default_io_qpair_opts\
+        |cmd_abort_ext|cmd_admin_raw|cmd_get_log_page_ext|cmd_io_raw|io_cmd_raw_no_payload_build|get_default_io_qpair_opts\
         |alloc_io_qpair|free_io_qpair|connect_io_qpair)\
         |spdk_nvme_poll_group_(create|add|process_completions|destroy)\
         |spdk_nvme_qpair_(process_completions|is_connected|add_cmd_error_injection)\

@@ -16,6 +16,10 @@ use crate::conformance::Failure;
 /// How many files are served.
 pub const DEVICES: usize = 2;
 const DEVICE_BYTES: u64 = 256 << 20;
+/// The most that a device zeroes by one command.
+pub const ZEROES_MAX: u64 = 64 << 10;
+/// The most that it deallocates by one command.
+pub const DEALLOCATE_MAX: u64 = 1 << 20;
 /// How long a read of the other namespace takes, in microseconds: much longer than any test.
 const HELD_US: u64 = 60_000_000;
 /// The one host that the subsystem with a list of hosts lets in.
@@ -313,7 +317,11 @@ fn configure(
         served.extend([
             call(
                 "nvmf_create_subsystem",
-                json!({ "nqn": nqn, "allow_any_host": true, "serial_number": disk }),
+                json!({
+                    "nqn": nqn, "allow_any_host": true, "serial_number": disk,
+                    "max_write_zeroes_size_kib": ZEROES_MAX >> 10,
+                    "max_discard_size_kib": DEALLOCATE_MAX >> 10,
+                }),
             ),
             call(
                 "nvmf_subsystem_add_ns",

@@ -9,6 +9,8 @@ mod hang;
 #[cfg(feature = "spdk")]
 mod hosts;
 #[cfg(feature = "spdk")]
+mod limits;
+#[cfg(feature = "spdk")]
 mod processes;
 #[cfg(feature = "spdk")]
 mod reconnect;

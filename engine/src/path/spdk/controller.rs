@@ -176,6 +176,7 @@ impl Controller {
             environment.ask(move |keeper, answer| keeper.attach(name, &answer))??;
         let mut controller = Self { facts, shared, claim: None };
         controller.claim = Some(Claim::of(&controller.facts.identity)?);
+        controller.facts.limits = controller.facts.limits.obeying(&controller.block_commands());
         controller.find_placement_handles();
         Ok(Arc::new(controller))
     }
