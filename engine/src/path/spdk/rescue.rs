@@ -138,8 +138,9 @@ impl SpdkPath {
         }
     }
 
-    /// What has completed on a device whose connection ended may not be on its medium, and no flush can tell: its target
-    /// may have started anew. So nothing more is written until it is opened again.
+    /// What has completed on a device whose connection ended may not be on its medium, and no flush
+    /// can tell: its target may have started anew. So nothing more is written until it is opened
+    /// again.
     fn write_no_more(&mut self, device: usize) {
         let (kind, extent) = (OperationKind::Flush, Extent::NOTHING);
         let status = Status::Errno(libc::ECONNRESET);
@@ -160,13 +161,15 @@ impl SpdkPath {
         }
     }
 
-    /// What a connection had in flight ends with it, and is not sent again; nor are writes that were not sent yet.
+    /// What a connection had in flight ends with it, and is not sent again; nor are writes that
+    /// were not sent yet.
     fn end_all_but_waiting_reads(&mut self, device: usize) {
         let slots: Vec<u32> = self.slots_of(device).collect();
         for slot in slots {
             let flight = self.flights.get(slot);
             let kind = self.slots.get(slot).map(|it| it.action.kind());
-            if kind == Some(OperationKind::Read) && !flight.is_out() {
+            let is_over = !flight.is_out() && !flight.waiting.get();
+            if is_over || kind == Some(OperationKind::Read) && !flight.is_out() {
                 continue;
             }
             flight.fail(Status::Errno(libc::ECONNRESET));
