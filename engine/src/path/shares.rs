@@ -1,12 +1,13 @@
-//! A bounded resource that a few devices share, so that none takes all of it: one that does not answer keeps what it
-//! has.
+//! A bounded resource that a few devices share, so that none takes all of it: one that does not
+//! answer keeps what it has.
 
 use crate::units::DeviceIndex;
 
 /// How much of it each device has.
 ///
-/// Half is divided among the devices, the rest is for whoever comes first. So one device alone works with more than half
-/// of it. Where half does not go round, each device has one as long as there are more.
+/// Half is divided among the devices, the rest is for whoever comes first. So one device alone
+/// works with more than half of it. Where half does not go round, each device has one as long as
+/// there are more.
 #[derive(Debug)]
 pub struct Shares {
     total: usize,

@@ -115,7 +115,8 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         Ok(recovered) => recovered,
         Err(error) => {
             if reactor.close().is_err() {
-                // What never came back may still reach the devices: nobody else may have them meanwhile.
+                // What never came back may still reach the devices: nobody else may have them
+                // meanwhile.
                 std::mem::forget(members);
             }
             return Err(error);
@@ -164,7 +165,8 @@ impl Found<'_> {
     fn recover(self, reactor: &Reactor, events: &mut EventCount) -> Result<SoundShare, OpenError> {
         let Self { members, superblocks, damaged, place, options } = self;
         let (geometry, share) = (superblocks[0].geometry, options.share);
-        // Before anything else is written: what was written without a device must show on the others.
+        // Before anything else is written: what was written without a device must show on the
+        // others.
         let metadata_written = AtomicU64::new(events.count(reactor, Duration::MAX)?);
         let media = MetadataIo { reactor, written: &metadata_written };
         let mut repaired_superblocks = Vec::new();
@@ -198,7 +200,8 @@ impl Found<'_> {
             contents.let_index_grow();
         }
         contents.settle_index(log.next_slot());
-        // Segments that the slot before needs no more come back, too, once something else stands there.
+        // Segments that the slot before needs no more come back, too, once something else stands
+        // there.
         if !settled || contents.index_has_surplus(log.next_slot()) {
             settle::settle(&media, &mut log, &mut contents)
                 .map_err(|error| failed(error.to_string()))?;

@@ -5,8 +5,8 @@ use crate::memory::DmaBuffer;
 use crate::path::backend::Shares;
 use crate::units::DeviceIndex;
 
-/// The chunks of staging memory, and who has how many. A path leaks those that a device which does not answer may still
-/// write.
+/// The chunks of staging memory, and who has how many. A path leaks those that a device which does
+/// not answer may still write.
 pub(super) struct Chunks {
     free: Vec<DmaBuffer>,
     shares: Shares,
@@ -31,8 +31,8 @@ impl Chunks {
         self.shares.left_for(device) > if any { 0 } else { self.reserve() }
     }
 
-    /// Besides what is kept for devices, only urgent pieces may take the last of them: one should find a chunk without
-    /// waiting for a device.
+    /// Besides what is kept for devices, only urgent pieces may take the last of them: one should
+    /// find a chunk without waiting for a device.
     fn reserve(&self) -> usize {
         let all = self.shares.total();
         if all >= 4 { (all / 8).max(1) } else { 0 }

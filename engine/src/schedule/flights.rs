@@ -77,7 +77,8 @@ mod tests {
         assert!(flights.has_room(first));
     }
 
-    /// A path may take less than all devices at their bound: a controller with short queues, a ring at its limit.
+    /// A path may take less than all devices at their bound: a controller with short queues, a ring
+    /// at its limit.
     #[test]
     fn a_table_that_is_too_small_for_all_is_not_filled_by_one_device() {
         let mut flights = Flights::new(6, 3, 32);

@@ -1,5 +1,6 @@
-//! Which batch has which part: several may be on their way, each is filled with whatever is ready for one device. So a
-//! device that does not answer keeps its own batches, and no more than its part of all.
+//! Which batch has which part: several may be on their way, each is filled with whatever is ready
+//! for one device. So a device that does not answer keeps its own batches, and no more than its
+//! part of all.
 
 use std::sync::Arc;
 
@@ -10,7 +11,8 @@ use tidelog_engine::units::DeviceIndex;
 use super::Registered;
 use crate::cufile::{Batch, CuFileError, Driver, Entry, sys};
 
-/// Batches on their way at once: enough that one is filled while others fly. For each of many devices there are some.
+/// Batches on their way at once: enough that one is filled while others fly. For each of many
+/// devices there are some.
 const BATCHES_MAX: usize = 8;
 const BATCHES_EACH: usize = 2;
 

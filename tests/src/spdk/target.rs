@@ -89,7 +89,8 @@ impl Target {
         Ok(target)
     }
 
-    /// Starts the program once more, after it was killed: with the same files, at the same addresses.
+    /// Starts the program once more, after it was killed: with the same files, at the same
+    /// addresses.
     ///
     /// # Errors
     /// It does not serve them.

@@ -11,7 +11,8 @@ use tidelog_tests::spdk::{collect, operation, path_to};
 const ZEROED: Extent = Extent::new(1 << 20, 5 * ZEROES_MAX + 4096);
 const DEALLOCATED: Extent = Extent::new(4 << 20, 2 * DEALLOCATE_MAX + 4096);
 
-/// The target refuses a command that zeroes more, and leaves the rest of one that deallocates more as it is.
+/// The target refuses a command that zeroes more, and leaves the rest of one that deallocates more
+/// as it is.
 pub(crate) fn what_is_zeroed_and_deallocated_is_cut(
     specs: &[DeviceSpec],
 ) -> Result<String, Failure> {

@@ -1,5 +1,5 @@
-//! Controllers whose connection is lost, or who do not answer: they are connected anew, for reads alone, and others go
-//! on meanwhile.
+//! Controllers whose connection is lost, or who do not answer: they are connected anew, for reads
+//! alone, and others go on meanwhile.
 
 use std::path::Path;
 use std::time::Duration;
@@ -28,7 +28,8 @@ const MEANWHILE: u64 = 500;
 /// Several times as long as it takes to notice that a connection is gone.
 const NOTICED: Duration = Duration::from_millis(500);
 
-/// The target of the second device is stopped, and goes on only when enough was read from the first.
+/// The target of the second device is stopped, and goes on only when enough was read from the
+/// first.
 fn another_goes_on(program: &Path) -> Result<String, Failure> {
     let targets = [
         Target::start(program, Transport::Tcp, 4096)?,
@@ -72,7 +73,8 @@ fn another_goes_on(program: &Path) -> Result<String, Failure> {
     Ok(format!("{meanwhile} reads"))
 }
 
-/// The target ends while nobody asks it anything, so only the controller's own queue tells, and is started again.
+/// The target ends while nobody asks it anything, so only the controller's own queue tells, and is
+/// started again.
 fn its_own_queue_fails(program: &Path) -> Result<String, Failure> {
     let mut target = Target::start(program, Transport::Tcp, 4096)?;
     let specs = target.controllers();

@@ -1,5 +1,6 @@
-//! Commands as the controller sees them, for what SPDK's own calls do not say: bus addresses, placement handles (26.05
-//! takes one in `spdk_nvme_ns_cmd_write_ext` and then sends 0), and limits of the commands for blocks.
+//! Commands as the controller sees them, for what SPDK's own calls do not say: bus addresses,
+//! placement handles (26.05 takes one in `spdk_nvme_ns_cmd_write_ext` and then sends 0), and limits
+//! of the commands for blocks.
 
 use tidelog_spdk_sys as sys;
 
@@ -11,8 +12,8 @@ const DATA_PLACEMENT: u32 = 2;
 /// The admin command that asks what something is (NVMe base specification, 5.17).
 const IDENTIFY: u32 = 0x06;
 
-/// A read or write (NVM command set, 3.2), or an Identify, without its number and, where SPDK translates, its addresses:
-/// SPDK adds them.
+/// A read or write (NVM command set, 3.2), or an Identify, without its number and, where SPDK
+/// translates, its addresses: SPDK adds them.
 #[repr(C, align(8))]
 pub(super) struct Command([u32; 16]);
 

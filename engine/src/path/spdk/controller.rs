@@ -60,8 +60,8 @@ pub(super) enum Phase {
     Stuck,
 }
 
-// SAFETY: SPDK locks a controller's own state itself; `admin` keeps the keeper's polling and other threads' use apart.
-// Queue pairs, which are a single thread's, are not reached through this.
+// SAFETY: SPDK locks a controller's own state itself; `admin` keeps the keeper's polling and other
+// threads' use apart. Queue pairs, which are a single thread's, are not reached through this.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -229,7 +229,8 @@ impl Controller {
         matches!(self.facts.reach, Reach::Connection { .. })
     }
 
-    /// Runs `work` while nobody else uses the controller's own queue, and not while it is being started.
+    /// Runs `work` while nobody else uses the controller's own queue, and not while it is being
+    /// started.
     pub(super) fn alone<T>(&self, work: impl FnOnce(*mut sys::spdk_nvme_ctrlr) -> T) -> T {
         loop {
             let held = self.shared.admin.lock().unwrap_or_else(PoisonError::into_inner);
@@ -245,7 +246,8 @@ impl Controller {
         self.shared.phase()
     }
 
-    /// Has the keeper stop it and start it again, unless that is under way. Its phase tells how far that has come.
+    /// Has the keeper stop it and start it again, unless that is under way. Its phase tells how far
+    /// that has come.
     pub(super) fn reset(&self) {
         let reset = match self.phase() {
             Phase::Up => Reset::new(),

@@ -144,7 +144,8 @@ impl Controller {
         Ok(bytes)
     }
 
-    /// What the controller says of the commands for blocks; no limits where it is too old to be asked.
+    /// What the controller says of the commands for blocks; no limits where it is too old to be
+    /// asked.
     pub(super) fn block_commands(&self) -> BlockCommandFacts {
         let data = self.identify(IDENTIFY_CONTROLLER_BLOCKS);
         data.map_or_else(|_| BlockCommandFacts::default(), |data| BlockCommandFacts::read(&data))
@@ -156,8 +157,8 @@ impl Controller {
             memory.allocate(ByteCount(IDENTIFY_BYTES as u64)).map_err(io::Error::other)?;
         let mut buffer = memory.take(IDENTIFY_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
         let mut command = Command::identify(what);
-        // SAFETY: the controller is attached and its own queue is locked; buffer and context outlive the command, which
-        // SPDK copies.
+        // SAFETY: the controller is attached and its own queue is locked; buffer and context
+        // outlive the command, which SPDK copies.
         let mut send = |handle, context| unsafe {
             sys::spdk_nvme_ctrlr_cmd_admin_raw(
                 handle,

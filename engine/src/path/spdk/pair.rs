@@ -19,7 +19,8 @@ use crate::path::OperationKind;
 /// medium, and what waits for room on the controller.
 const REQUESTS_EACH: u32 = 8;
 
-/// A queue pair of the thread that made it. Everything that is in flight on it ends when it is dropped.
+/// A queue pair of the thread that made it. Everything that is in flight on it ends when it is
+/// dropped.
 pub(super) struct Pair {
     handle: NonNull<sys::spdk_nvme_qpair>,
     /// Polls the pair, if it is a connection.
@@ -38,10 +39,12 @@ impl Pair {
         let mut options = sys::spdk_nvme_io_qpair_opts::default();
         let size = size_of::<sys::spdk_nvme_io_qpair_opts>();
         let mut said = Said::default();
-        // SAFETY: the controller is attached; SPDK fills in, and reads, as much of the structure as it is told.
+        // SAFETY: the controller is attached; SPDK fills in, and reads, as much of the structure as
+        // it is told.
         let create = |handle| unsafe {
             sys::spdk_nvme_ctrlr_get_default_io_qpair_opts(handle, &raw mut options, size);
-            // A queue of so many entries holds one command less. More than the controller has is refused by it.
+            // A queue of so many entries holds one command less. More than the controller has is
+            // refused by it.
             options.io_queue_size = options.io_queue_size.max(depth + 1);
             options.io_queue_size = options.io_queue_size.min(controller.queue_entries());
             options.io_queue_requests =
@@ -84,8 +87,8 @@ impl Pair {
         let (pair, group) = (self.handle.as_ptr(), &self.group);
         let poll = |_| {
             group.as_ref().map(Group::process);
-            // SAFETY: the pair is this thread's. A refusal shows at the pair alone. One on the bus takes in
-            // what its controller's own queue has, which is locked.
+            // SAFETY: the pair is this thread's. A refusal shows at the pair alone. One on the bus
+            // takes in what its controller's own queue has, which is locked.
             unsafe { sys::spdk_nvme_qpair_process_completions(pair, 0) }
         };
         let polled = self.said.hear(|| self.controller.alone(poll));
@@ -108,7 +111,8 @@ impl Pair {
         self.handle.as_ptr()
     }
 
-    /// Takes in so many answers, or all of a connection's group. Returns whether the controller is there.
+    /// Takes in so many answers, or all of a connection's group. Returns whether the controller is
+    /// there.
     pub(super) fn poll(&self, at_most: u32) -> bool {
         match &self.group {
             Some(group) => !group.process(),
@@ -119,10 +123,12 @@ impl Pair {
         }
     }
 
-    /// Asks for the commands of a flight back, and counts in `rescues` whether the controller did so.
+    /// Asks for the commands of a flight back, and counts in `rescues` whether the controller did
+    /// so.
     pub(super) fn abort(&self, flight: &Flight, rescues: &Arc<Rescues>) {
         let context = Arc::into_raw(Arc::clone(rescues));
-        // SAFETY: the pair is this thread's; the flight's context is only compared, and ours is the answer's own.
+        // SAFETY: the pair is this thread's; the flight's context is only compared, and ours is the
+        // answer's own.
         let refused = self.controller.alone(|handle| unsafe {
             sys::spdk_nvme_ctrlr_cmd_abort_ext(
                 handle,
@@ -173,18 +179,21 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         let pair = self.handle();
-        // SAFETY: the pair is this thread's. What is in flight on it ends here, and the controller cannot move its
-        // bytes any more: the connection is closed, or the controller was stopped (see `Queue`).
+        // SAFETY: the pair is this thread's. What is in flight on it ends here, and the controller
+        // cannot move its bytes any more: the connection is closed, or the controller was stopped
+        // (see `Queue`).
         unheard(|| self.controller.alone(|_| unsafe { sys::spdk_nvme_ctrlr_free_io_qpair(pair) }));
         self.controller.lose_pair();
     }
 }
 
-/// SPDK calls this once it knows what became of an abort. The command itself comes back anyway, or times out.
+/// SPDK calls this once it knows what became of an abort. The command itself comes back anyway, or
+/// times out.
 unsafe extern "C" fn aborted(context: *mut std::ffi::c_void, answer: *const sys::spdk_nvme_cpl) {
     /// In the answer: the command was not aborted (NVMe base specification, 5.1).
     const NOT_ABORTED: u32 = 1;
-    // SAFETY: the context is one that `abort` has made, and each is answered once; the answer is SPDK's, for the call.
+    // SAFETY: the context is one that `abort` has made, and each is answered once; the answer is
+    // SPDK's, for the call.
     let (rescues, answer) = unsafe { (Arc::from_raw(context.cast::<Rescues>()), &*answer) };
     if answer.cdw0 & NOT_ABORTED != 0 {
         rescues.count_not_aborted();

@@ -1,4 +1,5 @@
-//! A queue to a controller: sending commands, polling, and the ways to get commands back that do not come by themselves.
+//! A queue to a controller: sending commands, polling, and the ways to get commands back that do
+//! not come by themselves.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -45,7 +46,8 @@ enum State {
     Working,
     /// Its controller is stopped and started again, and a pair made anew.
     Returning,
-    /// Its controller has failed, and is stopped, so that it lets go of what it has. Then this is lost.
+    /// Its controller has failed, and is stopped, so that it lets go of what it has. Then this is
+    /// lost.
     Leaving,
     /// The controller, or the connection to it, is gone for good.
     Lost,
@@ -391,10 +393,11 @@ impl Queue {
         Looked::Same
     }
 
-    /// Asks for the commands of a flight back, and counts in `rescues` whether the controller did so.
+    /// Asks for the commands of a flight back, and counts in `rescues` whether the controller did
+    /// so.
     pub(super) fn abort(&self, flight: &Flight, rescues: &Arc<Rescues>) {
-        // Over vfio-user SPDK looks for the commands through a function that this transport does not have: it would
-        // call address 0.
+        // Over vfio-user SPDK looks for the commands through a function that this transport does
+        // not have: it would call address 0.
         if self.controller.facts().reach != Reach::Process
             && self.state == State::Working
             && let Some(pair) = &self.pair
@@ -403,8 +406,9 @@ impl Queue {
         }
     }
 
-    /// Makes a controller that does not answer let go of the commands that are outstanding: now, where they are a
-    /// connection's, else once it was stopped. A last resort. Then it takes commands again.
+    /// Makes a controller that does not answer let go of the commands that are outstanding: now,
+    /// where they are a connection's, else once it was stopped. A last resort. Then it takes
+    /// commands again.
     pub(super) fn recall(&mut self) {
         match self.controller.facts().reach {
             Reach::Bus => {}
@@ -417,7 +421,8 @@ impl Queue {
         self.controller.reset();
     }
 
-    /// The controller has failed, or is not there any more. It may have something that is in flight.
+    /// The controller has failed, or is not there any more. It may have something that is in
+    /// flight.
     pub(super) fn lose(&mut self, is_any_out: bool) {
         if !is_any_out {
             self.state = State::Lost;

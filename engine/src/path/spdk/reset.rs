@@ -1,5 +1,6 @@
-//! A controller is stopped and started again, step by step on the keeper's thread: a reset of one on the bus, a new
-//! connection of one that is reached by a connection. Whoever uses it goes on with others meanwhile.
+//! A controller is stopped and started again, step by step on the keeper's thread: a reset of one
+//! on the bus, a new connection of one that is reached by a connection. Whoever uses it goes on
+//! with others meanwhile.
 
 use std::time::{Duration, Instant};
 
@@ -88,8 +89,8 @@ impl Reset {
         if !matches!(self.step, Step::Starting) {
             return;
         }
-        // SAFETY: the controller is attached, and this thread starts it. One that has failed is not started, which is
-        // said by the next step.
+        // SAFETY: the controller is attached, and this thread starts it. One that has failed is not
+        // started, which is said by the next step.
         unheard(|| unsafe {
             sys::spdk_nvme_ctrlr_fail(shared.handle());
             while sys::spdk_nvme_ctrlr_reconnect_poll_async(shared.handle()) == -libc::EAGAIN {
@@ -103,7 +104,8 @@ impl Reset {
 /// Begins to stop it.
 fn stop(shared: &Shared) -> Result<Step, Phase> {
     let stop = |handle| {
-        // SAFETY: the controller is attached. Queue pairs stay, and are freed by their threads once it was stopped.
+        // SAFETY: the controller is attached. Queue pairs stay, and are freed by their threads once
+        // it was stopped.
         unheard(|| unsafe { sys::spdk_nvme_ctrlr_disconnect(handle) })
     };
     match shared.alone_now(stop) {
@@ -173,7 +175,8 @@ impl Attached {
         self.open.iter().all(|open| {
             let number = open.name.namespace();
             let controller = self.shared.pointer();
-            // SAFETY: the controller is attached; one that has no such namespace any more has freed it.
+            // SAFETY: the controller is attached; one that has no such namespace any more has freed
+            // it.
             let is_there =
                 unsafe { sys::spdk_nvme_ctrlr_is_active_ns(controller.as_ptr(), number) };
             // SAFETY: as above.

@@ -198,8 +198,9 @@ impl Window {
         Parts::count(size.chunks)
     }
 
-    /// A window that begins at `base` of the GPU's memory, with room for `depth` requests of so many devices, of which
-    /// none gets all chunks. `copies` has as many [`slots`](Self::slots) as it takes.
+    /// A window that begins at `base` of the GPU's memory, with room for `depth` requests of so
+    /// many devices, of which none gets all chunks. `copies` has as many [`slots`](Self::slots) as
+    /// it takes.
     pub fn new(
         copies: Box<dyn WindowCopies>,
         base: u64,
@@ -381,7 +382,8 @@ mod tests {
         }
     }
 
-    /// A device that does not answer keeps what it has; the others go on with their part of the ring.
+    /// A device that does not answer keeps what it has; the others go on with their part of the
+    /// ring.
     #[test]
     fn a_device_that_keeps_its_chunks_leaves_some_to_the_others() {
         const REQUESTS: u64 = 8;

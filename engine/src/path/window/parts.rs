@@ -182,8 +182,8 @@ impl Window {
         })
     }
 
-    /// Begins parts of the requests that wait, as long as there is room: first come first served, but that a device which
-    /// has all that it may have is passed.
+    /// Begins parts of the requests that wait, as long as there is room: first come first served,
+    /// but that a device which has all that it may have is passed.
     pub(super) fn begin_parts(&mut self) {
         for _ in 0..self.waiting.len() {
             let Some(slot) = self.waiting.pop_front() else { return };

@@ -54,7 +54,8 @@ impl Ring {
         self.shares.give_back(device);
     }
 
-    /// Gives a chunk up that its device may touch at any time from now on: it is never handed out again.
+    /// Gives a chunk up that its device may touch at any time from now on: it is never handed out
+    /// again.
     #[expect(clippy::needless_pass_by_value, reason = "who gives a chunk up has it no more")]
     pub(super) fn quarantine(&mut self, device: DeviceIndex, chunk: Chunk) {
         debug_assert!(!self.free.contains(&chunk.0));

@@ -283,7 +283,8 @@ impl PassthroughPath {
         }
     }
 
-    /// What fails of these operations is not tried again: neither what waits for that, nor what is still out.
+    /// What fails of these operations is not tried again: neither what waits for that, nor what is
+    /// still out.
     fn give_up(&mut self, tag: Option<u64>) {
         give_up(&self.slots, &mut self.flights, &mut self.retries, tag);
     }
