@@ -24,7 +24,7 @@ use crate::path::{Action, Operation, OperationKind, PlacementHandle, Status};
 /// Answers that are taken in before the caller may send something new. Were there no limit, a controller could have nothing to do
 /// until all that it has answered was seen to; with fewer, its doorbells are rung too often.
 const TAKEN_MAX: u32 = 16;
-/// How often a connection that was made anew may be lost before it has taken a command.
+/// How often a controller that was started again may refuse a queue pair before it is given up.
 const TRIES: u32 = 3;
 
 /// A thread's queue to a controller.
@@ -37,7 +37,7 @@ pub(super) struct Queue {
     state: State,
     /// Whether the pair has refused a command because it is not connected any more.
     disconnected: Cell<bool>,
-    /// Attempts to have a pair again that have failed.
+    /// Attempts to have a pair again that may still fail.
     tries: u32,
 }
 

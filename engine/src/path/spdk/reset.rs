@@ -112,7 +112,9 @@ fn stop(shared: &Shared) -> Result<Step, Phase> {
         // Somebody uses it now.
         None => Ok(Step::Stop(Instant::now())),
         Some(0) => Ok(Step::Stopping),
-        Some(_) => Err(Phase::Gone),
+        // It is not there any more.
+        Some(code) if code == -libc::ENXIO => Err(Phase::Gone),
+        Some(_) => Err(Phase::Stuck),
     }
 }
 
