@@ -181,11 +181,11 @@ mod native {
         |tidelog_spdk_(fault|listen|tidy)\
         |spdk_nvme_host_id_parse\
         |spdk_nvme_ctrlr_(get_default_ctrlr_opts|get_ns|get_data|get_regs_cap|get_registers\
-        |process_admin_completions|reset|cmd_abort_ext|cmd_get_log_page_ext|cmd_io_raw|io_cmd_raw_no_payload_build|get_default_io_qpair_opts\
-        |alloc_io_qpair|free_io_qpair|connect_io_qpair|disconnect_io_qpair)\
-        |spdk_nvme_poll_group_(create|add|all_connected|process_completions|destroy)\
-        |spdk_nvme_qpair_(process_completions|add_cmd_error_injection\
-        |remove_cmd_error_injection)\
+        |get_regs_csts|process_admin_completions|disconnect|reconnect_async|reconnect_poll_async|fail|is_active_ns\
+        |cmd_abort_ext|cmd_admin_raw|cmd_get_log_page_ext|cmd_io_raw|io_cmd_raw_no_payload_build|get_default_io_qpair_opts\
+        |alloc_io_qpair|free_io_qpair|connect_io_qpair)\
+        |spdk_nvme_poll_group_(create|add|process_completions|destroy)\
+        |spdk_nvme_qpair_(process_completions|is_connected|add_cmd_error_injection)\
         |spdk_nvme_ns_(get_id|get_data|get_uuid|get_sector_size|get_num_sectors|get_md_size|get_csi|get_flags|get_max_io_xfer_size)\
         |spdk_nvme_ns_cmd_(read|write|write_zeroes|flush|dataset_management|io_mgmt_recv)";
     const VARIABLES: &str = "SPDK_VERSION_(MAJOR|MINOR)|SPDK_MALLOC_DMA|SPDK_VTOPHYS_ERROR\

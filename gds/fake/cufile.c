@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -119,6 +120,11 @@ Answer cuFileBufDeregister(const void *at) {
     return answer(0);
 }
 
+static bool hangs(const struct Transfer *t) {
+    struct stat at;
+    return state.hangs && !fstat(t->file, &at) && at.st_ino == state.hangs;
+}
+
 /* The bytes really move: through a buffer that O_DIRECT takes. */
 static ssize_t move(const struct Transfer *t) {
     void *bounce = aligned_alloc(4096, (t->length + 4095) / 4096 * 4096);
@@ -192,7 +198,7 @@ Answer cuFileBatchIOGetStatus(struct Batch *batch, unsigned min, unsigned *count
     unsigned first = chance() % 128;
     for (unsigned i = 0; i < 128 && found < room && !code; i++) {
         struct Transfer *t = &batch->transfers[(first + i) % 128];
-        if (!t->used || (!batch->cancelled && chance() % (laziness + 1))) continue;
+        if (!t->used || (!batch->cancelled && (hangs(t) || chance() % (laziness + 1)))) continue;
         struct Told *it = &told[found++];
         int failure = planned(t->write ? "write" : "read");
         it->cookie = t->cookie;

@@ -42,6 +42,7 @@ extern struct State {
     unsigned handles, buffers, batches, submitted, batch_longest, copies, allocated, modules, kernels;
     uint64_t host_bytes; /* that streams copied between the GPU and the host */
     uint64_t pageable;   /* of these, to or from host memory that is not page-locked */
+    uint64_t hangs;      /* the inode of a file of whose transfers nothing is answered, or 0 */
 } state;
 extern unsigned laziness; /* a step does nothing this many times out of (this + 1) */
 extern bool held;         /* time stands still */

@@ -38,7 +38,7 @@ int planned(const char *what) {
 void fake_reset(uint64_t new_seed, unsigned new_laziness) {
     pthread_mutex_lock(&fake_lock);
     seed = new_seed * 2 + 1; laziness = new_laziness; violations = 0; first_violation[0] = 0;
-    memset(plans, 0, sizeof plans); held = false;
+    memset(plans, 0, sizeof plans); held = false; state.hangs = 0;
     state.status = 1u << 4; state.features = 1u << 1; state.major = 2; state.minor = 17; state.batch_max = 128;
     state.configured_compat = true; if (!state.driver_open) state.allow_compat = -1; state.force_compat = false; state.p2pdma = false; state.p2p_flags = 0; state.entered = state.handles_made = 0; state.gpus = 1; state.ordering = 0; state.flushes_by = 1; state.flushes = 0;
     state.submitted = state.batch_longest = state.copies = state.kernels = 0; state.host_bytes = state.pageable = 0; state.driver_opens = state.driver_closes = 0;
@@ -68,6 +68,7 @@ void fake_configure(bool compat, unsigned p2p_flags) { state.configured_compat =
 /* How the GPU comes to see what other devices write: in order (100), by itself not (0); by which flushes (1, the host's). */
 void fake_remote_writes(int ordering, int flushes_by) { state.ordering = ordering; state.flushes_by = flushes_by; }
 void fake_hold(bool still) { held = still; }
+void fake_hang(uint64_t inode) { state.hangs = inode; }
 
 void fake_unify(bool unified) { state.unified = unified; }
 

@@ -125,6 +125,40 @@ fn run_all(queue: &mut Queue, direction: Direction, memory: &mut [(usize, Vec<u8
     }
 }
 
+/// Each request of the first device has a batch of its own, as long as there are any.
+#[test]
+fn a_device_that_hangs_keeps_its_batches_and_the_other_goes_on() {
+    const HANGING: usize = 12;
+    let fake = FakeGpu::start(11, 0);
+    let directory = Directory::new("gds-hangs").unwrap();
+    let devices = ["a", "b"].map(|name| device(directory.path(), name, SIZE as u64));
+    let mut queue = fake.queue(devices.into(), small());
+    fake.hang(Some(&directory.path().join("a")));
+    let mut memory = vec![pattern(5, BLOCK); 16];
+    for (tag, bytes) in memory.iter_mut().enumerate() {
+        let write = request(tag as u64, Direction::Write, tag * BLOCK, BLOCK, host(bytes));
+        let device = DeviceIndex((tag >= HANGING).into());
+        submit(&mut queue, Request { device, ..write });
+        for _ in 0..4 {
+            queue.advance().unwrap();
+        }
+    }
+    let mut answers = Vec::new();
+    for _ in 0..1000 {
+        queue.advance().unwrap();
+        answers.extend(queue.answers());
+    }
+    let mut tags: Vec<u64> = answers.iter().map(|answer| answer.tag).collect();
+    tags.sort_unstable();
+    assert_eq!(tags, (HANGING as u64..16).collect::<Vec<_>>());
+    fake.hang(None);
+    answers.extend(finish(&mut queue));
+    assert_eq!(answers.len(), 16);
+    assert!(answers.iter().all(|answer| answer.result == Ok(())));
+    drop(queue);
+    fake.assert_lawful();
+}
+
 #[test]
 fn a_write_waits_for_its_bytes_and_a_read_for_its_destination() {
     let fake = FakeGpu::start(3, 6);

@@ -35,6 +35,7 @@ pub mod nvme;
 mod operation;
 pub mod posix;
 mod priority;
+mod shares;
 pub mod sim;
 mod slots;
 #[cfg(feature = "spdk")]
@@ -77,6 +78,7 @@ pub const HAS_SPDK: bool = cfg!(feature = "spdk");
 /// What data paths outside of the engine are made with.
 pub mod backend {
     pub use super::gate::Gate;
+    pub use super::shares::Shares;
     pub use super::slots::{Slots, conclude};
     pub use super::window::{
         Answer, Copied, Direction, OpenedWindow, Request, Told, Transfer, TransferPlace, Window,

@@ -259,8 +259,14 @@ impl Status {
     /// Whether the same read may well succeed if it is tried again: the medium or the way to it had
     /// trouble, and the device is there.
     pub fn is_transient(self) -> bool {
-        const TROUBLE: [i32; 5] =
-            [libc::EIO, libc::EAGAIN, libc::EINTR, libc::ETIMEDOUT, libc::EREMOTEIO];
+        const TROUBLE: [i32; 6] = [
+            libc::EIO,
+            libc::EAGAIN,
+            libc::EINTR,
+            libc::ETIMEDOUT,
+            libc::EREMOTEIO,
+            libc::ECONNRESET,
+        ];
         match self {
             Self::Errno(errno) => TROUBLE.contains(&errno),
             Self::Nvme { do_not_retry, .. } => !do_not_retry,

@@ -80,49 +80,23 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         },
     )?;
 
-    // Before anything else is written: what was written without a device must show on the others.
-    let metadata_written = AtomicU64::new(events.count(&reactor, Duration::MAX)?);
-    let media = MetadataIo { reactor: &reactor, written: &metadata_written };
-    let mut repaired_superblocks = Vec::new();
-    for (device, copy) in damaged {
-        let offset = match copy {
-            'A' => SUPERBLOCK_OFFSET,
-            _ => geometry.second_superblock_offset(),
-        };
-        media.write(device, offset, superblocks[usize::from(device)].encode())?;
-        media.flush(device)?;
-        repaired_superblocks.push(format!("{} copy {copy}", members.0[usize::from(device)].name()));
-    }
-
-    let failed = |what: String| OpenError::Recovery { share, what };
-    let recovered = settle::read(&media, &geometry, place).map_err(failed)?;
-    let Recovered { tensors, runs, index_segments, mut log, settled, .. } = recovered;
-    let mut space = Space::new(&place.area, geometry.segment_blocks());
-    let handles = Handles::of(reactor.capabilities(), options.lanes);
-    if !handles.by_lifetime() {
-        space = space.without_lifetime_lanes();
-    }
-    let grows = superblocks.iter().all(|superblock| superblock.index_in_segments);
-    let room = IndexRoom::new(&place, index_segments, grows);
-    let mut contents = Contents::recovered(space, room, tensors, runs);
-    if contents.index_should_grow() {
-        // Before anything is written that older software does not understand.
-        superblocks::rewrite(&media, &superblocks, |superblock| {
-            superblock.index_in_segments = true;
-        })?;
-        contents.let_index_grow();
-    }
-    contents.settle_index(log.next_slot());
-    // Segments that the slot before needs no more come back, too, once something else stands there.
-    if !settled || contents.index_has_surplus(log.next_slot()) {
-        settle::settle(&media, &mut log, &mut contents)
-            .map_err(|error| failed(error.to_string()))?;
-    }
+    let found = Found { members: &members, superblocks: &superblocks, damaged, place, options };
+    let recovered = match found.recover(&reactor, &mut events) {
+        Ok(recovered) => recovered,
+        Err(error) => {
+            if reactor.close().is_err() {
+                // What never came back may still reach the devices: nobody else may have them
+                // meanwhile.
+                std::mem::forget(members);
+            }
+            return Err(error);
+        }
+    };
+    let SoundShare { contents, log, handles, repaired_superblocks, metadata_written } = recovered;
 
     let capacity = u64::from(geometry.segments) * geometry.segment_blocks() * BLOCK_BYTES;
     let description =
         PoolDescription { pool, geometry, devices: members.names(), capacity: ByteCount(capacity) };
-    let metadata_written = metadata_written.into_inner();
     Ok(Opened {
         members,
         reactor,
@@ -135,6 +109,76 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
         metadata_written,
         events,
     })
+}
+
+/// A share as its devices have it.
+struct Found<'a> {
+    members: &'a Members,
+    superblocks: &'a [Superblock],
+    /// Copies of superblocks that are written again.
+    damaged: Vec<Damaged>,
+    place: Place,
+    options: &'a OpenOptions,
+}
+
+/// A share that can be used.
+struct SoundShare {
+    contents: Contents,
+    log: ChangeLog,
+    handles: Handles,
+    repaired_superblocks: Vec<String>,
+    metadata_written: u64,
+}
+
+impl Found<'_> {
+    /// Reads its index, and writes what has to be written before it can be used.
+    fn recover(self, reactor: &Reactor, events: &mut EventCount) -> Result<SoundShare, OpenError> {
+        let Self { members, superblocks, damaged, place, options } = self;
+        let (geometry, share) = (superblocks[0].geometry, options.share);
+        // Before anything else is written: what was written without a device must show on the
+        // others.
+        let metadata_written = AtomicU64::new(events.count(reactor, Duration::MAX)?);
+        let media = MetadataIo { reactor, written: &metadata_written };
+        let mut repaired_superblocks = Vec::new();
+        for (device, copy) in damaged {
+            let offset = match copy {
+                'A' => SUPERBLOCK_OFFSET,
+                _ => geometry.second_superblock_offset(),
+            };
+            media.write(device, offset, superblocks[usize::from(device)].encode())?;
+            media.flush(device)?;
+            repaired_superblocks
+                .push(format!("{} copy {copy}", members.0[usize::from(device)].name()));
+        }
+
+        let failed = |what: String| OpenError::Recovery { share, what };
+        let recovered = settle::read(&media, &geometry, place).map_err(failed)?;
+        let Recovered { tensors, runs, index_segments, mut log, settled, .. } = recovered;
+        let mut space = Space::new(&place.area, geometry.segment_blocks());
+        let handles = Handles::of(reactor.capabilities(), options.lanes);
+        if !handles.by_lifetime() {
+            space = space.without_lifetime_lanes();
+        }
+        let grows = superblocks.iter().all(|superblock| superblock.index_in_segments);
+        let room = IndexRoom::new(&place, index_segments, grows);
+        let mut contents = Contents::recovered(space, room, tensors, runs);
+        if contents.index_should_grow() {
+            // Before anything is written that older software does not understand.
+            superblocks::rewrite(&media, superblocks, |superblock| {
+                superblock.index_in_segments = true;
+            })?;
+            contents.let_index_grow();
+        }
+        contents.settle_index(log.next_slot());
+        // Segments that the slot before needs no more come back, too, once something else stands
+        // there.
+        if !settled || contents.index_has_surplus(log.next_slot()) {
+            settle::settle(&media, &mut log, &mut contents)
+                .map_err(|error| failed(error.to_string()))?;
+        }
+        let metadata_written = metadata_written.into_inner();
+        Ok(SoundShare { contents, log, handles, repaired_superblocks, metadata_written })
+    }
 }
 
 /// How many threads are to read besides the reactor's: one for each device at most, where the data path may be opened

@@ -1,5 +1,6 @@
 //! Which pieces are on their devices: a fixed table, and a bound for each device.
 
+use crate::path::backend::Shares;
 use crate::units::DeviceIndex;
 
 /// A piece on its device.
@@ -20,6 +21,8 @@ pub(super) struct Flight {
 pub(super) struct Flights {
     held: Vec<Option<Flight>>,
     free: Vec<u32>,
+    /// Of the table, where it is too small for all devices at their bound.
+    shares: Shares,
     /// Operations in flight, by device.
     per_device: Vec<u32>,
     per_device_max: u32,
@@ -28,18 +31,21 @@ pub(super) struct Flights {
 impl Flights {
     pub(super) fn new(slots: u32, devices: usize, per_device_max: u32) -> Self {
         let (held, free) = (vec![None; slots as usize], (0..slots).rev().collect());
-        Self { held, free, per_device: vec![0; devices], per_device_max }
+        let shares = Shares::new(slots as usize, devices);
+        Self { held, free, shares, per_device: vec![0; devices], per_device_max }
     }
 
     /// Whether one more operation may go to `device`.
     pub(super) fn has_room(&self, device: DeviceIndex) -> bool {
-        !self.free.is_empty() && self.per_device[usize::from(device.0)] < self.per_device_max
+        let in_flight = self.per_device[usize::from(device.0)];
+        in_flight < self.per_device_max && self.shares.left_for(device) > 0
     }
 
     /// Enters a flight; answers its tag, or `None` if the table is full.
     pub(super) fn begin(&mut self, flight: Flight) -> Option<u64> {
         let slot = self.free.pop()?;
         self.held[slot as usize] = Some(flight);
+        self.shares.take(flight.device);
         self.per_device[usize::from(flight.device.0)] += 1;
         Some(slot.into())
     }
@@ -48,6 +54,7 @@ impl Flights {
     pub(super) fn land(&mut self, tag: u64) -> Option<Flight> {
         let flight = self.held.get_mut(usize::try_from(tag).ok()?)?.take()?;
         self.free.push(tag as u32);
+        self.shares.give_back(flight.device);
         self.per_device[usize::from(flight.device.0)] -= 1;
         Some(flight)
     }
@@ -68,5 +75,18 @@ mod tests {
         assert_eq!(flights.land(tags[1]), None, "a tag lands once");
         assert_eq!(flights.land(u64::MAX), None);
         assert!(flights.has_room(first));
+    }
+
+    /// A path may take less than all devices at their bound: a controller with short queues, a ring
+    /// at its limit.
+    #[test]
+    fn a_table_that_is_too_small_for_all_is_not_filled_by_one_device() {
+        let mut flights = Flights::new(6, 3, 32);
+        let flight = |device| Flight { transfer: 9, piece: 0, device, began: 0, again: false };
+        let devices = [0, 1, 2].map(DeviceIndex);
+        while flights.has_room(devices[0]) {
+            flights.begin(flight(devices[0])).unwrap();
+        }
+        assert!(devices[1..].iter().all(|&device| flights.has_room(device)));
     }
 }

@@ -288,8 +288,9 @@ impl Reactor {
             // Dropped inside a `Finish`: the thread ends once that returns.
             return 0;
         }
-        // A reactor that panicked has failed every ticket on its way out.
-        thread.join().unwrap_or(0)
+        // A reactor that panicked has failed every ticket on its way out. What its devices still do
+        // nobody knows, so they count as not having ended.
+        thread.join().unwrap_or(1)
     }
 
     /// The pieces of `length` bytes at `offset` of one device.

@@ -1,15 +1,20 @@
-//! Which batch has which part: several may be on their way, each is filled with whatever is ready.
+//! Which batch has which part: several may be on their way, each is filled with whatever is ready
+//! for one device. So a device that does not answer keeps its own batches, and no more than its
+//! part of all.
 
 use std::sync::Arc;
 
 use tidelog_engine::path::Status;
-use tidelog_engine::path::backend::{Direction, Told, Transfer, TransferPlace, Window};
+use tidelog_engine::path::backend::{Direction, Shares, Told, Transfer, TransferPlace, Window};
+use tidelog_engine::units::DeviceIndex;
 
 use super::Registered;
 use crate::cufile::{Batch, CuFileError, Driver, Entry, sys};
 
-/// Batches on their way at once: enough that one is filled while others fly.
+/// Batches on their way at once: enough that one is filled while others fly. For each of many
+/// devices there are some.
 const BATCHES_MAX: usize = 8;
+const BATCHES_EACH: usize = 2;
 
 /// So often in a row the library may say that it is full before that counts as a failure. Others in this process may
 /// fill it, too.
@@ -19,23 +24,44 @@ const FULL_MAX: u32 = 10_000;
 pub(super) struct Batches {
     driver: Arc<Driver>,
     full_in_a_row: u32,
-    all: Vec<Batch>,
+    all: Vec<Member>,
+    shares: Shares,
+}
+
+/// A batch, and the device that has it while it is on its way.
+struct Member {
+    batch: Batch,
+    device: Option<DeviceIndex>,
 }
 
 impl Batches {
-    pub(super) fn new(driver: &Arc<Driver>) -> Self {
-        Self { driver: Arc::clone(driver), full_in_a_row: 0, all: Vec::with_capacity(BATCHES_MAX) }
+    pub(super) fn new(driver: &Arc<Driver>, devices: usize) -> Self {
+        let most = BATCHES_MAX.max(BATCHES_EACH * devices);
+        Self {
+            driver: Arc::clone(driver),
+            full_in_a_row: 0,
+            all: Vec::with_capacity(most),
+            shares: Shares::new(most, devices),
+        }
     }
 
     /// Tells of every part that has ended.
     pub(super) fn poll(&mut self, told: &mut Vec<(u32, Told)>) -> Result<(), CuFileError> {
         let mut ended = |part, result| told.push((part, told_of(result)));
-        self.all.iter_mut().try_for_each(|batch| batch.poll(&mut ended))
+        for Member { batch, device } in &mut self.all {
+            batch.poll(&mut ended)?;
+            if batch.is_idle()
+                && let Some(device) = device.take()
+            {
+                self.shares.give_back(device);
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn cancel_all(&mut self) {
-        for batch in self.all.iter_mut().filter(|batch| !batch.is_idle()) {
-            batch.cancel();
+        for member in self.all.iter_mut().filter(|member| !member.batch.is_idle()) {
+            member.batch.cancel();
         }
     }
 
@@ -45,47 +71,68 @@ impl Batches {
     /// What the parts name is registered, and theirs alone until they have ended.
     pub(super) unsafe fn submit(
         &mut self,
-        ready: &[Transfer],
+        ready: &mut [Transfer],
         registered: &Registered,
         window: &Window,
         told: &mut Vec<(u32, Told)>,
     ) {
+        ready.sort_by_key(|transfer| transfer.device);
+        for of_device in ready.chunk_by(|one, other| one.device == other.device) {
+            // SAFETY: passed on to the caller.
+            if !unsafe { self.submit_to_device(of_device, registered, window, told) } {
+                return;
+            }
+        }
+    }
+
+    /// The same for one device. Returns whether it makes sense to try another.
+    ///
+    /// # Safety
+    /// As for [`submit`](Self::submit).
+    unsafe fn submit_to_device(
+        &mut self,
+        ready: &[Transfer],
+        registered: &Registered,
+        window: &Window,
+        told: &mut Vec<(u32, Told)>,
+    ) -> bool {
         let mut left = ready;
         while let Some((first, others)) = left.split_first() {
-            match self.idle() {
-                Ok(None) => return,
+            match self.idle(first.device) {
+                Ok(None) => return true,
                 Ok(Some(at)) => {
                     let count = self.fill(at, left, registered, window);
                     let (members, later) = left.split_at(count);
                     // SAFETY: passed on to the caller.
                     if !unsafe { self.send(at, members, told) } {
-                        return;
+                        return false;
                     }
                     left = later;
                 }
                 // The library sets up only so many at once: those that fly will do.
-                Err(_) if self.is_any_flying() => return,
+                Err(_) if self.is_any_flying() => return false,
                 Err(error) => {
                     told.push((first.part, Told::Failed(error.status())));
                     left = others;
                 }
             }
         }
+        true
     }
 
     fn is_any_flying(&self) -> bool {
-        self.all.iter().any(|batch| !batch.is_idle())
+        self.all.iter().any(|member| !member.batch.is_idle())
     }
 
-    /// A batch to fill; none if all are on their way.
-    fn idle(&mut self) -> Result<Option<usize>, CuFileError> {
-        if let Some(at) = self.all.iter().position(Batch::is_idle) {
-            return Ok(Some(at));
-        }
-        if self.all.len() == BATCHES_MAX {
+    /// A batch to fill for a device; none if all that it may have are on their way.
+    fn idle(&mut self, device: DeviceIndex) -> Result<Option<usize>, CuFileError> {
+        if self.shares.left_for(device) == 0 {
             return Ok(None);
         }
-        self.all.push(Batch::new(&self.driver, u32::MAX)?);
+        if let Some(at) = self.all.iter().position(|member| member.batch.is_idle()) {
+            return Ok(Some(at));
+        }
+        self.all.push(Member { batch: Batch::new(&self.driver, u32::MAX)?, device: None });
         Ok(Some(self.all.len() - 1))
     }
 
@@ -97,7 +144,7 @@ impl Batches {
         registered: &Registered,
         window: &Window,
     ) -> usize {
-        let batch = &mut self.all[at];
+        let batch = &mut self.all[at].batch;
         let mut count = 0;
         for transfer in ready {
             if !batch.has_room() {
@@ -134,9 +181,13 @@ impl Batches {
         told: &mut Vec<(u32, Told)>,
     ) -> bool {
         // SAFETY: passed on to the caller.
-        match unsafe { self.all[at].submit() } {
+        match unsafe { self.all[at].batch.submit() } {
             Ok(()) => {
                 self.full_in_a_row = 0;
+                if let Some(first) = members.first() {
+                    self.shares.take(first.device);
+                    self.all[at].device = Some(first.device);
+                }
                 told.extend(members.iter().map(|member| (member.part, Told::Taken)));
                 true
             }
@@ -157,7 +208,7 @@ impl Batches {
 
     /// A batch was refused, and nobody says how much of it had begun by then. Answers what became of its parts.
     fn abandon(&mut self, at: usize, status: Status) -> Told {
-        let mut batch = self.all.swap_remove(at);
+        let Member { mut batch, .. } = self.all.swap_remove(at);
         if batch.cancel() {
             return Told::Failed(status);
         }

@@ -113,8 +113,8 @@ impl Queue {
         Ok(Self {
             driver: Arc::clone(driver),
             gpu: Arc::clone(gpu),
-            window: Window::new(copies, memory.base().0, size, options.depth),
-            batches: Batches::new(driver),
+            window: Window::new(copies, memory.base().0, size, (devices.len(), options.depth)),
+            batches: Batches::new(driver, devices.len()),
             ready: Vec::new(),
             told: Vec::new(),
             registered: Some(Registered {
@@ -185,7 +185,9 @@ impl Queue {
         if let Some(registered) = &self.registered {
             // SAFETY: every part is ready: its chunk is its own and filled, or its memory is the caller's until the answer;
             // both stay as they are while the part flies.
-            unsafe { self.batches.submit(&self.ready, registered, &self.window, &mut self.told) };
+            unsafe {
+                self.batches.submit(&mut self.ready, registered, &self.window, &mut self.told);
+            }
         }
         self.take_in();
         Ok(())

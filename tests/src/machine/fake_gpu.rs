@@ -4,6 +4,7 @@
 #![allow(clippy::unused_self, clippy::items_after_statements, clippy::missing_panics_doc)]
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -137,6 +138,13 @@ impl FakeGpu {
     pub fn hold(&self, still: bool) {
         // SAFETY: declared so in plan.c.
         unsafe { self.get::<unsafe extern "C" fn(bool)>("fake_hold")(still) };
+    }
+
+    /// Transfers of this file are not answered; with none, all are.
+    pub fn hang(&self, file: Option<&Path>) {
+        let inode = file.map_or(0, |file| std::fs::metadata(file).unwrap().ino());
+        // SAFETY: declared so in plan.c.
+        unsafe { self.get::<unsafe extern "C" fn(u64)>("fake_hang")(inode) };
     }
 
     /// Everything that nobody may do and somebody did: how often, and the first of it.

@@ -16,6 +16,10 @@ use crate::conformance::Failure;
 /// How many files are served.
 pub const DEVICES: usize = 2;
 const DEVICE_BYTES: u64 = 256 << 20;
+/// The most that a device zeroes by one command.
+pub const ZEROES_MAX: u64 = 64 << 10;
+/// The most that it deallocates by one command.
+pub const DEALLOCATE_MAX: u64 = 1 << 20;
 /// How long a read of the other namespace takes, in microseconds: much longer than any test.
 const HELD_US: u64 = 60_000_000;
 /// The one host that the subsystem with a list of hosts lets in.
@@ -39,6 +43,7 @@ pub enum Transport {
 
 /// A running target. It ends, and its files go, when this is dropped.
 pub struct Target {
+    program: PathBuf,
     process: Child,
     directory: PathBuf,
     transport: Transport,
@@ -68,33 +73,30 @@ impl Target {
     /// It does not serve them.
     pub fn start(program: &Path, transport: Transport, block: u32) -> Result<Self, Failure> {
         static STARTED: AtomicU32 = AtomicU32::new(0);
-        let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        let name = format!("tidelog-spdk-{}-{number}", std::process::id());
+        let target = STARTED.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tidelog-spdk-{}-{target}", std::process::id());
         let directory = PathBuf::from("/var/tmp").join(name);
         fs::create_dir(&directory)?;
         for number in 0..DEVICES {
             File::create_new(file(&directory, number))?.set_len(DEVICE_BYTES)?;
         }
         let ports = free_ports()?;
-        let configuration = directory.join("target.json");
-        let content = configure(&directory, transport, ports, block)?;
-        fs::write(&configuration, serde_json::to_vec_pretty(&content)?)?;
-        let log = File::create(directory.join("log"))?;
-        let process = Command::new(program)
-            // Or DPDK makes a directory elsewhere, and leaves it.
-            .env("RUNTIME_DIRECTORY", &directory)
-            .args(["--no-huge", "-s", "512", "--no-pci", "-m", "0x1", "--disable-cpumask-locks"])
-            .arg("-r")
-            .arg(directory.join("rpc"))
-            .arg("--json")
-            .arg(&configuration)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()?;
-        let mut target = Self { process, directory, transport, ports };
+        let content = configure((&directory, target), transport, ports, block)?;
+        fs::write(configuration(&directory), serde_json::to_vec_pretty(&content)?)?;
+        let process = spawn(program, &directory)?;
+        let mut target = Self { program: program.to_owned(), process, directory, transport, ports };
         target.wait_until_it_listens()?;
         Ok(target)
+    }
+
+    /// Starts the program once more, after it was killed: with the same files, at the same
+    /// addresses.
+    ///
+    /// # Errors
+    /// It does not serve them.
+    pub fn restart(&mut self) -> Result<(), Failure> {
+        self.process = spawn(&self.program, &self.directory)?;
+        self.wait_until_it_listens()
     }
 
     /// The devices by the names that go to SPDK.
@@ -213,6 +215,27 @@ fn free_ports() -> Result<[u16; DEVICES], Failure> {
     Ok(ports)
 }
 
+fn configuration(directory: &Path) -> PathBuf {
+    directory.join("target.json")
+}
+
+fn spawn(program: &Path, directory: &Path) -> Result<Child, Failure> {
+    let log = File::create(directory.join("log"))?;
+    let process = Command::new(program)
+        // Or DPDK makes a directory elsewhere, and leaves it.
+        .env("RUNTIME_DIRECTORY", directory)
+        .args(["--no-huge", "-s", "512", "--no-pci", "-m", "0x1", "--disable-cpumask-locks"])
+        .arg("-r")
+        .arg(directory.join("rpc"))
+        .arg("--json")
+        .arg(configuration(directory))
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()?;
+    Ok(process)
+}
+
 fn file(directory: &Path, number: usize) -> PathBuf {
     directory.join(format!("disk{number}"))
 }
@@ -227,7 +250,7 @@ fn subsystem(number: usize) -> String {
 
 /// What the target does, as the calls that it makes of itself at its start.
 fn configure(
-    directory: &Path,
+    (directory, target): (&Path, u32),
     transport: Transport,
     ports: [u16; DEVICES],
     block: u32,
@@ -262,6 +285,8 @@ fn configure(
     for (number, port) in ports.into_iter().enumerate() {
         let (disk, nqn) = (format!("disk{number}"), subsystem(number));
         let filename = file(directory, number);
+        // Or it has another one each time that it is started.
+        let nguid = format!("{:016x}{target:08x}{number:08x}", std::process::id());
         disks.push(call(
             "bdev_aio_create",
             json!({ "name": disk, "filename": filename, "block_size": block, "fallocate": true }),
@@ -293,11 +318,15 @@ fn configure(
         served.extend([
             call(
                 "nvmf_create_subsystem",
-                json!({ "nqn": nqn, "allow_any_host": true, "serial_number": disk }),
+                json!({
+                    "nqn": nqn, "allow_any_host": true, "serial_number": disk,
+                    "max_write_zeroes_size_kib": ZEROES_MAX >> 10,
+                    "max_discard_size_kib": DEALLOCATE_MAX >> 10,
+                }),
             ),
             call(
                 "nvmf_subsystem_add_ns",
-                json!({ "nqn": nqn, "namespace": { "bdev_name": disk } }),
+                json!({ "nqn": nqn, "namespace": { "bdev_name": disk, "nguid": nguid } }),
             ),
             call(
                 "nvmf_subsystem_add_ns",

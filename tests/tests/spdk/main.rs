@@ -9,7 +9,11 @@ mod hang;
 #[cfg(feature = "spdk")]
 mod hosts;
 #[cfg(feature = "spdk")]
+mod limits;
+#[cfg(feature = "spdk")]
 mod processes;
+#[cfg(feature = "spdk")]
+mod reconnect;
 #[cfg(feature = "spdk")]
 mod rows;
 

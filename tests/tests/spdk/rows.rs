@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use crate::{hang, hosts};
+use crate::{hang, hosts, limits, reconnect};
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::Source;
 use tidelog_engine::path::spdk::{EnvironmentOptions, Pages, configure};
@@ -68,6 +68,8 @@ pub(crate) fn run() -> ExitCode {
         for (name, row) in ROWS {
             tell(name, row(&stage));
         }
+        let cut = limits::what_is_zeroed_and_deallocated_is_cut(&specs);
+        tell("zeroes and deallocations are cut at what the controller takes", cut);
         // Over vfio-user nothing gets a command back, and the controller stays with this process.
         let lost = if transport == Transport::Tcp { WHERE_COMMANDS_COME_BACK } else { &[] };
         for (name, row) in ON_EVERY_CONTROLLER.iter().chain(lost) {
@@ -82,6 +84,9 @@ pub(crate) fn run() -> ExitCode {
         tell("a target that hangs keeps the memory that it may still write", hung);
     }
     println!();
+    for (name, row) in reconnect::ROWS {
+        tell(name, row(&program));
+    }
     tell("one host at a time has a namespace", hosts::one_host_at_a_time(&program));
     tell("a process may end with a pool under load", processes_end(&program));
     processes::run(&program, &mut tell);
@@ -108,10 +113,11 @@ pub(crate) fn run() -> ExitCode {
 fn planned() -> usize {
     /// With a target each, on every transport.
     const GOING: usize = 2;
+    const CUT: usize = 1;
     const ALONE: usize = 5;
-    let each = ROWS.len() + ON_EVERY_CONTROLLER.len() + GOING;
+    let each = ROWS.len() + ON_EVERY_CONTROLLER.len() + CUT + GOING;
     let of_some = WHERE_COMMANDS_COME_BACK.len() + WHERE_READS_ARE_HELD.len();
-    TRANSPORTS.len() * each + of_some + processes::rows().count() + ALONE
+    TRANSPORTS.len() * each + of_some + reconnect::ROWS.len() + processes::rows().count() + ALONE
 }
 
 /// The cores that this thread may run on, as the kernel says them.

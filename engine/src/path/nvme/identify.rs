@@ -1,7 +1,9 @@
 //! What controllers and namespaces say of themselves (NVMe base 2.0, Identify; NVM command set 1.0).
 
 /// Bytes of the data that Identify answers.
-pub(super) const IDENTIFY_BYTES: usize = 4096;
+pub(in crate::path) const IDENTIFY_BYTES: usize = 4096;
+/// What is asked for (CNS) to be told a controller's [`BlockCommandFacts`].
+pub(in crate::path) const IDENTIFY_CONTROLLER_BLOCKS: u32 = 0x06;
 /// A page of a controller's memory is at least this large; the largest transfer is given in pages.
 const PAGE: u64 = 4096;
 
@@ -33,7 +35,7 @@ pub(in crate::path) struct BlockCommandFacts {
 }
 
 impl BlockCommandFacts {
-    pub(super) fn read(data: &[u8; IDENTIFY_BYTES]) -> Self {
+    pub(in crate::path) fn read(data: &[u8; IDENTIFY_BYTES]) -> Self {
         let total = <[u8; 8]>::try_from(&data[8..16]).map_or(0, u64::from_le_bytes);
         let range = u32::from_le_bytes([data[4], data[5], data[6], data[7]]);
         Self {

@@ -8,5 +8,7 @@ pub(super) mod steps;
 pub(super) mod wear;
 
 pub(super) use command::{Command, Opcode, Range, outcome, retry_delay};
+#[cfg(feature = "spdk")]
+pub(super) use identify::{BlockCommandFacts, IDENTIFY_BYTES, IDENTIFY_CONTROLLER_BLOCKS};
 pub use identify::{ControllerFacts, Formats, LbaFormat, NamespaceFacts};
 pub use namespace::{AdminError, Namespace, Unusable};

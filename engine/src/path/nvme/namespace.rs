@@ -7,7 +7,8 @@ use std::os::fd::AsRawFd;
 use super::Command;
 use super::command::outcome;
 use super::identify::{
-    BlockCommandFacts, ControllerFacts, IDENTIFY_BYTES, NamespaceFacts, command_set,
+    BlockCommandFacts, ControllerFacts, IDENTIFY_BYTES, IDENTIFY_CONTROLLER_BLOCKS, NamespaceFacts,
+    command_set,
 };
 use super::wear;
 use crate::path::device::{controllers_of, shown};
@@ -24,7 +25,6 @@ const IDENTIFY: u8 = 0x06;
 const IDENTIFY_NAMESPACE: u32 = 0x00;
 const IDENTIFY_CONTROLLER: u32 = 0x01;
 const IDENTIFY_DESCRIPTORS: u32 = 0x03;
-const IDENTIFY_CONTROLLER_BLOCKS: u32 = 0x06;
 const FORMAT_NVM: u8 = 0x80;
 const GET_LOG_PAGE: u8 = 0x02;
 /// One of input and output.

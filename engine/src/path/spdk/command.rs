@@ -1,5 +1,6 @@
-//! Commands as the controller sees them, for what SPDK's own calls do not say: bus addresses, and placement handles
-//! (26.05 takes one in `spdk_nvme_ns_cmd_write_ext` and then sends 0).
+//! Commands as the controller sees them, for what SPDK's own calls do not say: bus addresses,
+//! placement handles (26.05 takes one in `spdk_nvme_ns_cmd_write_ext` and then sends 0), and limits
+//! of the commands for blocks.
 
 use tidelog_spdk_sys as sys;
 
@@ -8,7 +9,11 @@ use crate::path::nvme::steps::Step;
 /// The directive type of a write that names a placement handle.
 const DATA_PLACEMENT: u32 = 2;
 
-/// A read or write (NVM command set, 3.2), without its number and, where SPDK translates, its addresses: SPDK adds them.
+/// The admin command that asks what something is (NVMe base specification, 5.17).
+const IDENTIFY: u32 = 0x06;
+
+/// A read or write (NVM command set, 3.2), or an Identify, without its number and, where SPDK
+/// translates, its addresses: SPDK adds them.
 #[repr(C, align(8))]
 pub(super) struct Command([u32; 16]);
 
@@ -25,6 +30,13 @@ impl Command {
         words[10..12].copy_from_slice(&halves(lba));
         // Blocks count from 0.
         words[12] = (blocks - 1) | u32::from(fua) << 30;
+        Self(words)
+    }
+
+    /// An Identify that asks a controller for this (CNS).
+    pub(super) fn identify(what: u32) -> Self {
+        let mut words = [0; 16];
+        (words[0], words[10]) = (IDENTIFY, what);
         Self(words)
     }
 

@@ -1,7 +1,7 @@
 //! Controllers: attached by the keeper, used by whoever holds the handle, detached when nobody does.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,12 +9,15 @@ use tidelog_spdk_sys as sys;
 
 use super::claim::{Claim, ClaimError};
 use super::environment::{Environment, EnvironmentError};
+use super::reset::Reset;
 use crate::path::device::ControllerName;
 use crate::path::nvme::steps::Limits;
 use crate::units::ByteCount;
 
 /// How long a target may take to answer a connection; SPDK would wait for half a second.
 pub(super) const CONNECT: Duration = Duration::from_secs(10);
+/// How long one who waits for a controller that is being started looks away.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// A namespace of a controller that is this process's alone.
 pub struct Controller {
@@ -29,14 +32,36 @@ pub struct Controller {
 pub(super) struct Shared {
     handle: NonNull<sys::spdk_nvme_ctrlr>,
     admin: Mutex<()>,
+    /// How far a reset of it has come: a [`Phase`].
+    phase: AtomicU8,
+    /// Queue pairs of paths. None is left when it is started again.
+    pairs: AtomicUsize,
     /// The path of the pool that has it, and how many of its namespaces.
     pool: Mutex<(u64, usize)>,
     /// Whether it could not be stopped, and so stays with this process.
     dead: AtomicBool,
 }
 
-// SAFETY: SPDK locks a controller's own state itself; `admin` keeps the keeper's polling and a reset apart. Queue
-// pairs, which are a single thread's, are not reached through this.
+/// How far a controller is from taking commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Phase {
+    /// It takes them.
+    Up,
+    /// It is being stopped, or is to be. What it was given it may still do.
+    Stopping,
+    /// It does nothing, and is started once no queue pair is left.
+    Stopped,
+    /// It is being started. SPDK holds its own lock meanwhile.
+    Starting,
+    /// It does not come back, and does nothing.
+    Gone,
+    /// It could not be stopped.
+    Stuck,
+}
+
+// SAFETY: SPDK locks a controller's own state itself; `admin` keeps the keeper's polling and other
+// threads' use apart. Queue pairs, which are a single thread's, are not reached through this.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -151,6 +176,7 @@ impl Controller {
             environment.ask(move |keeper, answer| keeper.attach(name, &answer))??;
         let mut controller = Self { facts, shared, claim: None };
         controller.claim = Some(Claim::of(&controller.facts.identity)?);
+        controller.facts.limits = controller.facts.limits.obeying(&controller.block_commands());
         controller.find_placement_handles();
         Ok(Arc::new(controller))
     }
@@ -203,10 +229,47 @@ impl Controller {
         matches!(self.facts.reach, Reach::Connection { .. })
     }
 
-    /// Runs `work` while nobody else uses the controller's own queue.
+    /// Runs `work` while nobody else uses the controller's own queue, and not while it is being
+    /// started.
     pub(super) fn alone<T>(&self, work: impl FnOnce(*mut sys::spdk_nvme_ctrlr) -> T) -> T {
-        let _held = self.shared.admin.lock().unwrap_or_else(PoisonError::into_inner);
-        work(self.handle())
+        loop {
+            let held = self.shared.admin.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.shared.phase() != Phase::Starting {
+                return work(self.handle());
+            }
+            drop(held);
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        self.shared.phase()
+    }
+
+    /// Has the keeper stop it and start it again, unless that is under way. Its phase tells how far
+    /// that has come.
+    pub(super) fn reset(&self) {
+        let reset = match self.phase() {
+            Phase::Up => Reset::new(),
+            Phase::Gone => Reset::once(),
+            Phase::Stopping | Phase::Stopped | Phase::Starting | Phase::Stuck => return,
+        };
+        self.shared.enter(Phase::Stopping);
+        let handle = self.handle() as usize;
+        let asked =
+            Environment::get().and_then(|it| it.tell(move |keeper| keeper.reset(handle, reset)));
+        if asked.is_err() {
+            self.shared.enter(Phase::Stuck);
+        }
+    }
+
+    pub(super) fn gain_pair(&self) {
+        self.shared.pairs.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// For each that was gained, when it was freed.
+    pub(super) fn lose_pair(&self) {
+        self.shared.pairs.fetch_sub(1, Ordering::Release);
     }
 
     /// Makes it that of a pool's path, if it is no other's.
@@ -229,7 +292,28 @@ impl Controller {
 impl Shared {
     pub(super) fn new(handle: NonNull<sys::spdk_nvme_ctrlr>) -> Self {
         let (pool, dead) = (Mutex::new((0, 0)), AtomicBool::new(false));
-        Self { handle, admin: Mutex::new(()), pool, dead }
+        let (phase, pairs) = (AtomicU8::new(Phase::Up as u8), AtomicUsize::new(0));
+        Self { handle, admin: Mutex::new(()), phase, pairs, pool, dead }
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        const ALL: [Phase; 6] = [
+            Phase::Up,
+            Phase::Stopping,
+            Phase::Stopped,
+            Phase::Starting,
+            Phase::Gone,
+            Phase::Stuck,
+        ];
+        ALL[usize::from(self.phase.load(Ordering::Acquire))]
+    }
+
+    pub(super) fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Release);
+    }
+
+    pub(super) fn has_pairs(&self) -> bool {
+        self.pairs.load(Ordering::Acquire) > 0
     }
 
     /// Whether a pool has it already.

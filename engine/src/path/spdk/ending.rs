@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::environment::Environment;
 use crate::path::Waker;
 
-/// Longer than a thread stays away from its path, unless it resets a controller.
+/// Longer than a thread stays away from its path.
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(1);
 

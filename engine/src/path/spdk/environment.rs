@@ -24,6 +24,12 @@ use crate::units::ByteCount;
 #[error("SPDK's environment: {0}")]
 pub struct EnvironmentError(pub(super) String);
 
+impl EnvironmentError {
+    fn ended() -> Self {
+        Self("its thread has ended".into())
+    }
+}
+
 /// Buffers begin at whole huge pages if they are that long.
 const HUGE_PAGE: usize = 2 << 20;
 
@@ -116,13 +122,18 @@ impl Environment {
         &self,
         work: impl FnOnce(&mut Keeper, SyncSender<T>) + Send + 'static,
     ) -> Result<T, EnvironmentError> {
-        let gone = || EnvironmentError("its thread has ended".into());
         let (answer, answered) = mpsc::sync_channel(1);
-        let task: Task = Box::new(move |keeper| work(keeper, answer));
+        self.tell(move |keeper| work(keeper, answer))?;
+        answered.recv().map_err(|_| EnvironmentError::ended())
+    }
+
+    /// Runs `work` on the keeper's thread, and does not wait for it.
+    pub(super) fn tell(
+        &self,
+        work: impl FnOnce(&mut Keeper) + Send + 'static,
+    ) -> Result<(), EnvironmentError> {
         let tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
-        tasks.send(task).map_err(|_| gone())?;
-        drop(tasks);
-        answered.recv().map_err(|_| gone())
+        tasks.send(Box::new(work)).map_err(|_| EnvironmentError::ended())
     }
 
     /// Memory that every controller can reach, as a pool.

@@ -10,12 +10,15 @@ use std::time::{Duration, Instant};
 
 use tidelog_spdk_sys as sys;
 
+use super::command::Command;
 use super::controller::Controller;
 use super::environment::{Environment, errno};
 use super::flight::status_of;
+use super::log::unheard;
 use crate::memory::DmaPool;
 use crate::path::Status;
 use crate::path::nvme::wear::{ALL_NAMESPACES, HANDLES_BYTES, RECLAIM_UNIT_HANDLE_STATUS};
+use crate::path::nvme::{BlockCommandFacts, IDENTIFY_BYTES, IDENTIFY_CONTROLLER_BLOCKS};
 use crate::units::ByteCount;
 
 /// A controller that does not answer so long is not waited for.
@@ -139,6 +142,48 @@ impl Controller {
         let mut bytes = [0; N];
         bytes.copy_from_slice(&page[..N]);
         Ok(bytes)
+    }
+
+    /// What the controller says of the commands for blocks; no limits where it is too old to be
+    /// asked.
+    pub(super) fn block_commands(&self) -> BlockCommandFacts {
+        let data = self.identify(IDENTIFY_CONTROLLER_BLOCKS);
+        data.map_or_else(|_| BlockCommandFacts::default(), |data| BlockCommandFacts::read(&data))
+    }
+
+    fn identify(&self, what: u32) -> io::Result<[u8; IDENTIFY_BYTES]> {
+        let memory = Environment::get().map_err(io::Error::other)?;
+        let memory: DmaPool =
+            memory.allocate(ByteCount(IDENTIFY_BYTES as u64)).map_err(io::Error::other)?;
+        let mut buffer = memory.take(IDENTIFY_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mut command = Command::identify(what);
+        // SAFETY: the controller is attached and its own queue is locked; buffer and context
+        // outlive the command, which SPDK copies.
+        let mut send = |handle, context| unsafe {
+            sys::spdk_nvme_ctrlr_cmd_admin_raw(
+                handle,
+                command.as_mut_ptr(),
+                buffer.address().cast(),
+                IDENTIFY_BYTES as u32,
+                Some(answered as unsafe extern "C" fn(_, _)),
+                context,
+            )
+        };
+        // SAFETY: as above. The keeper polls as well, and may be the one that takes the answer in.
+        let poll = |handle| unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(handle) };
+        let exchange = Exchange::new();
+        let outcome = unheard(|| {
+            exchange.run(|context| self.alone(|handle| send(handle, context)), || self.alone(poll))
+        });
+        if exchange.is_outstanding() {
+            // The controller may still write the buffer.
+            std::mem::forget(buffer);
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        outcome?;
+        let mut data = [0; IDENTIFY_BYTES];
+        data.copy_from_slice(&buffer[..IDENTIFY_BYTES]);
+        Ok(data)
     }
 
     /// What the namespace says of its reclaim unit handles, as the controller writes it.

@@ -1,7 +1,6 @@
 //! What the keeper's thread owns: the controllers that are attached, and those on their way in and out. It waits for none
 //! of them, so that one that is slow to answer keeps no other from being looked after.
 
-use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
@@ -10,10 +9,11 @@ use std::time::{Duration, Instant};
 use tidelog_spdk_sys as sys;
 
 use super::attach::{Answer, Arrival, Step, describe, reach_of, registers};
-use super::controller::{AttachError, Reach, Shared};
+use super::controller::{AttachError, Namespace, Phase, Reach, Shared};
 use super::environment::Task;
 use super::host::Host;
 use super::log::unheard;
+use super::reset::Reset;
 use super::sigbus::Registers;
 use crate::path::device::ControllerName;
 
@@ -40,18 +40,19 @@ pub(super) struct Attached {
     /// As whom it was attached.
     host: Host,
     /// Its namespaces that this process has open.
-    open: Vec<Open>,
-    /// Whether its own queue has failed, and it is reached by a connection: that is over.
-    failed: Cell<bool>,
+    pub(super) open: Vec<Open>,
+    /// While it is stopped and started again.
+    reset: Option<Reset>,
     /// Where its registers are, on the bus.
     registers: Option<Registers>,
 }
 
 /// A namespace that is open.
-struct Open {
+pub(super) struct Open {
     /// What it was called, and what everybody calls it.
-    name: ControllerName,
-    identity: String,
+    pub(super) name: ControllerName,
+    pub(super) identity: String,
+    pub(super) namespace: Namespace,
 }
 
 /// A controller that is being detached, and what is to be done then: somebody waits.
@@ -76,8 +77,7 @@ impl Keeper {
 
     pub(super) fn run(mut self, tasks: &Receiver<Task>) {
         loop {
-            let is_moving = !self.arriving.is_empty() || !self.leaving.is_empty();
-            let task = if is_moving {
+            let task = if self.is_moving() {
                 tasks.recv_timeout(STEP)
             } else if self.attached.is_empty() {
                 tasks.recv().map_err(|_| RecvTimeoutError::Disconnected)
@@ -93,6 +93,20 @@ impl Keeper {
             if self.looked.elapsed() >= ROUND {
                 self.look_after();
             }
+        }
+    }
+
+    fn is_moving(&self) -> bool {
+        let is_reset =
+            |it: &Attached| it.reset.as_ref().is_some_and(|reset| reset.is_moving(&it.shared));
+        !self.arriving.is_empty() || !self.leaving.is_empty() || self.attached.iter().any(is_reset)
+    }
+
+    /// Stops a controller, and starts it again, unless that is under way.
+    pub(super) fn reset(&mut self, handle: usize, reset: Reset) {
+        let is_it = |it: &&mut Attached| it.shared.handle() as usize == handle;
+        if let Some(attached) = self.attached.iter_mut().find(is_it) {
+            attached.reset.get_or_insert(reset);
         }
     }
 
@@ -138,10 +152,8 @@ impl Keeper {
         let registers = registers(handle, &arrival.transport);
         let shared = Arc::new(Shared::new(handle));
         let Arrival { name, transport, answer, host, .. } = arrival;
-        let failed = Cell::new(false);
-        let kept = Arc::clone(&shared);
-        let open = Vec::new();
-        self.attached.push(Attached { shared: kept, transport, host, open, failed, registers });
+        let (kept, open, reset) = (Arc::clone(&shared), Vec::new(), None);
+        self.attached.push(Attached { shared: kept, transport, host, open, reset, registers });
         let result = self.open(self.attached.len() - 1, name);
         // Whoever asked waits for it.
         let answered = move || drop(answer.send(result));
@@ -168,7 +180,8 @@ impl Keeper {
             return Err(AttachError::Twin(twin.name.to_string()));
         }
         let shared = Arc::clone(&attached.shared);
-        self.attached[at].open.push(Open { name, identity: facts.identity.clone() });
+        let (identity, namespace) = (facts.identity.clone(), facts.namespace);
+        self.attached[at].open.push(Open { name, identity, namespace });
         Ok((facts, shared))
     }
 
@@ -190,7 +203,10 @@ impl Keeper {
         if !self.attached[at].open.is_empty() {
             return left();
         }
-        let Attached { shared, registers, .. } = self.attached.swap_remove(at);
+        let Attached { shared, registers, reset, .. } = self.attached.swap_remove(at);
+        if let Some(reset) = reset {
+            reset.end(&shared);
+        }
         let mut context = std::ptr::null_mut();
         // SAFETY: the controller is attached, nobody uses it any more, and no queue pair is left.
         unheard(|| unsafe { sys::spdk_nvme_detach_async(shared.handle(), &raw mut context) });
@@ -218,12 +234,19 @@ impl Keeper {
             }
         }
         self.leaving.retain_mut(Departure::goes);
+        for attached in &mut self.attached {
+            if let Some(mut reset) = attached.reset.take()
+                && reset.goes(attached)
+            {
+                attached.reset = Some(reset);
+            }
+        }
     }
 
     /// Takes in what the controllers' own queues have, and whether one is gone.
     fn look_after(&mut self) {
         self.looked = Instant::now();
-        for attached in &self.attached {
+        for attached in &mut self.attached {
             attached.process_admin();
         }
         if self.scanned.elapsed() >= SCAN {
@@ -256,19 +279,25 @@ impl Departure {
 }
 
 impl Attached {
-    /// Takes in what the controller's own queue has; keeps a connection alive.
-    fn process_admin(&self) {
-        let answer = self.shared.alone_now(|handle| {
-            if self.failed.get() {
-                return 0;
+    /// Takes in what the controller's own queue has; keeps a connection alive, or makes it anew.
+    fn process_admin(&mut self) {
+        if self.shared.phase() != Phase::Up {
+            return;
+        }
+        // SAFETY: the controller is attached. A failure shows at its queue pairs as well.
+        let process = |handle| unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(handle) };
+        let answer = self.shared.alone_now(|handle| unheard(|| process(handle)));
+        if answer.is_none_or(|answer| answer >= 0) {
+            return;
+        }
+        match reach_of(self.transport.trtype) {
+            // Whoever waits for its answers has it reset.
+            Reach::Bus => {}
+            Reach::Connection { .. } => {
+                self.shared.enter(Phase::Stopping);
+                self.reset = Some(Reset::new());
             }
-            // SAFETY: the controller is attached. A failure shows at its queue pairs as well.
-            unheard(|| unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(handle) })
-        });
-        // One on the bus works again once it was reset.
-        if answer.is_some_and(|answer| answer < 0) && reach_of(self.transport.trtype) != Reach::Bus
-        {
-            self.failed.set(true);
+            Reach::Process => self.shared.enter(Phase::Gone),
         }
     }
 

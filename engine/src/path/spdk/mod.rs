@@ -1,9 +1,12 @@
 //! Without the kernel: SPDK's NVMe driver on whole controllers, by PCI address (vfio-pci, uio) or over a fabric.
 //!
-//! A reactor has one queue pair on each of its controllers, polls it, and lets submissions be seen in batches.
-//! Operations are cut at what the controller takes at once. A command that takes too long is aborted; if that does
-//! not bring it back the controller is reset (one on the bus) or disconnected (one over a fabric), and the command
-//! fails as timed out. A controller that is gone fails everything in flight as removed, and refuses the rest.
+//! A reactor has one queue pair on each of its controllers, polls it, and lets submissions be seen
+//! in batches. Operations are cut at what the controller takes at once. A command that takes too
+//! long is aborted; if that does not bring it back the controller is reset (one on the bus) or
+//! connected anew (one over a fabric), and the command fails as timed out. The keeper's thread does
+//! that step by step, and the reactor goes on with the others. A connection that is lost is made
+//! anew as well, for reads alone. A controller that is gone fails everything in flight as removed,
+//! and refuses the rest.
 //!
 //! Buffers come out of the environment's memory ([`SpdkPath::allocate`](DataPath::allocate)), which every
 //! controller can reach; other pools must be registered.
@@ -25,10 +28,12 @@ mod keeper;
 mod log;
 mod member;
 mod options;
+mod pair;
 mod path;
 mod peer;
 mod queue;
 mod rescue;
+mod reset;
 mod sigbus;
 mod waiting;
 

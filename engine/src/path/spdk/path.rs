@@ -10,7 +10,7 @@ use super::ending::Polled;
 use super::environment::Environment;
 use super::flight::{Flights, Impatience};
 use super::peer::{BY_BUS_MAX, Peers, Reach};
-use super::queue::{self, Queue, Sent};
+use super::queue::{self, Looked, Queue, Sent};
 use super::rescue::{Looks, Rescues};
 use super::waiting::Waiting;
 use crate::memory::peer::PeerRegion;
@@ -20,6 +20,7 @@ use crate::path::nvme::steps::Steps;
 use crate::path::operation::{
     Action, Completion, DeviceError, Operation, OperationKind, Refusal, Refused, Status,
 };
+use crate::path::shares::Shares;
 use crate::path::slots::Slots;
 use crate::path::{
     Capabilities, DataPath, DeviceCapabilities, Feature, MemoryKinds, PeerReach, PeerUnreachable,
@@ -32,8 +33,10 @@ use crate::units::{ByteCount, DeviceIndex};
 pub struct SpdkPath {
     pub(super) queues: Vec<Queue>,
     capabilities: Capabilities,
-    gate: Gate,
+    pub(super) gate: Gate,
     pub(super) slots: Slots,
+    /// Who has them.
+    shares: Shares,
     pub(super) flights: Flights,
     /// Slots whose operation waits for room in its queue pair.
     pub(super) waiting: Waiting,
@@ -101,6 +104,7 @@ impl SpdkPath {
         Ok(Self {
             gate: Gate::new(queues.len()),
             slots: Slots::new(depth),
+            shares: Shares::new(depth as usize, queues.len()),
             flights: Flights::new(depth),
             waiting: Waiting::new(queues.len(), depth),
             reachable: Vec::new(),
@@ -143,14 +147,14 @@ impl SpdkPath {
     /// Lets the next `count` commands of one kind fail, or never be answered before `held` has passed: SPDK's own
     /// error injection, for tests of what is above.
     pub fn inject(
-        &mut self,
+        &self,
         device: DeviceIndex,
         kind: OperationKind,
         count: u32,
         (code_type, code): (u8, u8),
         held: Option<Duration>,
     ) -> io::Result<()> {
-        let queue = self.queues.get_mut(usize::from(device.0));
+        let queue = self.queues.get(usize::from(device.0));
         let queue = queue.ok_or(io::ErrorKind::NotFound)?;
         queue.inject(kind, count, (code_type, code), held)
     }
@@ -190,8 +194,9 @@ impl SpdkPath {
 
     /// Takes in what one controller has answered, and lets it see what is new.
     fn process(&mut self, device: usize) {
-        if self.queues[device].process() {
-            self.recall(device);
+        match self.queues[device].process() {
+            Looked::Same => {}
+            looked => self.rescue(device, looked),
         }
         while let Some(slot) = self.waiting.first(device)
             && self.send(slot)
@@ -220,6 +225,7 @@ impl SpdkPath {
     fn complete(&mut self, slot: u32) -> Option<Completion> {
         let flight = self.flights.get(slot);
         let Operation { tag, device, extent, action, .. } = self.slots.take(slot)?;
+        self.shares.give_back(device);
         let kind = action.kind();
         let queue = &self.queues[usize::from(device.0)];
         let result = flight.failure.get().map_or(Ok(()), |status| {
@@ -227,6 +233,13 @@ impl SpdkPath {
                 // Whatever it was answered then, it was late.
                 Impatience::TimedOut => Status::Errno(libc::ETIMEDOUT),
                 _ if status.is_ended_by_driver() && queue.is_lost() => Status::Errno(libc::ENODEV),
+                Impatience::None
+                    if status.is_ended_by_driver()
+                        && queue.is_moving()
+                        && queue.is_connection() =>
+                {
+                    Status::Errno(libc::ECONNRESET)
+                }
                 Impatience::Asked if status.is_ended_by_driver() => Status::Errno(libc::ECANCELED),
                 _ => status,
             };
@@ -254,6 +267,11 @@ impl SpdkPath {
         }
         let holds = |&(base, size): &(usize, usize)| start >= base && start + length <= base + size;
         !needed || self.reachable.iter().any(holds)
+    }
+
+    /// Whether nothing is in flight, and no device is to come back.
+    fn is_idle(&self) -> bool {
+        self.slots.in_flight() == 0 && !self.queues.iter().any(Queue::is_moving)
     }
 
     fn steps(&self, operation: &Operation) -> Steps {
@@ -322,10 +340,11 @@ unsafe impl DataPath for SpdkPath {
             );
             return Err(Refused { reason, operation });
         }
-        if self.slots.is_full() {
+        if self.shares.left_for(operation.device) == 0 {
             return Err(Refused { reason: Refusal::Full, operation });
         }
         let (steps, device) = (self.steps(&operation), usize::from(operation.device.0));
+        self.shares.take(operation.device);
         let (slot, _) = self.slots.keep(operation);
         self.flights.get(slot).begin(steps, self.looks.count());
         self.start(slot, device);
@@ -342,7 +361,7 @@ unsafe impl DataPath for SpdkPath {
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) -> usize {
-        if self.slots.in_flight() == 0 {
+        if self.is_idle() {
             return 0;
         }
         // What has landed while it was waited for is enough for now.
@@ -359,7 +378,7 @@ unsafe impl DataPath for SpdkPath {
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.polled.go_on();
-        if self.slots.in_flight() == 0 {
+        if self.is_idle() {
             return self.waker.sleep(timeout).map(drop);
         }
         // Read when there was nothing for some time: mostly there is something soon.
@@ -367,7 +386,7 @@ unsafe impl DataPath for SpdkPath {
         let mut spins = 0_u32;
         loop {
             self.process_until_landed();
-            if self.flights.has_landed() || self.waker.was_woken() {
+            if self.flights.has_landed() || self.waker.was_woken() || self.is_idle() {
                 return Ok(());
             }
             spins += 1;

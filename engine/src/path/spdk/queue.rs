@@ -1,53 +1,70 @@
-//! A queue pair: sending commands, polling, and the ways to get commands back that do not come by themselves.
+//! A queue to a controller: sending commands, polling, and the ways to get commands back that do
+//! not come by themselves.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::io;
-use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tidelog_spdk_sys as sys;
 
 use super::command::Command;
-use super::controller::{CONNECT, Controller, Reach};
+use super::controller::{Controller, Phase, Reach};
 use super::environment::errno;
 use super::flight::{Flight, completed};
-use super::group::Group;
-use super::log::{Said, unheard};
+use super::pair::Pair;
 use super::peer::{PageLists, Peers, Reach as MemoryReach};
+use super::rescue::Rescues;
 use crate::memory::{Backing, DmaPool};
 use crate::path::nvme::steps::{Limits, Step};
 use crate::path::{Action, Operation, OperationKind, PlacementHandle, Status};
 
-/// Commands that SPDK keeps ready for each operation in flight: its own cuts at boundaries of the medium, and what
-/// waits for room on the controller.
-const REQUESTS_EACH: u32 = 8;
 /// Answers that are taken in before the caller may send something new. Were there no limit, a controller could have nothing to do
 /// until all that it has answered was seen to; with fewer, its doorbells are rung too often.
 const TAKEN_MAX: u32 = 16;
-/// Without a limit.
-const ALL: u32 = 0;
+/// How often a controller that was started again may refuse a queue pair before it is given up.
+const TRIES: u32 = 3;
 
-/// A queue pair of the thread that made it.
+/// A thread's queue to a controller.
 pub(super) struct Queue {
-    pair: NonNull<sys::spdk_nvme_qpair>,
-    /// Polls the pair, if it is a connection.
-    group: Option<Group>,
+    /// There is none between two connections, or while the controller is started again.
+    pair: Option<Pair>,
     controller: Arc<Controller>,
     /// As many commands as it takes at once.
     depth: u32,
     state: State,
-    /// Kinds of commands for which errors were injected.
-    injected: Vec<u8>,
+    /// Whether the pair has refused a command because it is not connected any more.
+    disconnected: Cell<bool>,
+    /// Attempts to have a pair again that may still fail.
+    tries: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Working,
-    /// The controller, or the connection to it, is gone; commands that were outstanding come back by draining it.
+    /// Its controller is stopped and started again, and a pair made anew.
+    Returning,
+    /// Its controller has failed, and is stopped, so that it lets go of what it has. Then this is
+    /// lost.
+    Leaving,
+    /// The controller, or the connection to it, is gone for good.
     Lost,
     /// As lost, and commands may still be on a controller that could not be stopped.
     Dead,
+}
+
+/// What a look at a queue came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Looked {
+    /// All is as it was.
+    Same,
+    /// Its controller answers no more.
+    Failed,
+    /// Its controller is being reset: for another namespace, or because its own queue has failed.
+    Reset,
+    /// It is dead from now on.
+    Died,
 }
 
 /// What sending a command came to.
@@ -59,68 +76,53 @@ pub(super) enum Sent {
 }
 
 impl Queue {
+    /// A queue that takes commands.
     pub(super) fn new(controller: Arc<Controller>, depth: u32) -> Result<Self, String> {
-        let connects = matches!(controller.facts().reach, Reach::Connection { .. });
-        let group = connects.then(Group::new).transpose()?;
         let depth = depth.min(controller.queue_entries() - 1).max(1);
-        let mut options = sys::spdk_nvme_io_qpair_opts::default();
-        let size = size_of::<sys::spdk_nvme_io_qpair_opts>();
-        let mut said = Said::default();
-        // SAFETY: the controller is attached; SPDK fills in, and reads, as much of the structure as it is told.
-        let create = |handle| unsafe {
-            sys::spdk_nvme_ctrlr_get_default_io_qpair_opts(handle, &raw mut options, size);
-            // A queue of so many entries holds one command less. More than the controller has is refused by it.
-            options.io_queue_size = options.io_queue_size.max(depth + 1);
-            options.io_queue_size = options.io_queue_size.min(controller.queue_entries());
-            options.io_queue_requests =
-                options.io_queue_requests.max(depth.saturating_mul(REQUESTS_EACH));
-            options.__bindgen_anon_1.delay_cmd_submit = true;
-            // It is connected when it is in its group, where SPDK would wait for ever for one that is refused.
-            options.create_only = connects;
-            options.async_mode = connects;
-            sys::spdk_nvme_ctrlr_alloc_io_qpair(handle, &raw const options, size)
-        };
-        let pair = said.hear(|| controller.alone(create));
-        let pair = NonNull::new(pair).ok_or_else(|| {
-            let name = &controller.facts().name;
-            format!("{name} gives no queue pair; all may be in use{}", said.reason())
-        })?;
-        let (state, injected) = (State::Working, Vec::new());
-        let queue = Self { pair, group, controller, depth, state, injected };
-        if let Some(group) = &queue.group {
-            said.hear(|| queue.connect(group)).map_err(|why| why + &said.reason())?;
+        let (state, disconnected) = (State::Returning, Cell::new(false));
+        let mut queue = Self { pair: None, controller, depth, state, disconnected, tries: TRIES };
+        while queue.state != State::Working {
+            let phase = queue.controller.phase();
+            if phase == Phase::Gone {
+                // Perhaps whoever comes next finds it there.
+                queue.controller.reset();
+            }
+            if phase != Phase::Up {
+                return Err(format!("{} does not answer now; it is being reset", queue.name()));
+            }
+            queue.go_on_returning()?;
+            std::thread::yield_now();
         }
         Ok(queue)
     }
 
-    fn connect(&self, group: &Group) -> Result<(), String> {
-        let (pair, handle) = (self.pair.as_ptr(), group.handle());
-        // SAFETY: pair and group are this thread's. The pair leaves the group when it is freed.
-        let mut answer = self.controller.alone(|controller| unsafe {
-            match sys::spdk_nvme_poll_group_add(handle, pair) {
-                0 => sys::spdk_nvme_ctrlr_connect_io_qpair(controller, pair),
-                failed => failed,
+    /// Goes a step on to where it takes commands again. An error is why it does not, for now.
+    fn go_on_returning(&mut self) -> Result<(), String> {
+        match self.controller.phase() {
+            // What was in flight on a controller on the bus ends here.
+            Phase::Stopped => self.pair = None,
+            Phase::Stopping | Phase::Starting => {}
+            Phase::Gone => {
+                self.pair = None;
+                self.state = State::Lost;
+                return Err(format!("{} does not come back", self.name()));
             }
-        });
-        let until = Instant::now() + CONNECT;
-        while answer == 0 {
-            group.process();
-            // SAFETY: as above. A refusal shows at the pair alone.
-            let (connected, polled) = unsafe {
-                (
-                    sys::spdk_nvme_poll_group_all_connected(handle),
-                    sys::spdk_nvme_qpair_process_completions(pair, 0),
-                )
-            };
-            answer = match connected {
-                0 => return Ok(()),
-                connecting if connecting != -libc::EAGAIN => connecting,
-                _ if Instant::now() > until => -libc::ETIMEDOUT,
-                _ => polled.min(0),
-            };
-            std::thread::yield_now();
+            Phase::Stuck => {
+                self.give_up();
+                return Err(format!("{} could not be stopped", self.name()));
+            }
+            Phase::Up => {
+                let pair = match self.pair.take() {
+                    Some(pair) => pair,
+                    None => Pair::new(&self.controller, self.depth)?,
+                };
+                if self.pair.insert(pair).connect()? {
+                    self.state = State::Working;
+                    self.tries = TRIES;
+                }
+            }
         }
-        Err(format!("{} connects no queue pair: {}", self.name(), errno(answer)))
+        Ok(())
     }
 
     pub(super) fn depth(&self) -> u32 {
@@ -133,12 +135,22 @@ impl Queue {
 
     /// Whether the device answers no more.
     pub(super) fn is_lost(&self) -> bool {
-        self.state != State::Working
+        matches!(self.state, State::Lost | State::Dead)
     }
 
     /// Whether commands may still be on the controller, and will never be heard of.
     pub(super) fn is_dead(&self) -> bool {
         self.state == State::Dead
+    }
+
+    /// Whether something becomes of it without a command: it takes commands again, or is lost.
+    pub(super) fn is_moving(&self) -> bool {
+        matches!(self.state, State::Returning | State::Leaving)
+    }
+
+    /// Whether what is in flight ends with a connection.
+    pub(super) fn is_connection(&self) -> bool {
+        matches!(self.controller.facts().reach, Reach::Connection { .. })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -162,10 +174,12 @@ impl Queue {
         flight: &Flight,
         peers: &Peers,
     ) -> Sent {
-        if self.is_lost() {
-            return Sent::Refused(Status::Errno(libc::ENODEV));
-        }
-        let (namespace, pair) = (self.controller.namespace(), self.pair.as_ptr());
+        let pair = match (&self.pair, self.state) {
+            (_, State::Lost | State::Dead) => return Sent::Refused(Status::Errno(libc::ENODEV)),
+            (Some(pair), State::Working) if self.controller.phase() == Phase::Up => pair.handle(),
+            _ => return Sent::Full,
+        };
+        let namespace = self.controller.namespace();
         let (context, Step { lba, blocks, skipped }) = (flight.context(), step);
         let skipped = skipped as usize * self.limits().block as usize;
         let callback = Some(completed as unsafe extern "C" fn(_, _));
@@ -184,21 +198,21 @@ impl Queue {
                     }
                     Some(MemoryReach::Bus { lists, offset }) => {
                         let command = self.command(sys::SPDK_NVME_OPC_READ, step, false);
-                        self.by_bus(command, lists, offset, step, context)
+                        self.by_bus(pair, command, lists, offset, step, context)
                     }
                     None => -libc::EFAULT,
                 },
                 Action::Write { memory, fua } => match peers.way_to(memory) {
                     Some(MemoryReach::Translated) => {
                         let bytes = memory.address().add(skipped).cast::<c_void>();
-                        self.write(bytes, step, *fua, placement, context)
+                        self.write(pair, bytes, step, *fua, placement, context)
                     }
                     Some(MemoryReach::Bus { lists, offset }) => {
                         let mut command = self.command(sys::SPDK_NVME_OPC_WRITE, step, *fua);
                         if let Some(identifier) = self.placement_identifier(placement) {
                             command = command.placed(identifier);
                         }
-                        self.by_bus(command, lists, offset, step, context)
+                        self.by_bus(pair, command, lists, offset, step, context)
                     }
                     None => -libc::EFAULT,
                 },
@@ -230,6 +244,10 @@ impl Queue {
         match -answer {
             0 => Sent::Yes,
             libc::ENOMEM | libc::EAGAIN => Sent::Full,
+            libc::ENXIO if self.is_connection() => {
+                self.disconnected.set(true);
+                Sent::Full
+            }
             errno => Sent::Refused(Status::Errno(errno)),
         }
     }
@@ -240,13 +258,14 @@ impl Queue {
     /// As for [`Self::send`]: the bytes stay, and are the command's alone, until it has come back.
     unsafe fn write(
         &self,
+        pair: *mut sys::spdk_nvme_qpair,
         bytes: *mut c_void,
         step: Step,
         fua: bool,
         placement: Option<PlacementHandle>,
         context: *mut c_void,
     ) -> i32 {
-        let (namespace, pair) = (self.controller.namespace(), self.pair.as_ptr());
+        let namespace = self.controller.namespace();
         let callback = Some(completed as unsafe extern "C" fn(_, _));
         let Some(identifier) = self.placement_identifier(placement) else {
             let Step { lba, blocks, .. } = step;
@@ -279,6 +298,7 @@ impl Queue {
     /// As for [`Self::send`]: the buffer stays, and is the command's alone, until it has come back.
     unsafe fn by_bus(
         &self,
+        pair: *mut sys::spdk_nvme_qpair,
         command: Command,
         lists: &PageLists,
         start: usize,
@@ -296,7 +316,7 @@ impl Queue {
         unsafe {
             sys::spdk_nvme_ctrlr_io_cmd_raw_no_payload_build(
                 self.controller.handle(),
-                self.pair.as_ptr(),
+                pair,
                 command.as_mut_ptr(),
                 Some(completed as unsafe extern "C" fn(_, _)),
                 context,
@@ -315,66 +335,88 @@ impl Queue {
         self.controller.facts().placement.get(usize::from(handle?.0)).copied()
     }
 
-    /// Takes in what was answered. Answers whether the device was just lost.
-    pub(super) fn process(&mut self) -> bool {
-        if self.is_lost() || self.poll(TAKEN_MAX) {
-            return false;
+    /// Takes in what was answered.
+    pub(super) fn process(&mut self) -> Looked {
+        match (&self.pair, self.state) {
+            (_, State::Lost | State::Dead) => return Looked::Same,
+            (Some(pair), State::Working) => {
+                if self.controller.phase() != Phase::Up {
+                    return if self.is_connection() { Looked::Failed } else { Looked::Reset };
+                }
+                let is_there = !self.disconnected.get() && pair.poll(TAKEN_MAX);
+                return if is_there { Looked::Same } else { Looked::Failed };
+            }
+            _ => {}
         }
+        if self.state == State::Leaving && self.controller.phase() != Phase::Stopping {
+            return self.leave();
+        }
+        match self.go_on_returning() {
+            Ok(()) => Looked::Same,
+            Err(_) if self.is_dead() => Looked::Died,
+            Err(_) if self.is_lost() => Looked::Same,
+            // The controller is there, and takes no pair: it is gone again.
+            Err(_) if self.tries > 0 => {
+                self.tries -= 1;
+                self.recall();
+                Looked::Same
+            }
+            Err(_) => {
+                self.state = State::Lost;
+                Looked::Same
+            }
+        }
+    }
+
+    /// Ends what is in flight on a controller that was stopped.
+    fn leave(&mut self) -> Looked {
+        if self.controller.phase() == Phase::Stuck {
+            self.give_up();
+            return Looked::Died;
+        }
+        self.pair = None;
         self.state = State::Lost;
-        true
+        Looked::Same
     }
 
-    /// Takes in what SPDK ends of itself on a queue pair that is lost. One that is dead is never polled again: its
-    /// flights were abandoned.
-    pub(super) fn drain(&self) {
-        if !self.is_dead() {
-            unheard(|| self.poll(ALL));
+    /// Asks for the commands of a flight back, and counts in `rescues` whether the controller did
+    /// so.
+    pub(super) fn abort(&self, flight: &Flight, rescues: &Arc<Rescues>) {
+        // Over vfio-user SPDK looks for the commands through a function that this transport does
+        // not have: it would call address 0.
+        if self.controller.facts().reach != Reach::Process
+            && self.state == State::Working
+            && let Some(pair) = &self.pair
+        {
+            pair.abort(flight, rescues);
         }
     }
 
-    /// Takes in so many answers, or all of a connection's group. Answers whether the controller is there.
-    fn poll(&self, at_most: u32) -> bool {
-        match &self.group {
-            Some(group) => !group.process(),
-            // SAFETY: the pair is this thread's.
-            None => unsafe {
-                sys::spdk_nvme_qpair_process_completions(self.pair.as_ptr(), at_most) >= 0
-            },
-        }
-    }
-
-    /// Asks for the commands of a flight back.
-    pub(super) fn abort(&self, flight: &Flight) {
-        if self.controller.facts().reach == Reach::Process {
-            // SPDK looks for the commands through a function that its vfio-user transport does not have: it would
-            // call address 0.
-            return;
-        }
-        let pair = self.pair.as_ptr();
-        // SAFETY: the pair is this thread's; the context is only compared. That the abort was done interests nobody:
-        // the command itself comes back, or times out.
-        self.controller.alone(|handle| unsafe {
-            sys::spdk_nvme_ctrlr_cmd_abort_ext(
-                handle,
-                pair,
-                flight.context(),
-                Some(ignored as unsafe extern "C" fn(_, _)),
-                std::ptr::null_mut(),
-            )
-        });
-    }
-
-    /// Makes a controller that does not answer let go of the commands that are outstanding. A last resort, which takes
-    /// its time.
+    /// Makes a controller that does not answer let go of the commands that are outstanding: now,
+    /// where they are a connection's, else once it was stopped. A last resort. Then it takes
+    /// commands again.
     pub(super) fn recall(&mut self) {
         match self.controller.facts().reach {
-            Reach::Bus if self.reset() => {}
-            Reach::Connection { .. } => {
-                // SAFETY: the pair is this thread's. With its connection closed nothing arrives any more.
-                unheard(|| unsafe { sys::spdk_nvme_ctrlr_disconnect_io_qpair(self.pair.as_ptr()) });
-                self.state = State::Lost;
-            }
-            Reach::Bus | Reach::Process => self.give_up(),
+            Reach::Bus => {}
+            // With its connection closed nothing arrives any more.
+            Reach::Connection { .. } => self.pair = None,
+            Reach::Process => return self.give_up(),
+        }
+        self.disconnected.set(false);
+        self.state = State::Returning;
+        self.controller.reset();
+    }
+
+    /// The controller has failed, or is not there any more. It may have something that is in
+    /// flight.
+    pub(super) fn lose(&mut self, is_any_out: bool) {
+        if !is_any_out {
+            self.state = State::Lost;
+            return;
+        }
+        self.recall();
+        if self.state == State::Returning {
+            self.state = State::Leaving;
         }
     }
 
@@ -382,6 +424,9 @@ impl Queue {
     pub(super) fn give_up(&mut self) {
         self.state = State::Dead;
         self.controller.give_up();
+        // The controller may still use the pair, which goes with it if it is detached.
+        std::mem::forget(self.pair.take());
+        std::mem::forget(Arc::clone(&self.controller));
     }
 
     /// Leaves it to the driver for good.
@@ -390,71 +435,17 @@ impl Queue {
         std::mem::forget(self);
     }
 
-    /// Resets the controller, so that it lets go of everything.
-    fn reset(&self) -> bool {
-        let pair = self.pair.as_ptr();
-        // SAFETY: nobody else uses the controller meanwhile: its own queue is locked, and whoever has another queue pair
-        // (`Controller::reclaim_unit_handles`) uses it under the same lock, and finds it lost afterwards. What was in
-        // flight comes back when the pair is polled again.
-        self.controller.alone(|handle| unsafe {
-            sys::spdk_nvme_ctrlr_reset(handle) == 0
-                && sys::spdk_nvme_qpair_process_completions(pair, 0) >= 0
-        })
-    }
-
     pub(super) fn inject(
-        &mut self,
+        &self,
         kind: OperationKind,
         count: u32,
-        (code_type, code): (u8, u8),
+        status: (u8, u8),
         held: Option<Duration>,
     ) -> io::Result<()> {
-        let command = match kind {
-            OperationKind::Read => sys::SPDK_NVME_OPC_READ,
-            OperationKind::Write => sys::SPDK_NVME_OPC_WRITE,
-            OperationKind::WriteZeroes => sys::SPDK_NVME_OPC_WRITE_ZEROES,
-            OperationKind::Flush => sys::SPDK_NVME_OPC_FLUSH,
-            OperationKind::Deallocate => sys::SPDK_NVME_OPC_DATASET_MANAGEMENT,
-        } as u8;
-        let pair = self.pair.as_ptr();
-        let held_us = held.map_or(0, |held| held.as_micros() as u64);
-        // SAFETY: the pair is this thread's and belongs to the controller.
-        let answer = self.controller.alone(|handle| unsafe {
-            sys::spdk_nvme_qpair_add_cmd_error_injection(
-                handle,
-                pair,
-                command,
-                held.is_some(),
-                held_us,
-                count,
-                code_type,
-                code,
-            )
-        });
-        self.injected.push(command);
-        if answer == 0 { Ok(()) } else { Err(errno(answer)) }
+        let pair = self.pair.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        pair.inject(kind, count, status, held)
     }
 }
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        if self.is_dead() {
-            // The controller may still use the pair, which goes with it if it is detached.
-            return std::mem::forget(Arc::clone(&self.controller));
-        }
-        let pair = self.pair.as_ptr();
-        // SAFETY: the pair is this thread's, and nothing is in flight on it (see the path's drop).
-        let free = |handle| unsafe {
-            for &command in &self.injected {
-                sys::spdk_nvme_qpair_remove_cmd_error_injection(handle, pair, command);
-            }
-            sys::spdk_nvme_ctrlr_free_io_qpair(pair)
-        };
-        unheard(|| self.controller.alone(free));
-    }
-}
-
-unsafe extern "C" fn ignored(_: *mut c_void, _: *const sys::spdk_nvme_cpl) {}
 
 /// Makes memory known to the controllers of these queues. A success that SPDK reports may still leave an IOMMU
 /// without it, so its translation is looked at as well; and it may be of memory that another process cannot map.

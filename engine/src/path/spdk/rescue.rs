@@ -8,20 +8,20 @@ use tidelog_spdk_sys as sys;
 
 use super::flight::Impatience;
 use super::path::SpdkPath;
-use crate::path::Status;
+use super::queue::Looked;
+use crate::path::{DeviceError, Extent, OperationKind, Status};
+use crate::units::DeviceIndex;
 
 /// How often operations are looked over.
 const LOOK: Duration = Duration::from_millis(100);
 /// The clock is read once in so many polls: to read it for each, or for each operation, costs as much as a tenth of what
 /// SPDK does with a command.
 const POLLS: u32 = 16;
-/// How long SPDK may take to end what was on a lost queue pair.
-const LETTING_GO: Duration = Duration::from_secs(2);
-
 /// What was done to get commands back, since the path was opened: for tests, which tell an abort from a reset by it.
 #[derive(Debug, Default)]
 pub struct Rescues {
     aborts: AtomicU32,
+    not_aborted: AtomicU32,
     recalls: AtomicU32,
 }
 
@@ -29,6 +29,15 @@ impl Rescues {
     /// Operations that were aborted.
     pub fn aborts(&self) -> u32 {
         self.aborts.load(Ordering::Relaxed)
+    }
+
+    /// Commands of which the controller has said that it did not abort them. Some never do.
+    pub fn not_aborted(&self) -> u32 {
+        self.not_aborted.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_not_aborted(&self) {
+        self.not_aborted.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Resets of controllers, and connections that were closed.
@@ -95,27 +104,79 @@ impl SpdkPath {
             if flight.impatience.get() < Impatience::TimedOut {
                 flight.impatience.set(Impatience::TimedOut);
                 self.abort_slot(slot);
-            } else if age >= self.timeout.saturating_mul(2) && flight.is_out() {
-                // Everything that was in flight on it comes back, so this is enough for now.
-                return self.recall(device);
+            } else if age >= self.timeout.saturating_mul(2)
+                && flight.is_out()
+                && !self.queues[device].is_moving()
+            {
+                if self.queues[device].is_connection() {
+                    self.write_no_more(device);
+                }
+                self.recall(device);
             }
         }
     }
 
-    /// Gets back what is in flight on a device: one that was just lost, or does not answer.
-    pub(super) fn recall(&mut self, device: usize) {
-        if self.is_any_out(device) {
-            self.rescues.recalls.fetch_add(1, Ordering::Relaxed);
-            self.queues[device].recall();
-        }
-        if self.queues[device].is_lost() && !self.queues[device].is_dead() {
-            let queue = &self.queues[device];
-            if !ends(LETTING_GO, || queue.drain(), || !self.is_any_out(device)) {
-                self.queues[device].give_up();
+    /// Does what a look at a device's queue asks for.
+    pub(super) fn rescue(&mut self, device: usize, looked: Looked) {
+        let queue = &mut self.queues[device];
+        match looked {
+            Looked::Same => {}
+            Looked::Reset => queue.recall(),
+            Looked::Died => self.abandon(device),
+            Looked::Failed if queue.is_connection() => {
+                self.write_no_more(device);
+                self.recall(device);
+            }
+            Looked::Failed => {
+                let is_any_out = self.is_any_out(device);
+                self.rescues.recalls.fetch_add(u32::from(is_any_out), Ordering::Relaxed);
+                self.queues[device].lose(is_any_out);
+                if self.queues[device].is_dead() {
+                    self.abandon(device);
+                }
             }
         }
+    }
+
+    /// What has completed on a device whose connection ended may not be on its medium, and no flush
+    /// can tell: its target may have started anew. So nothing more is written until it is opened
+    /// again.
+    fn write_no_more(&mut self, device: usize) {
+        let (kind, extent) = (OperationKind::Flush, Extent::NOTHING);
+        let status = Status::Errno(libc::ECONNRESET);
+        self.gate.judge(DeviceError { device: DeviceIndex(device as u8), kind, extent, status });
+    }
+
+    /// Gets back what is in flight on a device that does not answer, or is gone.
+    fn recall(&mut self, device: usize) {
+        if self.is_any_out(device) {
+            self.rescues.recalls.fetch_add(1, Ordering::Relaxed);
+        }
+        if self.queues[device].is_connection() {
+            self.end_all_but_waiting_reads(device);
+        }
+        self.queues[device].recall();
         if self.queues[device].is_dead() {
             self.abandon(device);
+        }
+    }
+
+    /// What a connection had in flight ends with it, and is not sent again; nor are writes that
+    /// were not sent yet.
+    fn end_all_but_waiting_reads(&mut self, device: usize) {
+        let slots: Vec<u32> = self.slots_of(device).collect();
+        for slot in slots {
+            let flight = self.flights.get(slot);
+            let kind = self.slots.get(slot).map(|it| it.action.kind());
+            let is_over = !flight.is_out() && !flight.waiting.get();
+            if is_over || kind == Some(OperationKind::Read) && !flight.is_out() {
+                continue;
+            }
+            flight.fail(Status::Errno(libc::ECONNRESET));
+            if flight.waiting.get() {
+                self.waiting.leave(device, slot);
+                flight.leave_waiting();
+            }
         }
     }
 
@@ -159,25 +220,12 @@ impl SpdkPath {
             flight.fail(Status::Errno(libc::ECANCELED));
         }
         self.rescues.aborts.fetch_add(1, Ordering::Relaxed);
-        self.queues[device].abort(flight);
+        self.queues[device].abort(flight, &self.rescues);
         if flight.waiting.get() {
             self.waiting.leave(device, slot);
             flight.leave_waiting();
         }
     }
-}
-
-/// Polls until there is nothing more to wait for. Answers whether that came in time.
-fn ends(patience: Duration, poll: impl Fn(), is_over: impl Fn() -> bool) -> bool {
-    let begun = Instant::now();
-    while !is_over() {
-        if begun.elapsed() > patience {
-            return false;
-        }
-        poll();
-        std::thread::yield_now();
-    }
-    true
 }
 
 impl Status {
@@ -198,8 +246,6 @@ impl Status {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
     use super::*;
 
     #[test]
@@ -213,14 +259,5 @@ mod tests {
         }
         assert_eq!(looks.age_of(since), LOOK, "the first look may have come a moment after it");
         assert_eq!(looks.age_of(looks.count()), Duration::ZERO);
-    }
-
-    #[test]
-    fn what_comes_back_late_is_waited_for_but_not_for_ever() {
-        let out = Cell::new(1000);
-        assert!(ends(LETTING_GO, || out.set(out.get() - 1), || out.get() == 0));
-        let polls = Cell::new(0);
-        assert!(!ends(Duration::from_millis(20), || polls.set(polls.get() + 1), || false));
-        assert!(polls.get() > 1);
     }
 }

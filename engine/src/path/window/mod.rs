@@ -183,9 +183,15 @@ impl Window {
         Parts::count(size.chunks)
     }
 
-    /// A window that begins at `base` of the GPU's memory, with room for `depth` requests. `copies` has as many
-    /// [`slots`](Self::slots) as it takes.
-    pub fn new(copies: Box<dyn WindowCopies>, base: u64, size: WindowSize, depth: u32) -> Self {
+    /// A window that begins at `base` of the GPU's memory, with room for `depth` requests of so
+    /// many devices, of which none gets all chunks. `copies` has as many [`slots`](Self::slots) as
+    /// it takes.
+    pub fn new(
+        copies: Box<dyn WindowCopies>,
+        base: u64,
+        size: WindowSize,
+        (devices, depth): (usize, u32),
+    ) -> Self {
         let depth = depth.max(1);
         Self {
             copies,
@@ -194,8 +200,8 @@ impl Window {
             requests: std::iter::repeat_with(|| None).take(depth as usize).collect(),
             free: (0..depth).rev().collect(),
             waiting: VecDeque::with_capacity(depth as usize),
-            ring: Ring::new(size),
-            parts: Parts::new(size.chunks),
+            ring: Ring::new(size, devices),
+            parts: Parts::new(size.chunks, devices),
             answers: Vec::with_capacity(depth as usize),
         }
     }
@@ -335,7 +341,7 @@ mod tests {
     fn what_is_cancelled_before_a_device_has_it_is_no_failure_of_the_device() {
         let size = WindowSize { chunk: 4096, chunks: 1 };
         for taken in [false, true] {
-            let mut window = Window::new(Box::new(AtOnce), 0, size, 2);
+            let mut window = Window::new(Box::new(AtOnce), 0, size, (1, 2));
             // SAFETY: nothing ever touches the memory.
             let memory = unsafe { GpuSlice::new(4096, 0..8192, 8192, None) };
             let (device, direction) = (DeviceIndex(0), Direction::Write);
@@ -358,5 +364,38 @@ mod tests {
             assert_eq!(answer.result, Err(Status::Errno(libc::ECANCELED)));
             assert!(!answer.by_device);
         }
+    }
+
+    /// A device that does not answer keeps what it has; the others go on with their part of the
+    /// ring.
+    #[test]
+    fn a_device_that_keeps_its_chunks_leaves_some_to_the_others() {
+        const REQUESTS: u64 = 8;
+        let size = WindowSize { chunk: 4096, chunks: 8 };
+        let mut window = Window::new(Box::new(AtOnce), 0, size, (3, 3 * REQUESTS as u32));
+        let submit = |window: &mut Window, device: u8, tag| {
+            let (device, direction) = (DeviceIndex(device), Direction::Read);
+            // SAFETY: nothing ever touches the memory.
+            let memory = unsafe { GpuSlice::new(4096, 0..8192, 8192, None) };
+            let request = Request { tag, device, offset: 0, length: 8192, direction, memory };
+            // SAFETY: as above.
+            unsafe { window.submit(request) }.unwrap();
+        };
+        (0..REQUESTS).for_each(|tag| submit(&mut window, 0, tag));
+        (0..2).for_each(|tag| submit(&mut window, tag as u8 + 1, REQUESTS + tag));
+        let (mut ready, mut answered) = (Vec::new(), Vec::new());
+        for _ in 0..8 {
+            window.advance();
+            window.ready(&mut ready);
+            for part in &ready {
+                window.tell(part.part, Told::Taken);
+                if part.device != DeviceIndex(0) {
+                    window.tell(part.part, Told::Moved(part.length));
+                }
+            }
+            answered.extend(std::iter::from_fn(|| window.next_answer()).map(|it| it.tag));
+        }
+        answered.sort_unstable();
+        assert_eq!(answered, [REQUESTS, REQUESTS + 1]);
     }
 }

@@ -5,9 +5,11 @@ use std::ops::Range;
 use super::copies::WindowCopy;
 use super::passage::in_memory;
 use super::ring::Chunk;
-use super::{Direction, Failure, Request, Told, Transfer, TransferPlace, Window};
+use super::{Active, Direction, Failure, Request, Told, Transfer, TransferPlace, Window};
 use crate::memory::ALIGNMENT;
 use crate::path::Status;
+use crate::path::shares::Shares;
+use crate::units::DeviceIndex;
 
 /// Parts that may be moved in place at once, besides those that have a chunk.
 const DIRECT_MAX: u32 = 64;
@@ -39,8 +41,9 @@ pub(super) enum Stage {
 /// One part.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// The request.
+    /// The request, and its device.
     owner: u32,
+    device: DeviceIndex,
     /// Where in the request it begins.
     pub(super) start: u32,
     pub(super) length: u32,
@@ -60,6 +63,7 @@ impl Part {
 pub(super) struct Parts {
     slots: Vec<Option<Part>>,
     free: Vec<u32>,
+    shares: Shares,
 }
 
 impl Parts {
@@ -68,12 +72,33 @@ impl Parts {
         chunks + DIRECT_MAX
     }
 
-    pub(super) fn new(chunks: u32) -> Self {
+    pub(super) fn new(chunks: u32, devices: usize) -> Self {
         let count = Self::count(chunks);
         Self {
             slots: std::iter::repeat_with(|| None).take(count as usize).collect(),
             free: (0..count).rev().collect(),
+            shares: Shares::new(count as usize, devices),
         }
+    }
+
+    /// Whether a device may have one more.
+    fn has_room(&self, device: DeviceIndex) -> bool {
+        self.shares.left_for(device) > 0
+    }
+
+    /// Keeps a part that there is room for. Returns its slot.
+    fn keep(&mut self, part: Part) -> Option<u32> {
+        let slot = self.free.pop()?;
+        self.shares.take(part.device);
+        self.slots[slot as usize] = Some(part);
+        Some(slot)
+    }
+
+    fn take(&mut self, slot: u32) -> Option<Part> {
+        let part = self.slots[slot as usize].take()?;
+        self.shares.give_back(part.device);
+        self.free.push(slot);
+        Some(part)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -157,36 +182,44 @@ impl Window {
         })
     }
 
-    /// Begins parts of the requests that wait, first come first served, as long as there is room.
+    /// Begins parts of the requests that wait, as long as there is room: first come first served,
+    /// but that a device which has all that it may have is passed.
     pub(super) fn begin_parts(&mut self) {
-        while let Some(&slot) = self.waiting.front() {
-            let Some(active) = &self.requests[slot as usize] else {
-                self.waiting.pop_front();
-                continue;
-            };
-            if !active.has_more() {
-                self.waiting.pop_front();
-                continue;
+        for _ in 0..self.waiting.len() {
+            let Some(slot) = self.waiting.pop_front() else { return };
+            while self.begin_next(slot) {}
+            let active = self.requests[slot as usize].as_ref();
+            if active.is_some_and(Active::has_more) {
+                self.waiting.push_back(slot);
             }
-            if self.parts.free.is_empty() {
-                return;
-            }
-            let (start, left) = (active.begun, active.request.length - active.begun);
-            let length = left.min(self.size().chunk);
-            let place = match self.in_place(&active.request, start, length) {
-                Some(place) => place,
-                None if self.ring.is_exhausted() => {
-                    // Every chunk is in doubt: nothing could ever be begun again.
-                    self.fail(slot, Failure::of_gpu(Status::Errno(libc::ENOMEM)));
-                    continue;
-                }
-                None => match self.ring.take() {
-                    Some(chunk) => Place::Chunk(chunk),
-                    None => return,
-                },
-            };
-            self.begin_part(Part { owner: slot, start, length, place, stage: Stage::Ready });
         }
+    }
+
+    /// Begins the next part of a request. Returns whether it could.
+    fn begin_next(&mut self, owner: u32) -> bool {
+        let Some(active) = self.requests[owner as usize].as_ref().filter(|it| it.has_more()) else {
+            return false;
+        };
+        let device = active.request.device;
+        if !self.parts.has_room(device) {
+            return false;
+        }
+        let (start, left) = (active.begun, active.request.length - active.begun);
+        let length = left.min(self.size().chunk);
+        let place = match self.in_place(&active.request, start, length) {
+            Some(place) => place,
+            None if self.ring.is_exhausted() => {
+                // Every chunk is in doubt: nothing could ever be begun again.
+                self.fail(owner, Failure::of_gpu(Status::Errno(libc::ENOMEM)));
+                return false;
+            }
+            None => match self.ring.take(device) {
+                Some(chunk) => Place::Chunk(chunk),
+                None => return false,
+            },
+        };
+        self.begin_part(Part { owner, device, start, length, place, stage: Stage::Ready });
+        true
     }
 
     /// Where the device may reach the caller's own memory, if it may.
@@ -205,11 +238,7 @@ impl Window {
     }
 
     fn begin_part(&mut self, mut part: Part) {
-        let (Some(active), Some(slot)) =
-            (&mut self.requests[part.owner as usize], self.parts.free.pop())
-        else {
-            return;
-        };
+        let Some(active) = &mut self.requests[part.owner as usize] else { return };
         active.begun += part.length;
         active.parts += 1;
         let Request { memory, direction, .. } = active.request;
@@ -218,8 +247,7 @@ impl Window {
         if filling.is_some() {
             part.stage = Stage::Filling;
         }
-        self.parts.slots[slot as usize] = Some(part);
-        if let Some(copy) = filling {
+        if let (Some(slot), Some(copy)) = (self.parts.keep(part), filling) {
             self.begin_copy(slot, &copy);
         }
     }
@@ -292,10 +320,9 @@ impl Window {
         let Some(part) = self.parts.get_mut(slot) else { return };
         match part.place {
             Place::Chunk(_) => {
-                let Some(part) = self.parts.slots[slot as usize].take() else { return };
-                self.parts.free.push(slot);
+                let Some(part) = self.parts.take(slot) else { return };
                 if let Place::Chunk(chunk) = part.place {
-                    self.ring.quarantine(chunk);
+                    self.ring.quarantine(part.device, chunk);
                 }
                 self.count_part(part.owner, Err(failure));
             }
@@ -306,13 +333,12 @@ impl Window {
 
     /// Ends a part whose memory no device uses any more.
     fn end_part(&mut self, slot: u32, result: Result<(), Failure>) {
-        let Some(part) = self.parts.slots[slot as usize].take() else { return };
-        self.parts.free.push(slot);
+        let Some(part) = self.parts.take(slot) else { return };
         if result.is_ok() {
             self.add_checksum(&part, self.copies.checksum(slot));
         }
         if let Place::Chunk(chunk) = part.place {
-            self.ring.give_back(chunk);
+            self.ring.give_back(part.device, chunk);
         }
         self.count_part(part.owner, result);
     }

@@ -134,8 +134,8 @@ impl Open {
             let place = chunk.offset() / size.chunk as usize;
             *chunks.get_mut(place).ok_or_else(too_small)? = Some(chunk);
         }
-        let depth = path.capabilities().depth;
-        let window = Window::new(copies, base, size, depth);
+        let Capabilities { devices, depth, .. } = path.capabilities();
+        let window = Window::new(copies, base, size, (devices.len(), *depth));
         Ok(Self { window, region, chunks, flying: 0, ready: Vec::new() })
     }
 
@@ -166,8 +166,8 @@ impl Open {
                 Err(Refused { reason, operation }) => {
                     self.chunks[chunk as usize] = chunk_of(operation.action.into_memory());
                     match reason {
-                        // What it has in flight makes room.
-                        Refusal::Full => break,
+                        // What its device has in flight makes room.
+                        Refusal::Full => continue,
                         Refusal::Latched(cause) => Told::Failed(cause.status),
                         Refusal::Invalid(_) => Told::Failed(Status::Errno(libc::EINVAL)),
                     }

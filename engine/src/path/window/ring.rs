@@ -4,6 +4,8 @@
 //! allocator's tensors are never registered: their bytes are copied to a chunk of this ring, or from it.
 
 use super::copies::WindowSize;
+use crate::path::shares::Shares;
+use crate::units::DeviceIndex;
 
 /// One chunk, exclusively owned until it is given back. It has a number and no bytes to look at.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,12 +22,13 @@ impl Chunk {
 pub(super) struct Ring {
     size: WindowSize,
     free: Vec<u32>,
-    quarantined: u32,
+    shares: Shares,
 }
 
 impl Ring {
-    pub(super) fn new(size: WindowSize) -> Self {
-        Self { size, free: (0..size.chunks).rev().collect(), quarantined: 0 }
+    pub(super) fn new(size: WindowSize, devices: usize) -> Self {
+        let shares = Shares::new(size.chunks as usize, devices);
+        Self { size, free: (0..size.chunks).rev().collect(), shares }
     }
 
     /// What it is made of.
@@ -33,28 +36,35 @@ impl Ring {
         self.size
     }
 
-    /// Takes a chunk, if there is one.
-    pub(super) fn take(&mut self) -> Option<Chunk> {
-        self.free.pop().map(Chunk)
+    /// Takes a chunk for a device, if there is one that it may have.
+    pub(super) fn take(&mut self, device: DeviceIndex) -> Option<Chunk> {
+        if self.shares.left_for(device) == 0 {
+            return None;
+        }
+        let chunk = self.free.pop()?;
+        self.shares.take(device);
+        Some(Chunk(chunk))
     }
 
-    /// Gives a chunk back that nobody touches any more.
+    /// Gives a device's chunk back that nobody touches any more.
     #[expect(clippy::needless_pass_by_value, reason = "who gives a chunk up has it no more")]
-    pub(super) fn give_back(&mut self, chunk: Chunk) {
+    pub(super) fn give_back(&mut self, device: DeviceIndex, chunk: Chunk) {
         debug_assert!(!self.free.contains(&chunk.0));
         self.free.push(chunk.0);
+        self.shares.give_back(device);
     }
 
-    /// Gives a chunk up that a device may touch at any time from now on: it is never handed out again.
+    /// Gives a chunk up that its device may touch at any time from now on: it is never handed out
+    /// again.
     #[expect(clippy::needless_pass_by_value, reason = "who gives a chunk up has it no more")]
-    pub(super) fn quarantine(&mut self, chunk: Chunk) {
+    pub(super) fn quarantine(&mut self, device: DeviceIndex, chunk: Chunk) {
         debug_assert!(!self.free.contains(&chunk.0));
-        self.quarantined += 1;
+        self.shares.lose(device);
     }
 
     /// Whether every chunk that could ever be handed out is gone.
     pub(super) fn is_exhausted(&self) -> bool {
-        self.quarantined == self.size.chunks
+        self.shares.total() == 0
     }
 
     /// How far into the window a chunk begins.
@@ -67,32 +77,36 @@ impl Ring {
 mod tests {
     use super::*;
 
+    const DEVICE: DeviceIndex = DeviceIndex(0);
+
     #[test]
     fn chunks_are_disjoint_and_come_back() {
         let size = WindowSize::new(40 << 10, 16 << 10);
         assert_eq!(size.bytes(), 32 << 10, "only whole chunks are allocated");
-        let mut ring = Ring::new(size);
-        let (one, two) = (ring.take().unwrap(), ring.take().unwrap());
-        assert!(ring.take().is_none());
+        let mut ring = Ring::new(size, 1);
+        let (one, two) = (ring.take(DEVICE).unwrap(), ring.take(DEVICE).unwrap());
+        assert!(ring.take(DEVICE).is_none());
         assert_eq!(ring.offset(&one).abs_diff(ring.offset(&two)), 16 << 10);
-        ring.give_back(one);
-        assert!(ring.take().is_some() && ring.take().is_none());
+        ring.give_back(DEVICE, one);
+        assert!(ring.take(DEVICE).is_some() && ring.take(DEVICE).is_none());
     }
 
     #[test]
     fn a_chunk_in_quarantine_is_never_handed_out_again() {
-        let mut ring = Ring::new(WindowSize { chunk: 4 << 10, chunks: 2 });
-        let chunk = ring.take().unwrap();
-        ring.quarantine(chunk);
+        let mut ring = Ring::new(WindowSize { chunk: 4 << 10, chunks: 2 }, 1);
+        let chunk = ring.take(DEVICE).unwrap();
+        ring.quarantine(DEVICE, chunk);
         assert!(!ring.is_exhausted());
-        let last = ring.take().unwrap();
-        assert!(ring.take().is_none());
-        ring.quarantine(last);
+        let last = ring.take(DEVICE).unwrap();
+        assert!(ring.take(DEVICE).is_none());
+        ring.quarantine(DEVICE, last);
         assert!(ring.is_exhausted());
     }
 
     #[test]
     fn a_ring_has_a_chunk_however_small_it_was_asked_to_be() {
-        assert!(Ring::new(WindowSize::new(0, 4096)).take().is_some());
+        for devices in 1..4 {
+            assert!(Ring::new(WindowSize::new(0, 4096), devices).take(DEVICE).is_some());
+        }
     }
 }

@@ -171,6 +171,8 @@ fn a_panic_in_a_finish_fails_every_ticket_instead_of_hanging_them() {
         let transfer = Transfer::Write { source: Vec::new().into(), pieces: Vec::new() };
         reactor.submit(transfer, Urgency::Ahead, None, nothing()).is_err()
     });
+    // What was in flight then nobody has heard of.
+    assert!(reactor.close().is_err());
 }
 
 /// Disks whose every write is left to a device that does not answer any more: the path leaks its buffer.

@@ -32,6 +32,7 @@ use crate::path::kind::PathKind;
 use crate::path::nvme::steps::{Step, Steps};
 use crate::path::nvme::{Command, Opcode, Range, outcome};
 use crate::path::operation::{Action, Completion, Extent, Operation, Refusal, Refused};
+use crate::path::shares::Shares;
 use crate::path::slots::{Slots, conclude};
 use crate::path::{Capabilities, DataPath, Feature, MemoryKinds, Waker};
 use crate::units::{ByteCount, DeviceIndex};
@@ -59,9 +60,10 @@ pub struct PassthroughPath {
     waiting: VecDeque<u32>,
     /// Slots whose operation failed and is to be tried again.
     retries: Retries,
-    /// Commands that the kernel has, and may have at most.
+    /// Commands that the kernel has.
     commands: u32,
-    commands_max: u32,
+    /// How many of each device it may have.
+    shares: Shares,
     /// Bytes of a registered buffer.
     run: usize,
     /// Whether completions are looked for.
@@ -107,7 +109,7 @@ impl PassthroughPath {
         let shortest = targets.iter().map(|target| target.limits.bytes()).min().unwrap_or_default();
         let mut path = Self {
             // The waker's completion and others need room, too; the ring has twice its entries of it.
-            commands_max: queue.room() / 2,
+            shares: Shares::new(queue.room() as usize / 2, targets.len()),
             queue,
             gate: Gate::new(targets.len()),
             targets,
@@ -160,13 +162,15 @@ impl PassthroughPath {
 
     /// Sends what can be sent of a slot's operation; keeps in mind what is left.
     fn send(&mut self, slot: u32) {
+        let Some(device) = self.slots.get(slot).map(|it| it.device) else { return };
         while let Some(step) = self.next(slot) {
-            if self.commands >= self.commands_max || self.send_one(slot, step).is_err() {
+            if self.shares.left_for(device) == 0 || self.send_one(slot, step).is_err() {
                 self.waiting.push_back(slot);
                 return;
             }
             self.flights[slot as usize].sent(step);
             self.commands += 1;
+            self.shares.take(device);
         }
     }
 
@@ -220,12 +224,16 @@ impl PassthroughPath {
 
     /// What a completion says of its command; the operation comes back with its last one.
     fn take_in(&mut self, completions: &mut Vec<Completion>) {
-        let Self { queue, flights, slots, gate, commands, waiting, retries, targets, .. } = self;
+        let Self {
+            queue, flights, slots, gate, commands, shares, waiting, retries, targets, ..
+        } = self;
         queue.reap(|slot, answer| {
             let slot = slot as u32;
             let flight = &mut flights[slot as usize];
+            let device = slots.get(slot).map_or(DeviceIndex(0), |operation| operation.device);
             *commands -= 1;
-            let device = slots.get(slot).map_or(0, |operation| usize::from(operation.device.0));
+            shares.give_back(device);
+            let device = usize::from(device.0);
             let delay = || targets[device].retry_delay(answer);
             flight.landed(outcome(answer).map_err(|status| (status, delay())));
             if flight.is_out() {
@@ -273,17 +281,19 @@ impl PassthroughPath {
         }
     }
 
-    /// What waits to be tried again of these slots fails as it did.
+    /// What fails of these operations is not tried again: neither what waits for that, nor what is
+    /// still out.
     fn give_up(&mut self, tag: Option<u64>) {
-        let Self { retries, flights, slots, .. } = self;
-        retries.hurry(|slot| {
-            let meant = slots.get(slot).is_some_and(|it| tag.is_none_or(|tag| tag == it.tag));
-            if meant {
-                flights[slot as usize].give_up();
-            }
-            meant
-        });
+        give_up(&self.slots, &mut self.flights, &mut self.retries, tag);
     }
+}
+
+fn give_up(slots: &Slots, flights: &mut [Flight], retries: &mut Retries, tag: Option<u64>) {
+    let slots: Vec<u32> = slots.find(tag).collect();
+    for &slot in &slots {
+        flights[slot as usize].give_up();
+    }
+    retries.hurry(|slot| slots.contains(&slot));
 }
 
 /// The completion of an operation whose commands are all back.
@@ -386,7 +396,30 @@ impl Drop for PassthroughPath {
 mod tests {
     use super::*;
     use crate::path::tests::Directory;
-    use crate::path::{KernelDevices, OpenMode, PathChoice, PathProvider};
+    use crate::path::{KernelDevices, OpenMode, PathChoice, PathProvider, Status};
+
+    /// A controller that answers late finds nobody who would try again.
+    #[test]
+    fn what_is_to_be_aborted_is_not_tried_again_when_it_comes_back() {
+        let again = Status::Nvme { code_type: 0, code: 6, do_not_retry: false };
+        for (tag, given_up) in [(None, [true, true]), (Some(8), [false, true])] {
+            let (mut slots, mut retries) = (Slots::new(2), Retries::new());
+            let mut flights = [Flight::default(); 2];
+            for tag in [7, 8] {
+                let (device, action) = (DeviceIndex(0), Action::Flush);
+                let extent = Extent::NOTHING;
+                let (slot, _) = slots.keep(Operation::new(tag, device, extent, action));
+                let flight = &mut flights[slot as usize];
+                *flight = Flight::of(Steps::flush());
+                flight.sent(flight.unsent().unwrap());
+            }
+            give_up(&slots, &mut flights, &mut retries, tag);
+            for (flight, given_up) in flights.iter_mut().zip(given_up) {
+                flight.landed(Err((again, Duration::ZERO)));
+                assert_eq!(retries.allow(again, flight.tried()), !given_up, "{tag:?}");
+            }
+        }
+    }
 
     #[test]
     fn what_is_no_namespace_is_refused_by_name() {
