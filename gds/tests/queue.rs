@@ -134,9 +134,12 @@ fn a_device_that_hangs_keeps_its_batches_and_the_other_goes_on() {
     let devices = ["a", "b"].map(|name| device(directory.path(), name, SIZE as u64));
     let mut queue = fake.queue(devices.into(), small());
     fake.hang(Some(&directory.path().join("a")));
-    let mut memory = vec![pattern(5, BLOCK); 16];
-    for (tag, bytes) in memory.iter_mut().enumerate() {
-        let write = request(tag as u64, Direction::Write, tag * BLOCK, BLOCK, host(bytes));
+    let mut memory: Vec<_> =
+        (0..16).map(|_| DeviceMemory::new(&fake.gpu(), BLOCK).unwrap()).collect();
+    for (tag, tensor) in memory.iter_mut().enumerate() {
+        tensor.write(0, &pattern(5, BLOCK)).unwrap();
+        let part = on_gpu(tensor.base(), BLOCK, None);
+        let write = request(tag as u64, Direction::Write, tag * BLOCK, BLOCK, part);
         let device = DeviceIndex((tag >= HANGING).into());
         submit(&mut queue, Request { device, ..write });
         for _ in 0..4 {
