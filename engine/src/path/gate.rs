@@ -1,7 +1,7 @@
 //! What every backend checks before it takes an operation, and what it remembers of failures.
 
 use super::operation::{Action, DeviceError, Extent, Operation, OperationKind, Refusal};
-use super::{Capabilities, DeviceCapabilities, PathKind};
+use super::{Capabilities, DeviceCapabilities};
 use crate::memory::{ALIGNMENT, GpuSlice, Memory, MemoryKind};
 use crate::units::DeviceIndex;
 
@@ -37,7 +37,7 @@ impl Gate {
             }
             None => {}
         }
-        if operation.priority.is_some() && capabilities.kind != PathKind::Uring {
+        if operation.priority.is_some() && !capabilities.priorities {
             return Err(Refusal::Invalid("the data path passes no priority on"));
         }
         check_extent(device, operation)?;

@@ -95,6 +95,8 @@ pub struct Capabilities {
     pub devices: Vec<DeviceCapabilities>,
     /// Which memory operations may name besides the host's.
     pub memory: MemoryKinds,
+    /// Whether an operation's priority is passed on.
+    pub priorities: bool,
     /// Operations that may be in flight at once, over all devices.
     pub depth: u32,
     /// Whether transfers skip the per-operation pinning of their buffer.

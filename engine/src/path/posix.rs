@@ -62,6 +62,7 @@ impl PosixPath {
         let aborted: Arc<[AtomicBool]> = (0..depth).map(|_| AtomicBool::new(false)).collect();
         let capabilities = Capabilities {
             memory: MemoryKinds::HOST,
+            priorities: false,
             kind,
             devices: devices.iter().map(DeviceCapabilities::of).collect(),
             depth,

@@ -20,7 +20,7 @@ use tidelog_engine::path::{
 
 use crate::cuda::Gpu;
 use crate::cufile::CuFileError;
-use crate::queue::{Answer, Direction, Queue, Request};
+use crate::queue::{Answer, Queue, Request};
 
 pub use provider::{GdsBackend, GdsDevices, GdsOptions, Region};
 
@@ -66,14 +66,8 @@ impl GdsPath {
         if self.slots.is_full() {
             return Err(Refused { reason: Refusal::Full, operation });
         }
-        let (device, extent) = (operation.device, operation.extent);
-        let direction = match operation.action {
-            Action::Write { .. } => Direction::Write,
-            _ => Direction::Read,
-        };
-        let (slot, _) = self.slots.keep(operation);
-        let (tag, offset, length) = (slot.into(), extent.offset.0, extent.length.0 as u32);
-        let request = Request { tag, device, offset, length, direction, memory };
+        let (slot, operation) = self.slots.keep(operation);
+        let request = Request::of(slot, operation, memory);
         // SAFETY: the gate has seen that the extent lies on the device and holds the memory, which stays until the completion
         // (`GpuSlice::new`), and that comes after the answer.
         let taken = unsafe { self.queue.submit(request) };

@@ -119,6 +119,7 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
     let capabilities = Capabilities {
         kind: PathKind::Gds,
         memory: MemoryKinds::HOST,
+        priorities: false,
         devices: known,
         depth,
         registered_buffers: kernel.capabilities().registered_buffers.clone(),

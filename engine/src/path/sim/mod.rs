@@ -90,6 +90,7 @@ impl SimPath {
         let capabilities = Capabilities {
             kind: PathKind::Sim,
             memory: MemoryKinds { peer: true, gpu: false },
+            priorities: false,
             devices: disks.iter().enumerate().map(describe).collect(),
             depth: depth.saturating_mul(disks.len() as u32),
             registered_buffers: Feature::Off("simulated disks need none".into()),

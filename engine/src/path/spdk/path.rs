@@ -94,6 +94,7 @@ impl SpdkPath {
         let depth = depth.saturating_mul(queues.len() as u32);
         let capabilities = Capabilities {
             memory: MemoryKinds { peer: true, gpu: false },
+            priorities: false,
             kind,
             devices,
             depth,

@@ -54,6 +54,7 @@ impl UringPath {
         let descriptors: Vec<_> = devices.iter().map(|device| device.file().as_raw_fd()).collect();
         let capabilities = Capabilities {
             memory: MemoryKinds::HOST,
+            priorities: true,
             kind,
             devices: devices.iter().map(DeviceCapabilities::of).collect(),
             depth,

@@ -24,7 +24,7 @@ mod ring;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::operation::Status;
+use super::operation::{Action, Operation, Status};
 use crate::memory::GpuSlice;
 use crate::units::DeviceIndex;
 
@@ -57,6 +57,19 @@ pub struct Request {
     pub direction: Direction,
     /// From or to where. What is written, and not in it, is zeroes.
     pub memory: GpuSlice,
+}
+
+impl Request {
+    /// What an operation of a GPU's memory asks for, under the slot that keeps the operation.
+    pub fn of(slot: u32, operation: &Operation, memory: GpuSlice) -> Self {
+        let direction = match operation.action {
+            Action::Write { .. } => Direction::Write,
+            _ => Direction::Read,
+        };
+        let Operation { device, extent, .. } = *operation;
+        let (offset, length) = (extent.offset.0, extent.length.0 as u32);
+        Self { tag: slot.into(), device, offset, length, direction, memory }
+    }
 }
 
 /// The end of a request.

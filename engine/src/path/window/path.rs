@@ -7,7 +7,7 @@ use std::io;
 use std::time::Duration;
 
 use super::copies::{OpenedWindow, WindowSize};
-use super::{Answer, Direction, Request, Told, Transfer, TransferPlace, Window};
+use super::{Answer, Request, Told, Transfer, TransferPlace, Window};
 use crate::memory::peer::{PeerBuffer, PeerRegion};
 use crate::memory::{DmaPool, GpuError, GpuMemory, GpuSlice, Memory, MemoryError};
 use crate::path::gate::Gate;
@@ -80,14 +80,8 @@ impl<P: DataPath + ?Sized> Windowed<P> {
             let reason = Refusal::Invalid("there is no window to that GPU's memory");
             return Err(Refused { reason, operation });
         };
-        let (device, extent) = (operation.device, operation.extent);
-        let direction = match operation.action {
-            Action::Write { .. } => Direction::Write,
-            _ => Direction::Read,
-        };
-        let (slot, _) = self.slots.keep(operation);
-        let (tag, offset, length) = (slot.into(), extent.offset.0, extent.length.0 as u32);
-        let request = Request { tag, device, offset, length, direction, memory };
+        let (slot, operation) = self.slots.keep(operation);
+        let request = Request::of(slot, operation, memory);
         // SAFETY: the gate has seen that the extent lies on the device and holds the memory, which stays until the completion
         // (`GpuSlice::new`), and that comes after the answer.
         let taken = unsafe { open.window.submit(request) };

@@ -99,6 +99,7 @@ impl PassthroughPath {
         };
         let capabilities = Capabilities {
             memory: MemoryKinds::HOST,
+            priorities: false,
             kind: KIND,
             devices: targets.iter().zip(devices).map(|(it, of)| it.capabilities(of)).collect(),
             depth,
