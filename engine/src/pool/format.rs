@@ -8,7 +8,7 @@ use super::Pool;
 use super::calibrate::{self, CalibrateProgress, Calibration};
 use super::error::FormatError;
 use super::media::{MetadataIo, metadata_only};
-use super::members::{Access, Member, Members};
+use super::members::{Member, MemberAccess, Members};
 use super::options::{FormatOptions, PoolDescription};
 use crate::layout::{
     BLOCK_BYTES, DEVICES_MAX, Geometry, GeometryRequest, SUPERBLOCK_OFFSET, Superblock,
@@ -91,7 +91,7 @@ fn format<Source: MemberSource>(
     if options.must_exist {
         sources.iter().try_for_each(MemberSource::check_exists)?;
     }
-    let access = Access::alone(options.buffered);
+    let access = MemberAccess::alone(options.buffered);
     let mut members: Vec<Option<Member>> = Vec::new();
     for (place, source) in sources.iter().enumerate() {
         let exists = source.check_exists().is_ok();
@@ -170,7 +170,7 @@ pub(super) fn existing<Source: MemberSource>(
     place: usize,
     options: &FormatOptions,
 ) -> Result<Member, FormatError> {
-    let access = Access::alone(options.buffered);
+    let access = MemberAccess::alone(options.buffered);
     source.refuse_other_users(access.shares.clone())?;
     let member = Member::open(source, place, &access)?;
     let named = member.identity().is_some_and(|it| options.overwrite_devices.contains(&it))

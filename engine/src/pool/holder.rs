@@ -55,7 +55,7 @@ mod tests {
     use super::*;
     use crate::layout::{Events, SHARES_MAX};
     use crate::path::DeviceSpec;
-    use crate::pool::members::{Access, Member, MemberError};
+    use crate::pool::members::{Member, MemberAccess, OpenMemberError};
     use std::fs::File;
     use std::path::PathBuf;
 
@@ -68,8 +68,8 @@ mod tests {
             Self(path)
         }
 
-        fn open(&self, shares: Range<u32>) -> Result<Member, MemberError> {
-            let access = Access { shares, ..Access::of_share(0, true) };
+        fn open(&self, shares: Range<u32>) -> Result<Member, OpenMemberError> {
+            let access = MemberAccess { shares, ..MemberAccess::of_share(0, true) };
             Member::open(&DeviceSpec::new(&self.0), 0, &access)
         }
     }
@@ -88,7 +88,7 @@ mod tests {
         let other = device.open(2..3).unwrap();
         for shares in [1..2, 0..SHARES_MAX] {
             match device.open(shares.clone()) {
-                Err(MemberError::Held { holder: Some(holder), .. }) => {
+                Err(OpenMemberError::Held { holder: Some(holder), .. }) => {
                     assert_eq!(holder.process, std::process::id());
                     assert!(holder.command.contains("tidelog_engine"), "{}", holder.command);
                 }
@@ -106,6 +106,6 @@ mod tests {
         let dead = Holder { process: u32::MAX, command: "gone".into(), since: 1 };
         held.write(holder_offset(0), &dead.encode(1, 0, Events::NONE)).unwrap();
         let refused = device.open(0..1);
-        assert!(matches!(refused, Err(MemberError::Held { holder: None, .. })));
+        assert!(matches!(refused, Err(OpenMemberError::Held { holder: None, .. })));
     }
 }

@@ -31,13 +31,13 @@ impl DerefMut for Member {
 
 /// How the members of a pool are opened.
 #[derive(Clone, Debug)]
-pub(super) struct Access {
+pub(super) struct MemberAccess {
     /// The shares that are locked.
     pub(super) shares: Range<u32>,
     pub(super) mode: OpenMode,
 }
 
-impl Access {
+impl MemberAccess {
     /// To use one share. A share of a block device may not claim it alone: other shares are other processes'.
     pub(super) fn of_share(share: u32, buffered: bool) -> Self {
         let mode = OpenMode { buffered, ..OpenMode::default() };
@@ -64,7 +64,7 @@ impl Access {
 
 /// Why a device cannot become a member.
 #[derive(Debug)]
-pub(super) enum MemberError {
+pub(super) enum OpenMemberError {
     /// Another process (or another handle in this one) has a share of it.
     Held {
         path: PathBuf,
@@ -83,28 +83,30 @@ pub(super) enum MemberError {
     },
 }
 
-impl From<MemberError> for OpenError {
-    fn from(error: MemberError) -> Self {
+impl From<OpenMemberError> for OpenError {
+    fn from(error: OpenMemberError) -> Self {
         match error {
-            MemberError::Device(error) => Self::Device(error),
-            MemberError::Owned { device, owner } => {
+            OpenMemberError::Device(error) => Self::Device(error),
+            OpenMemberError::Owned { device, owner } => {
                 Self::OwnedElsewhere { device, owner: Some(owner) }
             }
-            MemberError::Held { path, share, holder } => Self::ShareHeld { share, path, holder },
-            MemberError::Lock { path, source } => {
+            OpenMemberError::Held { path, share, holder } => {
+                Self::ShareHeld { share, path, holder }
+            }
+            OpenMemberError::Lock { path, source } => {
                 Self::System { what: format!("cannot lock {}", path.display()), source }
             }
         }
     }
 }
 
-impl From<MemberError> for FormatError {
-    fn from(error: MemberError) -> Self {
+impl From<OpenMemberError> for FormatError {
+    fn from(error: OpenMemberError) -> Self {
         match error {
-            MemberError::Device(error) => Self::Device(error),
-            MemberError::Owned { device, owner } => Self::OwnedElsewhere { device, owner },
-            MemberError::Held { path, holder, .. } => Self::InUse { path, holder },
-            MemberError::Lock { path, source } => {
+            OpenMemberError::Device(error) => Self::Device(error),
+            OpenMemberError::Owned { device, owner } => Self::OwnedElsewhere { device, owner },
+            OpenMemberError::Held { path, holder, .. } => Self::InUse { path, holder },
+            OpenMemberError::Lock { path, source } => {
                 Self::System { what: format!("cannot lock {}", path.display()), source }
             }
         }
@@ -116,8 +118,8 @@ impl Member {
     pub(super) fn open<Source: MemberSource>(
         source: &Source,
         place: usize,
-        access: &Access,
-    ) -> Result<Self, MemberError> {
+        access: &MemberAccess,
+    ) -> Result<Self, OpenMemberError> {
         let member = Self::open_whoever_owns_it(source, place, access)?;
         if access.mode.read_only {
             return Ok(member);
@@ -125,9 +127,9 @@ impl Member {
         let device = member.name();
         match other_owner(&member) {
             Ok(None) => Ok(member),
-            Ok(Some(owner)) => Err(MemberError::Owned { device, owner }),
+            Ok(Some(owner)) => Err(OpenMemberError::Owned { device, owner }),
             Err(source) => {
-                Err(MemberError::Device(DeviceOpenError::Open { path: device.into(), source }))
+                Err(OpenMemberError::Device(DeviceOpenError::Open { path: device.into(), source }))
             }
         }
     }
@@ -136,16 +138,17 @@ impl Member {
     pub(super) fn open_whoever_owns_it<Source: MemberSource>(
         source: &Source,
         place: usize,
-        access: &Access,
-    ) -> Result<Self, MemberError> {
-        let open = |access: &Access| source.open_member(place, access.shares.clone(), access.mode);
+        access: &MemberAccess,
+    ) -> Result<Self, OpenMemberError> {
+        let open =
+            |access: &MemberAccess| source.open_member(place, access.shares.clone(), access.mode);
         open(access).map(Self).map_err(|error| match error {
-            path::MemberError::Device(error) => MemberError::Device(error),
-            path::MemberError::Lock { path, source } => MemberError::Lock { path, source },
+            path::MemberError::Device(error) => OpenMemberError::Device(error),
+            path::MemberError::Lock { path, source } => OpenMemberError::Lock { path, source },
             path::MemberError::Locked { path, shares } => {
-                let looked_at = open(&Access::to_look(true)).ok();
+                let looked_at = open(&MemberAccess::to_look(true)).ok();
                 let holder = looked_at.and_then(|member| find_holder(&*member, &shares));
-                MemberError::Held { path, share: shares.start, holder }
+                OpenMemberError::Held { path, share: shares.start, holder }
             }
         })
     }
@@ -158,7 +161,7 @@ impl Members {
     /// Opens all of these devices. Each may be named once.
     pub(super) fn open<Source: MemberSource>(
         sources: &[Source],
-        access: &Access,
+        access: &MemberAccess,
     ) -> Result<Vec<Member>, OpenError> {
         if let Some((one, other)) = Source::find_twins(sources) {
             return Err(OpenError::NotOnePool(format!("{one} and {other} are the same device")));

@@ -8,7 +8,7 @@ use super::error::OpenError;
 use super::events::EventCount;
 use super::lanes::Handles;
 use super::media::MetadataIo;
-use super::members::{Access, Member, Members};
+use super::members::{Member, MemberAccess, Members};
 use super::options::{OpenOptions, PoolDescription};
 use super::owner;
 use super::settle;
@@ -41,7 +41,7 @@ pub(super) fn open<Source: MemberSource>(
     if sources.is_empty() || sources.len() > DEVICES_MAX {
         return Err(OpenError::Devices(sources.len()));
     }
-    let access = Access::of_share(options.share, options.buffered);
+    let access = MemberAccess::of_share(options.share, options.buffered);
     open_members(Members::open(sources, &access)?, options)
 }
 

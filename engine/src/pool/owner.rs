@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::error::OpenError;
 use super::format::random_id;
-use super::members::{Access, Member, Members};
+use super::members::{Member, MemberAccess, Members};
 use crate::layout::{BLOCK_BYTES, OWNER_OFFSET, Owner, SHARES_MAX};
 use crate::path::{MemberSource, OpenMode};
 
@@ -100,7 +100,7 @@ pub(super) fn release(members: &Members, pool: u128) {
 pub fn take_over<Source: MemberSource>(
     sources: &[Source],
 ) -> Result<Vec<(String, Owner)>, OpenError> {
-    let access = Access { shares: 0..SHARES_MAX, mode: OpenMode::default() };
+    let access = MemberAccess { shares: 0..SHARES_MAX, mode: OpenMode::default() };
     let mut taken = Vec::new();
     for (place, source) in sources.iter().enumerate() {
         let member = Member::open_whoever_owns_it(source, place, &access)?;

@@ -17,7 +17,7 @@ use super::ops::{OpCall, Ops};
 use super::planning::Planning;
 use super::storages::{Birth, STORAGES_MAX, Storages};
 use super::transfer::{Direction, Transfer};
-use super::transfers::{BackingStore, Completion, QueuedRequest, Transfers};
+use super::transfers::{BackingStore, QueuedRequest, TransferEnd, Transfers};
 use crate::error::{Failure, FailureKind};
 use crate::memory::{BYTES_MAX, CallerMemory, MemoryAction, MemoryRequest};
 
@@ -300,8 +300,8 @@ impl Executor {
     }
 
     /// A transfer that was submitted has ended.
-    pub(super) fn complete(&mut self, completion: Completion) {
-        let Completion { transfer: id, outcome, at } = completion;
+    pub(super) fn complete(&mut self, completion: TransferEnd) {
+        let TransferEnd { transfer: id, outcome, at } = completion;
         let Some(transfer) = self.transfers.get(id) else { return };
         let outcome =
             match outcome {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::option::{Candidates, Content, JobOptions};
+use crate::option::{BufferPattern, DedupeSources, JobOptions};
 
 /// Fills one job's writes.
 #[derive(Clone, Debug)]
@@ -13,7 +13,7 @@ pub struct Filler {
     dedupe: u8,
     working_set: bool,
     compress: u8,
-    candidates: Arc<[Candidates]>,
+    candidates: Arc<[DedupeSources]>,
     /// Blocks so far that were like none before.
     fresh: u64,
     random: fastrand::Rng,
@@ -22,7 +22,7 @@ pub struct Filler {
 impl Filler {
     /// Of the `clone`th of a job's `numjobs`; `None` if it does not mind what it writes.
     pub fn of(job: &JobOptions, clone: u32) -> Option<Self> {
-        let Content { dedupe, working_set, compress, candidates, .. } = &job.content;
+        let BufferPattern { dedupe, working_set, compress, candidates, .. } = &job.content;
         job.content.is_made_for_each_write().then(|| {
             let key = job.content.key(job.randseed, clone);
             Self {

@@ -8,7 +8,7 @@ use crate::exit::BenchError;
 
 /// What the bytes of writes are like. Without any of it buffers are filled once, and written again and again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Content {
+pub struct BufferPattern {
     /// Blocks that are like another one, in percent.
     pub dedupe: u8,
     /// Whether that one is of the working set, and not the one before.
@@ -24,19 +24,19 @@ pub struct Content {
     /// Which job it is, so that jobs write different bytes.
     pub index: u64,
     /// The blocks that may be written again.
-    pub candidates: Arc<[Candidates]>,
+    pub candidates: Arc<[DedupeSources]>,
 }
 
 /// The first blocks that a job writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Candidates {
+pub struct DedupeSources {
     /// The job.
     pub key: u64,
     /// How many.
     pub blocks: u64,
 }
 
-impl Default for Content {
+impl Default for BufferPattern {
     fn default() -> Self {
         Self {
             dedupe: 0,
@@ -51,7 +51,7 @@ impl Default for Content {
     }
 }
 
-impl Content {
+impl BufferPattern {
     /// Whether each write is filled anew.
     pub fn is_made_for_each_write(&self) -> bool {
         self.refill || self.dedupe > 0 || self.compress > 0
@@ -73,9 +73,9 @@ pub fn with_content(mut jobs: Vec<JobOptions>) -> Result<Vec<JobOptions>, BenchE
         job.content.index = index;
         check(job).map_err(|what| BenchError::usage(what).within(&job.name))?;
     }
-    let sets: Vec<Vec<Candidates>> = jobs.iter().map(candidates).collect();
+    let sets: Vec<Vec<DedupeSources>> = jobs.iter().map(candidates).collect();
     let shared = jobs.iter().zip(&sets).filter(|(job, _)| job.content.global);
-    let shared: Arc<[Candidates]> = shared.flat_map(|(_, sets)| sets.iter().copied()).collect();
+    let shared: Arc<[DedupeSources]> = shared.flat_map(|(_, sets)| sets.iter().copied()).collect();
     for (job, own) in jobs.iter_mut().zip(sets) {
         job.content.candidates = if job.content.global { Arc::clone(&shared) } else { own.into() };
     }
@@ -83,7 +83,7 @@ pub fn with_content(mut jobs: Vec<JobOptions>) -> Result<Vec<JobOptions>, BenchE
 }
 
 fn check(job: &JobOptions) -> Result<(), String> {
-    let Content { dedupe, working_set, global, .. } = job.content;
+    let BufferPattern { dedupe, working_set, global, .. } = job.content;
     let wrong = |what: &str| Err(what.to_owned());
     if job.verify && job.content.is_made_for_each_write() {
         return wrong(
@@ -101,12 +101,12 @@ fn check(job: &JobOptions) -> Result<(), String> {
 }
 
 /// The working sets of a job's `numjobs`.
-fn candidates(job: &JobOptions) -> Vec<Candidates> {
-    let Content { working_set, working_set_percentage, .. } = job.content;
+fn candidates(job: &JobOptions) -> Vec<DedupeSources> {
+    let BufferPattern { working_set, working_set_percentage, .. } = job.content;
     let Some(Amount::Bytes(size)) = job.size.filter(|_| working_set) else { return Vec::new() };
     let part = u128::from(size) * u128::from(working_set_percentage) / 100;
     let blocks = (part as u64 / job.sizes.least()).max(1);
     let clones = job.first_clone..job.first_clone + job.numjobs;
     let keys = clones.map(|clone| job.content.key(job.randseed, clone));
-    keys.map(|key| Candidates { key, blocks }).collect()
+    keys.map(|key| DedupeSources { key, blocks }).collect()
 }

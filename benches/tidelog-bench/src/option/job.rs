@@ -6,7 +6,7 @@ use std::time::Duration;
 use tidelog_engine::path::PathKind;
 use tidelog_engine::units::ByteCount;
 
-use super::content::Content;
+use super::content::BufferPattern;
 use super::distribution::Distribution;
 use super::kernel::Kernel;
 use super::load::Load;
@@ -119,7 +119,7 @@ pub struct JobOptions {
     /// Whether random numbers are those of `randseed`, and not others each time.
     pub randrepeat: bool,
     /// What its writes are like.
-    pub content: Content,
+    pub content: BufferPattern,
     /// When it runs steadily, and ends.
     pub steady: Option<SteadyState>,
     /// What names stand in.
@@ -266,7 +266,7 @@ impl Default for JobOptions {
             distribution: Distribution::Even,
             lfsr: false,
             randrepeat: true,
-            content: Content::default(),
+            content: BufferPattern::default(),
             steady: None,
             directory: None,
             nrfiles: 1,

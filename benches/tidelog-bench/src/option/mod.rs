@@ -17,7 +17,7 @@ pub mod value;
 mod words;
 mod zoned;
 
-pub use content::{Candidates, Content, with_content};
+pub use content::{BufferPattern, DedupeSources, with_content};
 pub use distribution::{Distribution, Draw};
 pub use engine::{engine_name, engine_named};
 pub use files::with_files;

@@ -12,7 +12,7 @@ use tidelog_engine::path::{
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
-use landed::Landed;
+use landed::CompletedIo;
 
 use super::backlog::Backlog;
 use super::budget::Budget;
@@ -70,7 +70,7 @@ pub(super) struct RawJob {
     completions: Vec<Completion>,
     /// What was seen complete, and when, and is to be counted once the devices have new work. What was begun together mostly
     /// ends together: so many of each in a row.
-    landed: Vec<(Landed, u64)>,
+    landed: Vec<(CompletedIo, u64)>,
     landed_at: Instant,
     /// What this job's stamps say; those of what is begun next, or while reading back, the oldest that may stand
     /// where is read next. Its pass is the number of passes that were completed.

@@ -7,7 +7,7 @@ use crate::layout::{Geometry, Superblock};
 use crate::log::{Contents, IndexRoom, Place, Recovered, Space};
 use crate::path::{Extent, MemberSource, OpenMode};
 use crate::pool::media::{MetadataIo, metadata_only};
-use crate::pool::members::{Access, Member, Members};
+use crate::pool::members::{Member, MemberAccess, Members};
 use crate::pool::open::arrange;
 use crate::pool::{OpenError, Pool, owner, settle, start, superblocks};
 use crate::schedule::Reactor;
@@ -25,7 +25,7 @@ impl Pool {
         buffered: bool,
         progress: &mut (dyn FnMut(CalibrateProgress) + Send),
     ) -> Result<Calibration, CalibrateError> {
-        let members = Members::open(sources, &Access::alone(buffered))?;
+        let members = Members::open(sources, &MemberAccess::alone(buffered))?;
         calibrate(members, buffered, progress)
     }
 }

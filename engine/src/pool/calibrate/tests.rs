@@ -12,7 +12,7 @@ use crate::path::sim::{Fault, SimDisk, SimPath};
 use crate::path::{
     Capabilities, Completion, DataPath, Opened, Operation, OperationKind, PathProvider, Waker,
 };
-use crate::pool::members::{Access, Members};
+use crate::pool::members::{MemberAccess, Members};
 use crate::pool::{FormatError, FormatOptions, OpenOptions, Pool, PutOptions};
 use crate::schedule::Urgency;
 
@@ -154,7 +154,7 @@ fn read(pool: &Pool, id: TensorId, length: u64) -> Vec<u8> {
 }
 
 fn stored(disks: &[SimDisk]) -> Vec<Option<u32>> {
-    let members = Members::open(disks, &Access::to_look(false)).unwrap();
+    let members = Members::open(disks, &MemberAccess::to_look(false)).unwrap();
     members.iter().map(|it| it.superblock(None).unwrap().0.depth).collect()
 }
 

@@ -14,7 +14,7 @@ use crate::path::{MemberSource, OpenMode};
 use crate::pool::OpenError;
 use crate::pool::events::OlderCopy;
 use crate::pool::media::MetadataIo;
-use crate::pool::members::{Access, Member, Members};
+use crate::pool::members::{Member, MemberAccess, Members};
 use crate::pool::open::{Damaged, arrange};
 use crate::pool::pieces::{self, Group};
 use crate::pool::start;
@@ -224,7 +224,7 @@ pub fn check<Source: MemberSource>(
     buffered: bool,
     progress: &mut dyn FnMut(CheckProgress),
 ) -> Result<CheckReport, OpenError> {
-    check_members(Members::open(sources, &Access::to_read(buffered))?, buffered, progress)
+    check_members(Members::open(sources, &MemberAccess::to_read(buffered))?, buffered, progress)
 }
 
 fn check_members(

@@ -3,7 +3,7 @@
 use crate::layout::Geometry;
 use crate::path::MemberSource;
 use crate::pool::events::{self, OlderCopy};
-use crate::pool::members::{Access, Member, Members};
+use crate::pool::members::{Member, MemberAccess, Members};
 use crate::pool::open::arrange;
 use crate::pool::{CloseError, OpenError, OpenOptions, Pool};
 use crate::units::ByteCount;
@@ -62,7 +62,7 @@ fn find<Source: MemberSource>(
     sources: &[Source],
     buffered: bool,
 ) -> Result<(Geometry, Vec<(u32, OlderCopy)>), OpenError> {
-    let members = Members::open(sources, &Access::to_read(buffered))?;
+    let members = Members::open(sources, &MemberAccess::to_read(buffered))?;
     let (members, superblocks, _) = arrange(members)?;
     let superblock = superblocks.first().ok_or(OpenError::Devices(0))?;
     let older = (0..superblock.geometry.shares).flat_map(|share| {

@@ -7,7 +7,7 @@ use crate::layout::{
 };
 use crate::path::MemberSource;
 use crate::pool::holder::holder_offset;
-use crate::pool::members::{Access, Members};
+use crate::pool::members::{MemberAccess, Members};
 use crate::pool::open::arrange;
 use crate::pool::{OpenError, events, owner, start};
 
@@ -30,7 +30,7 @@ pub fn accept_overwritten_start<Source: MemberSource>(
     sources: &[Source],
     buffered: bool,
 ) -> Result<Vec<OverwrittenStart>, OpenError> {
-    let members = Members::open(sources, &Access::alone(buffered))?;
+    let members = Members::open(sources, &MemberAccess::alone(buffered))?;
     let (members, superblocks, _) = arrange(members)?;
     let found: Vec<Option<String>> = members.0.iter().map(start::overwritten).collect();
     if found.iter().all(Option::is_none) {

@@ -7,7 +7,7 @@ use thiserror::Error;
 use super::check::{CheckProgress, CheckReport, Damage, DamagedTensor, check};
 use crate::layout::{TensorId, protective_mbr};
 use crate::path::MemberSource;
-use crate::pool::members::{Access, Member};
+use crate::pool::members::{Member, MemberAccess};
 use crate::pool::{CloseError, CommitError, DeleteError, OpenError, OpenOptions, Pool};
 
 /// What a repair found and did.
@@ -76,7 +76,7 @@ pub fn repair<Source: MemberSource>(
         return Err(OpenError::OverwrittenStart { device, found }.into());
     }
     for (place, source) in sources.iter().enumerate() {
-        let member = Member::open(source, place, &Access::alone(buffered));
+        let member = Member::open(source, place, &MemberAccess::alone(buffered));
         write_mbr(&member.map_err(OpenError::from)?)?;
     }
     for share in 0..before.geometry.shares {

@@ -10,7 +10,7 @@ use crate::path::MemberSource;
 use crate::pool::OpenError;
 use crate::pool::events::OlderCopy;
 use crate::pool::holder::last_holder;
-use crate::pool::members::{Access, Member, Members};
+use crate::pool::members::{Member, MemberAccess, Members};
 use crate::pool::{owner, start};
 use crate::units::ByteCount;
 
@@ -79,13 +79,13 @@ pub struct PoolView {
 
 /// What a single device carries. Nothing is locked, and only the superblocks are read.
 pub fn probe<Source: MemberSource>(source: &Source) -> Result<DeviceView, OpenError> {
-    Ok(view_device(&Member::open(source, 0, &Access::to_look(true))?, None))
+    Ok(view_device(&Member::open(source, 0, &MemberAccess::to_look(true))?, None))
 }
 
 /// What the pool on these devices contains. Nothing is locked or written, and devices may be missing.
 pub fn inspect<Source: MemberSource>(sources: &[Source]) -> Result<PoolView, OpenError> {
     // What is read here goes through the page cache in any case.
-    view_members(Members::open(sources, &Access::to_look(true))?)
+    view_members(Members::open(sources, &MemberAccess::to_look(true))?)
 }
 
 fn view_members(members: Vec<Member>) -> Result<PoolView, OpenError> {

@@ -4,7 +4,7 @@ use super::view::has_protective_mbr;
 use crate::layout::{BLOCK_BYTES, Geometry, SUPERBLOCK_OFFSET, SuperblockError};
 use crate::path::MemberSource;
 use crate::pool::OpenError;
-use crate::pool::members::{Access, Member, Members};
+use crate::pool::members::{Member, MemberAccess, Members};
 use crate::units::ByteCount;
 
 /// A signature that is gone.
@@ -25,7 +25,7 @@ pub fn wipe<Source: MemberSource>(
     sources: &[Source],
     buffered: bool,
 ) -> Result<Vec<Wiped>, OpenError> {
-    let members = Members(Members::open(sources, &Access::alone(buffered))?);
+    let members = Members(Members::open(sources, &MemberAccess::alone(buffered))?);
     let plans = plans(&members)?;
     let zeroes = vec![0; BLOCK_BYTES as usize];
     for (member, plan) in members.0.iter().zip(&plans) {

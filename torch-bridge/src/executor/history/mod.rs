@@ -14,7 +14,7 @@ use tidelog_planner::trace::Trace;
 use super::ops::OpName;
 use super::storages::Label;
 use super::transfer::Transfer;
-use recorder::Recorder;
+use recorder::StepRecorder;
 
 pub(super) use counters::{BytesByKind, Counters};
 
@@ -22,7 +22,7 @@ pub(super) use counters::{BytesByKind, Counters};
 #[derive(Default)]
 pub(super) struct History {
     counters: Counters,
-    recorder: Recorder,
+    recorder: StepRecorder,
     stall: Option<OpenStall>,
     /// Since when the caller has been answering requests.
     handing_out: Option<Instant>,

@@ -23,7 +23,7 @@ const ENTRIES_MAX: usize = 1 << 16;
 
 /// Recorded steps: the one that runs, and the last that was complete.
 #[derive(Default)]
-pub(super) struct Recorder {
+pub(super) struct StepRecorder {
     current: Option<Step>,
     last: Option<Step>,
     begun: u64,
@@ -75,7 +75,7 @@ pub(super) struct Wait {
     pub(super) waited_for: Option<Label>,
 }
 
-impl Recorder {
+impl StepRecorder {
     pub(super) fn step_begins(&mut self, now: Instant) {
         self.begun += 1;
         self.current = Some(Step::new(self.begun, now));
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn the_last_complete_step_is_shown_until_the_next_is_complete() {
-        let (mut recorder, now) = (Recorder::default(), Instant::now());
+        let (mut recorder, now) = (StepRecorder::default(), Instant::now());
         assert!(recorder.shown().is_none());
         recorder.step_begins(now);
         assert!(!recorder.shown().unwrap().complete);
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn totals_stay_right_where_details_are_left_out() {
-        let (mut recorder, now) = (Recorder::default(), Instant::now());
+        let (mut recorder, now) = (StepRecorder::default(), Instant::now());
         recorder.step_begins(now);
         for _ in 0..ENTRIES_MAX + 10 {
             recorder.transferred(&transfer(now, 3, OUT), Ending::Moved, now);
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn what_began_before_the_step_begins_with_it() {
-        let (mut recorder, before) = (Recorder::default(), Instant::now());
+        let (mut recorder, before) = (StepRecorder::default(), Instant::now());
         let begun = before + Duration::from_secs(1);
         recorder.step_begins(begun);
         let end = begun + Duration::from_nanos(9);
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn an_unchanged_sample_is_not_kept_twice_and_one_moment_has_one_sample() {
-        let (mut recorder, now) = (Recorder::default(), Instant::now());
+        let (mut recorder, now) = (StepRecorder::default(), Instant::now());
         recorder.step_begins(now);
         recorder.sample(now, 1, 0, 1);
         recorder.sample(now, 2, 0, 2);

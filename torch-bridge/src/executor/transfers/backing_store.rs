@@ -31,7 +31,7 @@ pub(in crate::executor) struct BackingStore {
 }
 
 /// A transfer that ended.
-pub(in crate::executor) struct Completion {
+pub(in crate::executor) struct TransferEnd {
     pub(in crate::executor) transfer: TransferId,
     pub(in crate::executor) outcome: Outcome,
     /// When the device had ended it, which is before anybody looked.
@@ -85,18 +85,18 @@ impl BackingStore {
     }
 
     /// The oldest completion that nobody has seen.
-    pub(in crate::executor) fn completion(&self) -> Option<Completion> {
+    pub(in crate::executor) fn completion(&self) -> Option<TransferEnd> {
         let at = self.completions.oldest_end()?;
         let (tag, outcome) = self.completions.try_pop()?;
-        Some(Completion { transfer: TransferId(tag), outcome, at })
+        Some(TransferEnd { transfer: TransferId(tag), outcome, at })
     }
 
     /// The same, waited for at most `timeout`.
-    pub(in crate::executor) fn wait_completion(&self, timeout: Duration) -> Option<Completion> {
+    pub(in crate::executor) fn wait_completion(&self, timeout: Duration) -> Option<TransferEnd> {
         let ended = self.completions.oldest_end();
         let (tag, outcome) = self.completions.wait_pop(timeout)?;
         let at = ended.unwrap_or_else(Instant::now);
-        Some(Completion { transfer: TransferId(tag), outcome, at })
+        Some(TransferEnd { transfer: TransferId(tag), outcome, at })
     }
 
     pub(in crate::executor) fn pool_stats(&self) -> Option<PoolStats> {

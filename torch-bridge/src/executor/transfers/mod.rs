@@ -19,7 +19,7 @@ use crate::error::Failure;
 use crate::memory::{CallerMemory, MemoryAction, MemoryRequest};
 use backing_store::TransferTicket;
 
-pub(super) use backing_store::{BackingStore, Completion, open_tier};
+pub(super) use backing_store::{BackingStore, TransferEnd, open_tier};
 
 /// The transfers that the machine asked for and has not heard the end of.
 pub(super) struct Transfers {
@@ -156,7 +156,7 @@ impl Transfers {
     }
 
     /// The oldest completion that nobody has seen.
-    pub(super) fn completion(&self) -> Option<Completion> {
+    pub(super) fn completion(&self) -> Option<TransferEnd> {
         self.store.completion()
     }
 

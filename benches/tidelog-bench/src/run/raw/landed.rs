@@ -15,7 +15,7 @@ use crate::stats::{Latency, Operated, Recorder, nanos};
 
 /// An operation that ended, as far as it is counted.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Landed {
+pub(super) struct CompletedIo {
     operated: Operated,
     latency: Latency,
 }
@@ -54,7 +54,7 @@ impl RawJob {
                             bytes: place.length,
                             priority: priority.map_or(0, IoPriority::number),
                         };
-                        self.note(Landed { operated, latency });
+                        self.note(CompletedIo { operated, latency });
                     }
                     if direction == Direction::Write {
                         self.backlog.landed(place, pass);
@@ -78,7 +78,7 @@ impl RawJob {
         self.completions = completions;
     }
 
-    fn note(&mut self, landed: Landed) {
+    fn note(&mut self, landed: CompletedIo) {
         match self.landed.last_mut() {
             Some((last, times)) if *last == landed => *times += 1,
             _ => self.landed.push((landed, 1)),
@@ -92,7 +92,7 @@ impl RawJob {
             let (operations, bytes) = sums.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
             steady.count(operations, bytes);
         }
-        for (Landed { operated, latency }, times) in self.landed.drain(..) {
+        for (CompletedIo { operated, latency }, times) in self.landed.drain(..) {
             if let Some(depth) = &mut self.depth {
                 (0..times).for_each(|_| depth.landed(latency.slat + latency.clat));
             }
