@@ -7,7 +7,7 @@ use tidelog_engine::layout::{
     BLOCK_BYTES, Geometry, GeometryRequest, LifetimeClass, Run, Runs, TensorId,
 };
 use tidelog_engine::log::{
-    Contents, Durability, IndexRoom, Lane, Place, Reach, Request, Space, StripeMap,
+    AllocationReach, Contents, Durability, IndexRoom, Lane, LogPlace, PutRequest, Space, StripeMap,
 };
 use tidelog_engine::memory::{Source, checksum, copy_with_checksum};
 use tidelog_engine::path::sim::{SimDisk, SimDisks, SimProfile};
@@ -61,7 +61,7 @@ fn allocator(criterion: &mut Criterion) {
             |bench, &bytes| {
                 bench.iter(|| {
                     let mut runs = Runs::new();
-                    let room = space.allocate(LANE, bytes, Reach::Sisters, &mut runs);
+                    let room = space.allocate(LANE, bytes, AllocationReach::Sisters, &mut runs);
                     room.expect("there is room");
                     space.abandon(&runs);
                 });
@@ -73,7 +73,7 @@ fn allocator(criterion: &mut Criterion) {
 
 fn index(criterion: &mut Criterion) {
     let geometry = geometry();
-    let place = Place::new(1, 0, &geometry).expect("there is a share");
+    let place = LogPlace::new(1, 0, &geometry).expect("there is a share");
     let mut group = criterion.benchmark_group("index");
     for tensors in [1000, 1_000_000_u64] {
         let space = Space::new(&place.area, geometry.segment_blocks());
@@ -82,7 +82,7 @@ fn index(criterion: &mut Criterion) {
         let put = |contents: &mut Contents, index: u64| {
             let id =
                 TensorId(u128::from(index).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835));
-            let request = Request { id, name: None, length: 4096, lane: LANE };
+            let request = PutRequest { id, name: None, length: 4096, lane: LANE };
             let reservation = contents.begin(request).expect("there is room");
             contents.install(&reservation, &[index as u32]);
             id

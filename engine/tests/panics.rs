@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::{Directory, quick, small};
 use tidelog_engine::memory::DmaPool;
 use tidelog_engine::path::{
-    Backend, Capabilities, Completion, DataPath, Device, KernelDevices, Opened, Operation,
+    Backend, Capabilities, Completion, DataPath, Device, KernelDevices, OpenedPath, Operation,
     PathChoice, PathError, PathProvider, Refused, Waker,
 };
 use tidelog_engine::pool::{OpenError, OpenOptions, Pool};
@@ -29,9 +29,9 @@ impl Backend for Panicking {
 struct Provider(KernelDevices);
 
 impl PathProvider for Provider {
-    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
-        let Opened { path, why_not } = Box::new(self.0).open(depth)?;
-        Ok(Opened { path: Box::new(PanickingPath(path)), why_not })
+    fn open(self: Box<Self>, depth: u32) -> Result<OpenedPath, PathError> {
+        let OpenedPath { path, why_not } = Box::new(self.0).open(depth)?;
+        Ok(OpenedPath { path: Box::new(PanickingPath(path)), why_not })
     }
 }
 

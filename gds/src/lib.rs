@@ -25,6 +25,6 @@ pub mod topology;
 
 pub use cuda::{CudaError, Gpu};
 pub use cufile::{Compat, CuFileError, Driver, Mode};
-pub use path::{GdsBackend, GdsOptions, Region};
+pub use path::{CallerRegion, GdsBackend, GdsOptions};
 pub use staged::StagedGpu;
 pub use tier::{HostTier, HostTierError, HostTierStats};

@@ -16,7 +16,7 @@ use tidelog_engine::path::backend::{OpenedWindow, WindowSize};
 use crate::checksum::Checksums;
 use crate::cuda::{CudaError, DevicePointer, Event, Gpu, HostLock, Stream};
 use crate::gdr;
-use crate::topology::{Place, Sysfs};
+use crate::topology::{GpuLocality, Sysfs};
 
 /// The memory of a GPU as an end of puts and gets: for `OpenOptions::gpu`.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ impl GpuMemory for StagedGpu {
     }
 
     fn near(&self, devices: &[Option<u64>]) -> Option<GpuPlace> {
-        let place = Place::of(&Sysfs::default(), self.0.pci_address(), devices)?;
+        let place = GpuLocality::of(&Sysfs::default(), self.0.pci_address(), devices)?;
         Some(GpuPlace { node: place.node as usize, why: format!("{} is{place}", self.0) })
     }
 

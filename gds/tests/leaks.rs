@@ -13,17 +13,17 @@ use tidelog_engine::path::{Action, Backend, Extent, Operation, Status};
 use tidelog_engine::pool::PutOptions;
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 use tidelog_gds::cuda::{DeviceMemory, Stream};
-use tidelog_gds::queue::{Direction, Queue, QueueOptions, Request};
+use tidelog_gds::queue::{CuFileQueue, DmaDirection, QueueOptions, WindowRequest};
 use tidelog_gds::{GdsBackend, GdsOptions, StagedGpu};
 use tidelog_tests::machine::{Directory, FakeGpu};
 
 const BLOCK: usize = 4096;
 const SIZE: usize = 64 * BLOCK;
 
-fn read(queue: &mut Queue, length: usize, memory: GpuSlice) {
+fn read(queue: &mut CuFileQueue, length: usize, memory: GpuSlice) {
     let (device, length) = (DeviceIndex(0), length as u32);
-    let direction = Direction::Read;
-    let request = Request { tag: 1, device, offset: 0, length, direction, memory };
+    let direction = DmaDirection::Read;
+    let request = WindowRequest { tag: 1, device, offset: 0, length, direction, memory };
     // SAFETY: the tests keep the memory that they name until the answer, or for good.
     unsafe { queue.submit(request) }.unwrap();
 }

@@ -7,15 +7,15 @@ mod common;
 use std::fs;
 
 use common::tensors::{
-    PAST_THE_HOST, WAYS, Way, bytes_of, from_host, get, host_bytes, id, on_gpu, pattern, pool, put,
-    source,
+    PAST_THE_HOST, TensorRoute, WAYS, bytes_of, from_host, get, host_bytes, id, on_gpu, pattern,
+    pool, put, source,
 };
 use common::{one_file, pool_by_cufile};
 use tidelog_engine::path::{Feature, PathChoice};
 use tidelog_engine::pool::{OpenOptions, Pool, PutOptions};
 use tidelog_engine::schedule::{DeviceStats, TransferError};
 use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
-use tidelog_gds::{Gpu, Region};
+use tidelog_gds::{CallerRegion, Gpu};
 use tidelog_tests::machine::FakeGpu;
 
 #[test]
@@ -23,7 +23,12 @@ fn what_is_put_from_the_gpu_is_what_the_host_reads_and_what_comes_back() {
     for seed in 0..8 {
         let fake = FakeGpu::start(seed, 3);
         let (uring, posix) = (PathChoice::Uring, PathChoice::Posix);
-        let ways = [Way::Staged(uring), Way::Gds, Way::Staged(posix), Way::Peer];
+        let ways = [
+            TensorRoute::Staged(uring),
+            TensorRoute::Gds,
+            TensorRoute::Staged(posix),
+            TensorRoute::Peer,
+        ];
         let way = ways[seed as usize % ways.len()];
         let (_media, pool) = pool(&fake, 1 + seed, way);
         for length in [1, 4096, 16 << 10, (16 << 10) + 1, 300_001] {
@@ -85,7 +90,7 @@ fn registered_memory_is_read_and_written_in_place_where_cufile_registers_it() {
         let mut memory = DeviceMemory::in_pages(&fake.gpu(), bytes.len()).unwrap();
         memory.write(0, &bytes).unwrap();
         // SAFETY: the memory is dropped behind the pool.
-        let region = unsafe { Region::new(memory.base(), memory.len()) };
+        let region = unsafe { CallerRegion::new(memory.base(), memory.len()) };
         if refused {
             // Behind that of the ring.
             fake.plan("buffer_register", 1, 5013, 1);
@@ -116,7 +121,7 @@ fn registered_memory_is_read_and_written_in_place_where_cufile_registers_it() {
 #[test]
 fn a_tensor_that_comes_back_as_other_bytes_is_read_again_and_then_fails_by_name() {
     let fake = FakeGpu::start(1, 2);
-    let (media, pool) = pool(&fake, 4, Way::Gds);
+    let (media, pool) = pool(&fake, 4, TensorRoute::Gds);
     let bytes = pattern(100_000, 1);
     put(&pool, &on_gpu(&fake, &bytes), None).wait().unwrap();
     let back = on_gpu(&fake, &vec![0; bytes.len()]);
@@ -150,7 +155,7 @@ fn a_tensor_that_comes_back_as_other_bytes_is_read_again_and_then_fails_by_name(
 #[test]
 fn a_tensor_on_the_gpu_is_compared_with_what_was_put_by_the_gpu_itself() {
     let fake = FakeGpu::start(5, 2);
-    let (_media, pool) = pool(&fake, 3, Way::Staged(PathChoice::Auto));
+    let (_media, pool) = pool(&fake, 3, TensorRoute::Staged(PathChoice::Auto));
     let moved = host_bytes(&fake, || compare(&fake, &pool));
     assert_eq!(moved, 200_000, "only what was put");
 }
@@ -159,7 +164,7 @@ fn a_tensor_on_the_gpu_is_compared_with_what_was_put_by_the_gpu_itself() {
 fn where_the_gpu_takes_no_checksums_the_host_does_and_the_statistics_say_why() {
     let fake = FakeGpu::start(5, 2);
     fake.plan("module", 0, 222, 1);
-    let (_media, pool) = pool(&fake, 3, Way::Staged(PathChoice::Auto));
+    let (_media, pool) = pool(&fake, 3, TensorRoute::Staged(PathChoice::Auto));
     compare(&fake, &pool);
     let Feature::Off(why) = pool.stats().unwrap().reactor.gpu.unwrap().checksums else {
         panic!("it was refused")
@@ -229,7 +234,7 @@ fn a_get_waits_for_whoever_used_the_memory_and_whoever_uses_it_next_for_the_get(
 #[test]
 fn a_copy_that_the_driver_refuses_fails_its_transfer_by_name_and_no_other() {
     let fake = FakeGpu::start(2, 1);
-    let (_media, pool) = pool(&fake, 2, Way::Staged(PathChoice::Auto));
+    let (_media, pool) = pool(&fake, 2, TensorRoute::Staged(PathChoice::Auto));
     let tensor = on_gpu(&fake, &pattern(100_000, 0));
     put(&pool, &tensor, None).wait().unwrap();
     for (call, error) in [("copy_out", "copy from the GPU"), ("record", "record an event")] {
@@ -254,7 +259,7 @@ fn a_copy_that_the_driver_refuses_fails_its_transfer_by_name_and_no_other() {
 #[test]
 fn a_chunk_of_which_the_gpu_tells_nothing_more_is_never_used_again() {
     let fake = FakeGpu::start(2, 1);
-    let (_media, pool) = pool(&fake, 2, Way::Staged(PathChoice::Auto));
+    let (_media, pool) = pool(&fake, 2, TensorRoute::Staged(PathChoice::Auto));
     let tensor = on_gpu(&fake, &pattern(16 << 10, 0));
     for _ in 0..2 {
         fake.plan("query", 0, 700, 1);
@@ -304,7 +309,7 @@ fn a_pool_that_is_closed_waits_for_copies_that_nobody_else_waits_for() {
 #[test]
 fn the_statistics_say_which_gpu_it_is_and_why_staging_memory_is_not_page_locked() {
     let fake = FakeGpu::start(1, 0);
-    let (media, one) = pool(&fake, 2, Way::Staged(PathChoice::Auto));
+    let (media, one) = pool(&fake, 2, TensorRoute::Staged(PathChoice::Auto));
     let gpu = one.stats().unwrap().reactor.gpu.unwrap();
     assert_eq!(gpu.name, "GPU 0 (Fake GPU) at 0000:3b:00.0");
     assert_eq!(gpu.page_locked, Feature::On);
@@ -312,7 +317,7 @@ fn the_statistics_say_which_gpu_it_is_and_why_staging_memory_is_not_page_locked(
     assert!(why.contains("by way of the host's memory"), "{why}");
     drop((media, one));
     fake.plan("lock", 0, 2, 1);
-    let (_media, two) = pool(&fake, 2, Way::Staged(PathChoice::Auto));
+    let (_media, two) = pool(&fake, 2, TensorRoute::Staged(PathChoice::Auto));
     let Feature::Off(why) = two.stats().unwrap().reactor.gpu.unwrap().page_locked else {
         panic!("it was refused")
     };

@@ -16,8 +16,8 @@ use tidelog_engine::path::{
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 use tidelog_gds::cuda::{DeviceMemory, Event, Gpu, Stream};
-use tidelog_gds::cufile::{CUFILE, Compat, Driver, Library, Mode, OpenError};
-use tidelog_gds::queue::{Queue, QueueOptions};
+use tidelog_gds::cufile::{CUFILE, Compat, CuFileLibrary, Driver, DriverOpenError, Mode};
+use tidelog_gds::queue::{CuFileQueue, QueueOptions};
 use tidelog_gds::{GdsBackend, GdsOptions, HostTier, StagedGpu};
 use tidelog_tests::conformance::{ROWS, Stage};
 use tidelog_tests::machine::{Directory, FakeGpu, LoopDevice, LoopOptions, skip};
@@ -161,7 +161,7 @@ fn batches_are_tried_and_not_believed_of_a_bit() {
     drop(fake.open_driver());
     fake.plan("batch_set_up", 0, 5039, 1);
     let error = Driver::open(fake.library(), Compat::Forbidden).unwrap_err();
-    assert!(matches!(error, OpenError::NoBatches(_)), "{error}");
+    assert!(matches!(error, DriverOpenError::NoBatches(_)), "{error}");
     let told = error.to_string();
     assert!(told.contains("error 5039 (INTERNAL_BATCH_SETUP_ERROR)"), "{told}");
     assert_eq!(fake.count("driver_opens"), fake.count("driver_closes"));
@@ -173,7 +173,7 @@ fn compat_mode_that_somebody_else_allowed_is_refused_with_who_and_what_to_do() {
     let fake = FakeGpu::start(1, 0);
     let refused = || {
         let error = Driver::open(fake.library(), Compat::Forbidden).unwrap_err();
-        assert!(matches!(error, OpenError::CompatAllowed { .. }), "{error}");
+        assert!(matches!(error, DriverOpenError::CompatAllowed { .. }), "{error}");
         error.to_string()
     };
     // Another user of this process.
@@ -212,8 +212,8 @@ fn compat_mode_that_somebody_else_allowed_is_refused_with_who_and_what_to_do() {
 #[test]
 fn an_older_library_does_without_what_it_lacks_and_names_it() {
     let fake = FakeGpu::start(1, 0);
-    let older = Library::open(Some(&fake.older_library())).unwrap();
-    let names = |library: &Library| library.missing().join(" ");
+    let older = CuFileLibrary::open(Some(&fake.older_library())).unwrap();
+    let names = |library: &CuFileLibrary| library.missing().join(" ");
     assert_eq!(names(&older), "cuFileDriverGetP2PFlags cuFileSetParameterBool");
     assert_eq!(names(&fake.library()), "");
     let error = Driver::open(Arc::clone(&older), Compat::Forbidden).unwrap_err().to_string();
@@ -265,7 +265,7 @@ fn callers_threads_stay_with_the_gpu_that_they_are_with() {
             let file = device(directory.path(), "a", 64 * BLOCK);
             let queue =
                 QueueOptions { staging: ByteCount::kib(64), chunk: ByteCount::kib(8), depth: 4 };
-            drop(Queue::open(&other, &fake.open_driver(), vec![file], queue).unwrap());
+            drop(CuFileQueue::open(&other, &fake.open_driver(), vec![file], queue).unwrap());
             assert_eq!(fake.context() as usize, place, "GPU {ordinal}");
         }
     }

@@ -4,7 +4,8 @@
 mod common;
 
 use common::tensors::{
-    UNIT, Way, bytes_of, from_host, get, host_bytes, on_gpu, open, pattern, pool, put, source,
+    TensorRoute, UNIT, bytes_of, from_host, get, host_bytes, on_gpu, open, pattern, pool, put,
+    source,
 };
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::peer::PeerMemory;
@@ -14,7 +15,7 @@ use tidelog_engine::path::{Feature, OperationKind};
 use tidelog_engine::pool::{Pool, PutOptions};
 use tidelog_engine::schedule::{DeviceStats, TransferError, Urgency};
 use tidelog_gds::cuda::DeviceMemory;
-use tidelog_gds::gdr::{GdrError, Library, MappedMemory};
+use tidelog_gds::gdr::{GdrError, GdrLibrary, MappedMemory};
 use tidelog_tests::machine::FakeGpu;
 
 fn reached(pool: &Pool) -> Feature {
@@ -44,7 +45,7 @@ fn what_keeps_the_window_from_being_opened_is_told_and_staging_serves() {
     for (call, code, words) in cases {
         let fake = FakeGpu::start(1, 2);
         fake.plan(call, 0, code, 1);
-        let (_media, pool) = pool(&fake, 3, Way::Peer);
+        let (_media, pool) = pool(&fake, 3, TensorRoute::Peer);
         let Feature::Off(why) = reached(&pool) else { panic!("{call}: it was refused") };
         assert!(why.contains(words), "{call}: {why}");
         let bytes = pattern(100_001, 1);
@@ -66,7 +67,7 @@ fn what_keeps_the_window_from_being_opened_is_told_and_staging_serves() {
 fn a_gpu_that_cannot_order_what_devices_write_is_not_reached() {
     let fake = FakeGpu::start(1, 2);
     fake.remote_writes(0, 0);
-    let (_media, pool) = pool(&fake, 3, Way::Peer);
+    let (_media, pool) = pool(&fake, 3, TensorRoute::Peer);
     let Feature::Off(why) = reached(&pool) else { panic!("nothing orders the writes") };
     assert!(why.contains("GPU 0 (Fake GPU) at 0000:3b:00.0 does not order"), "{why}");
 }
@@ -76,7 +77,7 @@ fn what_devices_wrote_is_flushed_before_every_use_where_the_gpu_does_not_order_i
     for (ordering, flushes, expected) in [(0, 1, 7), (0, 3, 7), (100, 0, 0), (200, 1, 0)] {
         let fake = FakeGpu::start(3, 2);
         fake.remote_writes(ordering, flushes);
-        let (_media, pool) = pool(&fake, 3, Way::Peer);
+        let (_media, pool) = pool(&fake, 3, TensorRoute::Peer);
         assert_eq!(reached(&pool), Feature::On);
         let bytes = pattern(6 * UNIT.0 as usize + 1, 1);
         let back = on_gpu(&fake, &vec![0; bytes.len()]);
@@ -91,7 +92,7 @@ fn what_devices_wrote_is_flushed_before_every_use_where_the_gpu_does_not_order_i
 #[test]
 fn a_flush_that_fails_fails_its_read_and_no_other() {
     let fake = FakeGpu::start(3, 2);
-    let (_media, pool) = pool(&fake, 3, Way::Peer);
+    let (_media, pool) = pool(&fake, 3, TensorRoute::Peer);
     let bytes = pattern(100_000, 1);
     let back = on_gpu(&fake, &vec![0; bytes.len()]);
     put(&pool, &on_gpu(&fake, &bytes), None).wait().unwrap();
@@ -110,7 +111,7 @@ fn many_tensors_share_a_window_and_are_there_when_the_pool_is_opened_again() {
     let id = |number: usize| TensorId::from_name(&format!("tensor {number}"));
     for seed in 0..12 {
         let fake = FakeGpu::start(seed, (seed % 6) as u32);
-        let way = Way::Peer;
+        let way = TensorRoute::Peer;
         let (media, pool) = pool(&fake, 1 + seed % 4, way);
         assert_eq!(reached(&pool), Feature::On);
         let of = |version: usize| {
@@ -169,7 +170,7 @@ fn come_back(fake: &FakeGpu, pool: &Pool, expected: &[Vec<u8>], id: fn(usize) ->
 #[test]
 fn a_device_that_fails_a_write_takes_no_more_and_still_gives_back_what_it_has() {
     let fake = FakeGpu::start(5, 2);
-    let (media, pool) = pool(&fake, 3, Way::Peer);
+    let (media, pool) = pool(&fake, 3, TensorRoute::Peer);
     let bytes = pattern(100_000, 1);
     let tensor = on_gpu(&fake, &bytes);
     put(&pool, &tensor, None).wait().unwrap();
@@ -185,7 +186,7 @@ fn a_device_that_fails_a_write_takes_no_more_and_still_gives_back_what_it_has() 
 #[test]
 fn bytes_that_changed_on_the_way_are_read_again() {
     let fake = FakeGpu::start(5, 2);
-    let (media, pool) = pool(&fake, 3, Way::Peer);
+    let (media, pool) = pool(&fake, 3, TensorRoute::Peer);
     let bytes = pattern(100_000, 1);
     put(&pool, &on_gpu(&fake, &bytes), None).wait().unwrap();
     media.disks[0].plan_fault(OperationKind::Read, 1, Fault::Corrupt);
@@ -202,7 +203,7 @@ fn bytes_that_changed_on_the_way_are_read_again() {
 #[test]
 fn a_mapping_is_the_gpu_s_memory_and_all_of_it_is_given_back() {
     let fake = FakeGpu::start(1, 0);
-    let library = Library::open(Some(fake.library_path())).unwrap();
+    let library = GdrLibrary::open(Some(fake.library_path())).unwrap();
     assert_eq!((library.version(), library.missing()), (Some((2, 5)), Vec::new()));
     let mapped = MappedMemory::new(&library, &fake.gpu(), 12 << 10).unwrap();
     assert_eq!((mapped.span().1, mapped.bus_address()), (12 << 10, None));

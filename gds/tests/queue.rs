@@ -12,7 +12,7 @@ use tidelog_engine::path::Status;
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 use tidelog_gds::cuda::{CUDA, DeviceMemory, Event, Stream};
 use tidelog_gds::cufile::CUFILE;
-use tidelog_gds::queue::{Direction, Queue, QueueOptions, Request};
+use tidelog_gds::queue::{CuFileQueue, DmaDirection, QueueOptions, WindowRequest};
 use tidelog_tests::machine::{Directory, FakeGpu};
 
 const BLOCK: usize = 4096;
@@ -32,24 +32,29 @@ impl Chance {
 
 fn request(
     tag: u64,
-    direction: Direction,
+    direction: DmaDirection,
     offset: usize,
     length: usize,
     memory: GpuSlice,
-) -> Request {
+) -> WindowRequest {
     let (offset, length) = (offset as u64, length as u32);
-    Request { tag, device: DeviceIndex(0), offset, length, direction, memory }
+    WindowRequest { tag, device: DeviceIndex(0), offset, length, direction, memory }
 }
 
 /// Asks for pieces of all of this memory, to or from the same places of the device.
-fn submit_pieces(queue: &mut Queue, direction: Direction, memory: &DeviceMemory, piece: usize) {
+fn submit_pieces(
+    queue: &mut CuFileQueue,
+    direction: DmaDirection,
+    memory: &DeviceMemory,
+    piece: usize,
+) {
     for (tag, offset) in (0..memory.len()).step_by(piece).enumerate() {
         let part = on_gpu(memory.base().offset(offset as u64), piece, None);
         submit(queue, request(tag as u64, direction, offset, piece, part));
     }
 }
 
-fn submit(queue: &mut Queue, request: Request) {
+fn submit(queue: &mut CuFileQueue, request: WindowRequest) {
     // SAFETY: the tests keep the memory that they name until the answer, and touch it only after.
     unsafe { queue.submit(request) }.unwrap();
 }
@@ -80,13 +85,13 @@ fn whatever_is_late_or_out_of_order_every_byte_arrives_and_nothing_races() {
                     memory.push((start, bytes, tensor));
                     start += length;
                 }
-                run_all(&mut queue, Direction::Write, &mut memory);
+                run_all(&mut queue, DmaDirection::Write, &mut memory);
                 assert!(fs::read(directory.path().join("a")).unwrap() == model, "seed {seed}");
                 for (_, bytes, tensor) in &mut memory {
                     bytes.fill(0xEE);
                     tensor.write(0, bytes).unwrap();
                 }
-                run_all(&mut queue, Direction::Read, &mut memory);
+                run_all(&mut queue, DmaDirection::Read, &mut memory);
                 for (start, bytes, tensor) in &mut memory {
                     tensor.read(0, bytes).unwrap();
                     let expected = &model[*start..*start + bytes.len()];
@@ -102,7 +107,11 @@ fn whatever_is_late_or_out_of_order_every_byte_arrives_and_nothing_races() {
     }
 }
 
-fn run_all(queue: &mut Queue, direction: Direction, memory: &mut [(usize, Vec<u8>, DeviceMemory)]) {
+fn run_all(
+    queue: &mut CuFileQueue,
+    direction: DmaDirection,
+    memory: &mut [(usize, Vec<u8>, DeviceMemory)],
+) {
     let mut left = memory.len();
     let mut next = 0;
     while left > 0 {
@@ -139,9 +148,9 @@ fn a_device_that_hangs_keeps_its_batches_and_the_other_goes_on() {
     for (tag, tensor) in memory.iter_mut().enumerate() {
         tensor.write(0, &pattern(5, BLOCK)).unwrap();
         let part = on_gpu(tensor.base(), BLOCK, None);
-        let write = request(tag as u64, Direction::Write, tag * BLOCK, BLOCK, part);
+        let write = request(tag as u64, DmaDirection::Write, tag * BLOCK, BLOCK, part);
         let device = DeviceIndex((tag >= HANGING).into());
-        submit(&mut queue, Request { device, ..write });
+        submit(&mut queue, WindowRequest { device, ..write });
         for _ in 0..4 {
             queue.advance().unwrap();
         }
@@ -178,7 +187,7 @@ fn a_write_waits_for_its_bytes_and_a_read_for_its_destination() {
     unsafe { stream.copy(source.base(), tensor.base(), BLOCK) }.unwrap();
     after.record(&stream).unwrap();
     let end = on_gpu(tensor.base(), BLOCK, Some(&after));
-    submit(&mut queue, request(1, Direction::Write, 0, BLOCK, end));
+    submit(&mut queue, request(1, DmaDirection::Write, 0, BLOCK, end));
     assert_eq!(finish(&mut queue)[0].result, Ok(()));
     assert!(fs::read(directory.path().join("a")).unwrap()[..BLOCK] == pattern(1, BLOCK));
 
@@ -191,7 +200,7 @@ fn a_write_waits_for_its_bytes_and_a_read_for_its_destination() {
     unsafe { stream.copy(tensor.base(), source.base(), BLOCK) }.unwrap();
     used.record(&stream).unwrap();
     let end = on_gpu(tensor.base(), BLOCK, Some(&used));
-    submit(&mut other, request(2, Direction::Read, 0, BLOCK, end));
+    submit(&mut other, request(2, DmaDirection::Read, 0, BLOCK, end));
     assert_eq!(finish(&mut other)[0].result, Ok(()));
     let mut bytes = vec![0; BLOCK];
     source.read(0, &mut bytes).unwrap();
@@ -222,7 +231,7 @@ fn the_checksum_is_that_of_the_whole_whatever_parts_it_was_moved_in_and_what_of_
             let mut tensor = DeviceMemory::new(&fake.gpu(), checked).unwrap();
             tensor.write(0, &bytes).unwrap();
             let all = on_gpu(tensor.base(), checked, None);
-            submit(&mut queue, request(1, Direction::Write, 0, extent, all));
+            submit(&mut queue, request(1, DmaDirection::Write, 0, extent, all));
             let written = finish(&mut queue)[0];
             assert_eq!((written.result, written.checksum), (Ok(()), sum), "{checked} bytes");
             let file = fs::read(directory.path().join("a")).unwrap();
@@ -237,7 +246,7 @@ fn the_checksum_is_that_of_the_whole_whatever_parts_it_was_moved_in_and_what_of_
             let held = start as u32..end as u32;
             // SAFETY: the memory stays until the answer.
             let wanted = unsafe { GpuSlice::new(part.base().0, held, checked as u32, None) };
-            submit(&mut queue, request(2, Direction::Read, 0, extent, wanted));
+            submit(&mut queue, request(2, DmaDirection::Read, 0, extent, wanted));
             let read = finish(&mut queue)[0];
             assert_eq!((read.result, read.checksum), (Ok(()), sum), "{start}..{end} of {checked}");
             let mut found = vec![0; end - start];
@@ -268,7 +277,7 @@ fn registered_and_aligned_memory_is_moved_in_place_and_other_memory_is_not() {
         &mut queue,
         request(
             1,
-            Direction::Write,
+            DmaDirection::Write,
             0,
             12 * BLOCK,
             on_gpu(region.base().offset(BLOCK as u64), 12 * BLOCK, None),
@@ -279,7 +288,7 @@ fn registered_and_aligned_memory_is_moved_in_place_and_other_memory_is_not() {
     assert_eq!((written.result, written.checksum), (Ok(()), Some(expected)));
     submit(
         &mut queue,
-        request(3, Direction::Read, 0, 12 * BLOCK, on_gpu(region.base(), 12 * BLOCK, None)),
+        request(3, DmaDirection::Read, 0, 12 * BLOCK, on_gpu(region.base(), 12 * BLOCK, None)),
     );
     assert_eq!(finish(&mut queue)[0].checksum, Some(expected));
     assert_eq!(fake.count("copies"), 0, "it was copied");
@@ -288,7 +297,7 @@ fn registered_and_aligned_memory_is_moved_in_place_and_other_memory_is_not() {
             == pattern(7, 16 * BLOCK)[BLOCK..13 * BLOCK]
     );
     let askew = on_gpu(region.base().offset(512), BLOCK, None);
-    submit(&mut queue, request(2, Direction::Write, 0, BLOCK, askew));
+    submit(&mut queue, request(2, DmaDirection::Write, 0, BLOCK, askew));
     assert_eq!(finish(&mut queue)[0].result, Ok(()));
     assert_eq!(fake.count("copies"), 1, "what lies askew goes through the ring");
     drop(queue);
@@ -300,14 +309,14 @@ fn a_failed_part_fails_its_request_with_the_code_it_had_and_no_other() {
     let cuda = |code| Status::Library { library: &CUDA, code };
     let cufile = |code| Status::Library { library: &CUFILE, code };
     let cases = [
-        (Direction::Write, "write", libc::EIO, Status::Errno(libc::EIO)),
-        (Direction::Write, "write", 5030, cufile(5030)),
-        (Direction::Read, "read", libc::ENODEV, Status::Errno(libc::ENODEV)),
-        (Direction::Read, "read", -1, Status::Short { moved: 4096 }),
-        (Direction::Write, "copy", 719, cuda(719)),
-        (Direction::Read, "copy", 700, cuda(700)),
-        (Direction::Write, "record", 2, cuda(2)),
-        (Direction::Read, "query", 214, cuda(214)),
+        (DmaDirection::Write, "write", libc::EIO, Status::Errno(libc::EIO)),
+        (DmaDirection::Write, "write", 5030, cufile(5030)),
+        (DmaDirection::Read, "read", libc::ENODEV, Status::Errno(libc::ENODEV)),
+        (DmaDirection::Read, "read", -1, Status::Short { moved: 4096 }),
+        (DmaDirection::Write, "copy", 719, cuda(719)),
+        (DmaDirection::Read, "copy", 700, cuda(700)),
+        (DmaDirection::Write, "record", 2, cuda(2)),
+        (DmaDirection::Read, "query", 214, cuda(214)),
     ];
     for (direction, what, code, status) in cases {
         let fake = FakeGpu::start(11, 2);
@@ -333,10 +342,10 @@ fn a_refused_batch_fails_what_was_in_it_and_the_next_one_works() {
     let memory = holding(&fake, &[1; BLOCK]);
     let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
     fake.plan("batch_submit", 0, 5040, 1);
-    submit_pieces(&mut queue, Direction::Read, &memory, BLOCK);
+    submit_pieces(&mut queue, DmaDirection::Read, &memory, BLOCK);
     let failed = finish(&mut queue)[0].result.unwrap_err();
     assert!(matches!(failed, Status::Library { code: 5040, .. }), "{failed}");
-    submit_pieces(&mut queue, Direction::Read, &memory, BLOCK);
+    submit_pieces(&mut queue, DmaDirection::Read, &memory, BLOCK);
     assert_eq!(finish(&mut queue)[0].result, Ok(()));
     drop(queue);
     fake.assert_lawful();
@@ -349,7 +358,7 @@ fn a_full_library_is_tried_again_and_loses_nothing() {
     let memory = holding(&fake, &vec![7; SIZE]);
     let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
     fake.plan("batch_submit", 1, 5037, 3);
-    submit_pieces(&mut queue, Direction::Write, &memory, 4 * BLOCK);
+    submit_pieces(&mut queue, DmaDirection::Write, &memory, 4 * BLOCK);
     let answers = finish(&mut queue);
     assert!(answers.iter().all(|answer| answer.result.is_ok()), "{answers:?}");
     assert!(fs::read(directory.path().join("a")).unwrap() == vec![7; SIZE]);
@@ -368,7 +377,7 @@ fn no_batch_is_longer_than_the_driver_allows() {
         let memory = DeviceMemory::new(&fake.gpu(), 300 * BLOCK).unwrap();
         let mut queue =
             fake.queue(vec![device(directory.path(), "a", (300 * BLOCK) as u64)], options);
-        submit_pieces(&mut queue, Direction::Read, &memory, BLOCK);
+        submit_pieces(&mut queue, DmaDirection::Read, &memory, BLOCK);
         assert!(finish(&mut queue).iter().all(|answer| answer.result.is_ok()));
         assert_eq!(fake.count("batch_longest"), longest);
         drop(queue);
@@ -383,7 +392,7 @@ fn what_has_not_reached_the_ssd_is_aborted_and_the_rest_comes_back() {
         let directory = Directory::new("gds-abort").unwrap();
         let memory = holding(&fake, &vec![1; SIZE]);
         let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
-        submit_pieces(&mut queue, Direction::Write, &memory, 4 * BLOCK);
+        submit_pieces(&mut queue, DmaDirection::Write, &memory, 4 * BLOCK);
         for _ in 0..seed {
             queue.advance().unwrap();
         }
@@ -392,7 +401,7 @@ fn what_has_not_reached_the_ssd_is_aborted_and_the_rest_comes_back() {
         queue.abort(None);
         let answers = finish(&mut queue);
         assert_eq!(answers.len(), 16);
-        let aborted = |answer: &&tidelog_gds::queue::Answer| {
+        let aborted = |answer: &&tidelog_gds::queue::WindowCompletion| {
             answer.result == Err(Status::Errno(libc::ECANCELED))
         };
         assert!(answers.iter().filter(aborted).count() > 0, "seed {seed}");

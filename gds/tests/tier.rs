@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::{GpuDestination, GpuEvent, GpuSource};
-use tidelog_engine::schedule::{CompletionQueue, Outcome, TransferError, Urgency};
+use tidelog_engine::schedule::{CompletionQueue, TransferError, TransferOutcome, Urgency};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
 use tidelog_gds::{HostTier, HostTierError};
@@ -67,7 +67,7 @@ impl Stage {
         self.next().1.unwrap().matched
     }
 
-    fn next(&self) -> (u64, Outcome) {
+    fn next(&self) -> (u64, TransferOutcome) {
         self.ended.wait_pop(Duration::from_secs(60)).expect("a transfer never ended")
     }
 }

@@ -2,13 +2,13 @@
 //! without a plan and once with one, and writes both reports: `report DIRECTORY`.
 
 use std::path::PathBuf;
-use tidelog_planner::algorithm1::{Options, algorithm1};
+use tidelog_planner::algorithm1::{Algorithm1Options, algorithm1};
 use tidelog_planner::cost::{Machine, SsdLink};
 use tidelog_planner::lifetime::Lifetimes;
 use tidelog_planner::report::simulated;
 use tidelog_planner::simulate::{Policy, simulate, with_expectations};
 use tidelog_planner::trace::{
-    Access, Birth, Death, Identity, Kind, Op, PlanStorage, Storage, Trace, Use,
+    Access, Birth, Death, Identity, Op, PlanStorage, Storage, StorageKind, Trace, Use,
 };
 use tidelog_planner::units::{Bandwidth, Bytes, Nanos, OpIndex};
 
@@ -18,11 +18,11 @@ const MIB: u64 = 1 << 20;
 struct Writer(Trace);
 
 impl Writer {
-    fn global(&mut self, name: String, size: u64, kind: Kind) -> PlanStorage {
+    fn global(&mut self, name: String, size: u64, kind: StorageKind) -> PlanStorage {
         self.storage(Identity::Name(name), size, kind)
     }
 
-    fn storage(&mut self, identity: Identity, size: u64, kind: Kind) -> PlanStorage {
+    fn storage(&mut self, identity: Identity, size: u64, kind: StorageKind) -> PlanStorage {
         self.0.storages.push(Storage { identity, size: Bytes(size), kind, movable: true });
         PlanStorage(self.0.storages.len() as u32 - 1)
     }
@@ -44,7 +44,7 @@ impl Writer {
         self.0.ops.len() - 1
     }
 
-    fn makes(&mut self, op: usize, size: u64, kind: Kind) -> PlanStorage {
+    fn makes(&mut self, op: usize, size: u64, kind: StorageKind) -> PlanStorage {
         let slot = self.0.ops[op].births.len() as u16;
         let identity = Identity::Output { op: OpIndex(op as u32), slot };
         let storage = self.storage(identity, size, kind);
@@ -65,9 +65,10 @@ fn transformer() -> Trace {
     for layer in 0..LAYERS {
         for (part, size, _) in parts {
             let name = format!("layers.{layer}.{part}.weight");
-            let moments = ["exp_avg", "exp_avg_sq"]
-                .map(|moment| w.global(format!("{moment} of {name}"), size, Kind::OptimizerState));
-            weights.push((w.global(name, size, Kind::Parameter), moments));
+            let moments = ["exp_avg", "exp_avg_sq"].map(|moment| {
+                w.global(format!("{moment} of {name}"), size, StorageKind::OptimizerState)
+            });
+            weights.push((w.global(name, size, StorageKind::Parameter), moments));
         }
     }
     let mut saved: Vec<PlanStorage> = Vec::new();
@@ -76,7 +77,7 @@ fn transformer() -> Trace {
         let mut uses = vec![(*weight, Access::Read)];
         uses.extend(saved.last().map(|input| (*input, Access::Read)));
         let op = w.op(part, time, &uses);
-        saved.push(w.makes(op, 96 * MIB, Kind::Activation));
+        saved.push(w.makes(op, 96 * MIB, StorageKind::Activation));
     }
     let mut gradients = Vec::new();
     for (index, (weight, _)) in weights.iter().enumerate().rev() {
@@ -84,7 +85,7 @@ fn transformer() -> Trace {
         let input = saved.pop().expect("one per op");
         let uses = [(*weight, Access::Read), (input, Access::Read)];
         let op = w.op(&format!("{part} backward"), 2 * time, &uses);
-        gradients.push(w.makes(op, size, Kind::Gradient));
+        gradients.push(w.makes(op, size, StorageKind::Gradient));
         w.last_use(op, input, false);
     }
     gradients.reverse();
@@ -118,7 +119,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         verify: Bandwidth(40_000_000_000),
     };
     let lru = simulate(&trace, &machine, Policy::Lru)?;
-    let plan = algorithm1(&trace, &machine, Options::default());
+    let plan = algorithm1(&trace, &machine, Algorithm1Options::default());
     let (plan, planned) = with_expectations(plan, &trace, &machine)?;
     std::fs::write(directory.join("trace.json"), trace.to_json())?;
     std::fs::write(directory.join("plan.json"), plan.named(&trace).to_json())?;

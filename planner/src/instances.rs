@@ -5,7 +5,9 @@ use crate::cost::{Machine, SsdLink};
 use crate::lifetime::{Lifetimes, PeriodEnd};
 use crate::migration::Migration;
 use crate::plan::{Expectation, Plan};
-use crate::trace::{Access, Birth, Death, Identity, Kind, Op, PlanStorage, Storage, Trace, Use};
+use crate::trace::{
+    Access, Birth, Death, Identity, Op, PlanStorage, Storage, StorageKind, Trace, Use,
+};
 use crate::units::{Bandwidth, Bytes, Nanos, OpIndex};
 use tidelog_random::Random;
 
@@ -71,9 +73,9 @@ pub fn deep_network(half: usize) -> Trace {
     let storage = |identity, size, kind| Storage { identity, size, kind, movable: true };
     for op in 0..half {
         let weight = Identity::Name(format!("weight{op}"));
-        trace.storages.push(storage(weight, Bytes(1_000_000 + op as u64), Kind::Parameter));
+        trace.storages.push(storage(weight, Bytes(1_000_000 + op as u64), StorageKind::Parameter));
         let saved = Identity::Output { op: OpIndex(op as u32), slot: 0 };
-        trace.storages.push(storage(saved, Bytes(2_000_000 + op as u64), Kind::Activation));
+        trace.storages.push(storage(saved, Bytes(2_000_000 + op as u64), StorageKind::Activation));
     }
     for index in 0..2 * half {
         let layer = index.min(2 * half - 1 - index) as u32;
@@ -131,7 +133,7 @@ pub(crate) struct Builder {
 impl Builder {
     /// A storage that is alive across the iteration.
     pub(crate) fn global(&mut self, name: &str, size: u64) -> PlanStorage {
-        self.storage(Identity::Name(name.to_owned()), size, Kind::Parameter)
+        self.storage(Identity::Name(name.to_owned()), size, StorageKind::Parameter)
     }
 
     /// The next op; returns its index.
@@ -155,7 +157,7 @@ impl Builder {
     pub(crate) fn birth(&mut self, op: usize, size: u64) -> PlanStorage {
         let slot = self.trace.ops[op].births.len() as u16;
         let identity = Identity::Output { op: OpIndex(op as u32), slot };
-        let storage = self.storage(identity, size, Kind::Activation);
+        let storage = self.storage(identity, size, StorageKind::Activation);
         self.trace.ops[op].births.push(Birth { storage, slot });
         storage
     }
@@ -164,7 +166,7 @@ impl Builder {
         self.trace.ops[op].deaths.push(Death { storage, previous });
     }
 
-    fn storage(&mut self, identity: Identity, size: u64, kind: Kind) -> PlanStorage {
+    fn storage(&mut self, identity: Identity, size: u64, kind: StorageKind) -> PlanStorage {
         let index = PlanStorage(self.trace.storages.len() as u32);
         self.trace.storages.push(Storage { identity, size: Bytes(size), kind, movable: true });
         index

@@ -16,7 +16,7 @@ pub enum Target {
 
 /// Which way a migration goes. A plan file names it by what the row does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Direction {
+pub enum MigrationDirection {
     /// Out of memory: an eviction. The memory is free once a valid copy is complete.
     #[serde(rename = "evict")]
     Out,
@@ -37,7 +37,7 @@ pub struct Migration<S = PlanStorage> {
     pub deadline: OpIndex,
     /// Out or in.
     #[serde(rename = "action")]
-    pub direction: Direction,
+    pub direction: MigrationDirection,
     /// Where to, or where from.
     pub target: Target,
     /// Whose memory.
@@ -48,7 +48,7 @@ impl Migration {
     /// One whose ops count on into the next iteration: of `ops` ops, the next one's first is `ops`.
     pub(crate) fn unrolled(
         storage: PlanStorage,
-        (direction, target): (Direction, Target),
+        (direction, target): (MigrationDirection, Target),
         (start, deadline): (u32, u32),
         ops: u32,
     ) -> Self {

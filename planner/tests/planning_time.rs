@@ -1,7 +1,7 @@
 //! A hundred thousand ops and as many storages are planned in seconds.
 
 use std::time::{Duration, Instant};
-use tidelog_planner::algorithm1::{Options, algorithm1};
+use tidelog_planner::algorithm1::{Algorithm1Options, algorithm1};
 use tidelog_planner::cost::{Machine, SsdLink};
 use tidelog_planner::instances::deep_network;
 use tidelog_planner::lifetime::Lifetimes;
@@ -21,7 +21,7 @@ fn a_hundred_thousand_ops_and_storages_are_planned_in_seconds() {
         verify: Bandwidth(50_000_000_000),
     };
     let began = Instant::now();
-    let plan = algorithm1(&trace, &machine, Options::default());
+    let plan = algorithm1(&trace, &machine, Algorithm1Options::default());
     let took = began.elapsed();
     println!("{} rows, {} ops over, {took:?}", plan.rows.len(), plan.expects.ops_over_capacity);
     assert!(plan.rows.len() > 10_000, "{} rows", plan.rows.len());

@@ -15,7 +15,7 @@ pub(crate) struct PkgConfig {
 
 /// An SPDK that serves.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct InstalledSpdk {
     /// Such as `24.09`.
     pub(crate) version: String,
     /// The header that says so.
@@ -47,7 +47,7 @@ impl PkgConfig {
     }
 
     /// The SPDK that is installed. Its version stands in a header: pkg-config has that of each library's interface.
-    pub(crate) fn find(&self, package: &str) -> Result<Found, String> {
+    pub(crate) fn find(&self, package: &str) -> Result<InstalledSpdk, String> {
         let flags = self.ask(&["--cflags-only-I", "--keep-system-cflags", package])?;
         let found = flags
             .split_whitespace()
@@ -68,7 +68,7 @@ impl PkgConfig {
             let (found, oldest) = (text(found), text(OLDEST));
             return Err(format!("SPDK {found} is too old; install {oldest} or newer"));
         }
-        Ok(Found { version: text(found), header })
+        Ok(InstalledSpdk { version: text(found), header })
     }
 }
 

@@ -6,7 +6,7 @@ mod find;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use find::{Found, OLDEST, PkgConfig};
+use find::{InstalledSpdk, OLDEST, PkgConfig};
 
 /// A directory of this test, with an SPDK of this version in it if there is one.
 fn installed(name: &str, version: Option<(u32, u32)>) -> PathBuf {
@@ -29,7 +29,7 @@ fn installed(name: &str, version: Option<(u32, u32)>) -> PathBuf {
     place
 }
 
-fn find_in(place: &Path) -> Result<Found, String> {
+fn find_in(place: &Path) -> Result<InstalledSpdk, String> {
     PkgConfig { only: Some(place.into()) }.find("spdk_nvme")
 }
 
@@ -70,7 +70,7 @@ fn an_spdk_that_serves_is_found_with_its_version() {
     for (version, text) in [(OLDEST, "24.09"), ((26, 5), "26.05")] {
         let place = installed(text, Some(version));
         let header = place.join("include/spdk/version.h");
-        assert_eq!(find_in(&place), Ok(Found { version: text.into(), header }));
+        assert_eq!(find_in(&place), Ok(InstalledSpdk { version: text.into(), header }));
     }
     let place = installed("without", Some(OLDEST));
     fs::write(place.join("include/spdk/version.h"), "").unwrap();

@@ -14,7 +14,7 @@ pub(crate) const BYTES_MAX: u64 = 1 << 60;
 
 /// Where storages are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MemoryPlace {
     /// In host memory.
     Host,
     /// On the GPU with this number of CUDA's.
@@ -79,8 +79,8 @@ impl CallerMemory {
     }
 
     /// Refuses an event where there is no GPU that it could be of.
-    pub(crate) fn check(&self, place: Place) -> Result<(), Failure> {
-        if self.after.is_some() && place == Place::Host {
+    pub(crate) fn check(&self, place: MemoryPlace) -> Result<(), Failure> {
+        if self.after.is_some() && place == MemoryPlace::Host {
             return Err(Failure::invalid(
                 "after is an event, and the session was opened without a GPU: pass null",
             ));
@@ -90,15 +90,15 @@ impl CallerMemory {
 
     /// The memory as what a write reads. The session asks for the storage's release or settlement
     /// only after the write's completion.
-    pub(crate) fn source(&self, place: Place, request: &MemoryRequest) -> Source {
+    pub(crate) fn source(&self, place: MemoryPlace, request: &MemoryRequest) -> Source {
         match place {
-            Place::Host => {
+            MemoryPlace::Host => {
                 let size = self.size(request);
                 // SAFETY: by the contract of `new` the request's bytes live and stay as they are
                 // until release or settlement, and that comes after the transfer's end.
                 unsafe { ForeignSource::new(self.address as *const u8, size) }.into()
             }
-            Place::Gpu(_) => Source::Gpu(self.gpu_source(request)),
+            MemoryPlace::Gpu(_) => Source::Gpu(self.gpu_source(request)),
         }
     }
 
@@ -109,15 +109,15 @@ impl CallerMemory {
     }
 
     /// The memory as what a read fills. The read ends when its bytes are there, also on a GPU.
-    pub(crate) fn destination(&self, place: Place, request: &MemoryRequest) -> Destination {
+    pub(crate) fn destination(&self, place: MemoryPlace, request: &MemoryRequest) -> Destination {
         match place {
-            Place::Host => {
+            MemoryPlace::Host => {
                 let size = self.size(request);
                 // SAFETY: as for `source`; and nobody else touches the bytes of an allocation
                 // meanwhile.
                 unsafe { ForeignDestination::new(self.address as *mut u8, size) }.into()
             }
-            Place::Gpu(_) => Destination::Gpu(self.gpu_destination(request)),
+            MemoryPlace::Gpu(_) => Destination::Gpu(self.gpu_destination(request)),
         }
     }
 

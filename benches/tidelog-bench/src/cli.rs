@@ -82,7 +82,7 @@ pub enum Format {
 
 /// What the command line asks for.
 #[derive(Debug)]
-pub struct Request {
+pub struct BenchRequest {
     /// The jobs, in order.
     pub jobs: Vec<JobOptions>,
     /// What holds for all of them.
@@ -198,7 +198,7 @@ pub fn unknown(
 ///
 /// # Errors
 /// It makes no sense.
-pub fn request(matches: &ArgMatches) -> Result<Request, BenchError> {
+pub fn request(matches: &ArgMatches) -> Result<BenchRequest, BenchError> {
     let (global, mut jobs) = from_options(matches)?;
     let sections: Vec<String> =
         matches.get_many("section").into_iter().flatten().cloned().collect();
@@ -215,7 +215,7 @@ pub fn request(matches: &ArgMatches) -> Result<Request, BenchError> {
         jobs.extend(parsed.map_err(|error| error.within(&place))?);
     }
     let word = |name: &str| matches.get_one::<String>(name).map(String::as_str);
-    Ok(Request {
+    Ok(BenchRequest {
         jobs,
         global,
         format: match word("output-format") {
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
     use crate::option::Sizes;
 
-    fn parse(arguments: &[&str]) -> Result<Request, BenchError> {
+    fn parse(arguments: &[&str]) -> Result<BenchRequest, BenchError> {
         let line = ["tidelog-bench"].iter().chain(arguments);
         request(&command().try_get_matches_from(line).unwrap())
     }

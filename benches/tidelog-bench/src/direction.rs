@@ -2,7 +2,7 @@
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum DataDirection {
     /// Device to memory.
     Read = 0,
     /// Memory to device.

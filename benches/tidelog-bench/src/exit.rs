@@ -5,11 +5,11 @@ use std::io;
 use std::path::PathBuf;
 
 use tidelog_command_line::BenchExit;
-use tidelog_device_safety::Refusal;
+use tidelog_device_safety::DeviceRefusal;
 use tidelog_engine::path::{DeviceOpenError, PathError};
 use tidelog_engine::units::ByteCount;
 
-use crate::holder::Holder;
+use crate::holder::LockHolder;
 
 /// Why nothing was measured.
 #[derive(Debug, thiserror::Error)]
@@ -32,14 +32,14 @@ pub enum BenchError {
     },
     /// Devices may not be written.
     #[error("{}", refusal_text(.0))]
-    Refused(Vec<Refusal>),
+    Refused(Vec<DeviceRefusal>),
     /// Another run writes it.
     #[error("nothing was written, because {} is in use{}; wait for its end, or name another file", .path.display(), by(.holder.as_ref()))]
     Held {
         /// What it is.
         path: PathBuf,
         /// Who has it, where the kernel tells.
-        holder: Option<Holder>,
+        holder: Option<LockHolder>,
     },
     /// A file system has no room for the files that would be made.
     #[error(
@@ -110,13 +110,13 @@ impl BenchError {
     }
 }
 
-fn by(holder: Option<&Holder>) -> String {
+fn by(holder: Option<&LockHolder>) -> String {
     holder.map_or_else(String::new, |holder| format!(" by {holder}"))
 }
 
-fn refusal_text(refusals: &[Refusal]) -> String {
+fn refusal_text(refusals: &[DeviceRefusal]) -> String {
     let mut text = String::from("nothing was written, because");
-    for Refusal { device, reason } in refusals {
+    for DeviceRefusal { device, reason } in refusals {
         let _ = write!(text, "\n  {device}: {reason}\n    {}", reason.help(device));
     }
     text

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 /// The process that has something locked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
+pub struct LockHolder {
     process: u32,
     command: String,
 }
 
-impl Holder {
+impl LockHolder {
     /// Who holds the file at a path, where the kernel tells.
     pub fn at(path: &Path) -> Option<Self> {
         fs::metadata(path).ok().and_then(|it| Self::of(&it))
@@ -28,7 +28,7 @@ impl Holder {
     }
 }
 
-impl fmt::Display for Holder {
+impl fmt::Display for LockHolder {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "process {} ({})", self.process, self.command)
     }

@@ -24,16 +24,16 @@ pub mod workload;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use cli::{Format, Request};
+use cli::{BenchRequest, Format};
 use disks::Disks;
 use exit::BenchError;
 use live::Live;
 use option::value::Amount;
 use option::{JobOptions, Level};
-use output::{Logs, Output};
-use report::Report;
-use run::Status;
-use target::{Found, Targets};
+use output::{LogFiles, OutputTarget};
+use report::GroupReport;
+use run::RunStatus;
+use target::{FoundTarget, Targets};
 use tidelog_command_line::{BenchExit, completions_of};
 use tidelog_engine::path::PathKind;
 use workload::Workload;
@@ -42,7 +42,7 @@ use workload::Workload;
 ///
 /// # Errors
 /// Nothing, or not everything, could be measured.
-pub fn execute(request: &Request) -> Result<BenchExit, BenchError> {
+pub fn execute(request: &BenchRequest) -> Result<BenchExit, BenchError> {
     if let Some(shell) = request.completions {
         print!("{}", completions_of(&mut cli::command(), shell));
         return Ok(BenchExit::Clean);
@@ -63,8 +63,8 @@ pub fn execute(request: &Request) -> Result<BenchExit, BenchError> {
     // Lives until the end: it holds what may be written open, and block devices claimed.
     let mut targets = Targets::default();
     targets.look_at(&jobs)?;
-    let output = Output::open(request)?;
-    let mut logs = Logs::open(&jobs, request)?;
+    let output = OutputTarget::open(request)?;
+    let mut logs = LogFiles::open(&jobs, request)?;
     jobs.iter().try_for_each(|job| admit(job, &mut targets))?;
     let groups = groups(&jobs);
     if request.format == Format::Normal {
@@ -78,7 +78,7 @@ pub fn execute(request: &Request) -> Result<BenchExit, BenchError> {
     let output = RefCell::new(output);
     let tell =
         |results| write(request, &report::reports(results), &disks, &mut output.borrow_mut());
-    let status = Status { every: request.status_interval, tell: &tell };
+    let status = RunStatus { every: request.status_interval, tell: &tell };
     let results = run::run(&groups, &targets, &Live::new(request.eta), &status)?;
     let logged = logs.write(&results);
     let reports = report::reports(results);
@@ -107,8 +107,8 @@ fn admit(job: &JobOptions, targets: &mut Targets) -> Result<(), BenchError> {
         (_, PathKind::Sim) => Ok(()),
         (Level::Raw, _) => targets.admit_raw(job),
         (Level::Log, _) => match targets.admit_log(job)? {
-            Found::Pool => Ok(()),
-            Found::Free { named_twice } => run::make_pool(job, &named_twice),
+            FoundTarget::Pool => Ok(()),
+            FoundTarget::Free { named_twice } => run::make_pool(job, &named_twice),
         },
     }
 }
@@ -126,10 +126,10 @@ fn groups(jobs: &[JobOptions]) -> Vec<Vec<JobOptions>> {
 }
 
 fn write(
-    request: &Request,
-    reports: &[Report],
+    request: &BenchRequest,
+    reports: &[GroupReport],
     disks: &Disks,
-    output: &mut Output,
+    output: &mut OutputTarget,
 ) -> Result<(), BenchError> {
     let disks = disks.since();
     let json = |plus| format!("{:#}\n", report::document(reports, &request.global, &disks, plus));
@@ -143,10 +143,10 @@ fn write(
 }
 
 /// The exit code, and a line on standard error for each job that went wrong, whatever the format.
-fn verdict(reports: &[Report]) -> BenchExit {
+fn verdict(reports: &[GroupReport]) -> BenchExit {
     let mut exit = BenchExit::Clean;
     for report in reports {
-        let Report { options, ended, .. } = report;
+        let GroupReport { options, ended, .. } = report;
         if !options.ramp_time.is_zero() && report.stats.iter().all(|stats| stats.ios == 0) {
             eprintln!(
                 "{}: ramp_time was not over when the job ended: nothing was counted",

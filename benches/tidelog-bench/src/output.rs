@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use tidelog_engine::path::{DeviceIdentity, DeviceSpec};
 
-use crate::cli::Request;
+use crate::cli::BenchRequest;
 use crate::exit::BenchError;
 use crate::option::{JobOptions, LogKind};
 use crate::report::{log_files, log_lines};
@@ -16,28 +16,28 @@ use crate::run::JobResult;
 
 /// Where results go.
 #[derive(Debug)]
-pub enum Output {
+pub enum OutputTarget {
     /// Standard output.
     Standard,
     /// A file, which keeps what it holds until there are results.
-    File(PathBuf, File, Written),
+    File(PathBuf, File, OutputProgress),
 }
 
 /// What the run has written so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
+pub enum OutputProgress {
     /// Nothing: the file has what it had.
     Nothing,
     /// Results of a part of the run.
     Results,
 }
 
-impl Output {
+impl OutputTarget {
     /// Opens what was asked for, so that no run is made in vain.
     ///
     /// # Errors
     /// It cannot be written, or must not be: it is a block device, or something that the run reads or measures.
-    pub fn open(request: &Request) -> Result<Self, BenchError> {
+    pub fn open(request: &BenchRequest) -> Result<Self, BenchError> {
         request.output.as_deref().map_or(Ok(Self::Standard), |path| Self::at(path, request))
     }
 
@@ -45,7 +45,7 @@ impl Output {
     ///
     /// # Errors
     /// As for [`Self::open`].
-    pub fn at(path: &Path, request: &Request) -> Result<Self, BenchError> {
+    pub fn at(path: &Path, request: &BenchRequest) -> Result<Self, BenchError> {
         // A look before anything is opened: to open a device for writing may already do something to it.
         let found = fs::metadata(path).ok();
         if found.as_ref().is_some_and(|it| it.file_type().is_block_device()) {
@@ -61,7 +61,7 @@ impl Output {
         if request.jobfiles.iter().any(|jobfile| is_it(jobfile)) {
             return Err(never(path, "is also the job file"));
         }
-        Ok(Self::File(path.to_path_buf(), file, Written::Nothing))
+        Ok(Self::File(path.to_path_buf(), file, OutputProgress::Nothing))
     }
 
     /// Writes results, instead of what a file held before the run, and behind what was written in it.
@@ -74,7 +74,8 @@ impl Output {
             Self::File(path, file, written) => {
                 let replaced = file.metadata().and_then(|it| {
                     // Pipes and terminals have no length.
-                    let is_first = std::mem::replace(written, Written::Results) == Written::Nothing;
+                    let is_first = std::mem::replace(written, OutputProgress::Results)
+                        == OutputProgress::Nothing;
                     if it.is_file() && is_first { file.set_len(0) } else { Ok(()) }
                 });
                 let written = replaced.and_then(|()| file.write_all(text.as_bytes()));
@@ -86,23 +87,23 @@ impl Output {
 
 /// The logs over time of every job of a run, each in its file.
 #[derive(Debug)]
-pub struct Logs {
-    files: BTreeMap<PathBuf, Output>,
+pub struct LogFiles {
+    files: BTreeMap<PathBuf, OutputTarget>,
     of_jobs: Vec<Vec<(LogKind, PathBuf)>>,
 }
 
-impl Logs {
+impl LogFiles {
     /// Opens all that these jobs ask for.
     ///
     /// # Errors
     /// As for [`Output::open`].
-    pub fn open(jobs: &[JobOptions], request: &Request) -> Result<Self, BenchError> {
+    pub fn open(jobs: &[JobOptions], request: &BenchRequest) -> Result<Self, BenchError> {
         let (mut files, of_jobs) = (BTreeMap::new(), log_files(jobs));
         for (_, path) in of_jobs.iter().flatten() {
             if files.contains_key(path) {
                 continue;
             }
-            files.insert(path.clone(), Output::at(path, request)?);
+            files.insert(path.clone(), OutputTarget::at(path, request)?);
             if request.output.as_deref().is_some_and(|output| is_same_file(output, path)) {
                 return Err(never(path, "is also the output"));
             }

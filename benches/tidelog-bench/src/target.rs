@@ -15,19 +15,20 @@ use tidelog_engine::path::{
 };
 use tidelog_engine::units::ByteCount;
 
-use claim::Claim;
+use claim::TargetClaim;
 use controllers::Controllers;
 use device::{fill, has_zones, identity, open_unchanged};
-use space::Space;
+use space::FileSpace;
 use window::file_size;
 
 use tidelog_device_safety::{
-    Reason, Refusal, System, Target, TargetKind, program_directories, refusals, same_or_overlapping,
+    DeviceRefusal, NamedDevice, Reason, System, TargetKind, program_directories, refusals,
+    same_or_overlapping,
 };
 pub use window::windows;
 
 use crate::exit::BenchError;
-use crate::holder::Holder;
+use crate::holder::LockHolder;
 use crate::option::{JobOptions, Level};
 use crate::run::device_size;
 
@@ -49,12 +50,12 @@ pub struct Targets {
 struct Admitted {
     identity: DeviceIdentity,
     _device: Device,
-    _claim: Claim,
+    _claim: TargetClaim,
 }
 
 /// What a set of names was found to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum FoundTarget {
     /// Every device may be written. None holds anything of value but these, which were named twice.
     Free {
         /// The devices that may lose what they hold.
@@ -70,8 +71,8 @@ impl Targets {
     /// # Errors
     /// Everything that speaks against any of them. Nothing was made or changed then.
     pub fn look_at(&self, jobs: &[JobOptions]) -> Result<(), BenchError> {
-        let mut against: Vec<Refusal> = Vec::new();
-        let mut space = Space::default();
+        let mut against: Vec<DeviceRefusal> = Vec::new();
+        let mut space = FileSpace::default();
         for job in jobs {
             let looked = match (job.level, job.engine()?) {
                 (_, PathKind::Sim) => continue,
@@ -82,8 +83,9 @@ impl Targets {
                     })
                 }),
                 (Level::Log, _) => self.may_be_pool(job).map(|(targets, found)| {
-                    let made =
-                        matches!(found, Found::Free { .. }).then(|| device_size(job)).flatten();
+                    let made = matches!(found, FoundTarget::Free { .. })
+                        .then(|| device_size(job))
+                        .flatten();
                     targets
                         .iter()
                         .zip(made.into_iter().cycle())
@@ -157,16 +159,16 @@ impl Targets {
     ///
     /// # Errors
     /// Why not.
-    pub fn admit_log(&mut self, job: &JobOptions) -> Result<Found, BenchError> {
+    pub fn admit_log(&mut self, job: &JobOptions) -> Result<FoundTarget, BenchError> {
         let (targets, found) = self.may_be_pool(job)?;
-        if matches!(found, Found::Free { .. }) {
+        if matches!(found, FoundTarget::Free { .. }) {
             self.pooled.extend(targets.into_iter().map(|target| target.path));
         }
         Ok(found)
     }
 
     /// A raw job's devices, which it may use.
-    fn may_be_raw(&self, job: &JobOptions) -> Result<Vec<Target>, BenchError> {
+    fn may_be_raw(&self, job: &JobOptions) -> Result<Vec<NamedDevice>, BenchError> {
         let targets = self.resolve(job)?;
         let found =
             if job.load.changes() { self.speaks_against(job, &targets)? } else { Vec::new() };
@@ -174,44 +176,45 @@ impl Targets {
     }
 
     /// A log job's devices, which are a pool or may become one.
-    fn may_be_pool(&self, job: &JobOptions) -> Result<(Vec<Target>, Found), BenchError> {
+    fn may_be_pool(&self, job: &JobOptions) -> Result<(Vec<NamedDevice>, FoundTarget), BenchError> {
         let targets = self.resolve(job)?;
         if targets.iter().all(|target| self.pooled.contains(&target.path)) {
-            return Ok((targets, Found::Pool));
+            return Ok((targets, FoundTarget::Pool));
         }
         let found = self.speaks_against(job, &targets)?;
         if found.is_empty() {
             let twice = targets.iter().filter(|target| job.overwrite.contains(&target.given));
             let named_twice = twice.filter_map(|target| target.identity).collect();
-            return Ok((targets, Found::Free { named_twice }));
+            return Ok((targets, FoundTarget::Free { named_twice }));
         }
         // A pool's block devices also carry a protective MBR, which counts as content.
-        let has_pool = |target: &Target| {
-            let is_it = |it: &&Refusal| it.device == target.given;
+        let has_pool = |target: &NamedDevice| {
+            let is_it = |it: &&DeviceRefusal| it.device == target.given;
             found.iter().filter(is_it).any(|it| matches!(it.reason, Reason::Pool { .. }))
         };
         let unused = found.iter().all(|it| it.reason.may_be_overridden());
         let is_pool = unused && targets.iter().all(has_pool);
-        if is_pool { Ok((targets, Found::Pool)) } else { Err(BenchError::Refused(found)) }
+        if is_pool { Ok((targets, FoundTarget::Pool)) } else { Err(BenchError::Refused(found)) }
     }
 
     fn is_admitted(&self, identity: DeviceIdentity) -> bool {
         self.admitted.iter().any(|admitted| admitted.identity == identity)
     }
 
-    fn admit(&mut self, device: Device, claim: Claim) -> Result<(), BenchError> {
+    fn admit(&mut self, device: Device, claim: TargetClaim) -> Result<(), BenchError> {
         let identity = identity(&device)?;
         self.admitted.push(Admitted { identity, _device: device, _claim: claim });
         Ok(())
     }
 
-    fn resolve(&self, job: &JobOptions) -> Result<Vec<Target>, BenchError> {
+    fn resolve(&self, job: &JobOptions) -> Result<Vec<NamedDevice>, BenchError> {
         let resolve = |name: &String| {
             let held = self.controllers.target(name).map(Ok);
-            held.unwrap_or_else(|| Target::resolve(name, &self.system))
+            held.unwrap_or_else(|| NamedDevice::resolve(name, &self.system))
                 .map_err(|source| BenchError::System { what: name.clone(), source })
         };
-        let targets: Vec<Target> = job.filename.iter().map(resolve).collect::<Result<_, _>>()?;
+        let targets: Vec<NamedDevice> =
+            job.filename.iter().map(resolve).collect::<Result<_, _>>()?;
         let twins = same_or_overlapping(&targets);
         if twins.is_empty() { Ok(targets) } else { Err(BenchError::Refused(twins)) }
     }
@@ -219,17 +222,17 @@ impl Targets {
     fn speaks_against(
         &self,
         job: &JobOptions,
-        targets: &[Target],
-    ) -> Result<Vec<Refusal>, BenchError> {
+        targets: &[NamedDevice],
+    ) -> Result<Vec<DeviceRefusal>, BenchError> {
         let mut found = Vec::new();
-        let admitted = |target: &Target| {
+        let admitted = |target: &NamedDevice| {
             target.identity.is_some_and(|it| self.is_admitted(it))
                 || self.controllers.is_admitted(&target.given)
         };
         for target in targets.iter().filter(|target| !admitted(target)) {
             let against = self.one_speaks_against(job, target)?;
             let is_claimed = against.iter().any(|it| is_of_a_program(&it.reason));
-            if is_claimed && let holder @ Some(_) = Holder::at(&target.path) {
+            if is_claimed && let holder @ Some(_) = LockHolder::at(&target.path) {
                 return Err(BenchError::Held { path: target.path.clone(), holder });
             }
             found.extend(against);
@@ -240,14 +243,14 @@ impl Targets {
     fn one_speaks_against(
         &self,
         job: &JobOptions,
-        target: &Target,
-    ) -> Result<Vec<Refusal>, BenchError> {
-        let refusal = |reason| Refusal { device: target.given.clone(), reason };
+        target: &NamedDevice,
+    ) -> Result<Vec<DeviceRefusal>, BenchError> {
+        let refusal = |reason| DeviceRefusal { device: target.given.clone(), reason };
         let reasons = match self.controllers.holds(&target.given) {
             Some(held) => held.map(|reason| reason.into_iter().map(refusal).collect()),
             None => refusals(target, &self.system, &program_directories()),
         };
-        let mut reasons: Vec<Refusal> = reasons.map_err(|source| {
+        let mut reasons: Vec<DeviceRefusal> = reasons.map_err(|source| {
             let what = format!("{}: cannot find out what it holds", target.given);
             BenchError::System { what, source }
         })?;
@@ -261,16 +264,16 @@ impl Targets {
     fn claim(
         &self,
         job: &JobOptions,
-        target: &Target,
+        target: &NamedDevice,
         mode: OpenMode,
-    ) -> Result<(Device, Claim), BenchError> {
+    ) -> Result<(Device, TargetClaim), BenchError> {
         // Block devices are claimed from the kernel, too, so that nothing is mounted on them.
         let exclusive = matches!(target.kind, TargetKind::Block(_));
         let device =
             open_unchanged(target, OpenMode { exclusive, ..mode }).map_err(
                 |error| match error {
                     BenchError::Device(DeviceOpenError::InUse { path }) => {
-                        match Holder::at(&path) {
+                        match LockHolder::at(&path) {
                             None => DeviceOpenError::InUse { path }.into(),
                             holder => BenchError::Held { path, holder },
                         }
@@ -278,7 +281,7 @@ impl Targets {
                     error => error,
                 },
             )?;
-        let claim = Claim::take(&device)?;
+        let claim = TargetClaim::take(&device)?;
         let mut found = self.one_speaks_against(job, target)?;
         // That is us.
         found.retain(|it| !is_of_a_program(&it.reason));
@@ -306,7 +309,7 @@ impl Targets {
     }
 
     /// Claims a device that will be written; makes, grows or fills a file.
-    fn prepare(&mut self, job: &JobOptions, target: &Target) -> Result<(), BenchError> {
+    fn prepare(&mut self, job: &JobOptions, target: &NamedDevice) -> Result<(), BenchError> {
         if target.identity.is_some_and(|identity| self.is_admitted(identity)) {
             return Ok(());
         }
@@ -319,7 +322,7 @@ impl Targets {
             }
             TargetKind::NewFile => {
                 let device = Device::create(&target.spec(), needed, false, mode)?;
-                let claim = Claim::take(&device)?;
+                let claim = TargetClaim::take(&device)?;
                 if !job.load.changes() {
                     fill(target, &device, needed)?;
                 }

@@ -7,7 +7,7 @@ use tidelog_planner::migration::{self, Migration, Target};
 use tidelog_planner::plan::{Plan, PlanFile};
 use tidelog_planner::trace::Trace;
 
-use crate::direction::Direction;
+use crate::direction::DataDirection;
 use crate::exit::BenchError;
 
 /// One iteration of a plan.
@@ -31,7 +31,7 @@ pub struct Move {
     /// Which storage.
     pub storage: usize,
     /// A put, or a get.
-    pub direction: Direction,
+    pub direction: DataDirection,
     /// How many ops later it must be complete.
     pub ops_left: usize,
 }
@@ -86,7 +86,7 @@ impl Workload {
             let storage = row.storage.0 as usize;
             let (start, deadline) = (row.start.0 as usize, row.deadline.0 as usize);
             let before = || evicted_before(plan, row, count);
-            let is_clean = row.direction == migration::Direction::Out
+            let is_clean = row.direction == migration::MigrationDirection::Out
                 && !modified[storage].iter().any(|op| is_within(*op, before(), start, count));
             if row.target == Target::Host || is_clean {
                 workload.left_out += 1;
@@ -101,8 +101,8 @@ impl Workload {
             let ops_left =
                 if deadline > start { deadline - start } else { deadline + count - start };
             let direction = match row.direction {
-                migration::Direction::Out => Direction::Write,
-                migration::Direction::In => Direction::Read,
+                migration::MigrationDirection::Out => DataDirection::Write,
+                migration::MigrationDirection::In => DataDirection::Read,
             };
             workload.moves[start].push(Move { storage: number, direction, ops_left });
         }
@@ -132,10 +132,9 @@ fn modified(trace: &Trace) -> Vec<Vec<usize>> {
 
 /// The op before which the same storage was evicted the last time, in this iteration or the one before.
 fn evicted_before(plan: &Plan, row: &Migration, count: usize) -> usize {
-    let others = plan
-        .rows
-        .iter()
-        .filter(|it| it.storage == row.storage && it.direction == migration::Direction::Out);
+    let others = plan.rows.iter().filter(|it| {
+        it.storage == row.storage && it.direction == migration::MigrationDirection::Out
+    });
     let distance = |start: usize| match (row.start.0 as usize + count - start) % count {
         0 => count,
         distance => distance,
@@ -186,8 +185,8 @@ mod tests {
         let workload = plan(&rows).unwrap();
         assert_eq!(workload.storages, [2000]);
         assert_eq!(workload.ops.iter().sum::<Duration>(), Duration::from_nanos(60));
-        let put = Move { storage: 0, direction: Direction::Write, ops_left: 1 };
-        let get = Move { storage: 0, direction: Direction::Read, ops_left: 1 };
+        let put = Move { storage: 0, direction: DataDirection::Write, ops_left: 1 };
+        let get = Move { storage: 0, direction: DataDirection::Read, ops_left: 1 };
         assert_eq!(workload.moves, [vec![get], vec![], vec![put]]);
     }
 
@@ -206,9 +205,9 @@ mod tests {
             workload.left_out, 3,
             "the weight, the second look at the state, and host memory"
         );
-        let directions: Vec<Direction> =
+        let directions: Vec<DataDirection> =
             workload.moves.concat().iter().map(|it| it.direction).collect();
-        assert_eq!(directions, [Direction::Write, Direction::Read], "evictions come first");
+        assert_eq!(directions, [DataDirection::Write, DataDirection::Read], "evictions come first");
         assert!(plan(&rows[0]).unwrap_err().contains("moves nothing"));
         assert!(plan(&row(0, 1, "evict", "ssd", "nobody")).unwrap_err().contains("nobody"));
     }

@@ -14,7 +14,7 @@ const EVENTS_END: u64 = 1 << 63;
 
 /// An opening or closing of a share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Event {
+pub struct ShareEvent {
     /// Counts from 1; 0 stands in pools that are older than the count, and in one that was never opened.
     pub number: u64,
     /// A random number: two openings of the same number were of different copies.
@@ -25,20 +25,20 @@ pub struct Event {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Events {
     /// The last event.
-    pub begun: Event,
+    pub begun: ShareEvent,
     /// The last one that every device of the pool had on its medium. It is this one or an earlier one.
-    pub confirmed: Event,
+    pub confirmed: ShareEvent,
 }
 
 impl Events {
     /// None was counted yet.
     pub const NONE: Self =
-        Self { begun: Event { number: 0, id: 0 }, confirmed: Event { number: 0, id: 0 } };
+        Self { begun: ShareEvent { number: 0, id: 0 }, confirmed: ShareEvent { number: 0, id: 0 } };
 
     /// What follows, not confirmed yet.
     #[must_use]
     pub fn next(self, id: u128) -> Self {
-        Self { begun: Event { number: self.begun.number + 1, id }, ..self }
+        Self { begun: ShareEvent { number: self.begun.number + 1, id }, ..self }
     }
 
     /// The same once all devices have it.
@@ -50,7 +50,7 @@ impl Events {
     /// What a holder block says of a share of this pool; `None` where that is damaged.
     pub fn decode(block: &[u8], pool: u128, share: u32) -> Option<Self> {
         let block: HolderOnMedia = bytemuck::try_pod_read_unaligned(block).ok()?;
-        let event = |number: U64, id: U128| Event { number: number.get(), id: id.get() };
+        let event = |number: U64, id: U128| ShareEvent { number: number.get(), id: id.get() };
         let begun = event(block.event, block.opening);
         let confirmed = event(block.confirmed, block.confirmed_opening);
         let found = Self { begun, confirmed };
@@ -103,8 +103,8 @@ mod tests {
     }
 
     fn events(number: u64) -> Events {
-        let confirmed = Event { number: number - 1, id: 1 << 90 };
-        Events { begun: Event { number, id: 1 << 100 }, confirmed }
+        let confirmed = ShareEvent { number: number - 1, id: 1 << 90 };
+        Events { begun: ShareEvent { number, id: 1 << 100 }, confirmed }
     }
 
     #[test]
@@ -116,7 +116,7 @@ mod tests {
         let next = events(9).next(4);
         assert_eq!(
             (next.begun, next.confirmed),
-            (Event { number: 10, id: 4 }, events(9).confirmed)
+            (ShareEvent { number: 10, id: 4 }, events(9).confirmed)
         );
         assert_eq!(next.confirm().confirmed, next.begun);
     }
@@ -132,7 +132,10 @@ mod tests {
         }
         for cannot_be in [
             events(EVENTS_END),
-            Events { begun: Event { number: 2, id: 1 }, confirmed: Event { number: 3, id: 1 } },
+            Events {
+                begun: ShareEvent { number: 2, id: 1 },
+                confirmed: ShareEvent { number: 3, id: 1 },
+            },
         ] {
             assert_eq!(Events::decode(&holder().encode(5, 3, cannot_be), 5, 3), None);
         }

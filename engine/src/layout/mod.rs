@@ -27,7 +27,7 @@ pub use checkpoint::{CHECKPOINT_HEADER_BYTES, Checkpoint, CheckpointClaim, Check
 pub use entry::{
     Change, Checksums, EntryError, Runs, TensorEntry, decode_changes, encode_change, encoded_bytes,
 };
-pub use event::{Event, Events};
+pub use event::{Events, ShareEvent};
 pub use geometry::{Geometry, GeometryError, GeometryRequest, ShareArea, SlotArea};
 pub use holder::{Holder, utc};
 pub use log_image::LogImage;

@@ -21,7 +21,7 @@ use crate::layout::{Change, ChangeRecord, Checkpoint, Geometry, ShareArea, SlotA
 use crate::units::{ByteCount, DeviceIndex, DeviceSet};
 
 /// What the change log needs of devices. Offsets and lengths are multiples of 4 KiB.
-pub trait Media {
+pub trait LogMedia {
     /// What a device answers when it fails.
     type Error: std::error::Error + Send + Sync + 'static;
 
@@ -35,7 +35,7 @@ pub trait Media {
 
 /// Which share's change log this is.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct LogPlace {
     /// The pool.
     pub pool: u128,
     /// The share's number.
@@ -50,7 +50,7 @@ pub struct Place {
     pub only: Option<u8>,
 }
 
-impl Place {
+impl LogPlace {
     /// Where a share of a pool has its metadata; `None` if there is no such share.
     pub fn new(pool: u128, share: u32, geometry: &Geometry) -> Option<Self> {
         let (area, stripes) = (geometry.share(share)?, StripeMap::new(geometry));
@@ -141,7 +141,7 @@ pub struct Append {
     /// If this is a checkpoint of the whole index: its slot, and how many of the slot's segments it goes on in.
     pub checkpoint: Option<(usize, usize)>,
     /// The end of the log behind it.
-    pub end: End,
+    pub end: LogEnd,
 }
 
 /// The same bytes for some devices.
@@ -164,7 +164,7 @@ impl Append {
 
 /// Where a change log ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct End {
+pub struct LogEnd {
     slot: usize,
     epoch: u64,
     sequence: u64,
@@ -175,8 +175,8 @@ pub struct End {
 /// The change log of a share, ready to be continued.
 #[derive(Debug)]
 pub struct ChangeLog {
-    place: Place,
-    end: End,
+    place: LogPlace,
+    end: LogEnd,
     /// Whether the next commit must be a checkpoint, because records stand here that nothing may follow.
     ended: bool,
     stopped: Option<String>,
@@ -185,13 +185,13 @@ pub struct ChangeLog {
 impl ChangeLog {
     /// Continues the log in `slot` behind the records that recovery read.
     pub(super) fn resume(
-        place: Place,
+        place: LogPlace,
         slot: usize,
         epoch: u64,
         sequence: u64,
         position: u64,
     ) -> Self {
-        let end = End { slot, epoch, sequence, position };
+        let end = LogEnd { slot, epoch, sequence, position };
         Self { place, end, ended: false, stopped: None }
     }
 
@@ -204,7 +204,7 @@ impl ChangeLog {
     ///
     /// # Errors
     /// A device failed.
-    pub fn format<M: Media>(place: Place, media: &M) -> Result<(), AppendError<M::Error>> {
+    pub fn format<M: LogMedia>(place: LogPlace, media: &M) -> Result<(), AppendError<M::Error>> {
         // The epoch before the first; its slot holds nothing.
         Self::resume(place, 1, 0, 0, 0).checkpoint(media, &[] as &[TensorEntry], &[]).map(drop)
     }
@@ -212,12 +212,12 @@ impl ChangeLog {
     /// The record of these changes, for which there must be room. Once it is on media, [`Self::complete`] must
     /// be told; until then there may be no other.
     pub fn record(&self, changes: Vec<Change>) -> Append {
-        let End { slot, epoch, sequence, position } = self.end;
-        let Place { pool, share, .. } = self.place;
+        let LogEnd { slot, epoch, sequence, position } = self.end;
+        let LogPlace { pool, share, .. } = self.place;
         let sequence = sequence + 1;
         let record = ChangeRecord { pool, share, epoch, sequence, changes };
         let bytes = record.encode();
-        let end = End { slot, epoch, sequence, position: position + bytes.len() as u64 };
+        let end = LogEnd { slot, epoch, sequence, position: position + bytes.len() as u64 };
         let offset = self.place.area.slots[slot].log_offset + position;
         let writes = vec![MetaWrite { devices: 0..self.place.devices, offset, bytes }];
         Append { writes, checkpoint: None, end }
@@ -245,7 +245,7 @@ impl ChangeLog {
         segments: &[u32],
     ) -> Result<Append, IndexFull> {
         let (slot, epoch) = (self.next_slot(), self.end.epoch + 1);
-        let Place { pool, share, devices, .. } = self.place;
+        let LogPlace { pool, share, devices, .. } = self.place;
         let (room, payload) = (self.place.checkpoint_room(), Checkpoint::payload_bytes(tensors));
         let used = room.segments_for(payload) as usize;
         let Some(segments) = segments.get(..used).filter(|_| room.lists(used as u64)) else {
@@ -262,12 +262,12 @@ impl ChangeLog {
         });
         let mut writes: Vec<MetaWrite> = writes.collect();
         writes.reverse();
-        let end = End { slot, epoch, sequence: 0, position: 0 };
+        let end = LogEnd { slot, epoch, sequence: 0, position: 0 };
         Ok(Append { writes, checkpoint: Some((slot, used)), end })
     }
 
     /// What ends here is on the media of all devices that it touches.
-    pub fn complete(&mut self, end: End) {
+    pub fn complete(&mut self, end: LogEnd) {
         self.ended &= end.epoch == self.end.epoch;
         self.end = end;
     }
@@ -278,7 +278,7 @@ impl ChangeLog {
     /// # Errors
     /// See [`AppendError`]; after [`AppendError::Device`] the log refuses everything.
     #[cfg(test)]
-    pub fn append<M: Media>(
+    pub fn append<M: LogMedia>(
         &mut self,
         media: &M,
         changes: Vec<Change>,
@@ -296,7 +296,7 @@ impl ChangeLog {
     ///
     /// # Errors
     /// See [`AppendError`].
-    pub fn checkpoint<M: Media>(
+    pub fn checkpoint<M: LogMedia>(
         &mut self,
         media: &M,
         tensors: &[impl Borrow<TensorEntry>],
@@ -339,7 +339,11 @@ impl ChangeLog {
     }
 
     /// Writes to all devices, then flushes each.
-    fn write<M: Media>(&mut self, media: &M, append: Append) -> Result<(), AppendError<M::Error>> {
+    fn write<M: LogMedia>(
+        &mut self,
+        media: &M,
+        append: Append,
+    ) -> Result<(), AppendError<M::Error>> {
         let touched = append.devices();
         let Append { mut writes, end, .. } = append;
         let mut write = |MetaWrite { mut devices, offset, bytes }: MetaWrite| {

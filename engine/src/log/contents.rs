@@ -20,15 +20,15 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-pub use relocate::{Reclamation, Relocation, Stretch};
+pub use relocate::{Reclamation, Relocation, RunGroup};
 
 use index::Index;
 use places::Places;
-use spares::Spares;
+use spares::SpareVersions;
 
 use super::index_room::IndexRoom;
-use super::space::{Durability, Reach, Space, SpaceUse};
-use super::version::{BeginError, RemoveError, Request, Reservation, Version};
+use super::space::{AllocationReach, Durability, Space, SpaceUse};
+use super::version::{BeginError, PutRequest, RemoveError, Reservation, Version};
 use crate::layout::{Change, Run, Runs, TensorEntry, TensorId, TensorKey};
 
 /// The writes to one tensor that have begun and not ended.
@@ -55,7 +55,7 @@ struct Pending {
 }
 
 /// A write that was taken off the list.
-struct Ended {
+struct EndedVersion {
     version: Arc<Version>,
     /// Serial of the tensor's last deletion since the write began, or before.
     last_deletion: u64,
@@ -80,7 +80,7 @@ pub struct Contents {
     moving: HashMap<u64, Moving>,
     last_serial: u64,
     /// For versions to come.
-    spares: Spares,
+    spares: SpareVersions,
 }
 
 /// Runs of a version that its readers may still read.
@@ -136,7 +136,7 @@ impl Contents {
             places,
             moving: HashMap::new(),
             last_serial,
-            spares: Spares::default(),
+            spares: SpareVersions::default(),
         }
     }
 
@@ -152,22 +152,26 @@ impl Contents {
     ///
     /// # Errors
     /// There is no space, or the id is taken by something that this write may not replace.
-    pub fn begin(&mut self, request: Request) -> Result<Reservation, BeginError> {
-        self.begin_within(request, Reach::Sisters)
+    pub fn begin(&mut self, request: PutRequest) -> Result<Reservation, BeginError> {
+        self.begin_within(request, AllocationReach::Sisters)
     }
 
     /// Reserves space for a write where nothing of another lane lies.
     ///
     /// # Errors
     /// As [`Self::begin`], which may still find space.
-    pub fn begin_apart(&mut self, request: Request) -> Result<Reservation, BeginError> {
-        self.begin_within(request, Reach::Lane)
+    pub fn begin_apart(&mut self, request: PutRequest) -> Result<Reservation, BeginError> {
+        self.begin_within(request, AllocationReach::Lane)
     }
 
-    fn begin_within(&mut self, request: Request, reach: Reach) -> Result<Reservation, BeginError> {
+    fn begin_within(
+        &mut self,
+        request: PutRequest,
+        reach: AllocationReach,
+    ) -> Result<Reservation, BeginError> {
         self.check(&request)?;
         let serial = self.next_serial();
-        let (space, Request { length, lane, .. }) = (&mut self.space, &request);
+        let (space, PutRequest { length, lane, .. }) = (&mut self.space, &request);
         let (length, lane) = (*length, *lane);
         let fill = |runs: &mut Runs| space.allocate(lane, length, reach, runs);
         let version = self.spares.version(serial, &request, fill).map_err(BeginError::Full)?;
@@ -200,7 +204,7 @@ impl Contents {
     }
 
     /// Whether this write may go on beside what stands under its id and what is being written to it.
-    fn check(&self, request: &Request) -> Result<(), BeginError> {
+    fn check(&self, request: &PutRequest) -> Result<(), BeginError> {
         let current = self.current(request.id);
         let durable = current.filter(|version| version.durability == Durability::Durable);
         let writers = self.writers.get(&request.id);
@@ -226,7 +230,7 @@ impl Contents {
     /// A scratch write is complete: it can be read from now on, unless a newer one overtook it.
     pub fn install(&mut self, reservation: &Reservation, checksums: &[u32]) {
         let serial = reservation.serial;
-        let Some(Ended { version, last_deletion }) = self.end(reservation) else { return };
+        let Some(EndedVersion { version, last_deletion }) = self.end(reservation) else { return };
         let newer = self.current(version.entry.id).is_some_and(|it| it.serial > serial);
         if newer || last_deletion > serial {
             self.space.abandon(&version.entry.runs);
@@ -238,7 +242,7 @@ impl Contents {
 
     /// A write failed, was cancelled or belongs to a batch that nobody commits: its space comes back.
     pub fn abandon(&mut self, reservation: &Reservation) {
-        if let Some(Ended { version, .. }) = self.end(reservation) {
+        if let Some(EndedVersion { version, .. }) = self.end(reservation) {
             self.space.abandon(&version.entry.runs);
             self.spares.keep(version);
         }
@@ -283,7 +287,7 @@ impl Contents {
             self.disappear(*id);
         }
         for (reservation, checksums) in puts {
-            let Some(Ended { version, .. }) = self.end(&reservation) else { continue };
+            let Some(EndedVersion { version, .. }) = self.end(&reservation) else { continue };
             let serial = self.next_serial();
             self.appear(version, serial, &checksums);
         }
@@ -337,7 +341,7 @@ impl Contents {
     }
 
     /// Takes a write off the list, unless a commit in doubt holds it.
-    fn end(&mut self, reservation: &Reservation) -> Option<Ended> {
+    fn end(&mut self, reservation: &Reservation) -> Option<EndedVersion> {
         if self.pending.get(&reservation.serial)?.in_doubt {
             return None;
         }
@@ -359,7 +363,7 @@ impl Contents {
         if writers.scratch == 0 && writers.durable == 0 {
             entry.remove();
         }
-        Some(Ended { version, last_deletion })
+        Some(EndedVersion { version, last_deletion })
     }
 
     /// A written tensor can be read from now on, in the place of an older version.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::layout::{BLOCK_BYTES, Geometry, LifetimeClass, ShareArea, SlotArea};
-use crate::log::change_log::Place;
+use crate::log::change_log::LogPlace;
 use crate::log::space::{Lane, Wanted};
 use crate::log::stripe::StripeMap;
 
@@ -12,7 +12,7 @@ fn contents(segments: u32) -> Contents {
     let slot =
         SlotArea { checkpoint_offset: 0, checkpoint_bytes: 1 << 20, log_offset: 0, log_bytes: 0 };
     let area = ShareArea { first_segment: 0, segments, slots: [slot; 2] };
-    let place = Place { pool: 1, share: 0, area, stripes: stripes(), devices: 1, only: None };
+    let place = LogPlace { pool: 1, share: 0, area, stripes: stripes(), devices: 1, only: None };
     let room = IndexRoom::new(&place, [Vec::new(), Vec::new()], true);
     Contents::recovered(Space::new(&area, 4), room, Vec::new(), Vec::new())
 }
@@ -32,16 +32,16 @@ fn stripes() -> StripeMap {
     StripeMap::new(&geometry)
 }
 
-fn request(id: TensorId, durability: Durability, blocks: u64) -> Request {
+fn request(id: TensorId, durability: Durability, blocks: u64) -> PutRequest {
     let lane = Lane { durability, class: LifetimeClass::Step };
-    Request { id, name: None, length: blocks * BLOCK_BYTES, lane }
+    PutRequest { id, name: None, length: blocks * BLOCK_BYTES, lane }
 }
 
-fn scratch(blocks: u64) -> Request {
+fn scratch(blocks: u64) -> PutRequest {
     request(ID, Durability::Scratch, blocks)
 }
 
-fn durable(id: u128) -> Request {
+fn durable(id: u128) -> PutRequest {
     request(TensorId(id), Durability::Durable, 1)
 }
 
@@ -49,8 +49,8 @@ fn length(contents: &Contents) -> Option<u64> {
     contents.current(ID).map(|version| version.entry.length / BLOCK_BYTES)
 }
 
-fn named(name: &str) -> Request {
-    Request { name: Some(name.into()), ..durable(7) }
+fn named(name: &str) -> PutRequest {
+    PutRequest { name: Some(name.into()), ..durable(7) }
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! slot keeps its segments until a later checkpoint in it needs fewer: what stands there is the state
 //! to go back to if the newer one is lost.
 
-use super::change_log::Place;
+use super::change_log::LogPlace;
 use super::stripe::StripeMap;
 use crate::layout::{Checkpoint, Run, TensorEntry};
 use crate::units::ByteCount;
@@ -72,7 +72,7 @@ pub struct IndexRoom {
 impl IndexRoom {
     /// The room of a share whose slots go on in these segments, with nothing in it. Only where it `grows` may it take
     /// more.
-    pub fn new(place: &Place, segments: [Vec<u32>; 2], grows: bool) -> Self {
+    pub fn new(place: &LogPlace, segments: [Vec<u32>; 2], grows: bool) -> Self {
         let (checkpoint, stripes) = (place.checkpoint_room(), place.stripes);
         Self { checkpoint, stripes, segments, grows, live: 0, coming: 0 }
     }

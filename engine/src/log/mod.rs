@@ -12,10 +12,12 @@ mod space;
 mod stripe;
 mod version;
 
-pub use change_log::{Append, AppendError, ChangeLog, End, IndexFull, Media, MetaWrite, Place};
-pub use contents::{Contents, Reclamation, Relocation, Stretch};
+pub use change_log::{
+    Append, AppendError, ChangeLog, IndexFull, LogEnd, LogMedia, LogPlace, MetaWrite,
+};
+pub use contents::{Contents, Reclamation, Relocation, RunGroup};
 pub use index_room::{CheckpointRoom, IndexRoom, IndexUse};
 pub use recovery::{EPOCHS_END, Recovered, RecoveryError, recover};
-pub use space::{Durability, Full, LANES, Lane, Reach, Space, SpaceUse, Victim, Wanted};
+pub use space::{AllocationReach, Durability, Full, LANES, Lane, Space, SpaceUse, Victim, Wanted};
 pub use stripe::{Placement, StripeMap};
-pub use version::{BeginError, RemoveError, Request, Reservation, Version};
+pub use version::{BeginError, PutRequest, RemoveError, Reservation, Version};

@@ -15,7 +15,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use super::change_log::{ChangeLog, Media, Place};
+use super::change_log::{ChangeLog, LogMedia, LogPlace};
 use crate::layout::{
     BLOCK_BYTES, CHECKPOINT_HEADER_BYTES, Change, ChangeRecordError, Checkpoint, CheckpointClaim,
     CheckpointError, LogImage, RecordHead, Run, TensorEntry, TensorId,
@@ -88,7 +88,10 @@ pub const EPOCHS_END: u64 = 1 << 63;
 ///
 /// # Errors
 /// See [`RecoveryError`]. A share that cannot be recovered whole is not recovered at all.
-pub fn recover<M: Media>(place: Place, media: &M) -> Result<Recovered, RecoveryError<M::Error>> {
+pub fn recover<M: LogMedia>(
+    place: LogPlace,
+    media: &M,
+) -> Result<Recovered, RecoveryError<M::Error>> {
     Reader::new(place, media).recover()
 }
 
@@ -130,7 +133,7 @@ struct Newest {
 }
 
 struct Reader<'a, M> {
-    place: Place,
+    place: LogPlace,
     media: &'a M,
     /// Bytes of change logs that were checksummed.
     checksummed: Cell<u64>,
@@ -143,8 +146,8 @@ struct LogRead {
     failed_reads: bool,
 }
 
-impl<'a, M: Media> Reader<'a, M> {
-    fn new(place: Place, media: &'a M) -> Self {
+impl<'a, M: LogMedia> Reader<'a, M> {
+    fn new(place: LogPlace, media: &'a M) -> Self {
         Self { place, media, checksummed: Cell::new(0) }
     }
 
@@ -431,7 +434,7 @@ impl<'a, M: Media> Reader<'a, M> {
 
 /// The runs of the tensors by place, if the tensors can all be: inside the share, one checksum per piece, no
 /// two in one place.
-fn checked_runs(place: &Place, tensors: &[TensorEntry]) -> Result<Vec<(Run, TensorId)>, String> {
+fn checked_runs(place: &LogPlace, tensors: &[TensorEntry]) -> Result<Vec<(Run, TensorId)>, String> {
     let (segments, stripes) = (place.segments(), &place.stripes);
     let segment_blocks = stripes.segment_blocks();
     let mut runs: Vec<(Run, TensorId)> = Vec::with_capacity(tensors.len());

@@ -56,7 +56,7 @@ impl Disks {
     }
 }
 
-impl Media for Disks {
+impl LogMedia for Disks {
     type Error = Failed;
 
     fn read(&self, device: u8, offset: u64, length: u64) -> Result<Vec<u8>, Failed> {
@@ -94,7 +94,7 @@ fn none() -> Vec<TensorEntry> {
 
 struct Share {
     disks: Disks,
-    place: Place,
+    place: LogPlace,
 }
 
 impl Share {
@@ -116,7 +116,7 @@ impl Share {
         for slot in &mut area.slots {
             slot.log_bytes = blocks * BLOCK_BYTES;
         }
-        let place = Place { area, ..Place::new(77, 0, &geometry).unwrap() };
+        let place = LogPlace { area, ..LogPlace::new(77, 0, &geometry).unwrap() };
         let disks = Disks::default();
         ChangeLog::format(place, &disks).unwrap();
         Self { disks, place }
@@ -139,7 +139,7 @@ impl Share {
 
     /// Fills a log with records none of which is whole, and each of which claims all that follows it.
     fn fill_with_claims(&self, device: u8, slot: usize, head: impl Fn(u64) -> (u64, u64)) {
-        let Place { pool, share, area, .. } = self.place;
+        let LogPlace { pool, share, area, .. } = self.place;
         for block in 0..area.slots[slot].log_bytes / BLOCK_BYTES {
             let (epoch, sequence) = head(block);
             let mut record =
@@ -246,7 +246,7 @@ fn either_device_alone_is_enough_to_read_the_index() {
 #[test]
 fn a_device_with_another_checkpoint_of_the_same_epoch_has_no_copy() {
     let mut share = Share::formatted();
-    let Place { pool, share: number, area, .. } = share.place;
+    let LogPlace { pool, share: number, area, .. } = share.place;
     let Change::Put(entry) = put(1, 1) else { unreachable!() };
     let other = Checkpoint::encode(pool, number, 1, &[], &[entry]);
     share.disks.write(1, area.slots[0].checkpoint_offset, other).unwrap();
@@ -392,7 +392,7 @@ fn a_log_full_of_false_claims_costs_no_more_than_its_bytes() {
     }
     // One copy of the log that holds claims what the other has, block by block.
     share.fill_with_claims(0, 0, |block| (1, block + 1));
-    let Place { pool, share: number, .. } = share.place;
+    let LogPlace { pool, share: number, .. } = share.place;
     for block in 0..BLOCKS / 2 {
         let changes = vec![put(u128::from(block) % 64, block as u32 % 64)];
         let record = ChangeRecord { pool, share: number, epoch: 1, sequence: block + 1, changes };
@@ -409,7 +409,7 @@ fn a_log_full_of_false_claims_costs_no_more_than_its_bytes() {
 #[test]
 fn a_newer_record_in_the_log_that_holds_is_one_whose_checkpoint_is_lost() {
     let share = Share::with_log_of(8);
-    let Place { pool, share: number, .. } = share.place;
+    let LogPlace { pool, share: number, .. } = share.place;
     let record = |pool, epoch, sequence| {
         ChangeRecord { pool, share: number, epoch, sequence, changes: vec![] }.encode()
     };

@@ -61,7 +61,7 @@ pub struct Full {
 
 /// What an allocation may take, each more than the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum AllocationReach {
     /// The lane's own segments: its open one and free ones. What is put into a sister's dies at another time than the
     /// rest there.
     Lane,
@@ -188,7 +188,7 @@ impl Space {
         &mut self,
         hinted: Lane,
         bytes: u64,
-        reach: Reach,
+        reach: AllocationReach,
         runs: &mut Runs,
     ) -> Result<(), Full> {
         let one = Lane { class: LifetimeClass::Step, ..hinted };
@@ -324,16 +324,16 @@ impl Space {
     }
 
     /// Blocks that an allocation in this lane can have.
-    fn available(&self, lane: Lane, reach: Reach) -> u64 {
-        let lanes = if reach == Reach::Lane { 1 } else { CLASSES };
+    fn available(&self, lane: Lane, reach: AllocationReach) -> u64 {
+        let lanes = if reach == AllocationReach::Lane { 1 } else { CLASSES };
         let open = lane.family().take(lanes).filter_map(|lane| self.open[lane.index()]);
         let rooms: u64 = open.map(|index| self.room(index)).sum();
         self.free_within(reach) as u64 * u64::from(self.segment_blocks) + rooms
     }
 
     /// Free segments that an allocation can have.
-    fn free_within(&self, reach: Reach) -> usize {
-        let kept = if reach == Reach::Reserve { 0 } else { self.reserve };
+    fn free_within(&self, reach: AllocationReach) -> usize {
+        let kept = if reach == AllocationReach::Reserve { 0 } else { self.reserve };
         self.free.len().saturating_sub(kept as usize)
     }
 

@@ -17,21 +17,26 @@ fn scratch(class: LifetimeClass) -> Lane {
     Lane { durability: Durability::Scratch, class }
 }
 
-fn allocate_within(space: &mut Space, lane: Lane, bytes: u64, reach: Reach) -> Result<Runs, Full> {
+fn allocate_within(
+    space: &mut Space,
+    lane: Lane,
+    bytes: u64,
+    reach: AllocationReach,
+) -> Result<Runs, Full> {
     let mut runs = Runs::new();
     space.allocate(lane, bytes, reach, &mut runs).map(|()| runs)
 }
 
 fn allocate(space: &mut Space, lane: Lane, bytes: u64) -> Result<Runs, Full> {
-    allocate_within(space, lane, bytes, Reach::Sisters)
+    allocate_within(space, lane, bytes, AllocationReach::Sisters)
 }
 
 fn allocate_apart(space: &mut Space, lane: Lane, bytes: u64) -> Result<Runs, Full> {
-    allocate_within(space, lane, bytes, Reach::Lane)
+    allocate_within(space, lane, bytes, AllocationReach::Lane)
 }
 
 fn allocate_survivor(space: &mut Space, lane: Lane, bytes: u64) -> Result<Runs, Full> {
-    allocate_within(space, lane, bytes, Reach::Reserve)
+    allocate_within(space, lane, bytes, AllocationReach::Reserve)
 }
 
 const STEP: Lane = Lane { durability: Durability::Scratch, class: LifetimeClass::Step };

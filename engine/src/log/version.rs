@@ -36,7 +36,7 @@ pub struct Reservation {
 
 /// What a caller wants to write.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct PutRequest {
     /// What the tensor is called.
     pub id: TensorId,
     /// The name behind the id. It is kept; on media with durable tensors alone.

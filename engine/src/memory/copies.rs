@@ -7,7 +7,7 @@ use super::dma::DmaBuffer;
 use super::gpu::{GpuDirection, GpuError, GpuEvent, GpuRange, OpenedCopies};
 
 /// Keeps a chunk, and what `T` says of it, until its copy is done. Dropped, it waits for those under way.
-pub(crate) struct Copies<T> {
+pub(crate) struct PendingCopies<T> {
     opened: Option<OpenedCopies>,
     free: Vec<u32>,
     /// From the GPU and to it, each in the order in which they end.
@@ -22,9 +22,9 @@ struct Copying<T> {
 }
 
 /// A copy that ended: its chunk, unless the GPU may still use it.
-pub(crate) type Ended<T> = (T, Result<DmaBuffer, GpuError>);
+pub(crate) type CopyResult<T> = (T, Result<DmaBuffer, GpuError>);
 
-impl<T> Copies<T> {
+impl<T> PendingCopies<T> {
     /// No GPU, no copies.
     pub(crate) fn none() -> Self {
         let (out, into) = (VecDeque::new(), VecDeque::new());
@@ -80,7 +80,7 @@ impl<T> Copies<T> {
     }
 
     /// A copy that ended, if one has.
-    pub(crate) fn next_ended(&mut self) -> Option<Ended<T>> {
+    pub(crate) fn next_ended(&mut self) -> Option<CopyResult<T>> {
         let opened = self.opened.as_mut()?;
         for under_way in [&mut self.out, &mut self.into] {
             let Some(first) = under_way.front() else { continue };
@@ -117,7 +117,7 @@ impl<T> Copies<T> {
     }
 }
 
-impl<T> Drop for Copies<T> {
+impl<T> Drop for PendingCopies<T> {
     fn drop(&mut self) {
         self.wait();
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::operation::{Completion, Operation, OperationKind, Refused};
 use super::window::WindowSize;
 use super::{
-    Capabilities, DataPath, Opened, PathError, PathProvider, PeerReach, PeerUnreachable, Waker,
+    Capabilities, DataPath, OpenedPath, PathError, PathProvider, PeerReach, PeerUnreachable, Waker,
 };
 use crate::memory::peer::PeerRegion;
 use crate::memory::{DmaPool, GpuError, GpuMemory, Memory, MemoryError, MemoryKind};
@@ -28,9 +28,9 @@ pub struct CheckedProvider(
 );
 
 impl PathProvider for CheckedProvider {
-    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
-        let Opened { path, why_not } = self.0.open(depth)?;
-        Ok(Opened { path: Box::new(Checked::new(path)), why_not })
+    fn open(self: Box<Self>, depth: u32) -> Result<OpenedPath, PathError> {
+        let OpenedPath { path, why_not } = self.0.open(depth)?;
+        Ok(OpenedPath { path: Box::new(Checked::new(path)), why_not })
     }
 }
 

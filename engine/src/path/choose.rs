@@ -11,7 +11,7 @@ use super::uring::SubmissionThread;
 use super::{DataPath, posix, stay_near, uring};
 
 /// A data path, and how it was come by.
-pub struct Opened {
+pub struct OpenedPath {
     /// The path.
     pub path: Box<dyn DataPath>,
     /// For each better path: why it is not this one.
@@ -23,7 +23,7 @@ pub struct Opened {
 /// A provider travels to that thread; the path it opens need not be able to.
 pub trait PathProvider: Send {
     /// Opens the path with room for `depth` operations in flight per device.
-    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError>;
+    fn open(self: Box<Self>, depth: u32) -> Result<OpenedPath, PathError>;
 }
 
 /// A way to devices that is no part of the engine: another crate's data path.
@@ -52,7 +52,7 @@ impl KernelDevices {
 }
 
 impl PathProvider for KernelDevices {
-    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
+    fn open(self: Box<Self>, depth: u32) -> Result<OpenedPath, PathError> {
         let Self { devices, choice, gpu, submission } = *self;
         if choice == PathChoice::Spdk {
             return Err(PathError::Unavailable {
@@ -69,14 +69,14 @@ impl PathProvider for KernelDevices {
             let mut path =
                 Box::new(uring::passthrough::PassthroughPath::new(&devices, depth, submission)?);
             path.note(near);
-            return Ok(Opened { path, why_not });
+            return Ok(OpenedPath { path, why_not });
         }
         if choice != PathChoice::Posix {
-            match uring::Ring::probe(depth, submission) {
+            match uring::ProbedRing::probe(depth, submission) {
                 Ok(ring) => {
                     let mut path = Box::new(uring::UringPath::new(ring, devices)?);
                     path.note(near);
-                    return Ok(Opened { path, why_not });
+                    return Ok(OpenedPath { path, why_not });
                 }
                 Err(error) if choice == PathChoice::Uring => return Err(error),
                 Err(error) => why_not.push(error.to_string()),
@@ -91,6 +91,6 @@ impl PathProvider for KernelDevices {
         }
         let mut path = Box::new(posix::PosixPath::new(devices, depth)?);
         path.note(near);
-        Ok(Opened { path, why_not })
+        Ok(OpenedPath { path, why_not })
     }
 }

@@ -49,7 +49,7 @@ mod window;
 use std::io;
 use std::time::{Duration, Instant};
 
-pub use choose::{Backend, KernelDevices, Opened, PathProvider};
+pub use choose::{Backend, KernelDevices, OpenedPath, PathProvider};
 pub use device::{
     ControllerName, DEVICES_MAX, Device, DeviceIdentity, DeviceKind, DeviceOpenError, DeviceSpec,
     OpenMode, SpecError, controllers_of,
@@ -60,8 +60,8 @@ pub use kind::{PathChoice, PathKind, UnknownPath};
 pub use member::{MemberDevice, MemberError, MemberSource, PathRequest};
 pub use numa::stay_near;
 pub use operation::{
-    Action, Completion, DeviceError, Extent, Library, Operation, OperationKind, PlacementHandle,
-    Refusal, Refused, Status,
+    Action, Completion, DeviceError, ErrorLibrary, Extent, Operation, OperationKind,
+    PlacementHandle, Refusal, Refused, Status,
 };
 pub use priority::{IoPriority, PriorityClass};
 pub use uring::SubmissionThread;
@@ -81,8 +81,9 @@ pub mod backend {
     pub use super::shares::Shares;
     pub use super::slots::{Slots, conclude};
     pub use super::window::{
-        Answer, Copied, Direction, OpenedWindow, Request, Told, Transfer, TransferPlace, Window,
-        WindowCopies, WindowCopy, WindowDirection, WindowSize, Windowed,
+        Copied, DmaDirection, OpenedWindow, PartStatus, PartTransfer, TransferPlace, Window,
+        WindowCompletion, WindowCopies, WindowCopy, WindowDirection, WindowRequest, WindowSize,
+        Windowed,
     };
 }
 

@@ -217,7 +217,7 @@ pub enum Status {
     /// An error of a library between us and the kernel.
     Library {
         /// The library.
-        library: &'static Library,
+        library: &'static ErrorLibrary,
         /// Its number.
         code: i32,
     },
@@ -225,20 +225,20 @@ pub enum Status {
 
 /// A library with error numbers of its own.
 #[derive(Debug)]
-pub struct Library {
+pub struct ErrorLibrary {
     /// What it is called.
     pub name: &'static str,
     /// Its name for one of its numbers.
     pub describe: fn(i32) -> &'static str,
 }
 
-impl PartialEq for Library {
+impl PartialEq for ErrorLibrary {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name
     }
 }
 
-impl Eq for Library {}
+impl Eq for ErrorLibrary {}
 
 impl Status {
     /// Whether this says that the device is not there any more.

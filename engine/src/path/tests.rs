@@ -46,13 +46,13 @@ impl Drop for Directory {
     }
 }
 
-fn kernel(directory: &Directory, choice: PathChoice) -> Opened {
+fn kernel(directory: &Directory, choice: PathChoice) -> OpenedPath {
     let devices = vec![directory.device("a"), directory.device("b")];
     Box::new(KernelDevices::new(devices, choice)).open(4).unwrap()
 }
 
 /// `io_uring` whose submissions a thread of the kernel takes.
-fn with_submission_thread(directory: &Directory) -> Opened {
+fn with_submission_thread(directory: &Directory) -> OpenedPath {
     let devices = vec![directory.device("a"), directory.device("b")];
     let submission = Some(SubmissionThread { processor: Some(0) });
     let kernel = KernelDevices { submission, ..KernelDevices::new(devices, PathChoice::Uring) };

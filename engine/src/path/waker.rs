@@ -11,7 +11,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use event::{Announcement, Event};
+use event::{Announcement, WakeEvent};
 
 /// Ends the sleep of the thread that drives a data path; cheap while that thread is awake.
 ///
@@ -22,14 +22,14 @@ pub struct Waker(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    event: Event,
+    event: WakeEvent,
     armed: Announcement,
 }
 
 impl Waker {
     /// A waker of its own, for a data path.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(Inner { event: Event::new()?, armed: Announcement::default() })))
+        Ok(Self(Arc::new(Inner { event: WakeEvent::new()?, armed: Announcement::default() })))
     }
 
     /// Ends the current sleep, or the next one if the sleeper has armed already.

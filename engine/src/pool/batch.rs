@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::Pool;
-use super::commit::{Commit, StagedPut, Work, Written, told};
+use super::commit::{Commit, StagedPut, Work, WrittenPut, told};
 use super::error::{CommitError, DeleteError, PutError};
 use super::options::PutOptions;
 use crate::layout::{NAME_BYTES_MAX, TensorId, TensorKey};
-use crate::log::{Durability, Lane, Request};
+use crate::log::{Durability, Lane, PutRequest};
 use crate::memory::Source;
 use crate::schedule::Ticket;
 
@@ -48,11 +48,11 @@ impl Batch {
             return Err(PutError::NameTooLong(name.len()));
         }
         let lane = Lane { durability: Durability::Durable, class: options.lifetime };
-        let request = Request { id, name, length: source.len() as u64, lane };
+        let request = PutRequest { id, name, length: source.len() as u64, lane };
         let (tell, written) = told(&self.pool.0.commits);
         let ticket = self.pool.start_put(&request, source, options, move |write, outcome| {
             // A batch that is gone takes nothing; what comes back is dropped and gives up its space.
-            tell.tell(outcome.map(|checksums| Written { write, checksums: checksums.to_vec() }));
+            tell.tell(outcome.map(|checksums| WrittenPut { write, checksums: checksums.to_vec() }));
         })?;
         self.stage(id, Staged::Put(StagedPut { key, written }));
         Ok(ticket)

@@ -7,7 +7,7 @@ use super::error::OpenError;
 use super::format::random_id;
 use super::holder::{holder_offset, this_process};
 use super::members::{Member, Members};
-use crate::layout::{BLOCK_BYTES, Event, Events, Holder};
+use crate::layout::{BLOCK_BYTES, Events, Holder, ShareEvent};
 use crate::schedule::{ControlError, Reactor, TransferError};
 use crate::units::{ByteCount, DeviceIndex};
 
@@ -69,14 +69,14 @@ pub(super) fn older_of_share<'a>(
 }
 
 /// The last event that all devices of a pool had, by what these say; which of them says it.
-fn confirmed(found: &[Option<Events>]) -> Option<(usize, Event)> {
+fn confirmed(found: &[Option<Events>]) -> Option<(usize, ShareEvent)> {
     let known = found.iter().enumerate().filter_map(|(at, events)| Some((at, (*events)?)));
     known.map(|(at, events)| (at, events.confirmed)).max_by_key(|(_, event)| event.number)
 }
 
 /// What a device counts from whose own count is lost: one of the pool's must not look older than that.
 pub(super) fn accepted(found: &[Option<Events>]) -> Events {
-    let confirmed = confirmed(found).map_or(Event::default(), |(_, event)| event);
+    let confirmed = confirmed(found).map_or(ShareEvent::default(), |(_, event)| event);
     Events { begun: confirmed, confirmed }
 }
 
@@ -92,7 +92,7 @@ fn older_copies(found: &[Option<Events>], names: &[String]) -> Vec<OlderCopy> {
             ));
         }
         // The same count of another opening: both went on apart, so either may be the older one.
-        let apart = |event: Event| event.number == last.number && event.id != last.id;
+        let apart = |event: ShareEvent| event.number == last.number && event.id != last.id;
         (apart(begun) || apart(confirmed)).then(|| {
             format!("it and {other} were opened apart, each with other devices of the pool")
         })
@@ -187,7 +187,7 @@ mod tests {
 
     /// What a device has seen: the last event, and the one that it knows all devices had, each a number and an id.
     fn seen(begun: (u64, u128), confirmed: (u64, u128)) -> Events {
-        let [begun, confirmed] = [begun, confirmed].map(|(number, id)| Event { number, id });
+        let [begun, confirmed] = [begun, confirmed].map(|(number, id)| ShareEvent { number, id });
         Events { begun, confirmed }
     }
 

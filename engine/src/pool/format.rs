@@ -14,7 +14,7 @@ use crate::layout::{
     BLOCK_BYTES, DEVICES_MAX, Geometry, GeometryRequest, SUPERBLOCK_OFFSET, Superblock,
     SuperblockError, protective_mbr,
 };
-use crate::log::{ChangeLog, Media, Place};
+use crate::log::{ChangeLog, LogMedia, LogPlace};
 use crate::path::{MemberSource, OpenMode};
 use crate::schedule::Reactor;
 use crate::units::ByteCount;
@@ -319,7 +319,7 @@ fn write_structures(media: &MetadataIo<'_>, members: &Members, superblock: &Supe
     let Superblock { pool, geometry, .. } = *superblock;
     let devices = 0..members.0.len() as u8;
     for share in 0..geometry.shares {
-        let place = Place::new(pool, share, &geometry).ok_or("the geometry lacks a share")?;
+        let place = LogPlace::new(pool, share, &geometry).ok_or("the geometry lacks a share")?;
         ChangeLog::format(place, media)?;
     }
     for (device, member) in devices.clone().zip(&members.0) {

@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// How the thread is woken.
 #[derive(Default)]
-pub(super) struct Bell {
+pub(super) struct Wakeup {
     state: Mutex<BellState>,
     changed: Condvar,
     /// Free segments when it was rung last: it is not rung again until that changes.
@@ -38,7 +38,7 @@ struct BellState {
     stop: bool,
 }
 
-impl Bell {
+impl Wakeup {
     /// Free segments are getting scarce.
     pub(super) fn ring(&self, spare: u32) {
         if self.spare.swap(spare + 1, Ordering::Relaxed) != spare + 1 {
@@ -78,7 +78,7 @@ impl Bell {
 
 /// The thread.
 pub(super) struct Housekeeper {
-    bell: Arc<Bell>,
+    bell: Arc<Wakeup>,
     thread: JoinHandle<()>,
 }
 
@@ -141,7 +141,7 @@ impl Keeping {
     }
 
     /// Does what is to be done; answers when to look again, if not only when the bell rings.
-    fn look(&mut self, bell: &Bell) -> Option<Duration> {
+    fn look(&mut self, bell: &Wakeup) -> Option<Duration> {
         while !bell.stopped() {
             match self.pool.reclaim_ahead() {
                 // That segment is not chosen again.
@@ -155,7 +155,7 @@ impl Keeping {
     }
 
     /// Scrubs as much as the rate allows; answers when more is due, if scrubbing is on.
-    fn scrub(&mut self, bell: &Bell) -> Option<Duration> {
+    fn scrub(&mut self, bell: &Wakeup) -> Option<Duration> {
         let rate = self.options.scrub_rate.0;
         if rate == 0 {
             return None;
@@ -177,7 +177,7 @@ impl Keeping {
 
     /// While the pool is idle, tells devices of free segments; answers when to look again, if any can be
     /// told.
-    fn discard(&mut self, bell: &Bell) -> Option<Duration> {
+    fn discard(&mut self, bell: &Wakeup) -> Option<Duration> {
         if !discard::is_possible(self.pool.reactor().ok()?.as_ref()?) {
             return None;
         }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::log::Media;
+use crate::log::LogMedia;
 use crate::schedule::{ControlError, Reactor, ReactorOptions};
 use crate::units::{ByteCount, DeviceIndex};
 
@@ -23,7 +23,7 @@ pub(super) struct MetadataIo<'a> {
     pub(super) written: &'a AtomicU64,
 }
 
-impl Media for MetadataIo<'_> {
+impl LogMedia for MetadataIo<'_> {
     type Error = ControlError;
 
     fn read(&self, device: u8, offset: u64, length: u64) -> Result<Vec<u8>, ControlError> {

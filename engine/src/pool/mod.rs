@@ -86,10 +86,10 @@ use crate::schedule::{Finish, Notify, Piece, Reactor, Subject, Ticket, Transfer,
 use commit::Commits;
 use events::EventCount;
 use held::Reading;
-use housekeeper::{Bell, Housekeeper};
+use housekeeper::{Housekeeper, Wakeup};
 use lanes::Handles;
 use members::Members;
-use stats::Written;
+use stats::WriteCounters;
 
 /// A share of a pool, owned by this process. Clones are handles of the same share, usable from any
 /// thread; the last one closes it.
@@ -123,9 +123,9 @@ struct Inner {
 /// What the reactor's thread also needs. It holds no reactor, which could not end on its own thread.
 struct Shared {
     contents: Mutex<Contents>,
-    written: Written,
+    written: WriteCounters,
     /// Wakes the housekeeper.
-    bell: Arc<Bell>,
+    bell: Arc<Wakeup>,
     /// What scrubbing in the background has found.
     scrubbed: Mutex<ScrubReport>,
 }
@@ -160,10 +160,10 @@ impl Pool {
         Ok(pool)
     }
 
-    fn new(opened: open::Opened, options: &OpenOptions) -> Self {
+    fn new(opened: open::OpenShare, options: &OpenOptions) -> Self {
         let shared = Shared {
             contents: Mutex::new(opened.contents),
-            written: Written::starting_with(opened.metadata_written),
+            written: WriteCounters::starting_with(opened.metadata_written),
             bell: Arc::default(),
             scrubbed: Mutex::default(),
         };

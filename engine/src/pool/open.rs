@@ -14,13 +14,13 @@ use super::owner;
 use super::settle;
 use super::{start, superblocks};
 use crate::layout::{BLOCK_BYTES, DEVICES_MAX, SUPERBLOCK_OFFSET, Superblock};
-use crate::log::{ChangeLog, Contents, IndexRoom, Media, Place, Recovered, Space, StripeMap};
+use crate::log::{ChangeLog, Contents, IndexRoom, LogMedia, LogPlace, Recovered, Space, StripeMap};
 use crate::path::{MemberSource, OpenMode, PathRequest};
 use crate::schedule::{Reactor, ReactorOptions};
 use crate::units::ByteCount;
 
 /// An open share, before it becomes a `Pool`.
-pub(super) struct Opened {
+pub(super) struct OpenShare {
     pub(super) members: Members,
     pub(super) reactor: Reactor,
     pub(super) contents: Contents,
@@ -37,7 +37,7 @@ pub(super) struct Opened {
 pub(super) fn open<Source: MemberSource>(
     sources: &[Source],
     options: &OpenOptions,
-) -> Result<Opened, OpenError> {
+) -> Result<OpenShare, OpenError> {
     if sources.is_empty() || sources.len() > DEVICES_MAX {
         return Err(OpenError::Devices(sources.len()));
     }
@@ -45,13 +45,13 @@ pub(super) fn open<Source: MemberSource>(
     open_members(Members::open(sources, &access)?, options)
 }
 
-fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, OpenError> {
+fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<OpenShare, OpenError> {
     let (members, superblocks, damaged) = arrange(members)?;
     let Superblock { pool, geometry, .. } = superblocks[0];
     let calibrated = superblocks.iter().max_by_key(|it| it.generation).and_then(|it| it.depth);
     let share = options.share;
     let no_share = OpenError::NoShare { share, shares: geometry.shares };
-    let place = Place::new(pool, share, &geometry).ok_or(no_share)?;
+    let place = LogPlace::new(pool, share, &geometry).ok_or(no_share)?;
     start::refuse_overwritten(&members)?;
     owner::claim(&members, pool)?;
     let mut events =
@@ -97,7 +97,7 @@ fn open_members(members: Vec<Member>, options: &OpenOptions) -> Result<Opened, O
     let capacity = u64::from(geometry.segments) * geometry.segment_blocks() * BLOCK_BYTES;
     let description =
         PoolDescription { pool, geometry, devices: members.names(), capacity: ByteCount(capacity) };
-    Ok(Opened {
+    Ok(OpenShare {
         members,
         reactor,
         contents,
@@ -117,7 +117,7 @@ struct Found<'a> {
     superblocks: &'a [Superblock],
     /// Copies of superblocks that are written again.
     damaged: Vec<Damaged>,
-    place: Place,
+    place: LogPlace,
     options: &'a OpenOptions,
 }
 

@@ -45,14 +45,14 @@ pub(super) fn of_range(
 }
 
 /// Consecutive pieces of a tensor, placed in memory that holds just them.
-pub(super) struct Group {
+pub(super) struct PieceGroup {
     /// The bytes of the tensor.
     pub(super) range: Range<u64>,
     /// The pieces, whole.
     pub(super) pieces: Vec<Piece>,
 }
 
-impl Group {
+impl PieceGroup {
     /// How many bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.range.end - self.range.start
@@ -70,15 +70,15 @@ impl Group {
 
 /// Cuts consecutive whole pieces of a tensor into groups of at most `bytes_max` bytes, but of one piece at
 /// least.
-pub(super) fn groups(pieces: impl IntoIterator<Item = Piece>, bytes_max: u64) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
+pub(super) fn groups(pieces: impl IntoIterator<Item = Piece>, bytes_max: u64) -> Vec<PieceGroup> {
+    let mut groups: Vec<PieceGroup> = Vec::new();
     for piece in pieces {
         let start = piece.tensor_offset;
         let end = start + u64::from(piece.length);
         let group = match groups.last_mut() {
             Some(group) if end - group.range.start <= bytes_max => group,
             _ => {
-                groups.push(Group { range: start..end, pieces: Vec::new() });
+                groups.push(PieceGroup { range: start..end, pieces: Vec::new() });
                 let last = groups.len() - 1;
                 &mut groups[last]
             }

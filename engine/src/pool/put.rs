@@ -7,7 +7,7 @@ use super::held::PendingWrite;
 use super::options::PutOptions;
 use super::{Pool, pieces};
 use crate::layout::TensorKey;
-use crate::log::{Durability, Lane, Request};
+use crate::log::{Durability, Lane, PutRequest};
 use crate::memory::Source;
 use crate::schedule::{Finish, Reactor, Subject, Ticket, Transfer, TransferError};
 
@@ -71,7 +71,7 @@ impl Pool {
     fn enqueue_scratch(&self, reactor: &Reactor, put: Put) -> Result<Ticket, PutError> {
         let Put { key: TensorKey { id, name }, source, options } = put;
         let lane = Lane { durability: Durability::Scratch, class: options.lifetime };
-        let request = Request { id, name, length: source.len() as u64, lane };
+        let request = PutRequest { id, name, length: source.len() as u64, lane };
         self.enqueue_put(reactor, &request, source, options, |write, outcome| {
             if let Ok(checksums) = outcome {
                 write.install(checksums);
@@ -82,7 +82,7 @@ impl Pool {
     /// As [`Self::enqueue_put`], and wakes the reactor.
     pub(super) fn start_put(
         &self,
-        request: &Request,
+        request: &PutRequest,
         source: Source,
         options: PutOptions,
         finish: impl FnOnce(PendingWrite, Result<&[u32], TransferError>) + Send + 'static,
@@ -99,7 +99,7 @@ impl Pool {
     fn enqueue_put(
         &self,
         reactor: &Reactor,
-        request: &Request,
+        request: &PutRequest,
         source: Source,
         options: PutOptions,
         finish: impl FnOnce(PendingWrite, Result<&[u32], TransferError>) + Send + 'static,

@@ -14,7 +14,8 @@ use super::error::{PutError, ReclaimError, Unusable};
 use super::{Pool, Shared};
 use crate::layout::{Run, TensorEntry, TensorKey};
 use crate::log::{
-    BeginError, Contents, Durability, Reclamation, Relocation, Request, Reservation, Victim, Wanted,
+    BeginError, Contents, Durability, PutRequest, Reclamation, Relocation, Reservation, Victim,
+    Wanted,
 };
 use crate::schedule::Reactor;
 use crate::units::ByteCount;
@@ -50,7 +51,7 @@ impl Pool {
     pub(super) fn begin_put(
         &self,
         reactor: &Reactor,
-        request: &Request,
+        request: &PutRequest,
         place: impl FnOnce(&[Run]),
     ) -> Result<Reservation, PutError> {
         let mut contents = self.0.shared.contents();
@@ -89,7 +90,11 @@ pub(super) struct ReclaimTurn<'a> {
 
 impl ReclaimTurn<'_> {
     /// Reclaims what is worth it; then mixes lifetimes; then reclaims whatever gives anything back.
-    fn begin_put(&self, reactor: &Reactor, request: &Request) -> Result<Reservation, BeginError> {
+    fn begin_put(
+        &self,
+        reactor: &Reactor,
+        request: &PutRequest,
+    ) -> Result<Reservation, BeginError> {
         let apart = self.begin_with(reactor, request, Wanted::WORTHWHILE, Contents::begin_apart);
         match apart {
             Err(BeginError::Full(_)) => {
@@ -103,9 +108,9 @@ impl ReclaimTurn<'_> {
     fn begin_with(
         &self,
         reactor: &Reactor,
-        request: &Request,
+        request: &PutRequest,
         mut wanted: Wanted,
-        begin: impl Fn(&mut Contents, Request) -> Result<Reservation, BeginError>,
+        begin: impl Fn(&mut Contents, PutRequest) -> Result<Reservation, BeginError>,
     ) -> Result<Reservation, BeginError> {
         loop {
             // Somebody else may have made room meanwhile.
@@ -141,7 +146,7 @@ impl ReclaimTurn<'_> {
         let begun = shared.contents().begin_reclaim(wanted);
         let Some(Reclamation { victim, relocations }) = begun else { return Ok(None) };
         let shared = Arc::clone(shared);
-        let mut moves = Moves { shared, victim, relocations, unreadable: false };
+        let mut moves = ReclamationMoves { shared, victim, relocations, unreadable: false };
         let entries = match copy::copy_all(self.pool, reactor, &moves.relocations) {
             Ok(entries) => entries,
             Err(error) => {
@@ -170,14 +175,14 @@ impl ReclaimTurn<'_> {
 }
 
 /// What a reclamation holds. Dropped without being installed, everything stays where it was.
-pub(super) struct Moves {
+pub(super) struct ReclamationMoves {
     shared: Arc<Shared>,
     victim: Victim,
     relocations: Vec<Relocation>,
     unreadable: bool,
 }
 
-impl Moves {
+impl ReclamationMoves {
     /// Where everything goes.
     pub(super) fn runs(&self) -> impl Iterator<Item = &[Run]> {
         let stretches = self.relocations.iter().flat_map(|moving| &moving.stretches);
@@ -208,7 +213,7 @@ impl Moves {
     }
 }
 
-impl Drop for Moves {
+impl Drop for ReclamationMoves {
     fn drop(&mut self) {
         let mut contents = self.shared.contents();
         self.relocations.drain(..).for_each(|moving| contents.abandon_relocation(&moving));

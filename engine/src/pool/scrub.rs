@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Pool;
 use super::error::{ScrubError, Unusable};
 use super::held::Reading;
-use super::pieces::{self, Group};
+use super::pieces::{self, PieceGroup};
 use crate::layout::TensorId;
 use crate::memory::Destination;
 use crate::schedule::{Finish, Reactor, Transfer, TransferError, Urgency};
@@ -156,7 +156,7 @@ impl Scrubbing<'_> {
         })
     }
 
-    fn read(&self, group: &Group) -> Result<Result<(), TransferError>, ScrubError> {
+    fn read(&self, group: &PieceGroup) -> Result<Result<(), TransferError>, ScrubError> {
         let destination = Destination::buffer(group.bytes() as usize);
         let read = Transfer::Read { destination, pieces: group.pieces.clone() };
         let subject = self.reading.subject().from_byte(group.range.start);
@@ -174,7 +174,7 @@ impl Scrubbing<'_> {
         }
     }
 
-    fn bad_unit(&self, group: &Group, error: TransferError) -> BadUnit {
+    fn bad_unit(&self, group: &PieceGroup, error: TransferError) -> BadUnit {
         let piece = group.pieces[0];
         BadUnit {
             device: piece.device,

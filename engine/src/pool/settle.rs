@@ -1,17 +1,17 @@
 //! Reading a share's index so that no power cut takes back what was read, and writing it anew where that is due.
 
 use crate::layout::Geometry;
-use crate::log::{AppendError, ChangeLog, Contents, Media, Place, Recovered, recover};
+use crate::log::{AppendError, ChangeLog, Contents, LogMedia, LogPlace, Recovered, recover};
 
 /// What stands on the media. What a process that died had written may still be in a cache; once it has been read it
 /// must not disappear any more. An index that goes on in segments lies on all devices, so all are flushed.
 ///
 /// # Errors
 /// Why the index cannot be read.
-pub(super) fn read<M: Media>(
+pub(super) fn read<M: LogMedia>(
     media: &M,
     geometry: &Geometry,
-    place: Place,
+    place: LogPlace,
 ) -> Result<Recovered, String> {
     let mut devices = 0..geometry.devices as u8;
     devices.try_for_each(|device| media.flush(device)).map_err(|error| error.to_string())?;
@@ -23,7 +23,7 @@ pub(super) fn read<M: Media>(
 ///
 /// # Errors
 /// A device failed.
-pub(super) fn settle<M: Media>(
+pub(super) fn settle<M: LogMedia>(
     media: &M,
     log: &mut ChangeLog,
     contents: &mut Contents,

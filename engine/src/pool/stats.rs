@@ -14,7 +14,7 @@ use crate::units::ByteCount;
 const CLASSES: usize = LifetimeClass::ALL.len();
 
 /// Counters of bytes written; anybody adds, anybody reads.
-pub(super) struct Written {
+pub(super) struct WriteCounters {
     /// Tensor bytes: scratch classes, then durable ones.
     puts: [AtomicU64; 2 * CLASSES],
     /// Tensor bytes that reclamation copied.
@@ -23,7 +23,7 @@ pub(super) struct Written {
     pub(super) metadata: AtomicU64,
 }
 
-impl Written {
+impl WriteCounters {
     /// Nothing but metadata yet.
     pub(super) fn starting_with(metadata: u64) -> Self {
         let (puts, moved) = (Default::default(), AtomicU64::new(0));

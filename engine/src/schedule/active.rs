@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use super::completion::Notify;
 use super::finish::Finish;
-use super::parts::Parts;
-use super::queues::Needs;
+use super::parts::BufferParts;
+use super::queues::PieceNeeds;
 use super::subject::Subject;
-use super::ticket::{Memory, TicketShared};
-use super::transfer::{Done, Piece, TransferDone, TransferError, TransferResult, Urgency, Window};
+use super::ticket::{TicketMemory, TicketShared};
+use super::transfer::{
+    Done, Piece, TransferDone, TransferError, TransferResult, Urgency, WantedRange,
+};
 use crate::memory::{
     Destination, DmaBuffer, GpuEvent, GpuRange, Source, checksum, copy_with_checksum,
 };
@@ -51,7 +53,7 @@ impl Job {
     }
 
     /// Cuts memory that devices read or write themselves into a part for each piece.
-    fn cut(&mut self, pieces: &[Piece], parts: &mut Parts) {
+    fn cut(&mut self, pieces: &[Piece], parts: &mut BufferParts) {
         match self {
             Self::Write { source, .. } => {
                 if let Some(Source::Dma { buffer, length }) = source.take_if(Source::is_dma)
@@ -107,7 +109,7 @@ pub(super) struct Active {
     /// What happens when a read's bytes are there, if the read does not wait for that.
     pub(super) landed: Option<GpuEvent>,
     /// The memory, where devices read or write it themselves.
-    parts: Parts,
+    parts: BufferParts,
     /// A DMA buffer that was copied from or to, for the ticket to give back.
     copied: Option<DmaBuffer>,
     checksums: Vec<u32>,
@@ -139,7 +141,7 @@ impl Active {
             gpu: None,
             reached: None,
             landed: None,
-            parts: Parts::default(),
+            parts: BufferParts::default(),
             copied: None,
             checksums: Vec::new(),
             bytes: 0,
@@ -203,7 +205,7 @@ impl Active {
     }
 
     /// The transfer's own memory, where devices read or write that.
-    pub(super) fn parts(&mut self) -> Option<&mut Parts> {
+    pub(super) fn parts(&mut self) -> Option<&mut BufferParts> {
         Some(&mut self.parts).filter(|parts| parts.are_there())
     }
 
@@ -236,7 +238,7 @@ impl Active {
 
     /// What its device is to do with a piece of the GPU's memory.
     pub(super) fn reach(&self, piece: Piece) -> Option<Action> {
-        let Window { skip, take } = piece.wanted();
+        let WantedRange { skip, take } = piece.wanted();
         let start = piece.tensor_offset as usize;
         let memory = self.reached?.slice(start, skip..skip + take, piece.length);
         match self.job {
@@ -252,13 +254,13 @@ impl Active {
     }
 
     /// What has to be there before a piece of it can be begun.
-    pub(super) fn needs(&self) -> Needs {
+    pub(super) fn needs(&self) -> PieceNeeds {
         let moves_bytes = matches!(self.job, Job::Write { .. } | Job::Read { .. });
         if self.reads_gpu() {
-            return Needs { chunk: true, room: false };
+            return PieceNeeds { chunk: true, room: false };
         }
         let own = self.parts.are_there() || self.is_reached();
-        Needs { chunk: moves_bytes && !own, room: self.is_on_devices() }
+        PieceNeeds { chunk: moves_bytes && !own, room: self.is_on_devices() }
     }
 
     /// Whether its pieces go to devices.
@@ -446,14 +448,14 @@ impl Active {
     pub(super) fn conclude(&mut self) {
         let bytes = match &mut self.job {
             Job::Read { destination: Some(Destination::Owned(bytes)) } => {
-                Some(Memory::Bytes(std::mem::take(bytes)))
+                Some(TicketMemory::Bytes(std::mem::take(bytes)))
             }
             _ => None,
         };
         let whole = self.parts.join();
         (self.unchecked, self.copying, self.gpu, self.landed) = (0, 0, None, None);
         self.release();
-        let memory = bytes.or_else(|| whole.or_else(|| self.copied.take()).map(Memory::Dma));
+        let memory = bytes.or_else(|| whole.or_else(|| self.copied.take()).map(TicketMemory::Dma));
         let (bytes, matched) = (self.bytes, self.matched);
         let outcome = match &self.failure {
             Some(failure) => Err(failure.clone()),

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::ticket::FOREVER;
-use super::transfer::Outcome;
+use super::transfer::TransferOutcome;
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
@@ -27,7 +27,7 @@ struct Inner {
 #[derive(Debug, Default)]
 struct Entries {
     /// When each ended, its tag, and how it ended.
-    queue: VecDeque<(Instant, u64, Outcome)>,
+    queue: VecDeque<(Instant, u64, TransferOutcome)>,
     /// Threads that sleep until an entry comes. Where there is none, waking one would still cost a system call.
     sleepers: u32,
 }
@@ -39,7 +39,7 @@ impl CompletionQueue {
     }
 
     /// Takes the oldest entry: the tag it was submitted with, and how it ended.
-    pub fn try_pop(&self) -> Option<(u64, Outcome)> {
+    pub fn try_pop(&self) -> Option<(u64, TransferOutcome)> {
         if self.0.attention.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -47,7 +47,7 @@ impl CompletionQueue {
     }
 
     /// Takes the oldest entry, waiting up to `timeout` for one to come.
-    pub fn wait_pop(&self, timeout: Duration) -> Option<(u64, Outcome)> {
+    pub fn wait_pop(&self, timeout: Duration) -> Option<(u64, TransferOutcome)> {
         let mut deadline = None;
         let mut entries = self.entries();
         loop {
@@ -92,7 +92,7 @@ impl CompletionQueue {
     }
 
     /// Tells of the end of what was begun under `tag`: a transfer of the reactor's, or of others who let this queue tell.
-    pub fn push(&self, tag: u64, outcome: Outcome) {
+    pub fn push(&self, tag: u64, outcome: TransferOutcome) {
         let ended = Instant::now();
         let mut entries = self.entries();
         entries.queue.push_back((ended, tag, outcome));
@@ -104,7 +104,7 @@ impl CompletionQueue {
         }
     }
 
-    fn pop(&self, entries: &mut Entries) -> Option<(u64, Outcome)> {
+    fn pop(&self, entries: &mut Entries) -> Option<(u64, TransferOutcome)> {
         let (_, tag, outcome) = entries.queue.pop_front()?;
         self.0.attention.store(entries.queue.len() as u32, Ordering::Release);
         Some((tag, outcome))

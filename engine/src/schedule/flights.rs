@@ -5,7 +5,7 @@ use crate::units::DeviceIndex;
 
 /// A piece on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Flight {
+pub(super) struct PieceInFlight {
     pub(super) transfer: u64,
     /// Which of the transfer's pieces.
     pub(super) piece: usize,
@@ -18,8 +18,8 @@ pub(super) struct Flight {
 }
 
 /// The table. A slot's number is the operation's tag.
-pub(super) struct Flights {
-    held: Vec<Option<Flight>>,
+pub(super) struct PiecesInFlight {
+    held: Vec<Option<PieceInFlight>>,
     free: Vec<u32>,
     /// Of the table, where it is too small for all devices at their bound.
     shares: Shares,
@@ -28,7 +28,7 @@ pub(super) struct Flights {
     per_device_max: u32,
 }
 
-impl Flights {
+impl PiecesInFlight {
     pub(super) fn new(slots: u32, devices: usize, per_device_max: u32) -> Self {
         let (held, free) = (vec![None; slots as usize], (0..slots).rev().collect());
         let shares = Shares::new(slots as usize, devices);
@@ -42,7 +42,7 @@ impl Flights {
     }
 
     /// Enters a flight; answers its tag, or `None` if the table is full.
-    pub(super) fn begin(&mut self, flight: Flight) -> Option<u64> {
+    pub(super) fn begin(&mut self, flight: PieceInFlight) -> Option<u64> {
         let slot = self.free.pop()?;
         self.held[slot as usize] = Some(flight);
         self.shares.take(flight.device);
@@ -51,7 +51,7 @@ impl Flights {
     }
 
     /// Strikes a flight off; `None` if there is no such tag.
-    pub(super) fn land(&mut self, tag: u64) -> Option<Flight> {
+    pub(super) fn land(&mut self, tag: u64) -> Option<PieceInFlight> {
         let flight = self.held.get_mut(usize::try_from(tag).ok()?)?.take()?;
         self.free.push(tag as u32);
         self.shares.give_back(flight.device);
@@ -67,8 +67,9 @@ mod tests {
     #[test]
     fn a_device_at_its_bound_leaves_room_for_the_others() {
         let (first, second) = (DeviceIndex(0), DeviceIndex(1));
-        let mut flights = Flights::new(4, 2, 2);
-        let flight = |piece| Flight { transfer: 9, piece, device: first, began: 0, again: false };
+        let mut flights = PiecesInFlight::new(4, 2, 2);
+        let flight =
+            |piece| PieceInFlight { transfer: 9, piece, device: first, began: 0, again: false };
         let tags: Vec<u64> = (0..2).map(|piece| flights.begin(flight(piece)).unwrap()).collect();
         assert!(!flights.has_room(first) && flights.has_room(second));
         assert_eq!(flights.land(tags[1]), Some(flight(1)));
@@ -81,8 +82,9 @@ mod tests {
     /// at its limit.
     #[test]
     fn a_table_that_is_too_small_for_all_is_not_filled_by_one_device() {
-        let mut flights = Flights::new(6, 3, 32);
-        let flight = |device| Flight { transfer: 9, piece: 0, device, began: 0, again: false };
+        let mut flights = PiecesInFlight::new(6, 3, 32);
+        let flight =
+            |device| PieceInFlight { transfer: 9, piece: 0, device, began: 0, again: false };
         let devices = [0, 1, 2].map(DeviceIndex);
         while flights.has_room(devices[0]) {
             flights.begin(flight(devices[0])).unwrap();

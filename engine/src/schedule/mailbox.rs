@@ -22,7 +22,7 @@ const SPARES_MAX: usize = 1024;
 const LIST: usize = 4;
 
 /// What the reactor thread is told.
-pub(super) enum Command {
+pub(super) enum ReactorMessage {
     Begin(Box<Active>),
     Cancel(u64),
     Expedite(u64),
@@ -38,7 +38,7 @@ pub(super) struct Mailbox {
 }
 
 struct Inbox {
-    commands: VecDeque<Command>,
+    commands: VecDeque<ReactorMessage>,
     closed: Option<String>,
     /// The reactor thread is gone: nobody will empty this any more.
     abandoned: bool,
@@ -91,7 +91,7 @@ impl Mailbox {
             active.disown();
             return Err(SubmitError::Stopped(reason));
         }
-        inbox.commands.push_back(Command::Begin(active));
+        inbox.commands.push_back(ReactorMessage::Begin(active));
         Ok(())
     }
 
@@ -108,7 +108,7 @@ impl Mailbox {
         self.inbox().closed.clone().map(SubmitError::Stopped)
     }
 
-    pub(super) fn send(&self, command: Command) {
+    pub(super) fn send(&self, command: ReactorMessage) {
         if self.is_forked() {
             return;
         }
@@ -147,7 +147,7 @@ impl Mailbox {
     /// closed.
     pub(super) fn empty_into(
         &self,
-        target: &mut VecDeque<Command>,
+        target: &mut VecDeque<ReactorMessage>,
         ended: &mut VecDeque<Box<Active>>,
     ) -> bool {
         let mut inbox = self.inbox();

@@ -58,5 +58,6 @@ pub(crate) use submitter::Submitter;
 pub(crate) use ticket::Promise;
 pub use ticket::Ticket;
 pub use transfer::{
-    Done, Outcome, Piece, Transfer, TransferDone, TransferError, TransferResult, Urgency, Window,
+    Done, Piece, Transfer, TransferDone, TransferError, TransferOutcome, TransferResult, Urgency,
+    WantedRange,
 };

@@ -5,13 +5,13 @@ use crate::memory::{ALIGNMENT, DmaBuffer};
 
 /// The parts of a buffer that are not on a device just now; empty where there is none.
 #[derive(Default)]
-pub(super) struct Parts {
+pub(super) struct BufferParts {
     by_piece: Vec<Option<DmaBuffer>>,
     /// What lies behind the last piece.
     rest: Option<DmaBuffer>,
 }
 
-impl Parts {
+impl BufferParts {
     /// Cuts a buffer for these pieces; gives it back where they do not lie in it one behind the other in whole blocks,
     /// and so have to be copied.
     pub(super) fn cut(&mut self, buffer: DmaBuffer, pieces: &[Piece]) -> Result<(), DmaBuffer> {
@@ -85,7 +85,7 @@ mod tests {
         buffer.iter_mut().zip(0..).for_each(|(byte, index): (_, u32)| *byte = (index >> 5) as u8);
         let expected = buffer.to_vec();
         let pieces = [piece(0, 8192), piece(8192, 4096), piece(12_288, 100)];
-        let mut parts = Parts::default();
+        let mut parts = BufferParts::default();
         parts.cut(buffer, &pieces).unwrap();
         let mut taken: Vec<_> = (0..3).map(|piece| (piece, parts.take(piece).unwrap())).collect();
         assert_eq!(taken[2].1.len(), 4096, "the last block is the piece's to its end");
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn a_part_that_never_came_back_keeps_its_memory_and_the_rest_returns() {
         let pool = DmaPool::new(ByteCount::kib(8), false).unwrap();
-        let mut parts = Parts::default();
+        let mut parts = BufferParts::default();
         parts.cut(pool.take(8192).unwrap(), &[piece(0, 4096), piece(4096, 4096)]).unwrap();
         let on_a_device = parts.take(0);
         assert!(parts.join().is_none());
@@ -118,7 +118,7 @@ mod tests {
         let apart = [piece(0, 100), piece(100, 100)];
         for pieces in [&[][..], &[windowed], &[piece(4096, 1)], &beyond, &apart] {
             let buffer = pool.take(8192).unwrap();
-            let mut parts = Parts::default();
+            let mut parts = BufferParts::default();
             assert_eq!(parts.cut(buffer, pieces).expect_err("refused").len(), 8192);
             assert!(!parts.are_there());
         }

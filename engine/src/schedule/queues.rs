@@ -14,7 +14,7 @@ const NONE: u32 = u32::MAX;
 
 /// What has to be there before a piece can be begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Needs {
+pub(super) struct PieceNeeds {
     /// A chunk of staging memory.
     pub(super) chunk: bool,
     /// Room on its device.
@@ -23,23 +23,23 @@ pub(super) struct Needs {
 
 /// A transfer's next piece for a device.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Waiting {
+pub(super) struct WaitingPiece {
     pub(super) transfer: u64,
     /// Which of the transfer's pieces.
     pub(super) piece: u32,
-    pub(super) needs: Needs,
+    pub(super) needs: PieceNeeds,
     /// Counts up with the transfers that came.
     order: u64,
 }
 
 /// Where a piece waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct QueuePlace {
     queue: usize,
     pub(super) urgency: Urgency,
 }
 
-impl Place {
+impl QueuePlace {
     /// The device that the piece goes to or comes from; beyond all of them, if that is none.
     pub(super) fn device(self) -> DeviceIndex {
         DeviceIndex(self.queue as u8)
@@ -48,19 +48,19 @@ impl Place {
 
 #[derive(Default)]
 struct Queue {
-    urgent: VecDeque<Waiting>,
-    ahead: VecDeque<Waiting>,
+    urgent: VecDeque<WaitingPiece>,
+    ahead: VecDeque<WaitingPiece>,
 }
 
 impl Queue {
-    fn of(&self, urgency: Urgency) -> &VecDeque<Waiting> {
+    fn of(&self, urgency: Urgency) -> &VecDeque<WaitingPiece> {
         match urgency {
             Urgency::Urgent => &self.urgent,
             Urgency::Ahead => &self.ahead,
         }
     }
 
-    fn of_mut(&mut self, urgency: Urgency) -> &mut VecDeque<Waiting> {
+    fn of_mut(&mut self, urgency: Urgency) -> &mut VecDeque<WaitingPiece> {
         match urgency {
             Urgency::Urgent => &mut self.urgent,
             Urgency::Ahead => &mut self.ahead,
@@ -91,7 +91,7 @@ impl Queues {
         &mut self,
         transfer: u64,
         urgency: Urgency,
-        needs: Needs,
+        needs: PieceNeeds,
         on_devices: bool,
         (pieces, links): (&[Piece], &mut Vec<u32>),
     ) {
@@ -104,7 +104,7 @@ impl Queues {
             return self.push(
                 queue_of(only),
                 urgency,
-                Waiting { transfer, piece: 0, needs, order },
+                WaitingPiece { transfer, piece: 0, needs, order },
             );
         }
         links.resize(pieces.len(), NONE);
@@ -115,12 +115,12 @@ impl Queues {
         for queue in 0..self.by_device.len() {
             let piece = std::mem::replace(&mut self.first[queue], NONE);
             if piece != NONE {
-                self.push(queue, urgency, Waiting { transfer, piece, needs, order });
+                self.push(queue, urgency, WaitingPiece { transfer, piece, needs, order });
             }
         }
     }
 
-    fn push(&mut self, queue: usize, urgency: Urgency, waiting: Waiting) {
+    fn push(&mut self, queue: usize, urgency: Urgency, waiting: WaitingPiece) {
         self.by_device[queue].of_mut(urgency).push_back(waiting);
         *self.count(urgency) += 1;
     }
@@ -134,11 +134,14 @@ impl Queues {
 
     /// The piece to begin next, of those that `may` be begun: an urgent one before all others, and then that of the
     /// transfer that came first.
-    pub(super) fn next(&self, may: impl Fn(Place, &Waiting) -> bool) -> Option<(Place, Waiting)> {
+    pub(super) fn next(
+        &self,
+        may: impl Fn(QueuePlace, &WaitingPiece) -> bool,
+    ) -> Option<(QueuePlace, WaitingPiece)> {
         let first_of = |urgency: Urgency, some: bool| {
             let queues = if some { &self.by_device[..] } else { &[] };
             let heads = queues.iter().enumerate().filter_map(move |(queue, waiting)| {
-                Some((Place { queue, urgency }, *waiting.of(urgency).front()?))
+                Some((QueuePlace { queue, urgency }, *waiting.of(urgency).front()?))
             });
             let ready = heads.filter(|(place, waiting)| may(*place, waiting));
             ready.min_by_key(|(_, waiting)| (waiting.order, waiting.piece))
@@ -148,7 +151,7 @@ impl Queues {
     }
 
     /// The first piece of a place was begun: its transfer stands there with the next one, or no more.
-    pub(super) fn advance(&mut self, place: Place, links: &[u32]) {
+    pub(super) fn advance(&mut self, place: QueuePlace, links: &[u32]) {
         let queue = self.by_device[place.queue].of_mut(place.urgency);
         let Some(waiting) = queue.front_mut() else { return };
         match links.get(waiting.piece as usize) {
@@ -180,7 +183,7 @@ impl Queues {
             let place = ahead.iter().position(|waiting| waiting.transfer == transfer);
             if let Some(waiting) = place.and_then(|place| ahead.remove(place)) {
                 self.ahead -= 1;
-                self.push(queue, Urgency::Urgent, Waiting { order, ..waiting });
+                self.push(queue, Urgency::Urgent, WaitingPiece { order, ..waiting });
             }
         }
     }
@@ -192,7 +195,7 @@ mod tests {
     use crate::units::ByteCount;
     use Urgency::{Ahead, Urgent};
 
-    const NEEDS: Needs = Needs { chunk: true, room: true };
+    const NEEDS: PieceNeeds = PieceNeeds { chunk: true, room: true };
 
     struct Bench {
         queues: Queues,

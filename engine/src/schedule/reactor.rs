@@ -13,7 +13,7 @@ use super::subject::Subject;
 use super::submitter::Submitter;
 use super::ticket::Ticket;
 use super::transfer::{Piece, Transfer, TransferError, Urgency};
-use super::worker::{Staging, Started, Worker};
+use super::worker::{Staging, StartedReactor, Worker};
 use crate::memory::{Destination, DmaBuffer, DmaPool};
 use crate::path::{Capabilities, Extent, PathProvider};
 use crate::units::{ByteCount, DeviceIndex};
@@ -65,7 +65,7 @@ impl Reactor {
     ) -> Result<Self, StartError> {
         options.check()?;
         let chunk = options.chunk;
-        let (answer, started) = mpsc::sync_channel::<Result<Started, StartError>>(1);
+        let (answer, started) = mpsc::sync_channel::<Result<StartedReactor, StartError>>(1);
         let thread = std::thread::Builder::new()
             .name("tidelog-reactor".into())
             .spawn(move || match Worker::open(provider, options, staging) {
@@ -81,7 +81,8 @@ impl Reactor {
             })
             .map_err(StartError::Thread)?;
         let gone = || StartError::Thread(std::io::Error::other("it ended before it had begun"));
-        let Started { mailbox, stats, counters, memory } = started.recv().map_err(|_| gone())??;
+        let StartedReactor { mailbox, stats, counters, memory } =
+            started.recv().map_err(|_| gone())??;
         let capabilities = Arc::new(stats.capabilities.clone());
         let submitter = Submitter::new(mailbox, capabilities, chunk);
         let (thread, readers) = (Some(thread), Vec::new());

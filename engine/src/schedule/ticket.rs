@@ -5,8 +5,8 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::mailbox::{Command, Mailbox};
-use super::transfer::{Done, Outcome, TransferError};
+use super::mailbox::{Mailbox, ReactorMessage};
+use super::transfer::{Done, TransferError, TransferOutcome};
 use crate::memory::{DmaBuffer, process};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -30,7 +30,7 @@ pub(super) struct TicketShared {
     ready: AtomicBool,
     /// [`RELEASED`] and [`AWAITED`].
     memory: AtomicU32,
-    end: Mutex<End>,
+    end: Mutex<TicketEnd>,
     ended: Condvar,
 }
 
@@ -39,9 +39,9 @@ const RELEASED: u32 = 1;
 /// Somebody sleeps, or is about to, until that is so. Where nobody does, waking them would still cost a system call.
 const AWAITED: u32 = 2;
 
-struct End {
-    outcome: Option<Outcome>,
-    memory: Option<Memory>,
+struct TicketEnd {
+    outcome: Option<TransferOutcome>,
+    memory: Option<TicketMemory>,
     /// Tickets that could still take the memory. The last one to go gives it up, and does not leave that to whoever
     /// keeps this for another transfer.
     tickets: u32,
@@ -51,7 +51,7 @@ struct End {
 
 /// Memory that a transfer owned and its ticket gives out.
 #[derive(Debug)]
-pub(super) enum Memory {
+pub(super) enum TicketMemory {
     Bytes(Vec<u8>),
     Dma(DmaBuffer),
 }
@@ -63,7 +63,7 @@ impl Ticket {
     }
 
     /// How the transfer ended, or `None` while it has not.
-    pub fn poll(&self) -> Option<Outcome> {
+    pub fn poll(&self) -> Option<TransferOutcome> {
         // A child of fork may have inherited the lock in a locked state: the process is asked first.
         if self.shared.is_forked() {
             return Some(Err(TransferError::Forked));
@@ -72,7 +72,7 @@ impl Ticket {
     }
 
     /// Waits for the end.
-    pub fn wait(&self) -> Outcome {
+    pub fn wait(&self) -> TransferOutcome {
         loop {
             if let Some(outcome) = self.wait_timeout(FOREVER) {
                 return outcome;
@@ -81,7 +81,7 @@ impl Ticket {
     }
 
     /// Waits for the end, at most `timeout`.
-    pub fn wait_timeout(&self, timeout: Duration) -> Option<Outcome> {
+    pub fn wait_timeout(&self, timeout: Duration) -> Option<TransferOutcome> {
         if self.shared.is_forked() {
             return Some(Err(TransferError::Forked));
         }
@@ -120,12 +120,12 @@ impl Ticket {
     /// Asks that the transfer stops at its next piece. It then ends as cancelled, once nothing touches
     /// its memory any more; if it had no piece left to begin, it ends as if nothing had been asked.
     pub fn cancel(&self) {
-        self.mailbox.send(Command::Cancel(self.shared.id));
+        self.mailbox.send(ReactorMessage::Cancel(self.shared.id));
     }
 
     /// Makes the transfer urgent from its next piece on.
     pub fn expedite(&self) {
-        self.mailbox.send(Command::Expedite(self.shared.id));
+        self.mailbox.send(ReactorMessage::Expedite(self.shared.id));
     }
 
     /// Whether the transfer's memory is the caller's again. This may come before the end: a write is
@@ -168,8 +168,8 @@ impl Ticket {
         }
         let mut end = self.shared.end();
         match end.memory.take()? {
-            Memory::Bytes(bytes) => Some(bytes),
-            memory @ Memory::Dma(_) => {
+            TicketMemory::Bytes(bytes) => Some(bytes),
+            memory @ TicketMemory::Dma(_) => {
                 end.memory = Some(memory);
                 None
             }
@@ -183,8 +183,8 @@ impl Ticket {
         }
         let mut end = self.shared.end();
         match end.memory.take()? {
-            Memory::Dma(buffer) => Some(buffer),
-            memory @ Memory::Bytes(_) => {
+            TicketMemory::Dma(buffer) => Some(buffer),
+            memory @ TicketMemory::Bytes(_) => {
                 end.memory = Some(memory);
                 None
             }
@@ -252,7 +252,7 @@ impl TicketShared {
             owner: process::id(),
             ready: AtomicBool::new(false),
             memory: AtomicU32::new(0),
-            end: Mutex::new(End { outcome: None, memory: None, tickets: 1, sleepers: 0 }),
+            end: Mutex::new(TicketEnd { outcome: None, memory: None, tickets: 1, sleepers: 0 }),
             ended: Condvar::new(),
         }
     }
@@ -276,13 +276,13 @@ impl TicketShared {
     }
 
     /// Has the release wake whoever sleeps; the lock keeps it from doing so before that.
-    fn await_release(&self) -> MutexGuard<'_, End> {
+    fn await_release(&self) -> MutexGuard<'_, TicketEnd> {
         self.memory.fetch_or(AWAITED, Ordering::AcqRel);
         self.end()
     }
 
     /// The transfer is over; the memory must have been released, unless a device that does not answer has it for good.
-    pub(super) fn finish(&self, outcome: Outcome, memory: Option<Memory>) {
+    pub(super) fn finish(&self, outcome: TransferOutcome, memory: Option<TicketMemory>) {
         let mut end = self.end();
         let (memory, unclaimed) = if end.tickets > 0 { (memory, None) } else { (None, memory) };
         (end.outcome, end.memory) = (Some(outcome), memory);
@@ -299,7 +299,7 @@ impl TicketShared {
         process::id() != self.owner
     }
 
-    fn end(&self) -> MutexGuard<'_, End> {
+    fn end(&self) -> MutexGuard<'_, TicketEnd> {
         // Nothing in between its assignments panics, so none leaves it half done.
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }

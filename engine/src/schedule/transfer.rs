@@ -22,14 +22,14 @@ pub struct Piece {
     /// verification (which needs it).
     pub checksum: Option<u32>,
     /// For a read that wants only some of the bytes. The checksum still covers all of them.
-    pub window: Option<Window>,
+    pub window: Option<WantedRange>,
     /// Where a write had best lie, on a device that can tell.
     pub placement: Option<PlacementHandle>,
 }
 
 /// The wanted part of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct WantedRange {
     /// Bytes of the piece before it.
     pub skip: u32,
     /// Its length in bytes.
@@ -63,12 +63,12 @@ impl Piece {
     /// The same piece, of which a read wants `take` bytes from byte `skip` on.
     #[must_use]
     pub const fn window(self, skip: u32, take: u32) -> Self {
-        Self { window: Some(Window { skip, take }), ..self }
+        Self { window: Some(WantedRange { skip, take }), ..self }
     }
 
     /// The bytes of the piece that go to or come from memory.
-    pub(super) fn wanted(&self) -> Window {
-        self.window.unwrap_or(Window { skip: 0, take: self.length })
+    pub(super) fn wanted(&self) -> WantedRange {
+        self.window.unwrap_or(WantedRange { skip: 0, take: self.length })
     }
 
     /// The bytes of the device that it takes up.
@@ -143,7 +143,7 @@ pub struct TransferDone<'a> {
 }
 
 /// The end of a transfer, for those who hold its ticket.
-pub type Outcome = Result<Done, TransferError>;
+pub type TransferOutcome = Result<Done, TransferError>;
 
 /// A transfer that ended well, in short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,11 +11,11 @@ use rustc_hash::FxHashMap;
 
 use super::active::{Active, Job};
 use super::chunks::Chunks;
-use super::flights::{Flight, Flights};
-use super::mailbox::{Abandon, Command, Mailbox, Refuse};
+use super::flights::{PieceInFlight, PiecesInFlight};
+use super::mailbox::{Abandon, Mailbox, ReactorMessage, Refuse};
 use super::options::{ReactorOptions, StartError};
 use super::pace::Baton;
-use super::queues::{Needs, Place, Queues, Waiting};
+use super::queues::{PieceNeeds, QueuePlace, Queues, WaitingPiece};
 use super::stats::{DeviceCounters, ReactorStats};
 use super::ticket::FOREVER;
 use super::transfer::{Piece, TransferError, Urgency};
@@ -25,7 +25,7 @@ use crate::units::{ByteCount, DeviceIndex};
 use gpu::OnGpu;
 
 /// What the starter of a reactor gets from its thread.
-pub(super) struct Started {
+pub(super) struct StartedReactor {
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) stats: ReactorStats,
     pub(super) counters: Arc<[DeviceCounters]>,
@@ -50,16 +50,16 @@ pub(super) struct Worker {
     transfers: FxHashMap<u64, Box<Active>>,
     /// Transfers that have ended since the mailbox was emptied last.
     ended: VecDeque<Box<Active>>,
-    commands: VecDeque<Command>,
+    commands: VecDeque<ReactorMessage>,
     /// The pieces to begin.
     queues: Queues,
-    flights: Flights,
+    flights: PiecesInFlight,
     /// Devices of which the path took no more pieces in this round.
     full: Vec<bool>,
     /// Read, and not yet compared with their checksums.
-    unchecked: VecDeque<(Flight, DmaBuffer)>,
+    unchecked: VecDeque<(PieceInFlight, DmaBuffer)>,
     /// To be read once more.
-    again: VecDeque<(Flight, Action)>,
+    again: VecDeque<(PieceInFlight, Action)>,
     chunks: Chunks,
     completions: Vec<Completion>,
     counters: Arc<[DeviceCounters]>,
@@ -75,7 +75,7 @@ pub(super) struct Worker {
 
 /// What beginning the next piece came to.
 #[derive(PartialEq)]
-enum Begun {
+enum BeginResult {
     /// Nothing can be begun now.
     Nothing,
     /// Nothing was, as the path takes no more for a device.
@@ -92,7 +92,7 @@ impl Worker {
         provider: Box<dyn PathProvider>,
         options: ReactorOptions,
         staging: Staging,
-    ) -> Result<(Self, Started), StartError> {
+    ) -> Result<(Self, StartedReactor), StartError> {
         let opened = provider.open(options.depth)?;
         let mut path = opened.path;
         let chunk = options.chunk.0;
@@ -135,7 +135,7 @@ impl Worker {
             commands: VecDeque::new(),
             queues: Queues::new(devices),
             full: vec![false; devices],
-            flights: Flights::new(depth, devices, options.depth),
+            flights: PiecesInFlight::new(depth, devices, options.depth),
             unchecked: VecDeque::with_capacity(depth as usize),
             again: VecDeque::new(),
             chunks: Chunks::new(chunks, devices),
@@ -148,7 +148,7 @@ impl Worker {
             mailbox: Abandon::new(&mailbox),
             path,
         };
-        Ok((worker, Started { mailbox, stats, counters, memory }))
+        Ok((worker, StartedReactor { mailbox, stats, counters, memory }))
     }
 
     /// Works until the mailbox is closed and everything has ended. Answers how many operations never
@@ -167,7 +167,7 @@ impl Worker {
             let moved = self.land() || moved;
             let moved = self.land_copies() || self.on_gpu.is_copying() || moved;
             let again = self.launch_again();
-            let begun = self.begin_some() != Begun::Nothing || again;
+            let begun = self.begin_some() != BeginResult::Nothing || again;
             if begun && let Err(error) = self.path.ring() {
                 return self.die(&error);
             }
@@ -215,14 +215,14 @@ impl Worker {
     fn obey(&mut self) {
         while let Some(command) = self.commands.pop_front() {
             match command {
-                Command::Begin(active) => self.admit(active),
-                Command::Cancel(id) => {
+                ReactorMessage::Begin(active) => self.admit(active),
+                ReactorMessage::Cancel(id) => {
                     if let Some(active) = self.transfers.get_mut(&id) {
                         active.cancel();
                         self.settle(id);
                     }
                 }
-                Command::Expedite(id) => {
+                ReactorMessage::Expedite(id) => {
                     let Some(active) = self.transfers.get_mut(&id) else { continue };
                     if active.urgency == Urgency::Ahead && active.has_more() {
                         active.urgency = Urgency::Urgent;
@@ -250,39 +250,39 @@ impl Worker {
     }
 
     /// Begins pieces until nothing more can be, or until one took the time of a copy.
-    fn begin_some(&mut self) -> Begun {
-        let mut begun = Begun::Nothing;
+    fn begin_some(&mut self) -> BeginResult {
+        let mut begun = BeginResult::Nothing;
         self.full.fill(false);
         loop {
             match self.begin_next() {
-                Begun::Nothing => return begun,
-                Begun::Passed => {}
-                Begun::Light => begun = Begun::Light,
-                Begun::Heavy => return Begun::Heavy,
+                BeginResult::Nothing => return begun,
+                BeginResult::Passed => {}
+                BeginResult::Light => begun = BeginResult::Light,
+                BeginResult::Heavy => return BeginResult::Heavy,
             }
         }
     }
 
-    fn begin_next(&mut self) -> Begun {
+    fn begin_next(&mut self) -> BeginResult {
         let Self { queues, flights, full, chunks, .. } = self;
         let next = queues.next(|place, waiting| {
-            let (device, Needs { chunk, room }) = (place.device(), waiting.needs);
+            let (device, PieceNeeds { chunk, room }) = (place.device(), waiting.needs);
             let has_room = !room || (flights.has_room(device) && !full[usize::from(device.0)]);
             // Where there are none any more, it is to fail.
             has_room && (!chunk || chunks.may_take(device, place.urgency) || chunks.are_gone())
         });
-        let Some((place, Waiting { transfer: id, piece: index, needs, .. })) = next else {
-            return Begun::Nothing;
+        let Some((place, WaitingPiece { transfer: id, piece: index, needs, .. })) = next else {
+            return BeginResult::Nothing;
         };
         let Some(active) = self.transfers.get_mut(&id) else {
             // Only what is in the table stands in a queue.
             self.queues.remove(id, place.urgency);
-            return Begun::Light;
+            return BeginResult::Light;
         };
         if needs.chunk && self.chunks.are_gone() {
             active.fail(TransferError::without_staging());
             self.settle(id);
-            return Begun::Light;
+            return BeginResult::Light;
         }
         let index = index as usize;
         if active.is_reached() {
@@ -301,18 +301,18 @@ impl Worker {
                 active.verify(index);
                 self.queues.advance(place, &active.links);
                 self.settle(id);
-                return Begun::Heavy;
+                return BeginResult::Heavy;
             }
-            (Job::WriteZeroes, _) => (Action::WriteZeroes, Begun::Light),
-            (Job::Flush, _) => (Action::Flush, Begun::Light),
-            (Job::Deallocate, _) => (Action::Deallocate, Begun::Light),
-            (Job::Read { .. }, Some(buffer)) => (Action::read(buffer), Begun::Light),
+            (Job::WriteZeroes, _) => (Action::WriteZeroes, BeginResult::Light),
+            (Job::Flush, _) => (Action::Flush, BeginResult::Light),
+            (Job::Deallocate, _) => (Action::Deallocate, BeginResult::Light),
+            (Job::Read { .. }, Some(buffer)) => (Action::read(buffer), BeginResult::Light),
             (Job::Write { fua, .. }, Some(mut buffer)) => {
                 let fua = *fua;
                 active.stage(index, &mut buffer);
-                (Action::write(buffer, fua), Begun::Heavy)
+                (Action::write(buffer, fua), BeginResult::Heavy)
             }
-            (Job::Read { .. } | Job::Write { .. }, None) => return Begun::Nothing,
+            (Job::Read { .. } | Job::Write { .. }, None) => return BeginResult::Nothing,
         };
         self.launch_next(id, place, index, action, cost)
     }
@@ -322,11 +322,11 @@ impl Worker {
     fn launch_next(
         &mut self,
         id: u64,
-        place: Place,
+        place: QueuePlace,
         piece: usize,
         action: Action,
-        cost: Begun,
-    ) -> Begun {
+        cost: BeginResult,
+    ) -> BeginResult {
         let flight = self.flight(id, piece, place.device());
         match self.launch(flight, action) {
             Ok(()) => {
@@ -337,7 +337,7 @@ impl Worker {
             }
             Err(None) => {
                 self.full[usize::from(place.device().0)] = true;
-                return Begun::Passed;
+                return BeginResult::Passed;
             }
             Err(Some(failure)) => self.blame(id, failure),
         }
@@ -346,12 +346,16 @@ impl Worker {
     }
 
     /// A piece that is begun now.
-    fn flight(&self, transfer: u64, piece: usize, device: DeviceIndex) -> Flight {
-        Flight { transfer, piece, device, began: self.now, again: false }
+    fn flight(&self, transfer: u64, piece: usize, device: DeviceIndex) -> PieceInFlight {
+        PieceInFlight { transfer, piece, device, began: self.now, again: false }
     }
 
     /// Gives a piece to its device. `Err(None)` means that the path is full and nothing happened.
-    fn launch(&mut self, flight: Flight, action: Action) -> Result<(), Option<TransferError>> {
+    fn launch(
+        &mut self,
+        flight: PieceInFlight,
+        action: Action,
+    ) -> Result<(), Option<TransferError>> {
         self.offer(flight, action).map_err(|(failure, buffer)| {
             self.take_back(flight, buffer);
             failure
@@ -361,14 +365,14 @@ impl Worker {
     /// As [`Self::launch`], but hands the buffer of what was not taken out.
     fn offer(
         &mut self,
-        flight: Flight,
+        flight: PieceInFlight,
         action: Action,
     ) -> Result<(), (Option<TransferError>, Option<DmaBuffer>)> {
         let Some(active) = self.transfers.get(&flight.transfer) else {
             return Err((None, action.into_buffer()));
         };
         let piece = active.pieces[flight.piece];
-        let flight = Flight { began: self.now, ..flight };
+        let flight = PieceInFlight { began: self.now, ..flight };
         let Some(tag) = self.flights.begin(flight) else {
             return Err((None, action.into_buffer()));
         };

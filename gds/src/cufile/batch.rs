@@ -11,7 +11,7 @@ use super::sys;
 use crate::cuda::DevicePointer;
 
 /// One transfer of a batch.
-pub(crate) struct Entry<'a> {
+pub(crate) struct CuFileTransfer<'a> {
     pub(crate) file: &'a RegisteredFile,
     /// The start of the registered memory, and how far into it the bytes are.
     pub(crate) memory: DevicePointer,
@@ -24,7 +24,7 @@ pub(crate) struct Entry<'a> {
 }
 
 /// A batch of cuFile.
-pub(crate) struct Batch {
+pub(crate) struct CuFileBatch {
     driver: Arc<Driver>,
     handle: sys::BatchHandle,
     entries: Vec<sys::BatchEntry>,
@@ -35,9 +35,9 @@ pub(crate) struct Batch {
 }
 
 // SAFETY: a batch's handle may be used from any thread, by one at a time, which `&mut self` sees to.
-unsafe impl Send for Batch {}
+unsafe impl Send for CuFileBatch {}
 
-impl Batch {
+impl CuFileBatch {
     /// Sets up a batch of as many entries as the driver allows, and no more than `wanted`.
     pub(crate) fn new(driver: &Arc<Driver>, wanted: u32) -> Result<Self, CuFileError> {
         let functions = &driver.library().functions;
@@ -71,7 +71,7 @@ impl Batch {
     }
 
     /// Adds an entry to what is submitted next.
-    pub(crate) fn add(&mut self, entry: &Entry<'_>) {
+    pub(crate) fn add(&mut self, entry: &CuFileTransfer<'_>) {
         self.entries.push(sys::BatchEntry {
             mode: sys::BATCH_MODE,
             memory: entry.memory.0 as *mut c_void,
@@ -134,7 +134,7 @@ impl Batch {
     }
 }
 
-impl Drop for Batch {
+impl Drop for CuFileBatch {
     fn drop(&mut self) {
         // A batch that is on its way is left to the process's end: destroying it would not stop the SSD.
         if self.outstanding > 0 {

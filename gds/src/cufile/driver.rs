@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tidelog_engine::memory::process::PerProcess;
 use tidelog_engine::path::Status;
 
-use super::batch::Batch;
+use super::batch::CuFileBatch;
 use super::error::{CuFileError, name_of, transfer_result};
-use super::library::{Library, NoLibrary};
+use super::library::{CuFileLibrary, NoLibrary};
 use super::sys;
 use crate::cuda::{DeviceMemory, DevicePointer};
 
@@ -55,7 +55,7 @@ impl fmt::Display for Mode {
 
 /// What the driver said when it was opened.
 #[derive(Clone, Debug)]
-pub struct Facts {
+pub struct DriverInfo {
     /// How bytes move.
     pub mode: Mode,
     /// The library's file.
@@ -72,7 +72,7 @@ pub struct Facts {
 
 /// cuFile cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum OpenError {
+pub enum DriverOpenError {
     /// There is no library.
     #[error(transparent)]
     NoLibrary(#[from] NoLibrary),
@@ -121,14 +121,14 @@ struct Users {
 
 /// cuFile, open.
 pub struct Driver {
-    library: Arc<Library>,
-    facts: Facts,
+    library: Arc<CuFileLibrary>,
+    facts: DriverInfo,
     process: u32,
 }
 
 impl Driver {
     /// Opens cuFile and reads which mode is in force.
-    pub fn open(library: Arc<Library>, compat: Compat) -> Result<Arc<Self>, OpenError> {
+    pub fn open(library: Arc<CuFileLibrary>, compat: Compat) -> Result<Arc<Self>, DriverOpenError> {
         let functions = &library.functions;
         let (open, close) = (functions.driver_open.clone()?, functions.driver_close.clone()?);
         let mut users = USERS.get().lock().unwrap_or_else(PoisonError::into_inner);
@@ -153,7 +153,7 @@ impl Driver {
                 drop(users);
                 let this = Arc::new(Self { library, facts, process: std::process::id() });
                 // What it says of its features does not tell: the bit is not set before it has opened by itself.
-                Batch::new(&this, 1).map_err(OpenError::NoBatches)?;
+                CuFileBatch::new(&this, 1).map_err(DriverOpenError::NoBatches)?;
                 Ok(this)
             }
             Err(error) => {
@@ -167,11 +167,11 @@ impl Driver {
     }
 
     /// What it said when it was opened.
-    pub fn facts(&self) -> &Facts {
+    pub fn facts(&self) -> &DriverInfo {
         &self.facts
     }
 
-    pub(super) fn library(&self) -> &Library {
+    pub(super) fn library(&self) -> &CuFileLibrary {
         &self.library
     }
 
@@ -205,7 +205,7 @@ impl fmt::Debug for Driver {
 }
 
 /// What an open that failed means: without compat mode the library does not open where there is no direct way.
-fn not_opened(error: CuFileError, compat: Compat) -> OpenError {
+fn not_opened(error: CuFileError, compat: Compat) -> DriverOpenError {
     match error {
         CuFileError::Call { code, .. }
             if compat == Compat::Forbidden && sys::NOT_DIRECT.contains(&code) =>
@@ -217,13 +217,17 @@ fn not_opened(error: CuFileError, compat: Compat) -> OpenError {
                 _ => ": nvidia-fs does not work",
             };
             let why = format!("it opens with error {code}, {}{meaning}", name_of(code));
-            OpenError::NotDirect { why }
+            DriverOpenError::NotDirect { why }
         }
         error => error.into(),
     }
 }
 
-fn read_facts(library: &Library, compat: Compat, users: &Users) -> Result<Facts, OpenError> {
+fn read_facts(
+    library: &CuFileLibrary,
+    compat: Compat,
+    users: &Users,
+) -> Result<DriverInfo, DriverOpenError> {
     let functions = &library.functions;
     let get = functions.get_properties.clone()?;
     let mut found = sys::Properties::default();
@@ -233,7 +237,7 @@ fn read_facts(library: &Library, compat: Compat, users: &Users) -> Result<Facts,
     let mode = mode_in_force(&found, peer_to_peer(library), &parameter);
     if compat == Compat::Forbidden {
         if mode == Mode::Compat {
-            return Err(OpenError::NotDirect { why: why_not_direct(&found) });
+            return Err(DriverOpenError::NotDirect { why: why_not_direct(&found) });
         }
         // The parameter reads false where nobody has set it, whatever the configuration says; the bit counts as well.
         let allowed = found.control & (1 << sys::ALLOW_COMPAT) != 0;
@@ -241,7 +245,7 @@ fn read_facts(library: &Library, compat: Compat, users: &Users) -> Result<Facts,
             return Err(why_allowed(library, users));
         }
     }
-    Ok(Facts {
+    Ok(DriverInfo {
         mode,
         library: library.path().to_path_buf(),
         version: library.version(),
@@ -251,7 +255,7 @@ fn read_facts(library: &Library, compat: Compat, users: &Users) -> Result<Facts,
     })
 }
 
-fn parameter_of(library: &Library, parameter: u32) -> Option<bool> {
+fn parameter_of(library: &CuFileLibrary, parameter: u32) -> Option<bool> {
     let get = library.functions.get_parameter.as_ref().ok()?;
     let mut value = false;
     // SAFETY: the call writes one bool.
@@ -260,7 +264,7 @@ fn parameter_of(library: &Library, parameter: u32) -> Option<bool> {
 }
 
 /// Whether NVMe goes by peer-to-peer DMA, from a library that has a call to tell.
-fn peer_to_peer(library: &Library) -> Option<bool> {
+fn peer_to_peer(library: &CuFileLibrary) -> Option<bool> {
     let get = library.functions.get_p2p_flags.as_ref().ok()?;
     let mut flags = 0;
     // SAFETY: the call writes one word.
@@ -269,7 +273,7 @@ fn peer_to_peer(library: &Library) -> Option<bool> {
 }
 
 /// Why compat mode is allowed although whoever opens forbids it.
-fn why_allowed(library: &Library, users: &Users) -> OpenError {
+fn why_allowed(library: &CuFileLibrary, users: &Users) -> DriverOpenError {
     const CONFIGURE: &str =
         "set allow_compat_mode to false in cufile.json (CUFILE_ENV_PATH_JSON names the file)";
     let (why, advice) = if users.count > 0 && users.compat == Compat::Named {
@@ -281,7 +285,7 @@ fn why_allowed(library: &Library, users: &Users) -> OpenError {
     } else {
         ("its configuration outranks what it was told", CONFIGURE)
     };
-    OpenError::CompatAllowed { why, advice }
+    DriverOpenError::CompatAllowed { why, advice }
 }
 
 /// The mode that the driver's own words amount to. `peer_to_peer` is its answer where it has a call for that.

@@ -24,14 +24,14 @@ pub struct NoLibrary {
 }
 
 /// cuFile's library.
-pub struct Library {
+pub struct CuFileLibrary {
     /// Its functions.
     pub(super) functions: Functions,
     /// Last, since the functions are in it.
     loaded: Loaded,
 }
 
-impl Library {
+impl CuFileLibrary {
     /// Opens the library: the named file and no other (by `TIDELOG_CUFILE` in the environment, where the caller names none),
     /// or the first that opens of the places where it lives.
     pub fn open(named: Option<&Path>) -> Result<Arc<Self>, NoLibrary> {
@@ -66,7 +66,7 @@ impl Library {
     }
 }
 
-impl fmt::Debug for Library {
+impl fmt::Debug for CuFileLibrary {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Library({})", self.path().display())
     }
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_named_file_is_the_only_one_that_is_tried() {
-        let error = Library::open(Some(Path::new("/nowhere/libcufile.so.0"))).unwrap_err();
+        let error = CuFileLibrary::open(Some(Path::new("/nowhere/libcufile.so.0"))).unwrap_err();
         assert_eq!(error.tried.len(), 1, "{error}");
         assert!(error.to_string().contains("/nowhere/libcufile.so.0"), "{error}");
     }

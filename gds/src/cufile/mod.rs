@@ -12,8 +12,8 @@ mod error;
 mod library;
 pub(crate) mod sys;
 
-pub(crate) use batch::{Batch, Entry};
-pub use driver::{Compat, Driver, Facts, Mode, OpenError};
+pub(crate) use batch::{CuFileBatch, CuFileTransfer};
+pub use driver::{Compat, Driver, DriverInfo, DriverOpenError, Mode};
 pub(crate) use driver::{RegisteredFile, RegisteredMemory};
 pub use error::{CUFILE, CuFileError, name_of};
-pub use library::{Library, NoLibrary};
+pub use library::{CuFileLibrary, NoLibrary};

@@ -14,7 +14,7 @@ use crate::loading::{self, Loaded, functions, present};
 const NAMES: [&str; 2] = ["libgdrapi.so.2", "libgdrapi.so"];
 
 /// gdrcopy's library.
-pub struct Library {
+pub struct GdrLibrary {
     /// Its functions.
     pub(super) functions: Functions,
     /// Last, since the functions are in it.
@@ -22,7 +22,7 @@ pub struct Library {
 }
 
 /// A connection to its kernel module.
-pub(super) type Session = *mut c_void;
+pub(super) type GdrHandle = *mut c_void;
 
 /// Pinned memory (`gdr_mh_t`).
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,7 +44,7 @@ pub(super) struct Info {
     room: [u64; 8],
 }
 
-impl Library {
+impl GdrLibrary {
     /// Opens the library: the named file and no other (by `TIDELOG_GDRAPI` in the environment, where the caller names none), or
     /// the first that opens of the places where it lives.
     ///
@@ -77,7 +77,7 @@ impl Library {
     }
 }
 
-impl fmt::Debug for Library {
+impl fmt::Debug for GdrLibrary {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Library({})", self.path().display())
     }
@@ -98,13 +98,13 @@ fn candidates(environment: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
 
 functions! {
     GdrError, "use gdrcopy 2.0 or newer":
-    open: "gdr_open" => fn() -> Session;
-    close: "gdr_close" => fn(Session) -> c_int;
-    pin: "gdr_pin_buffer" => fn(Session, c_ulong, usize, u64, u32, *mut Pinned) -> c_int;
-    unpin: "gdr_unpin_buffer" => fn(Session, Pinned) -> c_int;
-    map: "gdr_map" => fn(Session, Pinned, *mut *mut c_void, usize) -> c_int;
-    unmap: "gdr_unmap" => fn(Session, Pinned, *mut c_void, usize) -> c_int;
-    info: "gdr_get_info_v2" => fn(Session, Pinned, *mut Info) -> c_int;
+    open: "gdr_open" => fn() -> GdrHandle;
+    close: "gdr_close" => fn(GdrHandle) -> c_int;
+    pin: "gdr_pin_buffer" => fn(GdrHandle, c_ulong, usize, u64, u32, *mut Pinned) -> c_int;
+    unpin: "gdr_unpin_buffer" => fn(GdrHandle, Pinned) -> c_int;
+    map: "gdr_map" => fn(GdrHandle, Pinned, *mut *mut c_void, usize) -> c_int;
+    unmap: "gdr_unmap" => fn(GdrHandle, Pinned, *mut c_void, usize) -> c_int;
+    info: "gdr_get_info_v2" => fn(GdrHandle, Pinned, *mut Info) -> c_int;
     version: "gdr_runtime_get_version" => fn(*mut c_int, *mut c_int);
 }
 
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_told_with_what_to_do() {
-        let error = Library::open(Some(Path::new("/nowhere/libgdrapi.so.2"))).unwrap_err();
+        let error = GdrLibrary::open(Some(Path::new("/nowhere/libgdrapi.so.2"))).unwrap_err();
         let told = error.to_string();
         assert!(
             told.contains("/nowhere/libgdrapi.so.2") && told.contains("install gdrcopy"),

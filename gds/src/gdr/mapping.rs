@@ -9,13 +9,13 @@ use tidelog_engine::memory::peer::PeerMemory;
 use tidelog_engine::units::ByteCount;
 
 use super::GdrError;
-use super::library::{Info, Library, Pinned, Session};
+use super::library::{GdrHandle, GdrLibrary, Info, Pinned};
 use crate::cuda::{DeviceMemory, DevicePointer, Gpu};
 
 /// Memory of a GPU with an address in this process, for devices that read and write it.
 pub struct MappedMemory {
-    library: Arc<Library>,
-    session: Session,
+    library: Arc<GdrLibrary>,
+    session: GdrHandle,
     pinned: Option<Pinned>,
     /// What was mapped, and how much.
     mapped: Option<(NonNull<c_void>, usize)>,
@@ -38,7 +38,7 @@ impl MappedMemory {
     ///
     /// # Errors
     /// Which step was refused, and what to do.
-    pub fn new(library: &Arc<Library>, gpu: &Arc<Gpu>, length: usize) -> Result<Self, GdrError> {
+    pub fn new(library: &Arc<GdrLibrary>, gpu: &Arc<Gpu>, length: usize) -> Result<Self, GdrError> {
         let functions = &library.functions;
         let (open, pin, map, info) = (
             functions.open.clone()?,

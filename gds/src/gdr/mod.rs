@@ -18,7 +18,7 @@ use tidelog_engine::path::backend::{OpenedWindow, Window, WindowSize};
 use crate::copies::StreamCopies;
 use crate::cuda::{CudaError, Gpu};
 use crate::loading::Missing;
-pub use library::Library;
+pub use library::GdrLibrary;
 pub use mapping::MappedMemory;
 pub(crate) use writes::RemoteWrites;
 
@@ -76,7 +76,7 @@ pub enum GdrError {
 
 /// A window in the memory of a GPU: mapped by gdrcopy, and what copies from it and to it.
 pub(crate) fn open_window(gpu: &Arc<Gpu>, size: WindowSize) -> Result<OpenedWindow, GdrError> {
-    let library = Library::open(None)?;
+    let library = GdrLibrary::open(None)?;
     let remote_writes = RemoteWrites::to(gpu)?;
     let memory = MappedMemory::new(&library, gpu, size.bytes())?;
     let copies = StreamCopies::new(gpu, Window::slots(size))?.behind(remote_writes);

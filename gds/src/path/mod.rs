@@ -20,9 +20,9 @@ use tidelog_engine::path::{
 
 use crate::cuda::Gpu;
 use crate::cufile::CuFileError;
-use crate::queue::{Answer, Queue, Request};
+use crate::queue::{CuFileQueue, WindowCompletion, WindowRequest};
 
-pub use provider::{GdsBackend, GdsDevices, GdsOptions, Region};
+pub use provider::{CallerRegion, GdsBackend, GdsDevices, GdsOptions};
 
 /// How long a thread that waits naps between two looks: cuFile's batches wake nobody.
 const NAP: Duration = Duration::from_micros(40);
@@ -38,7 +38,7 @@ pub struct GdsPath {
     gate: Gate,
     /// Operations of the GPU's memory.
     slots: Slots,
-    queue: Queue,
+    queue: CuFileQueue,
     /// For all other operations, and for the flush behind a write that must be on the medium.
     kernel: PosixPath,
     /// For each slot, what the GPU found before the kernel's flush.
@@ -67,7 +67,7 @@ impl GdsPath {
             return Err(Refused { reason: Refusal::Full, operation });
         }
         let (slot, operation) = self.slots.keep(operation);
-        let request = Request::of(slot, operation, memory);
+        let request = WindowRequest::of(slot, operation, memory);
         // SAFETY: the gate has seen that the extent lies on the device and holds the memory, which stays until the completion
         // (`GpuSlice::new`), and that comes after the answer.
         let taken = unsafe { self.queue.submit(request) };
@@ -120,7 +120,7 @@ impl GdsPath {
     }
 
     /// What cuFile answered about the operation in a slot.
-    fn take_in(&mut self, answer: Answer, completions: &mut Vec<Completion>) {
+    fn take_in(&mut self, answer: WindowCompletion, completions: &mut Vec<Completion>) {
         let slot = answer.tag as u32;
         let Some(operation) = self.slots.get(slot) else { return };
         let length = operation.extent.length.0 as u32;
@@ -191,7 +191,7 @@ unsafe impl DataPath for GdsPath {
         let before = completions.len();
         // A path that is dead says so when it is rung or waited for.
         let _ = self.advance();
-        let answers: Vec<Answer> = self.queue.answers().collect();
+        let answers: Vec<WindowCompletion> = self.queue.answers().collect();
         for answer in answers {
             self.take_in(answer, completions);
         }

@@ -6,25 +6,25 @@ use std::sync::Arc;
 use tidelog_engine::path::backend::{Gate, Slots};
 use tidelog_engine::path::posix::PosixPath;
 use tidelog_engine::path::{
-    Backend, Capabilities, DataPath, Device, DeviceCapabilities, Feature, MemoryKinds, Opened,
+    Backend, Capabilities, DataPath, Device, DeviceCapabilities, Feature, MemoryKinds, OpenedPath,
     PathError, PathKind, PathProvider, stay_near,
 };
 use tidelog_engine::units::ByteCount;
 
 use super::GdsPath;
 use crate::cuda::{DevicePointer, Gpu};
-use crate::cufile::{Compat, Driver, Library};
-use crate::queue::{Queue, QueueOptions};
+use crate::cufile::{Compat, CuFileLibrary, Driver};
+use crate::queue::{CuFileQueue, QueueOptions};
 use crate::staged::StagedGpu;
 
 /// GPU memory of the caller's, for cuFile to read and write in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
+pub struct CallerRegion {
     base: DevicePointer,
     length: usize,
 }
 
-impl Region {
+impl CallerRegion {
     /// So many bytes from `base` on.
     ///
     /// # Safety
@@ -47,7 +47,7 @@ pub struct GdsOptions {
     pub queue: QueueOptions,
     /// Tensors in these, from multiples of 4 KiB on, are not copied through the ring. What cuFile refuses to register goes
     /// through it like other memory, and the path's notes say why.
-    pub registered: Vec<Region>,
+    pub registered: Vec<CallerRegion>,
 }
 
 /// Opens pools by way of GPU memory: for `OpenOptions::backend`.
@@ -73,10 +73,10 @@ pub struct GdsDevices {
 }
 
 impl PathProvider for GdsDevices {
-    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
+    fn open(self: Box<Self>, depth: u32) -> Result<OpenedPath, PathError> {
         let Self { devices, options } = *self;
         let path = open(devices, &options, depth)?;
-        Ok(Opened { path: Box::new(path), why_not: Vec::new() })
+        Ok(OpenedPath { path: Box::new(path), why_not: Vec::new() })
     }
 }
 
@@ -96,7 +96,7 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
     let gpu = Gpu::open(options.gpu).map_err(unavailable)?;
     // The thread that opens a path drives it: it is nobody's who counts on another GPU.
     gpu.stay().map_err(unavailable)?;
-    let library = Library::open(options.library.as_deref()).map_err(unavailable)?;
+    let library = CuFileLibrary::open(options.library.as_deref()).map_err(unavailable)?;
     let driver = Driver::open(library, options.compat).map_err(unavailable)?;
     let twins: Result<Vec<Device>, _> = devices.iter().map(Device::try_clone).collect();
     let twins = twins.map_err(|source| PathError::System {
@@ -109,7 +109,7 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
     // This thread also first touches what CUDA tells it in page-locked memory.
     let near = stay_near(&devices, Some(&StagedGpu(Arc::clone(&gpu))));
     let kernel = PosixPath::new(twins, depth)?;
-    let queue = Queue::open(&gpu, &driver, devices, QueueOptions { depth, ..options.queue });
+    let queue = CuFileQueue::open(&gpu, &driver, devices, QueueOptions { depth, ..options.queue });
     let mut queue = queue.map_err(unavailable)?;
     let in_place: Vec<String> =
         options.registered.iter().map(|region| register(&mut queue, *region)).collect();
@@ -154,8 +154,8 @@ fn open(devices: Vec<Device>, options: &GdsOptions, depth: u32) -> Result<GdsPat
 }
 
 /// Registers a region, and says what came of that.
-fn register(queue: &mut Queue, region: Region) -> String {
-    let Region { base, length } = region;
+fn register(queue: &mut CuFileQueue, region: CallerRegion) -> String {
+    let CallerRegion { base, length } = region;
     let size = ByteCount(length as u64);
     // SAFETY: by the region's contract it stays for longer than the pool, and with it the queue.
     match unsafe { queue.register(base, length) } {

@@ -5,11 +5,13 @@
 use std::sync::Arc;
 
 use tidelog_engine::path::Status;
-use tidelog_engine::path::backend::{Direction, Shares, Told, Transfer, TransferPlace, Window};
+use tidelog_engine::path::backend::{
+    DmaDirection, PartStatus, PartTransfer, Shares, TransferPlace, Window,
+};
 use tidelog_engine::units::DeviceIndex;
 
 use super::Registered;
-use crate::cufile::{Batch, CuFileError, Driver, Entry, sys};
+use crate::cufile::{CuFileBatch, CuFileError, CuFileTransfer, Driver, sys};
 
 /// Batches on their way at once: enough that one is filled while others fly. For each of many
 /// devices there are some.
@@ -30,7 +32,7 @@ pub(super) struct Batches {
 
 /// A batch, and the device that has it while it is on its way.
 struct Member {
-    batch: Batch,
+    batch: CuFileBatch,
     device: Option<DeviceIndex>,
 }
 
@@ -46,7 +48,7 @@ impl Batches {
     }
 
     /// Tells of every part that has ended.
-    pub(super) fn poll(&mut self, told: &mut Vec<(u32, Told)>) -> Result<(), CuFileError> {
+    pub(super) fn poll(&mut self, told: &mut Vec<(u32, PartStatus)>) -> Result<(), CuFileError> {
         let mut ended = |part, result| told.push((part, told_of(result)));
         for Member { batch, device } in &mut self.all {
             batch.poll(&mut ended)?;
@@ -71,10 +73,10 @@ impl Batches {
     /// What the parts name is registered, and theirs alone until they have ended.
     pub(super) unsafe fn submit(
         &mut self,
-        ready: &mut [Transfer],
+        ready: &mut [PartTransfer],
         registered: &Registered,
         window: &Window,
-        told: &mut Vec<(u32, Told)>,
+        told: &mut Vec<(u32, PartStatus)>,
     ) {
         ready.sort_by_key(|transfer| transfer.device);
         for of_device in ready.chunk_by(|one, other| one.device == other.device) {
@@ -91,10 +93,10 @@ impl Batches {
     /// As for [`submit`](Self::submit).
     unsafe fn submit_to_device(
         &mut self,
-        ready: &[Transfer],
+        ready: &[PartTransfer],
         registered: &Registered,
         window: &Window,
-        told: &mut Vec<(u32, Told)>,
+        told: &mut Vec<(u32, PartStatus)>,
     ) -> bool {
         let mut left = ready;
         while let Some((first, others)) = left.split_first() {
@@ -112,7 +114,7 @@ impl Batches {
                 // The library sets up only so many at once: those that fly will do.
                 Err(_) if self.is_any_flying() => return false,
                 Err(error) => {
-                    told.push((first.part, Told::Failed(error.status())));
+                    told.push((first.part, PartStatus::Failed(error.status())));
                     left = others;
                 }
             }
@@ -132,7 +134,7 @@ impl Batches {
         if let Some(at) = self.all.iter().position(|member| member.batch.is_idle()) {
             return Ok(Some(at));
         }
-        self.all.push(Member { batch: Batch::new(&self.driver, u32::MAX)?, device: None });
+        self.all.push(Member { batch: CuFileBatch::new(&self.driver, u32::MAX)?, device: None });
         Ok(Some(self.all.len() - 1))
     }
 
@@ -140,7 +142,7 @@ impl Batches {
     fn fill(
         &mut self,
         at: usize,
-        ready: &[Transfer],
+        ready: &[PartTransfer],
         registered: &Registered,
         window: &Window,
     ) -> usize {
@@ -156,13 +158,13 @@ impl Batches {
                     (registered.regions[region].base(), offset)
                 }
             };
-            batch.add(&Entry {
+            batch.add(&CuFileTransfer {
                 file: &registered.files[usize::from(transfer.device.0)],
                 memory,
                 memory_offset,
                 file_offset: transfer.offset,
                 length: transfer.length,
-                write: transfer.direction == Direction::Write,
+                write: transfer.direction == DmaDirection::Write,
                 cookie: transfer.part,
             });
             count += 1;
@@ -177,8 +179,8 @@ impl Batches {
     unsafe fn send(
         &mut self,
         at: usize,
-        members: &[Transfer],
-        told: &mut Vec<(u32, Told)>,
+        members: &[PartTransfer],
+        told: &mut Vec<(u32, PartStatus)>,
     ) -> bool {
         // SAFETY: passed on to the caller.
         match unsafe { self.all[at].batch.submit() } {
@@ -188,7 +190,7 @@ impl Batches {
                     self.shares.take(first.device);
                     self.all[at].device = Some(first.device);
                 }
-                told.extend(members.iter().map(|member| (member.part, Told::Taken)));
+                told.extend(members.iter().map(|member| (member.part, PartStatus::Taken)));
                 true
             }
             // Nothing happened; what flies, here or elsewhere, will make room.
@@ -207,23 +209,23 @@ impl Batches {
     }
 
     /// A batch was refused, and nobody says how much of it had begun by then. Answers what became of its parts.
-    fn abandon(&mut self, at: usize, status: Status) -> Told {
+    fn abandon(&mut self, at: usize, status: Status) -> PartStatus {
         let Member { mut batch, .. } = self.all.swap_remove(at);
         if batch.cancel() {
-            return Told::Failed(status);
+            return PartStatus::Failed(status);
         }
         // Destroying what may be on its way would not stop it.
         std::mem::forget(batch);
-        Told::Lost(status)
+        PartStatus::Lost(status)
     }
 }
 
 /// What an entry of a batch says of its part.
-fn told_of(result: Result<u32, Status>) -> Told {
+fn told_of(result: Result<u32, Status>) -> PartStatus {
     match result {
-        Ok(moved) => Told::Moved(moved),
+        Ok(moved) => PartStatus::Moved(moved),
         // cuFile stopped waiting; nobody says that the SSD stopped writing.
-        Err(status @ Status::Errno(libc::ETIMEDOUT)) => Told::Lost(status),
-        Err(status) => Told::Failed(status),
+        Err(status @ Status::Errno(libc::ETIMEDOUT)) => PartStatus::Lost(status),
+        Err(status) => PartStatus::Failed(status),
     }
 }

@@ -7,11 +7,11 @@ mod batches;
 use std::sync::Arc;
 
 use tidelog_engine::memory::ALIGNMENT;
-use tidelog_engine::path::backend::{Told, Transfer, Window, WindowSize};
+use tidelog_engine::path::backend::{PartStatus, PartTransfer, Window, WindowSize};
 use tidelog_engine::path::{Device, Status};
 use tidelog_engine::units::ByteCount;
 
-pub use tidelog_engine::path::backend::{Answer, Direction, Request};
+pub use tidelog_engine::path::backend::{DmaDirection, WindowCompletion, WindowRequest};
 
 use crate::copies::StreamCopies;
 use crate::cuda::{CudaError, DeviceMemory, DevicePointer, Gpu};
@@ -70,18 +70,18 @@ struct Registered {
 }
 
 /// Transfers to a few devices, driven by one thread.
-pub struct Queue {
+pub struct CuFileQueue {
     driver: Arc<Driver>,
     gpu: Arc<Gpu>,
     window: Window,
     batches: Batches,
-    ready: Vec<Transfer>,
-    told: Vec<(u32, Told)>,
+    ready: Vec<PartTransfer>,
+    told: Vec<(u32, PartStatus)>,
     /// Taken out only to be leaked.
     registered: Option<Registered>,
 }
 
-impl Queue {
+impl CuFileQueue {
     /// Registers `devices`, and staging memory on `gpu`, and reads a block of each device to see whether it works.
     pub fn open(
         gpu: &Arc<Gpu>,
@@ -165,7 +165,7 @@ impl Queue {
     /// # Safety
     /// The request names a device of this queue, and lies within it. Its memory is as long as it says, and until its
     /// answer it stays allocated; nobody writes it meanwhile, nor reads what a read writes.
-    pub unsafe fn submit(&mut self, request: Request) -> Result<(), Request> {
+    pub unsafe fn submit(&mut self, request: WindowRequest) -> Result<(), WindowRequest> {
         // SAFETY: passed on to the caller.
         unsafe { self.window.submit(request) }
     }
@@ -194,7 +194,7 @@ impl Queue {
     }
 
     /// Hands out what was answered since the last call.
-    pub fn answers(&mut self) -> impl Iterator<Item = Answer> + '_ {
+    pub fn answers(&mut self) -> impl Iterator<Item = WindowCompletion> + '_ {
         std::iter::from_fn(|| self.window.next_answer())
     }
 
@@ -219,7 +219,7 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for CuFileQueue {
     fn drop(&mut self) {
         let _entered = self.gpu.enter();
         // Copies end by themselves. What an SSD has not let go of is leaked: unmapping it would let the SSD write

@@ -16,7 +16,7 @@ pub(super) const UNIT: u32 = 64 << 10;
 const PARTS: u32 = parts_of(UNIT);
 
 /// One direction's stream, and what belongs to it.
-pub(super) struct Copies {
+pub(super) struct TierCopies {
     gpu: Arc<Gpu>,
     stream: Stream,
     kernel: Crc32c,
@@ -33,7 +33,7 @@ struct Slot {
     units: u32,
 }
 
-impl Copies {
+impl TierCopies {
     pub(super) fn new(gpu: &Arc<Gpu>, memory: &Arc<HostMemory>) -> Result<Self, CudaError> {
         let slot = || {
             Ok(Slot { done: Event::awaited(gpu)?, words: HostWords::new(gpu, 1 << 10)?, units: 0 })
@@ -131,7 +131,7 @@ impl Copies {
     }
 }
 
-impl Drop for Copies {
+impl Drop for TierCopies {
     fn drop(&mut self) {
         // A failure is that of the whole context, in which then nothing runs.
         let _ = self.stream.synchronize();

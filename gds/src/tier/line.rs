@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use tidelog_engine::schedule::{Notify, Outcome, TransferError, Urgency};
+use tidelog_engine::schedule::{Notify, TransferError, TransferOutcome, Urgency};
 
-use super::copies::{Copies, SLOTS};
+use super::copies::{SLOTS, TierCopies};
 use super::{HostTierError, Work};
 use crate::cuda::CudaError;
 
@@ -18,14 +18,14 @@ struct Job {
 
 /// Follows one job. Dropped, the job goes on.
 #[derive(Debug)]
-pub struct Ticket {
+pub struct TierTicket {
     queue: Arc<Queue>,
     number: u64,
 }
 
 /// The jobs of one direction, and the thread that does them.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct TierQueue {
     queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
 }
@@ -48,8 +48,8 @@ struct Jobs {
     abandoned: bool,
 }
 
-impl Line {
-    pub(super) fn start(name: &str, copies: Copies) -> Result<Self, HostTierError> {
+impl TierQueue {
+    pub(super) fn start(name: &str, copies: TierCopies) -> Result<Self, HostTierError> {
         let queue = Arc::new(Queue::default());
         let worker = Worker { copies, running: VecDeque::new(), leaving: Leaving(queue.clone()) };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || worker.work());
@@ -62,7 +62,7 @@ impl Line {
         work: Work,
         urgency: Urgency,
         notify: Notify,
-    ) -> Result<Ticket, HostTierError> {
+    ) -> Result<TierTicket, HostTierError> {
         let mut jobs = self.queue.lock();
         if jobs.closed {
             return Err(HostTierError::Closed);
@@ -76,7 +76,7 @@ impl Line {
         }
         drop(jobs);
         self.queue.changed.notify_all();
-        Ok(Ticket { queue: Arc::clone(&self.queue), number })
+        Ok(TierTicket { queue: Arc::clone(&self.queue), number })
     }
 
     /// Cancels what has not begun, refuses what comes, and waits for the rest.
@@ -89,7 +89,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for TierQueue {
     fn drop(&mut self) {
         self.close();
         if let Some(thread) = self.thread.take() {
@@ -99,7 +99,7 @@ impl Drop for Line {
     }
 }
 
-impl Ticket {
+impl TierTicket {
     /// Ends the job as cancelled if it has not begun; one that has goes on to its end.
     pub fn cancel(&self) {
         let mut jobs = self.queue.lock();
@@ -172,11 +172,11 @@ impl Jobs {
 
 impl Job {
     /// Tells the job's end, when it has given up whatever it held of the tier.
-    fn end(mut self, outcome: impl FnOnce(Work) -> Outcome) {
+    fn end(mut self, outcome: impl FnOnce(Work) -> TransferOutcome) {
         self.tell(outcome);
     }
 
-    fn tell(&mut self, outcome: impl FnOnce(Work) -> Outcome) {
+    fn tell(&mut self, outcome: impl FnOnce(Work) -> TransferOutcome) {
         if let Some((work, (queue, tag))) = self.open.take() {
             queue.push(tag, outcome(work));
         }
@@ -198,7 +198,7 @@ impl std::fmt::Debug for Job {
 
 /// The thread's own. Fields drop in this order: copies wait for the GPU, then jobs are told, then the line is.
 struct Worker {
-    copies: Copies,
+    copies: TierCopies,
     /// Begun, in the order in which they end, with their slots.
     running: VecDeque<(usize, Job)>,
     leaving: Leaving,
@@ -244,7 +244,7 @@ impl Worker {
         self.end(job, |work| work.conclude(sums.map_err(failed)?));
     }
 
-    fn end(&self, job: Job, outcome: impl FnOnce(Work) -> Outcome) {
+    fn end(&self, job: Job, outcome: impl FnOnce(Work) -> TransferOutcome) {
         job.end(outcome);
         self.leaving.0.ended();
     }

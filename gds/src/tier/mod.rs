@@ -16,14 +16,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::{GpuDestination, GpuEvent, GpuRange, GpuSource};
-use tidelog_engine::schedule::{Done, Notify, Outcome, TransferError, Urgency};
+use tidelog_engine::schedule::{Done, Notify, TransferError, TransferOutcome, Urgency};
 use tidelog_engine::units::ByteCount;
 
 use crate::cuda::{CudaError, Gpu, HostMemory};
-use copies::{Copies, UNIT};
-use line::Line;
-pub use line::Ticket;
-use space::{Room, Space};
+use copies::{TierCopies, UNIT};
+use line::TierQueue;
+pub use line::TierTicket;
+use space::{Room, TierSpace};
 
 /// Why the tier does not do something.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -77,10 +77,10 @@ pub struct HostTierStats {
 #[derive(Debug)]
 pub struct HostTier {
     // Fields drop in this order: the lines wait for all copies, then the memory goes.
-    out: Line,
-    back: Line,
+    out: TierQueue,
+    back: TierQueue,
     books: Arc<Books>,
-    space: Space,
+    space: TierSpace,
     memory: Arc<HostMemory>,
 }
 
@@ -112,9 +112,9 @@ impl HostTier {
     pub fn open(gpu: &Arc<Gpu>, capacity: ByteCount) -> Result<Self, HostTierError> {
         let bytes = usize::try_from(capacity.0).unwrap_or(usize::MAX);
         let memory = Arc::new(HostMemory::new(gpu, bytes)?);
-        let line = |name| Line::start(name, Copies::new(gpu, &memory)?);
+        let line = |name| TierQueue::start(name, TierCopies::new(gpu, &memory)?);
         let (out, back) = (line("tidelog-tier-out")?, line("tidelog-tier-in")?);
-        Ok(Self { out, back, books: Arc::default(), space: Space::new(bytes), memory })
+        Ok(Self { out, back, books: Arc::default(), space: TierSpace::new(bytes), memory })
     }
 
     /// Copies a tensor here, which then has its name; a copy that had it is replaced. The memory is the caller's again
@@ -125,7 +125,7 @@ impl HostTier {
         source: GpuSource,
         urgency: Urgency,
         notify: Notify,
-    ) -> Result<Ticket, HostTierError> {
+    ) -> Result<TierTicket, HostTierError> {
         let length = source.range().length;
         let room = self.space.take(length).ok_or_else(|| HostTierError::NoRoom {
             wanted: ByteCount(length as u64),
@@ -143,7 +143,7 @@ impl HostTier {
         destination: GpuDestination,
         urgency: Urgency,
         notify: Notify,
-    ) -> Result<Ticket, HostTierError> {
+    ) -> Result<TierTicket, HostTierError> {
         let held = self.books.find(id, destination.range().length)?;
         let books = Arc::clone(&self.books);
         self.back.submit(Work::Get { destination, held, books }, urgency, notify)
@@ -155,7 +155,7 @@ impl HostTier {
         id: TensorId,
         source: GpuSource,
         notify: Notify,
-    ) -> Result<Ticket, HostTierError> {
+    ) -> Result<TierTicket, HostTierError> {
         let held = self.books.find(id, source.range().length)?;
         self.out.submit(Work::Verify { source, held }, Urgency::Ahead, notify)
     }
@@ -217,7 +217,7 @@ impl Work {
     }
 
     /// The copies are done, and these are the checksums of the bytes on the GPU.
-    fn conclude(self, sums: Vec<u32>) -> Outcome {
+    fn conclude(self, sums: Vec<u32>) -> TransferOutcome {
         let bytes = self.range().length as u64;
         let mut matched = true;
         match self {

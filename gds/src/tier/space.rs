@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The bytes of the tier. Clones are handles of the same ones.
 #[derive(Clone, Debug)]
-pub(super) struct Space(Arc<Mutex<Free>>);
+pub(super) struct TierSpace(Arc<Mutex<Free>>);
 
 #[derive(Debug)]
 struct Free {
@@ -22,10 +22,10 @@ struct Free {
 #[derive(Debug)]
 pub(super) struct Room {
     pieces: Vec<Range<usize>>,
-    space: Space,
+    space: TierSpace,
 }
 
-impl Space {
+impl TierSpace {
     pub(super) fn new(bytes: usize) -> Self {
         let runs = if bytes > 0 { BTreeMap::from([(0, bytes)]) } else { BTreeMap::new() };
         Self(Arc::new(Mutex::new(Free { runs, bytes, least: bytes })))
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     /// The one piece that so many bytes get.
-    fn place_of(space: &Space, bytes: usize) -> (usize, usize) {
+    fn place_of(space: &TierSpace, bytes: usize) -> (usize, usize) {
         let room = space.take(bytes).unwrap();
         assert_eq!(room.pieces().len(), 1);
         (room.pieces()[0].start, room.pieces()[0].end)
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn whatever_is_free_can_be_taken_and_no_byte_twice() {
         const BYTES: usize = 1000;
-        let space = Space::new(BYTES);
+        let space = TierSpace::new(BYTES);
         let mut rooms: Vec<Room> = Vec::new();
         let (mut draw, mut scattered) = (1_u64, 0);
         for _ in 0..20_000 {
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn the_shortest_run_that_is_long_enough_is_taken() {
-        let space = Space::new(100);
+        let space = TierSpace::new(100);
         let [short, between, long] = [10, 20, 30].map(|bytes| space.take(bytes).unwrap());
         drop((short, long));
         assert_eq!(place_of(&space, 8), (0, 8));

@@ -9,8 +9,8 @@ mod place;
 use std::fmt;
 
 pub use nvml::{NvmlGpu, NvmlUnavailable, gpus as nvml_gpus};
-pub use pci::{Acs, Link, PciDevice, Sysfs, acs_in, payload_of};
-pub use place::Place;
+pub use pci::{Acs, PciDevice, PciLink, Sysfs, acs_in, payload_of};
+pub use place::GpuLocality;
 
 /// How far two devices of PCI Express are apart, nearest first. The short names are those of `nvidia-smi topo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

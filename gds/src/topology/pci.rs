@@ -8,14 +8,14 @@ use tidelog_engine::units::ByteCount;
 
 /// A link of PCI Express.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct PciLink {
     /// Lanes.
     pub width: u32,
     /// Transfers in a second and lane, in tenths of 10^9.
     pub speed_decigigatransfers: u32,
 }
 
-impl Link {
+impl PciLink {
     /// What it carries in one direction, packets' own overhead included.
     pub fn bytes_per_second(self) -> u64 {
         let bits = u64::from(self.width) * u64::from(self.speed_decigigatransfers) * 100_000_000;
@@ -32,7 +32,7 @@ pub fn payload_of(bytes_per_second: u64) -> u64 {
     bytes_per_second / (PAYLOAD + AROUND_IT) * PAYLOAD
 }
 
-impl std::fmt::Display for Link {
+impl std::fmt::Display for PciLink {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let speed = self.speed_decigigatransfers;
         write!(out, "x{} at {}.{} GT/s", self.width, speed / 10, speed % 10)
@@ -74,9 +74,9 @@ pub struct PciDevice {
     /// Its IOMMU group.
     pub iommu_group: Option<u32>,
     /// Its link as it runs.
-    pub link: Option<Link>,
+    pub link: Option<PciLink>,
     /// Its link as it could run.
-    pub link_max: Option<Link>,
+    pub link_max: Option<PciLink>,
     /// Its windows into memory, by number.
     pub bars: Vec<ByteCount>,
 }
@@ -104,7 +104,7 @@ impl PciDevice {
     }
 
     /// Its link at work. An idle GPU's runs slower, and so does that of the bridge above: only an SSD's is as fast as it is now.
-    fn link_at_work(&self) -> Option<Link> {
+    fn link_at_work(&self) -> Option<PciLink> {
         if self.is_nvme() { self.link.or(self.link_max) } else { self.link_max }
     }
 
@@ -162,7 +162,7 @@ impl Sysfs {
             let Some((next, _)) = below[0].split_first() else { return u64::MAX };
             let link = self.pci_device(next).and_then(|device| device.link_at_work());
             let onwards: Vec<&[&str]> = below.iter().map(|way| &way[1..]).collect();
-            link.map_or(u64::MAX, Link::bytes_per_second).min(self.carried(&onwards))
+            link.map_or(u64::MAX, PciLink::bytes_per_second).min(self.carried(&onwards))
         });
         each.fold(0, u64::saturating_add)
     }
@@ -319,14 +319,14 @@ fn link_name(link: &Path) -> Option<String> {
 }
 
 /// `current_link_speed` is "16.0 GT/s" and more words, or "Unknown".
-fn link(directory: &Path, which: &str) -> Option<Link> {
+fn link(directory: &Path, which: &str) -> Option<PciLink> {
     let width = text(directory, &format!("{which}_link_width"))?.parse().ok()?;
     let speed = text(directory, &format!("{which}_link_speed"))?;
     let (whole, tenth) =
         speed.split(' ').next()?.split_once('.').unwrap_or((speed.split(' ').next()?, "0"));
     let speed_decigigatransfers =
         whole.parse::<u32>().ok()? * 10 + tenth.get(..1)?.parse::<u32>().ok()?;
-    (width > 0).then_some(Link { width, speed_decigigatransfers })
+    (width > 0).then_some(PciLink { width, speed_decigigatransfers })
 }
 
 /// A line for each window: first byte, last byte, flags.

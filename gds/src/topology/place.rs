@@ -10,14 +10,14 @@ use super::{Distance, Sysfs, distance};
 /// the GPU's node at most the first way leads over the link between nodes, on any other the second does for every byte. Without
 /// staging memory (cuFile) what the thread exchanges, copies begun and checksums told, it exchanges with the GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct GpuLocality {
     /// The NUMA node.
     pub node: u32,
     /// How far from the GPU each SSD is; `None` for what is no device of PCI Express, or lies on several.
     pub distances: Vec<Option<Distance>>,
 }
 
-impl Place {
+impl GpuLocality {
     /// The place for the GPU at this PCI address and the block devices of these numbers (`st_rdev`); `None` where the machine
     /// does not say on which node the GPU is.
     pub fn of(sysfs: &Sysfs, gpu: &str, devices: &[Option<u64>]) -> Option<Self> {
@@ -28,7 +28,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for GpuLocality {
     /// What there is to say of the SSDs, to stand behind what is said of the GPU: the farthest decides how fast all are.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.distances.iter().flatten().max() {

@@ -102,7 +102,7 @@ fn links_drivers_and_windows_are_read() {
     assert!(ssd.is_degraded());
     assert_eq!(ssd.bars, [ByteCount::mib(16), ByteCount::ZERO]);
     assert_eq!((ssd.driver, ssd.numa_node, ssd.iommu_group), (None, Some(0), None));
-    let slow = Link { width: 1, speed_decigigatransfers: 25 };
+    let slow = PciLink { width: 1, speed_decigigatransfers: 25 };
     assert_eq!(slow.bytes_per_second(), 250_000_000);
     assert_eq!(machine.sysfs().pci_device("../../etc"), None);
 }
@@ -257,29 +257,36 @@ fn a_gpu_is_served_from_its_own_node_wherever_the_ssds_are() {
         [(259, 0), (259, 1), (7, 0)].map(|(a, b)| Some(libc::makedev(a, b)));
     let switch = Some(Distance::Switch { bridges: 2 });
     for (gpu, devices, expected) in [
-        ("0000:3d:00.0", vec![near], Place { node: 0, distances: vec![switch] }),
+        ("0000:3d:00.0", vec![near], GpuLocality { node: 0, distances: vec![switch] }),
         (
             "0000:3d:00.0",
             vec![far, far],
-            Place { node: 0, distances: vec![Some(Distance::System); 2] },
+            GpuLocality { node: 0, distances: vec![Some(Distance::System); 2] },
         ),
         (
             "0000:81:00.0",
             vec![near, far],
-            Place { node: 1, distances: vec![Some(Distance::System), Some(Distance::HostBridge)] },
+            GpuLocality {
+                node: 1,
+                distances: vec![Some(Distance::System), Some(Distance::HostBridge)],
+            },
         ),
-        ("0000:81:00.0", vec![virtual_one, None], Place { node: 1, distances: vec![None, None] }),
+        (
+            "0000:81:00.0",
+            vec![virtual_one, None],
+            GpuLocality { node: 1, distances: vec![None, None] },
+        ),
     ] {
-        assert_eq!(Place::of(&sysfs, gpu, &devices), Some(expected), "{gpu}");
+        assert_eq!(GpuLocality::of(&sysfs, gpu, &devices), Some(expected), "{gpu}");
     }
-    let said = Place::of(&sysfs, "0000:3d:00.0", &[near, far]).unwrap().to_string();
+    let said = GpuLocality::of(&sysfs, "0000:3d:00.0", &[near, far]).unwrap().to_string();
     assert_eq!(said, ", its SSDs at SYS (different NUMA nodes) or nearer");
-    assert_eq!(Place::of(&sysfs, "0000:3d:00.0", &[virtual_one]).unwrap().to_string(), "");
-    assert_eq!(Place::of(&sysfs, "0000:99:00.0", &[near]), None, "there is no such GPU");
+    assert_eq!(GpuLocality::of(&sysfs, "0000:3d:00.0", &[virtual_one]).unwrap().to_string(), "");
+    assert_eq!(GpuLocality::of(&sysfs, "0000:99:00.0", &[near]), None, "there is no such GPU");
     // Virtual machines do not tell.
     let node = machine.0.join("bus/pci/devices/0000:3d:00.0/numa_node");
     fs::write(node, "-1").unwrap();
-    assert_eq!(Place::of(&sysfs, "0000:3d:00.0", &[near]), None);
+    assert_eq!(GpuLocality::of(&sysfs, "0000:3d:00.0", &[near]), None);
 }
 
 #[test]

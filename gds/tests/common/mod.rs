@@ -14,8 +14,8 @@ use tidelog_engine::path::{Device, DeviceSpec, OpenMode};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::cuda::{DevicePointer, Event, Gpu};
-use tidelog_gds::queue::{Queue, QueueOptions};
-use tidelog_gds::{GdsBackend, GdsOptions, Region, StagedGpu};
+use tidelog_gds::queue::{CuFileQueue, QueueOptions};
+use tidelog_gds::{CallerRegion, GdsBackend, GdsOptions, StagedGpu};
 use tidelog_tests::machine::{Directory, FakeGpu};
 
 /// A file of zeroes as a device.
@@ -40,7 +40,7 @@ pub fn pool_by_cufile(
     name: &str,
     fake: &FakeGpu,
     gpu: Arc<Gpu>,
-    registered: Vec<Region>,
+    registered: Vec<CallerRegion>,
 ) -> (Directory, Pool) {
     let (directory, file) = one_file(name);
     let library = Some(fake.library_path().into());
@@ -67,7 +67,7 @@ pub fn small() -> QueueOptions {
 }
 
 /// Advances until everything in flight is answered; answers in the order they came.
-pub fn finish(queue: &mut Queue) -> Vec<tidelog_gds::queue::Answer> {
+pub fn finish(queue: &mut CuFileQueue) -> Vec<tidelog_gds::queue::WindowCompletion> {
     let mut answers = Vec::new();
     for _ in 0..1_000_000 {
         queue.advance().unwrap();

@@ -19,7 +19,7 @@ pub const NAME: &str = "layer.0.weight";
 
 /// How GPU memory gets to the devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Way {
+pub enum TensorRoute {
     /// Through page-locked staging memory, over a data path of the kernel's.
     Staged(PathChoice),
     /// By cuFile, past the host.
@@ -29,9 +29,10 @@ pub enum Way {
 }
 
 /// One of each kind.
-pub const WAYS: [Way; 3] = [Way::Staged(PathChoice::Auto), Way::Gds, Way::Peer];
+pub const WAYS: [TensorRoute; 3] =
+    [TensorRoute::Staged(PathChoice::Auto), TensorRoute::Gds, TensorRoute::Peer];
 /// Those on which no byte comes to the host.
-pub const PAST_THE_HOST: [Way; 2] = [Way::Gds, Way::Peer];
+pub const PAST_THE_HOST: [TensorRoute; 2] = [TensorRoute::Gds, TensorRoute::Peer];
 
 /// What a pool is on.
 pub struct Media {
@@ -55,15 +56,15 @@ impl Media {
 }
 
 /// A pool on two devices, and those. Its staging memory is `chunks` chunks, on the GPU as well.
-pub fn pool(fake: &FakeGpu, chunks: u64, way: Way) -> (Media, Pool) {
+pub fn pool(fake: &FakeGpu, chunks: u64, way: TensorRoute) -> (Media, Pool) {
     let media = Media::new();
     let format = FormatOptions {
-        device_size: Some(ByteCount::mib(16)).filter(|_| way != Way::Peer),
+        device_size: Some(ByteCount::mib(16)).filter(|_| way != TensorRoute::Peer),
         stripe_unit: UNIT,
         ..FormatOptions::default()
     };
     match way {
-        Way::Peer => Pool::format(&media.disks, &format).map(drop).unwrap(),
+        TensorRoute::Peer => Pool::format(&media.disks, &format).map(drop).unwrap(),
         _ => Pool::format(&media.files(), &format).map(drop).unwrap(),
     }
     let pool = open(fake, &media, chunks, way);
@@ -71,22 +72,22 @@ pub fn pool(fake: &FakeGpu, chunks: u64, way: Way) -> (Media, Pool) {
 }
 
 /// The same, of a pool that stands.
-pub fn open(fake: &FakeGpu, media: &Media, chunks: u64, way: Way) -> Pool {
+pub fn open(fake: &FakeGpu, media: &Media, chunks: u64, way: TensorRoute) -> Pool {
     let staging = ByteCount(chunks * UNIT.0);
     // No stripe unit fits into a chunk of the ring: its checksum is made of two.
     let queue = QueueOptions { staging, chunk: ByteCount::kib(12), ..QueueOptions::default() };
     let library = Some(fake.library_path().into());
     let gds = GdsBackend(GdsOptions { library, queue, ..GdsOptions::default() });
     let options = OpenOptions {
-        path: if let Way::Staged(path) = way { path } else { PathChoice::Auto },
-        backend: if way == Way::Gds { Some(Arc::new(gds)) } else { None },
+        path: if let TensorRoute::Staged(path) = way { path } else { PathChoice::Auto },
+        backend: if way == TensorRoute::Gds { Some(Arc::new(gds)) } else { None },
         staging,
         depth: Some(4),
         gpu: Some(Arc::new(StagedGpu(fake.gpu()))),
         ..OpenOptions::default()
     };
     match way {
-        Way::Peer => Pool::open(&media.disks, &options).unwrap(),
+        TensorRoute::Peer => Pool::open(&media.disks, &options).unwrap(),
         _ => Pool::open(&media.files(), &options).unwrap(),
     }
 }

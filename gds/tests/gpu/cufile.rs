@@ -6,8 +6,8 @@ use tidelog_engine::memory::GpuSlice;
 use tidelog_engine::path::{Device, DeviceSpec, OpenMode, PathKind};
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 use tidelog_gds::cuda::DeviceMemory;
-use tidelog_gds::cufile::{Compat, Library};
-use tidelog_gds::queue::{Direction, Queue, QueueOptions, Request};
+use tidelog_gds::cufile::{Compat, CuFileLibrary};
+use tidelog_gds::queue::{CuFileQueue, DmaDirection, QueueOptions, WindowRequest};
 use tidelog_gds::{GdsBackend, GdsOptions};
 use tidelog_tests::conformance::{ROWS, Stage};
 use tidelog_tests::machine::{Directory, skip};
@@ -17,7 +17,7 @@ use super::{Cost, cost, driver, gpu, pattern};
 
 #[test]
 fn the_cufile_that_is_installed_has_every_function() {
-    match Library::open(None) {
+    match CuFileLibrary::open(None) {
         Ok(library) => {
             // Of 1.17; before, a bit tells what it does.
             let newer = "cuFileDriverGetP2PFlags";
@@ -40,15 +40,15 @@ fn tensors_on_the_gpu_go_to_a_file_and_come_back() {
     let device = Device::open(&DeviceSpec::new(&file), OpenMode::default()).unwrap();
     let options =
         QueueOptions { staging: ByteCount::mib(256), chunk: ByteCount::mib(4), depth: 64 };
-    let mut queue = Queue::open(&gpu, &driver, vec![device], options).unwrap();
+    let mut queue = CuFileQueue::open(&gpu, &driver, vec![device], options).unwrap();
     let bytes = pattern(PIECE);
     let mut tensor = DeviceMemory::new(&gpu, PIECE).unwrap();
     tensor.write(0, &bytes).unwrap();
     let memory = on_gpu(tensor.base(), PIECE, None);
-    let write = run(&mut queue, Direction::Write, BYTES, PIECE, memory);
+    let write = run(&mut queue, DmaDirection::Write, BYTES, PIECE, memory);
     let back: Vec<DeviceMemory> = (0..2).map(|_| DeviceMemory::new(&gpu, PIECE).unwrap()).collect();
     let memory = on_gpu(back[0].base(), PIECE, None);
-    let read = run(&mut queue, Direction::Read, BYTES, PIECE, memory);
+    let read = run(&mut queue, DmaDirection::Read, BYTES, PIECE, memory);
     let mut found = vec![0; PIECE];
     back[0].read(0, &mut found).unwrap();
     assert!(found == bytes, "other bytes came back to the GPU");
@@ -57,8 +57,8 @@ fn tensors_on_the_gpu_go_to_a_file_and_come_back() {
 
 /// Moves `bytes` in pieces to or from the same memory.
 fn run(
-    queue: &mut Queue,
-    direction: Direction,
+    queue: &mut CuFileQueue,
+    direction: DmaDirection,
     bytes: usize,
     piece: usize,
     memory: GpuSlice,
@@ -67,7 +67,7 @@ fn run(
         for (tag, offset) in (0..bytes).step_by(piece).enumerate() {
             let (tag, offset, length) = (tag as u64, offset as u64, piece as u32);
             let request =
-                Request { tag, device: DeviceIndex(0), offset, length, direction, memory };
+                WindowRequest { tag, device: DeviceIndex(0), offset, length, direction, memory };
             // SAFETY: the memory outlives the loop below. Reads write the same bytes to the same place.
             unsafe { queue.submit(request) }.unwrap();
         }

@@ -2,7 +2,7 @@
 
 use tidelog_engine::memory::peer::PeerMemory;
 use tidelog_gds::cuda::Stream;
-use tidelog_gds::gdr::{GdrError, Library, MappedMemory};
+use tidelog_gds::gdr::{GdrError, GdrLibrary, MappedMemory};
 use tidelog_tests::machine::skip;
 
 use super::{cost, gpu, pattern};
@@ -12,7 +12,7 @@ fn memory_that_gdrcopy_maps_is_the_gpus() {
     let test = "memory_that_gdrcopy_maps_is_the_gpus";
     const BYTES: usize = 16 << 20;
     let Some(gpu) = gpu(test) else { return };
-    let library = match Library::open(None) {
+    let library = match GdrLibrary::open(None) {
         Ok(library) => library,
         Err(why) => return skip(test, &why.to_string()),
     };

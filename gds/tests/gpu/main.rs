@@ -19,7 +19,7 @@ use std::sync::Arc;
 use common::cost::{Cost, cost};
 use tidelog_gds::Gpu;
 use tidelog_gds::cuda::gpu_count;
-use tidelog_gds::cufile::{Compat, Driver, Library};
+use tidelog_gds::cufile::{Compat, CuFileLibrary, Driver};
 use tidelog_tests::machine::skip;
 
 fn gpu(test: &str) -> Option<Arc<Gpu>> {
@@ -28,7 +28,7 @@ fn gpu(test: &str) -> Option<Arc<Gpu>> {
 }
 
 fn driver(test: &str, compat: Compat) -> Option<Arc<Driver>> {
-    let library = Library::open(None).map_err(|why| why.to_string());
+    let library = CuFileLibrary::open(None).map_err(|why| why.to_string());
     let driver =
         library.and_then(|library| Driver::open(library, compat).map_err(|why| why.to_string()));
     driver.map_err(|why| skip(test, &why)).ok()

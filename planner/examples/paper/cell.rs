@@ -1,7 +1,7 @@
 //! One trace on one machine: every policy, and what none can beat.
 
 use super::certificates::certificate;
-use super::sets::Part;
+use super::sets::TracePart;
 use super::{Failure, GIB, ratio};
 use std::path::Path;
 use tidelog_planner::algorithm1::{self, Score, algorithm1};
@@ -29,7 +29,7 @@ const SCORES: [(&str, Score); 3] = [
 const ZERO_HOST_BYTES: u64 = 750_000_000_000;
 
 /// One policy on one machine.
-pub(super) struct Outcome {
+pub(super) struct PolicyResult {
     pub(super) policy: String,
     pub(super) time: u64,
     pub(super) written: u64,
@@ -43,18 +43,18 @@ pub(super) struct Outcome {
 
 /// One trace on one machine.
 pub(super) struct Cell {
-    pub(super) part: Part,
+    pub(super) part: TracePart,
     pub(super) capacity: u64,
     pub(super) host: bool,
     pub(super) ideal: u64,
     pub(super) bound: Option<u64>,
     /// The fewest bytes that an iteration no longer than the best published score's must write.
     pub(super) floor: Option<u64>,
-    pub(super) outcomes: Vec<Outcome>,
+    pub(super) outcomes: Vec<PolicyResult>,
     /// Policies that cannot run it, and why.
     pub(super) impossible: Vec<(&'static str, String)>,
     /// Tidelog without one of its ideas.
-    pub(super) ablations: Vec<Outcome>,
+    pub(super) ablations: Vec<PolicyResult>,
     /// The step as a page, of tidelog's plan.
     pub(super) page: Option<String>,
 }
@@ -64,12 +64,12 @@ impl Cell {
         format!("{}, {}", self.part.title(), self.machine())
     }
 
-    pub(super) fn find(&self, policy: &str) -> Option<&Outcome> {
+    pub(super) fn find(&self, policy: &str) -> Option<&PolicyResult> {
         self.outcomes.iter().find(|one| one.policy == policy)
     }
 
     /// The fastest of algorithm1's scores.
-    pub(super) fn best_published(&self) -> Option<&Outcome> {
+    pub(super) fn best_published(&self) -> Option<&PolicyResult> {
         let published = self.outcomes.iter().filter(|one| one.policy.starts_with("algorithm1"));
         published.min_by_key(|one| one.time)
     }
@@ -87,7 +87,7 @@ pub(super) struct Traces {
 }
 
 pub(super) fn plan(
-    part: Part,
+    part: TracePart,
     traces: &Traces,
     capacity: u64,
     host: bool,
@@ -109,7 +109,7 @@ pub(super) fn plan(
     };
     published(&mut cell, traces, &machine)?;
     for (name, goal) in [("tidelog", Goal::Time), ("tidelog, fewest bytes", Goal::Wear)] {
-        let options = tidelog::Options { goal, ..tidelog::Options::default() };
+        let options = tidelog::TidelogOptions { goal, ..tidelog::TidelogOptions::default() };
         let (made, seconds) = timed(|| tidelog(trace, &machine, options));
         let (_, simulation) = made?;
         if goal == Goal::Time && part.is_first() && capacity == part.set.capacities[0] {
@@ -161,7 +161,8 @@ type Zero = fn(&Trace, &Machine) -> Result<ZeroStep, ZeroError>;
 fn published(cell: &mut Cell, traces: &Traces, machine: &Machine) -> Result<(), Failure> {
     let trace = &traces.plain;
     for (name, score) in SCORES {
-        let options = algorithm1::Options { score, ..algorithm1::Options::default() };
+        let options =
+            algorithm1::Algorithm1Options { score, ..algorithm1::Algorithm1Options::default() };
         let (plan, seconds) = timed(|| algorithm1(trace, machine, options));
         let simulation = simulate(trace, machine, Policy::Planned(&plan))?;
         cell.outcomes.push(outcome(name, &simulation, seconds));
@@ -194,11 +195,15 @@ fn published(cell: &mut Cell, traces: &Traces, machine: &Machine) -> Result<(), 
 }
 
 /// Tidelog's own plans, whole and without one idea each.
-fn ablations(trace: &Trace, machine: &Machine) -> Result<Vec<Outcome>, Failure> {
+fn ablations(trace: &Trace, machine: &Machine) -> Result<Vec<PolicyResult>, Failure> {
     let ideas = [None].into_iter().chain(Idea::ALL.map(Some));
     ideas
         .map(|without| {
-            let options = tidelog::Options { without, published: 0, ..tidelog::Options::default() };
+            let options = tidelog::TidelogOptions {
+                without,
+                published: 0,
+                ..tidelog::TidelogOptions::default()
+            };
             let (made, seconds) = timed(|| tidelog(trace, machine, options));
             let name =
                 without.map_or("nothing left out".to_owned(), |idea| format!("without {idea:?}"));
@@ -207,8 +212,8 @@ fn ablations(trace: &Trace, machine: &Machine) -> Result<Vec<Outcome>, Failure> 
         .collect()
 }
 
-fn outcome(policy: &str, simulation: &Simulation, planning: f64) -> Outcome {
-    Outcome {
+fn outcome(policy: &str, simulation: &Simulation, planning: f64) -> PolicyResult {
+    PolicyResult {
         policy: policy.to_owned(),
         time: simulation.time.0,
         written: simulation.bytes.ssd_written.0,

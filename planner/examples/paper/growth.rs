@@ -51,7 +51,8 @@ pub(super) fn growth(told: impl Fn(&Size)) -> Result<Vec<Size>, SimulateError> {
             host: None,
             verify: Bandwidth(1_000_000_000_000),
         };
-        let (made, seconds) = timed(|| tidelog(&trace, &machine, tidelog::Options::default()));
+        let (made, seconds) =
+            timed(|| tidelog(&trace, &machine, tidelog::TidelogOptions::default()));
         made?;
         let memory_gib = ratio(most_held(), GIB);
         let size = Size { kernels, tensors: trace.storages.len(), seconds, memory_gib };

@@ -14,7 +14,7 @@ mod small;
 
 use cell::{Cell, Traces};
 use output::Results;
-use sets::{Part, SETS, Set};
+use sets::{SETS, Set, TracePart};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,7 +35,7 @@ fn main() -> Result<(), Failure> {
         return Err(format!("set {unknown} is not known; there are {}", known.join(", ")).into());
     }
     let wanted = |set: &&'static Set| names.is_empty() || names.iter().any(|name| name == set.name);
-    let parts: Vec<Part> = SETS.iter().filter(wanted).flat_map(Part::of).collect();
+    let parts: Vec<TracePart> = SETS.iter().filter(wanted).flat_map(TracePart::of).collect();
     let folder = Path::new(folder);
     let traces = parts.iter().map(|part| read(folder, *part)).collect::<Result<Vec<_>, _>>()?;
 
@@ -65,7 +65,7 @@ fn main() -> Result<(), Failure> {
     std::process::exit(i32::from(!results.missed.is_empty()));
 }
 
-fn read(folder: &Path, part: Part) -> Result<Traces, Failure> {
+fn read(folder: &Path, part: TracePart) -> Result<Traces, Failure> {
     let read = |kind: &str| -> Result<Trace, Failure> {
         let path = folder.join(format!("{}{kind}.json", part.file()));
         let text = std::fs::read_to_string(&path).map_err(|error| {
@@ -77,7 +77,7 @@ fn read(folder: &Path, part: Part) -> Result<Traces, Failure> {
 }
 
 /// Every part on each of its machines, as many at a time as there are cores; told of as they are done.
-fn cells(parts: &[Part], traces: &[Traces], bounds: &Path) -> Result<Vec<Cell>, Failure> {
+fn cells(parts: &[TracePart], traces: &[Traces], bounds: &Path) -> Result<Vec<Cell>, Failure> {
     std::fs::create_dir_all(bounds)?;
     let mut jobs = Vec::new();
     for (part, traces) in parts.iter().zip(traces) {

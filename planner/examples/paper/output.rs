@@ -1,8 +1,8 @@
 //! The tables for people, and the file for programs.
 
-use super::cell::{Cell, Outcome, Traces};
+use super::cell::{Cell, PolicyResult, Traces};
 use super::growth::Size;
-use super::sets::Part;
+use super::sets::TracePart;
 use super::small::Small;
 use super::{GIB, ratio};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ pub(super) struct Results {
     pub(super) out_of_reach: Vec<String>,
 }
 
-pub(super) fn about(part: Part, traces: &Traces) -> String {
+pub(super) fn about(part: TracePart, traces: &Traces) -> String {
     let peak = 100.0 * ratio(Lifetimes::of(&traces.plain).peak().0, 80 * GIB);
     let (ops, storages) = (traces.plain.ops.len(), traces.plain.storages.len());
     let published = part.set.published.map_or_else(
@@ -160,8 +160,8 @@ pub(super) fn json(results: &Results) -> Value {
     })
 }
 
-fn rows_of(cell: &Cell, outcomes: &[Outcome]) -> Vec<Value> {
-    let row = |one: &Outcome| {
+fn rows_of(cell: &Cell, outcomes: &[PolicyResult]) -> Vec<Value> {
+    let row = |one: &PolicyResult| {
         json!({
             "policy": one.policy, "time_ns": one.time, "percent_of_ideal": percent_of_ideal(cell, one.time),
             "ssd_written": one.written, "ssd_read": one.read, "stalled_ops": one.stalled,

@@ -1,6 +1,6 @@
 //! The page: all tables in one file that needs no network, and a page for each step that is worth a look.
 
-use super::cell::{Cell, Outcome};
+use super::cell::{Cell, PolicyResult};
 use super::output::{Results, percent_of_ideal, published_of, size_in_words, small_in_words};
 use super::ratio;
 use std::fmt::Write;
@@ -109,7 +109,7 @@ fn table(cell: &Cell, name: &str, out: &mut String) {
     out.push_str("</table>\n");
 }
 
-fn row(cell: &Cell, one: &Outcome, out: &mut String) {
+fn row(cell: &Cell, one: &PolicyResult, out: &mut String) {
     let percent = percent_of_ideal(cell, one.time);
     let class = if one.policy.starts_with("tidelog") { " class=\"ours\"" } else { "" };
     let over =

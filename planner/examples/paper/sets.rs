@@ -106,12 +106,12 @@ pub(super) const SETS: [Set; 8] = [
 
 /// One trace of a set.
 #[derive(Clone, Copy)]
-pub(super) struct Part {
+pub(super) struct TracePart {
     pub(super) set: &'static Set,
     pub(super) stage: Option<usize>,
 }
 
-impl Part {
+impl TracePart {
     /// The parts of a set.
     pub(super) fn of(set: &'static Set) -> Vec<Self> {
         let staged = set.stages.iter().map(|stage| Self { set, stage: Some(*stage) });

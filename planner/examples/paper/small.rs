@@ -61,9 +61,10 @@ impl Small {
     ) -> Result<(), SimulateError> {
         let bound = lower_bound(trace, machine, EFFORT)?.time;
         self.telling += u32::from(bound > trace.duration());
-        let mut plans = vec![tidelog(trace, machine, tidelog::Options::default())?.0];
+        let mut plans = vec![tidelog(trace, machine, tidelog::TidelogOptions::default())?.0];
         for score in Score::ALL {
-            let options = algorithm1::Options { score, ..algorithm1::Options::default() };
+            let options =
+                algorithm1::Algorithm1Options { score, ..algorithm1::Algorithm1Options::default() };
             plans.push(algorithm1(trace, machine, options));
         }
         plans.extend(flashneuron(trace, machine));
@@ -91,7 +92,7 @@ impl Small {
         for plan in &plans {
             best = best.min(simulate(trace, machine, Policy::Planned(plan))?.time.0);
         }
-        let found = tidelog(trace, machine, tidelog::Options::default())?.1.time.0;
+        let found = tidelog(trace, machine, tidelog::TidelogOptions::default())?.1.time.0;
         self.enumerated += 1;
         self.best += u32::from(found <= best);
         let per_mille = u32::try_from(found * 1000 / best.max(1)).unwrap_or(u32::MAX);

@@ -25,7 +25,7 @@ fn the_algorithm_is_between_the_best_of_all_plans_and_a_little_more() {
             continue;
         }
         let best = plans.iter().map(|plan| time(Policy::Planned(plan))).min().unwrap();
-        let plan = algorithm1(&trace, &machine, Options::default());
+        let plan = algorithm1(&trace, &machine, Algorithm1Options::default());
         let found = time(Policy::Planned(&plan));
         let seed = format!("case {cases}");
         assert!(trace.duration() <= best && best <= found, "{seed}: best {best:?}, {found:?}");

@@ -15,8 +15,8 @@ mod pressure;
 mod ranges;
 
 use crate::cost::{HostLink, Ledger, Machine, Timeline};
-use crate::lifetime::{Lifetimes, Period, PeriodEnd, Version};
-use crate::migration::{Direction, Migration, Target};
+use crate::lifetime::{ContentVersion, Lifetimes, Period, PeriodEnd};
+use crate::migration::{Migration, MigrationDirection, Target};
 use crate::plan::{Expectation, Plan, PlannedBytes};
 use crate::trace::{PlanStorage, Trace};
 use pressure::{Pressure, rounds};
@@ -49,7 +49,7 @@ impl Score {
 
 /// What the published algorithm leaves open, and what goes beyond it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct Algorithm1Options {
     /// How periods are ranked.
     pub score: Score,
     /// Charge no write for a period whose bytes an earlier chosen period has already written.
@@ -71,7 +71,7 @@ struct Offer {
 /// byte. A plan that leaves ops over capacity is still a plan (the run time evicts on demand
 /// there); [`Expectation`] says how many and by how much. On a machine that [`Machine::check_for`] refuses, as every
 /// simulation then does, nothing moves in it.
-pub fn algorithm1(trace: &Trace, machine: &Machine, options: Options) -> Plan {
+pub fn algorithm1(trace: &Trace, machine: &Machine, options: Algorithm1Options) -> Plan {
     let (rows, expects) = migrations(trace, machine, options, &Lifetimes::of(trace));
     Plan::new("algorithm1", trace, machine, rows, expects)
 }
@@ -80,7 +80,7 @@ pub fn algorithm1(trace: &Trace, machine: &Machine, options: Options) -> Plan {
 pub(crate) fn migrations(
     trace: &Trace,
     machine: &Machine,
-    options: Options,
+    options: Algorithm1Options,
     lifetimes: &Lifetimes,
 ) -> (Vec<Migration>, Expectation) {
     let mut planner = Planner::new(trace, machine, options, lifetimes);
@@ -102,14 +102,14 @@ pub(crate) fn migrations(
 }
 
 struct Planner<'a> {
-    options: Options,
+    options: Algorithm1Options,
     periods: &'a [Period],
     timeline: Timeline,
     pressure: Pressure,
     ssd: Links,
     host: Option<Host>,
     /// Per storage and contents which of their periods writes them: the earliest chosen one.
-    written: HashMap<(PlanStorage, Version), (bool, u32)>,
+    written: HashMap<(PlanStorage, ContentVersion), (bool, u32)>,
     rows: Vec<Migration>,
     bytes: PlannedBytes,
 }
@@ -130,7 +130,7 @@ impl<'a> Planner<'a> {
     fn new(
         trace: &'a Trace,
         machine: &Machine,
-        options: Options,
+        options: Algorithm1Options,
         lifetimes: &'a Lifetimes,
     ) -> Self {
         let timeline = Timeline::of(trace);
@@ -229,7 +229,8 @@ impl<'a> Planner<'a> {
             return true;
         }
         let writer = self.written.get(&(period.storage, period.version));
-        period.version != Version::Constant && writer.is_none_or(|first| period.order() < *first)
+        period.version != ContentVersion::Constant
+            && writer.is_none_or(|first| period.order() < *first)
     }
 
     fn choose(&mut self, index: usize, offer: &Offer) {
@@ -258,11 +259,11 @@ impl<'a> Planner<'a> {
         let row = |direction, when| {
             Migration::unrolled(period.storage, (direction, offer.target), when, ops)
         };
-        self.rows.push(row(Direction::Out, (period.from, offer.relieved.0)));
+        self.rows.push(row(MigrationDirection::Out, (period.from, offer.relieved.0)));
         if period.end == PeriodEnd::Use {
             links.back.promise_until(end, period.size);
             self.bytes.add_back(offer.target, period.size);
-            self.rows.push(row(Direction::In, (offer.relieved.1, period.to)));
+            self.rows.push(row(MigrationDirection::In, (offer.relieved.1, period.to)));
         }
         self.pressure.relieve(offer.relieved.0, offer.relieved.1, period.size);
     }

@@ -9,9 +9,9 @@
 
 #![allow(clippy::cast_precision_loss, reason = "the search may be inexact, see above")]
 
-use super::moved::{Flow, KINDS, MEMORY, Moved, Point, READ, ROOM, WRITE};
+use super::moved::{Flow, IntervalValues, KINDS, MEMORY, MovedBytes, READ, ROOM, WRITE};
 use super::relax::{Prices, Relaxation};
-use super::states::{Rates, TIERS_MAX, states};
+use super::states::{IntervalPrices, TIERS_MAX, states};
 use crate::units::Nanos;
 
 /// The first step of a round, as a part of a price's range, and the share of it that is left at its end.
@@ -33,7 +33,7 @@ const KEEP_SQUARE: f64 = 0.98;
 
 pub(super) struct Ascent {
     /// Links as shares of the time that they take, memory in its own unit.
-    point: Point,
+    point: IntervalValues,
     /// ns per byte that one unit of a memory price stands for.
     unit: f64,
     instants: Vec<u32>,
@@ -85,7 +85,7 @@ impl Ascent {
 
     /// Climbs, and answers the best certificate found.
     pub(super) fn run(&mut self, relaxation: &Relaxation, steps: u32) -> (Nanos, Prices) {
-        let mut moved: Box<dyn Moved + '_> = match relaxation.tiers.len() {
+        let mut moved: Box<dyn MovedBytes + '_> = match relaxation.tiers.len() {
             1 => Box::new(Flow::<{ states(1) }>::new(relaxation)),
             _ => Box::new(Flow::<{ states(2) }>::new(relaxation)),
         };
@@ -124,12 +124,17 @@ impl Ascent {
     }
 
     /// How the bound changes with each price, per unit of [`Self::point`].
-    fn slope(&self, relaxation: &Relaxation, moved: &mut dyn Moved, warmth: f64) -> Point {
+    fn slope(
+        &self,
+        relaxation: &Relaxation,
+        moved: &mut dyn MovedBytes,
+        warmth: f64,
+    ) -> IntervalValues {
         let rates = |entry| {
             let rates = float_rates(relaxation, entry, self.unit);
-            Rates { write: [rates.write[0] + self.aim.toll, rates.write[1]], ..rates }
+            IntervalPrices { write: [rates.write[0] + self.aim.toll, rates.write[1]], ..rates }
         };
-        let rates: Vec<Rates<f64>> = self.point.iter().map(rates).collect();
+        let rates: Vec<IntervalPrices<f64>> = self.point.iter().map(rates).collect();
         let mut slope = moved.at(&rates, warmth);
         for (index, entry) in slope.iter_mut().enumerate() {
             let time = relaxation.durations()[index] as f64;
@@ -145,7 +150,7 @@ impl Ascent {
         slope
     }
 
-    fn whole_prices(&self, relaxation: &Relaxation, point: &Point) -> Prices {
+    fn whole_prices(&self, relaxation: &Relaxation, point: &IntervalValues) -> Prices {
         let mut prices = Prices { toll: Relaxation::whole(self.aim.toll), ..Prices::default() };
         for entry in point {
             let rates = float_rates(relaxation, entry, self.unit);
@@ -200,8 +205,8 @@ fn project(point: &mut [f64; KINDS]) {
     }
 }
 
-fn float_rates(relaxation: &Relaxation, entry: &[f64; KINDS], unit: f64) -> Rates<f64> {
-    let mut rates = Rates {
+fn float_rates(relaxation: &Relaxation, entry: &[f64; KINDS], unit: f64) -> IntervalPrices<f64> {
+    let mut rates = IntervalPrices {
         memory: entry[MEMORY] * unit,
         read: [0.0; TIERS_MAX],
         write: [0.0; TIERS_MAX],

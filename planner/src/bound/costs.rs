@@ -1,6 +1,6 @@
 //! Costs of ways between states, and how they are put together.
 
-use super::states::{Instant, Rates, Step, out_on};
+use super::states::{Instant, IntervalPrices, IntervalStep, out_on};
 
 /// What a byte's life costs: whole numbers to certify, floating point to search.
 pub(super) trait Cost: Copy {
@@ -69,7 +69,10 @@ impl Cost for Warm {
 pub(super) type Matrix<C, const S: usize> = [[C; S]; S];
 
 /// What a step costs at these rates.
-pub(super) fn matrix<C: Cost, const S: usize>(step: Step, rates: &Rates<C>) -> Matrix<C, S> {
+pub(super) fn matrix<C: Cost, const S: usize>(
+    step: IntervalStep,
+    rates: &IntervalPrices<C>,
+) -> Matrix<C, S> {
     std::array::from_fn(|from| {
         let at_instant = match (step.instant, out_on(from)) {
             (Instant::Before, _) => C::NOTHING,

@@ -1,18 +1,18 @@
 //! From a storage's uses to the stretches of its life.
 
-use super::lives::End;
-use super::states::{Event, Instant, Step};
-use super::stretches::{Layout, Stretch};
+use super::lives::LifetimeEnd;
+use super::states::{Instant, IntervalEvent, IntervalStep};
+use super::stretches::{Layout, StretchId};
 use crate::lifetime::{At, Lifetime};
 
 /// The line of two iterations, cut at the instants.
-pub(super) struct Line<'a> {
+pub(super) struct IntervalLine<'a> {
     pub(super) ops: u32,
     pub(super) instants: &'a [u32],
     pub(super) layout: Layout,
 }
 
-impl Line<'_> {
+impl IntervalLine<'_> {
     /// The interval that holds an unrolled op, unrolled from the iteration before on: the first instant may
     /// come after op 0.
     fn interval(&self, op: u32) -> usize {
@@ -35,7 +35,11 @@ impl Line<'_> {
     }
 
     /// What a storage's life is made of; nothing where no instant sees it.
-    pub(super) fn stretches(&self, life: Lifetime, uses: &[At]) -> Option<(Vec<Stretch>, End)> {
+    pub(super) fn stretches(
+        &self,
+        life: Lifetime,
+        uses: &[At],
+    ) -> Option<(Vec<StretchId>, LifetimeEnd)> {
         match (life.birth, life.death) {
             (Some(birth), Some(death)) => {
                 let (first, last) = (self.interval(birth), self.interval(death));
@@ -44,22 +48,25 @@ impl Line<'_> {
                     return None;
                 }
                 let instant = if at_instant { Instant::Held } else { Instant::Before };
-                let mut path =
-                    Path::new(self.layout, first, Step { event: Event::Modify, instant });
+                let mut path = Path::new(
+                    self.layout,
+                    first,
+                    IntervalStep { event: IntervalEvent::Modify, instant },
+                );
                 for (interval, step) in self.steps(uses) {
                     if first < interval && interval <= last {
                         path.step(interval, step);
                     }
                 }
                 path.idle_before(last + 1);
-                Some((path.stretches, End::Death))
+                Some((path.stretches, LifetimeEnd::Death))
             }
             _ => Some(self.for_ever(uses)),
         }
     }
 
     /// From one modification to the same one of the next iteration, if there is any.
-    fn for_ever(&self, uses: &[At]) -> (Vec<Stretch>, End) {
+    fn for_ever(&self, uses: &[At]) -> (Vec<StretchId>, LifetimeEnd) {
         let count = self.instants.len();
         let mut steps = self.steps(uses);
         for (interval, _) in &mut steps {
@@ -67,18 +74,18 @@ impl Line<'_> {
         }
         // What is used before the first instant is in the last interval.
         steps.sort_by_key(|(interval, _)| *interval);
-        let mut merged: Vec<(usize, Step)> = Vec::new();
+        let mut merged: Vec<(usize, IntervalStep)> = Vec::new();
         for (interval, step) in steps {
             merge(&mut merged, interval, step);
         }
-        let modified = merged.iter().position(|(_, step)| step.event == Event::Modify);
+        let modified = merged.iter().position(|(_, step)| step.event == IntervalEvent::Modify);
         let first = modified.map_or(0, |index| merged[index].0);
         merged.rotate_left(modified.unwrap_or(0));
         let mut path = match modified {
             Some(_) => {
                 let (_, again) = merged.remove(0);
                 merged.push((first, again));
-                let begin = Step { event: Event::Modify, instant: Instant::Before };
+                let begin = IntervalStep { event: IntervalEvent::Modify, instant: Instant::Before };
                 Path::new(self.layout, first, begin)
             }
             None => Path { layout: self.layout, stretches: Vec::new(), next: 0 },
@@ -89,23 +96,26 @@ impl Line<'_> {
         if modified.is_none() {
             path.idle_before(count);
         }
-        (path.stretches, if modified.is_some() { End::Modified } else { End::Never })
+        (
+            path.stretches,
+            if modified.is_some() { LifetimeEnd::Modified } else { LifetimeEnd::Never },
+        )
     }
 
     /// The intervals with uses in the order of time, and what is in them.
-    fn steps(&self, uses: &[At]) -> Vec<(usize, Step)> {
+    fn steps(&self, uses: &[At]) -> Vec<(usize, IntervalStep)> {
         let mut steps = Vec::new();
         for at in uses {
-            let event = if at.modifies { Event::Modify } else { Event::Read };
+            let event = if at.modifies { IntervalEvent::Modify } else { IntervalEvent::Read };
             let instant = if self.at_instant(at.op) { Instant::Held } else { Instant::Free };
-            merge(&mut steps, self.interval(at.op), Step { event, instant });
+            merge(&mut steps, self.interval(at.op), IntervalStep { event, instant });
         }
         steps
     }
 }
 
 /// Appends a step, or makes it part of the last one if that is in the same interval.
-fn merge(steps: &mut Vec<(usize, Step)>, interval: usize, step: Step) {
+fn merge(steps: &mut Vec<(usize, IntervalStep)>, interval: usize, step: IntervalStep) {
     match steps.last_mut() {
         Some((last, known)) if *last == interval => *known = known.and(step),
         _ => steps.push((interval, step)),
@@ -115,19 +125,19 @@ fn merge(steps: &mut Vec<(usize, Step)>, interval: usize, step: Step) {
 /// Writes a life, unrolled interval by interval.
 struct Path {
     layout: Layout,
-    stretches: Vec<Stretch>,
+    stretches: Vec<StretchId>,
     /// The interval that comes next.
     next: usize,
 }
 
 impl Path {
-    fn new(layout: Layout, interval: usize, step: Step) -> Self {
+    fn new(layout: Layout, interval: usize, step: IntervalStep) -> Self {
         let mut path = Self { layout, stretches: Vec::new(), next: interval };
         path.step(interval, step);
         path
     }
 
-    fn step(&mut self, interval: usize, step: Step) {
+    fn step(&mut self, interval: usize, step: IntervalStep) {
         self.idle_before(interval);
         self.stretches.push(self.layout.step(step, interval % self.layout.count));
         self.next = interval + 1;

@@ -3,12 +3,12 @@
 use super::costs::Warm;
 use super::costs::{Cost, Matrix, after, before, product};
 use super::states::DIRTY;
-use super::stretches::{Stretch, Stretches};
+use super::stretches::{StretchId, Stretches};
 use std::collections::HashMap;
 
 /// How a life ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum End {
+pub(super) enum LifetimeEnd {
     /// It is made in its first interval, dirty, and is gone after its last one.
     Death,
     /// The same, but it lives for ever: after its last interval it is modified as it was in the first.
@@ -22,7 +22,7 @@ pub(super) enum End {
 pub(super) struct Life {
     first: u32,
     count: u32,
-    pub(super) end: End,
+    pub(super) end: LifetimeEnd,
     pub(super) bytes: u64,
 }
 
@@ -30,11 +30,11 @@ pub(super) struct Life {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lives {
     pub(super) all: Vec<Life>,
-    stretches: Vec<Stretch>,
+    stretches: Vec<StretchId>,
 }
 
 impl Lives {
-    pub(super) fn of(&self, life: &Life) -> &[Stretch] {
+    pub(super) fn of(&self, life: &Life) -> &[StretchId] {
         &self.stretches[life.first as usize..][..life.count as usize]
     }
 
@@ -49,11 +49,11 @@ impl Lives {
 #[derive(Default)]
 pub(super) struct Gathering {
     lives: Lives,
-    known: HashMap<(Vec<Stretch>, End), usize>,
+    known: HashMap<(Vec<StretchId>, LifetimeEnd), usize>,
 }
 
 impl Gathering {
-    pub(super) fn add(&mut self, stretches: Vec<Stretch>, end: End, bytes: u64) {
+    pub(super) fn add(&mut self, stretches: Vec<StretchId>, end: LifetimeEnd, bytes: u64) {
         let lives = &mut self.lives;
         let index = *self.known.entry((stretches, end)).or_insert_with_key(|(stretches, _)| {
             let (first, count) = (lives.stretches.len() as u32, stretches.len() as u32);
@@ -72,22 +72,22 @@ impl Gathering {
 /// The cost of the cheapest life per byte and iteration, rounded down.
 pub(super) fn cheapest<const S: usize>(
     costs: &Stretches<u64, S>,
-    life: &[Stretch],
-    end: End,
+    life: &[StretchId],
+    end: LifetimeEnd,
 ) -> u64 {
     let through =
         || life.iter().fold(only(DIRTY), |reached, one| after(&reached, costs.cost(*one)));
     match end {
-        End::Death => u64::either(through()),
-        End::Modified => through()[DIRTY],
-        End::Never => cheapest_cycle(costs, life),
+        LifetimeEnd::Death => u64::either(through()),
+        LifetimeEnd::Modified => through()[DIRTY],
+        LifetimeEnd::Never => cheapest_cycle(costs, life),
     }
 }
 
 /// The cheapest closed walk: an average iteration of any walk costs at least as much as the best
 /// cycle of states, which may take up to as many iterations as there are states. A byte that is
 /// modified passes through one state in every iteration, so that this is for those that never are.
-fn cheapest_cycle<const S: usize>(costs: &Stretches<u64, S>, life: &[Stretch]) -> u64 {
+fn cheapest_cycle<const S: usize>(costs: &Stretches<u64, S>, life: &[StretchId]) -> u64 {
     let mut around: Matrix<u64, S> = std::array::from_fn(only);
     for stretch in life {
         around = product(&around, costs.cost(*stretch));
@@ -120,20 +120,20 @@ impl<const S: usize> Spreading<S> {
     pub(super) fn spread(
         &mut self,
         costs: &Stretches<Warm, S>,
-        life: &[Stretch],
-        (end, bytes): (End, f64),
+        life: &[StretchId],
+        (end, bytes): (LifetimeEnd, f64),
         to: &mut [Matrix<f64, S>],
     ) {
         match end {
-            End::Death => {
+            LifetimeEnd::Death => {
                 let all = Warm::either(*self.walk(costs, life, DIRTY));
                 self.back(costs, life, ([Warm::NOTHING; S], all), bytes, to);
             }
-            End::Modified => {
+            LifetimeEnd::Modified => {
                 let all = self.walk(costs, life, DIRTY)[DIRTY];
                 self.back(costs, life, (only(DIRTY), all), bytes, to);
             }
-            End::Never => {
+            LifetimeEnd::Never => {
                 let around: [Warm; S] = std::array::from_fn(|state| {
                     if state == DIRTY {
                         Warm::FORBIDDEN
@@ -153,7 +153,7 @@ impl<const S: usize> Spreading<S> {
         }
     }
 
-    fn walk(&mut self, costs: &Stretches<Warm, S>, life: &[Stretch], from: usize) -> &[Warm; S] {
+    fn walk(&mut self, costs: &Stretches<Warm, S>, life: &[StretchId], from: usize) -> &[Warm; S] {
         self.reached.clear();
         self.reached.push(only(from));
         for (index, stretch) in life.iter().enumerate() {
@@ -166,7 +166,7 @@ impl<const S: usize> Spreading<S> {
     fn back(
         &self,
         costs: &Stretches<Warm, S>,
-        life: &[Stretch],
+        life: &[StretchId],
         (mut left, all): ([Warm; S], Warm),
         bytes: f64,
         to: &mut [Matrix<f64, S>],

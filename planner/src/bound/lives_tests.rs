@@ -1,25 +1,25 @@
 //! Lives put together from stretches, against lives walked interval by interval.
 
 use super::costs::{Cost, Matrix, Warm, after, matrix, product};
-use super::lives::{End, Gathering, cheapest, only};
-use super::moved::{Flow, KINDS, MEMORY, Moved, READ, ROOM, WRITE};
+use super::lives::{Gathering, LifetimeEnd, cheapest, only};
+use super::moved::{Flow, KINDS, MEMORY, MovedBytes, READ, ROOM, WRITE};
 use super::relax::Relaxation;
-use super::states::{DIRTY, Event, Instant, Rates, Step, states};
+use super::states::{DIRTY, Instant, IntervalEvent, IntervalPrices, IntervalStep, states};
 use super::stretches::{Layout, Stretches};
 use crate::cost::HostLink;
 use crate::testing::{machine, random_trace};
 use crate::units::{Bandwidth, Bytes, Nanos};
 use tidelog_random::Random;
 
-const IDLE: Step = Step { event: Event::Idle, instant: Instant::Free };
-const AGAIN: Step = Step { event: Event::Modify, instant: Instant::Free };
-const BEGIN: Step = Step { event: Event::Modify, instant: Instant::Before };
+const IDLE: IntervalStep = IntervalStep { event: IntervalEvent::Idle, instant: Instant::Free };
+const AGAIN: IntervalStep = IntervalStep { event: IntervalEvent::Modify, instant: Instant::Free };
+const BEGIN: IntervalStep = IntervalStep { event: IntervalEvent::Modify, instant: Instant::Before };
 
-fn random_rates(random: &mut Random, count: usize) -> Vec<Rates<u64>> {
+fn random_rates(random: &mut Random, count: usize) -> Vec<IntervalPrices<u64>> {
     let mut price = || random.below(1000);
     let mut pair = || [price(), price()];
     (0..count)
-        .map(|_| Rates { read: pair(), write: pair(), room: pair(), memory: pair()[0] })
+        .map(|_| IntervalPrices { read: pair(), write: pair(), room: pair(), memory: pair()[0] })
         .collect()
 }
 
@@ -56,7 +56,7 @@ fn a_modified_life_needs_one_turn() {
         let mut life = vec![layout.step(BEGIN, 0)];
         life.extend(layout.run(1, count - 1));
         life.push(layout.step(AGAIN, 0));
-        let found = cheapest(&costs, &life, End::Modified);
+        let found = cheapest(&costs, &life, LifetimeEnd::Modified);
 
         let mut around: Matrix<u64, S> = matrix(AGAIN, &rates[0]);
         for rates in &rates[1..] {
@@ -85,7 +85,7 @@ fn moved_bytes_are_the_slope_of_the_cost() {
         machine.host = Some(host);
         let relaxation = Relaxation::new(&trace, &machine, 1 << 20);
         let count = relaxation.instants().len();
-        let prices: Vec<Rates<f64>> = random_rates(&mut random, count)
+        let prices: Vec<IntervalPrices<f64>> = random_rates(&mut random, count)
             .iter()
             .map(|rates| {
                 let mut rates = rates.map(|price| f64::from(price as u32) / 1000.0);
@@ -116,7 +116,7 @@ fn moved_bytes_are_the_slope_of_the_cost() {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "small numbers")]
-fn smoothed(relaxation: &Relaxation, prices: &[Rates<f64>], warmth: f64) -> f64 {
+fn smoothed(relaxation: &Relaxation, prices: &[IntervalPrices<f64>], warmth: f64) -> f64 {
     const S: usize = states(2);
     let layout = Layout { count: prices.len() };
     let mut costs = Stretches::<Warm, S>::new(layout);
@@ -129,9 +129,11 @@ fn smoothed(relaxation: &Relaxation, prices: &[Rates<f64>], warmth: f64) -> f64 
             lives.of(life).iter().fold(start, |reached, one| after(&reached, costs.cost(*one)))
         };
         let cost = match life.end {
-            End::Death => Warm::either(end(DIRTY)),
-            End::Modified => end(DIRTY)[DIRTY],
-            End::Never => Warm::either::<{ S - 1 }>(std::array::from_fn(|at| end(at + 1)[at + 1])),
+            LifetimeEnd::Death => Warm::either(end(DIRTY)),
+            LifetimeEnd::Modified => end(DIRTY)[DIRTY],
+            LifetimeEnd::Never => {
+                Warm::either::<{ S - 1 }>(std::array::from_fn(|at| end(at + 1)[at + 1]))
+            }
         };
         cost.0 * warmth * life.bytes as f64
     };
@@ -141,11 +143,14 @@ fn smoothed(relaxation: &Relaxation, prices: &[Rates<f64>], warmth: f64) -> f64 
 #[test]
 fn those_that_live_alike_are_one() {
     let mut lives = Gathering::default();
-    lives.add(vec![1, 2], End::Death, 10);
-    lives.add(vec![1, 2], End::Modified, 20);
-    lives.add(vec![1, 2], End::Death, 30);
+    lives.add(vec![1, 2], LifetimeEnd::Death, 10);
+    lives.add(vec![1, 2], LifetimeEnd::Modified, 20);
+    lives.add(vec![1, 2], LifetimeEnd::Death, 30);
     let lives = lives.finish();
     let found: Vec<_> =
         lives.all.iter().map(|life| (lives.of(life), life.end, life.bytes)).collect();
-    assert_eq!(found, [(&[1, 2][..], End::Death, 40), (&[1, 2][..], End::Modified, 20)]);
+    assert_eq!(
+        found,
+        [(&[1, 2][..], LifetimeEnd::Death, 40), (&[1, 2][..], LifetimeEnd::Modified, 20)]
+    );
 }

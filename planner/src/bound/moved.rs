@@ -5,7 +5,7 @@
 use super::costs::{Matrix, Warm};
 use super::lives::Spreading;
 use super::relax::Relaxation;
-use super::states::{Instant, Rates, Step, TIERS_MAX, out_on};
+use super::states::{Instant, IntervalPrices, IntervalStep, TIERS_MAX, out_on};
 use super::stretches::{Layout, Stretches};
 
 /// Memory, then read and write of each tier, then room in host memory.
@@ -16,12 +16,12 @@ pub(super) const WRITE: usize = 1 + TIERS_MAX;
 pub(super) const ROOM: usize = 1 + 2 * TIERS_MAX;
 
 /// One value per interval and kind.
-pub(super) type Point = Vec<[f64; KINDS]>;
+pub(super) type IntervalValues = Vec<[f64; KINDS]>;
 
-pub(super) trait Moved {
+pub(super) trait MovedBytes {
     /// Bytes in memory at each instant, read and written in each interval, in host memory. `warmth`: the
     /// temperature, in ns per byte.
-    fn at(&mut self, rates: &[Rates<f64>], warmth: f64) -> Point;
+    fn at(&mut self, rates: &[IntervalPrices<f64>], warmth: f64) -> IntervalValues;
 }
 
 pub(super) struct Flow<'a, const S: usize> {
@@ -40,8 +40,8 @@ impl<'a, const S: usize> Flow<'a, S> {
     }
 }
 
-impl<const S: usize> Moved for Flow<'_, S> {
-    fn at(&mut self, rates: &[Rates<f64>], warmth: f64) -> Point {
+impl<const S: usize> MovedBytes for Flow<'_, S> {
+    fn at(&mut self, rates: &[IntervalPrices<f64>], warmth: f64) -> IntervalValues {
         let warm = |rate: f64| Warm(rate / warmth);
         let rates: Vec<_> = rates.iter().map(|rates| rates.map(warm)).collect();
         self.costs.price(&rates);
@@ -58,10 +58,10 @@ impl<const S: usize> Moved for Flow<'_, S> {
 
 impl<const S: usize> Flow<'_, S> {
     /// The bytes of single steps by what they pay for.
-    fn counted(&self) -> Point {
+    fn counted(&self) -> IntervalValues {
         let count = self.costs.layout.count;
         let mut point = vec![[0.0; KINDS]; count];
-        let steps = self.bytes.chunks(count).zip(Step::KINDS);
+        let steps = self.bytes.chunks(count).zip(IntervalStep::KINDS);
         for (bytes, step) in steps {
             for (from, to) in (0..S * S).map(|way| (way / S, way % S)) {
                 let Some(moves) = step.moves(from, to) else { continue };

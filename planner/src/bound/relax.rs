@@ -1,8 +1,8 @@
 //! The relaxation: which bytes must be where, and what prices prove about the time.
 
-use super::line::Line;
+use super::line::IntervalLine;
 use super::lives::{Gathering, Lives};
-use super::states::{Rates, TIERS_MAX, states};
+use super::states::{IntervalPrices, TIERS_MAX, states};
 use super::stretches::{Layout, Stretches};
 use crate::cost::{Machine, Timeline};
 use crate::lifetime::{Lifetimes, uses_by_storage};
@@ -93,7 +93,8 @@ impl Relaxation {
             timeline.begin(next).0 - timeline.begin(instants[index]).0
         };
         let mut room = vec![signed(machine.capacity().0); count];
-        let cut = Line { ops: timeline.ops(), instants: &instants, layout: Layout { count } };
+        let cut =
+            IntervalLine { ops: timeline.ops(), instants: &instants, layout: Layout { count } };
         let mut gathered = Gathering::default();
         let uses = uses_by_storage(trace);
         for (index, storage) in trace.storages.iter().enumerate() {
@@ -155,7 +156,10 @@ impl Relaxation {
             for (tier, price) in self.tiers.iter().zip(rate.room) {
                 value -= i128::from(tier.memory.map_or(0, |bytes| bytes.0)) * i128::from(price);
             }
-            rates.push(Rates { write: [rate.write[0] + prices.toll, rate.write[1]], ..rate });
+            rates.push(IntervalPrices {
+                write: [rate.write[0] + prices.toll, rate.write[1]],
+                ..rate
+            });
         }
         value += match self.tiers.len() {
             1 => self.cost_of_lives::<{ states(1) }>(&rates),
@@ -164,13 +168,13 @@ impl Relaxation {
         Ok(Nanos(u64::try_from(value >> PRICE_BITS).unwrap_or(0)))
     }
 
-    fn cost_of_lives<const S: usize>(&self, rates: &[Rates<u64>]) -> i128 {
+    fn cost_of_lives<const S: usize>(&self, rates: &[IntervalPrices<u64>]) -> i128 {
         let mut costs = Stretches::<u64, S>::new(Layout { count: rates.len() });
         costs.price(rates);
         self.lives.cost(&costs)
     }
 
-    fn rates(prices: &Prices, interval: usize) -> Result<Rates<u64>, BadPrices> {
+    fn rates(prices: &Prices, interval: usize) -> Result<IntervalPrices<u64>, BadPrices> {
         let (read, write) = (prices.read[interval], prices.write[interval]);
         // Where the SSDs have room without end, a price for it would prove nothing.
         let room = [0, prices.room[interval]];
@@ -179,7 +183,7 @@ impl Relaxation {
         if all.into_iter().chain([&prices.toll]).any(|price| *price > PRICE_MAX) {
             return Err(BadPrices::TooHigh { interval });
         }
-        Ok(Rates { memory, read, write, room })
+        Ok(IntervalPrices { memory, read, write, room })
     }
 
     /// The least that an iteration writes to SSDs if it takes at most `time`, as far as prices with a
@@ -192,7 +196,7 @@ impl Relaxation {
 
     /// What a nanosecond of the interval is worth beside its links, times 10^9 times 2^32; `None` if
     /// that is less than nothing.
-    fn time_left(&self, rate: &Rates<u64>) -> Option<i128> {
+    fn time_left(&self, rate: &IntervalPrices<u64>) -> Option<i128> {
         let links = self.tiers.iter().enumerate().map(|(index, tier)| {
             i128::from(tier.read.0) * i128::from(rate.read[index])
                 + i128::from(tier.write.0) * i128::from(rate.write[index])

@@ -26,7 +26,7 @@ const fn copy_on(state: usize) -> Option<usize> {
 
 /// What an interval holds for a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Event {
+pub(super) enum IntervalEvent {
     /// No use.
     Idle,
     /// It is read.
@@ -37,8 +37,8 @@ pub(super) enum Event {
 
 /// One interval of a life, with the instant that it begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Step {
-    pub(super) event: Event,
+pub(super) struct IntervalStep {
+    pub(super) event: IntervalEvent,
     pub(super) instant: Instant,
 }
 
@@ -53,16 +53,16 @@ pub(super) enum Instant {
     Held,
 }
 
-impl Step {
+impl IntervalStep {
     /// Steps that differ in what they cost.
     pub(super) const KINDS: [Self; 6] = [
-        Self { event: Event::Idle, instant: Instant::Free },
-        Self { event: Event::Read, instant: Instant::Free },
-        Self { event: Event::Read, instant: Instant::Held },
-        Self { event: Event::Modify, instant: Instant::Free },
-        Self { event: Event::Modify, instant: Instant::Held },
+        Self { event: IntervalEvent::Idle, instant: Instant::Free },
+        Self { event: IntervalEvent::Read, instant: Instant::Free },
+        Self { event: IntervalEvent::Read, instant: Instant::Held },
+        Self { event: IntervalEvent::Modify, instant: Instant::Free },
+        Self { event: IntervalEvent::Modify, instant: Instant::Held },
         // Begins a life.
-        Self { event: Event::Modify, instant: Instant::Before },
+        Self { event: IntervalEvent::Modify, instant: Instant::Before },
     ];
 
     /// Both in one interval.
@@ -71,37 +71,37 @@ impl Step {
     }
 
     /// What moves on the cheapest way between two states, where there is one.
-    pub(super) fn moves(self, from: usize, to: usize) -> Option<Moves> {
+    pub(super) fn moves(self, from: usize, to: usize) -> Option<TierMoves> {
         match self.instant {
             Instant::Before if from != DIRTY => return None,
             Instant::Held if out_on(from).is_some() => return None,
             _ => {}
         }
         let fetched = out_on(from);
-        if self.event == Event::Modify {
-            return Some(Moves { read: fetched, written: copy_on(to) });
+        if self.event == IntervalEvent::Modify {
+            return Some(TierMoves { read: fetched, written: copy_on(to) });
         }
         if to == DIRTY {
-            return (from == DIRTY).then_some(Moves::default());
+            return (from == DIRTY).then_some(TierMoves::default());
         }
         if copy_on(from) != copy_on(to) {
-            return Some(Moves { read: fetched, written: copy_on(to) });
+            return Some(TierMoves { read: fetched, written: copy_on(to) });
         }
-        let stays_out = out_on(to).is_some() && self.event == Event::Idle;
-        Some(Moves { read: if stays_out { None } else { fetched }, written: None })
+        let stays_out = out_on(to).is_some() && self.event == IntervalEvent::Idle;
+        Some(TierMoves { read: if stays_out { None } else { fetched }, written: None })
     }
 }
 
 /// The tiers that a byte is read from and written to in one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Moves {
+pub(super) struct TierMoves {
     pub(super) read: Option<usize>,
     pub(super) written: Option<usize>,
 }
 
 /// What is paid in one interval and at the instant it begins with.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rates<C> {
+pub(super) struct IntervalPrices<C> {
     pub(super) memory: C,
     pub(super) read: [C; TIERS_MAX],
     pub(super) write: [C; TIERS_MAX],
@@ -109,12 +109,12 @@ pub(super) struct Rates<C> {
     pub(super) room: [C; TIERS_MAX],
 }
 
-impl<A> Rates<A> {
-    pub(super) fn map<B>(&self, change: impl Fn(A) -> B) -> Rates<B>
+impl<A> IntervalPrices<A> {
+    pub(super) fn map<B>(&self, change: impl Fn(A) -> B) -> IntervalPrices<B>
     where
         A: Copy,
     {
-        Rates {
+        IntervalPrices {
             memory: change(self.memory),
             read: self.read.map(&change),
             write: self.write.map(&change),

@@ -4,10 +4,10 @@
 //! many, and from the middle of each block stretches reach back and forth by any length.
 
 use super::costs::{Cost, Matrix, Warm, matrix, product};
-use super::states::{Rates, Step};
+use super::states::{IntervalPrices, IntervalStep};
 
 /// Names a stretch: a single step in an interval (by its place in [`Step::KINDS`]), or an idle run.
-pub(super) type Stretch = u32;
+pub(super) type StretchId = u32;
 
 /// Where stretches of `count` intervals stand.
 #[derive(Clone, Copy, Debug)]
@@ -16,24 +16,27 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub(super) fn step(self, step: Step, interval: usize) -> Stretch {
-        let kind = Step::KINDS.iter().position(|kind| *kind == step);
-        (kind.expect("every step is of a kind") * self.count + interval) as Stretch
+    pub(super) fn step(self, step: IntervalStep, interval: usize) -> StretchId {
+        let kind = IntervalStep::KINDS.iter().position(|kind| *kind == step);
+        (kind.expect("every step is of a kind") * self.count + interval) as StretchId
     }
 
     /// The stretches of the idle run through these intervals.
-    pub(super) fn run(self, from: usize, last: usize) -> impl Iterator<Item = Stretch> {
+    pub(super) fn run(self, from: usize, last: usize) -> impl Iterator<Item = StretchId> {
         let level = (from ^ last).checked_ilog2().unwrap_or(0) as usize;
         let both = [self.reaching(level, from), self.reaching(level, last)];
         both.into_iter().take(if from == last { 1 } else { 2 })
     }
 
     /// The stretch from an interval to the middle of its block of `2 << level`, or from there to it.
-    fn reaching(self, level: usize, interval: usize) -> Stretch {
+    fn reaching(self, level: usize, interval: usize) -> StretchId {
         let (within, half) = (interval % (2 << level), 1 << level);
-        let row =
-            if within == half || within + 1 == half { 0 } else { Step::KINDS.len() + level - 1 };
-        (row * self.count + interval) as Stretch
+        let row = if within == half || within + 1 == half {
+            0
+        } else {
+            IntervalStep::KINDS.len() + level - 1
+        };
+        (row * self.count + interval) as StretchId
     }
 
     fn levels(self) -> usize {
@@ -41,7 +44,7 @@ impl Layout {
     }
 
     pub(super) fn stretches(self) -> usize {
-        (Step::KINDS.len() + self.levels().saturating_sub(1)) * self.count
+        (IntervalStep::KINDS.len() + self.levels().saturating_sub(1)) * self.count
     }
 
     /// The runs of more than an interval, each after those that it is made of.
@@ -67,9 +70,9 @@ impl Layout {
 /// A run put together from two stretches.
 #[derive(Clone, Copy, Debug)]
 struct Run {
-    of: Stretch,
-    first: Stretch,
-    second: Stretch,
+    of: StretchId,
+    first: StretchId,
+    second: StretchId,
 }
 
 /// What every stretch costs at some prices.
@@ -86,8 +89,8 @@ impl<C: Cost, const S: usize> Stretches<C, S> {
     }
 
     /// `rates`: of each interval.
-    pub(super) fn price(&mut self, rates: &[Rates<C>]) {
-        for (kind, step) in Step::KINDS.into_iter().enumerate() {
+    pub(super) fn price(&mut self, rates: &[IntervalPrices<C>]) {
+        for (kind, step) in IntervalStep::KINDS.into_iter().enumerate() {
             for (interval, rates) in rates.iter().enumerate() {
                 self.costs[kind * self.layout.count + interval] = matrix(step, rates);
             }
@@ -98,7 +101,7 @@ impl<C: Cost, const S: usize> Stretches<C, S> {
         }
     }
 
-    pub(super) fn cost(&self, stretch: Stretch) -> &Matrix<C, S> {
+    pub(super) fn cost(&self, stretch: StretchId) -> &Matrix<C, S> {
         &self.costs[stretch as usize]
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::algorithm1::{Options, algorithm1};
+use crate::algorithm1::{Algorithm1Options, algorithm1};
 use crate::lifetime::Lifetimes;
 use crate::simulate::{Policy, run_many};
 use crate::testing::{Builder, machine, random_trace, training};
@@ -126,11 +126,16 @@ fn no_policy_beats_the_bound() {
         let effort = Effort { steps: 60, ..FINE };
         let bound = lower_bound(&trace, &machine, effort).unwrap().time;
         above_kernels += u32::from(bound > trace.duration());
-        let plan = algorithm1(&trace, &machine, Options::default());
+        let plan = algorithm1(&trace, &machine, Algorithm1Options::default());
         let (ours, _) = tidelog(
             &trace,
             &machine,
-            crate::tidelog::Options { rounds: 1, published: 0, trials: 0, ..Default::default() },
+            crate::tidelog::TidelogOptions {
+                rounds: 1,
+                published: 0,
+                trials: 0,
+                ..Default::default()
+            },
         )
         .unwrap();
         for policy in [Policy::Lru, Policy::Planned(&plan), Policy::Planned(&ours)] {
@@ -170,8 +175,10 @@ fn no_policy_writes_less_than_the_floor() {
     for case in 0..300 {
         let trace = random_trace(&mut random, 12, 8);
         let machine = tight(&trace, &mut random);
-        let options =
-            crate::tidelog::Options { goal: crate::tidelog::Goal::Wear, ..Default::default() };
+        let options = crate::tidelog::TidelogOptions {
+            goal: crate::tidelog::Goal::Wear,
+            ..Default::default()
+        };
         let (ours, _) = tidelog(&trace, &machine, options).unwrap();
         for policy in [Policy::Lru, Policy::Planned(&ours)] {
             let (time, stats) = run_many(&trace, &machine, policy, ITERATIONS).unwrap();

@@ -150,7 +150,7 @@ fn a_figure_that_cannot_be_is_refused_by_its_name() {
 
 #[test]
 fn a_machine_on_which_a_step_would_not_end_is_refused_wherever_it_is_used() {
-    use crate::algorithm1::{Options, algorithm1};
+    use crate::algorithm1::{Algorithm1Options, algorithm1};
     use crate::bound::{Effort, lower_bound};
     use crate::simulate::{Policy, SimulateError, simulate};
     use crate::tidelog::{self, tidelog};
@@ -164,9 +164,12 @@ fn a_machine_on_which_a_step_would_not_end_is_refused_wherever_it_is_used() {
         let is_refused = |found: Result<(), SimulateError>| {
             assert!(matches!(found, Err(SimulateError::Machine(_))), "{rates:?}: {found:?}");
         };
-        is_refused(tidelog(&trace, &machine, tidelog::Options::default()).map(drop));
+        is_refused(tidelog(&trace, &machine, tidelog::TidelogOptions::default()).map(drop));
         is_refused(simulate(&trace, &machine, Policy::Lru).map(drop));
         assert!(lower_bound(&trace, &machine, Effort::default()).is_err(), "{rates:?}");
-        assert!(algorithm1(&trace, &machine, Options::default()).rows.is_empty(), "{rates:?}");
+        assert!(
+            algorithm1(&trace, &machine, Algorithm1Options::default()).rows.is_empty(),
+            "{rates:?}"
+        );
     }
 }

@@ -37,7 +37,7 @@ pub struct Wearing {
 
 /// What a step, repeated day and night, does to them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Wear {
+pub struct DriveWear {
     /// The length of a step.
     #[serde(rename = "step_ns")]
     pub step: Nanos,
@@ -57,7 +57,7 @@ pub struct Wear {
 
 /// A way to run the step.
 #[derive(Clone, Debug)]
-pub struct Choice {
+pub struct StepChoice {
     /// The plan.
     pub plan: Plan,
     /// Its step on the machine as it is.
@@ -66,7 +66,7 @@ pub struct Choice {
 
 /// The best that can be done under a budget with the choices there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Point {
+pub struct WriteBudgetPoint {
     /// Bytes per day that one GPU may write.
     pub budget_per_day: Bytes,
     /// The length of a step.
@@ -96,7 +96,7 @@ impl Wearing {
     }
 
     /// What a step of this length that writes so much does to them.
-    pub fn wear(&self, step: Nanos, written: Bytes) -> Wear {
+    pub fn wear(&self, step: Nanos, written: Bytes) -> DriveWear {
         let per_step = u128::from(written.0)
             * u128::from(self.writers)
             * u128::from(self.amplification_percent)
@@ -107,7 +107,7 @@ impl Wearing {
         let of_rating = |amount: u128, by: u128| {
             divided(u128::from(self.endurance?.0) * u128::from(self.drives) * amount, by)
         };
-        Wear {
+        DriveWear {
             step,
             written_per_step: written,
             written_per_day: Bytes(whole(per_day)),
@@ -137,9 +137,9 @@ fn per_day(simulation: &Simulation) -> u128 {
 pub fn choices(
     trace: &Trace,
     machine: &Machine,
-    known: Vec<Choice>,
+    known: Vec<StepChoice>,
     planner: Planner<'_>,
-) -> Result<Vec<Choice>, SimulateError> {
+) -> Result<Vec<StepChoice>, SimulateError> {
     let rate = known.first().map_or(0, |first| per_day(&first.simulation) * 1_000_000_000 / DAY);
     let mut found = known;
     for percent in RATES_PERCENT.into_iter().filter(|_| rate > 0) {
@@ -157,7 +157,7 @@ pub fn choices(
         plan.machine = *machine;
         let simulation = simulate(trace, machine, Policy::Planned(&plan))?;
         plan.expects = simulation.expectation(&plan.expects);
-        found.push(Choice { plan, simulation });
+        found.push(StepChoice { plan, simulation });
     }
     found.sort_by_key(|choice| (choice.simulation.time, choice.simulation.bytes.ssd_written));
     let mut least = None;
@@ -171,12 +171,12 @@ pub fn choices(
 }
 
 /// The fastest way to keep to a budget: a choice that does, or one that pauses between steps until it does.
-pub fn under_budget(choices: &[Choice], budget_per_day: Bytes) -> Option<Point> {
-    let point = |(choice, one): (usize, &Choice)| {
+pub fn under_budget(choices: &[StepChoice], budget_per_day: Bytes) -> Option<WriteBudgetPoint> {
+    let point = |(choice, one): (usize, &StepChoice)| {
         let written = one.simulation.bytes.ssd_written;
         let paced = (u128::from(written.0) * DAY).div_ceil(u128::from(budget_per_day.0.max(1)));
         let step = one.simulation.time.max(Nanos(whole(paced)));
-        Point {
+        WriteBudgetPoint {
             budget_per_day,
             step,
             pause: Nanos(step.0 - one.simulation.time.0),
@@ -188,7 +188,7 @@ pub fn under_budget(choices: &[Choice], budget_per_day: Bytes) -> Option<Point> 
 }
 
 /// What smaller and smaller budgets cost, from what the fastest choice writes down to a fifth of it.
-pub fn curve(choices: &[Choice]) -> Vec<Point> {
+pub fn curve(choices: &[StepChoice]) -> Vec<WriteBudgetPoint> {
     let Some(fastest) = choices.first() else { return Vec::new() };
     let all = per_day(&fastest.simulation);
     let budgets = BUDGETS_PERCENT.into_iter().filter(|_| all > 0);

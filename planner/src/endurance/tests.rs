@@ -1,7 +1,7 @@
 use super::*;
 use crate::simulate::with_expectations;
 use crate::testing::{machine, training};
-use crate::tidelog::{Options, tidelog};
+use crate::tidelog::{TidelogOptions, tidelog};
 
 fn four_990_pro() -> Wearing {
     Wearing {
@@ -42,12 +42,13 @@ fn a_step_that_writes_nothing_wears_nothing_out() {
     assert_eq!((wear.lifetime_hours, wear.drive_writes_per_day_per_mille), (None, None));
 }
 
-fn all_choices(budget: u64) -> Vec<Choice> {
+fn all_choices(budget: u64) -> Vec<StepChoice> {
     let trace = training(8, 50, 40, 30);
     let machine = machine(budget);
-    let planner = |trace: &Trace, machine: &Machine| tidelog(trace, machine, Options::default());
+    let planner =
+        |trace: &Trace, machine: &Machine| tidelog(trace, machine, TidelogOptions::default());
     let (plan, simulation) = planner(&trace, &machine).unwrap();
-    choices(&trace, &machine, vec![Choice { plan, simulation }], &planner).unwrap()
+    choices(&trace, &machine, vec![StepChoice { plan, simulation }], &planner).unwrap()
 }
 
 #[test]

@@ -10,16 +10,16 @@ mod what_if;
 mod whereabouts;
 
 use crate::cost::Machine;
-use crate::migration::{Direction, Ending, Target};
+use crate::migration::{Ending, MigrationDirection, Target};
 use crate::plan::Plan;
 use crate::simulate::{SimulatedTransfer, Simulation};
 use crate::trace::{PlanStorage, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
 use serde::Serialize;
 
-pub use storage::{Absence, Held, StorageAnswer};
+pub use storage::{Absence, KeptInMemory, StorageAnswer};
 pub use wait::{Awaited, Cause, OpAnswer, WaitedTime};
-pub use what_if::{Change, Simulator, WhatIf, what_if};
+pub use what_if::{MachineChange, SimulateFn, WhatIf, what_if};
 
 /// A simulated step, and what it was made from.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ pub struct Case<'a> {
 
 /// A transfer of the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Moved {
+pub struct ExplainedTransfer {
     /// Where to or where from.
     pub target: Target,
     /// When it was asked for, from the step's beginning.
@@ -55,7 +55,7 @@ pub struct Moved {
     pub moved: bool,
 }
 
-impl From<&SimulatedTransfer> for Moved {
+impl From<&SimulatedTransfer> for ExplainedTransfer {
     fn from(transfer: &SimulatedTransfer) -> Self {
         Self {
             target: transfer.target,
@@ -95,7 +95,7 @@ impl Case<'_> {
     }
 
     /// How long a link moved bytes between two moments.
-    fn busy(&self, direction: Direction, target: Target, from: Nanos, to: Nanos) -> Nanos {
+    fn busy(&self, direction: MigrationDirection, target: Target, from: Nanos, to: Nanos) -> Nanos {
         let on_the_link =
             self.simulation.transfers.iter().filter(|t| {
                 (t.direction, t.target, t.ending) == (direction, target, Ending::Moved)

@@ -1,11 +1,11 @@
 //! Why a storage leaves memory, and what it would cost if it stayed.
 
 use super::whereabouts::Whereabouts;
-use super::{Case, Moved};
+use super::{Case, ExplainedTransfer};
 use crate::lifetime::{Lifetimes, Period, PeriodEnd, uses_by_storage};
-use crate::migration::Direction;
+use crate::migration::MigrationDirection;
 use crate::simulate::{Policy, SimulateError, SimulatedTransfer, simulate};
-use crate::trace::{Identity, Kind, PlanStorage, Trace};
+use crate::trace::{Identity, PlanStorage, StorageKind, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ pub struct StorageAnswer {
     /// Its name, or the op that made it.
     pub name: String,
     /// What it holds.
-    pub kind: Kind,
+    pub kind: StorageKind,
     /// Its size.
     pub size: Bytes,
     /// Whether it can leave at all.
@@ -28,7 +28,7 @@ pub struct StorageAnswer {
     /// The times that it left.
     pub absences: Vec<Absence>,
     /// What the step would be if it never left; `None` if it never does.
-    pub held: Option<Held>,
+    pub held: Option<KeptInMemory>,
 }
 
 /// A time that a storage left.
@@ -44,9 +44,9 @@ pub struct Absence {
     #[serde(rename = "idle_ns")]
     pub idle: Nanos,
     /// How it left.
-    pub out: Moved,
+    pub out: ExplainedTransfer,
     /// How it came back.
-    pub back: Option<Moved>,
+    pub back: Option<ExplainedTransfer>,
     /// How many of the ops in between need more memory than there is if nothing ever leaves.
     pub ops_over_capacity: u32,
     /// By how much the worst of them does.
@@ -60,7 +60,7 @@ pub struct Absence {
 /// The step with the storage kept in memory, and the rest of the plan as it is: what lacks room then is
 /// made room for on demand. Simulated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Held {
+pub struct KeptInMemory {
     /// How long the step takes; `None` if an op does not fit at all.
     #[serde(rename = "time_ns")]
     pub time: Option<Nanos>,
@@ -81,7 +81,7 @@ impl Case<'_> {
         let places = Whereabouts::of(self);
         let uses: Vec<u32> =
             uses_by_storage(self.trace)[storage.0 as usize].iter().map(|at| at.op).collect();
-        let leaving = self.transfers_of(storage).filter(|t| t.direction == Direction::Out);
+        let leaving = self.transfers_of(storage).filter(|t| t.direction == MigrationDirection::Out);
         let absences: Vec<Absence> =
             leaving.map(|out| self.absence(&lifetimes, &places, &uses, out)).collect();
         let held = if absences.is_empty() { None } else { Some(self.held(storage)?) };
@@ -106,7 +106,9 @@ impl Case<'_> {
     pub fn most_written(&self) -> Vec<(PlanStorage, Bytes)> {
         let mut written = vec![0u64; self.trace.storages.len()];
         for transfer in &self.simulation.transfers {
-            if transfer.direction == Direction::Out && Moved::from(transfer).moved {
+            if transfer.direction == MigrationDirection::Out
+                && ExplainedTransfer::from(transfer).moved
+            {
                 written[transfer.storage.0 as usize] += self.trace.storage(transfer.storage).size.0;
             }
         }
@@ -133,7 +135,8 @@ impl Case<'_> {
         let over: Vec<u64> = over.filter(|bytes| *bytes > 0).collect();
         let rivals = used_later(self.trace, lifetimes, out.storage, &gap);
         let out_already = rivals.iter().filter(|rival| places.is_out(**rival, out.begin)).count();
-        let returns = || self.transfers_of(out.storage).filter(|t| t.direction == Direction::In);
+        let returns =
+            || self.transfers_of(out.storage).filter(|t| t.direction == MigrationDirection::In);
         // A global that leaves late comes back early in the next step, which is like this one.
         let back = returns().find(|t| t.begin >= out.end);
         let back = back.or_else(|| returns().next().filter(|_| is_global));
@@ -143,7 +146,7 @@ impl Case<'_> {
             next_use: gap.to.map(|at| OpIndex(at % ops)),
             idle: self.span(gap.from, gap.to.unwrap_or(ops).max(gap.from)),
             out: out.into(),
-            back: back.map(Moved::from),
+            back: back.map(ExplainedTransfer::from),
             ops_over_capacity: over.len() as u32,
             over_capacity: Bytes(over.into_iter().max().unwrap_or(0)),
             better_left: (rivals.len() - out_already) as u32,
@@ -156,14 +159,14 @@ impl Case<'_> {
         let ops = self.trace.ops.len() as u32;
         self.plan.is_some_and(|plan| {
             plan.rows.iter().any(|row| {
-                row.direction == Direction::Out
+                row.direction == MigrationDirection::Out
                     && row.storage == storage
                     && (row.start.0 + 2 * ops - gap.from) % ops <= gap.at - gap.from
             })
         })
     }
 
-    fn held(&self, storage: PlanStorage) -> Result<Held, SimulateError> {
+    fn held(&self, storage: PlanStorage) -> Result<KeptInMemory, SimulateError> {
         let mut trace = self.trace.clone();
         trace.storages[storage.0 as usize].movable = false;
         let mut plan = self.plan.cloned();
@@ -173,14 +176,16 @@ impl Case<'_> {
         }
         let policy = plan.as_ref().map_or(Policy::Lru, Policy::Planned);
         match simulate(&trace, self.machine, policy) {
-            Ok(simulation) => Ok(Held {
+            Ok(simulation) => Ok(KeptInMemory {
                 time: Some(simulation.time),
                 ssd_written: Some(simulation.bytes.ssd_written),
                 refused: None,
             }),
-            Err(refused @ SimulateError::Refused { .. }) => {
-                Ok(Held { time: None, ssd_written: None, refused: Some(refused.to_string()) })
-            }
+            Err(refused @ SimulateError::Refused { .. }) => Ok(KeptInMemory {
+                time: None,
+                ssd_written: None,
+                refused: Some(refused.to_string()),
+            }),
             Err(other) => Err(other),
         }
     }

@@ -1,6 +1,6 @@
 use super::*;
-use crate::algorithm1::{Options, algorithm1};
-use crate::migration::{Direction, Migration};
+use crate::algorithm1::{Algorithm1Options, algorithm1};
+use crate::migration::{Migration, MigrationDirection};
 use crate::plan::Expectation;
 use crate::simulate::{simulate, with_expectations};
 use crate::testing::{Builder, machine, training};
@@ -17,31 +17,32 @@ fn two_in_turn() -> Trace {
     b.finish()
 }
 
-fn rows(trace: &Trace, list: &[(u32, u32, Direction, &str)]) -> Vec<Migration> {
-    let row = |(start, deadline, direction, name): &(u32, u32, Direction, &str)| Migration {
-        start: OpIndex(*start),
-        deadline: OpIndex(*deadline),
-        direction: *direction,
-        target: Target::Ssd,
-        storage: find(trace, name)[0],
-    };
+fn rows(trace: &Trace, list: &[(u32, u32, MigrationDirection, &str)]) -> Vec<Migration> {
+    let row =
+        |(start, deadline, direction, name): &(u32, u32, MigrationDirection, &str)| Migration {
+            start: OpIndex(*start),
+            deadline: OpIndex(*deadline),
+            direction: *direction,
+            target: Target::Ssd,
+            storage: find(trace, name)[0],
+        };
     list.iter().map(row).collect()
 }
 
 fn planned(
     trace: &Trace,
     machine: &Machine,
-    list: &[(u32, u32, Direction, &str)],
+    list: &[(u32, u32, MigrationDirection, &str)],
 ) -> (Plan, Simulation) {
     let plan = Plan::new("by hand", trace, machine, rows(trace, list), Expectation::default());
     with_expectations(plan, trace, machine).unwrap()
 }
 
-const IN_TURN: [(u32, u32, Direction, &str); 4] = [
-    (1, 2, Direction::Out, "a"),
-    (1, 2, Direction::In, "b"),
-    (3, 0, Direction::Out, "b"),
-    (3, 0, Direction::In, "a"),
+const IN_TURN: [(u32, u32, MigrationDirection, &str); 4] = [
+    (1, 2, MigrationDirection::Out, "a"),
+    (1, 2, MigrationDirection::In, "b"),
+    (3, 0, MigrationDirection::Out, "b"),
+    (3, 0, MigrationDirection::In, "a"),
 ];
 
 #[test]
@@ -100,10 +101,10 @@ fn a_link_that_never_rested_since_there_was_room_is_the_limit() {
     let trace = b.finish();
     let machine = machine(130);
     let list = [
-        (3, 0, Direction::Out, "a"),
-        (3, 0, Direction::Out, "b"),
-        (1, 2, Direction::In, "a"),
-        (1, 2, Direction::In, "b"),
+        (3, 0, MigrationDirection::Out, "a"),
+        (3, 0, MigrationDirection::Out, "b"),
+        (1, 2, MigrationDirection::In, "a"),
+        (1, 2, MigrationDirection::In, "b"),
     ];
     let (plan, simulation) = planned(&trace, &machine, &list);
     let case =
@@ -139,7 +140,7 @@ fn every_wait_has_a_cause_and_the_causes_sum_up() {
     let trace = training(6, 50, 40, 30);
     for budget in [300, 400, 500] {
         let machine = machine(budget);
-        let plan = algorithm1(&trace, &machine, Options::default());
+        let plan = algorithm1(&trace, &machine, Algorithm1Options::default());
         let (plan, simulation) = with_expectations(plan, &trace, &machine).unwrap();
         let case =
             Case { trace: &trace, machine: &machine, plan: Some(&plan), simulation: &simulation };
@@ -160,14 +161,14 @@ fn more_hardware_is_planned_again() {
     let trace = training(6, 50, 40, 30);
     let machine = machine(400);
     let simulator = |trace: &Trace, machine: &Machine| {
-        let plan = algorithm1(trace, machine, Options::default());
+        let plan = algorithm1(trace, machine, Algorithm1Options::default());
         Ok(with_expectations(plan, trace, machine)?.1)
     };
     let now = simulator(&trace, &machine).unwrap();
     let changes = [
-        Change::Ssds { present: 1, wanted: 4 },
-        Change::Memory(Bytes(10_000)),
-        Change::HostMemory(Bytes(100)),
+        MachineChange::Ssds { present: 1, wanted: 4 },
+        MachineChange::Memory(Bytes(10_000)),
+        MachineChange::HostMemory(Bytes(100)),
     ];
     let found = what_if(&trace, &machine, &changes, &simulator).unwrap();
     assert_eq!(found.len(), 2, "there is no host memory to change");

@@ -1,7 +1,8 @@
 //! The answers in words.
 
 use super::{
-    Absence, Awaited, Cause, Change, Held, Moved, OpAnswer, StorageAnswer, WaitedTime, WhatIf,
+    Absence, Awaited, Cause, ExplainedTransfer, KeptInMemory, MachineChange, OpAnswer,
+    StorageAnswer, WaitedTime, WhatIf,
 };
 use crate::migration::Target;
 use crate::report::text::{bytes, count, percent, time};
@@ -74,7 +75,7 @@ impl fmt::Display for Absence {
     }
 }
 
-impl fmt::Display for Held {
+impl fmt::Display for KeptInMemory {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.time, self.ssd_written, &self.refused) {
             (Some(length), Some(written), _) => writeln!(
@@ -196,7 +197,7 @@ impl fmt::Display for WaitedTime {
     }
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for MachineChange {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ssds { present, wanted } => write!(out, "{wanted} SSDs instead of {present}"),
@@ -232,7 +233,7 @@ fn times(number: u32) -> String {
     }
 }
 
-fn moved(way: &str, one: &Moved) -> String {
+fn moved(way: &str, one: &ExplainedTransfer) -> String {
     let target = match one.target {
         Target::Ssd => "SSD",
         Target::Host => "host memory",

@@ -1,7 +1,7 @@
 //! Why an op waits.
 
-use super::{Case, Moved, Named, has_ended};
-use crate::migration::{Direction, Target};
+use super::{Case, ExplainedTransfer, Named, has_ended};
+use crate::migration::{MigrationDirection, Target};
 use crate::simulate::{OpStall, SimulatedTransfer};
 use crate::trace::PlanStorage;
 use crate::units::{Bytes, Nanos, OpIndex};
@@ -70,7 +70,7 @@ pub struct Awaited {
     /// Which.
     pub storage: Named,
     /// How it came.
-    pub back: Option<Moved>,
+    pub back: Option<ExplainedTransfer>,
     /// Whether the plan says that it comes back; otherwise it was asked for when the op needed it.
     pub planned: bool,
     /// How long before the op it would have had to be asked for on an idle link.
@@ -157,7 +157,7 @@ impl Case<'_> {
 
     /// The transfer that brought a storage back within a wait.
     fn arrival(&self, storage: PlanStorage, from: Nanos, to: Nanos) -> Option<&SimulatedTransfer> {
-        let mut back = self.transfers_of(storage).filter(|t| t.direction == Direction::In);
+        let mut back = self.transfers_of(storage).filter(|t| t.direction == MigrationDirection::In);
         back.find(|t| from < t.end && t.end <= to)
     }
 
@@ -167,17 +167,19 @@ impl Case<'_> {
         let should_ask = Nanos(stall.begin.0.saturating_sub(needs.0));
         let left = self
             .transfers_of(transfer.storage)
-            .filter(|t| t.direction == Direction::Out && t.end <= transfer.begin)
+            .filter(|t| t.direction == MigrationDirection::Out && t.end <= transfer.begin)
             .last()
             .map_or(Nanos(0), |t| t.end);
         // It could come once it was out and, after that, once memory was not full any more.
         let full = self.last_full(left, transfer.begin, named.size);
         let possible = full.unwrap_or(left);
-        let busy = self.busy(Direction::In, transfer.target, possible, transfer.end);
+        let busy = self.busy(MigrationDirection::In, transfer.target, possible, transfer.end);
         let link_busy_per_mille = busy.0 * 1000 / transfer.end.0.saturating_sub(possible.0).max(1);
         let planned = self.plan.is_some_and(|plan| {
             let mut rows = plan.rows.iter();
-            rows.any(|row| row.direction == Direction::In && row.storage == transfer.storage)
+            rows.any(|row| {
+                row.direction == MigrationDirection::In && row.storage == transfer.storage
+            })
         });
         let awaited = Awaited {
             storage: named.clone(),
@@ -213,13 +215,16 @@ impl Case<'_> {
 
     fn room(&self, stall: &OpStall, end: Nanos) -> Cause {
         let leaving = self.simulation.transfers.iter().filter(|t| {
-            t.direction == Direction::Out && has_ended(t) && stall.begin < t.end && t.end <= end
+            t.direction == MigrationDirection::Out
+                && has_ended(t)
+                && stall.begin < t.end
+                && t.end <= end
         });
         let mut leaving: Vec<&SimulatedTransfer> = leaving.collect();
         let size = |t: &SimulatedTransfer| self.trace.storage(t.storage).size;
         leaving.sort_by_key(|t| (std::cmp::Reverse(size(t)), t.storage));
         let busy = [Target::Ssd, Target::Host]
-            .map(|target| self.busy(Direction::Out, target, stall.begin, end).0)
+            .map(|target| self.busy(MigrationDirection::Out, target, stall.begin, end).0)
             .into_iter()
             .max()
             .unwrap_or(0);

@@ -8,12 +8,12 @@ use crate::units::{Bandwidth, Bytes, Nanos};
 use serde::Serialize;
 
 /// Plans and simulates: the same way for the machine as it is and as it might be.
-pub type Simulator<'a> = &'a dyn Fn(&Trace, &Machine) -> Result<Simulation, SimulateError>;
+pub type SimulateFn<'a> = &'a dyn Fn(&Trace, &Machine) -> Result<Simulation, SimulateError>;
 
 /// A change of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Change {
+pub enum MachineChange {
     /// SSDs more than there are.
     Ssds {
         /// How many there are.
@@ -31,7 +31,7 @@ pub enum Change {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WhatIf {
     /// The change.
-    pub change: Change,
+    pub change: MachineChange,
     /// The length of the step; `None` if it cannot run.
     #[serde(rename = "time_ns")]
     pub time: Option<Nanos>,
@@ -42,7 +42,7 @@ pub struct WhatIf {
     pub bytes: Option<PlannedBytes>,
 }
 
-impl Change {
+impl MachineChange {
     /// The machine with the change; `None` where there is nothing to change.
     pub fn apply(self, machine: &Machine) -> Option<Machine> {
         let mut changed = *machine;
@@ -69,8 +69,8 @@ impl Change {
 pub fn what_if(
     trace: &Trace,
     machine: &Machine,
-    changes: &[Change],
-    simulator: Simulator<'_>,
+    changes: &[MachineChange],
+    simulator: SimulateFn<'_>,
 ) -> Result<Vec<WhatIf>, SimulateError> {
     let possible = changes.iter().filter_map(|change| Some((*change, change.apply(machine)?)));
     possible

@@ -1,7 +1,7 @@
 //! Who was out when, read off the transfers of a step in the steady state.
 
 use super::{Case, has_ended};
-use crate::migration::Direction;
+use crate::migration::MigrationDirection;
 use crate::trace::{Identity, PlanStorage};
 use crate::units::Nanos;
 
@@ -17,8 +17,8 @@ impl Whereabouts {
         let mut changes = vec![Vec::new(); storages.len()];
         for transfer in case.simulation.transfers.iter().filter(|t| has_ended(t)) {
             let change = match transfer.direction {
-                Direction::Out => (transfer.end, true),
-                Direction::In => (transfer.begin, false),
+                MigrationDirection::Out => (transfer.end, true),
+                MigrationDirection::In => (transfer.begin, false),
             };
             changes[transfer.storage.0 as usize].push(change);
         }

@@ -3,7 +3,7 @@
 //! Made from a [`Report`], so that a simulated and a measured step look alike. Times are microseconds
 //! with three decimals, which is how the format counts; nothing is rounded away.
 
-use crate::migration::{Direction, Ending, Target};
+use crate::migration::{Ending, MigrationDirection, Target};
 use crate::report::sample::{bandwidth, lanes};
 use crate::report::{Report, TransferSpan};
 use crate::units::Nanos;
@@ -15,11 +15,11 @@ const PROCESS: u32 = 1;
 const KERNELS: u32 = 1;
 const STALLS: u32 = 2;
 /// Rows of the four ways that bytes go; each has room for its lanes before the next.
-const WAYS: [(Direction, Target, &str, u32); 4] = [
-    (Direction::Out, Target::Ssd, "SSD writes", 100),
-    (Direction::In, Target::Ssd, "SSD reads", 200),
-    (Direction::Out, Target::Host, "host memory writes", 300),
-    (Direction::In, Target::Host, "host memory reads", 400),
+const WAYS: [(MigrationDirection, Target, &str, u32); 4] = [
+    (MigrationDirection::Out, Target::Ssd, "SSD writes", 100),
+    (MigrationDirection::In, Target::Ssd, "SSD reads", 200),
+    (MigrationDirection::Out, Target::Host, "host memory writes", 300),
+    (MigrationDirection::In, Target::Host, "host memory reads", 400),
 ];
 
 /// One event. Fields that a phase does not have are left out.
@@ -90,7 +90,7 @@ fn stalls(report: &Report, timed: &mut Vec<(Nanos, Event)>) {
 /// The transfers of one way, in as many rows as overlap: slices of one row must not.
 fn transfers(
     report: &Report,
-    (direction, target, title, first): (Direction, Target, &str, u32),
+    (direction, target, title, first): (MigrationDirection, Target, &str, u32),
     events: &mut Vec<Event>,
     timed: &mut Vec<(Nanos, Event)>,
 ) {
@@ -130,7 +130,9 @@ fn memory(report: &Report, timed: &mut Vec<(Nanos, Event)>) {
 
 /// Bytes per second each way, as the report draws them.
 fn rates(report: &Report, timed: &mut Vec<(Nanos, Event)>) {
-    for (direction, name) in [(Direction::Out, "written, B/s"), (Direction::In, "read, B/s")] {
+    for (direction, name) in
+        [(MigrationDirection::Out, "written, B/s"), (MigrationDirection::In, "read, B/s")]
+    {
         let rates = bandwidth(&report.transfers, direction, report.duration);
         let width = report.duration.0.div_ceil(rates.len() as u64).max(1);
         for (column, rate) in rates.iter().enumerate() {

@@ -96,9 +96,9 @@ fn every_step_is_a_valid_file_with_every_kernel_stall_and_transfer() {
 fn a_measured_step_may_have_any_number_of_transfers_side_by_side() {
     let transfer = |index: u64| TransferSpan {
         name: format!("w{index} \"quoted\"\n"),
-        kind: crate::trace::Kind::Parameter,
+        kind: crate::trace::StorageKind::Parameter,
         bytes: Bytes(10),
-        direction: Direction::In,
+        direction: MigrationDirection::In,
         target: Target::Ssd,
         begin: Nanos(index),
         moved: Nanos(index + 1),

@@ -2,7 +2,7 @@
 
 use super::{Hardware, HardwareError};
 use crate::cost::Machine;
-use crate::migration::{Direction, Ending, Target};
+use crate::migration::{Ending, MigrationDirection, Target};
 use crate::plan::Plan;
 use crate::simulate::{SimulateError, Simulation};
 use crate::trace::Trace;
@@ -60,13 +60,13 @@ pub fn settle(
 impl Mix {
     /// What a simulated step mixes.
     pub fn of(simulation: &Simulation) -> Self {
-        let spans = |direction: Direction| {
+        let spans = |direction: MigrationDirection| {
             let moved = simulation.transfers.iter().filter(|t| {
                 (t.direction, t.target, t.ending) == (direction, Target::Ssd, Ending::Moved)
             });
             merged(moved.map(|t| (t.moved.0, t.end.0)).collect())
         };
-        let (reads, writes) = (spans(Direction::In), spans(Direction::Out));
+        let (reads, writes) = (spans(MigrationDirection::In), spans(MigrationDirection::Out));
         let length = |spans: &[(u64, u64)]| spans.iter().map(|(from, to)| to - from).sum::<u64>();
         let met = met(&reads, &writes);
         let per_mille =

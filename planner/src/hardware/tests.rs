@@ -101,8 +101,11 @@ fn a_mixed_curve_is_followed_between_its_points() {
 fn a_plan_settles_on_the_rates_that_it_meets() {
     let trace = training(6, 50, 40, 30);
     let planner = |trace: &crate::trace::Trace, machine: &Machine| {
-        let plan =
-            crate::algorithm1::algorithm1(trace, machine, crate::algorithm1::Options::default());
+        let plan = crate::algorithm1::algorithm1(
+            trace,
+            machine,
+            crate::algorithm1::Algorithm1Options::default(),
+        );
         with_expectations(plan, trace, machine)
     };
     let drives = |mixed: Value| {

@@ -3,7 +3,7 @@
 //! Times are op indices on a line of two iterations: with `K` ops, op `k` of the next iteration is
 //! `K + k`. A period that wraps therefore ends beyond `K`, and every range is `from..to`.
 
-use crate::migration::{Direction, Migration, Target};
+use crate::migration::{Migration, MigrationDirection, Target};
 use crate::trace::{Identity, PlanStorage, Trace};
 use crate::units::{Bytes, OpIndex};
 
@@ -31,7 +31,7 @@ pub struct Period {
     pub end: PeriodEnd,
     /// Which bytes the storage holds in this period, counted by modifications: a copy made in one
     /// period is good in every other with the same version (the period is *clean* there).
-    pub version: Version,
+    pub version: ContentVersion,
     /// Whether the contents come from the iteration before: nothing in this one has modified them
     /// yet.
     pub carried: bool,
@@ -52,7 +52,10 @@ impl Period {
             Migration::unrolled(storage, (direction, Target::Ssd), when, ops)
         };
         let leaving = (from + 1..to).map(move |back| {
-            vec![way(Direction::Out, (from, back)), way(Direction::In, (back, to))]
+            vec![
+                way(MigrationDirection::Out, (from, back)),
+                way(MigrationDirection::In, (back, to)),
+            ]
         });
         [Vec::new()].into_iter().chain(leaving)
     }
@@ -60,7 +63,7 @@ impl Period {
 
 /// The contents of a storage during a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Version {
+pub enum ContentVersion {
     /// Nothing in the iteration modifies it: one copy, made once, serves every iteration.
     Constant,
     /// The contents after this many modifications in the iteration. A global's contents before the
@@ -207,15 +210,15 @@ fn collect_periods(
     };
     let global = life.death.is_none();
     if global && uses.is_empty() {
-        push(0, ops, PeriodEnd::Unused, (Version::Constant, true));
+        push(0, ops, PeriodEnd::Unused, (ContentVersion::Constant, true));
     }
     for (index, at) in uses.iter().enumerate() {
         version += u32::from(at.modifies);
         let contents = match (modifications, version) {
-            (0, _) => (Version::Constant, true),
+            (0, _) => (ContentVersion::Constant, true),
             // The iteration before left these bytes.
-            (_, 0) => (Version::After(modifications), true),
-            _ => (Version::After(version), false),
+            (_, 0) => (ContentVersion::After(modifications), true),
+            _ => (ContentVersion::After(version), false),
         };
         match (uses.get(index + 1), life.death) {
             // An instance of the iteration before cannot be told from the next one by its name.
@@ -236,8 +239,8 @@ fn push_wrapped(
     from: u32,
     ops: u32,
     first: u32,
-    (version, carried): (Version, bool),
-    push: &mut impl FnMut(u32, u32, PeriodEnd, (Version, bool)),
+    (version, carried): (ContentVersion, bool),
+    push: &mut impl FnMut(u32, u32, PeriodEnd, (ContentVersion, bool)),
 ) {
     if from == ops {
         // In the line of this iteration the period is one that the iteration before began.

@@ -3,7 +3,7 @@ use crate::testing::{Builder, random_trace, training};
 use crate::trace::{Access, Use};
 use tidelog_random::Random;
 
-fn spans(lifetimes: &Lifetimes, storage: PlanStorage) -> Vec<(u32, u32, Version)> {
+fn spans(lifetimes: &Lifetimes, storage: PlanStorage) -> Vec<(u32, u32, ContentVersion)> {
     let of = lifetimes.periods.iter().filter(|period| period.storage == storage);
     of.map(|period| (period.from, period.to, period.version)).collect()
 }
@@ -18,7 +18,7 @@ fn a_global_is_idle_around_the_end_of_the_iteration() {
     }
     let lifetimes = Lifetimes::of(&b.finish());
     // What op 2 reads is what op 6 of the iteration before left.
-    let wanted = [(3, 6, Version::After(1)), (7, 12, Version::After(1))];
+    let wanted = [(3, 6, ContentVersion::After(1)), (7, 12, ContentVersion::After(1))];
     assert_eq!(spans(&lifetimes, weight), wanted);
     let carried: Vec<bool> = lifetimes.periods.iter().map(|period| period.carried).collect();
     assert_eq!(carried, [true, false]);
@@ -31,7 +31,7 @@ fn a_global_that_is_only_read_keeps_one_copy_for_ever() {
     b.ops(6, 1);
     b.uses(1, weight, Access::Read);
     b.uses(5, weight, Access::Read);
-    let wanted = [(2, 5, Version::Constant), (0, 1, Version::Constant)];
+    let wanted = [(2, 5, ContentVersion::Constant), (0, 1, ContentVersion::Constant)];
     assert_eq!(spans(&Lifetimes::of(&b.finish()), weight), wanted);
 }
 
@@ -54,7 +54,7 @@ fn what_lives_on_unused_has_a_period_without_a_return() {
     b.death(4, value, false);
     let lifetimes = Lifetimes::of(&b.finish());
     assert_eq!(lifetimes.periods[0].end, PeriodEnd::Unused);
-    assert_eq!(spans(&lifetimes, value), [(2, 5, Version::After(1))]);
+    assert_eq!(spans(&lifetimes, value), [(2, 5, ContentVersion::After(1))]);
     assert_eq!(lifetimes.memory, [0, 8, 8, 8, 8, 0].map(Bytes));
 }
 
@@ -69,7 +69,7 @@ fn an_instance_from_the_iteration_before_counts_beside_the_new_one() {
     assert_eq!(lifetimes.memory, [8, 8, 16, 16, 8, 8].map(Bytes));
     assert_eq!(lifetimes.lifetimes[0], Lifetime { birth: Some(2), death: Some(9) });
     // Idle from op 3 to op 1 of the next iteration; then unused, until op 2 makes the next one.
-    assert_eq!(spans(&lifetimes, logits), [(3, 7, Version::After(1))]);
+    assert_eq!(spans(&lifetimes, logits), [(3, 7, ContentVersion::After(1))]);
 }
 
 #[test]

@@ -1,13 +1,13 @@
 use super::*;
-use crate::algorithm1::{Options, algorithm1};
-use crate::migration::{Direction, Target};
+use crate::algorithm1::{Algorithm1Options, algorithm1};
+use crate::migration::{MigrationDirection, Target};
 use crate::testing::{machine, training};
 use crate::trace::Storage;
 
 /// A plan with rows, and its trace.
 fn planned() -> (Plan, Trace) {
     let trace = training(12, 40, 100, 60);
-    let plan = algorithm1(&trace, &machine(900), Options::default());
+    let plan = algorithm1(&trace, &machine(900), Algorithm1Options::default());
     assert!(plan.rows.len() > 4);
     (plan, trace)
 }
@@ -57,7 +57,7 @@ fn a_row_that_cannot_be_followed_is_refused_by_name() {
     // Rows before the third may name it too; they all cannot move now.
     let fixed = refusal(identity, false);
     assert!(fixed.contains("layer0.weight, which cannot move"), "{fixed}");
-    assert!(matches!(plan.rows[2].direction, Direction::Out | Direction::In));
+    assert!(matches!(plan.rows[2].direction, MigrationDirection::Out | MigrationDirection::In));
     assert!(plan.rows.iter().all(|row| row.target == Target::Ssd));
 }
 

@@ -1,11 +1,11 @@
 use super::*;
-use crate::algorithm1::{Options, algorithm1};
-use crate::migration::Direction;
+use crate::algorithm1::{Algorithm1Options, algorithm1};
+use crate::migration::MigrationDirection;
 use crate::testing::{Builder, machine, training};
 
 fn plan() -> PlanFile {
     let trace = training(12, 40, 100, 60);
-    algorithm1(&trace, &machine(900), Options::default()).named(&trace)
+    algorithm1(&trace, &machine(900), Algorithm1Options::default()).named(&trace)
 }
 
 #[test]
@@ -27,7 +27,7 @@ fn rows_that_begin_together_stand_by_name() {
     let storages = ["b", "a"].map(|name| b.global(name, 10));
     b.ops(4, 10);
     let trace = b.finish();
-    let way = (Direction::Out, Target::Ssd);
+    let way = (MigrationDirection::Out, Target::Ssd);
     let rows = storages.map(|storage| Migration::unrolled(storage, way, (1, 2), 4)).to_vec();
     let plan = Plan::new("made", &trace, &machine(900), rows, Expectation::default());
     let names: Vec<_> = plan.named(&trace).rows.iter().map(|row| row.storage.to_string()).collect();

@@ -5,9 +5,9 @@
 use super::common::{DoesNotFit, fits, latest_reads, worst};
 use crate::cost::{Machine, Timeline};
 use crate::lifetime::{Lifetimes, Period, PeriodEnd};
-use crate::migration::{Direction, Migration, Target};
+use crate::migration::{Migration, MigrationDirection, Target};
 use crate::plan::{Expectation, Plan};
-use crate::trace::{Kind, Trace};
+use crate::trace::{StorageKind, Trace};
 use crate::units::Bytes;
 
 /// The plan of an iteration, if memory suffices for all that is no activation.
@@ -23,7 +23,10 @@ pub fn flashneuron(trace: &Trace, machine: &Machine) -> Result<Plan, DoesNotFit>
     for (&Period { storage, from, to, .. }, back) in chosen.iter().zip(back) {
         let row =
             |direction, when| Migration::unrolled(storage, (direction, Target::Ssd), when, ops);
-        rows.extend([row(Direction::Out, (from, back)), row(Direction::In, (back, to))]);
+        rows.extend([
+            row(MigrationDirection::Out, (from, back)),
+            row(MigrationDirection::In, (back, to)),
+        ]);
     }
     Ok(Plan::new("flashneuron", trace, machine, rows, Expectation::default()))
 }
@@ -33,7 +36,7 @@ fn longest_waits(trace: &Trace, periods: &[Period], timeline: &Timeline) -> Vec<
     let wait = |period: &Period| timeline.begin(period.to).0 - timeline.begin(period.from).0;
     let mut longest: Vec<Period> = Vec::new();
     for period in periods {
-        let is_activation = trace.storage(period.storage).kind == Kind::Activation;
+        let is_activation = trace.storage(period.storage).kind == StorageKind::Activation;
         if !is_activation || period.end != PeriodEnd::Use || period.to < period.from + 2 {
             continue;
         }
@@ -82,7 +85,7 @@ mod tests {
         let machine = machine(Lifetimes::of(&trace).peak().0 * 3 / 4);
         let plan = flashneuron(&trace, &machine).unwrap();
         let kind = |row: &Migration| trace.storage(row.storage).kind;
-        assert!(plan.rows.iter().all(|row| kind(row) == Kind::Activation));
+        assert!(plan.rows.iter().all(|row| kind(row) == StorageKind::Activation));
         assert!(!plan.rows.is_empty() && plan.rows.len() < 24, "{} rows", plan.rows.len());
         let simulation = simulate(&trace, &machine, Policy::Planned(&plan)).unwrap();
         let lru = simulate(&trace, &machine, Policy::Lru).unwrap();

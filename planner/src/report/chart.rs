@@ -6,7 +6,7 @@
 
 use super::sample::{bandwidth, byte_ticks, lanes, thin, time_ticks};
 use super::{Report, TransferSpan, text};
-use crate::migration::{Direction, Ending, MemorySample};
+use crate::migration::{Ending, MemorySample, MigrationDirection};
 use crate::units::{Bandwidth, Bytes, Nanos};
 use std::fmt::Write;
 
@@ -38,7 +38,7 @@ pub(super) fn render(report: &Report) -> String {
     if !report.stalls.is_empty() {
         stall_panel(report, &mut out);
     }
-    for (direction, label) in [(Direction::Out, "out"), (Direction::In, "in")] {
+    for (direction, label) in [(MigrationDirection::Out, "out"), (MigrationDirection::In, "in")] {
         lanes_panel(report, direction, label, &mut out);
     }
     rate_panel(report, &mut out);
@@ -173,7 +173,7 @@ fn area(samples: &[MemorySample], duration: Nanos, upper: &dyn Fn(&MemorySample)
     path
 }
 
-fn lanes_panel(report: &Report, direction: Direction, label: &str, out: &mut String) {
+fn lanes_panel(report: &Report, direction: MigrationDirection, label: &str, out: &mut String) {
     let indices: Vec<usize> = drawn(report)
         .into_iter()
         .filter(|index| report.transfers[*index].direction == direction)
@@ -238,8 +238,8 @@ pub(super) fn kind_class(transfer: &TransferSpan) -> &'static str {
 
 /// Bytes out above the axis, bytes in below it.
 fn rate_panel(report: &Report, out: &mut String) {
-    let written = bandwidth(&report.transfers, Direction::Out, report.duration);
-    let read = bandwidth(&report.transfers, Direction::In, report.duration);
+    let written = bandwidth(&report.transfers, MigrationDirection::Out, report.duration);
+    let read = bandwidth(&report.transfers, MigrationDirection::In, report.duration);
     let most = |rates: &[Bandwidth], limit: Option<Bandwidth>| {
         rates.iter().copied().chain(limit).max().unwrap_or_default().0
     };

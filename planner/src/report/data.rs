@@ -1,7 +1,7 @@
 //! What the page's script needs: the figures behind the picture, as JSON inside the page.
 
 use super::{Report, chart, sample, text};
-use crate::migration::{Direction, Ending, Target};
+use crate::migration::{Ending, MigrationDirection, Target};
 use serde::Serialize;
 
 /// More ops than this are not named on hover: the longest are.
@@ -83,10 +83,10 @@ fn transfer(report: &Report, index: usize) -> TransferRow<'_> {
         kind: transfer.kind.to_string(),
         size: text::bytes(transfer.bytes),
         way: match (transfer.direction, transfer.target) {
-            (Direction::Out, Target::Ssd) => "out to SSD",
-            (Direction::Out, Target::Host) => "out to host memory",
-            (Direction::In, Target::Ssd) => "in from SSD",
-            (Direction::In, Target::Host) => "in from host memory",
+            (MigrationDirection::Out, Target::Ssd) => "out to SSD",
+            (MigrationDirection::Out, Target::Host) => "out to host memory",
+            (MigrationDirection::In, Target::Ssd) => "in from SSD",
+            (MigrationDirection::In, Target::Host) => "in from host memory",
         },
         queued: transfer.moved.0.saturating_sub(transfer.begin.0),
         moving,

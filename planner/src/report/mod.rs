@@ -12,8 +12,8 @@ pub(crate) mod sample;
 mod simulated;
 pub mod text;
 
-use crate::migration::{Direction, Ending, MemorySample, Target};
-use crate::trace::Kind;
+use crate::migration::{Ending, MemorySample, MigrationDirection, Target};
+use crate::trace::StorageKind;
 use crate::units::{Bandwidth, Bytes, Nanos};
 
 pub use simulated::simulated;
@@ -46,7 +46,7 @@ pub struct Report {
     /// What the SSDs can write, if known.
     pub write_limit: Option<Bandwidth>,
     /// Bytes written in the step by what they were.
-    pub written: Vec<(Kind, Bytes)>,
+    pub written: Vec<(StorageKind, Bytes)>,
     /// Evictions in the step that cost no write, because the copy was still good.
     pub clean_evictions: u64,
     /// The bytes of those.
@@ -93,11 +93,11 @@ pub struct TransferSpan {
     /// The storage's name.
     pub name: String,
     /// What it holds.
-    pub kind: Kind,
+    pub kind: StorageKind,
     /// Its size.
     pub bytes: Bytes,
     /// Out or in.
-    pub direction: Direction,
+    pub direction: MigrationDirection,
     /// Where to or where from.
     pub target: Target,
     /// When it was asked for.
@@ -169,7 +169,7 @@ impl Report {
     }
 
     /// Bytes that the step's transfers moved in one direction, over one target.
-    pub fn moved(&self, direction: Direction, target: Target) -> Bytes {
+    pub fn moved(&self, direction: MigrationDirection, target: Target) -> Bytes {
         let counted = |t: &&TransferSpan| {
             t.direction == direction && t.target == target && t.ending == Ending::Moved
         };

@@ -1,8 +1,8 @@
 //! The page around the picture: the claim in one sentence, the figures, the tables.
 
 use super::{Report, chart, data, text};
-use crate::migration::{Direction, Target};
-use crate::trace::Kind;
+use crate::migration::{MigrationDirection, Target};
+use crate::trace::StorageKind;
 use crate::units::Bytes;
 use std::cmp::Reverse;
 use std::fmt::Write;
@@ -11,13 +11,13 @@ use std::fmt::Write;
 const TABLE_ROWS_MAX: usize = 20;
 
 /// The class that colours a kind.
-pub(super) const fn class_of(kind: Kind) -> &'static str {
+pub(super) const fn class_of(kind: StorageKind) -> &'static str {
     match kind {
-        Kind::Parameter => "parameter",
-        Kind::Gradient => "gradient",
-        Kind::OptimizerState => "optimizer",
-        Kind::Activation => "activation",
-        Kind::Other => "other",
+        StorageKind::Parameter => "parameter",
+        StorageKind::Gradient => "gradient",
+        StorageKind::OptimizerState => "optimizer",
+        StorageKind::Activation => "activation",
+        StorageKind::Other => "other",
     }
 }
 
@@ -103,7 +103,7 @@ fn cards(report: &Report, out: &mut String) {
         }
     };
     let clean = match report.clean_evictions {
-        0 => host(Direction::Out),
+        0 => host(MigrationDirection::Out),
         _ => format!("and {} left clean", text::bytes(report.clean_bytes)),
     };
     let unlimited = report.unlimited.map_or_else(String::new, |unlimited| {
@@ -114,8 +114,8 @@ fn cards(report: &Report, out: &mut String) {
         ("step", text::time(report.duration), unlimited),
         ("stalled", text::time(stall), share),
         ("peak", text::bytes(report.peak()), format!("budget {}", text::bytes(report.budget))),
-        ("written to SSD", ssd(Direction::Out), clean),
-        ("read from SSD", ssd(Direction::In), host(Direction::In)),
+        ("written to SSD", ssd(MigrationDirection::Out), clean),
+        ("read from SSD", ssd(MigrationDirection::In), host(MigrationDirection::In)),
     ];
     out.push_str("<dl class=\"cards\">");
     for (name, value, note) in cards {
@@ -137,7 +137,7 @@ fn legend(report: &Report, out: &mut String) {
     if !report.stalls.is_empty() {
         entry("stall", "stall");
     }
-    for kind in Kind::ALL {
+    for kind in StorageKind::ALL {
         if report.transfers.iter().any(|transfer| transfer.kind == kind) {
             entry(&format!("bar {}", class_of(kind)), &kind.to_string());
         }

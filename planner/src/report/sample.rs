@@ -1,7 +1,7 @@
 //! From events to pictures: columns, lanes and ticks.
 
 use super::TransferSpan;
-use crate::migration::{Direction, MemorySample};
+use crate::migration::{MemorySample, MigrationDirection};
 use crate::units::{Bandwidth, Bytes, Nanos};
 
 /// More memory samples than this are drawn as the maximum of each column.
@@ -63,7 +63,7 @@ pub(crate) fn lanes(spans: &[(Nanos, Nanos)], most: usize) -> (Vec<usize>, usize
 /// over the time in which it moved there.
 pub(crate) fn bandwidth(
     transfers: &[TransferSpan],
-    direction: Direction,
+    direction: MigrationDirection,
     duration: Nanos,
 ) -> Vec<Bandwidth> {
     let width = duration.0.div_ceil(BINS).max(1);
@@ -113,14 +113,14 @@ pub(super) fn byte_ticks(most: Bytes) -> Vec<Bytes> {
 mod tests {
     use super::*;
     use crate::migration::{Ending, Target};
-    use crate::trace::Kind;
+    use crate::trace::StorageKind;
 
     fn transfer(begin: u64, end: u64, bytes: u64) -> TransferSpan {
         TransferSpan {
             name: String::new(),
-            kind: Kind::Other,
+            kind: StorageKind::Other,
             bytes: Bytes(bytes),
-            direction: Direction::Out,
+            direction: MigrationDirection::Out,
             target: Target::Ssd,
             begin: Nanos(begin),
             moved: Nanos(begin),
@@ -162,18 +162,23 @@ mod tests {
     #[test]
     fn bandwidth_is_bytes_over_time() {
         let spans = [transfer(0, 1200, 1200), transfer(2400, 4800, 1200)];
-        let rates = bandwidth(&spans, Direction::Out, Nanos(4800));
+        let rates = bandwidth(&spans, MigrationDirection::Out, Nanos(4800));
         assert_eq!(rates[0], Bandwidth(1_000_000_000));
         assert_eq!(rates[100], Bandwidth(0));
         assert_eq!(rates[200], Bandwidth(500_000_000));
-        assert!(bandwidth(&spans, Direction::In, Nanos(4800)).iter().all(|rate| rate.0 == 0));
+        assert!(
+            bandwidth(&spans, MigrationDirection::In, Nanos(4800)).iter().all(|rate| rate.0 == 0)
+        );
     }
 
     #[test]
     fn what_began_before_the_step_counts_with_what_it_moved_in_it() {
         let mut span = transfer(0, 1200, 2400);
         span.in_step = Bytes(1200);
-        assert_eq!(bandwidth(&[span], Direction::Out, Nanos(4800))[0], Bandwidth(1_000_000_000));
+        assert_eq!(
+            bandwidth(&[span], MigrationDirection::Out, Nanos(4800))[0],
+            Bandwidth(1_000_000_000)
+        );
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use super::{OpSpan, Report, Stall, TransferSpan, Unmovable};
 use crate::cost::Machine;
-use crate::migration::{Direction, Ending};
+use crate::migration::{Ending, MigrationDirection};
 use crate::simulate::Simulation;
-use crate::trace::{Kind, PlanStorage, Trace};
+use crate::trace::{PlanStorage, StorageKind, Trace};
 use crate::units::{Bytes, Nanos};
 
 /// The report of a simulated iteration of `trace` on `machine`.
@@ -72,15 +72,17 @@ fn stalls(trace: &Trace, simulation: &Simulation) -> Vec<Stall> {
 }
 
 /// Bytes written by kind, largest first; kinds of which nothing was written are left out.
-fn written(trace: &Trace, simulation: &Simulation) -> Vec<(Kind, Bytes)> {
+fn written(trace: &Trace, simulation: &Simulation) -> Vec<(StorageKind, Bytes)> {
     let of_kind = |kind| {
         let moved = simulation.transfers.iter().filter(|transfer| {
-            let out = transfer.direction == Direction::Out && transfer.ending == Ending::Moved;
+            let out =
+                transfer.direction == MigrationDirection::Out && transfer.ending == Ending::Moved;
             out && trace.storage(transfer.storage).kind == kind
         });
         Bytes(moved.map(|transfer| trace.storage(transfer.storage).size.0).sum())
     };
-    let mut written: Vec<_> = Kind::ALL.into_iter().map(|kind| (kind, of_kind(kind))).collect();
+    let mut written: Vec<_> =
+        StorageKind::ALL.into_iter().map(|kind| (kind, of_kind(kind))).collect();
     written.retain(|(_, bytes)| bytes.0 > 0);
     written.sort_by_key(|(kind, bytes)| (std::cmp::Reverse(*bytes), *kind));
     written

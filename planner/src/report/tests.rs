@@ -16,11 +16,23 @@ fn report() -> Report {
         ending,
     };
     let transfers = vec![
-        transfer("w0", Kind::Parameter, Direction::Out, 100_000, Ending::Moved),
-        transfer("w1", Kind::Parameter, Direction::Out, 200_000, Ending::Clean),
-        transfer("m0", Kind::OptimizerState, Direction::In, 900_000, Ending::Moved),
-        transfer("m1", Kind::OptimizerState, Direction::In, 950_000, Ending::Failed),
-        transfer("a0", Kind::Activation, Direction::Out, 1_950_000, Ending::Cancelled),
+        transfer("w0", StorageKind::Parameter, MigrationDirection::Out, 100_000, Ending::Moved),
+        transfer("w1", StorageKind::Parameter, MigrationDirection::Out, 200_000, Ending::Clean),
+        transfer("m0", StorageKind::OptimizerState, MigrationDirection::In, 900_000, Ending::Moved),
+        transfer(
+            "m1",
+            StorageKind::OptimizerState,
+            MigrationDirection::In,
+            950_000,
+            Ending::Failed,
+        ),
+        transfer(
+            "a0",
+            StorageKind::Activation,
+            MigrationDirection::Out,
+            1_950_000,
+            Ending::Cancelled,
+        ),
     ];
     let sample = |at: u64, resident: u64, moving: u64| MemorySample {
         at: Nanos(at),
@@ -45,7 +57,7 @@ fn report() -> Report {
             waited_for: "m0".to_owned(),
         }],
         read_limit: Some(Bandwidth(6_700_000_000)),
-        written: vec![(Kind::Parameter, Bytes(30 << 20))],
+        written: vec![(StorageKind::Parameter, Bytes(30 << 20))],
         clean_evictions: 1,
         clean_bytes: Bytes(30 << 20),
         unmovable: vec![Unmovable {

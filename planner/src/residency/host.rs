@@ -5,25 +5,25 @@
 //! that would have to go to the log otherwise.
 
 use super::machine::Residency;
-use super::storage::Storage;
+use super::storage::ResidentStorage;
 use super::types::StorageId;
 use crate::migration::Target;
 use std::collections::BTreeSet;
 
 /// Copies in host memory whose storages are in memory, by the transfer that brought those back.
 #[derive(Debug, Default)]
-pub(super) struct Spares(BTreeSet<(u64, StorageId)>);
+pub(super) struct HostCopies(BTreeSet<(u64, StorageId)>);
 
-impl Spares {
+impl HostCopies {
     /// A storage is about to change.
-    pub(super) fn drop_from(&mut self, id: StorageId, before: &Storage) {
+    pub(super) fn drop_from(&mut self, id: StorageId, before: &ResidentStorage) {
         if before.is_spare() {
             self.0.remove(&(before.last_transfer.0, id));
         }
     }
 
     /// A storage has changed.
-    pub(super) fn add_to(&mut self, id: StorageId, now: &Storage) {
+    pub(super) fn add_to(&mut self, id: StorageId, now: &ResidentStorage) {
         if now.is_spare() {
             self.0.insert((now.last_transfer.0, id));
         }

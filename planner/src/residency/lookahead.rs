@@ -6,8 +6,8 @@
 
 use super::follow::Follow;
 use super::machine::Residency;
-use super::storage::Place;
-use super::types::{StorageId, Urgency};
+use super::storage::BytesPlace;
+use super::types::{FetchUrgency, StorageId};
 use crate::units::OpIndex;
 
 /// What is on its way in beforehand may take one part in this many of the room for storages.
@@ -38,7 +38,7 @@ impl Residency {
                 let promised = self.op.reserve.max(self.outputs_until(time));
                 let taken = self.sums.committed.saturating_add(promised).saturating_add(size);
                 if missing == 0 && taken <= self.limit().0 {
-                    self.begin_fetch(id, Urgency::Ahead);
+                    self.begin_fetch(id, FetchUrgency::Ahead);
                 } else {
                     missing = missing.saturating_add(size);
                 }
@@ -65,7 +65,8 @@ impl Residency {
         let op = OpIndex((time % u64::from(follow.table.ops())) as u32);
         let absent = follow.table.used_by(op).iter().filter_map(|&plan| {
             let id = follow.bound(plan)?;
-            let storage = self.alive(id).filter(|storage| matches!(storage.place, Place::Out))?;
+            let storage =
+                self.alive(id).filter(|storage| matches!(storage.place, BytesPlace::Out))?;
             let (plan, birth) = storage.plan?;
             // The use may be another instance's: one that died in the step before, or is not born yet.
             let next = follow.table.next_use(plan, birth, follow.now())?;

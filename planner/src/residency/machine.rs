@@ -2,13 +2,14 @@
 //! transfers in `transfer`, making room in `room`, what can be asked in `query`.
 
 use super::follow::Follow;
-use super::host::Spares;
+use super::host::HostCopies;
 use super::op::{CurrentOp, Pending};
 use super::schedule::Schedule;
 use super::stats::Stats;
-use super::storage::{Flight, Kind, Place, Storage, Sums};
+use super::storage::{BytesPlace, ResidentStorage, Sums, TransferInFlight, TransferKind};
 use super::types::{
-    Action, Attributes, Config, Desync, Misuse, State, StorageId, TransferFailure, TransferId,
+    Attributes, Config, Desync, ProtocolError, ResidencyAction, StorageId, StorageState,
+    TransferFailure, TransferId,
 };
 use super::victims::Victims;
 use crate::trace::PlanStorage;
@@ -21,16 +22,16 @@ use std::sync::Arc;
 pub struct Residency {
     pub(super) config: Config,
     /// By [`StorageId`].
-    pub(super) storages: Vec<Option<Storage>>,
+    pub(super) storages: Vec<Option<ResidentStorage>>,
     known: usize,
     pub(super) sums: Sums,
     pub(super) peak: u64,
     pub(super) victims: Victims,
-    pub(super) spares: Spares,
+    pub(super) spares: HostCopies,
     pub(super) host_peak: u64,
     pub(super) flights: BTreeMap<TransferId, StorageId>,
     pub(super) transfers_begun: u64,
-    pub(super) actions: Vec<Action>,
+    pub(super) actions: Vec<ResidencyAction>,
     /// How many times actions were taken, from 1: an action is still here if it is of this batch.
     pub(super) batches: u64,
     pub(super) op: CurrentOp,
@@ -54,7 +55,7 @@ impl Residency {
             sums: Sums::default(),
             peak: 0,
             victims: Victims::default(),
-            spares: Spares::default(),
+            spares: HostCopies::default(),
             host_peak: 0,
             flights: BTreeMap::new(),
             transfers_begun: 0,
@@ -72,7 +73,7 @@ impl Residency {
     }
 
     /// Takes what is to be done since the last call, in the order to do it.
-    pub fn take_actions(&mut self, into: &mut Vec<Action>) {
+    pub fn take_actions(&mut self, into: &mut Vec<ResidencyAction>) {
         into.append(&mut self.actions);
         self.batches += 1;
     }
@@ -103,7 +104,7 @@ impl Residency {
         if self.storages[index].is_some() {
             return false;
         }
-        let mut storage = Storage::born(size.0, attributes.movable);
+        let mut storage = ResidentStorage::born(size.0, attributes.movable);
         storage.last_use = self.grants;
         if let Some(follow) = &mut self.follow {
             storage.last_op = follow.now();
@@ -126,7 +127,7 @@ impl Residency {
     /// must stay, and counts, until the transfer completes. Unknown storages are passed over.
     pub fn died(&mut self, id: StorageId) {
         let Some(storage) = self.alive(id) else { return };
-        if matches!(storage.place, Place::Moving(_)) {
+        if matches!(storage.place, BytesPlace::Moving(_)) {
             self.change(id, |storage| storage.dead = true);
             self.cancel(id);
         } else {
@@ -135,7 +136,7 @@ impl Residency {
     }
 
     /// A storage's memory has another size, and other bytes as far as the log knows.
-    pub fn resized(&mut self, id: StorageId, size: Bytes) -> Result<(), Misuse> {
+    pub fn resized(&mut self, id: StorageId, size: Bytes) -> Result<(), ProtocolError> {
         let before = self.in_memory(id)?.size;
         if before == size.0 {
             return Ok(());
@@ -146,16 +147,16 @@ impl Residency {
     }
 
     /// A storage's bytes changed outside an op.
-    pub fn modified(&mut self, id: StorageId) -> Result<(), Misuse> {
+    pub fn modified(&mut self, id: StorageId) -> Result<(), ProtocolError> {
         match self.in_memory(id)?.place {
-            Place::Moving(_) => {
+            BytesPlace::Moving(_) => {
                 self.change_flight(id, |flight| {
                     flight.stale = true;
                     flight.leaving = false;
                 });
                 self.cancel(id);
             }
-            Place::Resident | Place::Out => self.forget(id),
+            BytesPlace::Resident | BytesPlace::Out => self.forget(id),
         }
         self.offer(id);
         Ok(())
@@ -169,8 +170,8 @@ impl Residency {
         }
         self.change(id, |storage| {
             storage.pins = storage.pins.saturating_add(1);
-            if let Place::Moving(flight) = &mut storage.place
-                && flight.kind != Kind::Fetch
+            if let BytesPlace::Moving(flight) = &mut storage.place
+                && flight.kind != TransferKind::Fetch
             {
                 flight.leaving = false;
             }
@@ -290,24 +291,24 @@ impl Residency {
 
     // ---- the record ----
 
-    pub(super) fn get(&self, id: StorageId) -> Option<&Storage> {
+    pub(super) fn get(&self, id: StorageId) -> Option<&ResidentStorage> {
         self.storages.get(id.0 as usize)?.as_ref()
     }
 
-    pub(super) fn alive(&self, id: StorageId) -> Option<&Storage> {
+    pub(super) fn alive(&self, id: StorageId) -> Option<&ResidentStorage> {
         self.get(id).filter(|storage| !storage.dead)
     }
 
-    fn in_memory(&self, id: StorageId) -> Result<&Storage, Misuse> {
-        let storage = self.alive(id).ok_or(Misuse::Unknown(id))?;
+    fn in_memory(&self, id: StorageId) -> Result<&ResidentStorage, ProtocolError> {
+        let storage = self.alive(id).ok_or(ProtocolError::Unknown(id))?;
         match storage.state() {
-            State::Evicted | State::Fetching => Err(Misuse::NotResident(id)),
-            State::Resident { .. } | State::Evicting => Ok(storage),
+            StorageState::Evicted | StorageState::Fetching => Err(ProtocolError::NotResident(id)),
+            StorageState::Resident { .. } | StorageState::Evicting => Ok(storage),
         }
     }
 
     /// The one way to change what the sums depend on.
-    pub(super) fn change(&mut self, id: StorageId, with: impl FnOnce(&mut Storage)) {
+    pub(super) fn change(&mut self, id: StorageId, with: impl FnOnce(&mut ResidentStorage)) {
         let Some(storage) = self.storages.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
         };
@@ -320,9 +321,13 @@ impl Residency {
         self.host_peak = self.host_peak.max(self.sums.hosted);
     }
 
-    pub(super) fn change_flight(&mut self, id: StorageId, with: impl FnOnce(&mut Flight)) {
+    pub(super) fn change_flight(
+        &mut self,
+        id: StorageId,
+        with: impl FnOnce(&mut TransferInFlight),
+    ) {
         self.change(id, |storage| {
-            if let Place::Moving(flight) = &mut storage.place {
+            if let BytesPlace::Moving(flight) = &mut storage.place {
                 with(flight);
             }
         });
@@ -337,7 +342,7 @@ impl Residency {
             storage.copy = false;
             storage.hosted = 0;
         });
-        self.actions.push(Action::Forget { storage: id, target });
+        self.actions.push(ResidencyAction::Forget { storage: id, target });
     }
 
     /// Nothing touches a dead storage's memory any more: it is gone, and so is its copy.
@@ -356,7 +361,7 @@ impl Residency {
         }
         // Its memory went with it: nobody is there to free it a second time.
         if storage.released_in == self.batches {
-            self.actions.retain(|action| *action != Action::Release { storage: id });
+            self.actions.retain(|action| *action != ResidencyAction::Release { storage: id });
         }
     }
 

@@ -49,14 +49,15 @@ mod types;
 mod victims;
 
 pub use machine::Residency;
-pub use refusal::{CONTRIBUTORS_MAX, Contributor, Refusal};
+pub use refusal::{BudgetRefusal, CONTRIBUTORS_MAX, Contributor};
 pub use schedule::Schedule;
 pub use schedule_error::ScheduleError;
 pub use stats::Stats;
 pub use step_table::{ScheduledBirth, ScheduledUses, StepParts, StepTable};
 pub use types::{
-    Action, Attributes, Config, CopyKind, Desync, EvictError, FailureInfo, Misuse, OpBegin,
-    Outcome, Progress, State, StorageId, TransferFailure, TransferId, Urgency, Use,
+    Attributes, Config, CopyKind, Desync, EvictError, FailureInfo, FetchUrgency, MigrationOutcome,
+    OpBegin, OpProgress, OpUse, ProtocolError, ResidencyAction, StorageId, StorageState,
+    TransferFailure, TransferId,
 };
 
 #[cfg(test)]

@@ -3,11 +3,12 @@
 
 use super::follow::{Due, Follow};
 use super::machine::Residency;
-use super::storage::{Kind, Place, Storage};
+use super::storage::{BytesPlace, ResidentStorage, TransferKind};
 use super::types::{
-    Action, EvictError, OpBegin, Progress, StorageId, TransferFailure, Urgency, Use,
+    EvictError, FetchUrgency, OpBegin, OpProgress, OpUse, ResidencyAction, StorageId,
+    TransferFailure,
 };
-use crate::migration::{Direction, Target};
+use crate::migration::{MigrationDirection, Target};
 use crate::units::OpIndex;
 
 /// What `resume` looks at again.
@@ -25,7 +26,7 @@ pub(super) struct CurrentOp {
     /// Protects the storages that carry this number. Another one for every op, and between ops.
     pub(super) serial: u64,
     /// Each storage once.
-    pub(super) uses: Vec<Use>,
+    pub(super) uses: Vec<OpUse>,
     /// Memory for outputs: what the caller said, and what the schedule expects.
     outputs: u64,
     expected: u64,
@@ -75,11 +76,11 @@ enum Squeezed {
 
 impl Residency {
     /// An op wants to run. If an op ran or waited without an end being told, it ended here.
-    pub fn op_begin(&mut self, begin: &OpBegin<'_>) -> Progress {
+    pub fn op_begin(&mut self, begin: &OpBegin<'_>) -> OpProgress {
         self.abandon();
         self.op.follows_eviction = false;
         if let Some(failure) = self.failure.take() {
-            return Progress::Failed(Box::new(failure));
+            return OpProgress::Failed(Box::new(failure));
         }
         self.adopt(begin);
         if let Some(index) = begin.index
@@ -89,7 +90,7 @@ impl Residency {
         }
         self.pending = Pending::Op;
         let progress = self.advance_op();
-        if progress == Progress::Waiting {
+        if progress == OpProgress::Waiting {
             self.stats.stalls += 1;
         }
         progress
@@ -102,18 +103,18 @@ impl Residency {
     }
 
     /// Looks again at what waits, after completions were reported. `Ready` if nothing does.
-    pub fn resume(&mut self) -> Progress {
+    pub fn resume(&mut self) -> OpProgress {
         match self.pending {
             Pending::Op => self.advance_op(),
             Pending::Settle => self.advance_settle(),
             Pending::Evict(id) => self.advance_evict(id),
-            Pending::Nothing => self.failed().unwrap_or(Progress::Ready),
+            Pending::Nothing => self.failed().unwrap_or(OpProgress::Ready),
         }
     }
 
     /// Storages leave until what is committed is within the budget: for after births, and after the
     /// budget became smaller. Takes the place of an op that waits.
-    pub fn settle(&mut self) -> Progress {
+    pub fn settle(&mut self) -> OpProgress {
         if self.pending == Pending::Op {
             self.abandon();
         }
@@ -124,7 +125,7 @@ impl Residency {
     /// Moves one storage out, also one whose last write failed. `Ready` when it is out, or when
     /// something wanted it back meanwhile. Takes the place of an op that waits. No schedule brings it back before
     /// the next op begins.
-    pub fn evict(&mut self, id: StorageId) -> Result<Progress, EvictError> {
+    pub fn evict(&mut self, id: StorageId) -> Result<OpProgress, EvictError> {
         let storage = self.alive(id).ok_or(EvictError::Unknown(id))?;
         if !storage.movable {
             return Err(EvictError::Unmovable(id));
@@ -141,7 +142,7 @@ impl Residency {
         self.unwritable.retain(|failed| *failed != id);
         self.change(id, |storage| storage.unwritable = false);
         self.op.follows_eviction = true;
-        if self.get(id).is_some_and(Storage::may_leave) {
+        if self.get(id).is_some_and(ResidentStorage::may_leave) {
             self.leave(id, self.unplanned_target());
         }
         self.pending = Pending::Evict(id);
@@ -164,7 +165,7 @@ impl Residency {
 
     /// A storage that the current op uses, unless it died since the op began (and perhaps another
     /// was born under its number).
-    pub(super) fn used(&self, id: StorageId) -> Option<&Storage> {
+    pub(super) fn used(&self, id: StorageId) -> Option<&ResidentStorage> {
         self.alive(id).filter(|storage| storage.used_by == self.op.serial)
     }
 
@@ -195,7 +196,7 @@ impl Residency {
         self.op.expected = follow.table.needs(index).0;
         while let Some(row) = self.follow.as_mut().and_then(Follow::next_started) {
             let Some(follow) = &mut self.follow else { return };
-            if row.direction == Direction::In {
+            if row.direction == MigrationDirection::In {
                 let due = Due { storage: row.storage, cautious: false };
                 follow.put_off(follow.deadline(&row), due);
             } else if let Some(id) = follow.bound(row.storage) {
@@ -206,7 +207,7 @@ impl Residency {
 
     fn evict_as_planned(&mut self, id: StorageId, target: Target) {
         let Some(storage) = self.get(id) else { return };
-        let fetching = matches!(storage.place, Place::Moving(flight) if flight.kind == Kind::Fetch);
+        let fetching = matches!(storage.place, BytesPlace::Moving(flight) if flight.kind == TransferKind::Fetch);
         let used = storage.used_by == self.op.serial;
         if storage.may_leave() && !used && !fetching {
             self.stats.evictions_planned += 1;
@@ -214,10 +215,10 @@ impl Residency {
         }
     }
 
-    fn advance_op(&mut self) -> Progress {
+    fn advance_op(&mut self) -> OpProgress {
         if let Some(failure) = self.op.failure.take() {
             self.abandon();
-            return Progress::Failed(Box::new(failure));
+            return OpProgress::Failed(Box::new(failure));
         }
         if let Some(failed) = self.failed() {
             return failed;
@@ -227,10 +228,10 @@ impl Residency {
             let lacks = self.look_at_uses();
             match self.squeeze() {
                 Squeezed::Enough => {}
-                Squeezed::Waiting => return Progress::Waiting,
+                Squeezed::Waiting => return OpProgress::Waiting,
                 Squeezed::InVain(failure) => {
                     self.abandon();
-                    return Progress::Failed(Box::new(failure));
+                    return OpProgress::Failed(Box::new(failure));
                 }
             }
             let outputs = self.op.outputs.max(self.op.expected);
@@ -246,7 +247,7 @@ impl Residency {
                 }
                 self.stats.refusals += 1;
                 self.abandon();
-                return Progress::Refused(refusal);
+                return OpProgress::Refused(refusal);
             }
             let left = self.fetch_uses();
             let committed = self.sums.committed;
@@ -261,7 +262,7 @@ impl Residency {
                 self.op.reserve = outputs;
                 self.pump();
             }
-            return Progress::Waiting;
+            return OpProgress::Waiting;
         }
     }
 
@@ -286,25 +287,26 @@ impl Residency {
     fn look_at_uses(&mut self) -> Lacks {
         let mut lacks = Lacks { transfers: false, bytes: 0 };
         for index in 0..self.op.uses.len() {
-            let Use { storage: id, modifies } = self.op.uses[index];
+            let OpUse { storage: id, modifies } = self.op.uses[index];
             let Some(storage) = self.used(id) else { continue };
             let flight = match storage.place {
-                Place::Resident => continue,
-                Place::Out => {
+                BytesPlace::Resident => continue,
+                BytesPlace::Out => {
                     lacks.bytes = lacks.bytes.saturating_add(storage.size);
                     continue;
                 }
-                Place::Moving(flight) => flight,
+                BytesPlace::Moving(flight) => flight,
             };
             if flight.leaving {
                 self.change_flight(id, |flight| flight.leaving = false);
             }
-            if flight.kind == Kind::Fetch {
+            if flight.kind == TransferKind::Fetch {
                 lacks.transfers = true;
                 self.expedite(id);
             } else if modifies {
                 self.cancel(id);
-                let stopped = self.get(id).is_some_and(|one| matches!(one.place, Place::Resident));
+                let stopped =
+                    self.get(id).is_some_and(|one| matches!(one.place, BytesPlace::Resident));
                 lacks.transfers |= !stopped;
             } else if flight.leaving {
                 self.stats.kept_by_reader += 1;
@@ -314,14 +316,16 @@ impl Residency {
     }
 
     fn expedite(&mut self, id: StorageId) {
-        let Some(Place::Moving(flight)) = self.get(id).map(|storage| storage.place) else { return };
+        let Some(BytesPlace::Moving(flight)) = self.get(id).map(|storage| storage.place) else {
+            return;
+        };
         if flight.urgent {
             return;
         }
         self.change_flight(id, |flight| flight.urgent = true);
         self.stats.fetches_late += 1;
         if !flight.cancelled {
-            self.actions.push(Action::Expedite { transfer: flight.transfer });
+            self.actions.push(ResidencyAction::Expedite { transfer: flight.transfer });
         }
     }
 
@@ -331,12 +335,12 @@ impl Residency {
         for index in 0..self.op.uses.len() {
             let id = self.op.uses[index].storage;
             let Some(storage) = self.used(id) else { continue };
-            if !matches!(storage.place, Place::Out) {
+            if !matches!(storage.place, BytesPlace::Out) {
                 continue;
             }
             let size = storage.size;
             if self.sums.committed.saturating_add(size) <= self.limit().0 {
-                self.begin_fetch(id, Urgency::Urgent);
+                self.begin_fetch(id, FetchUrgency::Urgent);
             } else {
                 left = left.saturating_add(size);
             }
@@ -345,13 +349,13 @@ impl Residency {
     }
 
     /// The op may run: copies of what it modifies are out of date from now on.
-    fn grant(&mut self, outputs: u64) -> Progress {
+    fn grant(&mut self, outputs: u64) -> OpProgress {
         self.pending = Pending::Nothing;
         self.op.squeeze = None;
         self.grants += 1;
         let now = self.follow.as_ref().map_or(0, Follow::now);
         for index in 0..self.op.uses.len() {
-            let Use { storage: id, modifies } = self.op.uses[index];
+            let OpUse { storage: id, modifies } = self.op.uses[index];
             if self.used(id).is_none() {
                 continue;
             }
@@ -366,10 +370,10 @@ impl Residency {
         self.op.reserve = outputs;
         self.pump();
         self.keep_headroom();
-        Progress::Ready
+        OpProgress::Ready
     }
 
-    fn advance_settle(&mut self) -> Progress {
+    fn advance_settle(&mut self) -> OpProgress {
         if let Some(failed) = self.failed() {
             return failed;
         }
@@ -379,36 +383,36 @@ impl Residency {
         {
             self.pending = Pending::Nothing;
             self.stats.refusals += 1;
-            return Progress::Refused(refusal);
+            return OpProgress::Refused(refusal);
         }
         self.make_room(self.sums.committed.saturating_sub(limit));
         if self.sums.committed > limit {
-            return Progress::Waiting;
+            return OpProgress::Waiting;
         }
         self.pending = Pending::Nothing;
         self.pump();
         self.keep_headroom();
-        Progress::Ready
+        OpProgress::Ready
     }
 
-    fn advance_evict(&mut self, id: StorageId) -> Progress {
+    fn advance_evict(&mut self, id: StorageId) -> OpProgress {
         if let Some(failed) = self.failed() {
             return failed;
         }
-        if self.alive(id).is_some_and(|storage| matches!(storage.place, Place::Moving(_))) {
-            return Progress::Waiting;
+        if self.alive(id).is_some_and(|storage| matches!(storage.place, BytesPlace::Moving(_))) {
+            return OpProgress::Waiting;
         }
         self.pending = Pending::Nothing;
-        Progress::Ready
+        OpProgress::Ready
     }
 
     /// Reports a failed write, which ends whatever waits.
-    fn failed(&mut self) -> Option<Progress> {
+    fn failed(&mut self) -> Option<OpProgress> {
         let failure = self.failure.take()?;
         if self.pending == Pending::Op {
             self.abandon();
         }
         self.pending = Pending::Nothing;
-        Some(Progress::Failed(Box::new(failure)))
+        Some(OpProgress::Failed(Box::new(failure)))
     }
 }

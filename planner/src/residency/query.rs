@@ -2,8 +2,8 @@
 
 use super::machine::Residency;
 use super::stats::Stats;
-use super::storage::Storage;
-use super::types::{State, StorageId};
+use super::storage::ResidentStorage;
+use super::types::{StorageId, StorageState};
 use crate::units::Bytes;
 
 impl Residency {
@@ -73,8 +73,8 @@ impl Residency {
     }
 
     /// Where a storage is; `None` if it is not known or died.
-    pub fn state(&self, id: StorageId) -> Option<State> {
-        self.alive(id).map(Storage::state)
+    pub fn state(&self, id: StorageId) -> Option<StorageState> {
+        self.alive(id).map(ResidentStorage::state)
     }
 
     /// The size of a storage; `None` if it is not known or died.
@@ -88,7 +88,7 @@ impl Residency {
     }
 
     /// Every storage that is alive, by number, with its size.
-    pub fn storages(&self) -> impl Iterator<Item = (StorageId, Bytes, State)> + '_ {
+    pub fn storages(&self) -> impl Iterator<Item = (StorageId, Bytes, StorageState)> + '_ {
         self.storages.iter().enumerate().filter_map(|(index, storage)| {
             let storage = storage.as_ref().filter(|storage| !storage.dead)?;
             Some((StorageId(index as u32), Bytes(storage.size), storage.state()))

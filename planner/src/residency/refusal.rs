@@ -20,7 +20,7 @@ pub struct Contributor {
 
 /// More must be in memory at once than the budget allows, whatever is evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct BudgetRefusal {
     /// All memory there may be.
     pub budget: Bytes,
     /// What must be there at once: the sum of the next five.
@@ -39,7 +39,7 @@ pub struct Refusal {
     pub largest: Vec<Contributor>,
 }
 
-impl Refusal {
+impl BudgetRefusal {
     /// The figures in words, with each storage as `name` calls it.
     pub fn told(&self, name: impl Fn(StorageId) -> String) -> String {
         let mut text = String::new();
@@ -72,10 +72,10 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for BudgetRefusal {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.tell(out, |storage| storage.to_string())
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for BudgetRefusal {}

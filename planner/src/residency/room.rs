@@ -1,9 +1,9 @@
 //! Making room: who leaves, what is kept free, which prefetch may begin.
 
 use super::machine::Residency;
-use super::refusal::{CONTRIBUTORS_MAX, Contributor, Refusal};
-use super::storage::{Kind, Place, Storage};
-use super::types::{StorageId, Urgency};
+use super::refusal::{BudgetRefusal, CONTRIBUTORS_MAX, Contributor};
+use super::storage::{BytesPlace, ResidentStorage, TransferKind};
+use super::types::{FetchUrgency, StorageId};
 use super::victims::Priority;
 use crate::units::Bytes;
 
@@ -62,20 +62,20 @@ impl Residency {
             let place =
                 bound.and_then(|id| Some((id, self.alive(id)?.place, self.alive(id)?.size)));
             match place {
-                Some((id, Place::Out, size)) => {
+                Some((id, BytesPlace::Out, size)) => {
                     let promised = self.op.reserve.max(ahead);
                     let taken = self.sums.committed.saturating_add(promised);
                     if taken.saturating_add(size) > self.limit().0 {
                         return;
                     }
-                    self.begin_fetch(id, Urgency::Ahead);
+                    self.begin_fetch(id, FetchUrgency::Ahead);
                 }
                 // Still on its way out: it need not go.
-                Some((id, Place::Moving(flight), _)) if flight.kind != Kind::Fetch => {
+                Some((id, BytesPlace::Moving(flight), _)) if flight.kind != TransferKind::Fetch => {
                     self.change_flight(id, |flight| flight.leaving = false);
                     self.offer(id);
                 }
-                Some((_, Place::Moving(_) | Place::Resident, _)) | None => {}
+                Some((_, BytesPlace::Moving(_) | BytesPlace::Resident, _)) | None => {}
             }
             if let Some(follow) = &mut self.follow {
                 follow.drop_first_due();
@@ -119,7 +119,7 @@ impl Residency {
     /// How good a victim a storage is. Without a schedule the least recently used is best, with one
     /// that whose next use is furthest; among equals one with a valid copy, which costs no write. What
     /// is small goes last: its trip costs as much as a large one's and brings no room.
-    fn priority(&self, storage: &Storage) -> Priority {
+    fn priority(&self, storage: &ResidentStorage) -> Priority {
         const NEVER: u64 = u64::MAX >> 2;
         let order = match self.follow.as_ref().filter(|follow| follow.in_sync()) {
             None => NEVER - storage.last_use,
@@ -168,7 +168,7 @@ impl Residency {
     }
 
     /// Whether what the current op uses, `outputs`, and what cannot leave fit at once; if not, why.
-    pub(super) fn refusal(&self, outputs: u64) -> Option<Box<Refusal>> {
+    pub(super) fn refusal(&self, outputs: u64) -> Option<Box<BudgetRefusal>> {
         let uses: u64 = self.uses_that_could_leave().map(|(_, size)| size).sum();
         let needed = self.sums.fixed.saturating_add(uses).saturating_add(outputs);
         if needed <= self.limit().0 {
@@ -194,7 +194,7 @@ impl Residency {
         }
         largest.sort_by_key(|one| (std::cmp::Reverse(one.size), one.storage));
         largest.truncate(CONTRIBUTORS_MAX);
-        Some(Box::new(Refusal {
+        Some(Box::new(BudgetRefusal {
             budget: self.config.budget,
             smallest_budget: Bytes(needed.saturating_add(self.config.staging.0)),
             staging: self.config.staging,

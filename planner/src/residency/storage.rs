@@ -1,13 +1,13 @@
 //! One storage as the machine sees it, and the sums over all storages that decide whether there
 //! is room.
 
-use super::types::{State, TransferId};
+use super::types::{StorageState, TransferId};
 use crate::migration::Target;
 use crate::trace::PlanStorage;
 
 /// What a transfer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TransferKind {
     Write,
     Verify,
     Fetch,
@@ -16,9 +16,9 @@ pub(super) enum Kind {
 /// A transfer in flight.
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "independent facts, each with its own event")]
-pub(super) struct Flight {
+pub(super) struct TransferInFlight {
     pub(super) transfer: TransferId,
-    pub(super) kind: Kind,
+    pub(super) kind: TransferKind,
     /// Fetches only: an op waits for it.
     pub(super) urgent: bool,
     /// It was asked to stop.
@@ -34,17 +34,17 @@ pub(super) struct Flight {
 
 /// Where the bytes are.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Place {
+pub(super) enum BytesPlace {
     Resident,
     Out,
-    Moving(Flight),
+    Moving(TransferInFlight),
 }
 
 #[derive(Clone, Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "independent facts, each with its own event")]
-pub(super) struct Storage {
+pub(super) struct ResidentStorage {
     pub(super) size: u64,
-    pub(super) place: Place,
+    pub(super) place: BytesPlace,
     /// There is a valid copy.
     pub(super) copy: bool,
     /// It was written out at least once.
@@ -95,11 +95,11 @@ pub(super) struct Sums {
     pub(super) spare: u64,
 }
 
-impl Storage {
+impl ResidentStorage {
     pub(super) fn born(size: u64, movable: bool) -> Self {
         Self {
             size,
-            place: Place::Resident,
+            place: BytesPlace::Resident,
             copy: false,
             written: false,
             target: Target::Ssd,
@@ -121,16 +121,16 @@ impl Storage {
 
     pub(super) fn sums(&self) -> Sums {
         let (has_memory, leaves) = match self.place {
-            Place::Resident => (true, false),
-            Place::Out => (false, false),
-            Place::Moving(flight) => (true, self.dead || flight.leaving),
+            BytesPlace::Resident => (true, false),
+            BytesPlace::Out => (false, false),
+            BytesPlace::Moving(flight) => (true, self.dead || flight.leaving),
         };
         let count = |holds: bool| if holds { self.size } else { 0 };
         Sums {
             committed: count(has_memory),
             departing: count(has_memory && leaves),
             fixed: count(has_memory && !leaves && self.stays()),
-            fetching: count(self.state() == State::Fetching),
+            fetching: count(self.state() == StorageState::Fetching),
             evicted: count(!has_memory),
             hosted: self.hosted,
             spare: if self.is_spare() { self.hosted } else { 0 },
@@ -139,7 +139,7 @@ impl Storage {
 
     /// Whether a copy in host memory could go: the storage itself is in memory, and nothing uses the copy.
     pub(super) fn is_spare(&self) -> bool {
-        self.hosted > 0 && self.copy && matches!(self.place, Place::Resident)
+        self.hosted > 0 && self.copy && matches!(self.place, BytesPlace::Resident)
     }
 
     /// Whether nothing can make it leave.
@@ -150,19 +150,21 @@ impl Storage {
     /// Whether its memory could be asked to leave, protection by an op apart.
     pub(super) fn may_leave(&self) -> bool {
         let here = match self.place {
-            Place::Resident => true,
-            Place::Out => false,
-            Place::Moving(flight) => !flight.leaving,
+            BytesPlace::Resident => true,
+            BytesPlace::Out => false,
+            BytesPlace::Moving(flight) => !flight.leaving,
         };
         here && !self.dead && self.size > 0 && !self.stays()
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(super) fn state(&self) -> StorageState {
         match self.place {
-            Place::Resident => State::Resident { clean: self.copy },
-            Place::Out => State::Evicted,
-            Place::Moving(Flight { kind: Kind::Fetch, .. }) => State::Fetching,
-            Place::Moving(_) => State::Evicting,
+            BytesPlace::Resident => StorageState::Resident { clean: self.copy },
+            BytesPlace::Out => StorageState::Evicted,
+            BytesPlace::Moving(TransferInFlight { kind: TransferKind::Fetch, .. }) => {
+                StorageState::Fetching
+            }
+            BytesPlace::Moving(_) => StorageState::Evicting,
         }
     }
 }

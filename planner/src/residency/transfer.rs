@@ -3,11 +3,12 @@
 use super::follow::Due;
 use super::machine::Residency;
 use super::op::{Pending, Squeeze};
-use super::storage::{Flight, Kind, Place};
+use super::storage::{BytesPlace, TransferInFlight, TransferKind};
 use super::types::{
-    Action, CopyKind, FailureInfo, Outcome, StorageId, TransferFailure, TransferId, Urgency,
+    CopyKind, FailureInfo, FetchUrgency, MigrationOutcome, ResidencyAction, StorageId,
+    TransferFailure, TransferId,
 };
-use crate::migration::{Direction, Target};
+use crate::migration::{MigrationDirection, Target};
 use crate::units::Bytes;
 
 /// What is known of the copy when an eviction's transfer has ended.
@@ -28,12 +29,12 @@ impl Residency {
     ///
     /// An outcome that the transfer cannot have counts as a failure: a fetch that `Matched`, or
     /// `Cancelled` where nobody asked for it (it would be begun again without end).
-    pub fn completed(&mut self, transfer: TransferId, outcome: Outcome) -> bool {
+    pub fn completed(&mut self, transfer: TransferId, outcome: MigrationOutcome) -> bool {
         let Some(id) = self.flights.remove(&transfer) else { return false };
-        let Some(Place::Moving(flight)) = self.get(id).map(|storage| storage.place) else {
+        let Some(BytesPlace::Moving(flight)) = self.get(id).map(|storage| storage.place) else {
             return false;
         };
-        if flight.kind == Kind::Fetch {
+        if flight.kind == TransferKind::Fetch {
             self.fetched(id, flight, outcome);
         } else {
             self.copied(id, flight, outcome);
@@ -48,24 +49,24 @@ impl Residency {
     /// fetch is given up.
     pub(super) fn leave(&mut self, id: StorageId, target: Target) {
         match self.get(id).map(|storage| storage.place) {
-            Some(Place::Resident) => self.begin_eviction(id, target),
-            Some(Place::Moving(flight)) => {
+            Some(BytesPlace::Resident) => self.begin_eviction(id, target),
+            Some(BytesPlace::Moving(flight)) => {
                 self.change_flight(id, |flight| flight.leaving = true);
-                if flight.kind == Kind::Fetch {
+                if flight.kind == TransferKind::Fetch {
                     self.stats.fetches_yielded += 1;
                     self.cancel(id);
                 }
             }
-            Some(Place::Out) | None => {}
+            Some(BytesPlace::Out) | None => {}
         }
     }
 
     fn begin_eviction(&mut self, id: StorageId, target: Target) {
         let Some(storage) = self.get(id) else { return };
         let (kind, copy, target) = if storage.copy {
-            (Kind::Verify, CopyKind::Verify, storage.target)
+            (TransferKind::Verify, CopyKind::Verify, storage.target)
         } else {
-            (Kind::Write, CopyKind::Write, self.destination(storage.size, target))
+            (TransferKind::Write, CopyKind::Write, self.destination(storage.size, target))
         };
         let transfer = self.take_off(id, kind, false);
         self.change(id, |storage| {
@@ -73,32 +74,32 @@ impl Residency {
             storage.hosted = if target == Target::Host { storage.size } else { 0 };
         });
         self.stats.evictions += 1;
-        self.actions.push(Action::Evict { storage: id, transfer, copy, target });
+        self.actions.push(ResidencyAction::Evict { storage: id, transfer, copy, target });
     }
 
     /// Begins to bring a storage back. The caller has made sure of the room.
-    pub(super) fn begin_fetch(&mut self, id: StorageId, urgency: Urgency) {
+    pub(super) fn begin_fetch(&mut self, id: StorageId, urgency: FetchUrgency) {
         let Some(target) = self.get(id).map(|storage| storage.target) else { return };
-        let urgent = urgency == Urgency::Urgent;
-        let transfer = self.take_off(id, Kind::Fetch, urgent);
+        let urgent = urgency == FetchUrgency::Urgent;
+        let transfer = self.take_off(id, TransferKind::Fetch, urgent);
         let counter = match urgency {
-            Urgency::Urgent => &mut self.stats.fetches_urgent,
-            Urgency::Ahead => &mut self.stats.fetches_ahead,
+            FetchUrgency::Urgent => &mut self.stats.fetches_urgent,
+            FetchUrgency::Ahead => &mut self.stats.fetches_ahead,
         };
         *counter += 1;
-        self.actions.push(Action::Fetch { storage: id, transfer, urgency, target });
+        self.actions.push(ResidencyAction::Fetch { storage: id, transfer, urgency, target });
         self.offer(id);
     }
 
-    fn take_off(&mut self, id: StorageId, kind: Kind, urgent: bool) -> TransferId {
+    fn take_off(&mut self, id: StorageId, kind: TransferKind, urgent: bool) -> TransferId {
         let transfer = TransferId(self.transfers_begun);
         self.transfers_begun += 1;
         self.flights.insert(transfer, id);
-        let leaving = kind != Kind::Fetch;
+        let leaving = kind != TransferKind::Fetch;
         let (cancelled, stale, batch) = (false, false, self.batches);
-        let flight = Flight { transfer, kind, urgent, cancelled, leaving, stale, batch };
+        let flight = TransferInFlight { transfer, kind, urgent, cancelled, leaving, stale, batch };
         self.change(id, |storage| {
-            storage.place = Place::Moving(flight);
+            storage.place = BytesPlace::Moving(flight);
             storage.last_transfer = transfer;
         });
         transfer
@@ -106,12 +107,14 @@ impl Residency {
 
     /// Asks a storage's transfer to stop. One that nobody took yet is withdrawn on the spot.
     pub(super) fn cancel(&mut self, id: StorageId) {
-        let Some(Place::Moving(flight)) = self.get(id).map(|storage| storage.place) else { return };
+        let Some(BytesPlace::Moving(flight)) = self.get(id).map(|storage| storage.place) else {
+            return;
+        };
         if flight.cancelled {
             return;
         }
-        let begins = |action: &Action| match *action {
-            Action::Evict { transfer, .. } | Action::Fetch { transfer, .. } => {
+        let begins = |action: &ResidencyAction| match *action {
+            ResidencyAction::Evict { transfer, .. } | ResidencyAction::Fetch { transfer, .. } => {
                 transfer == flight.transfer
             }
             _ => false,
@@ -120,28 +123,31 @@ impl Residency {
         let Some(at) = untaken.then(|| self.actions.iter().rposition(begins)).flatten() else {
             self.change_flight(id, |flight| flight.cancelled = true);
             self.stats.cancels += 1;
-            self.actions.push(Action::Cancel { transfer: flight.transfer });
+            self.actions.push(ResidencyAction::Cancel { transfer: flight.transfer });
             return;
         };
         self.actions.remove(at);
-        self.actions.retain(|action| *action != Action::Expedite { transfer: flight.transfer });
+        self.actions
+            .retain(|action| *action != ResidencyAction::Expedite { transfer: flight.transfer });
         self.flights.remove(&flight.transfer);
-        if flight.kind == Kind::Fetch {
-            self.change(id, |storage| storage.place = Place::Out);
+        if flight.kind == TransferKind::Fetch {
+            self.change(id, |storage| storage.place = BytesPlace::Out);
             self.stays_out(id, flight);
         } else {
-            let withdrawn = Flight { leaving: false, cancelled: true, ..flight };
-            self.copied(id, withdrawn, Outcome::Cancelled);
+            let withdrawn = TransferInFlight { leaving: false, cancelled: true, ..flight };
+            self.copied(id, withdrawn, MigrationOutcome::Cancelled);
         }
     }
 
     /// The end of an eviction's transfer.
-    fn copied(&mut self, id: StorageId, flight: Flight, outcome: Outcome) {
+    fn copied(&mut self, id: StorageId, flight: TransferInFlight, outcome: MigrationOutcome) {
         let Some((bytes, target)) = self.get(id).map(|one| (one.size, one.target)) else { return };
         let verdict = match (flight.kind, outcome) {
-            (_, Outcome::Cancelled) if flight.cancelled => Verdict::Open,
-            (_, Outcome::Failed(info) | Outcome::NoMemory(info)) => Verdict::Broken(info),
-            (Kind::Write, Outcome::Done) => {
+            (_, MigrationOutcome::Cancelled) if flight.cancelled => Verdict::Open,
+            (_, MigrationOutcome::Failed(info) | MigrationOutcome::NoMemory(info)) => {
+                Verdict::Broken(info)
+            }
+            (TransferKind::Write, MigrationOutcome::Done) => {
                 self.stats.went_out(target, bytes);
                 self.change(id, |storage| {
                     storage.copy = true;
@@ -149,19 +155,19 @@ impl Residency {
                 });
                 Verdict::Good
             }
-            (Kind::Verify, Outcome::Matched) => {
+            (TransferKind::Verify, MigrationOutcome::Matched) => {
                 self.stats.verify_hits += 1;
                 self.stats.bytes_verified.0 += bytes;
                 Verdict::Good
             }
-            (Kind::Verify, Outcome::Differs) => {
+            (TransferKind::Verify, MigrationOutcome::Differs) => {
                 self.stats.verify_misses += 1;
                 Verdict::Bad
             }
             (_, outcome) => Verdict::Broken(misfit(flight.kind, &outcome)),
         };
         self.change(id, |storage| {
-            storage.place = Place::Resident;
+            storage.place = BytesPlace::Resident;
             if !storage.copy {
                 storage.hosted = 0;
             }
@@ -177,7 +183,7 @@ impl Residency {
             Verdict::Broken(info) => {
                 self.change(id, |storage| storage.unwritable = true);
                 self.unwritable.push(id);
-                self.fail(id, flight.transfer, Direction::Out, info);
+                self.fail(id, flight.transfer, MigrationDirection::Out, info);
             }
             Verdict::Good if flight.leaving && !flight.stale => self.release(id),
             _ if flight.leaving => self.begin_eviction(id, target),
@@ -186,37 +192,37 @@ impl Residency {
     }
 
     /// The end of a fetch.
-    fn fetched(&mut self, id: StorageId, flight: Flight, outcome: Outcome) {
-        let arrived = outcome == Outcome::Done;
+    fn fetched(&mut self, id: StorageId, flight: TransferInFlight, outcome: MigrationOutcome) {
+        let arrived = outcome == MigrationOutcome::Done;
         if arrived && let Some(storage) = self.get(id) {
             self.stats.came_back(storage.target, storage.size);
         }
         if self.alive(id).is_none() {
             self.bury(id);
         } else if arrived && !flight.leaving {
-            self.change(id, |storage| storage.place = Place::Resident);
+            self.change(id, |storage| storage.place = BytesPlace::Resident);
             self.offer(id);
         } else {
             self.release(id);
             let failure = match outcome {
-                Outcome::Done => None,
-                Outcome::Cancelled if flight.cancelled => None,
-                Outcome::NoMemory(info) => {
+                MigrationOutcome::Done => None,
+                MigrationOutcome::Cancelled if flight.cancelled => None,
+                MigrationOutcome::NoMemory(info) => {
                     self.ask_again(id, flight.transfer, info);
                     return;
                 }
-                Outcome::Failed(info) => Some(info),
-                outcome => Some(misfit(Kind::Fetch, &outcome)),
+                MigrationOutcome::Failed(info) => Some(info),
+                outcome => Some(misfit(TransferKind::Fetch, &outcome)),
             };
             match failure {
                 None => self.stays_out(id, flight),
-                Some(info) => self.fail(id, flight.transfer, Direction::In, info),
+                Some(info) => self.fail(id, flight.transfer, MigrationDirection::In, info),
             }
         }
     }
 
     /// A fetch was given up. If it was ahead of need, it is tried again when there is room.
-    fn stays_out(&mut self, id: StorageId, flight: Flight) {
+    fn stays_out(&mut self, id: StorageId, flight: TransferInFlight) {
         let Some(storage) = self.alive(id) else {
             self.bury(id);
             return;
@@ -237,7 +243,7 @@ impl Residency {
             return;
         }
         let before = self.op.squeeze.take().map_or(0, |squeeze| squeeze.bytes);
-        let (direction, bytes) = (Direction::In, Bytes(size));
+        let (direction, bytes) = (MigrationDirection::In, Bytes(size));
         let failure = TransferFailure { storage, transfer, direction, bytes, info, others: 0 };
         let bytes = size.max(before.saturating_mul(2));
         self.op.squeeze = Some(Squeeze { bytes, begun: false, failure });
@@ -253,11 +259,11 @@ impl Residency {
             follow.look_again(next);
         }
         self.change(id, |storage| {
-            storage.place = Place::Out;
+            storage.place = BytesPlace::Out;
             storage.released_in = batch;
         });
         self.stats.releases += 1;
-        self.actions.push(Action::Release { storage: id });
+        self.actions.push(ResidencyAction::Release { storage: id });
     }
 
     /// Keeps a failure for whom it concerns: a fetch concerns the op that waits for it, and nobody
@@ -266,16 +272,16 @@ impl Residency {
         &mut self,
         storage: StorageId,
         transfer: TransferId,
-        direction: Direction,
+        direction: MigrationDirection,
         info: FailureInfo,
     ) {
         self.stats.failures += 1;
         let used = self.get(storage).is_some_and(|one| one.used_by == self.op.serial);
         let bytes = Bytes(self.get(storage).map_or(0, |one| one.size));
         let report = match direction {
-            Direction::Out => &mut self.failure,
-            Direction::In if used && self.pending == Pending::Op => &mut self.op.failure,
-            Direction::In => return,
+            MigrationDirection::Out => &mut self.failure,
+            MigrationDirection::In if used && self.pending == Pending::Op => &mut self.op.failure,
+            MigrationDirection::In => return,
         };
         match report {
             Some(first) => first.others += 1,
@@ -288,11 +294,11 @@ impl Residency {
 }
 
 /// What to say of an outcome that its transfer cannot have.
-fn misfit(kind: Kind, outcome: &Outcome) -> FailureInfo {
+fn misfit(kind: TransferKind, outcome: &MigrationOutcome) -> FailureInfo {
     let what = match kind {
-        Kind::Write => "write",
-        Kind::Verify => "check",
-        Kind::Fetch => "fetch",
+        TransferKind::Write => "write",
+        TransferKind::Verify => "check",
+        TransferKind::Fetch => "fetch",
     };
     FailureInfo { message: format!("the {what} ended as {outcome:?}, which was not asked for") }
 }

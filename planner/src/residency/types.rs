@@ -1,7 +1,7 @@
 //! The words of the residency machine: what it is told, and what it answers.
 
-use super::refusal::Refusal;
-use crate::migration::{Direction, Target};
+use super::refusal::BudgetRefusal;
+use crate::migration::{MigrationDirection, Target};
 use crate::units::{Bytes, OpIndex};
 use std::fmt;
 
@@ -62,7 +62,7 @@ pub enum CopyKind {
 
 /// How soon a fetch is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Urgency {
+pub enum FetchUrgency {
     /// An op waits for it.
     Urgent,
     /// A later op will use it.
@@ -71,7 +71,7 @@ pub enum Urgency {
 
 /// What to do, in the order given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum ResidencyAction {
     /// Make sure of a valid copy. The memory stays until [`Action::Release`].
     Evict {
         /// Whose memory.
@@ -97,7 +97,7 @@ pub enum Action {
         /// What the completion is to name.
         transfer: TransferId,
         /// How soon.
-        urgency: Urgency,
+        urgency: FetchUrgency,
         /// Where the copy is.
         target: Target,
     },
@@ -122,7 +122,7 @@ pub enum Action {
 
 /// One storage that an op uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Use {
+pub struct OpUse {
     /// Which one. One that the machine does not know is passed over (and counted).
     pub storage: StorageId,
     /// Whether a copy made before the op is out of date after it.
@@ -135,7 +135,7 @@ pub struct OpBegin<'a> {
     /// Its place in the step; `None` outside a step.
     pub index: Option<OpIndex>,
     /// What it uses. A storage may stand here more than once.
-    pub uses: &'a [Use],
+    pub uses: &'a [OpUse],
     /// Memory for its outputs, as far as known beforehand.
     pub needs: Bytes,
 }
@@ -143,21 +143,21 @@ pub struct OpBegin<'a> {
 /// Whether what was asked for can go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "an op may only run when it is Ready"]
-pub enum Progress {
+pub enum OpProgress {
     /// Go on, once the actions are performed.
     Ready,
     /// A transfer in flight must complete first: perform the actions, wait for a completion,
     /// report it, then call `resume`.
     Waiting,
     /// It cannot be done within the budget. Nothing is pending any more.
-    Refused(Box<Refusal>),
+    Refused(Box<BudgetRefusal>),
     /// A transfer failed. Nothing is pending any more.
     Failed(Box<TransferFailure>),
 }
 
 /// How a transfer ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum MigrationOutcome {
     /// A write or a fetch is complete.
     Done,
     /// A check found the memory equal to the copy.
@@ -183,8 +183,8 @@ pub struct FailureInfo {
 /// A transfer that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{transfer} of {storage} ({bytes}) {} failed: {}{}", match .direction {
-    Direction::Out => "out",
-    Direction::In => "back",
+    MigrationDirection::Out => "out",
+    MigrationDirection::In => "back",
 }, .info.message, Also(*.others))]
 pub struct TransferFailure {
     /// Whose bytes.
@@ -192,7 +192,7 @@ pub struct TransferFailure {
     /// Which transfer.
     pub transfer: TransferId,
     /// Which way.
-    pub direction: Direction,
+    pub direction: MigrationDirection,
     /// The storage's size.
     pub bytes: Bytes,
     /// What went wrong.
@@ -226,7 +226,7 @@ impl Default for Attributes {
 
 /// Where a storage's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum StorageState {
     /// In memory.
     Resident {
         /// Whether there is a valid copy too.
@@ -242,7 +242,7 @@ pub enum State {
 
 /// A message that contradicts what the machine knows. It changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Misuse {
+pub enum ProtocolError {
     /// The storage was never born, or it died.
     #[error("{0} is not known: it was never born, or it died")]
     Unknown(StorageId),

@@ -19,7 +19,7 @@ struct Job {
 
 /// A transfer that is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Landed {
+pub(super) struct LinkCompletion {
     /// When its completion can be seen.
     pub(super) at: u64,
     pub(super) transfer: TransferId,
@@ -29,7 +29,7 @@ pub(super) struct Landed {
 
 /// How far a transfer has come: `done` of `total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Progress {
+pub(super) struct TransferProgress {
     pub(super) started: u64,
     pub(super) done: u64,
     pub(super) total: u64,
@@ -37,7 +37,7 @@ pub(super) struct Progress {
 
 /// One link in one direction.
 #[derive(Clone, Debug)]
-pub(super) struct Link {
+pub(super) struct SimulatedLink {
     rate: Bandwidth,
     latency: u64,
     /// Until when the queues have been worked off.
@@ -45,10 +45,10 @@ pub(super) struct Link {
     urgent: VecDeque<Job>,
     ahead: VecDeque<Job>,
     /// Complete, and not yet told.
-    landed: VecDeque<Landed>,
+    landed: VecDeque<LinkCompletion>,
 }
 
-impl Link {
+impl SimulatedLink {
     pub(super) fn new(rate: Bandwidth, latency: Nanos) -> Self {
         Self {
             rate,
@@ -95,7 +95,7 @@ impl Link {
     }
 
     /// Moves what is complete by `now` to `complete`.
-    pub(super) fn take_landed(&mut self, now: u64, complete: &mut Vec<Landed>) {
+    pub(super) fn take_landed(&mut self, now: u64, complete: &mut Vec<LinkCompletion>) {
         self.work_until(now);
         let due = self.landed.iter().take_while(|landed| landed.at <= now).count();
         complete.extend(self.landed.drain(..due));
@@ -103,15 +103,15 @@ impl Link {
 
     /// When the first byte of a transfer moved, and how much of it has moved as link time of all that it
     /// takes; `None` if nothing has. What is complete and not yet told is here as well.
-    pub(super) fn progress(&mut self, now: u64, transfer: TransferId) -> Option<Progress> {
+    pub(super) fn progress(&mut self, now: u64, transfer: TransferId) -> Option<TransferProgress> {
         self.work_until(now);
         if let Some(landed) = self.landed.iter().find(|landed| landed.transfer == transfer) {
-            return Some(Progress { started: landed.started, done: 1, total: 1 });
+            return Some(TransferProgress { started: landed.started, done: 1, total: 1 });
         }
         let mut queued = self.urgent.iter().chain(&self.ahead);
         let job = queued.find(|job| job.transfer == transfer)?;
         let (done, total) = (job.total - job.remaining, job.total);
-        Some(Progress { started: job.started?, done, total })
+        Some(TransferProgress { started: job.started?, done, total })
     }
 
     fn front(&self) -> Option<&Job> {
@@ -128,7 +128,11 @@ impl Link {
             self.now += part;
             if job.remaining == 0 {
                 let transfer = job.transfer;
-                self.landed.push_back(Landed { at: self.now + self.latency, transfer, started });
+                self.landed.push_back(LinkCompletion {
+                    at: self.now + self.latency,
+                    transfer,
+                    started,
+                });
                 queue.pop_front();
             }
         }
@@ -140,11 +144,11 @@ impl Link {
 mod tests {
     use super::*;
 
-    fn link() -> Link {
-        Link::new(Bandwidth(1_000_000_000), Nanos(5))
+    fn link() -> SimulatedLink {
+        SimulatedLink::new(Bandwidth(1_000_000_000), Nanos(5))
     }
 
-    fn order(link: &mut Link) -> Vec<(u64, u64)> {
+    fn order(link: &mut SimulatedLink) -> Vec<(u64, u64)> {
         let mut complete = Vec::new();
         link.take_landed(1_000_000, &mut complete);
         complete.iter().map(|landed| (landed.transfer.0, landed.at)).collect()
@@ -183,10 +187,11 @@ mod tests {
         let mut link = link();
         link.submit(10, TransferId(1), Bytes(100), false);
         link.submit(10, TransferId(2), Bytes(50), false);
-        let progress = |link: &mut Link, now, transfer| link.progress(now, TransferId(transfer));
+        let progress =
+            |link: &mut SimulatedLink, now, transfer| link.progress(now, TransferId(transfer));
         assert_eq!(
             progress(&mut link, 40, 1),
-            Some(Progress { started: 10, done: 30, total: 100 })
+            Some(TransferProgress { started: 10, done: 30, total: 100 })
         );
         assert_eq!(progress(&mut link, 40, 2), None, "it waits for its turn");
         let landed = progress(&mut link, 112, 1).unwrap();

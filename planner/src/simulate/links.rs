@@ -1,16 +1,16 @@
 //! All links of the machine, and the transfers on them.
 
-use super::link::{Landed, Link, Progress};
+use super::link::{LinkCompletion, SimulatedLink, TransferProgress};
 use crate::cost::Machine;
-use crate::migration::{Direction, Ending, Target};
-use crate::residency::{Outcome, StorageId, TransferId};
+use crate::migration::{Ending, MigrationDirection, Target};
+use crate::residency::{MigrationOutcome, StorageId, TransferId};
 use crate::trace::PlanStorage;
 use crate::units::{Bytes, Nanos};
 use std::collections::HashMap;
 
 /// Which link a transfer takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum LinkId {
     Out(Target),
     In(Target),
     /// Memory against checksums: no device takes part.
@@ -19,10 +19,10 @@ pub(super) enum Way {
 
 /// A transfer since it was asked for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Flight {
+pub(super) struct LinkTransfer {
     pub(super) id: StorageId,
     pub(super) storage: PlanStorage,
-    pub(super) way: Way,
+    pub(super) way: LinkId,
     pub(super) bytes: Bytes,
     pub(super) begin: u64,
     pub(super) urgent: bool,
@@ -30,39 +30,41 @@ pub(super) struct Flight {
 }
 
 /// A transfer that ended.
-pub(super) struct Ended {
+pub(super) struct CompletedTransfer {
     pub(super) transfer: TransferId,
-    pub(super) flight: Flight,
+    pub(super) flight: LinkTransfer,
     pub(super) moved: u64,
     pub(super) end: u64,
 }
 
 /// The links by way, and what is on them.
-pub(super) struct Links {
-    ssd: [Link; 2],
-    host: [Link; 2],
-    verify: Link,
-    flights: HashMap<TransferId, Flight>,
+pub(super) struct SimulatedLinks {
+    ssd: [SimulatedLink; 2],
+    host: [SimulatedLink; 2],
+    verify: SimulatedLink,
+    flights: HashMap<TransferId, LinkTransfer>,
     /// Taken off a link; their completions are due at once.
     cancelled: Vec<(u64, TransferId)>,
 }
 
-impl Links {
+impl SimulatedLinks {
     pub(super) fn new(machine: &Machine) -> Self {
-        let pair = |write, read, latency| [Link::new(write, latency), Link::new(read, latency)];
+        let pair = |write, read, latency| {
+            [SimulatedLink::new(write, latency), SimulatedLink::new(read, latency)]
+        };
         let ssd = pair(machine.ssd.write, machine.ssd.read, machine.ssd.latency);
         // Without host memory the residency machine sends nothing there, whatever a plan says.
         let host = machine.host.map_or_else(|| ssd.clone(), |h| pair(h.write, h.read, h.latency));
         Self {
             ssd,
             host,
-            verify: Link::new(machine.verify, Nanos(0)),
+            verify: SimulatedLink::new(machine.verify, Nanos(0)),
             flights: HashMap::new(),
             cancelled: Vec::new(),
         }
     }
 
-    pub(super) fn submit(&mut self, transfer: TransferId, flight: Flight) {
+    pub(super) fn submit(&mut self, transfer: TransferId, flight: LinkTransfer) {
         self.link(flight.way).submit(flight.begin, transfer, flight.bytes, flight.urgent);
         self.flights.insert(transfer, flight);
     }
@@ -86,16 +88,16 @@ impl Links {
     }
 
     pub(super) fn next_completion(&self) -> Option<u64> {
-        let moving = self.all().filter_map(Link::next_completion);
+        let moving = self.all().filter_map(SimulatedLink::next_completion);
         moving.chain(self.cancelled.iter().map(|(at, _)| *at)).min()
     }
 
     /// What has ended by `now`, in the order it ended.
-    pub(super) fn take_ended(&mut self, now: u64) -> Vec<Ended> {
-        let mut landed: Vec<Landed> = self
+    pub(super) fn take_ended(&mut self, now: u64) -> Vec<CompletedTransfer> {
+        let mut landed: Vec<LinkCompletion> = self
             .cancelled
             .drain(..)
-            .map(|(at, transfer)| Landed { at, transfer, started: at })
+            .map(|(at, transfer)| LinkCompletion { at, transfer, started: at })
             .collect();
         for link in self.ssd.iter_mut().chain(&mut self.host).chain([&mut self.verify]) {
             link.take_landed(now, &mut landed);
@@ -104,13 +106,16 @@ impl Links {
         let ended = landed.into_iter().filter_map(|landed| {
             let flight = self.flights.remove(&landed.transfer)?;
             let (transfer, moved, end) = (landed.transfer, landed.started, landed.at);
-            Some(Ended { transfer, flight, moved, end })
+            Some(CompletedTransfer { transfer, flight, moved, end })
         });
         ended.collect()
     }
 
     /// What is still under way, and how far it has come.
-    pub(super) fn under_way(&mut self, now: u64) -> Vec<(TransferId, Flight, Option<Progress>)> {
+    pub(super) fn under_way(
+        &mut self,
+        now: u64,
+    ) -> Vec<(TransferId, LinkTransfer, Option<TransferProgress>)> {
         let mut flights: Vec<_> = self.flights.iter().map(|(id, flight)| (*id, *flight)).collect();
         flights.sort_unstable_by_key(|(transfer, _)| *transfer);
         let told = flights.into_iter().map(|(transfer, flight)| {
@@ -119,44 +124,48 @@ impl Links {
         told.collect()
     }
 
-    fn all(&self) -> impl Iterator<Item = &Link> {
+    fn all(&self) -> impl Iterator<Item = &SimulatedLink> {
         self.ssd.iter().chain(&self.host).chain([&self.verify])
     }
 
-    fn link(&mut self, way: Way) -> &mut Link {
+    fn link(&mut self, way: LinkId) -> &mut SimulatedLink {
         match way {
-            Way::Out(Target::Ssd) => &mut self.ssd[0],
-            Way::In(Target::Ssd) => &mut self.ssd[1],
-            Way::Out(Target::Host) => &mut self.host[0],
-            Way::In(Target::Host) => &mut self.host[1],
-            Way::Verify(_) => &mut self.verify,
+            LinkId::Out(Target::Ssd) => &mut self.ssd[0],
+            LinkId::In(Target::Ssd) => &mut self.ssd[1],
+            LinkId::Out(Target::Host) => &mut self.host[0],
+            LinkId::In(Target::Host) => &mut self.host[1],
+            LinkId::Verify(_) => &mut self.verify,
         }
     }
 }
 
-impl Flight {
-    pub(super) fn direction(&self) -> Direction {
-        if matches!(self.way, Way::In(_)) { Direction::In } else { Direction::Out }
+impl LinkTransfer {
+    pub(super) fn direction(&self) -> MigrationDirection {
+        if matches!(self.way, LinkId::In(_)) {
+            MigrationDirection::In
+        } else {
+            MigrationDirection::Out
+        }
     }
 
     pub(super) fn target(&self) -> Target {
-        let (Way::Out(target) | Way::In(target) | Way::Verify(target)) = self.way;
+        let (LinkId::Out(target) | LinkId::In(target) | LinkId::Verify(target)) = self.way;
         target
     }
 
     pub(super) fn ending(&self) -> Ending {
         match self.way {
             _ if self.cancelled => Ending::Cancelled,
-            Way::Verify(_) => Ending::Clean,
+            LinkId::Verify(_) => Ending::Clean,
             _ => Ending::Moved,
         }
     }
 
-    pub(super) fn outcome(&self) -> Outcome {
+    pub(super) fn outcome(&self) -> MigrationOutcome {
         match self.ending() {
-            Ending::Cancelled => Outcome::Cancelled,
-            Ending::Clean => Outcome::Matched,
-            _ => Outcome::Done,
+            Ending::Cancelled => MigrationOutcome::Cancelled,
+            Ending::Clean => MigrationOutcome::Matched,
+            _ => MigrationOutcome::Done,
         }
     }
 }

@@ -12,12 +12,12 @@ mod run;
 mod world;
 
 use crate::cost::{Machine, MachineError};
-use crate::migration::{Direction, Ending, MemorySample, Migration, Target};
+use crate::migration::{Ending, MemorySample, Migration, MigrationDirection, Target};
 use crate::plan::{Compiler, Expectation, Plan, PlanError, PlannedBytes};
-use crate::residency::{Refusal, Stats, TransferFailure};
+use crate::residency::{BudgetRefusal, Stats, TransferFailure};
 use crate::trace::{PlanStorage, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
-use run::Run;
+use run::SimulationRun;
 use std::sync::Arc;
 
 /// Iterations before the one that is reported.
@@ -99,7 +99,7 @@ pub struct SimulatedTransfer {
     /// Whose bytes.
     pub storage: PlanStorage,
     /// Out or in.
-    pub direction: Direction,
+    pub direction: MigrationDirection,
     /// Where to or where from.
     pub target: Target,
     /// When the machine asked for it.
@@ -131,7 +131,7 @@ pub enum SimulateError {
         /// The op, or the storage that was to be made.
         what: String,
         /// The figures.
-        refusal: Box<Refusal>,
+        refusal: Box<BudgetRefusal>,
         /// The figures in words, with the trace's names.
         told: String,
     },
@@ -173,7 +173,7 @@ pub fn simulate_under(
     machine: &Machine,
     policy: Policy<'_>,
 ) -> Result<Simulation, SimulateError> {
-    steady(Run::begin(runtime, trace, machine, policy)?, policy.name())
+    steady(SimulationRun::begin(runtime, trace, machine, policy)?, policy.name())
 }
 
 /// Simulates plan after plan for one trace: what follows from the trace alone is made once.
@@ -201,12 +201,12 @@ impl<'a> Simulator<'a> {
         rows: &[Migration],
     ) -> Result<Simulation, SimulateError> {
         let schedule = Arc::new(self.compiler.compile(rows)?);
-        steady(Run::new(self.runtime, self.trace, self.machine, Some(&schedule))?, policy)
+        steady(SimulationRun::new(self.runtime, self.trace, self.machine, Some(&schedule))?, policy)
     }
 }
 
 /// Runs iterations until they are in the steady state, and reports one.
-fn steady(mut run: Run<'_>, policy: &str) -> Result<Simulation, SimulateError> {
+fn steady(mut run: SimulationRun<'_>, policy: &str) -> Result<Simulation, SimulateError> {
     for _ in 0..WARM_UP {
         run.iteration()?;
     }
@@ -226,7 +226,7 @@ pub fn run_many(
     policy: Policy<'_>,
     iterations: u32,
 ) -> Result<(Nanos, Stats), SimulateError> {
-    let mut run = Run::begin(Runtime::default(), trace, machine, policy)?;
+    let mut run = SimulationRun::begin(Runtime::default(), trace, machine, policy)?;
     for _ in 0..iterations {
         run.iteration()?;
     }

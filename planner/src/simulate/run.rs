@@ -1,11 +1,11 @@
 //! Iterations on one clock: the residency machine is asked, its actions are performed on the links.
 
-use super::links::Links;
+use super::links::SimulatedLinks;
 use super::world::World;
 use super::{OpStall, Policy, Runtime, SimulateError, Simulation};
 use crate::cost::Machine;
 use crate::plan::{born_bytes, compile};
-use crate::residency::{Config, OpBegin, Progress, Residency, Schedule, StorageId, Use};
+use crate::residency::{Config, OpBegin, OpProgress, OpUse, Residency, Schedule, StorageId};
 use crate::trace::{Identity, PlanStorage, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
 use std::sync::Arc;
@@ -20,14 +20,14 @@ struct Instances {
     previous: Option<StorageId>,
 }
 
-pub(super) struct Run<'a> {
+pub(super) struct SimulationRun<'a> {
     world: World<'a>,
     named: Vec<Instances>,
     /// Whether a storage that is born in an iteration dies in the next one.
     ends_late: Vec<bool>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> SimulationRun<'a> {
     /// A run under a policy, on a machine that is checked first.
     pub(super) fn begin(
         runtime: Runtime,
@@ -61,7 +61,12 @@ impl<'a> Run<'a> {
         let residency = Residency::new(config);
         let capacity = Bytes(budget.0.saturating_sub(staging.0));
         let mut run = Self {
-            world: World::new(trace, residency, Links::new(machine), [capacity.0, handling.0]),
+            world: World::new(
+                trace,
+                residency,
+                SimulatedLinks::new(machine),
+                [capacity.0, handling.0],
+            ),
             named: vec![Instances::default(); trace.storages.len()],
             ends_late: ends_late(trace),
         };
@@ -164,17 +169,17 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn uses(&self, op: &crate::trace::Op) -> Vec<Use> {
+    fn uses(&self, op: &crate::trace::Op) -> Vec<OpUse> {
         let named = op.uses.iter().filter_map(|used| {
             let instances = self.named[used.storage.0 as usize];
             // The first iteration has no instances of an iteration before.
             let id = if used.previous { instances.previous } else { instances.current };
-            Some(Use { storage: id?, modifies: used.access.modifies() })
+            Some(OpUse { storage: id?, modifies: used.access.modifies() })
         });
         named.collect()
     }
 
-    fn first_absent(&self, uses: &[Use]) -> Option<PlanStorage> {
+    fn first_absent(&self, uses: &[OpUse]) -> Option<PlanStorage> {
         let mut instances = uses.iter().map(|used| self.world.instance(used.storage));
         instances.find(|i| !i.holds_memory || i.moving).map(|instance| instance.storage)
     }
@@ -182,7 +187,7 @@ impl<'a> Run<'a> {
     /// Performs actions and lets time pass until what was asked for can go on. Answers how much of it was waiting.
     fn until_ready(
         &mut self,
-        mut progress: Progress,
+        mut progress: OpProgress,
         what: impl Fn() -> String,
     ) -> Result<u64, SimulateError> {
         let mut waited = 0;
@@ -190,13 +195,13 @@ impl<'a> Run<'a> {
             self.world.perform();
             self.world.handle();
             match progress {
-                Progress::Ready => return Ok(waited),
-                Progress::Waiting => {}
-                Progress::Refused(refusal) => {
+                OpProgress::Ready => return Ok(waited),
+                OpProgress::Waiting => {}
+                OpProgress::Refused(refusal) => {
                     let told = refusal.told(|id| self.world.name_of(id));
                     return Err(SimulateError::Refused { what: what(), refusal, told });
                 }
-                Progress::Failed(failure) => {
+                OpProgress::Failed(failure) => {
                     return Err(SimulateError::Failed { what: what(), failure });
                 }
             }

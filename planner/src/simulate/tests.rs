@@ -1,5 +1,5 @@
 use super::*;
-use crate::algorithm1::{Options, algorithm1};
+use crate::algorithm1::{Algorithm1Options, algorithm1};
 use crate::lifetime::Lifetimes;
 use crate::report::simulated;
 use crate::testing::{Builder, machine, random_trace, training};
@@ -40,7 +40,7 @@ fn the_plan_hides_what_lru_waits_for() {
     let trace = one_peak();
     let mut machine = machine(20);
     machine.ssd.write = Bandwidth(2_000_000_000);
-    let plan = algorithm1(&trace, &machine, Options::default());
+    let plan = algorithm1(&trace, &machine, Algorithm1Options::default());
     let planned = simulate(&trace, &machine, Policy::Planned(&plan)).unwrap();
     assert_eq!((planned.time, planned.stalls.len()), (Nanos(60), 0));
     assert_eq!(planned.bytes.ssd_written, Bytes(10));
@@ -58,7 +58,7 @@ fn what_transfers_take_of_the_ops_thread_delays_ops_and_shortens_waits() {
     let mut machine = machine(20);
     machine.ssd.write = Bandwidth(2_000_000_000);
     let runtime = Runtime { handling: Nanos(4), ..Runtime::default() };
-    let plan = algorithm1(&trace, &machine, Options::default());
+    let plan = algorithm1(&trace, &machine, Algorithm1Options::default());
     let planned = simulate_under(runtime, &trace, &machine, Policy::Planned(&plan)).unwrap();
     assert_eq!((planned.time, planned.stalls.len()), (Nanos(68), 0), "two transfers, no wait");
     let lru = simulate_under(runtime, &trace, &machine, Policy::Lru).unwrap();
@@ -94,7 +94,7 @@ fn every_policy_stays_within_the_budget_and_above_the_ideal_time() {
         let mut machine = machine(budget);
         machine.ssd.read = Bandwidth(200_000_000 << random.below(4));
         machine.ssd.latency = Nanos(random.below(5));
-        let plan = algorithm1(&trace, &machine, Options::default());
+        let plan = algorithm1(&trace, &machine, Algorithm1Options::default());
         for policy in [Policy::Lru, Policy::Planned(&plan)] {
             // The simulator itself refuses to hold more than the budget.
             let result = simulate(&trace, &machine, policy);
@@ -145,7 +145,7 @@ fn faster_ssds_never_make_a_plan_slower_on_a_training_step() {
         let mut machine = machine(Lifetimes::of(&trace).peak().0 / 2);
         let rate = Bandwidth(gigabytes * 1_000_000_000);
         (machine.ssd.read, machine.ssd.write) = (rate, rate);
-        let plan = algorithm1(&trace, &machine, Options::default());
+        let plan = algorithm1(&trace, &machine, Algorithm1Options::default());
         let now = time(&trace, &machine, Policy::Planned(&plan)).0;
         assert!(now <= before, "{gigabytes} GB/s: {now} ns after {before} ns");
         before = now;
@@ -160,12 +160,13 @@ fn bytes_count_in_the_iteration_in_which_they_move() {
     let trace = training(12, 40_000, 100_000, 20_000);
     let machine = machine(700_000);
     let (mut partly, mut busiest) = (0, 0);
-    for policy in [Policy::Lru, Policy::Planned(&algorithm1(&trace, &machine, Options::default()))]
+    for policy in
+        [Policy::Lru, Policy::Planned(&algorithm1(&trace, &machine, Algorithm1Options::default()))]
     {
         let simulation = simulate(&trace, &machine, policy).unwrap();
         for (direction, complete) in [
-            (Direction::Out, simulation.bytes.ssd_written.0),
-            (Direction::In, simulation.bytes.ssd_read.0),
+            (MigrationDirection::Out, simulation.bytes.ssd_written.0),
+            (MigrationDirection::In, simulation.bytes.ssd_read.0),
         ] {
             let of_way = |t: &&SimulatedTransfer| {
                 t.direction == direction && matches!(t.ending, Ending::Moved | Ending::UnderWay)
@@ -188,7 +189,7 @@ fn bytes_count_in_the_iteration_in_which_they_move() {
 fn expectations_say_what_the_simulation_found() {
     let trace = training(12, 40, 100, 60);
     let machine = machine(900);
-    let plan = algorithm1(&trace, &machine, Options::default());
+    let plan = algorithm1(&trace, &machine, Algorithm1Options::default());
     assert!(!plan.expects.simulated);
     let (plan, simulation) = with_expectations(plan, &trace, &machine).unwrap();
     assert!(plan.expects.simulated);
@@ -219,7 +220,7 @@ fn storages_from_outside_the_ops_come_and_go_each_iteration() {
 
 #[test]
 fn a_prefetch_whose_eviction_is_still_queued_keeps_the_memory_and_the_write_goes_on() {
-    use crate::migration::{Direction, Migration, Target};
+    use crate::migration::{Migration, MigrationDirection, Target};
     let mut b = Builder::default();
     b.ops(4, 200);
     // The first takes the link for 300 ns, so that the second's write waits behind it for long.
@@ -236,9 +237,9 @@ fn a_prefetch_whose_eviction_is_still_queued_keeps_the_memory_and_the_write_goes
         storage,
     };
     let rows = vec![
-        row(first, Direction::Out, 1, 0),
-        row(second, Direction::Out, 1, 2),
-        row(second, Direction::In, 2, 3),
+        row(first, MigrationDirection::Out, 1, 0),
+        row(second, MigrationDirection::Out, 1, 2),
+        row(second, MigrationDirection::In, 2, 3),
     ];
     let machine = machine(320);
     let plan = Plan::new("made", &trace, &machine, rows, Expectation::default());
@@ -247,8 +248,8 @@ fn a_prefetch_whose_eviction_is_still_queued_keeps_the_memory_and_the_write_goes
         let all = found.transfers.iter();
         all.filter(move |it| it.storage == storage && it.direction == direction)
     };
-    assert_eq!(of(second, Direction::In).count(), 0, "it never left, so nothing is read");
-    assert!(of(second, Direction::Out).any(|it| it.ending == Ending::Moved), "{found:?}");
+    assert_eq!(of(second, MigrationDirection::In).count(), 0, "it never left, so nothing is read");
+    assert!(of(second, MigrationDirection::Out).any(|it| it.ending == Ending::Moved), "{found:?}");
     assert!(found.stalls.iter().all(|stall| stall.op != OpIndex(3)), "{:?}", found.stalls);
     // The memory that the plan counts as free from op 2 on never was.
     assert!(found.memory.iter().all(|sample| sample.resident.0 + sample.moving.0 >= 10));

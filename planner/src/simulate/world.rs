@@ -1,18 +1,20 @@
 //! The simulated machine room: the residency machine, the links, and what memory holds, checked
 //! independently of what the residency machine believes.
 
-use super::link::Progress;
-use super::links::{Ended, Flight, Links, Way};
+use super::link::TransferProgress;
+use super::links::{CompletedTransfer, LinkId, LinkTransfer, SimulatedLinks};
 use super::{SimulatedTransfer, Simulation};
-use crate::migration::{Direction, Ending, MemorySample};
-use crate::residency::{Action, Attributes, CopyKind, Residency, StorageId, TransferId, Urgency};
+use crate::migration::{Ending, MemorySample, MigrationDirection};
+use crate::residency::{
+    Attributes, CopyKind, FetchUrgency, Residency, ResidencyAction, StorageId, TransferId,
+};
 use crate::trace::{PlanStorage, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
 use std::collections::HashMap;
 
 /// One storage that exists now, or still holds memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Instance {
+pub(super) struct SimulatedStorage {
     pub(super) storage: PlanStorage,
     size: u64,
     pub(super) holds_memory: bool,
@@ -24,7 +26,7 @@ pub(super) struct Instance {
 pub(super) struct World<'a> {
     pub(super) trace: &'a Trace,
     pub(super) residency: Residency,
-    pub(super) links: Links,
+    pub(super) links: SimulatedLinks,
     pub(super) now: u64,
     pub(super) recording: bool,
     pub(super) result: Simulation,
@@ -34,12 +36,12 @@ pub(super) struct World<'a> {
     origin: u64,
     /// Of what was under way then: the bytes that had moved.
     moved_before: HashMap<TransferId, Bytes>,
-    instances: Vec<Instance>,
+    instances: Vec<SimulatedStorage>,
     free_ids: Vec<StorageId>,
     held: u64,
     moving: u64,
     wanted: u64,
-    actions: Vec<Action>,
+    actions: Vec<ResidencyAction>,
     /// What a transfer takes of the thread that runs the ops, in ns, and what it has not yet spent on those begun.
     handling: u64,
     unhandled: u64,
@@ -49,7 +51,7 @@ impl<'a> World<'a> {
     pub(super) fn new(
         trace: &'a Trace,
         residency: Residency,
-        links: Links,
+        links: SimulatedLinks,
         [capacity, handling]: [u64; 2],
     ) -> Self {
         Self {
@@ -90,7 +92,7 @@ impl<'a> World<'a> {
         self.trace.label(self.instance(id).storage)
     }
 
-    pub(super) fn instance(&self, id: StorageId) -> &Instance {
+    pub(super) fn instance(&self, id: StorageId) -> &SimulatedStorage {
         &self.instances[id.0 as usize]
     }
 
@@ -114,7 +116,8 @@ impl<'a> World<'a> {
     ) -> StorageId {
         let described = self.trace.storage(storage);
         let size = described.size.0;
-        let instance = Instance { storage, size, holds_memory: true, moving: false, dead: false };
+        let instance =
+            SimulatedStorage { storage, size, holds_memory: true, moving: false, dead: false };
         let id = if let Some(id) = self.free_ids.pop() {
             self.instances[id.0 as usize] = instance;
             id
@@ -176,32 +179,32 @@ impl<'a> World<'a> {
         self.sample();
     }
 
-    fn act(&mut self, action: Action) {
+    fn act(&mut self, action: ResidencyAction) {
         match action {
-            Action::Evict { storage, transfer, copy, target } => {
+            ResidencyAction::Evict { storage, transfer, copy, target } => {
                 let way = match copy {
-                    CopyKind::Write => Way::Out(target),
-                    CopyKind::Verify => Way::Verify(target),
+                    CopyKind::Write => LinkId::Out(target),
+                    CopyKind::Verify => LinkId::Verify(target),
                 };
                 self.launch(storage, transfer, way, false);
             }
-            Action::Fetch { storage, transfer, urgency, target } => {
+            ResidencyAction::Fetch { storage, transfer, urgency, target } => {
                 let instance = &mut self.instances[storage.0 as usize];
                 instance.holds_memory = true;
                 self.held += instance.size;
-                let way = Way::In(target);
-                self.launch(storage, transfer, way, urgency == Urgency::Urgent);
+                let way = LinkId::In(target);
+                self.launch(storage, transfer, way, urgency == FetchUrgency::Urgent);
             }
-            Action::Release { storage } => {
+            ResidencyAction::Release { storage } => {
                 let instance = &mut self.instances[storage.0 as usize];
                 if std::mem::take(&mut instance.holds_memory) {
                     self.held -= instance.size;
                 }
             }
-            Action::Expedite { transfer } => self.links.expedite(self.now, transfer),
-            Action::Cancel { transfer } => self.links.cancel(self.now, transfer),
+            ResidencyAction::Expedite { transfer } => self.links.expedite(self.now, transfer),
+            ResidencyAction::Cancel { transfer } => self.links.cancel(self.now, transfer),
             // The log's space is not simulated.
-            Action::Forget { .. } => {}
+            ResidencyAction::Forget { .. } => {}
         }
         self.sample();
     }
@@ -211,17 +214,18 @@ impl<'a> World<'a> {
         self.now += std::mem::take(&mut self.unhandled);
     }
 
-    fn launch(&mut self, id: StorageId, transfer: TransferId, way: Way, urgent: bool) {
+    fn launch(&mut self, id: StorageId, transfer: TransferId, way: LinkId, urgent: bool) {
         let instance = &mut self.instances[id.0 as usize];
         instance.moving = true;
         self.moving += instance.size;
         self.unhandled += self.handling;
         let (storage, bytes) = (instance.storage, Bytes(instance.size));
-        let flight = Flight { id, storage, way, bytes, begin: self.now, urgent, cancelled: false };
+        let flight =
+            LinkTransfer { id, storage, way, bytes, begin: self.now, urgent, cancelled: false };
         self.links.submit(transfer, flight);
     }
 
-    fn count(&mut self, ended: &Ended) {
+    fn count(&mut self, ended: &CompletedTransfer) {
         if !self.recording {
             return;
         }
@@ -230,10 +234,10 @@ impl<'a> World<'a> {
         let transfer = self.told(ended.transfer, flight, moving, flight.bytes, flight.ending());
         self.result.transfers.push(transfer);
         match (transfer.ending, transfer.direction) {
-            (Ending::Moved, Direction::Out) => {
+            (Ending::Moved, MigrationDirection::Out) => {
                 self.result.bytes.add_out(transfer.target, flight.bytes);
             }
-            (Ending::Moved, Direction::In) => {
+            (Ending::Moved, MigrationDirection::In) => {
                 self.result.bytes.add_back(transfer.target, flight.bytes);
             }
             _ => {}
@@ -244,7 +248,7 @@ impl<'a> World<'a> {
     fn told(
         &self,
         transfer: TransferId,
-        flight: &Flight,
+        flight: &LinkTransfer,
         [started, end]: [u64; 2],
         bytes: Bytes,
         ending: Ending,
@@ -294,8 +298,8 @@ impl<'a> World<'a> {
 }
 
 /// When a transfer's first byte moved, and how many have.
-fn so_far(flight: &Flight, progress: Option<Progress>, now: u64) -> (u64, Bytes) {
-    progress.map_or((now, Bytes(0)), |Progress { started, done, total }| {
+fn so_far(flight: &LinkTransfer, progress: Option<TransferProgress>, now: u64) -> (u64, Bytes) {
+    progress.map_or((now, Bytes(0)), |TransferProgress { started, done, total }| {
         let moved = u128::from(flight.bytes.0) * u128::from(done) / u128::from(total);
         (started, Bytes(moved as u64))
     })

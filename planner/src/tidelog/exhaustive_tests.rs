@@ -24,7 +24,7 @@ fn tidelog_is_close_to_the_best_of_all_plans() {
             continue;
         }
         let best = plans.iter().map(|plan| time(Policy::Planned(plan))).min().unwrap();
-        let found = tidelog(&trace, &machine, Options::default()).unwrap().1.time.0;
+        let found = tidelog(&trace, &machine, TidelogOptions::default()).unwrap().1.time.0;
         cases += 1;
         best_found += u32::from(found <= best);
         beyond += u32::from(found * 10 > best * 11);

@@ -25,7 +25,7 @@ const POLICY: &str = "tidelog";
 
 /// What may be set; the defaults are those of every published figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct TidelogOptions {
     /// How many plans each leaning makes, each for the stalls of the one before.
     pub rounds: u32,
     /// How many ops the leanings' plans may have together; the first few are made whatever they have. With
@@ -46,7 +46,7 @@ pub struct Options {
     pub without: Option<Idea>,
 }
 
-impl Default for Options {
+impl Default for TidelogOptions {
     fn default() -> Self {
         Self {
             rounds: 3,
@@ -193,7 +193,7 @@ impl Guess {
 pub fn tidelog(
     trace: &Trace,
     machine: &Machine,
-    options: Options,
+    options: TidelogOptions,
 ) -> Result<(Plan, Simulation), SimulateError> {
     let simulator = Simulator::new(options.runtime, trace, machine)?;
     let lifetimes = Lifetimes::of(trace);
@@ -214,10 +214,10 @@ pub fn tidelog(
 pub fn frontier(
     trace: &Trace,
     machine: &Machine,
-    options: Options,
+    options: TidelogOptions,
 ) -> Result<Vec<(Plan, Simulation)>, SimulateError> {
     let simulator = Simulator::new(options.runtime, trace, machine)?;
-    let options = Options { goal: Goal::Wear, ..options };
+    let options = TidelogOptions { goal: Goal::Wear, ..options };
     let lifetimes = Lifetimes::of(trace);
     let found = Search::run(trace, machine, &simulator, &lifetimes, options)?.fastest_first();
     Ok(found.into_iter().map(|one| one.into_plan(trace, machine)).collect())
@@ -229,7 +229,7 @@ struct Search<'a> {
     machine: &'a Machine,
     simulator: &'a Simulator<'a>,
     lifetimes: &'a Lifetimes,
-    options: Options,
+    options: TidelogOptions,
     found: Candidates,
 }
 
@@ -240,7 +240,7 @@ impl<'a> Search<'a> {
         machine: &'a Machine,
         simulator: &'a Simulator<'a>,
         lifetimes: &'a Lifetimes,
-        options: Options,
+        options: TidelogOptions,
     ) -> Result<Candidates, SimulateError> {
         let found = Candidates::default();
         let mut search = Self { trace, machine, simulator, lifetimes, options, found };
@@ -256,13 +256,13 @@ impl<'a> Search<'a> {
     }
 
     fn tries_published(&self) -> bool {
-        let Options { published, goal, .. } = self.options;
+        let TidelogOptions { published, goal, .. } = self.options;
         self.trace.ops.len() as u64 <= published || (goal == Goal::Wear && published > 0)
     }
 
     fn try_published(&mut self) -> Result<(), SimulateError> {
         for score in Score::ALL {
-            let options = algorithm1::Options { score, ..Default::default() };
+            let options = algorithm1::Algorithm1Options { score, ..Default::default() };
             let (rows, expects) =
                 algorithm1::migrations(self.trace, self.machine, options, self.lifetimes);
             let simulation = self.simulator.simulate(POLICY, &rows)?;

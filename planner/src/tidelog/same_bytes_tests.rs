@@ -20,10 +20,10 @@ const RANDOM: u64 = 0x5e4e_d827_5cd0_ca1b;
 fn plans_are_the_same_bytes_in_debug_and_release() {
     let trace = training(12, 40_000, 100_000, 60_000);
     let machine_of = |budget| machine(budget);
-    let (plan, _) = tidelog(&trace, &machine_of(900_000), Options::default()).unwrap();
+    let (plan, _) = tidelog(&trace, &machine_of(900_000), TidelogOptions::default()).unwrap();
     let step = digest(&plan.named(&trace).to_json());
     // Its prices are searched in floating point.
-    let options = Options { goal: Goal::Wear, ..Options::default() };
+    let options = TidelogOptions { goal: Goal::Wear, ..TidelogOptions::default() };
     let (plan, _) = tidelog(&trace, &machine_of(900_000), options).unwrap();
     let thrifty = digest(&plan.named(&trace).to_json());
     let mut random = Random::new(12);
@@ -34,7 +34,7 @@ fn plans_are_the_same_bytes_in_debug_and_release() {
         let largest = trace.storages.iter().map(|storage| storage.size.0).max().unwrap();
         let least = lifetimes.largest_op().1.0.max(largest);
         let budget = least + (lifetimes.peak().0 - least) / 2;
-        let (plan, _) = tidelog(&trace, &machine_of(budget), Options::default()).unwrap();
+        let (plan, _) = tidelog(&trace, &machine_of(budget), TidelogOptions::default()).unwrap();
         all += &plan.named(&trace).to_json();
     }
     let random = digest(&all);

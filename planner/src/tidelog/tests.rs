@@ -9,7 +9,7 @@ use crate::units::{Bandwidth, Bytes, Nanos};
 use tidelog_random::Random;
 
 fn time(trace: &Trace, machine: &Machine) -> u64 {
-    tidelog(trace, machine, Options::default()).expect("it can be simulated").1.time.0
+    tidelog(trace, machine, TidelogOptions::default()).expect("it can be simulated").1.time.0
 }
 
 #[test]
@@ -20,9 +20,10 @@ fn a_plan_made_for_what_transfers_take_is_faster_where_they_take_it() {
     for _ in 0..100 {
         let trace = random_trace(&mut random, 14, 9);
         let machine = random_machine(&mut random, &trace);
-        let options = Options { trials: 0, ..Options::default() };
+        let options = TidelogOptions { trials: 0, ..TidelogOptions::default() };
         let Ok((plan, _)) = tidelog(&trace, &machine, options) else { continue };
-        let (_, simulation) = tidelog(&trace, &machine, Options { runtime, ..options }).unwrap();
+        let (_, simulation) =
+            tidelog(&trace, &machine, TidelogOptions { runtime, ..options }).unwrap();
         told += simulation.time.0;
         let policy = Policy::Planned(&plan);
         untold += simulate_under(runtime, &trace, &machine, policy).unwrap().time.0;
@@ -33,7 +34,7 @@ fn a_plan_made_for_what_transfers_take_is_faster_where_they_take_it() {
 #[test]
 fn what_fits_stays() {
     let trace = training(6, 40, 60, 50);
-    let (plan, simulation) = tidelog(&trace, &machine(1 << 20), Options::default()).unwrap();
+    let (plan, simulation) = tidelog(&trace, &machine(1 << 20), TidelogOptions::default()).unwrap();
     assert!(plan.rows.is_empty(), "{:?}", plan.rows);
     assert_eq!(simulation.time, trace.duration());
 }
@@ -48,7 +49,7 @@ fn what_nothing_modifies_is_never_written_again() {
         b.uses(op, *weight, Access::Read);
     }
     let trace = b.finish();
-    let (_, simulation) = tidelog(&trace, &machine(3_000), Options::default()).unwrap();
+    let (_, simulation) = tidelog(&trace, &machine(3_000), TidelogOptions::default()).unwrap();
     assert_eq!(simulation.bytes.ssd_written, Bytes(0));
     assert_eq!(simulation.time, trace.duration(), "reads hide behind ops twice as long");
 }
@@ -66,7 +67,8 @@ fn a_training_step_is_no_slower_than_as_published() {
             algorithm1::Score::PerByte,
             algorithm1::Score::Benefit,
         ] {
-            let options = algorithm1::Options { score, ..algorithm1::Options::default() };
+            let options =
+                algorithm1::Algorithm1Options { score, ..algorithm1::Algorithm1Options::default() };
             let plan = algorithm1::algorithm1(&trace, &machine, options);
             let published = simulate(&trace, &machine, Policy::Planned(&plan)).unwrap().time.0;
             assert!(ours <= published, "{layers} layers, {score:?}: {ours} after {published}");
@@ -78,7 +80,7 @@ fn a_training_step_is_no_slower_than_as_published() {
 fn any_trace_that_fits_at_all_gets_a_plan_that_runs() {
     let mut random = Random::new(99);
     let (mut ours, mut reactive) = (0, 0);
-    let options = Options { published: 0, trials: 0, ..Options::default() };
+    let options = TidelogOptions { published: 0, trials: 0, ..TidelogOptions::default() };
     for case in 0..600 {
         let trace = random_trace(&mut random, 14, 9);
         let lifetimes = Lifetimes::of(&trace);
@@ -130,14 +132,14 @@ fn trials_find_what_changing_one_period_of_the_best_plan_does_not() {
 #[test]
 fn the_frontier_goes_from_the_shortest_time_to_the_fewest_bytes() {
     let trace = training(8, 50, 40, 30);
-    let options = Options { trials: 0, ..Options::default() };
+    let options = TidelogOptions { trials: 0, ..TidelogOptions::default() };
     let found = frontier(&trace, &machine(500), options).unwrap();
     for pair in found.windows(2) {
         assert!(pair[0].1.time < pair[1].1.time);
         assert!(pair[0].1.bytes.ssd_written > pair[1].1.bytes.ssd_written);
     }
     let (_, fastest) = tidelog(&trace, &machine(500), options).unwrap();
-    let wear = Options { goal: Goal::Wear, ..options };
+    let wear = TidelogOptions { goal: Goal::Wear, ..options };
     let (_, thrifty) = tidelog(&trace, &machine(500), wear).unwrap();
     assert!(found[0].1.time <= fastest.time);
     assert!(found.iter().any(|(_, one)| (one.time, one.bytes) == (thrifty.time, thrifty.bytes)));
@@ -147,6 +149,7 @@ fn the_frontier_goes_from_the_shortest_time_to_the_fewest_bytes() {
 fn the_same_trace_gives_the_same_plan() {
     let trace = training(12, 40_000, 100_000, 60_000);
     let machine = machine(900_000);
-    let text = || tidelog(&trace, &machine, Options::default()).unwrap().0.named(&trace).to_json();
+    let text =
+        || tidelog(&trace, &machine, TidelogOptions::default()).unwrap().0.named(&trace).to_json();
     assert_eq!(text(), text());
 }

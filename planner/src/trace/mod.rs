@@ -52,7 +52,7 @@ pub enum Identity {
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum StorageKind {
     /// A model weight or buffer.
     Parameter,
     /// A gradient of a parameter.
@@ -66,7 +66,7 @@ pub enum Kind {
     Other,
 }
 
-impl Kind {
+impl StorageKind {
     /// Every kind, in the order of the report.
     pub const ALL: [Self; 5] =
         [Self::Parameter, Self::Gradient, Self::OptimizerState, Self::Activation, Self::Other];
@@ -81,7 +81,7 @@ pub struct Storage {
     /// Its largest size in the iteration.
     pub size: Bytes,
     /// What it holds.
-    pub kind: Kind,
+    pub kind: StorageKind,
     /// Whether its memory can be taken away and given back.
     pub movable: bool,
 }
@@ -279,7 +279,7 @@ impl fmt::Display for Identity {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for StorageKind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Parameter => "parameters",

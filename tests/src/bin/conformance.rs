@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Parser;
 use tidelog_engine::path::{DeviceSpec, PathChoice};
 use tidelog_tests::conformance::{
-    Answer, Failure, Fault, Noticed, PLACEMENT_ROWS, ROWS, Stage, exit_code, find, told,
+    Failure, Fault, InjectedStatus, Noticed, PLACEMENT_ROWS, ROWS, Stage, exit_code, find, told,
 };
 
 /// Runs the same rows on whatever devices and data path are named, and prints one line for each. THE DEVICES LOSE
@@ -50,7 +50,7 @@ struct Arguments {
     noticed: Noticed,
     /// What devices may answer then, separated by commas: ENODEV, or type and code of an NVMe status, as in 2:80.
     #[arg(long, value_delimiter = ',')]
-    answers: Vec<Answer>,
+    answers: Vec<InjectedStatus>,
     /// The name of what happens.
     #[arg(long)]
     row: Option<String>,

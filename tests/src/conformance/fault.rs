@@ -22,12 +22,12 @@ pub struct Fault {
     /// Whether the pool notices.
     pub noticed: Noticed,
     /// What devices may answer then, and nothing else.
-    pub answers: Vec<Answer>,
+    pub answers: Vec<InjectedStatus>,
 }
 
 /// What a device answers, as a plan names it: `ENODEV`, or the type and the code of an NVMe status, `2:80`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum InjectedStatus {
     /// An error number.
     Errno(i32),
     /// Status code type and status code.
@@ -36,7 +36,7 @@ pub enum Answer {
     Nothing,
 }
 
-impl FromStr for Answer {
+impl FromStr for InjectedStatus {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -51,7 +51,7 @@ impl FromStr for Answer {
     }
 }
 
-impl Answer {
+impl InjectedStatus {
     fn is(self, status: Status) -> bool {
         match status {
             Status::Errno(errno) => self == Self::Errno(errno),

@@ -13,7 +13,7 @@ use tidelog_engine::path::{Backend, DeviceSpec, PathChoice, PathKind};
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
 
-pub use fault::{Answer, Fault, Noticed};
+pub use fault::{Fault, InjectedStatus, Noticed};
 pub use placement::PLACEMENT_ROWS;
 pub use rows::{ROWS, find};
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use arbitrary::{Result, Unstructured};
 use tidelog_engine::layout::{
-    BLOCK_BYTES, Change, Event, Events, Geometry, GeometryRequest, HOLDERS_OFFSET, Holder,
-    METADATA_OFFSET, SUPERBLOCK_OFFSET, Superblock,
+    BLOCK_BYTES, Change, Events, Geometry, GeometryRequest, HOLDERS_OFFSET, Holder,
+    METADATA_OFFSET, SUPERBLOCK_OFFSET, ShareEvent, Superblock,
 };
 use tidelog_engine::log::{EPOCHS_END, StripeMap};
 use tidelog_engine::units::ByteCount;
@@ -177,7 +177,7 @@ impl Hostile {
         let share = words.int_in_range(0..=2)?;
         // Of the same words, so that inputs of old mean what they meant. Mostly counts that devices may well have.
         let number = if process % 8 == 0 { since } else { u64::from(process % 4) };
-        let event = |number| Event { number, id: (since % 3).into() };
+        let event = |number| ShareEvent { number, id: (since % 3).into() };
         let confirmed = event(number.saturating_sub(since % 2));
         let event = Events { begun: event(number), confirmed };
         let block = Holder { process, command, since }.encode(POOL, share, event);

@@ -1,6 +1,6 @@
 //! Trace files and plan files, and what is made of those that are accepted.
 
-use tidelog_planner::algorithm1::{Options, algorithm1};
+use tidelog_planner::algorithm1::{Algorithm1Options, algorithm1};
 use tidelog_planner::bound::{Effort, lower_bound};
 use tidelog_planner::cost::{Machine, SsdLink};
 use tidelog_planner::hardware::{MachineFile, Mix};
@@ -8,7 +8,7 @@ use tidelog_planner::plan::{Plan, PlanFile, compile};
 use tidelog_planner::simulate::{Policy, SimulateError, simulate};
 use tidelog_planner::tidelog::{self, tidelog};
 use tidelog_planner::trace::{
-    Access, Birth, Death, Identity, Kind, Op, PlanStorage, Storage, Trace, Use,
+    Access, Birth, Death, Identity, Op, PlanStorage, Storage, StorageKind, Trace, Use,
 };
 use tidelog_planner::units::{Bandwidth, Bytes, Nanos, OpIndex};
 
@@ -30,7 +30,11 @@ pub(super) fn run_trace(bytes: &[u8]) {
     let total: u64 = trace.storages.iter().map(|storage| storage.size.0).sum();
     for budget in [total / 2, total / 8 + 1] {
         let machine = machine(budget);
-        let plan = algorithm1(&trace, &machine, Options { unused: true, ..Options::default() });
+        let plan = algorithm1(
+            &trace,
+            &machine,
+            Algorithm1Options { unused: true, ..Algorithm1Options::default() },
+        );
         compile(&plan, &trace).expect("our own plan is one that we follow");
         let read = PlanFile::from_json(&plan.named(&trace).to_json());
         let read = read.expect("what we write we read").numbered(&trace);
@@ -87,9 +91,10 @@ pub(super) fn run_machine(bytes: &[u8]) {
         let known = machine.check_for(&trace);
         assert_eq!(lower_bound(&trace, &machine, effort).is_ok(), known.is_ok());
         refuse_bugs(simulate(&trace, &machine, Policy::Lru).map(drop));
-        let few = tidelog::Options { trials: 0, planned: 0, ..tidelog::Options::default() };
+        let few =
+            tidelog::TidelogOptions { trials: 0, planned: 0, ..tidelog::TidelogOptions::default() };
         refuse_bugs(tidelog(&trace, &machine, few).map(drop));
-        let plan = algorithm1(&trace, &machine, Options::default());
+        let plan = algorithm1(&trace, &machine, Algorithm1Options::default());
         refuse_bugs(simulate(&trace, &machine, Policy::Planned(&plan)).map(drop));
     }
 }
@@ -162,17 +167,21 @@ pub(super) fn trace() -> Trace {
     ops[3].deaths.push(Death { storage: PlanStorage(2), previous: false });
     ops[0].deaths.push(Death { storage: PlanStorage(4), previous: true });
     let storages = vec![
-        storage(Identity::Name("w0".into()), Kind::Parameter),
-        storage(Identity::Name("w1".into()), Kind::Parameter),
-        storage(made(0), Kind::Activation),
-        storage(made(1), Kind::Activation),
-        storage(made(2), Kind::Gradient),
-        storage(Identity::Arrival, Kind::Other),
+        storage(Identity::Name("w0".into()), StorageKind::Parameter),
+        storage(Identity::Name("w1".into()), StorageKind::Parameter),
+        storage(made(0), StorageKind::Activation),
+        storage(made(1), StorageKind::Activation),
+        storage(made(2), StorageKind::Gradient),
+        storage(Identity::Arrival, StorageKind::Other),
     ];
     Trace { name: "two layers".into(), storages, ops }
 }
 
 /// A plan for it.
 pub(super) fn plan() -> Plan {
-    algorithm1(&trace(), &machine(350), Options { unused: true, ..Options::default() })
+    algorithm1(
+        &trace(),
+        &machine(350),
+        Algorithm1Options { unused: true, ..Algorithm1Options::default() },
+    )
 }

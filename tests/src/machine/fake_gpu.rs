@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use libloading::os::unix::{Library as Opened, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use tidelog_engine::path::Device;
 use tidelog_gds::Gpu;
-use tidelog_gds::cufile::{Compat, Driver, Library};
-use tidelog_gds::queue::{Queue, QueueOptions};
+use tidelog_gds::cufile::{Compat, CuFileLibrary, Driver};
+use tidelog_gds::queue::{CuFileQueue, QueueOptions};
 
 /// The fake, held by one test at a time: what it plays is a property of the process.
 pub struct FakeGpu {
@@ -172,8 +172,8 @@ impl FakeGpu {
     }
 
     /// cuFile, as the fake has it.
-    pub fn library(&self) -> Arc<Library> {
-        Library::open(Some(self.library_path())).unwrap()
+    pub fn library(&self) -> Arc<CuFileLibrary> {
+        CuFileLibrary::open(Some(self.library_path())).unwrap()
     }
 
     /// A cuFile that is older: what newer ones have it lacks. It shares nothing with the fake that this is.
@@ -197,7 +197,7 @@ impl FakeGpu {
     }
 
     /// A queue to these devices.
-    pub fn queue(&self, devices: Vec<Device>, options: QueueOptions) -> Queue {
-        Queue::open(&self.gpu(), &self.open_driver(), devices, options).unwrap()
+    pub fn queue(&self, devices: Vec<Device>, options: QueueOptions) -> CuFileQueue {
+        CuFileQueue::open(&self.gpu(), &self.open_driver(), devices, options).unwrap()
     }
 }

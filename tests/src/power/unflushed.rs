@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tidelog_engine::memory::DmaPool;
 use tidelog_engine::path::{
-    Action, Backend, Capabilities, Completion, DataPath, Device, KernelDevices, Opened, Operation,
-    PathChoice, PathError, PathProvider, Refused, Waker,
+    Action, Backend, Capabilities, Completion, DataPath, Device, KernelDevices, OpenedPath,
+    Operation, PathChoice, PathError, PathProvider, Refused, Waker,
 };
 
 /// The kernel's data path without flushes.
@@ -24,9 +24,9 @@ impl Backend for Unflushed {
 struct Provider(KernelDevices);
 
 impl PathProvider for Provider {
-    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
-        let Opened { path, why_not } = Box::new(self.0).open(depth)?;
-        Ok(Opened { path: Box::new(Unflushing { path, skipped: Vec::new() }), why_not })
+    fn open(self: Box<Self>, depth: u32) -> Result<OpenedPath, PathError> {
+        let OpenedPath { path, why_not } = Box::new(self.0).open(depth)?;
+        Ok(OpenedPath { path: Box::new(Unflushing { path, skipped: Vec::new() }), why_not })
     }
 }
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 /// What went wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[allow(missing_docs, reason = "the names say it")]
-pub enum Struck {
+pub enum FaultSeen {
     ReadError,
     ReadShort,
     ReadCorrupt,
@@ -48,38 +48,38 @@ pub enum Under {
     Open,
 }
 
-const STRUCK: [Struck; 20] = [
-    Struck::ReadError,
-    Struck::ReadShort,
-    Struck::ReadCorrupt,
-    Struck::ReadMisdirected,
-    Struck::ReadSlow,
-    Struck::WriteError,
-    Struck::WriteShort,
-    Struck::WriteLost,
-    Struck::WriteMisdirected,
-    Struck::WriteSlow,
-    Struck::FlushError,
-    Struck::RotInData,
-    Struck::RotInMetadata,
-    Struck::RotInIndex,
-    Struck::Vanished,
-    Struck::Stale,
-    Struck::Stalled,
-    Struck::PowerDropped,
-    Struck::PowerKept,
-    Struck::PowerTorn,
+const STRUCK: [FaultSeen; 20] = [
+    FaultSeen::ReadError,
+    FaultSeen::ReadShort,
+    FaultSeen::ReadCorrupt,
+    FaultSeen::ReadMisdirected,
+    FaultSeen::ReadSlow,
+    FaultSeen::WriteError,
+    FaultSeen::WriteShort,
+    FaultSeen::WriteLost,
+    FaultSeen::WriteMisdirected,
+    FaultSeen::WriteSlow,
+    FaultSeen::FlushError,
+    FaultSeen::RotInData,
+    FaultSeen::RotInMetadata,
+    FaultSeen::RotInIndex,
+    FaultSeen::Vanished,
+    FaultSeen::Stale,
+    FaultSeen::Stalled,
+    FaultSeen::PowerDropped,
+    FaultSeen::PowerKept,
+    FaultSeen::PowerTorn,
 ];
 const UNDER: [Under; 6] =
     [Under::Rest, Under::Get, Under::Commit, Under::Reclaim, Under::Flight, Under::Open];
 
 /// How often each fault met each state.
 #[derive(Clone, Debug, Default)]
-pub struct Coverage(BTreeMap<(Struck, Under), u64>);
+pub struct Coverage(BTreeMap<(FaultSeen, Under), u64>);
 
 impl Coverage {
     /// A fault struck.
-    pub fn count(&mut self, struck: Struck, under: Under) {
+    pub fn count(&mut self, struck: FaultSeen, under: Under) {
         *self.0.entry((struck, under)).or_default() += 1;
     }
 
@@ -91,29 +91,31 @@ impl Coverage {
     }
 
     /// The meetings that can happen and never did.
-    pub fn missing(&self) -> Vec<(Struck, Under)> {
+    pub fn missing(&self) -> Vec<(FaultSeen, Under)> {
         let cells = STRUCK.iter().flat_map(|&struck| UNDER.map(|under| (struck, under)));
         cells.filter(|cell| can_meet(cell.0, cell.1) && !self.0.contains_key(cell)).collect()
     }
 
     /// Every meeting, for programs.
-    pub fn rows(&self) -> impl Iterator<Item = (Struck, Under, u64)> + '_ {
+    pub fn rows(&self) -> impl Iterator<Item = (FaultSeen, Under, u64)> + '_ {
         self.0.iter().map(|(&(struck, under), &count)| (struck, under, count))
     }
 }
 
 /// Whether a fault can strike in a state at all.
-fn can_meet(struck: Struck, under: Under) -> bool {
+fn can_meet(struck: FaultSeen, under: Under) -> bool {
     match struck {
-        Struck::RotInIndex => under == Under::Rest,
+        FaultSeen::RotInIndex => under == Under::Rest,
         // The pool is closed where a disk comes back.
-        Struck::Stale => under == Under::Open,
+        FaultSeen::Stale => under == Under::Open,
         // Commits have ended before a disk stalls, so that nothing but the stall holds up what is read.
-        Struck::Stalled => under == Under::Get,
+        FaultSeen::Stalled => under == Under::Get,
         _ if under == Under::Flight => true,
         // Rot and removal come upon a pool between its calls.
-        Struck::RotInData | Struck::RotInMetadata | Struck::Vanished => under == Under::Rest,
-        Struck::PowerDropped | Struck::PowerKept | Struck::PowerTorn => true,
+        FaultSeen::RotInData | FaultSeen::RotInMetadata | FaultSeen::Vanished => {
+            under == Under::Rest
+        }
+        FaultSeen::PowerDropped | FaultSeen::PowerKept | FaultSeen::PowerTorn => true,
         // A fault that was planned is called off before the pool is opened again.
         _ => under != Under::Open,
     }

@@ -12,9 +12,9 @@ mod script;
 mod shrink;
 mod trouble;
 
-pub use coverage::{Coverage, Struck, Under};
+pub use coverage::{Coverage, FaultSeen, Under};
 pub use model::{Content, Model};
 pub use runner::{Figures, Runner, Violation, run};
-pub use script::{Act, Cut, Script, Strike};
+pub use script::{Act, Cut, OneTimeFault, Script};
 pub use shrink::shrink;
 pub use tidelog_random::Random;

@@ -19,7 +19,7 @@ use tidelog_engine::schedule::Ticket;
 use tidelog_engine::units::ByteCount;
 
 use super::commits::Started;
-use super::coverage::{Coverage, Struck, Under};
+use super::coverage::{Coverage, FaultSeen, Under};
 use super::model::{Content, Model};
 use super::script::{Act, Cut, Script};
 use faults::{Licence, power_cut};
@@ -232,7 +232,7 @@ impl<'a> Runner<'a> {
                 self.disks[usize::from(*disk)].vanish();
                 self.licence.vanished = true;
                 self.licence.writes = true;
-                self.strike(Struck::Vanished, Under::Rest);
+                self.strike(FaultSeen::Vanished, Under::Rest);
                 Ok(())
             }
             Act::Copy { disk } => {

@@ -49,7 +49,7 @@ pub enum Act {
     /// Cuts the power now, and again at the `nth` write or flush of the recovery.
     CrashTwice { nth: u8, cut: Cut },
     /// Plans a fault for the `nth` operation of its kind on a disk.
-    Fault { disk: u8, nth: u8, strike: Strike },
+    Fault { disk: u8, nth: u8, strike: OneTimeFault },
     /// Rots one byte, at so many 65536ths of the disk's data or metadata.
     Rot { disk: u8, metadata: bool, at: u16, mask: u8 },
     /// A disk is gone, until the pool is opened again.
@@ -68,7 +68,7 @@ impl Act {
         match self {
             Self::Rot { metadata, .. } => !metadata,
             Self::Fault { strike, .. } => {
-                matches!(strike, Strike::WriteLost | Strike::WriteMisdirected(_))
+                matches!(strike, OneTimeFault::WriteLost | OneTimeFault::WriteMisdirected(_))
             }
             _ => false,
         }
@@ -88,7 +88,7 @@ pub enum Cut {
 
 /// What a disk does wrong once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Strike {
+pub enum OneTimeFault {
     /// A read fails.
     ReadError,
     /// A read moves a part.
@@ -198,8 +198,11 @@ impl Script {
                 *act = Act::Step(1);
             }
             for _ in 0..FAULTS {
-                let strike =
-                    random.pick(&[Strike::ReadError, Strike::WriteError, Strike::FlushError]);
+                let strike = random.pick(&[
+                    OneTimeFault::ReadError,
+                    OneTimeFault::WriteError,
+                    OneTimeFault::FlushError,
+                ]);
                 let disk = random.below(u64::from(disks)) as u8;
                 let at = random.below(acts.len() as u64) as usize;
                 acts.insert(at, Act::Fault { disk, nth: random.below(6) as u8, strike });
@@ -331,17 +334,17 @@ fn fault(random: &mut Random, disks: u8) -> Act {
         5 => Act::Vanish { disk },
         _ => {
             let strike = random.pick(&[
-                Strike::ReadError,
-                Strike::ReadShort,
-                Strike::ReadCorrupt,
-                Strike::ReadMisdirected(at),
-                Strike::ReadSlow,
-                Strike::WriteError,
-                Strike::WriteShort,
-                Strike::WriteLost,
-                Strike::WriteMisdirected(at),
-                Strike::WriteSlow,
-                Strike::FlushError,
+                OneTimeFault::ReadError,
+                OneTimeFault::ReadShort,
+                OneTimeFault::ReadCorrupt,
+                OneTimeFault::ReadMisdirected(at),
+                OneTimeFault::ReadSlow,
+                OneTimeFault::WriteError,
+                OneTimeFault::WriteShort,
+                OneTimeFault::WriteLost,
+                OneTimeFault::WriteMisdirected(at),
+                OneTimeFault::WriteSlow,
+                OneTimeFault::FlushError,
             ]);
             Act::Fault { disk, nth: random.below(6) as u8, strike }
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tidelog_engine::layout::TensorId;
 use tidelog_engine::memory::{Destination, DmaBuffer, Source};
 use tidelog_engine::pool::{DeleteError, Pool, PutOptions};
-use tidelog_engine::schedule::{CompletionQueue, Outcome, Ticket, TransferError, Urgency};
+use tidelog_engine::schedule::{CompletionQueue, Ticket, TransferError, TransferOutcome, Urgency};
 
 use super::{PATIENCE, StormFigures, StormOptions};
 use crate::sim::{Content, Random};
@@ -225,7 +225,7 @@ impl Thread {
         tensor: usize,
         what: &What,
         ticket: Option<Ticket>,
-        outcome: Outcome,
+        outcome: TransferOutcome,
     ) -> Result<(), String> {
         let done = outcome.map_err(|error| error.to_string())?;
         match *what {

@@ -13,15 +13,15 @@ use tidelog_engine::units::ByteCount;
 use super::refusal::Reason;
 
 /// A controller that is this process's for as long as this lives.
-pub struct Attached(Arc<Controller>);
+pub struct ClaimedController(Arc<Controller>);
 
-impl fmt::Debug for Attached {
+impl fmt::Debug for ClaimedController {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Attached({})", self.size())
     }
 }
 
-impl Attached {
+impl ClaimedController {
     /// Attaches it.
     ///
     /// # Errors

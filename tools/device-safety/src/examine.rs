@@ -8,26 +8,26 @@ use tidelog_engine::layout::SuperblockError;
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::path::device::blank::first_byte_set;
 use tidelog_engine::path::device::users::other_use;
-use tidelog_engine::path::nvme::{Namespace, Unusable};
+use tidelog_engine::path::nvme::{Namespace, UnusableNamespace};
 use tidelog_engine::pool::OpenError;
 use tidelog_engine::pool::inspect::inspect;
 use tidelog_engine::units::ByteCount;
 
 use super::content::{signatures, signatures_of_partitions};
-use super::controller::Attached;
-use super::refusal::{Reason, Refusal};
+use super::controller::ClaimedController;
+use super::refusal::{DeviceRefusal, Reason};
 use super::system::{BlockDevice, DeviceNumber, System, is_claimed};
-use super::target::{Target, TargetKind};
+use super::target::{NamedDevice, TargetKind};
 
 /// Everything that speaks against writing this device.
 ///
 /// # Errors
 /// It could not be looked at, so nothing is known.
 pub fn refusals(
-    target: &Target,
+    target: &NamedDevice,
     system: &System,
     programs: &[PathBuf],
-) -> io::Result<Vec<Refusal>> {
+) -> io::Result<Vec<DeviceRefusal>> {
     let mut reasons = users(target, system)?;
     if may_be_read(target, &reasons) {
         let mut content = named_content(target, programs);
@@ -36,7 +36,7 @@ pub fn refusals(
         }
         reasons.extend(content);
     }
-    let refusal = |reason| Refusal { device: target.given.clone(), reason };
+    let refusal = |reason| DeviceRefusal { device: target.given.clone(), reason };
     Ok(reasons.into_iter().map(refusal).collect())
 }
 
@@ -46,7 +46,7 @@ pub fn refusals(
 /// # Errors
 /// It could not be looked at, so nothing is known.
 pub fn users_and_names(
-    target: &Target,
+    target: &NamedDevice,
     system: &System,
     programs: &[PathBuf],
 ) -> io::Result<Vec<Reason>> {
@@ -57,7 +57,7 @@ pub fn users_and_names(
     Ok(reasons)
 }
 
-fn users(target: &Target, system: &System) -> io::Result<Vec<Reason>> {
+fn users(target: &NamedDevice, system: &System) -> io::Result<Vec<Reason>> {
     match &target.kind {
         // Whoever attaches a controller is its only user, and that was possible.
         TargetKind::NewFile | TargetKind::Controller(_) => Ok(Vec::new()),
@@ -67,7 +67,7 @@ fn users(target: &Target, system: &System) -> io::Result<Vec<Reason>> {
     }
 }
 
-fn users_of_file(target: &Target, system: &System) -> io::Result<Vec<Reason>> {
+fn users_of_file(target: &NamedDevice, system: &System) -> io::Result<Vec<Reason>> {
     let mut reasons = system.users_of_file(&target.path);
     // Who has a pool on it open has it open for writing, and a name.
     let pool = pool_reasons(&target.spec());
@@ -80,13 +80,13 @@ fn users_of_file(target: &Target, system: &System) -> io::Result<Vec<Reason>> {
 }
 
 /// A device that somebody uses is not even read.
-fn may_be_read(target: &Target, users: &[Reason]) -> bool {
+fn may_be_read(target: &NamedDevice, users: &[Reason]) -> bool {
     let is_there = !matches!(target.kind, TargetKind::NewFile) && target.size > ByteCount::ZERO;
     is_there && users.iter().all(Reason::may_be_overridden)
 }
 
 fn users_of_block_device(
-    target: &Target,
+    target: &NamedDevice,
     device: &BlockDevice,
     system: &System,
 ) -> io::Result<Vec<Reason>> {
@@ -116,13 +116,13 @@ fn users_of_block_device(
 }
 
 /// What a drive is that no pool is made of. Whether an `NVMe` drive answers is not for everybody to ask.
-fn unsuitable(target: &Target, device: &BlockDevice) -> Option<Reason> {
+fn unsuitable(target: &NamedDevice, device: &BlockDevice) -> Option<Reason> {
     let said = || {
         let file = File::open(&target.path).ok()?;
         Namespace::of(&file).ok()?.unusable().ok()?
     };
     let why = match device.is_nvme_namespace().then(said).flatten() {
-        None if device.is_zoned() => Unusable::Zoned,
+        None if device.is_zoned() => UnusableNamespace::Zoned,
         known => known?,
     };
     Some(Reason::Unsuitable { why: why.to_string() })
@@ -150,7 +150,7 @@ fn neighbouring_pools(device: &BlockDevice) -> Vec<Reason> {
     reasons
 }
 
-fn named_content(target: &Target, programs: &[PathBuf]) -> Vec<Reason> {
+fn named_content(target: &NamedDevice, programs: &[PathBuf]) -> Vec<Reason> {
     let mut reasons = pool_reasons(&target.spec());
     // What the kernel does not drive has no node that a program could look at.
     if !matches!(target.kind, TargetKind::Controller(_)) {
@@ -167,9 +167,9 @@ fn named_content(target: &Target, programs: &[PathBuf]) -> Vec<Reason> {
     reasons
 }
 
-fn unnamed_content(target: &Target) -> io::Result<Option<Reason>> {
+fn unnamed_content(target: &NamedDevice) -> io::Result<Option<Reason>> {
     if let TargetKind::Controller(name) = &target.kind {
-        return Attached::to(name)?.holds();
+        return ClaimedController::to(name)?.holds();
     }
     let found = first_byte_set(&File::open(&target.path)?, target.size.0)?;
     Ok(found.map(|at| Reason::NotBlank { at }))

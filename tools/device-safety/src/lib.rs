@@ -17,8 +17,8 @@ mod system;
 mod target;
 
 pub use content::{Signature, program_directories, signatures, signatures_of_partitions};
-pub use controller::Attached;
+pub use controller::ClaimedController;
 pub use examine::{refusals, users_and_names};
-pub use refusal::{Reason, Refusal};
+pub use refusal::{DeviceRefusal, Reason};
 pub use system::{BlockDevice, DeviceNumber, System};
-pub use target::{Scope, Target, TargetKind, same_or_overlapping};
+pub use target::{NamedDevice, Scope, TargetKind, same_or_overlapping};

@@ -9,9 +9,9 @@ use super::refusal::Reason;
 
 /// A controller that is this process's: in this build there is none.
 #[derive(Debug)]
-pub enum Attached {}
+pub enum ClaimedController {}
 
-impl Attached {
+impl ClaimedController {
     /// Refuses.
     ///
     /// # Errors

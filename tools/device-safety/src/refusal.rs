@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use tidelog_engine::path::device::users::Use;
+use tidelog_engine::path::device::users::DeviceUse;
 
 /// A device and one thing that speaks against writing it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct DeviceRefusal {
     /// The device, as it was named.
     pub device: String,
     /// What speaks against it.
@@ -42,7 +42,7 @@ pub enum Reason {
     /// Another program has it locked, or open for writing.
     Used {
         /// How.
-        how: Use,
+        how: DeviceUse,
     },
     /// A process has a share of the Tidelog pool on it open.
     PoolInUse {
@@ -113,8 +113,8 @@ impl Reason {
             Self::HeldBy { .. } => "held",
             Self::Swap { .. } => "swap",
             Self::Claimed => "claimed",
-            Self::Used { how: Use::Locked } => "locked",
-            Self::Used { how: Use::OpenForWriting } => "open",
+            Self::Used { how: DeviceUse::Locked } => "locked",
+            Self::Used { how: DeviceUse::OpenForWriting } => "open",
             Self::PoolInUse { .. } => "pool-in-use",
             Self::ReadOnly => "read-only",
             Self::NoDevice { .. } => "no-device",

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use tidelog_engine::path::{ControllerName, DeviceIdentity, DeviceSpec};
 use tidelog_engine::units::ByteCount;
 
-use super::controller::Attached;
-use super::refusal::{Reason, Refusal};
+use super::controller::ClaimedController;
+use super::refusal::{DeviceRefusal, Reason};
 use super::system::{BlockDevice, DeviceNumber, System};
 
 /// What a device is to the operating system.
@@ -57,7 +57,7 @@ impl fmt::Display for Scope {
 
 /// A device that was named on the command line.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct NamedDevice {
     /// The name as it was given.
     pub given: String,
     /// The file or node that it stands for, without symbolic links.
@@ -72,7 +72,7 @@ pub struct Target {
     pub scope: Scope,
 }
 
-impl Target {
+impl NamedDevice {
     /// What the name stands for.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ impl Target {
         Ok(Self {
             given: given.to_owned(),
             path: PathBuf::from(name.to_string()),
-            size: Attached::to(&name)?.size(),
+            size: ClaimedController::to(&name)?.size(),
             kind: TargetKind::Controller(name),
             identity: None,
             scope: Scope::Controller,
@@ -184,19 +184,19 @@ impl Target {
 }
 
 /// Names of one device, or of a disk and a partition of it.
-pub fn same_or_overlapping(targets: &[Target]) -> Vec<Refusal> {
+pub fn same_or_overlapping(targets: &[NamedDevice]) -> Vec<DeviceRefusal> {
     let mut refusals = Vec::new();
     for (index, target) in targets.iter().enumerate() {
         let twin = targets[..index].iter().find(|other| overlap(target, other));
         if let Some(twin) = twin {
             let reason = Reason::SameAs { other: twin.given.clone() };
-            refusals.push(Refusal { device: target.given.clone(), reason });
+            refusals.push(DeviceRefusal { device: target.given.clone(), reason });
         }
     }
     refusals
 }
 
-fn overlap(one: &Target, other: &Target) -> bool {
+fn overlap(one: &NamedDevice, other: &NamedDevice) -> bool {
     match (&one.kind, &other.kind) {
         (TargetKind::NewFile, TargetKind::NewFile) => one.path == other.path,
         (TargetKind::Controller(one), TargetKind::Controller(other)) => one == other,

@@ -32,7 +32,7 @@ fn after_help() -> String {
 /// Says which data paths work on this machine, and exactly why the others do not.
 #[derive(Debug, Parser)]
 #[command(name = "tidelog-doctor", version, after_help = after_help())]
-pub struct Cli {
+pub struct DoctorCli {
     /// How to write output, errors included
     #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]
     pub output: Output,
@@ -53,7 +53,7 @@ pub struct Cli {
     pub claims: PathBuf,
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: DoctorCommand,
 }
 
 /// How output is written.
@@ -68,7 +68,7 @@ pub enum Output {
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum DoctorCommand {
     /// Look at the machine, and try every path on each scratch area; writes nowhere else
     Check(CheckArgs),
     /// Hand an SSD from the kernel to user space

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use tidelog_device_safety::{Target, users_and_names};
+use tidelog_device_safety::{NamedDevice, users_and_names};
 use tidelog_gds::topology::{Acs, Distance, PciDevice, Sysfs, distance};
 
-use crate::bind::{DriverChoice, Machine, Towards, plan};
-use crate::wear::{Wear, wear_of};
+use crate::bind::{BindDirection, DriverChoice, SystemPaths, plan};
+use crate::wear::{SsdWear, wear_of};
 
 /// A device, what it is, and why paths to it may not be open: found without writing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -27,7 +27,7 @@ pub struct DeviceRow {
     /// For each GPU, how far it is.
     pub gpus: Vec<String>,
     /// What it says of its wear.
-    pub wear: Option<Wear>,
+    pub wear: Option<SsdWear>,
     /// Why it does not.
     pub wear_why_not: Option<String>,
     /// Whether `tidelog-doctor bind` would take its controller.
@@ -44,14 +44,14 @@ impl DeviceRow {
 }
 
 /// Every `NVMe` controller of the machine's devices, and its namespaces.
-pub fn devices(all: &[PciDevice], machine: &Machine, programs: &[PathBuf]) -> Vec<DeviceRow> {
-    let Machine { sysfs, system, .. } = machine;
+pub fn devices(all: &[PciDevice], machine: &SystemPaths, programs: &[PathBuf]) -> Vec<DeviceRow> {
+    let SystemPaths { sysfs, system, .. } = machine;
     let gpus: Vec<&PciDevice> = all.iter().filter(|device| device.is_gpu()).collect();
     let mut rows = Vec::new();
     for controller in all.iter().filter(|device| device.is_nvme()) {
         let namespaces = sysfs.namespaces(controller);
         // As `bind` does without --yes: it looks, claims the namespaces for a moment, and writes nothing.
-        let towards = Towards::UserSpace(DriverChoice::Auto);
+        let towards = BindDirection::UserSpace(DriverChoice::Auto);
         let may_be_bound = plan(&controller.address, towards, machine).is_ok();
         if namespaces.is_empty() {
             let mut row = device_row(sysfs, controller, &gpus, controller.address.clone());
@@ -69,7 +69,7 @@ pub fn devices(all: &[PciDevice], machine: &Machine, programs: &[PathBuf]) -> Ve
             }
             row.may_be_bound = may_be_bound;
             let node = machine.nodes.join(&name);
-            let target = Target::resolve(&node.to_string_lossy(), system);
+            let target = NamedDevice::resolve(&node.to_string_lossy(), system);
             let may_be_formatted = target.is_ok_and(|target| {
                 let reasons = users_and_names(&target, system, programs);
                 target.is_block_device() && reasons.is_ok_and(|reasons| reasons.is_empty())

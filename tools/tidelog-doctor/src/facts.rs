@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use nix::sys::resource::{Resource, getrlimit};
 use serde::Serialize;
-use tidelog_engine::path::uring::Ring;
+use tidelog_engine::path::uring::ProbedRing;
 use tidelog_engine::units::ByteCount;
 
 /// Where the kernel's tables are. Fields, so that tests can show machines that they do not have.
@@ -140,7 +140,7 @@ fn packed_config(roots: &Roots) -> Option<String> {
 
 /// Whether this process may use `io_uring`.
 pub(crate) fn io_uring(roots: &Roots) -> Fact {
-    let why = match Ring::probe(8, None) {
+    let why = match ProbedRing::probe(8, None) {
         Ok(_) => return fact("io_uring", "allowed", ""),
         Err(error) => error.to_string(),
     };

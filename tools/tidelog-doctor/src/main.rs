@@ -6,20 +6,20 @@ use std::process::ExitCode;
 use serde_json::json;
 use tidelog_command_line::{DoctorExit, completions, parse, printable};
 use tidelog_device_safety::{System, program_directories};
-use tidelog_doctor::bind::{Machine, Plan, Towards, carry_out, plan};
-use tidelog_doctor::cli::{CheckArgs, Cli, Command, HandOverArgs, Output};
+use tidelog_doctor::bind::{BindDirection, BindPlan, SystemPaths, carry_out, plan};
+use tidelog_doctor::cli::{CheckArgs, DoctorCli, DoctorCommand, HandOverArgs, Output};
 use tidelog_doctor::devices::devices;
 use tidelog_doctor::facts::{Has, Roots, all};
 use tidelog_doctor::gpus::gpus;
 use tidelog_doctor::latency::{counted, latency};
 use tidelog_doctor::next::Advice;
-use tidelog_doctor::outcome::Failure;
-use tidelog_doctor::page::Page;
+use tidelog_doctor::outcome::DoctorFailure;
+use tidelog_doctor::page::DoctorPage;
 use tidelog_doctor::paths::try_all;
 use tidelog_gds::topology::{Sysfs, nvml_gpus};
 
 fn main() -> ExitCode {
-    let cli: Cli = match parse() {
+    let cli: DoctorCli = match parse() {
         Ok(cli) => cli,
         Err(ended) => return ended,
     };
@@ -44,18 +44,20 @@ fn main() -> ExitCode {
 }
 
 /// What to print, and how it ended.
-fn run(cli: &Cli) -> Result<(String, DoctorExit), Failure> {
+fn run(cli: &DoctorCli) -> Result<(String, DoctorExit), DoctorFailure> {
     match &cli.command {
-        Command::Check(arguments) => check(cli, arguments),
-        Command::Bind(arguments) => {
-            hand_over(cli, &arguments.hand_over, Towards::UserSpace(arguments.driver))
+        DoctorCommand::Check(arguments) => check(cli, arguments),
+        DoctorCommand::Bind(arguments) => {
+            hand_over(cli, &arguments.hand_over, BindDirection::UserSpace(arguments.driver))
         }
-        Command::Unbind(arguments) => hand_over(cli, arguments, Towards::Kernel),
-        Command::Completions { shell } => Ok((completions::<Cli>(*shell), DoctorExit::Works)),
+        DoctorCommand::Unbind(arguments) => hand_over(cli, arguments, BindDirection::Kernel),
+        DoctorCommand::Completions { shell } => {
+            Ok((completions::<DoctorCli>(*shell), DoctorExit::Works))
+        }
     }
 }
 
-fn check(cli: &Cli, arguments: &CheckArgs) -> Result<(String, DoctorExit), Failure> {
+fn check(cli: &DoctorCli, arguments: &CheckArgs) -> Result<(String, DoctorExit), DoctorFailure> {
     let (sysfs, procfs, boot) = (cli.sysfs.clone(), cli.procfs.clone(), cli.boot.clone());
     let roots = Roots { sysfs, procfs, boot };
     let machine = machine(cli);
@@ -65,7 +67,7 @@ fn check(cli: &Cli, arguments: &CheckArgs) -> Result<(String, DoctorExit), Failu
     let advice = Advice { roots: &roots, pci: &pci, devices: &devices };
     let before = counted(&roots);
     let rows = try_all(arguments, &advice).map_err(|error| {
-        Failure::new(
+        DoctorFailure::new(
             DoctorExit::Failed,
             error.to_string(),
             "name a directory in which you may make files",
@@ -74,7 +76,7 @@ fn check(cli: &Cli, arguments: &CheckArgs) -> Result<(String, DoctorExit), Failu
     let nvml = nvml_gpus();
     let gpus = gpus(&advice, sysfs, &nvml);
     let has = Has { gpu: !gpus.is_empty(), nvme: !devices.is_empty() };
-    let page = Page {
+    let page = DoctorPage {
         facts: all(&roots, has).into_iter().chain([latency(&before, &counted(&roots))]).collect(),
         gpus,
         nvml_why_not: nvml.err(),
@@ -90,10 +92,10 @@ fn check(cli: &Cli, arguments: &CheckArgs) -> Result<(String, DoctorExit), Failu
 }
 
 fn hand_over(
-    cli: &Cli,
+    cli: &DoctorCli,
     arguments: &HandOverArgs,
-    towards: Towards,
-) -> Result<(String, DoctorExit), Failure> {
+    towards: BindDirection,
+) -> Result<(String, DoctorExit), DoctorFailure> {
     let machine = machine(cli);
     let plan = plan(&arguments.device, towards, &machine)?;
     if arguments.yes {
@@ -115,7 +117,7 @@ fn hand_over(
     Ok((text, DoctorExit::Works))
 }
 
-fn steps_text(plan: &Plan, done: bool) -> String {
+fn steps_text(plan: &BindPlan, done: bool) -> String {
     if plan.steps.is_empty() {
         return format!("{} has {} already; nothing to do\n", plan.driver, plan.address);
     }
@@ -130,8 +132,8 @@ fn steps_text(plan: &Plan, done: bool) -> String {
     notes.chain(steps).chain([end]).collect()
 }
 
-fn machine(cli: &Cli) -> Machine {
+fn machine(cli: &DoctorCli) -> SystemPaths {
     let system = System { sysfs: cli.sysfs.clone(), procfs: cli.procfs.clone() };
     let sysfs = Sysfs(cli.sysfs.clone());
-    Machine { sysfs, system, nodes: cli.devfs.clone(), claims: cli.claims.clone() }
+    SystemPaths { sysfs, system, nodes: cli.devfs.clone(), claims: cli.claims.clone() }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use tidelog_engine::path::{ControllerName, DeviceSpec, HAS_SPDK};
 use tidelog_gds::Gpu;
 use tidelog_gds::cuda::CudaUnavailable;
-use tidelog_gds::cufile::OpenError;
+use tidelog_gds::cufile::DriverOpenError;
 use tidelog_gds::gdr::GdrError;
 use tidelog_gds::topology::PciDevice;
 
@@ -90,20 +90,20 @@ impl Advice<'_> {
         }
     }
 
-    fn for_cufile(&self, why: &OpenError) -> String {
+    fn for_cufile(&self, why: &DriverOpenError) -> String {
         match why {
-            OpenError::NoLibrary(_) | OpenError::NoBatches(_) => {
+            DriverOpenError::NoLibrary(_) | DriverOpenError::NoBatches(_) => {
                 "sudo apt install nvidia-gds  # from CUDA's repository"
             }
-            OpenError::NotDirect { .. } if !self.roots.has_module("nvidia_fs") => {
+            DriverOpenError::NotDirect { .. } if !self.roots.has_module("nvidia_fs") => {
                 "sudo modprobe nvidia-fs"
             }
             // The module is there, and of another version than the library.
-            OpenError::NotDirect { .. } => "sudo apt install --only-upgrade nvidia-gds",
-            OpenError::CompatAllowed { .. } => {
+            DriverOpenError::NotDirect { .. } => "sudo apt install --only-upgrade nvidia-gds",
+            DriverOpenError::CompatAllowed { .. } => {
                 "sudo sed -i 's/\"allow_compat_mode\": *true/\"allow_compat_mode\": false/' /etc/cufile.json"
             }
-            OpenError::Call(_) => "gdscheck -p",
+            DriverOpenError::Call(_) => "gdscheck -p",
         }
         .into()
     }
@@ -247,10 +247,10 @@ mod tests {
     fn what_cufile_lacks_is_loaded_or_installed() {
         let tree = Tree::new("cufile");
         let advice = tree.advice(&[]);
-        let next = |why: &OpenError| advice.for_cufile(why);
-        let missing = OpenError::NoLibrary(NoLibrary { tried: Vec::new() });
+        let next = |why: &DriverOpenError| advice.for_cufile(why);
+        let missing = DriverOpenError::NoLibrary(NoLibrary { tried: Vec::new() });
         assert!(next(&missing).starts_with("sudo apt install nvidia-gds"));
-        let indirect = OpenError::NotDirect { why: String::new() };
+        let indirect = DriverOpenError::NotDirect { why: String::new() };
         assert_eq!(next(&indirect), "sudo modprobe nvidia-fs");
         tree.write("sys/module/nvidia_fs/version", "2.17\n");
         assert!(next(&indirect).starts_with("sudo apt install --only-upgrade"));

@@ -5,7 +5,7 @@ use tidelog_command_line::DoctorExit;
 /// It did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
-pub struct Failure {
+pub struct DoctorFailure {
     /// The exit code.
     pub exit: DoctorExit,
     /// What was wrong, and where.
@@ -14,7 +14,7 @@ pub struct Failure {
     pub help: String,
 }
 
-impl Failure {
+impl DoctorFailure {
     /// With what to do about it.
     pub fn new(exit: DoctorExit, message: impl Into<String>, help: impl Into<String>) -> Self {
         Self { exit, message: message.into(), help: help.into() }

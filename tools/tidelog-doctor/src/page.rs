@@ -12,12 +12,12 @@ use crate::devices::DeviceRow;
 use crate::facts::Fact;
 use crate::gpus::GpuRow;
 use crate::next::TRY;
-use crate::paths::{Memory, Row, Verdict};
+use crate::paths::{MemoryOwner, Row, Verdict};
 use crate::ways::By;
 
 /// Everything that was found.
 #[derive(Debug)]
-pub struct Page {
+pub struct DoctorPage {
     /// What the kernel shows.
     pub facts: Vec<Fact>,
     /// The GPUs.
@@ -38,14 +38,14 @@ const SPDK: &str =
 
 /// What to type for the next better path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Next {
+pub struct NextStep {
     /// Which one that is.
     pub path: String,
     /// What to type.
     pub command: String,
 }
 
-impl Page {
+impl DoctorPage {
     /// How it ends.
     pub fn exit(&self) -> DoctorExit {
         let any = |verdict| self.rows.iter().any(|row| row.verdict == verdict);
@@ -59,19 +59,19 @@ impl Page {
 
     /// The command of the nearest path that is better than all that work from the same memory; of paths as good, the one
     /// from a GPU's, for which the others are a way round.
-    pub fn next(&self) -> Option<Next> {
+    pub fn next(&self) -> Option<NextStep> {
         if self.rows.is_empty() {
-            return Some(Next { path: "all".into(), command: TRY.into() });
+            return Some(NextStep { path: "all".into(), command: TRY.into() });
         }
         let working = |memory| self.rows.iter().filter(move |row| row.is_proven_from(memory));
         let best = |memory| working(memory).map(|row| row.path).max();
         let offers = self.rows.iter().map(|row| (row.path, row.memory, row.name(), &row.next));
-        let spdk = (By::Spdk, Memory::Host, By::Spdk.to_string(), &self.spdk_next);
+        let spdk = (By::Spdk, MemoryOwner::Host, By::Spdk.to_string(), &self.spdk_next);
         let better = offers.chain([spdk]).filter(|(path, memory, _, command)| {
             !command.is_empty() && best(*memory).is_none_or(|best| *path > best)
         });
         let nearest = better.min_by_key(|(path, memory, ..)| (*path, Reverse(*memory)));
-        nearest.map(|(_, _, path, command)| Next { path, command: command.clone() })
+        nearest.map(|(_, _, path, command)| NextStep { path, command: command.clone() })
     }
 
     /// For people.
@@ -107,8 +107,9 @@ impl Page {
             line(&mut out, "not tried", "nothing is written without leave", TRY);
         }
         // Where there is no GPU, one line above says so.
-        let is_told =
-            |row: &&Row| row.memory == Memory::Host || row.gpu.is_some() || !self.gpus.is_empty();
+        let is_told = |row: &&Row| {
+            row.memory == MemoryOwner::Host || row.gpu.is_some() || !self.gpus.is_empty()
+        };
         for row in self.rows.iter().filter(is_told) {
             row_lines(&mut out, row);
         }
@@ -185,10 +186,10 @@ fn row_lines(out: &mut String, row: &Row) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Memory::{Gpu, Host};
+    use MemoryOwner::{Gpu, Host};
     use Verdict::{Absent, Failed, Works};
 
-    fn row(path: By, memory: Memory, verdict: Verdict, next: &str) -> Row {
+    fn row(path: By, memory: MemoryOwner, verdict: Verdict, next: &str) -> Row {
         Row {
             path,
             memory,
@@ -203,14 +204,14 @@ mod tests {
         }
     }
 
-    fn page(rows: Vec<Row>, spdk_next: &str) -> Page {
+    fn page(rows: Vec<Row>, spdk_next: &str) -> DoctorPage {
         let spdk_next = spdk_next.into();
         let (gpus, nvml_why_not) = (Vec::new(), None);
-        Page { facts: Vec::new(), gpus, nvml_why_not, devices: Vec::new(), rows, spdk_next }
+        DoctorPage { facts: Vec::new(), gpus, nvml_why_not, devices: Vec::new(), rows, spdk_next }
     }
 
     #[track_caller]
-    fn is_next(page: &Page, expected: Option<(&str, &str)>) {
+    fn is_next(page: &DoctorPage, expected: Option<(&str, &str)>) {
         let next = page.next();
         let found = next.as_ref().map(|next| (next.path.as_str(), next.command.as_str()));
         assert_eq!(found, expected);

@@ -32,7 +32,7 @@ pub enum Verdict {
 /// Whose memory a tensor is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Memory {
+pub enum MemoryOwner {
     /// The host's.
     Host,
     /// A GPU's.
@@ -45,7 +45,7 @@ pub struct Row {
     /// The data path.
     pub path: By,
     /// Where the tensor was.
-    pub memory: Memory,
+    pub memory: MemoryOwner,
     /// The GPU in whose memory, if there is one.
     pub gpu: Option<i32>,
     /// Where it was tried.
@@ -66,16 +66,16 @@ pub struct Row {
 
 impl Row {
     /// Whether it works, for a tensor in this memory.
-    pub fn is_proven_from(&self, memory: Memory) -> bool {
+    pub fn is_proven_from(&self, memory: MemoryOwner) -> bool {
         self.memory == memory && self.verdict == Verdict::Works
     }
 
     /// What it is of, in a word or two.
     pub fn name(&self) -> String {
         match (self.memory, self.gpu) {
-            (Memory::Host, _) => self.path.to_string(),
-            (Memory::Gpu, Some(gpu)) => format!("{} GPU {gpu}", self.path),
-            (Memory::Gpu, None) => format!("{} GPU", self.path),
+            (MemoryOwner::Host, _) => self.path.to_string(),
+            (MemoryOwner::Gpu, Some(gpu)) => format!("{} GPU {gpu}", self.path),
+            (MemoryOwner::Gpu, None) => format!("{} GPU", self.path),
         }
     }
 }
@@ -122,7 +122,7 @@ impl Area<'_> {
             Err(why) => rows.extend(GPU.map(|by| {
                 let next = self.advice.for_no_gpu(why);
                 let told = without_gpu(by, why, self.arguments);
-                self.row(by, Memory::Gpu, None, Err(told), |_| next)
+                self.row(by, MemoryOwner::Gpu, None, Err(told), |_| next)
             })),
         }
         rows
@@ -132,7 +132,7 @@ impl Area<'_> {
         let size = self.arguments.size;
         let devices = self.devices.clone();
         let result = devices.and_then(|devices| round_trip(&devices, &of_host(by), size));
-        self.row(by, Memory::Host, None, result, |_| self.advice.for_host(by, self.name))
+        self.row(by, MemoryOwner::Host, None, result, |_| self.advice.for_host(by, self.name))
     }
 
     fn try_gpu(&self, by: By, gpu: i32) -> Row {
@@ -140,7 +140,7 @@ impl Area<'_> {
             let way = of_gpu(by, gpu, &devices, self.arguments)?;
             round_trip(&devices, &way, self.arguments.size)
         });
-        self.row(by, Memory::Gpu, Some(gpu), result, |_| {
+        self.row(by, MemoryOwner::Gpu, Some(gpu), result, |_| {
             self.advice.for_gpu(by, gpu, self.name, self.arguments)
         })
     }
@@ -148,7 +148,7 @@ impl Area<'_> {
     fn row(
         &self,
         path: By,
-        memory: Memory,
+        memory: MemoryOwner,
         gpu: Option<i32>,
         result: Result<Measured, TrialError>,
         absent: impl FnOnce(&TrialError) -> String,

@@ -16,7 +16,7 @@ use tidelog_engine::schedule::{GpuStats, ReactorStats, TransferError};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::{Gpu, StagedGpu};
 
-use memory::Memory;
+use memory::TrialMemory;
 
 /// Small reads, one at a time, for the latency.
 const SMALL_READS: usize = 64;
@@ -27,7 +27,7 @@ const TENSOR: TensorId = TensorId(0x7469_6465_6c6f_6764_6f63_746f_7274_7269);
 
 /// By what a tensor goes to the devices, and where it is.
 #[derive(Clone, Debug, Default)]
-pub struct Way {
+pub struct Route {
     /// The engine's data path.
     pub path: PathChoice,
     /// One that is no part of the engine, instead.
@@ -94,7 +94,7 @@ impl From<TransferError> for TrialError {
 /// The pool does not open by this way, or an operation fails, or other bytes come back.
 pub fn round_trip(
     devices: &[DeviceSpec],
-    way: &Way,
+    way: &Route,
     size: ByteCount,
 ) -> Result<Measured, TrialError> {
     let options = options_of(way);
@@ -105,7 +105,7 @@ pub fn round_trip(
 }
 
 /// How a pool is opened for a way.
-pub fn options_of(way: &Way) -> OpenOptions {
+pub fn options_of(way: &Route) -> OpenOptions {
     let gpu = way.gpu.clone().map(|gpu| Arc::new(StagedGpu(gpu)) as Arc<dyn GpuMemory>);
     let (path, backend) = (way.path, way.backend.clone());
     OpenOptions { path, backend, gpu, housekeeping: None, ..OpenOptions::default() }
@@ -115,7 +115,7 @@ pub fn options_of(way: &Way) -> OpenOptions {
 ///
 /// # Errors
 /// As for [`round_trip`].
-pub fn round_trip_in(pool: &Pool, way: &Way, size: ByteCount) -> Result<Measured, TrialError> {
+pub fn round_trip_in(pool: &Pool, way: &Route, size: ByteCount) -> Result<Measured, TrialError> {
     let reactor = pool.stats().map_err(TrialError::failed)?.reactor;
     if let (true, Some(GpuStats { reached: Feature::Off(why), .. })) = (way.reaching, &reactor.gpu)
     {
@@ -142,10 +142,10 @@ fn tensors() -> impl Iterator<Item = TensorId> {
 /// Write and read in bytes per second, and the latency.
 fn measure(
     pool: &Pool,
-    way: &Way,
+    way: &Route,
     length: usize,
 ) -> Result<(ByteCount, ByteCount, Duration), TrialError> {
-    let mut memory = Memory::new(length, way.gpu.as_ref())?;
+    let mut memory = TrialMemory::new(length, way.gpu.as_ref())?;
     let (write, sum) = put(pool, &mut memory, TENSOR, length)?;
     let read = get(pool, &mut memory, TENSOR, length, sum)?;
     let rate = |time| rate(length as u64, time);
@@ -154,7 +154,7 @@ fn measure(
 
 /// The median of small reads. A device is asked for no more than the tensor, which of a larger one's part the log would do:
 /// it reads, and compares, whole stripe units.
-fn latency(pool: &Pool, memory: &mut Memory) -> Result<Duration, TrialError> {
+fn latency(pool: &Pool, memory: &mut TrialMemory) -> Result<Duration, TrialError> {
     let small = tensors().skip(1).map(|id| put(pool, memory, id, SMALL).map(|(_, sum)| (id, sum)));
     let small = small.collect::<Result<Vec<_>, _>>()?;
     let reads = small.into_iter().map(|(id, sum)| get(pool, memory, id, SMALL, sum));
@@ -166,7 +166,7 @@ fn latency(pool: &Pool, memory: &mut Memory) -> Result<Duration, TrialError> {
 /// Puts a tensor. Answers how long that took, and its checksum.
 fn put(
     pool: &Pool,
-    memory: &mut Memory,
+    memory: &mut TrialMemory,
     id: TensorId,
     length: usize,
 ) -> Result<(Duration, u32), TrialError> {
@@ -179,7 +179,7 @@ fn put(
 /// Gets a tensor, and compares. Answers how long it took to come.
 fn get(
     pool: &Pool,
-    memory: &mut Memory,
+    memory: &mut TrialMemory,
     id: TensorId,
     length: usize,
     sum: u32,
@@ -238,14 +238,14 @@ mod tests {
         let disk = SimDisk::new(ByteCount::mib(32));
         let disks = [disk.clone()];
         Pool::format(&disks, &FormatOptions::default()).unwrap();
-        let pool = Pool::open(&disks, &options_of(&Way::default())).unwrap();
+        let pool = Pool::open(&disks, &options_of(&Route::default())).unwrap();
         (disk, pool)
     }
 
     #[test]
     fn a_path_that_works_is_measured_and_leaves_no_tensor() {
         let (_disk, pool) = pool();
-        let measured = round_trip_in(&pool, &Way::default(), SIZE).unwrap();
+        let measured = round_trip_in(&pool, &Route::default(), SIZE).unwrap();
         assert!(measured.write > ByteCount::ZERO && measured.read > ByteCount::ZERO);
         assert!(measured.latency > Duration::ZERO);
         assert_eq!(pool.stats().unwrap().tensors, 0);
@@ -255,7 +255,7 @@ mod tests {
     fn a_path_that_fails_says_where() {
         let (disk, pool) = pool();
         disk.plan_fault(OperationKind::Write, 3, Fault::Errno(5));
-        let error = round_trip_in(&pool, &Way::default(), SIZE).unwrap_err();
+        let error = round_trip_in(&pool, &Route::default(), SIZE).unwrap_err();
         assert!(
             matches!(&error, TrialError::Failed(what) if what.contains("write of 256 KiB")),
             "{error}"
@@ -270,7 +270,7 @@ mod tests {
         for at in 3..40 {
             disk.plan_fault(OperationKind::Read, at, Fault::Corrupt);
         }
-        let error = round_trip_in(&pool, &Way::default(), SIZE).unwrap_err();
+        let error = round_trip_in(&pool, &Route::default(), SIZE).unwrap_err();
         assert!(matches!(error, TrialError::WrongBytes(_)), "{error}");
     }
 

@@ -13,7 +13,7 @@ use tidelog_gds::gdr::{self, GdrError, MappedMemory};
 use tidelog_gds::{Compat, GdsBackend, GdsOptions, Gpu, cufile};
 
 use crate::cli::CheckArgs;
-use crate::trial::{TrialError, Way};
+use crate::trial::{Route, TrialError};
 
 /// What brings a tensor to its devices. In the order of how much of the host they leave free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,14 +82,14 @@ pub fn gpus() -> Result<i32, NoGpu> {
 }
 
 /// From the host's memory.
-pub fn of_host(by: By) -> Way {
+pub fn of_host(by: By) -> Route {
     let path = match by {
         By::Posix => PathChoice::Posix,
         By::UringCmd => PathChoice::UringCmd,
         By::Spdk | By::Gdrcopy => PathChoice::Spdk,
         By::Uring | By::Gds => PathChoice::Uring,
     };
-    Way { path, ..Way::default() }
+    Route { path, ..Route::default() }
 }
 
 /// From a GPU's memory to these devices.
@@ -101,7 +101,7 @@ pub fn of_gpu(
     ordinal: i32,
     devices: &[DeviceSpec],
     arguments: &CheckArgs,
-) -> Result<Way, TrialError> {
+) -> Result<Route, TrialError> {
     let gpu = Gpu::open(ordinal).map_err(TrialError::unavailable)?;
     match by {
         By::Gds => {
@@ -109,14 +109,14 @@ pub fn of_gpu(
             let (library, compat) = (arguments.cufile.clone(), arguments.compat());
             let options = GdsOptions { gpu: ordinal, library, compat, ..GdsOptions::default() };
             let backend = Some(Arc::new(GdsBackend(options)) as _);
-            Ok(Way { backend, gpu: Some(gpu), reaching: true, ..Way::default() })
+            Ok(Route { backend, gpu: Some(gpu), reaching: true, ..Route::default() })
         }
         By::Gdrcopy => {
             let mapped = map(&gpu).map_err(TrialError::unavailable)?;
             serves_peers(devices, &mapped)?;
-            Ok(Way { gpu: Some(gpu), reaching: true, ..of_host(By::Spdk) })
+            Ok(Route { gpu: Some(gpu), reaching: true, ..of_host(By::Spdk) })
         }
-        by => Ok(Way { gpu: Some(gpu), ..of_host(by) }),
+        by => Ok(Route { gpu: Some(gpu), ..of_host(by) }),
     }
 }
 
@@ -124,7 +124,7 @@ pub fn of_gpu(
 pub fn without_gpu(by: By, why: &NoGpu, arguments: &CheckArgs) -> TrialError {
     let library = match by {
         By::Gds => open_cufile(arguments).err().map(|error| error.to_string()),
-        By::Gdrcopy => gdr::Library::open(None).err().map(|error| error.to_string()),
+        By::Gdrcopy => gdr::GdrLibrary::open(None).err().map(|error| error.to_string()),
         _ => None,
     };
     let library = library.map_or_else(String::new, |why| format!("; and {why}"));
@@ -135,8 +135,8 @@ pub fn without_gpu(by: By, why: &NoGpu, arguments: &CheckArgs) -> TrialError {
 ///
 /// # Errors
 /// Why the path cannot.
-pub fn open_cufile(arguments: &CheckArgs) -> Result<(), cufile::OpenError> {
-    let library = cufile::Library::open(arguments.cufile.as_deref())?;
+pub fn open_cufile(arguments: &CheckArgs) -> Result<(), cufile::DriverOpenError> {
+    let library = cufile::CuFileLibrary::open(arguments.cufile.as_deref())?;
     cufile::Driver::open(library, arguments.compat()).map(drop)
 }
 
@@ -145,7 +145,7 @@ pub fn open_cufile(arguments: &CheckArgs) -> Result<(), cufile::OpenError> {
 /// # Errors
 /// Why gdrcopy cannot.
 pub fn map(gpu: &Arc<Gpu>) -> Result<String, GdrError> {
-    let library = gdr::Library::open(None)?;
+    let library = gdr::GdrLibrary::open(None)?;
     MappedMemory::new(&library, gpu, 4096).map(|memory| memory.describe())
 }
 

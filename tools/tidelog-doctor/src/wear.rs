@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// What an SSD says of its wear.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Wear {
+pub struct SsdWear {
     /// Percent of its rated life that is used; may exceed 100.
     pub used_percent: u64,
     /// Spare blocks left, in percent.
@@ -23,7 +23,7 @@ pub struct Wear {
 ///
 /// # Errors
 /// In words.
-pub fn wear_of(node: &Path, programs: &[PathBuf]) -> Result<Wear, String> {
+pub fn wear_of(node: &Path, programs: &[PathBuf]) -> Result<SsdWear, String> {
     let find = |name: &str| programs.iter().map(|it| it.join(name)).find(|it| it.is_file());
     let node_name = node.display().to_string();
     let attempts: [(&str, &[&str]); 2] =
@@ -48,13 +48,13 @@ pub fn wear_of(node: &Path, programs: &[PathBuf]) -> Result<Wear, String> {
 }
 
 /// Both programs' words for the same log.
-fn read(json: &Value) -> Option<Wear> {
+fn read(json: &Value) -> Option<SsdWear> {
     let log = json.get("nvme_smart_health_information_log").unwrap_or(json);
     let number = |names: &[&str]| {
         let found = names.iter().find_map(|name| log.get(name))?;
         found.as_u64().or_else(|| found.as_str()?.parse().ok())
     };
-    Some(Wear {
+    Some(SsdWear {
         used_percent: number(&["percentage_used", "percent_used"])?,
         spare_percent: number(&["available_spare", "avail_spare"]),
         // Units of a thousand blocks of 512 bytes.
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn both_programs_are_understood() {
-        let expected = Wear {
+        let expected = SsdWear {
             used_percent: 3,
             spare_percent: Some(100),
             bytes_written: Some(1_024_000),

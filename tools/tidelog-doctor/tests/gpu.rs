@@ -10,8 +10,8 @@ use tidelog_device_safety::System;
 use tidelog_doctor::cli::CheckArgs;
 use tidelog_doctor::devices::devices;
 use tidelog_doctor::next::Advice;
-use tidelog_doctor::paths::{Memory, Row, Verdict, try_all};
-use tidelog_doctor::trial::{TrialError, Way, options_of, round_trip_in};
+use tidelog_doctor::paths::{MemoryOwner, Row, Verdict, try_all};
+use tidelog_doctor::trial::{Route, TrialError, options_of, round_trip_in};
 use tidelog_doctor::ways::By;
 use tidelog_engine::path::sim::SimDisk;
 use tidelog_engine::path::{DeviceSpec, HAS_SPDK, PathChoice};
@@ -38,13 +38,13 @@ fn rows(machine: &Machine, arguments: &CheckArgs) -> Vec<Row> {
     let sysfs = tidelog_gds::topology::Sysfs(roots.sysfs.clone());
     let pci = sysfs.pci_devices();
     let (nodes, claims) = (machine.root("dev"), machine.root("claims"));
-    let tables = tidelog_doctor::bind::Machine { sysfs, system, nodes, claims };
+    let tables = tidelog_doctor::bind::SystemPaths { sysfs, system, nodes, claims };
     let devices = devices(&pci, &tables, &[]);
     try_all(arguments, &Advice { roots: &roots, pci: &pci, devices: &devices }).unwrap()
 }
 
 fn of(rows: &[Row], path: By) -> &Row {
-    rows.iter().find(|row| row.path == path && row.memory == Memory::Gpu).unwrap()
+    rows.iter().find(|row| row.path == path && row.memory == MemoryOwner::Gpu).unwrap()
 }
 
 fn proven(row: &Row) {
@@ -62,7 +62,7 @@ fn every_way_from_every_gpu_is_proven_or_says_why_not() {
     let machine = Machine::new("gpu-rows");
     let scratch = Directory::new("doctor-gpu-rows-area").unwrap();
     let rows = rows(&machine, &arguments(&scratch));
-    let gpus: Vec<&Row> = rows.iter().filter(|row| row.memory == Memory::Gpu).collect();
+    let gpus: Vec<&Row> = rows.iter().filter(|row| row.memory == MemoryOwner::Gpu).collect();
     let names: Vec<String> = gpus.iter().map(|row| row.name()).collect();
     let ways = ["uring", "posix", "gds", "gdrcopy"];
     let expected = [0, 1].map(|gpu| ways.map(|way| format!("{way} GPU {gpu}")));
@@ -102,7 +102,8 @@ fn a_pool_keeps_its_tensors_and_is_tried_by_the_gpu_too() {
     for path in [By::Uring, By::Posix, By::Gds] {
         proven(of(&rows, path));
     }
-    let host = |by| rows.iter().find(|row| row.path == by && row.memory == Memory::Host).unwrap();
+    let host =
+        |by| rows.iter().find(|row| row.path == by && row.memory == MemoryOwner::Host).unwrap();
     assert!(host(By::UringCmd).why.contains("is a regular file"), "{:?}", host(By::UringCmd));
     let spdk = "the kernel drives these devices; name controllers, as spdk:0000:01:00.0";
     assert!(host(By::Spdk).why.contains(spdk), "{:?}", host(By::Spdk));
@@ -135,7 +136,7 @@ fn the_same_round_trip_proves_gdrcopys_mapping() {
         let disks = [SimDisk::new(ByteCount::mib(32))];
         Pool::format(&disks, &FormatOptions::default()).unwrap();
         let gpu = Some(fake.gpu());
-        let way = Way { path: PathChoice::Spdk, gpu, reaching: true, ..Way::default() };
+        let way = Route { path: PathChoice::Spdk, gpu, reaching: true, ..Route::default() };
         let pool = Pool::open(&disks, &options_of(&way)).unwrap();
         round_trip_in(&pool, &way, SIZE)
     };
@@ -204,7 +205,7 @@ fn a_gpu_that_does_not_open_says_so_on_each_of_its_rows() {
     let fake = FakeGpu::start(1, 2);
     fake.plan("retain", 0, 46, -1);
     for row in rows(&machine, &arguments(&scratch)) {
-        if row.memory == Memory::Gpu {
+        if row.memory == MemoryOwner::Gpu {
             let told = (row.verdict, row.next.as_str());
             assert_eq!(told, (Verdict::Absent, "nvidia-smi"), "{row:?}");
             assert!(row.why.contains("CUDA could not open the GPU's context: error 46"), "{row:?}");
@@ -222,7 +223,7 @@ fn without_a_gpu_each_way_from_one_says_why() {
     fake.driver(1 << 4, 1 << 1, 2, 128, 0);
     let cufile = Some("/nowhere/libcufile.so".into());
     let rows = rows(&machine, &CheckArgs { cufile, ..arguments(&scratch) });
-    let gpus: Vec<&Row> = rows.iter().filter(|row| row.memory == Memory::Gpu).collect();
+    let gpus: Vec<&Row> = rows.iter().filter(|row| row.memory == MemoryOwner::Gpu).collect();
     let paths: Vec<By> = gpus.iter().map(|row| row.path).collect();
     assert_eq!(paths, [By::Uring, By::Posix, By::Gds, By::Gdrcopy]);
     for row in gpus {

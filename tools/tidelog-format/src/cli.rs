@@ -68,18 +68,18 @@ A host is called by TIDELOG_HOST_ID in its environment, or by /etc/nvme/hostid, 
 /// Makes, inspects, checks, repairs and wipes Tidelog pools.
 #[derive(Debug, Parser)]
 #[command(name = "tidelog-format", version, after_help = after_help())]
-pub struct Cli {
+pub struct FormatCli {
     /// How to write output, errors included
     #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]
     pub output: Output,
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: FormatCommand,
 }
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum FormatCommand {
     /// Make a pool of directories, files, block devices or partitions
     #[command(after_help = FORMAT_HELP)]
     Format(Box<FormatArgs>),

@@ -4,11 +4,11 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use tidelog_command_line::parse;
-use tidelog_format::cli::Cli;
+use tidelog_format::cli::FormatCli;
 use tidelog_format::command;
 
 fn main() -> ExitCode {
-    let cli: Cli = match parse() {
+    let cli: FormatCli = match parse() {
         Ok(cli) => cli,
         Err(ended) => return ended,
     };

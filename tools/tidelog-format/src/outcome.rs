@@ -5,7 +5,7 @@ use std::fmt::Write;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use tidelog_command_line::{FormatExit, printable};
-use tidelog_device_safety::Refusal;
+use tidelog_device_safety::DeviceRefusal;
 use tidelog_engine::layout::SuperblockError;
 use tidelog_engine::path::{DeviceOpenError, DeviceSpec};
 use tidelog_engine::pool::inspect::RepairError;
@@ -23,7 +23,7 @@ pub enum Output {
 
 /// What a command reports when it did what it was asked for.
 #[derive(Debug)]
-pub struct Report {
+pub struct CommandReport {
     /// For people.
     pub text: String,
     /// For programs.
@@ -34,7 +34,7 @@ pub struct Report {
 
 /// Why a command did not do what it was asked for.
 #[derive(Debug)]
-pub struct Failure {
+pub struct FormatFailure {
     /// The exit code.
     pub exit: FormatExit,
     /// What was wrong, and where.
@@ -42,17 +42,17 @@ pub struct Failure {
     /// What to do about it.
     pub help: String,
     /// Every device that was refused, and why.
-    pub refusals: Vec<Refusal>,
+    pub refusals: Vec<DeviceRefusal>,
 }
 
-impl Failure {
+impl FormatFailure {
     /// A failure without refused devices.
     pub fn new(exit: FormatExit, message: impl Into<String>, help: impl Into<String>) -> Self {
         Self { exit, message: message.into(), help: help.into(), refusals: Vec::new() }
     }
 
     /// Devices were refused; nothing was written.
-    pub fn refused(refusals: Vec<Refusal>) -> Self {
+    pub fn refused(refusals: Vec<DeviceRefusal>) -> Self {
         let message = match refusals.len() {
             1 => "1 reason against it; nothing was written".to_owned(),
             count => format!("{count} reasons against it; nothing was written"),
@@ -63,9 +63,9 @@ impl Failure {
 
 /// How a command ended.
 #[derive(Debug)]
-pub struct Outcome(pub Result<Report, Failure>);
+pub struct CommandOutcome(pub Result<CommandReport, FormatFailure>);
 
-impl Outcome {
+impl CommandOutcome {
     /// The exit code.
     pub fn exit(&self) -> FormatExit {
         self.0.as_ref().map_or_else(|failure| failure.exit, |report| report.exit)
@@ -86,7 +86,7 @@ fn lines(json: &Value) -> String {
     format!("{json:#}\n")
 }
 
-fn failure_text(failure: &Failure) -> String {
+fn failure_text(failure: &FormatFailure) -> String {
     let mut text = String::new();
     for refusal in &failure.refusals {
         let reason = printable(&format!("{}: {}", refusal.device, refusal.reason));
@@ -100,7 +100,7 @@ fn failure_text(failure: &Failure) -> String {
     text
 }
 
-fn failure_json(failure: &Failure) -> Value {
+fn failure_json(failure: &FormatFailure) -> Value {
     let refusals: Vec<Value> = failure
         .refusals
         .iter()
@@ -146,7 +146,7 @@ fn help_for_controller(name: &str) -> &'static str {
     }
 }
 
-impl From<OpenError> for Failure {
+impl From<OpenError> for FormatFailure {
     fn from(error: OpenError) -> Self {
         let (exit, help) = match &error {
             OpenError::ShareHeld { .. } => (
@@ -212,7 +212,7 @@ impl From<OpenError> for Failure {
     }
 }
 
-impl From<FormatError> for Failure {
+impl From<FormatError> for FormatFailure {
     fn from(error: FormatError) -> Self {
         let (exit, help) = match &error {
             FormatError::SizeNeeded(_) => {
@@ -243,7 +243,7 @@ impl From<FormatError> for Failure {
     }
 }
 
-impl From<CalibrateError> for Failure {
+impl From<CalibrateError> for FormatFailure {
     fn from(error: CalibrateError) -> Self {
         match error {
             CalibrateError::Open(error) => error.into(),
@@ -257,7 +257,7 @@ impl From<CalibrateError> for Failure {
     }
 }
 
-impl From<RepairError> for Failure {
+impl From<RepairError> for FormatFailure {
     fn from(error: RepairError) -> Self {
         match error {
             RepairError::Open(error) => error.into(),
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn help_for_a_controller_is_about_controllers() {
-        let help = |error: OpenError| Failure::from(error).help;
+        let help = |error: OpenError| FormatFailure::from(error).help;
         let absent = |device: &str| {
             help(OpenError::Superblock { device: device.into(), source: SuperblockError::Absent })
         };

@@ -45,13 +45,13 @@ fn after_help() -> String {
 /// Plans what leaves GPU memory and when, simulates plans, explains them, and compares policies with what is possible.
 #[derive(Debug, Parser)]
 #[command(name = "tidelog-plan", version, after_help = after_help())]
-pub(crate) struct Cli {
+pub(crate) struct PlanCli {
     /// How to write figures
     #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]
     pub(crate) output: Output,
     /// What to do.
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: PlanCommand,
 }
 
 /// How figures are written.
@@ -66,7 +66,7 @@ pub(crate) enum Output {
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum PlanCommand {
     /// Record the trace of a training step without its hardware (needs a Python with torch)
     Record(RecordArgs),
     /// Make a plan and write it to standard output, with what its simulation found
@@ -103,13 +103,13 @@ pub(crate) struct Inputs {
 
 /// Where the plan comes from.
 #[derive(Debug, Args)]
-pub(crate) struct Source {
+pub(crate) struct PlanSource {
     /// A plan file; without one a plan is made
     #[arg(long, value_name = "FILE", conflicts_with = "policy")]
     pub(crate) plan: Option<PathBuf>,
     /// Who plans
     #[arg(long, value_enum, default_value_t)]
-    pub(crate) policy: Policy,
+    pub(crate) policy: PolicyName,
 }
 
 /// A step to look at.
@@ -118,7 +118,7 @@ pub(crate) struct StepArgs {
     #[command(flatten)]
     pub(crate) inputs: Inputs,
     #[command(flatten)]
-    pub(crate) source: Source,
+    pub(crate) source: PlanSource,
 }
 
 /// What to plan, and how.
@@ -128,7 +128,7 @@ pub(crate) struct PlanArgs {
     pub(crate) inputs: Inputs,
     /// Who plans
     #[arg(long, value_enum, default_value_t)]
-    pub(crate) policy: Policy,
+    pub(crate) policy: PolicyName,
     /// Terabytes a day that the SSDs may take from one GPU: the fastest plan that keeps to it
     #[arg(long, value_name = "TB")]
     pub(crate) write_budget: Option<f64>,
@@ -136,7 +136,7 @@ pub(crate) struct PlanArgs {
 
 /// Who plans.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Policy {
+pub(crate) enum PolicyName {
     /// Tidelog's own
     #[default]
     Tidelog,
@@ -275,11 +275,11 @@ fn models() -> PossibleValuesParser {
 
 #[cfg(test)]
 mod tests {
-    use super::Cli;
+    use super::PlanCli;
     use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        PlanCli::command().debug_assert();
     }
 }

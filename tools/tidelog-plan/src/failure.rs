@@ -10,7 +10,7 @@ use tidelog_planner::trace::TraceError;
 
 /// Why nothing came out, with the file that is to blame.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
+pub(crate) enum PlanFailure {
     #[error("{file}: {source}")]
     Read { file: String, source: std::io::Error },
     #[error("{file}: {source}")]
@@ -41,7 +41,7 @@ pub(crate) enum Failure {
     Output(std::io::Error),
 }
 
-impl From<SimulateError> for Failure {
+impl From<SimulateError> for PlanFailure {
     fn from(error: SimulateError) -> Self {
         match error {
             SimulateError::Refused { .. } => Self::Memory(error),
@@ -50,13 +50,13 @@ impl From<SimulateError> for Failure {
     }
 }
 
-impl From<MachineError> for Failure {
+impl From<MachineError> for PlanFailure {
     fn from(error: MachineError) -> Self {
         Self::Simulate(error.into())
     }
 }
 
-impl From<SettleError> for Failure {
+impl From<SettleError> for PlanFailure {
     fn from(error: SettleError) -> Self {
         match error {
             SettleError::Hardware(error) => Self::Hardware(error),
@@ -65,7 +65,7 @@ impl From<SettleError> for Failure {
     }
 }
 
-impl Failure {
+impl PlanFailure {
     pub(crate) fn exit(&self) -> PlanExit {
         match self {
             Self::Read { .. }

@@ -1,9 +1,9 @@
 //! What the commands read: a trace, a machine, a plan or who makes one.
 
-use crate::cli::{Inputs, Policy, Source};
-use crate::failure::Failure;
+use crate::cli::{Inputs, PlanSource, PolicyName};
+use crate::failure::PlanFailure;
 use std::path::Path;
-use tidelog_planner::algorithm1::{Options, Score, algorithm1};
+use tidelog_planner::algorithm1::{Algorithm1Options, Score, algorithm1};
 use tidelog_planner::bound::{Effort, lower_bound};
 use tidelog_planner::cost::Machine;
 use tidelog_planner::explain::Case;
@@ -15,34 +15,34 @@ use tidelog_planner::trace::Trace;
 use tidelog_planner::units::Nanos;
 
 /// Who makes plans, under the names that plans carry.
-pub(crate) const PLANNERS: [(&str, Policy); 4] = [
-    ("algorithm1", Policy::Algorithm1),
-    ("algorithm1, as printed", Policy::Algorithm1Printed),
-    ("algorithm1, size x time", Policy::Algorithm1Benefit),
-    ("tidelog", Policy::Tidelog),
+pub(crate) const PLANNERS: [(&str, PolicyName); 4] = [
+    ("algorithm1", PolicyName::Algorithm1),
+    ("algorithm1, as printed", PolicyName::Algorithm1Printed),
+    ("algorithm1, size x time", PolicyName::Algorithm1Benefit),
+    ("tidelog", PolicyName::Tidelog),
 ];
 
 /// A step, ready to be looked at.
-pub(crate) struct Step {
+pub(crate) struct LoadedStep {
     pub(crate) trace: Trace,
     pub(crate) machine: Machine,
     pub(crate) hardware: Option<Hardware>,
     /// What the machine file says, before a plan settled on rates.
     pub(crate) file: MachineFile,
-    pub(crate) policy: Policy,
+    pub(crate) policy: PolicyName,
     pub(crate) plan: Option<Plan>,
     pub(crate) simulation: Simulation,
 }
 
-impl Step {
+impl LoadedStep {
     /// Reads, plans where no plan is given, and simulates.
-    pub(crate) fn read(inputs: &Inputs, source: &Source) -> Result<Self, Failure> {
+    pub(crate) fn read(inputs: &Inputs, source: &PlanSource) -> Result<Self, PlanFailure> {
         let (trace, file) = read(inputs)?;
         let MachineFile { machine, hardware } = file.clone();
         let policy = source.policy;
         if let Some(path) = &source.plan {
             let name = path.display().to_string();
-            let wrong = |source| Failure::Plan { file: name.clone(), source };
+            let wrong = |source| PlanFailure::Plan { file: name.clone(), source };
             let named = PlanFile::from_json(&text_of(path)?).map_err(wrong)?;
             let plan = named.numbered(&trace).map_err(wrong)?;
             let simulation = match simulate(&trace, &machine, simulate::Policy::Planned(&plan)) {
@@ -50,7 +50,7 @@ impl Step {
                 simulated => simulated?,
             };
             let named = PLANNERS.into_iter().find(|(name, _)| *name == plan.policy);
-            let policy = named.map_or(Policy::Tidelog, |(_, policy)| policy);
+            let policy = named.map_or(PolicyName::Tidelog, |(_, policy)| policy);
             return Ok(Self {
                 trace,
                 machine,
@@ -61,7 +61,7 @@ impl Step {
                 simulation,
             });
         }
-        if policy == Policy::Lru {
+        if policy == PolicyName::Lru {
             let simulation = simulate(&trace, &machine, simulate::Policy::Lru)?;
             return Ok(Self { trace, machine, hardware, file, policy, plan: None, simulation });
         }
@@ -87,55 +87,56 @@ impl Step {
 
 /// Plans and simulates as a policy says.
 pub(crate) fn simulator(
-    policy: Policy,
+    policy: PolicyName,
 ) -> impl Fn(&Trace, &Machine) -> Result<Simulation, SimulateError> {
     move |trace, machine| match policy {
-        Policy::Lru => simulate(trace, machine, simulate::Policy::Lru),
+        PolicyName::Lru => simulate(trace, machine, simulate::Policy::Lru),
         _ => Ok(planner(policy)(trace, machine)?.1),
     }
 }
 
 /// Who plans as a policy says; ours where it is one that makes no plans.
 pub(crate) fn planner(
-    policy: Policy,
+    policy: PolicyName,
 ) -> impl Fn(&Trace, &Machine) -> Result<(Plan, Simulation), SimulateError> {
     move |trace, machine| {
         let score = match policy {
-            Policy::Tidelog | Policy::Lru => {
-                return tidelog(trace, machine, tidelog::Options::default());
+            PolicyName::Tidelog | PolicyName::Lru => {
+                return tidelog(trace, machine, tidelog::TidelogOptions::default());
             }
-            Policy::Algorithm1 => Score::PerTransferTime,
-            Policy::Algorithm1Printed => Score::PerByte,
-            Policy::Algorithm1Benefit => Score::Benefit,
+            PolicyName::Algorithm1 => Score::PerTransferTime,
+            PolicyName::Algorithm1Printed => Score::PerByte,
+            PolicyName::Algorithm1Benefit => Score::Benefit,
         };
-        let plan = algorithm1(trace, machine, Options { score, ..Options::default() });
+        let plan =
+            algorithm1(trace, machine, Algorithm1Options { score, ..Algorithm1Options::default() });
         with_expectations(plan, trace, machine)
     }
 }
 
 /// What no policy beats on this machine. Reads and writes are taken not to slow each other: drives whose do are slower
 /// yet. Every command that tells a bound takes it from here, so that all tell one.
-pub(crate) fn bound(trace: &Trace, file: &MachineFile) -> Result<Nanos, Failure> {
+pub(crate) fn bound(trace: &Trace, file: &MachineFile) -> Result<Nanos, PlanFailure> {
     Ok(lower_bound(trace, &file.machine, Effort::default())?.time)
 }
 
-pub(crate) fn read(inputs: &Inputs) -> Result<(Trace, MachineFile), Failure> {
+pub(crate) fn read(inputs: &Inputs) -> Result<(Trace, MachineFile), PlanFailure> {
     let file = inputs.trace.display().to_string();
     let trace = Trace::from_json(&text_of(&inputs.trace)?)
-        .map_err(|source| Failure::Trace { file, source })?;
+        .map_err(|source| PlanFailure::Trace { file, source })?;
     let machine = read_machine(&inputs.machine)?;
     let file = inputs.machine.display().to_string();
     let checked = machine.machine.check_for(&trace);
-    checked.map_err(|error| Failure::Machine { file, source: error.into() })?;
+    checked.map_err(|error| PlanFailure::Machine { file, source: error.into() })?;
     Ok((trace, machine))
 }
 
-pub(crate) fn read_machine(path: &Path) -> Result<MachineFile, Failure> {
+pub(crate) fn read_machine(path: &Path) -> Result<MachineFile, PlanFailure> {
     let file = path.display().to_string();
-    MachineFile::from_json(&text_of(path)?).map_err(|source| Failure::Machine { file, source })
+    MachineFile::from_json(&text_of(path)?).map_err(|source| PlanFailure::Machine { file, source })
 }
 
-pub(crate) fn text_of(path: &Path) -> Result<String, Failure> {
+pub(crate) fn text_of(path: &Path) -> Result<String, PlanFailure> {
     std::fs::read_to_string(path)
-        .map_err(|source| Failure::Read { file: path.display().to_string(), source })
+        .map_err(|source| PlanFailure::Read { file: path.display().to_string(), source })
 }

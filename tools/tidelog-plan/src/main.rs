@@ -6,14 +6,14 @@ mod failure;
 mod inputs;
 mod progress;
 
-use cli::{Cli, Command};
-use failure::Failure;
+use cli::{PlanCli, PlanCommand};
+use failure::PlanFailure;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 use tidelog_command_line::{PlanExit, completions, parse};
 
 fn main() -> ExitCode {
-    let cli: Cli = match parse() {
+    let cli: PlanCli = match parse() {
         Ok(cli) => cli,
         Err(ended) => return ended,
     };
@@ -27,26 +27,26 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli) -> Result<String, Failure> {
+fn run(cli: &PlanCli) -> Result<String, PlanFailure> {
     match &cli.command {
-        Command::Record(arguments) => command::record(arguments),
-        Command::Plan(arguments) => command::plan(arguments),
-        Command::Simulate(arguments) => command::simulate(arguments, cli.output),
-        Command::Compare(inputs) => command::compare(inputs, cli.output),
-        Command::Explain(arguments) => command::explain(arguments, cli.output),
-        Command::Endurance(arguments) => command::endurance(arguments, cli.output),
-        Command::Export(arguments) => command::export(arguments),
-        Command::Report(arguments) => command::report(arguments),
-        Command::Calibrate(arguments) => command::calibrate(arguments),
-        Command::Completions { shell } => Ok(completions::<Cli>(*shell)),
+        PlanCommand::Record(arguments) => command::record(arguments),
+        PlanCommand::Plan(arguments) => command::plan(arguments),
+        PlanCommand::Simulate(arguments) => command::simulate(arguments, cli.output),
+        PlanCommand::Compare(inputs) => command::compare(inputs, cli.output),
+        PlanCommand::Explain(arguments) => command::explain(arguments, cli.output),
+        PlanCommand::Endurance(arguments) => command::endurance(arguments, cli.output),
+        PlanCommand::Export(arguments) => command::export(arguments),
+        PlanCommand::Report(arguments) => command::report(arguments),
+        PlanCommand::Calibrate(arguments) => command::calibrate(arguments),
+        PlanCommand::Completions { shell } => Ok(completions::<PlanCli>(*shell)),
     }
 }
 
-fn print(text: &[u8]) -> Result<(), Failure> {
+fn print(text: &[u8]) -> Result<(), PlanFailure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text).and_then(|()| out.flush()) {
         // Whoever closed the stream early (`| head`) has seen enough.
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::Output(error)),
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(PlanFailure::Output(error)),
         _ => Ok(()),
     }
 }

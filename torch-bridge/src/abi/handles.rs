@@ -19,12 +19,12 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 static FIRST: PerProcess<u64> = PerProcess::new(|| NEXT.load(Ordering::Relaxed));
 
 /// The open objects of one kind.
-pub(super) struct Table<T: 'static> {
+pub(super) struct HandleTable<T: 'static> {
     kind: &'static str,
     open: PerProcess<RwLock<HashMap<u64, Arc<T>>>>,
 }
 
-impl<T: Send + Sync> Table<T> {
+impl<T: Send + Sync> HandleTable<T> {
     /// An empty table of objects that errors call `kind`.
     pub(super) const fn new(kind: &'static str) -> Self {
         Self { kind, open: PerProcess::new(RwLock::default) }

@@ -21,7 +21,7 @@ use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::Failure;
-use crate::memory::Place;
+use crate::memory::MemoryPlace;
 
 /// What a function returns in C where it did not fail.
 trait ReturnCode {
@@ -58,8 +58,8 @@ fn boundary<T: ReturnCode>(body: impl FnOnce() -> Result<T, Failure>) -> i32 {
 }
 
 /// The place that an option means: CUDA's number of the GPU plus one, or 0.
-fn place_numbered(gpu: u8) -> Place {
-    gpu.checked_sub(1).map_or(Place::Host, Place::Gpu)
+fn place_numbered(gpu: u8) -> MemoryPlace {
+    gpu.checked_sub(1).map_or(MemoryPlace::Host, MemoryPlace::Gpu)
 }
 
 /// A caller's text argument.

@@ -9,10 +9,10 @@ use tidelog_engine::layout::{LifetimeClass, TensorId};
 use tidelog_engine::memory::{Destination, ForeignDestination, ForeignSource, Source};
 use tidelog_engine::pool::{Batch, Pool, PutOptions};
 use tidelog_engine::schedule::{Ticket, TransferError, Urgency};
-use tidelog_gds::Region;
+use tidelog_gds::CallerRegion;
 use tidelog_gds::cuda::DevicePointer;
 
-use super::handles::Table;
+use super::handles::HandleTable;
 use super::{
     Options, boundary, check_length, check_result, options_argument, place_numbered, text_argument,
     write_result,
@@ -21,12 +21,12 @@ use crate::error::{Failure, FailureKind};
 use crate::executor::Readiness;
 use crate::pool::{PoolConfig, open_pool};
 
-pub(super) static POOLS: Table<Pool> = Table::new("pool");
-static TICKETS: Table<Ticket> = Table::new("ticket");
-pub(super) static BATCHES: Table<Begun> = Table::new("batch");
+pub(super) static POOLS: HandleTable<Pool> = HandleTable::new("pool");
+static TICKETS: HandleTable<Ticket> = HandleTable::new("ticket");
+pub(super) static BATCHES: HandleTable<OpenBatch> = HandleTable::new("batch");
 
 /// A batch, until it is committed.
-pub(super) type Begun = Mutex<Option<Batch>>;
+pub(super) type OpenBatch = Mutex<Option<Batch>>;
 
 /// In `flags` of a transfer: it goes before those that are not urgent.
 pub const TIDE_URGENT: u32 = 1;
@@ -105,10 +105,10 @@ pub unsafe extern "C" fn tide_pool_open(options: *const tide_pool_options, pool:
 ///
 /// # Safety
 /// It stays allocated until the pool that is opened with it is closed.
-unsafe fn arena_of(options: &tide_pool_options) -> Option<Region> {
+unsafe fn arena_of(options: &tide_pool_options) -> Option<CallerRegion> {
     let length = usize::try_from(options.arena_bytes).unwrap_or(usize::MAX);
     // SAFETY: by this function's contract.
-    let region = || unsafe { Region::new(DevicePointer(options.arena), length) };
+    let region = || unsafe { CallerRegion::new(DevicePointer(options.arena), length) };
     (options.arena != 0 || options.arena_bytes != 0).then(region)
 }
 
@@ -334,7 +334,7 @@ pub extern "C" fn tide_batch_drop(batch: u64) -> i32 {
 }
 
 fn with_batch<T>(
-    batch: &Begun,
+    batch: &OpenBatch,
     body: impl FnOnce(&mut Batch) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let mut batch = batch.lock().unwrap_or_else(PoisonError::into_inner);
@@ -342,7 +342,7 @@ fn with_batch<T>(
 }
 
 /// Puts a durable tensor, and waits until the source is the caller's again. How the write ends is for the commit to tell.
-pub(super) fn batch_put(batch: &Begun, name: &str, source: Source) -> Result<(), Failure> {
+pub(super) fn batch_put(batch: &OpenBatch, name: &str, source: Source) -> Result<(), Failure> {
     // Waited for without the lock: others may go on with the batch.
     let ticket = with_batch(batch, |batch| {
         let put = batch.put(name, source, PutOptions::default());

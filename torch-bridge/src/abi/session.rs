@@ -5,20 +5,22 @@ use std::time::Duration;
 
 use tidelog_engine::pool::Pool;
 
-use tidelog_planner::residency::{StorageId, Use};
-use tidelog_planner::trace::Kind;
+use tidelog_planner::residency::{OpUse, StorageId};
+use tidelog_planner::trace::StorageKind;
 
-use super::handles::Table;
+use super::handles::HandleTable;
 use super::{
     Options, ReturnCode, TIDE_ACTION, TIDE_READY, TIDE_WAITING, array_argument, boundary,
     options_argument, place_numbered, remember, text_argument, write_result, write_text,
 };
 use crate::error::Failure;
-use crate::executor::{Birth, OpCall, Policy, Readiness, STORAGES_MAX, Session, SessionConfig};
+use crate::executor::{
+    OpCall, PlannerPolicy, Readiness, STORAGES_MAX, Session, SessionConfig, StorageBirth,
+};
 use crate::memory::{CallerMemory, MemoryAction, MemoryRequest};
 use crate::pool::PoolConfig;
 
-static SESSIONS: Table<Session> = Table::new("session");
+static SESSIONS: HandleTable<Session> = HandleTable::new("session");
 
 impl ReturnCode for Readiness {
     fn code(self) -> i32 {
@@ -134,9 +136,9 @@ fn action_of(request: MemoryRequest) -> tide_action {
     tide_action { sequence, size, kind, storage }
 }
 
-fn birth_of(birth: &tide_birth) -> Birth {
+fn birth_of(birth: &tide_birth) -> StorageBirth {
     let index = (birth.place >> 16) as u32;
-    Birth {
+    StorageBirth {
         storage: birth.storage & !TIDE_UNMOVABLE,
         size: birth.size,
         movable: birth.storage & TIDE_UNMOVABLE == 0,
@@ -145,27 +147,27 @@ fn birth_of(birth: &tide_birth) -> Birth {
     }
 }
 
-fn use_of(word: u32) -> Use {
-    Use { storage: StorageId(word & !TIDE_MODIFIES), modifies: word & TIDE_MODIFIES != 0 }
+fn use_of(word: u32) -> OpUse {
+    OpUse { storage: StorageId(word & !TIDE_MODIFIES), modifies: word & TIDE_MODIFIES != 0 }
 }
 
-fn policy_numbered(number: u8) -> Result<Policy, Failure> {
+fn policy_numbered(number: u8) -> Result<PlannerPolicy, Failure> {
     match number {
-        0 => Ok(Policy::default()),
-        1 => Ok(Policy::Algorithm1),
-        2 => Ok(Policy::Tidelog),
+        0 => Ok(PlannerPolicy::default()),
+        1 => Ok(PlannerPolicy::Algorithm1),
+        2 => Ok(PlannerPolicy::Tidelog),
         _ => Err(Failure::invalid(format!("policy {number}: expected 0, 1 or 2"))),
     }
 }
 
-fn kind_numbered(number: u32) -> Result<Kind, Failure> {
+fn kind_numbered(number: u32) -> Result<StorageKind, Failure> {
     match number {
-        0 => Ok(Kind::Other),
+        0 => Ok(StorageKind::Other),
         // A buffer is kept as a parameter is.
-        1 | 5 => Ok(Kind::Parameter),
-        2 => Ok(Kind::Gradient),
-        3 => Ok(Kind::OptimizerState),
-        4 => Ok(Kind::Activation),
+        1 | 5 => Ok(StorageKind::Parameter),
+        2 => Ok(StorageKind::Gradient),
+        3 => Ok(StorageKind::OptimizerState),
+        4 => Ok(StorageKind::Activation),
         _ => Err(Failure::invalid(format!("kind {number} is unknown; the header lists 0 to 5"))),
     }
 }

@@ -7,16 +7,17 @@ use tidelog_engine::schedule::{TransferError, Urgency};
 use tidelog_planner::migration::Ending;
 use tidelog_planner::migration::Target;
 use tidelog_planner::residency::{
-    Action, Attributes, CopyKind, FailureInfo, OpBegin, Outcome, Progress, Residency,
-    State as Residence, StorageId, TransferId, Urgency as Wanted, Use,
+    Attributes, CopyKind, FailureInfo, FetchUrgency as Wanted, MigrationOutcome, OpBegin,
+    OpProgress, OpUse, Residency, ResidencyAction, StorageId, StorageState as Residence,
+    TransferId,
 };
 use tidelog_planner::units::{Bytes, OpIndex};
 
 use super::history::History;
 use super::ops::{OpCall, Ops};
 use super::planning::Planning;
-use super::storages::{Birth, STORAGES_MAX, Storages};
-use super::transfer::{Direction, Transfer};
+use super::storages::{STORAGES_MAX, StorageBirth, Storages};
+use super::transfer::{StorageTransfer, TransferDirection};
 use super::transfers::{BackingStore, QueuedRequest, TransferEnd, Transfers};
 use crate::error::{Failure, FailureKind};
 use crate::memory::{BYTES_MAX, CallerMemory, MemoryAction, MemoryRequest};
@@ -41,7 +42,7 @@ pub(super) struct Executor {
     pub(super) planning: Planning,
     pub(super) history: History,
     /// Empty; kept for its memory.
-    actions: Vec<Action>,
+    actions: Vec<ResidencyAction>,
 }
 
 impl Executor {
@@ -57,7 +58,7 @@ impl Executor {
         }
     }
 
-    pub(super) fn born(&mut self, birth: &Birth) -> Result<(), Failure> {
+    pub(super) fn born(&mut self, birth: &StorageBirth) -> Result<(), Failure> {
         let number = u32::try_from(birth.storage).ok().filter(|&number| number < STORAGES_MAX);
         let Some(storage) = number.map(StorageId) else {
             return Err(Failure::invalid(format!(
@@ -103,7 +104,7 @@ impl Executor {
         Ok(())
     }
 
-    pub(super) fn step_begins(&mut self) -> Progress {
+    pub(super) fn step_begins(&mut self) -> OpProgress {
         self.history.step_begins();
         self.ops.retry_declined(&mut self.machine);
         self.ops.step_begins();
@@ -113,7 +114,7 @@ impl Executor {
         self.machine.settle()
     }
 
-    pub(super) fn step_ends(&mut self, complete: bool) -> Progress {
+    pub(super) fn step_ends(&mut self, complete: bool) -> OpProgress {
         self.machine.step_end();
         self.sample();
         self.history.step_ends(complete, self.transfers.under_way());
@@ -124,8 +125,8 @@ impl Executor {
     pub(super) fn op_begins(
         &mut self,
         op: &OpCall<'_>,
-        uses: impl Iterator<Item = Use>,
-    ) -> Progress {
+        uses: impl Iterator<Item = OpUse>,
+    ) -> OpProgress {
         self.ops.retry_declined(&mut self.machine);
         self.ops.begins(op, uses);
         let uses = self.ops.uses();
@@ -139,7 +140,7 @@ impl Executor {
         })
     }
 
-    pub(super) fn op_ends(&mut self) -> Progress {
+    pub(super) fn op_ends(&mut self) -> OpProgress {
         self.planning.op_ends();
         if let Some((op, since)) = self.ops.ends() {
             self.history.op_ran(op, since);
@@ -148,7 +149,7 @@ impl Executor {
         self.machine.settle()
     }
 
-    pub(super) fn resume(&mut self) -> Progress {
+    pub(super) fn resume(&mut self) -> OpProgress {
         self.ops.take_held().unwrap_or_else(|| self.machine.resume())
     }
 
@@ -156,7 +157,7 @@ impl Executor {
     /// returns what the caller must do before it goes on.
     pub(super) fn advance(
         &mut self,
-        event: impl FnOnce(&mut Self) -> Progress,
+        event: impl FnOnce(&mut Self) -> OpProgress,
     ) -> Result<Readiness, Failure> {
         self.history.caller_returns();
         while let Some(completion) = self.transfers.completion() {
@@ -165,13 +166,13 @@ impl Executor {
         let progress = event(self);
         self.carry_out();
         if self.transfers.next_request().is_some() {
-            if matches!(progress, Progress::Refused(_) | Progress::Failed(_)) {
+            if matches!(progress, OpProgress::Refused(_) | OpProgress::Failed(_)) {
                 self.ops.hold(progress);
             }
             self.history.requests_handed_out();
             return Ok(Readiness::Requests);
         }
-        if matches!(progress, Progress::Waiting) {
+        if matches!(progress, OpProgress::Waiting) {
             let missing = || self.ops.missing(&self.machine);
             self.history.stall_begins(|| missing().map(|storage| self.storages.label(storage)));
         } else {
@@ -181,21 +182,21 @@ impl Executor {
         self.readiness(progress)
     }
 
-    fn readiness(&mut self, progress: Progress) -> Result<Readiness, Failure> {
+    fn readiness(&mut self, progress: OpProgress) -> Result<Readiness, Failure> {
         match progress {
-            Progress::Ready => {
+            OpProgress::Ready => {
                 self.planning.op_runs();
                 self.ops.runs();
                 Ok(Readiness::Ready)
             }
-            Progress::Waiting if self.transfers.is_empty() => {
+            OpProgress::Waiting if self.transfers.is_empty() => {
                 Err(Failure::internal("the op waits, but nothing is in flight"))
             }
-            Progress::Waiting => Ok(Readiness::Waiting),
-            Progress::Refused(refusal) => {
+            OpProgress::Waiting => Ok(Readiness::Waiting),
+            OpProgress::Refused(refusal) => {
                 Err(self.ops.too_large(&refusal, |storage| self.storages.text(storage)))
             }
-            Progress::Failed(failure) => {
+            OpProgress::Failed(failure) => {
                 let not_accepted = self.transfers.take_not_accepted(failure.storage);
                 let kind = if not_accepted { FailureKind::Pool } else { FailureKind::Transfer };
                 Err(Failure::new(kind, failure.info.message).about(failure.storage.0))
@@ -219,25 +220,25 @@ impl Executor {
         self.actions = actions;
     }
 
-    fn perform(&mut self, action: Action) {
+    fn perform(&mut self, action: ResidencyAction) {
         match action {
-            Action::Evict { storage, transfer, copy, target } => {
-                let direction = Direction::Out(copy);
+            ResidencyAction::Evict { storage, transfer, copy, target } => {
+                let direction = TransferDirection::Out(copy);
                 self.begin(transfer, storage, (direction, target), Urgency::Ahead);
             }
-            Action::Fetch { storage, transfer, urgency, target } => {
-                self.begin(transfer, storage, (Direction::In, target), urgency_of(urgency));
+            ResidencyAction::Fetch { storage, transfer, urgency, target } => {
+                self.begin(transfer, storage, (TransferDirection::In, target), urgency_of(urgency));
             }
-            Action::Release { storage } => {
+            ResidencyAction::Release { storage } => {
                 self.transfers.request(MemoryAction::Release, storage, self.size(storage));
             }
-            Action::Expedite { transfer } => self.transfers.expedite(transfer),
-            Action::Cancel { transfer } => {
+            ResidencyAction::Expedite { transfer } => self.transfers.expedite(transfer),
+            ResidencyAction::Cancel { transfer } => {
                 if self.transfers.cancel(transfer) {
-                    self.end(transfer, Outcome::Cancelled);
+                    self.end(transfer, MigrationOutcome::Cancelled);
                 }
             }
-            Action::Forget { storage, target } => self.transfers.forget(storage, target),
+            ResidencyAction::Forget { storage, target } => self.transfers.forget(storage, target),
         }
     }
 
@@ -245,12 +246,12 @@ impl Executor {
         &mut self,
         id: TransferId,
         storage: StorageId,
-        (direction, target): (Direction, Target),
+        (direction, target): (TransferDirection, Target),
         urgency: Urgency,
     ) {
         let (label, kind) = (self.storages.label(storage), self.storages.kind(storage));
         let bytes = self.size(storage);
-        let transfer = Transfer::new(label, kind, bytes, (direction, target), urgency);
+        let transfer = StorageTransfer::new(label, kind, bytes, (direction, target), urgency);
         self.transfers.begin(id, transfer);
     }
 
@@ -277,7 +278,7 @@ impl Executor {
                  allocator from fragmenting (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)",
                 Bytes(request.size)
             );
-            return self.end(id, Outcome::NoMemory(FailureInfo { message }));
+            return self.end(id, MigrationOutcome::NoMemory(FailureInfo { message }));
         }
         let storage = StorageId(request.storage);
         self.ops.decline(storage, &mut self.machine);
@@ -286,7 +287,7 @@ impl Executor {
         let _ = self.machine.modified(storage);
         self.carry_out();
         if self.transfers.get(id).is_some() {
-            self.end(id, Outcome::Cancelled);
+            self.end(id, MigrationOutcome::Cancelled);
         }
     }
 
@@ -295,7 +296,7 @@ impl Executor {
         match self.transfers.submit(id, request, memory) {
             Ok(Some(transfer)) => self.history.transfer_started(transfer),
             Ok(None) => {}
-            Err(message) => self.end(id, Outcome::Failed(FailureInfo { message })),
+            Err(message) => self.end(id, MigrationOutcome::Failed(FailureInfo { message })),
         }
     }
 
@@ -303,23 +304,22 @@ impl Executor {
     pub(super) fn complete(&mut self, completion: TransferEnd) {
         let TransferEnd { transfer: id, outcome, at } = completion;
         let Some(transfer) = self.transfers.get(id) else { return };
-        let outcome =
-            match outcome {
-                Ok(done) if transfer.direction == Direction::Out(CopyKind::Verify) => {
-                    if done.matched { Outcome::Matched } else { Outcome::Differs }
-                }
-                Ok(_) => Outcome::Done,
-                Err(TransferError::Cancelled) => Outcome::Cancelled,
-                Err(error) => Outcome::Failed(FailureInfo { message: error.to_string() }),
-            };
-        let done = matches!(outcome, Outcome::Done | Outcome::Matched);
+        let outcome = match outcome {
+            Ok(done) if transfer.direction == TransferDirection::Out(CopyKind::Verify) => {
+                if done.matched { MigrationOutcome::Matched } else { MigrationOutcome::Differs }
+            }
+            Ok(_) => MigrationOutcome::Done,
+            Err(TransferError::Cancelled) => MigrationOutcome::Cancelled,
+            Err(error) => MigrationOutcome::Failed(FailureInfo { message: error.to_string() }),
+        };
+        let done = matches!(outcome, MigrationOutcome::Done | MigrationOutcome::Matched);
         self.history.transfer_completed(transfer, done, at);
         self.end(id, outcome);
     }
 
     /// Reports to the machine how a transfer ended, and to the caller that its storage is resident
     /// again, if it is.
-    fn end(&mut self, id: TransferId, outcome: Outcome) {
+    fn end(&mut self, id: TransferId, outcome: MigrationOutcome) {
         let Some(transfer) = self.transfers.end(id) else { return };
         let storage = transfer.label.storage;
         self.history.transfer_ended(&transfer, ending_of(&outcome));
@@ -344,13 +344,13 @@ impl Executor {
     }
 }
 
-fn ending_of(outcome: &Outcome) -> Ending {
+fn ending_of(outcome: &MigrationOutcome) -> Ending {
     match outcome {
-        Outcome::Done => Ending::Moved,
-        Outcome::Matched => Ending::Clean,
+        MigrationOutcome::Done => Ending::Moved,
+        MigrationOutcome::Matched => Ending::Clean,
         // What differs from its copy is written next, and that transfer is recorded by itself.
-        Outcome::Cancelled | Outcome::Differs => Ending::Cancelled,
-        Outcome::Failed(_) | Outcome::NoMemory(_) => Ending::Failed,
+        MigrationOutcome::Cancelled | MigrationOutcome::Differs => Ending::Cancelled,
+        MigrationOutcome::Failed(_) | MigrationOutcome::NoMemory(_) => Ending::Failed,
     }
 }
 

@@ -25,6 +25,6 @@ mod transfers;
 
 pub(crate) use dispatch::Readiness;
 pub(crate) use ops::OpCall;
-pub(crate) use planning::Policy;
+pub(crate) use planning::PlannerPolicy;
 pub(crate) use session::{Session, SessionConfig};
-pub(crate) use storages::{Birth, STORAGES_MAX};
+pub(crate) use storages::{STORAGES_MAX, StorageBirth};

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use tidelog_planner::residency::{
-    Progress, Refusal, Residency, State as Residence, StorageId, Use,
+    BudgetRefusal, OpProgress, OpUse, Residency, StorageId, StorageState as Residence,
 };
 use tidelog_planner::units::Bytes;
 
@@ -27,18 +27,18 @@ pub(super) type OpName<'a> = (&'a str, Option<u32>);
 pub(super) struct Ops {
     name: String,
     index: Option<u32>,
-    uses: Vec<Use>,
+    uses: Vec<OpUse>,
     /// Begun, and not ended yet.
     open: bool,
     running_since: Option<Instant>,
     /// Pinned until the next op, because the caller could not let them go.
     declined: Vec<StorageId>,
     /// An error of the machine that waits until the caller's requests are done.
-    held: Option<Progress>,
+    held: Option<OpProgress>,
 }
 
 impl Ops {
-    pub(super) fn begins(&mut self, op: &OpCall<'_>, uses: impl Iterator<Item = Use>) {
+    pub(super) fn begins(&mut self, op: &OpCall<'_>, uses: impl Iterator<Item = OpUse>) {
         self.name.clear();
         self.name.push_str(op.name);
         self.index = op.index;
@@ -50,7 +50,7 @@ impl Ops {
     }
 
     /// What the op uses.
-    pub(super) fn uses(&self) -> &[Use] {
+    pub(super) fn uses(&self) -> &[OpUse] {
         &self.uses
     }
 
@@ -85,7 +85,7 @@ impl Ops {
         if !self.open {
             return None;
         }
-        let away = |used: &&Use| {
+        let away = |used: &&OpUse| {
             let state = machine.state(used.storage);
             matches!(state, Some(Residence::Evicted | Residence::Fetching))
         };
@@ -93,11 +93,11 @@ impl Ops {
     }
 
     /// Keeps an error until the caller's requests are done.
-    pub(super) fn hold(&mut self, error: Progress) {
+    pub(super) fn hold(&mut self, error: OpProgress) {
         self.held = Some(error);
     }
 
-    pub(super) fn take_held(&mut self) -> Option<Progress> {
+    pub(super) fn take_held(&mut self) -> Option<OpProgress> {
         self.held.take()
     }
 
@@ -122,7 +122,7 @@ impl Ops {
     /// The error where the op does not fit the budget.
     pub(super) fn too_large(
         &self,
-        refusal: &Refusal,
+        refusal: &BudgetRefusal,
         name: impl Fn(StorageId) -> String,
     ) -> Failure {
         let named = |size: Bytes, storage| format!("{} ({size})", name(storage));

@@ -4,14 +4,14 @@ use tidelog_planner::units::{Bandwidth, Nanos};
 
 /// How fast a step went, as far as it showed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Pace {
+pub(super) struct StepRate {
     /// The step without what its ops waited.
     pub(super) compute: Option<Nanos>,
     pub(super) read: Option<Bandwidth>,
     pub(super) write: Option<Bandwidth>,
 }
 
-impl Pace {
+impl StepRate {
     /// The numbers alone, which are compared alike.
     pub(super) fn figures(self) -> [Option<u64>; 3] {
         [self.compute.map(|it| it.0), self.read.map(|it| it.0), self.write.map(|it| it.0)]

@@ -6,18 +6,20 @@ use std::time::Duration;
 
 use tidelog_engine::pool::Pool;
 use tidelog_engine::units::ByteCount;
-use tidelog_planner::residency::{Config, EvictError, Misuse, Progress, Residency, StorageId, Use};
-use tidelog_planner::trace::Kind;
+use tidelog_planner::residency::{
+    Config, EvictError, OpProgress, OpUse, ProtocolError, Residency, StorageId,
+};
+use tidelog_planner::trace::StorageKind;
 use tidelog_planner::units::Bytes;
 
 use super::dispatch::{Executor, Readiness};
 use super::ops::OpCall;
-use super::planning::{LOOKAHEAD_OPS, Links, Planning, Policy};
-use super::storages::Birth;
+use super::planning::{LOOKAHEAD_OPS, LinkRates, PlannerPolicy, Planning};
+use super::storages::StorageBirth;
 use super::transfers::{BackingStore, open_tier};
 use super::{files, report, stats};
 use crate::error::{Failure, FailureKind};
-use crate::memory::{BYTES_MAX, CallerMemory, MemoryRequest, Place};
+use crate::memory::{BYTES_MAX, CallerMemory, MemoryPlace, MemoryRequest};
 use crate::pool::{Lease, PoolConfig};
 
 /// How to open a session.
@@ -29,7 +31,7 @@ pub(crate) struct SessionConfig<'a> {
     pub(crate) host_memory: u64,
     /// Never makes a plan.
     pub(crate) reactive: bool,
-    pub(crate) policy: Policy,
+    pub(crate) policy: PlannerPolicy,
 }
 
 /// An open session.
@@ -55,7 +57,7 @@ impl Session {
         let tier = open_tier(config.pool.place, config.host_memory)?;
         let pool = Lease::take(&config.pool)?;
         // Behind the pool, which may have made its devices.
-        let links = Links::of(&config.pool);
+        let links = LinkRates::of(&config.pool);
         let planning = Planning::new(config.policy, config.reactive, Bytes(staging), links);
         let store = BackingStore::new(pool, tier, config.pool.place);
         Ok(Self::new(store, planning, budget, config.host_memory))
@@ -63,9 +65,9 @@ impl Session {
 
     /// A session in host memory on a pool that is open already, and closed with the session.
     pub(crate) fn on_pool(pool: Pool, budget: u64, staging: u64) -> Self {
-        let store = BackingStore::new(Lease::of(pool), None, Place::Host);
-        let links = Links::default();
-        let planning = Planning::new(Policy::default(), false, Bytes(staging), links);
+        let store = BackingStore::new(Lease::of(pool), None, MemoryPlace::Host);
+        let links = LinkRates::default();
+        let planning = Planning::new(PlannerPolicy::default(), false, Bytes(staging), links);
         Self::new(store, planning, budget, 0)
     }
 
@@ -98,7 +100,7 @@ impl Session {
 
     pub(crate) fn sync(
         &self,
-        births: impl Iterator<Item = Birth>,
+        births: impl Iterator<Item = StorageBirth>,
         deaths: &[u32],
     ) -> Result<(), Failure> {
         let mut executor = self.lock();
@@ -112,7 +114,7 @@ impl Session {
         Ok(())
     }
 
-    pub(crate) fn name(&self, storage: u32, kind: Kind, name: &str) -> Result<(), Failure> {
+    pub(crate) fn name(&self, storage: u32, kind: StorageKind, name: &str) -> Result<(), Failure> {
         self.lock().storages.name(StorageId(storage), kind, name)
     }
 
@@ -145,7 +147,7 @@ impl Session {
     fn change(
         &self,
         storage: u32,
-        event: impl FnOnce(&mut Executor, StorageId) -> Result<(), Misuse>,
+        event: impl FnOnce(&mut Executor, StorageId) -> Result<(), ProtocolError>,
     ) -> Result<(), Failure> {
         let mut executor = self.lock();
         executor.storages.check(StorageId(storage))?;
@@ -160,7 +162,7 @@ impl Session {
         let readiness = self.lock().advance(|executor| {
             executor.machine.evict(StorageId(storage)).unwrap_or_else(|error| {
                 refused = Some(error);
-                Progress::Ready
+                OpProgress::Ready
             })
         });
         match refused {
@@ -192,7 +194,7 @@ impl Session {
     pub(crate) fn op_begin(
         &self,
         op: &OpCall<'_>,
-        uses: impl Iterator<Item = Use>,
+        uses: impl Iterator<Item = OpUse>,
     ) -> Result<Readiness, Failure> {
         self.lock().advance(|executor| executor.op_begins(op, uses))
     }

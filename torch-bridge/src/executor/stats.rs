@@ -7,11 +7,11 @@ use tidelog_engine::path::{Endurance, Feature, PathKind};
 use tidelog_engine::pool::PoolStats;
 use tidelog_engine::schedule::GpuStats;
 use tidelog_gds::HostTierStats;
-use tidelog_planner::trace::Kind;
+use tidelog_planner::trace::StorageKind;
 
 use super::dispatch::Executor;
 use super::history::{BytesByKind, History};
-use super::planning::{Planned, Planning, Rate, Rates};
+use super::planning::{Planned, Planning, Rate, SessionRates};
 use super::transfers::BackingStore;
 
 /// Figures since the session was opened.
@@ -70,7 +70,7 @@ fn plan(planned: &Planned, planning: &Planning, history: &History) -> Value {
 
 /// How fast transfers would be in a plan that is made now, and by what each rate is known:
 /// measured, the links, or nothing (assumed).
-fn rates(rates: &Rates, links: &[String]) -> Value {
+fn rates(rates: &SessionRates, links: &[String]) -> Value {
     let both = |(read, write): (Rate, Rate)| json!({ "read": read, "write": write });
     json!({ "ssd": both(rates.ssd), "host": rates.host.map(both), "links": links })
 }
@@ -182,19 +182,19 @@ fn wear(devices: &[Result<Endurance, String>]) -> Value {
 }
 
 fn by_kind(bytes: &BytesByKind) -> Value {
-    let named = Kind::ALL
+    let named = StorageKind::ALL
         .iter()
         .zip(bytes)
         .map(|(kind, &bytes)| (kind_name(*kind).to_owned(), json!(bytes)));
     Value::Object(named.collect::<Map<_, _>>())
 }
 
-fn kind_name(kind: Kind) -> &'static str {
+fn kind_name(kind: StorageKind) -> &'static str {
     match kind {
-        Kind::Parameter => "parameter",
-        Kind::Gradient => "gradient",
-        Kind::OptimizerState => "optimizer state",
-        Kind::Activation => "activation",
-        Kind::Other => "other",
+        StorageKind::Parameter => "parameter",
+        StorageKind::Gradient => "gradient",
+        StorageKind::OptimizerState => "optimizer state",
+        StorageKind::Activation => "activation",
+        StorageKind::Other => "other",
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tidelog_planner::report::Unmovable;
 use tidelog_planner::residency::{Residency, StorageId};
-use tidelog_planner::trace::Kind;
+use tidelog_planner::trace::StorageKind;
 use tidelog_planner::units::OpIndex;
 
 use crate::error::Failure;
@@ -15,7 +15,7 @@ use crate::error::Failure;
 pub(crate) const STORAGES_MAX: u32 = 1 << 24;
 
 /// A storage that came into being.
-pub(crate) struct Birth {
+pub(crate) struct StorageBirth {
     pub(crate) storage: u64,
     pub(crate) size: u64,
     pub(crate) movable: bool,
@@ -32,7 +32,7 @@ pub(super) struct Storages {
 }
 
 struct Known {
-    kind: Kind,
+    kind: StorageKind,
     name: Option<Arc<str>>,
     movable: bool,
     /// The op of its step that made it, and which output it is.
@@ -53,7 +53,7 @@ pub(super) struct Label {
 /// What a plan says of a storage.
 pub(super) struct Description<'a> {
     pub(super) name: Option<&'a str>,
-    pub(super) kind: Kind,
+    pub(super) kind: StorageKind,
     pub(super) movable: bool,
 }
 
@@ -68,7 +68,7 @@ impl Storages {
         movable: bool,
         birth: Option<(OpIndex, u16)>,
     ) {
-        let kind = if birth.is_some() { Kind::Activation } else { Kind::Other };
+        let kind = if birth.is_some() { StorageKind::Activation } else { StorageKind::Other };
         let known = Known { kind, name: None, movable, birth, pins: 0 };
         self.known.insert(storage, known);
     }
@@ -81,7 +81,7 @@ impl Storages {
     pub(super) fn name(
         &mut self,
         storage: StorageId,
-        kind: Kind,
+        kind: StorageKind,
         name: &str,
     ) -> Result<(), Failure> {
         let known = self.known.get_mut(&storage).ok_or_else(|| unknown(storage))?;
@@ -101,8 +101,8 @@ impl Storages {
         if self.contains(storage) { Ok(()) } else { Err(unknown(storage)) }
     }
 
-    pub(super) fn kind(&self, storage: StorageId) -> Kind {
-        self.known.get(&storage).map_or(Kind::Other, |known| known.kind)
+    pub(super) fn kind(&self, storage: StorageId) -> StorageKind {
+        self.known.get(&storage).map_or(StorageKind::Other, |known| known.kind)
     }
 
     pub(super) fn label(&self, storage: StorageId) -> Label {
@@ -120,7 +120,7 @@ impl Storages {
                 Description { name: name.as_deref(), kind: *kind, movable: *movable }
             }
             // Dead by now: an op made it, or nobody named it.
-            None => Description { name: None, kind: Kind::Activation, movable: true },
+            None => Description { name: None, kind: StorageKind::Activation, movable: true },
         }
     }
 

@@ -5,24 +5,24 @@ use std::time::Instant;
 use tidelog_engine::schedule::Urgency;
 use tidelog_planner::migration::Target;
 use tidelog_planner::residency::CopyKind;
-use tidelog_planner::trace::Kind;
+use tidelog_planner::trace::StorageKind;
 
 use super::storages::Label;
 
 /// Which way a transfer's bytes go.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(super) enum TransferDirection {
     Out(CopyKind),
     In,
 }
 
 /// A transfer. It knows its storage as that was when the machine decided: the storage may be gone
 /// when the transfer ends.
-pub(super) struct Transfer {
+pub(super) struct StorageTransfer {
     pub(super) label: Label,
-    pub(super) kind: Kind,
+    pub(super) kind: StorageKind,
     pub(super) bytes: u64,
-    pub(super) direction: Direction,
+    pub(super) direction: TransferDirection,
     /// Where to, or where from.
     pub(super) target: Target,
     pub(super) urgency: Urgency,
@@ -32,13 +32,13 @@ pub(super) struct Transfer {
     pub(super) submitted: Option<Instant>,
 }
 
-impl Transfer {
+impl StorageTransfer {
     /// A transfer that the machine asks for now.
     pub(super) fn new(
         label: Label,
-        kind: Kind,
+        kind: StorageKind,
         bytes: u64,
-        (direction, target): (Direction, Target),
+        (direction, target): (TransferDirection, Target),
         urgency: Urgency,
     ) -> Self {
         let asked = Instant::now();

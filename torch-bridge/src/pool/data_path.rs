@@ -5,10 +5,10 @@ use std::sync::Arc;
 use tidelog_engine::path::{Backend, PathChoice, PathKind};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::queue::QueueOptions;
-use tidelog_gds::{Compat, GdsBackend, GdsOptions, Region};
+use tidelog_gds::{CallerRegion, Compat, GdsBackend, GdsOptions};
 
 use crate::error::Failure;
-use crate::memory::Place;
+use crate::memory::MemoryPlace;
 
 /// A data path that somebody asked for.
 #[derive(Clone, Copy)]
@@ -47,9 +47,9 @@ impl DataPath {
     /// is read and written in place.
     pub(super) fn open(
         self,
-        place: Place,
+        place: MemoryPlace,
         staging: ByteCount,
-        arena: Option<Region>,
+        arena: Option<CallerRegion>,
     ) -> Result<(PathChoice, Option<Arc<dyn Backend>>), Failure> {
         let compat = match self {
             Self::Engine(_) if arena.is_some() => {
@@ -60,7 +60,7 @@ impl DataPath {
             Self::Engine(choice) => return Ok((choice, None)),
             Self::Gds(compat) => compat,
         };
-        let Place::Gpu(number) = place else {
+        let MemoryPlace::Gpu(number) = place else {
             let why = "the data path gds moves a GPU's memory: name the GPU, or take another path";
             return Err(Failure::pool(why));
         };

@@ -10,7 +10,7 @@ use tidelog_engine::pool::Pool;
 use super::data_path::DataPath;
 use super::{OpenedPool, PoolConfig, open_pool};
 use crate::error::Failure;
-use crate::memory::Place;
+use crate::memory::MemoryPlace;
 
 /// A pool that the sessions of a process share: a block that follows another on the same devices
 /// finds what the first left there, and the share is given back when the last session ends.
@@ -24,13 +24,13 @@ pub(crate) struct Lease {
 
 struct Shared {
     pool: Pool,
-    place: Place,
+    place: MemoryPlace,
     sessions: u32,
 }
 
 impl Shared {
     /// One GPU, or none, is whose memory a pool moves.
-    fn check_place(&self, wanted: Place) -> Result<(), Failure> {
+    fn check_place(&self, wanted: MemoryPlace) -> Result<(), Failure> {
         if wanted == self.place {
             return Ok(());
         }
@@ -105,9 +105,9 @@ impl Deref for Lease {
     }
 }
 
-fn describe(place: Place) -> String {
+fn describe(place: MemoryPlace) -> String {
     match place {
-        Place::Host => "host memory".into(),
-        Place::Gpu(number) => format!("GPU {number}"),
+        MemoryPlace::Host => "host memory".into(),
+        MemoryPlace::Gpu(number) => format!("GPU {number}"),
     }
 }

@@ -12,10 +12,10 @@ use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::{FormatOptions, OpenOptions, Pool, PoolDescription};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::cuda::CudaUnavailable;
-use tidelog_gds::{Gpu, Region, StagedGpu};
+use tidelog_gds::{CallerRegion, Gpu, StagedGpu};
 
 use crate::error::Failure;
-use crate::memory::{BYTES_MAX, Place};
+use crate::memory::{BYTES_MAX, MemoryPlace};
 use data_path::DataPath;
 
 pub(crate) use lease::Lease;
@@ -40,9 +40,9 @@ pub(crate) struct PoolConfig<'a> {
     /// Refuses a pool that is not there.
     pub(crate) must_exist: bool,
     /// Whose memory moves.
-    pub(crate) place: Place,
+    pub(crate) place: MemoryPlace,
     /// Memory of a GPU that is read and written in place.
-    pub(crate) arena: Option<Region>,
+    pub(crate) arena: Option<CallerRegion>,
 }
 
 /// A pool, and what to tell of it if it was made.
@@ -114,8 +114,8 @@ fn mount_point(path: &Path) -> Option<PathBuf> {
 }
 
 /// What moves the memory of that place, where it is a GPU's.
-fn gpu_of(place: Place) -> Result<Option<Arc<dyn GpuMemory>>, CudaUnavailable> {
-    let Place::Gpu(number) = place else { return Ok(None) };
+fn gpu_of(place: MemoryPlace) -> Result<Option<Arc<dyn GpuMemory>>, CudaUnavailable> {
+    let MemoryPlace::Gpu(number) = place else { return Ok(None) };
     Ok(Some(Arc::new(StagedGpu(Gpu::open(number.into())?))))
 }
 

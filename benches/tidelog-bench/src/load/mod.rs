@@ -11,5 +11,5 @@ pub use content::Filler;
 pub use lfsr::Lfsr;
 pub use permutation::Permutation;
 pub use stamp::{BadBlock, Origin, STAMP_BYTES, check, stamp};
-pub use stream::{Place, Stream, Way, Window};
+pub use stream::{BlockRange, FileOrder, FileWindow, OffsetStream};
 pub use zones::{Zoned, Zones};

@@ -38,9 +38,9 @@ pub fn stamp(block: &mut [u8], place: u64, origin: Origin) {
 ///
 /// # Errors
 /// The first thing that is wrong with it.
-pub fn check(block: &[u8], place: u64, oldest: Option<Origin>) -> Result<(), Fault> {
+pub fn check(block: &[u8], place: u64, oldest: Option<Origin>) -> Result<(), BlockDefect> {
     if block[..8] != MAGIC {
-        return Err(Fault::NoStamp);
+        return Err(BlockDefect::NoStamp);
     }
     let field = |index: usize| {
         let mut bytes = [0; 8];
@@ -49,7 +49,7 @@ pub fn check(block: &[u8], place: u64, oldest: Option<Origin>) -> Result<(), Fau
     };
     let found = u64::from(crc32c::crc32c(&block[COVERED..]));
     let differs = |what, expected, found| {
-        if expected == found { Ok(()) } else { Err(Fault::Differs { what, expected, found }) }
+        if expected == found { Ok(()) } else { Err(BlockDefect::Differs { what, expected, found }) }
     };
     differs("crc32c", field(1), found)?;
     differs("length", block.len() as u64, field(2))?;
@@ -64,7 +64,7 @@ pub fn check(block: &[u8], place: u64, oldest: Option<Origin>) -> Result<(), Fau
 
 /// What is wrong with a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum BlockDefect {
     /// It was never stamped.
     NoStamp,
     /// The stamp says one thing, the block is another.
@@ -78,7 +78,7 @@ pub enum Fault {
     },
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for BlockDefect {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoStamp => out.write_str(
@@ -101,7 +101,7 @@ pub struct BadBlock {
     /// Its bytes.
     pub length: u64,
     /// What is wrong.
-    pub fault: Fault,
+    pub fault: BlockDefect,
 }
 
 impl fmt::Display for BadBlock {
@@ -140,8 +140,8 @@ mod tests {
 
     #[test]
     fn another_place_an_old_run_and_a_part_are_found_out() {
-        let what = |answer: Result<(), Fault>| match answer {
-            Err(Fault::Differs { what, .. }) => what,
+        let what = |answer: Result<(), BlockDefect>| match answer {
+            Err(BlockDefect::Differs { what, .. }) => what,
             other => panic!("{other:?}"),
         };
         assert_eq!(what(check(&stamped(), 4096, None)), "place");
@@ -159,6 +159,6 @@ mod tests {
             "who shares a block may find another's"
         );
         assert_eq!(what(check(&stamped()[..2048], 8192, None)), "crc32c");
-        assert_eq!(check(&[0; 4096], 0, None), Err(Fault::NoStamp));
+        assert_eq!(check(&[0; 4096], 0, None), Err(BlockDefect::NoStamp));
     }
 }

@@ -6,7 +6,7 @@ use crate::option::{Distribution, Draw, JobOptions, Sizes};
 
 /// The part of one file that a job works on, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct FileWindow {
     /// Its first byte.
     pub start: u64,
     /// Its length.
@@ -15,7 +15,7 @@ pub struct Window {
 
 /// Where one operation goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct BlockRange {
     /// Which file.
     pub file: usize,
     /// The byte in it.
@@ -26,8 +26,8 @@ pub struct Place {
 
 /// One pass over the windows of a job's files, to each in turn.
 #[derive(Clone, Debug)]
-pub struct Stream {
-    windows: Vec<Window>,
+pub struct OffsetStream {
+    windows: Vec<FileWindow>,
     sizes: Sizes,
     order: Order,
     seed: u64,
@@ -71,7 +71,7 @@ enum Order {
 
 /// In which order a job goes through its files.
 #[derive(Clone, Debug)]
-pub struct Way {
+pub struct FileOrder {
     /// As chance has it.
     pub random: bool,
     /// Each block has its turn before any comes again, which takes blocks of one size.
@@ -88,7 +88,7 @@ pub struct Way {
     pub seed: u64,
 }
 
-impl Way {
+impl FileOrder {
     /// As a job asks for.
     pub fn of(job: &JobOptions, seed: u64) -> Self {
         let zone = job.zonerange.max(job.zonesize);
@@ -104,15 +104,15 @@ impl Way {
     }
 }
 
-impl Stream {
+impl OffsetStream {
     /// A pass over `windows`.
-    pub fn new(windows: Vec<Window>, sizes: Sizes, way: Way) -> Self {
-        let Way { random, map, lfsr, distribution, add, strided, seed } = way;
+    pub fn new(windows: Vec<FileWindow>, sizes: Sizes, way: FileOrder) -> Self {
+        let FileOrder { random, map, lfsr, distribution, add, strided, seed } = way;
         let seeds = windows.iter().zip(seed..);
         let unit = sizes.least();
         let order = match (&sizes, random) {
             (_, true) if distribution != Distribution::Even => {
-                let draw = |(it, seed): (&Window, u64)| {
+                let draw = |(it, seed): (&FileWindow, u64)| {
                     Draw::new(&distribution, it.length / unit, unit, seed)
                 };
                 Order::Skewed(seeds.filter_map(draw).collect())
@@ -141,7 +141,7 @@ impl Stream {
     }
 
     /// The part of a file that it works on.
-    pub fn window(&self, file: usize) -> Window {
+    pub fn window(&self, file: usize) -> FileWindow {
         self.windows[file]
     }
 
@@ -156,20 +156,20 @@ impl Stream {
     }
 
     /// The next place; `None` at the end of the pass.
-    pub fn advance(&mut self) -> Option<Place> {
+    pub fn advance(&mut self) -> Option<BlockRange> {
         let length = self.sizes.draw(&mut self.random);
         for _ in 0..self.windows.len() {
             let file = self.turn;
             self.turn = if file + 1 == self.windows.len() { 0 } else { file + 1 };
             if let Some(offset) = self.next_in(file, length) {
-                return Some(Place { file, offset, length });
+                return Some(BlockRange { file, offset, length });
             }
         }
         None
     }
 
     fn next_in(&mut self, file: usize, length: u64) -> Option<u64> {
-        let Window { start, length: whole } = self.windows[file];
+        let FileWindow { start, length: whole } = self.windows[file];
         let Done { bytes, operations } = self.done[file];
         if std::mem::take(&mut self.leads[file]) {
             return Some(start);
@@ -224,18 +224,18 @@ impl Stream {
 mod tests {
     use super::*;
 
-    fn windows() -> Vec<Window> {
-        vec![Window { start: 8192, length: 40960 }, Window { start: 0, length: 20480 }]
+    fn windows() -> Vec<FileWindow> {
+        vec![FileWindow { start: 8192, length: 40960 }, FileWindow { start: 0, length: 20480 }]
     }
 
-    fn way(random: bool, seed: u64) -> Way {
+    fn way(random: bool, seed: u64) -> FileOrder {
         let job = JobOptions::default();
-        Way { random, ..Way::of(&job, seed) }
+        FileOrder { random, ..FileOrder::of(&job, seed) }
     }
 
-    fn offsets(way: Way) -> Vec<u64> {
-        let windows = vec![Window { start: 0, length: 40960 }];
-        let mut stream = Stream::new(windows, Sizes::One(4096), way);
+    fn offsets(way: FileOrder) -> Vec<u64> {
+        let windows = vec![FileWindow { start: 0, length: 40960 }];
+        let mut stream = OffsetStream::new(windows, Sizes::One(4096), way);
         pass(&mut stream);
         stream.rewind();
         let places = pass(&mut stream);
@@ -246,20 +246,20 @@ mod tests {
 
     #[test]
     fn an_offset_between_operations_makes_holes_or_goes_backwards_as_in_fio() {
-        let add = |add| offsets(Way { add, ..way(false, 0) });
+        let add = |add| offsets(FileOrder { add, ..way(false, 0) });
         assert_eq!(add(8192), [0, 3, 6, 9]);
         assert_eq!(add(-8192), [8, 7, 6, 5, 4, 3, 2, 1, 0]);
         // fio 3.33's own log of rw=read:-8k over ten blocks begins so.
-        let windows = vec![Window { start: 0, length: 40960 }];
+        let windows = vec![FileWindow { start: 0, length: 40960 }];
         let mut stream =
-            Stream::new(windows, Sizes::One(4096), Way { add: -8192, ..way(false, 0) });
+            OffsetStream::new(windows, Sizes::One(4096), FileOrder { add: -8192, ..way(false, 0) });
         let first: Vec<u64> = pass(&mut stream)[..3].iter().map(|it| it.offset / 4096).collect();
         assert_eq!(first, [0, 8, 7]);
     }
 
     #[test]
     fn a_shift_register_gives_every_block_its_turn_in_each_pass() {
-        let mut blocks = offsets(Way { lfsr: true, ..way(true, 5) });
+        let mut blocks = offsets(FileOrder { lfsr: true, ..way(true, 5) });
         assert!(!blocks.is_sorted());
         blocks.sort_unstable();
         assert!(blocks.into_iter().eq(0..10));
@@ -268,14 +268,14 @@ mod tests {
     #[test]
     fn a_part_of_each_zone_is_worked_on() {
         let strided = Some((8192, 16384));
-        assert_eq!(offsets(Way { strided, ..way(false, 0) }), [0, 1, 4, 5, 8, 9]);
+        assert_eq!(offsets(FileOrder { strided, ..way(false, 0) }), [0, 1, 4, 5, 8, 9]);
     }
 
     #[test]
     fn a_skewed_pass_stays_in_its_window() {
         for text in ["zipf:0.8", "pareto:0.3", "normal:20", "zoned:90/10:10/90"] {
             let distribution = Distribution::read(text, crate::option::value::KbBase::Compatible);
-            let found = offsets(Way { distribution: distribution.unwrap(), ..way(true, 3) });
+            let found = offsets(FileOrder { distribution: distribution.unwrap(), ..way(true, 3) });
             assert!(
                 found.len() == 10 && found.iter().all(|block| *block < 10),
                 "{text}: {found:?}"
@@ -283,13 +283,13 @@ mod tests {
         }
     }
 
-    fn pass(stream: &mut Stream) -> Vec<Place> {
+    fn pass(stream: &mut OffsetStream) -> Vec<BlockRange> {
         std::iter::from_fn(|| stream.advance()).collect()
     }
 
     #[test]
     fn files_take_turns_until_each_is_done() {
-        let mut stream = Stream::new(windows(), Sizes::One(4096), way(false, 0));
+        let mut stream = OffsetStream::new(windows(), Sizes::One(4096), way(false, 0));
         let places = pass(&mut stream);
         assert_eq!(places.len(), 15);
         let first: Vec<(usize, u64)> = places[..4].iter().map(|it| (it.file, it.offset)).collect();
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_random_pass_covers_every_block_once_and_rewinds_to_itself() {
-        let mut stream = Stream::new(windows(), Sizes::One(4096), way(true, 3));
+        let mut stream = OffsetStream::new(windows(), Sizes::One(4096), way(true, 3));
         let places = pass(&mut stream);
         stream.rewind();
         assert_eq!(pass(&mut stream), places);
@@ -314,11 +314,11 @@ mod tests {
     fn no_place_reaches_beyond_its_window() {
         let sizes = [Sizes::Range(4096..=16384), Sizes::Split(vec![(4096, 50), (8192, 50)])];
         for (sizes, random) in sizes.into_iter().flat_map(|it| [(it.clone(), true), (it, false)]) {
-            let mut stream = Stream::new(windows(), sizes, way(random, 9));
+            let mut stream = OffsetStream::new(windows(), sizes, way(random, 9));
             let places = pass(&mut stream);
             assert!(places.len() > 4);
-            for Place { file, offset, length } in places {
-                let Window { start, length: whole } = windows()[file];
+            for BlockRange { file, offset, length } in places {
+                let FileWindow { start, length: whole } = windows()[file];
                 assert!(offset >= start && offset + length <= start + whole);
             }
         }

@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::stream::{Place, Window};
+use super::stream::{BlockRange, FileWindow};
 
 /// The zones of one file, for all jobs that work on it. All are empty in the beginning.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub enum Zoned {
     /// Nowhere: nothing was written there. What comes next in a sequential load may have been.
     Skip,
     /// Nowhere in all of the job's zones.
-    End,
+    NoMore,
 }
 
 impl Zones {
@@ -48,7 +48,7 @@ impl Zones {
         Self { size, most_open, state: Mutex::default() }
     }
 
-    fn state(&self, window: Window) -> (MutexGuard<'_, State>, std::ops::Range<usize>) {
+    fn state(&self, window: FileWindow) -> (MutexGuard<'_, State>, std::ops::Range<usize>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let end = (window.start + window.length).div_ceil(self.size) as usize;
         if state.zones.len() < end {
@@ -62,13 +62,13 @@ impl Zones {
     }
 
     /// Whether nothing was written in a window.
-    pub fn are_empty(&self, window: Window) -> bool {
+    pub fn are_empty(&self, window: FileWindow) -> bool {
         let (state, range) = self.state(window);
         state.zones[range].iter().all(|zone| zone.written == 0)
     }
 
     /// Empties the zones of a window.
-    pub fn reset(&self, window: Window) {
+    pub fn reset(&self, window: FileWindow) {
         let (mut state, range) = self.state(window);
         state.zones[range.clone()].iter_mut().for_each(|zone| zone.written = 0);
         state.open.retain(|zone| !range.contains(zone));
@@ -76,7 +76,7 @@ impl Zones {
 
     /// Where a write goes that was meant for `place`: to the write pointer of that zone, or of one that is open. What was
     /// written is kept if it is to be read back.
-    pub fn write(&self, window: Window, place: Place, writer: u64, keeps: bool) -> Zoned {
+    pub fn write(&self, window: FileWindow, place: BlockRange, writer: u64, keeps: bool) -> Zoned {
         let (mut state, range) = self.state(window);
         let State { zones, open } = &mut *state;
         let is_full = |zone: &Zone| zone.written + place.length > self.size;
@@ -103,7 +103,7 @@ impl Zones {
                 None if open.iter().any(|zone| zones[*zone].writer.is_some()) => {
                     return Zoned::Busy;
                 }
-                None => return Zoned::End,
+                None => return Zoned::NoMore,
             }
         };
         let zone = &mut zones[chosen];
@@ -124,7 +124,7 @@ impl Zones {
 
     /// A write to this byte has ended. A zone that is full is closed.
     pub fn landed(&self, offset: u64, length: u64) {
-        let (mut state, _) = self.state(Window { start: offset, length });
+        let (mut state, _) = self.state(FileWindow { start: offset, length });
         let zone = (offset / self.size) as usize;
         state.zones[zone].writer = None;
         if state.zones[zone].written + length > self.size {
@@ -143,7 +143,7 @@ impl Zones {
     }
 
     /// Where a read goes that was meant for `place`: to what was written there, or, if it is random, as near as it can be.
-    pub fn read(&self, window: Window, place: Place, random: bool) -> Zoned {
+    pub fn read(&self, window: FileWindow, place: BlockRange, random: bool) -> Zoned {
         let (state, range) = self.state(window);
         let meant = (place.offset / self.size) as usize;
         let within = place.offset - self.start(meant);
@@ -154,7 +154,7 @@ impl Zones {
         let near =
             (0..range.len()).flat_map(|step| [meant.checked_add(step), meant.checked_sub(step)]);
         let near = near.flatten().filter(|zone| range.contains(zone));
-        let Some(zone) = near.into_iter().find(is_readable) else { return Zoned::End };
+        let Some(zone) = near.into_iter().find(is_readable) else { return Zoned::NoMore };
         let Zone { written, writer } = state.zones[zone];
         if writer.is_some() {
             return Zoned::Busy;
@@ -172,10 +172,10 @@ impl Zones {
 mod tests {
     use super::*;
 
-    const WINDOW: Window = Window { start: 0, length: 4 * 16384 };
+    const WINDOW: FileWindow = FileWindow { start: 0, length: 4 * 16384 };
 
-    fn place(offset: u64) -> Place {
-        Place { file: 0, offset, length: 4096 }
+    fn place(offset: u64) -> BlockRange {
+        BlockRange { file: 0, offset, length: 4096 }
     }
 
     fn write(zones: &Zones, offset: u64) -> Zoned {
@@ -225,7 +225,7 @@ mod tests {
             .collect();
         places.dedup();
         assert_eq!(places.len(), 16);
-        assert_eq!(zones.write(WINDOW, place(0), 1, true), Zoned::End);
+        assert_eq!(zones.write(WINDOW, place(0), 1, true), Zoned::NoMore);
         zones.reset(WINDOW);
         assert!(zones.are_empty(WINDOW));
     }
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn reads_find_what_was_written() {
         let zones = Zones::new(16384, 0);
-        assert_eq!(zones.read(WINDOW, place(0), true), Zoned::End);
+        assert_eq!(zones.read(WINDOW, place(0), true), Zoned::NoMore);
         assert_eq!(zones.read(WINDOW, place(0), false), Zoned::Skip);
         write(&zones, 32768);
         assert_eq!(zones.read(WINDOW, place(4096), true), Zoned::To(32768));

@@ -10,12 +10,12 @@ use super::content::BufferPattern;
 use super::distribution::Distribution;
 use super::kernel::Kernel;
 use super::load::Load;
-use super::logs::Logs;
+use super::logs::LogOptions;
 use super::sizes::Sizes;
 use super::steady::SteadyState;
 use super::value::{Amount, KbBase, Nodes};
 use crate::load::Zones;
-use crate::run::Member;
+use crate::run::RunThread;
 use crate::workload::Workload;
 
 /// What a job's operations address.
@@ -210,11 +210,11 @@ pub struct JobOptions {
     /// not.
     pub fixedbufs: bool,
     /// What is written down over time.
-    pub logs: Logs,
+    pub logs: LogOptions,
     /// What `k` means from here on.
     pub kb_base: KbBase,
     /// Its place among those that run beside it, once it does.
-    pub(crate) member: Option<Arc<Member>>,
+    pub(crate) member: Option<Arc<RunThread>>,
     /// The options as they were given, in order.
     pub given: Vec<(String, String)>,
 }
@@ -311,7 +311,7 @@ impl Default for JobOptions {
             staging: ByteCount::mib(16),
             stripe_unit: ByteCount::kib(256),
             fixedbufs: true,
-            logs: Logs::default(),
+            logs: LogOptions::default(),
             kb_base: KbBase::default(),
             member: None,
             given: Vec::new(),

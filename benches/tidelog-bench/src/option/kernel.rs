@@ -6,7 +6,7 @@ use tidelog_engine::path::{IoPriority, PathKind, PriorityClass, SubmissionThread
 
 use super::job::{JobOptions, Level};
 use super::value::{number, percent, processors};
-use crate::direction::Direction;
+use crate::direction::DataDirection;
 use crate::exit::BenchError;
 
 /// What a job asks of the kernel.
@@ -37,8 +37,8 @@ pub struct Priorities {
 
 impl Priorities {
     /// The priority of the next operation in this direction.
-    pub fn draw(&self, direction: Direction, random: &mut fastrand::Rng) -> Option<IoPriority> {
-        if direction == Direction::Trim {
+    pub fn draw(&self, direction: DataDirection, random: &mut fastrand::Rng) -> Option<IoPriority> {
+        if direction == DataDirection::Trim {
             return None;
         }
         let index = direction as usize;
@@ -180,14 +180,14 @@ mod tests {
             let drawn = (0..1000).map(|_| priorities.draw(direction, &mut random));
             drawn.map(|it| it.map(IoPriority::number)).collect::<Vec<_>>()
         };
-        let reads = numbers(Direction::Read);
+        let reads = numbers(DataDirection::Read);
         let urgent = reads.iter().filter(|it| **it == Some(0x2002)).count();
         assert!((150..250).contains(&urgent), "{urgent}");
         assert!(reads.iter().all(|it| [Some(0x2002), Some(0x6000)].contains(it)));
-        assert!(numbers(Direction::Write).iter().all(|it| *it == Some(0x6000)));
-        assert!(numbers(Direction::Trim).iter().all(Option::is_none));
+        assert!(numbers(DataDirection::Write).iter().all(|it| *it == Some(0x6000)));
+        assert!(numbers(DataDirection::Trim).iter().all(Option::is_none));
         let plain = job(&[uring]).unwrap().kernel.priorities;
-        assert_eq!(plain.draw(Direction::Read, &mut random), None);
+        assert_eq!(plain.draw(DataDirection::Read, &mut random), None);
     }
 
     #[test]

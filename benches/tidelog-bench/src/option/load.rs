@@ -1,7 +1,7 @@
 //! What a job does: `rw=`.
 
 use super::value::{KbBase, bytes};
-use crate::direction::Direction;
+use crate::direction::DataDirection;
 
 /// What `rw=` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,14 +78,14 @@ impl Load {
     }
 
     /// Which way the next operation on a new block goes; of a mix, so many percent read.
-    pub fn draw(self, random: &mut fastrand::Rng, rwmixread: u8) -> Direction {
+    pub fn draw(self, random: &mut fastrand::Rng, rwmixread: u8) -> DataDirection {
         match self {
-            Self { trims: true, .. } => Direction::Trim,
+            Self { trims: true, .. } => DataDirection::Trim,
             Self { reads: true, writes: true, .. } if random.u8(0..100) < rwmixread => {
-                Direction::Read
+                DataDirection::Read
             }
-            Self { writes: true, .. } => Direction::Write,
-            _ => Direction::Read,
+            Self { writes: true, .. } => DataDirection::Write,
+            _ => DataDirection::Read,
         }
     }
 }

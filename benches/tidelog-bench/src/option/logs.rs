@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// The logs of a job. Each is asked for by what its files' names begin with; with nothing, by the job's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Logs {
+pub struct LogOptions {
     /// Bytes per second.
     pub bandwidth: Option<String>,
     /// Latencies: submission, completion, and both together.
@@ -22,7 +22,7 @@ pub struct Logs {
     pub per_job: bool,
 }
 
-impl Default for Logs {
+impl Default for LogOptions {
     fn default() -> Self {
         let (bandwidth, latency, iops) = (None, None, None);
         Self {
@@ -52,7 +52,7 @@ pub enum LogKind {
     Iops,
 }
 
-impl Logs {
+impl LogOptions {
     /// Whether any is wanted.
     pub fn is_any(&self) -> bool {
         self.bandwidth.is_some() || self.latency.is_some() || self.iops.is_some()
@@ -83,14 +83,14 @@ mod tests {
 
     #[test]
     fn files_are_named_as_fio_names_them() {
-        let mut logs = Logs { bandwidth: Some("out/x".into()), ..Logs::default() };
+        let mut logs = LogOptions { bandwidth: Some("out/x".into()), ..LogOptions::default() };
         logs.iops = Some(String::new());
-        let names = |logs: &Logs| {
+        let names = |logs: &LogOptions| {
             let files = logs.files("job", 2).into_iter();
             files.map(|(_, path)| path.display().to_string()).collect::<Vec<_>>()
         };
         assert_eq!(names(&logs), ["out/x_bw.2.log", "job_iops.2.log"]);
-        logs = Logs { latency: Some("y".into()), per_job: false, ..Logs::default() };
+        logs = LogOptions { latency: Some("y".into()), per_job: false, ..LogOptions::default() };
         assert_eq!(names(&logs), ["y_slat.log", "y_clat.log", "y_lat.log"]);
     }
 }

@@ -27,7 +27,7 @@ use crate::exit::BenchError;
 
 /// What options are about: a heading of the help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Group {
+pub enum OptionGroup {
     /// What is done.
     Load,
     /// To what.
@@ -40,7 +40,7 @@ pub enum Group {
     Report,
 }
 
-impl Group {
+impl OptionGroup {
     /// The heading.
     pub fn heading(self) -> &'static str {
         match self {
@@ -66,7 +66,7 @@ pub struct OptionSpec {
     /// What stands for its value in the help. Empty for a switch, whose value may be left out.
     pub value: &'static str,
     /// What it is about.
-    pub group: Group,
+    pub group: OptionGroup,
     /// What it does, in a line.
     pub help: &'static str,
     /// Sets it.
@@ -79,7 +79,7 @@ macro_rules! option {
             name: $name,
             aliases: &[$($($alias),*)?],
             value: $value,
-            group: Group::$group,
+            group: OptionGroup::$group,
             help: $help,
             apply: |$job, $text| {
                 let set = || -> Result<(), String> {
@@ -110,7 +110,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         name: "ioengine",
         aliases: &[],
         value: "PATH",
-        group: Group::Load,
+        group: OptionGroup::Load,
         help: "The data path: tidelog-uring, tidelog-uring-cmd (NVMe commands to whole namespaces), tidelog-posix, tidelog-spdk (controllers without the kernel) or tidelog-sim. Never another than this one",
         apply: |job, text| {
             job.engine = Some(engine_named(text)?);

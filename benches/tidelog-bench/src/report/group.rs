@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use crate::option::JobOptions;
-use crate::run::{Ended, JobResult, Usage};
+use crate::run::{JobEnd, JobResult, Usage};
 use crate::stats::{Depths, DirectionStats, Moments};
 
 /// What is reported as one.
 #[derive(Debug)]
-pub struct Report {
+pub struct GroupReport {
     /// The (first) job's options.
     pub options: JobOptions,
     /// Its group.
@@ -28,7 +28,7 @@ pub struct Report {
     /// The time in which it all happened.
     pub runtime: Duration,
     /// How the jobs ended.
-    pub ended: Ended,
+    pub ended: JobEnd,
     /// What they cost.
     pub usage: Usage,
     /// How long the group ran.
@@ -37,7 +37,7 @@ pub struct Report {
     pub path: Vec<String>,
 }
 
-impl Report {
+impl GroupReport {
     /// Percent of the time of one processor that `part` is, for each job.
     pub fn cpu_percent(&self, part: Duration) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "a percentage")]
@@ -95,10 +95,10 @@ impl Report {
 }
 
 /// One report for each job, or for each group of jobs that asks for that.
-pub fn reports(results: Vec<JobResult>) -> Vec<Report> {
-    let mut reports: Vec<Report> = Vec::new();
+pub fn reports(results: Vec<JobResult>) -> Vec<GroupReport> {
+    let mut reports: Vec<GroupReport> = Vec::new();
     for result in results {
-        let report = Report::of(result);
+        let report = GroupReport::of(result);
         match reports.last_mut() {
             Some(last) if last.group == report.group && report.options.group_reporting => {
                 last.merge(&report);

@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
 
 use super::VERSION;
-use super::group::Report;
+use super::group::GroupReport;
 use crate::disks::DiskUse;
 use crate::option::JobOptions;
 use crate::stats::{DirectionStats, Lateness, Moments, SteadyResult};
@@ -21,7 +21,7 @@ const LATENCIES: [u64; 10] = [2, 4, 10, 20, 50, 100, 250, 500, 750, 1000];
 
 /// The document. `plus` adds every latency that occurred, as fio's json+ does.
 pub fn document(
-    reports: &[Report],
+    reports: &[GroupReport],
     global: &JobOptions,
     disks: &[(DiskUse, f64)],
     plus: bool,
@@ -55,7 +55,7 @@ fn disk((used, percent): &(DiskUse, f64)) -> Value {
     })
 }
 
-fn job(report: &Report, plus: bool) -> Value {
+fn job(report: &GroupReport, plus: bool) -> Value {
     let [read, write, trim] = &report.stats;
     let usage = &report.usage;
     let runtime = report.runtime.as_millis() as u64;
@@ -99,7 +99,7 @@ fn job(report: &Report, plus: bool) -> Value {
 }
 
 /// What fio has no word for.
-fn tidelog(report: &Report) -> Value {
+fn tidelog(report: &GroupReport) -> Value {
     let ended = &report.ended;
     json!({
         "path": report.path,
@@ -157,7 +157,7 @@ fn options(given: &[(String, String)]) -> Value {
     given.iter().map(|(name, value)| (name.clone(), Value::from(value.as_str()))).collect()
 }
 
-fn direction(report: &Report, stats: &DirectionStats, plus: bool) -> Value {
+fn direction(report: &GroupReport, stats: &DirectionStats, plus: bool) -> Value {
     let JobOptions { clat_percentiles, lat_percentiles, percentiles, .. } = &report.options;
     let runtime = if stats.ios > 0 { report.runtime.as_millis() as u64 } else { 0 };
     let bandwidth = report.per_second(stats.bytes);
@@ -230,7 +230,7 @@ fn batches([one, two, four, eight, sixteen, thirty_two, more]: [f64; 7]) -> [f64
 
 /// Percentages of completion latencies of all directions, by buckets of nano-, micro- and milliseconds.
 #[expect(clippy::cast_precision_loss, reason = "percentages")]
-pub(super) fn latencies(report: &Report) -> [Value; 3] {
+pub(super) fn latencies(report: &GroupReport) -> [Value; 3] {
     let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
     for histogram in report.stats.iter().map(|stats| &stats.clat_histogram) {
         for value in histogram.iter_recorded() {

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use tidelog_engine::path::{IoPriority, PriorityClass};
 
-use crate::option::{JobOptions, LogKind, Logs};
-use crate::stats::{Entry, Timeline};
+use crate::option::{JobOptions, LogKind, LogOptions};
+use crate::stats::{JobTimeline, TimelineEntry};
 
 /// The log files of the jobs of a run, in the order of [`entries`]; each clone of a job has its own.
 pub fn log_files(jobs: &[JobOptions]) -> Vec<Vec<(LogKind, PathBuf)>> {
@@ -17,8 +17,8 @@ pub fn log_files(jobs: &[JobOptions]) -> Vec<Vec<(LogKind, PathBuf)>> {
 }
 
 /// The lines of one log.
-pub fn log_lines(kind: LogKind, timeline: &Timeline, logs: &Logs) -> String {
-    let value = |entry: &Entry| match kind {
+pub fn log_lines(kind: LogKind, timeline: &JobTimeline, logs: &LogOptions) -> String {
+    let value = |entry: &TimelineEntry| match kind {
         LogKind::Bandwidth => entry.bandwidth,
         LogKind::SubmissionLatency => entry.slat,
         LogKind::CompletionLatency => entry.clat,
@@ -27,7 +27,7 @@ pub fn log_lines(kind: LogKind, timeline: &Timeline, logs: &Logs) -> String {
     };
     let mut text = String::new();
     for entry in timeline.entries() {
-        let Entry { at_ms, direction, bytes, offset, priority, .. } = entry;
+        let TimelineEntry { at_ms, direction, bytes, offset, priority, .. } = entry;
         let _ = write!(text, "{at_ms}, {}, {}, {bytes}, ", value(entry), *direction as u8);
         if logs.offsets {
             let _ = write!(text, "{offset}, ");
@@ -51,21 +51,21 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::direction::Direction;
+    use crate::direction::DataDirection;
     use crate::stats::Operated;
 
     #[test]
     fn the_last_field_is_the_priority_as_fio_writes_it() {
         let now = Instant::now();
-        let mut timeline = Timeline::new(Duration::ZERO, now);
+        let mut timeline = JobTimeline::new(Duration::ZERO, now);
         for priority in [0x2003, 0x6000] {
             let operated =
-                Operated { direction: Direction::Read, offset: 8, bytes: 4096, priority };
+                Operated { direction: DataDirection::Read, offset: 8, bytes: 4096, priority };
             timeline.completed(operated, 1, 2, now);
         }
-        let lines = |logs: &Logs| log_lines(LogKind::CompletionLatency, &timeline, logs);
-        assert_eq!(lines(&Logs::default()), "0, 2, 0, 4096, 1\n0, 2, 0, 4096, 0\n");
-        let logs = Logs { offsets: true, priorities: true, ..Logs::default() };
+        let lines = |logs: &LogOptions| log_lines(LogKind::CompletionLatency, &timeline, logs);
+        assert_eq!(lines(&LogOptions::default()), "0, 2, 0, 4096, 1\n0, 2, 0, 4096, 0\n");
+        let logs = LogOptions { offsets: true, priorities: true, ..LogOptions::default() };
         assert_eq!(lines(&logs), "0, 2, 0, 4096, 8, 0x2003\n0, 2, 0, 4096, 8, 0x6000\n");
     }
 }

@@ -7,7 +7,7 @@ mod normal;
 mod terse;
 mod units;
 
-pub use group::{Report, reports};
+pub use group::{GroupReport, reports};
 pub use json::document;
 pub use logs::{log_files, log_lines};
 pub use normal::{introduction, text};

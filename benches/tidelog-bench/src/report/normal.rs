@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-use super::group::Report;
+use super::group::GroupReport;
 use super::units::{amount, decimal_amount, decimal_rate, rate, short_count};
 use crate::disks::DiskUse;
 use crate::option::{JobOptions, Sizes, engine_name};
 use crate::stats::{DirectionStats, Lateness, Moments, SteadyResult};
 
 /// The report of a run.
-pub fn text(reports: &[Report], disks: &[(DiskUse, f64)]) -> String {
+pub fn text(reports: &[GroupReport], disks: &[(DiskUse, f64)]) -> String {
     let mut text = String::new();
     for report in reports {
         text.push_str(&one(report));
@@ -51,7 +51,7 @@ pub fn introduction(job: &JobOptions, group: usize) -> String {
     )
 }
 
-fn one(report: &Report) -> String {
+fn one(report: &GroupReport) -> String {
     let mut text = String::new();
     let errors = u32::from(!report.is_clean());
     let _ = writeln!(
@@ -164,7 +164,7 @@ fn workload(text: &mut String, of: &Lateness) {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a report")]
-fn direction(text: &mut String, name: &str, report: &Report, stats: &DirectionStats) {
+fn direction(text: &mut String, name: &str, report: &GroupReport, stats: &DirectionStats) {
     let bandwidth = report.per_second(stats.bytes);
     let _ = writeln!(
         text,
@@ -239,11 +239,11 @@ fn percentiles(text: &mut String, title: &str, histogram: &Histogram<u64>, wante
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a report")]
-fn summary(group: usize, reports: &[Report]) -> String {
+fn summary(group: usize, reports: &[GroupReport]) -> String {
     let mut text = format!("\nRun status group {group} (all jobs):\n");
     for (index, name) in ["READ", "WRITE", "TRIM"].into_iter().enumerate() {
         let members = reports.iter().filter(|it| it.group == group && it.stats[index].ios > 0);
-        let members: Vec<&Report> = members.collect();
+        let members: Vec<&GroupReport> = members.collect();
         let bytes: u64 = members.iter().map(|report| report.stats[index].bytes).sum();
         let Some(runtime) = members.iter().map(|report| report.runtime).max() else { continue };
         let bandwidth = bytes as f64 / runtime.as_secs_f64().max(1e-9);

@@ -1,7 +1,7 @@
 //! fio's terse output, version 3: one line of numbers for each report.
 
 use super::VERSION;
-use super::group::Report;
+use super::group::GroupReport;
 use super::json::latencies;
 use crate::stats::{DirectionStats, Moments};
 
@@ -9,11 +9,11 @@ use crate::stats::{DirectionStats, Moments};
 const PERCENTILES: usize = 20;
 
 /// A line for each report.
-pub fn lines(reports: &[Report]) -> String {
+pub fn lines(reports: &[GroupReport]) -> String {
     reports.iter().map(|report| line(report) + "\n").collect()
 }
 
-fn line(report: &Report) -> String {
+fn line(report: &GroupReport) -> String {
     let mut fields = vec![
         "3".to_owned(),
         VERSION.to_owned(),
@@ -39,7 +39,7 @@ fn line(report: &Report) -> String {
     fields.join(";")
 }
 
-fn direction(fields: &mut Vec<String>, report: &Report, stats: &DirectionStats) {
+fn direction(fields: &mut Vec<String>, report: &GroupReport, stats: &DirectionStats) {
     let runtime = if stats.ios > 0 { report.runtime.as_millis() } else { 0 };
     fields.extend([
         (stats.bytes >> 10).to_string(),

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::load::Place;
+use crate::load::BlockRange;
 use crate::option::JobOptions;
 
 /// Blocks that were written and not read back yet, each with the pass that wrote it.
@@ -12,7 +12,7 @@ pub(super) struct Backlog {
     every: u64,
     /// How many are read back then.
     batch: u64,
-    written: VecDeque<(Place, u64)>,
+    written: VecDeque<(BlockRange, u64)>,
     /// Writes begun since the last time.
     begun: u64,
     /// How many are still to be read back this time, and whether that has begun.
@@ -28,7 +28,7 @@ pub(super) enum Turn {
     /// It waits for what is in flight.
     Wait,
     /// It reads a block of this pass back.
-    Check(Place, u64),
+    Check(BlockRange, u64),
 }
 
 impl Backlog {
@@ -64,7 +64,7 @@ impl Backlog {
     }
 
     /// One is written.
-    pub(super) fn landed(&mut self, place: Place, pass: u64) {
+    pub(super) fn landed(&mut self, place: BlockRange, pass: u64) {
         if self.is_any() {
             self.written.push_back((place, pass));
         }
@@ -110,8 +110,8 @@ mod tests {
     use super::*;
     use crate::option::apply;
 
-    fn place(offset: u64) -> Place {
-        Place { file: 0, offset, length: 4096 }
+    fn place(offset: u64) -> BlockRange {
+        BlockRange { file: 0, offset, length: 4096 }
     }
 
     #[test]

@@ -66,7 +66,7 @@ impl Beside {
 
 /// One thread among them. It is over when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Member {
+pub(crate) struct RunThread {
     beside: Arc<Beside>,
     name: String,
     group: usize,
@@ -78,7 +78,7 @@ pub(crate) struct Member {
     operations: AtomicU64,
 }
 
-impl Member {
+impl RunThread {
     /// A thread of this job.
     pub(super) fn new(beside: &Arc<Beside>, job: &JobOptions) -> Self {
         Self {
@@ -145,7 +145,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for RunThread {
     fn drop(&mut self) {
         if let Some((id, weight)) = self.flow
             && let Some(flow) = self.beside.flows.get(&id)
@@ -180,7 +180,7 @@ mod tests {
     fn operations_of_a_flow_are_shared_by_weight_until_one_is_over() {
         let jobs = [job("light", 1), job("heavy", 8)];
         let beside = Arc::new(Beside::new(&jobs, &Arc::default()));
-        let members = jobs.each_ref().map(|job| Member::new(&beside, job));
+        let members = jobs.each_ref().map(|job| RunThread::new(&beside, job));
         let mut taken = [0_u32; 2];
         for _ in 0..9000 {
             for (member, taken) in members.iter().zip(&mut taken) {
@@ -205,7 +205,7 @@ mod tests {
             let first = JobOptions { exitall: true, exit_what: what, ..job("first", 0) };
             let jobs = [first, job("same", 0), JobOptions { group: 1, ..job("other", 0) }];
             let beside = Arc::new(Beside::new(&jobs, &all));
-            let [first, same, other] = jobs.each_ref().map(|job| Member::new(&beside, job));
+            let [first, same, other] = jobs.each_ref().map(|job| RunThread::new(&beside, job));
             assert!(!same.is_stopped());
             drop(first);
             assert_eq!(

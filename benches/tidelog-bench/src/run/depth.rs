@@ -6,7 +6,7 @@ use crate::option::JobOptions;
 
 /// What a job that looks for its depth does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum DepthStep {
     /// It goes on.
     On,
     /// What is in flight ends first, since it is more than the depth that comes.
@@ -71,23 +71,23 @@ impl Depth {
     }
 
     /// Looks whether a window is over, and decides.
-    pub(super) fn look(&mut self, now: Instant) -> Next {
+    pub(super) fn look(&mut self, now: Instant) -> DepthStep {
         let begun = *self.begun.get_or_insert(now);
         let has_failed = self.percentile >= 100.0 && self.late > 0;
         if has_failed {
             return self.failed(now);
         }
         if now - begun < self.window || self.ios == 0 {
-            return Next::On;
+            return DepthStep::On;
         }
         #[expect(clippy::cast_precision_loss, reason = "a percentage")]
         let kept = (self.ios - self.late) as f64 / self.ios as f64 * 100.0;
         if kept >= self.percentile { self.succeeded(now) } else { self.failed(now) }
     }
 
-    fn failed(&mut self, now: Instant) -> Next {
+    fn failed(&mut self, now: Instant) -> DepthStep {
         if self.tried == 1 {
-            return Next::Never;
+            return DepthStep::Never;
         }
         self.high = self.tried;
         if self.tried == self.low {
@@ -96,10 +96,10 @@ impl Depth {
         self.tried = usize::midpoint(self.tried, self.low).max(1);
         self.stable = 0;
         self.begin_again(now);
-        Next::Drain
+        DepthStep::Drain
     }
 
-    fn succeeded(&mut self, now: Instant) -> Next {
+    fn succeeded(&mut self, now: Instant) -> DepthStep {
         let before = self.tried;
         self.low = self.tried;
         if self.tried + 1 == self.high {
@@ -116,9 +116,13 @@ impl Depth {
         self.tried = next.min(self.most);
         self.begin_again(now);
         if self.tried != before {
-            return Next::On;
+            return DepthStep::On;
         }
-        if std::mem::replace(&mut self.is_found, true) { Next::Over } else { Next::Measure }
+        if std::mem::replace(&mut self.is_found, true) {
+            DepthStep::Over
+        } else {
+            DepthStep::Measure
+        }
     }
 
     fn begin_again(&mut self, now: Instant) {
@@ -131,7 +135,7 @@ mod tests {
     use super::*;
 
     /// Searches on a device that keeps to the target up to a depth; answers the depths tried, and how it ended.
-    fn search(kept_up_to: usize, iodepth: u32) -> (Vec<usize>, Next) {
+    fn search(kept_up_to: usize, iodepth: u32) -> (Vec<usize>, DepthStep) {
         let job = JobOptions {
             iodepth,
             latency_target: Some(Duration::from_millis(1)),
@@ -145,7 +149,7 @@ mod tests {
         for second in 0..200 {
             let now = begun + Duration::from_secs(second);
             match depth.look(now) {
-                end @ (Next::Over | Next::Never) => return (tried, end),
+                end @ (DepthStep::Over | DepthStep::Never) => return (tried, end),
                 _ => tried.push(depth.limit()),
             }
             let latency = if depth.limit() <= kept_up_to { 500_000 } else { 1_500_000 };
@@ -157,11 +161,11 @@ mod tests {
     #[test]
     fn the_largest_depth_that_keeps_to_the_target_is_found_and_measured() {
         let (tried, end) = search(20, 128);
-        assert_eq!((&tried[..6], end), (&[1, 2, 4, 8, 16, 32][..], Next::Over), "{tried:?}");
+        assert_eq!((&tried[..6], end), (&[1, 2, 4, 8, 16, 32][..], DepthStep::Over), "{tried:?}");
         assert_eq!(tried.last(), Some(&20), "{tried:?}");
         let (tried, _) = search(1000, 64);
         assert_eq!(tried.last(), Some(&64), "all of iodepth: {tried:?}");
-        assert_eq!(search(0, 64), (vec![1], Next::Never));
+        assert_eq!(search(0, 64), (vec![1], DepthStep::Never));
         assert_eq!(search(1, 64).0.last(), Some(&1));
     }
 }

@@ -4,10 +4,10 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use crate::load::{Origin, Place, stamp};
+use crate::load::{BlockRange, Origin, stamp};
 
 /// Fills a block with the bytes that this pass of a job writes there, whoever asks.
-pub(super) fn fill(block: &mut [u8], place: Place, origin: Origin) {
+pub(super) fn fill(block: &mut [u8], place: BlockRange, origin: Origin) {
     let Origin { run, writer, pass } = origin;
     let mix = |sum: u64, value: u64| fastrand::Rng::with_seed(sum ^ value).u64(..);
     let seed = [run, writer, pass, place.file as u64, place.offset].into_iter().fold(0, mix);
@@ -19,7 +19,7 @@ pub(super) fn dump(
     directory: &Path,
     found: &[u8],
     file: &str,
-    place: Place,
+    place: BlockRange,
     origin: Origin,
 ) -> io::Result<()> {
     let mut expected = vec![0; found.len()];
@@ -39,8 +39,10 @@ mod tests {
     fn a_bad_block_is_written_beside_what_was_written() {
         let directory = std::env::temp_dir().join(format!("tidelog-dump-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
-        let (place, origin) =
-            (Place { file: 1, offset: 8192, length: 4096 }, Origin { run: 3, writer: 1, pass: 2 });
+        let (place, origin) = (
+            BlockRange { file: 1, offset: 8192, length: 4096 },
+            Origin { run: 3, writer: 1, pass: 2 },
+        );
         let mut block = vec![0; 4096];
         fill(&mut block, place, origin);
         stamp(&mut block, place.offset, origin);

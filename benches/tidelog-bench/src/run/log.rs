@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 
 use tidelog_engine::path::Capabilities;
 use tidelog_engine::pool::{Batch, Pool, PutOptions, TensorKey};
-use tidelog_engine::schedule::{CompletionQueue, Outcome, Ticket, Urgency};
+use tidelog_engine::schedule::{CompletionQueue, Ticket, TransferOutcome, Urgency};
 
 use super::budget::Budget;
-use super::start::Ended;
+use super::start::JobEnd;
 use super::throttle::Throttle;
-use crate::direction::Direction;
+use crate::direction::DataDirection;
 use crate::exit::BenchError;
 use crate::load::{BadBlock, Origin, Permutation, check};
 use crate::option::JobOptions;
-use crate::stats::{Latency, Recorder};
+use crate::stats::{OperationLatency, Recorder};
 
-use memory::Memory;
+use memory::JobMemory;
 use tensors::{Tensor, tensors};
 
 pub(super) use pools::Pools;
@@ -40,7 +40,7 @@ pub(super) struct LogJob {
     budget: Budget,
     throttle: Throttle,
     /// Which way the next transfer goes, if its time has not come, and that time.
-    held: Option<Direction>,
+    held: Option<DataDirection>,
     due: Option<Instant>,
     /// Durable puts that wait for their commit, and how many.
     batch: Option<Batch>,
@@ -50,17 +50,17 @@ pub(super) struct LogJob {
     flights: Vec<Option<Flight>>,
     idle: Vec<usize>,
     ends: CompletionQueue,
-    memory: Memory,
+    memory: JobMemory,
     /// The turn of the next tensor in this pass.
     turn: u64,
     /// What the stamps of the next put say.
     origin: Origin,
-    ended: Ended,
+    ended: JobEnd,
 }
 
 struct Flight {
     tensor: usize,
-    direction: Direction,
+    direction: DataDirection,
     pass: u64,
     begun: Instant,
     issued: Instant,
@@ -97,10 +97,10 @@ impl LogJob {
             flights: std::iter::repeat_with(|| None).take(depth).collect(),
             idle: (0..depth).collect(),
             ends: CompletionQueue::new(),
-            memory: Memory::new(job, &pool, seed).map_err(|error| failed(error.to_string()))?,
+            memory: JobMemory::new(job, &pool, seed).map_err(|error| failed(error.to_string()))?,
             turn: 0,
             origin,
-            ended: Ended::default(),
+            ended: JobEnd::default(),
             job: job.clone(),
             pool,
             tensors,
@@ -118,7 +118,7 @@ impl LogJob {
     }
 
     /// Runs the job, checks what it wrote if that was asked for, and deletes its tensors.
-    pub(super) fn run(mut self, recorder: &mut Recorder) -> Ended {
+    pub(super) fn run(mut self, recorder: &mut Recorder) -> JobEnd {
         loop {
             let now = Instant::now();
             recorder.tick(now);
@@ -221,12 +221,12 @@ impl LogJob {
         self.begin(tag, place, direction)
     }
 
-    fn begin(&mut self, tag: usize, place: usize, direction: Direction) -> bool {
+    fn begin(&mut self, tag: usize, place: usize, direction: DataDirection) -> bool {
         let begun = Instant::now();
         let Tensor { id, length, .. } = self.tensors[place];
         let notify = Some((self.ends.clone(), tag as u64));
         let ticket = match direction {
-            Direction::Write => {
+            DataDirection::Write => {
                 let origin = self.job.verify.then_some(self.origin);
                 let source = self.memory.source(tag, length, place as u64, origin);
                 let options = PutOptions { notify, ..PutOptions::default() };
@@ -240,7 +240,7 @@ impl LogJob {
                 put.map_err(|error| error.to_string())
             }
             // Options of which a log job would trim are refused.
-            Direction::Read | Direction::Trim => {
+            DataDirection::Read | DataDirection::Trim => {
                 let memory = self.memory.destination(length);
                 let got = self.pool.get(id, 0..length, memory, Urgency::Urgent, notify);
                 got.map_err(|error| error.to_string())
@@ -289,7 +289,7 @@ impl LogJob {
     fn land_one(
         &mut self,
         tag: usize,
-        outcome: Outcome,
+        outcome: TransferOutcome,
         recorder: Option<&mut Recorder>,
         now: Instant,
     ) {
@@ -300,18 +300,23 @@ impl LogJob {
         if let Err(error) = outcome {
             return self.ended.fail(format!("tensor {tensor}: {error}"));
         }
-        if direction == Direction::Write {
+        if direction == DataDirection::Write {
             self.tensors[tensor].put = Some(pass);
         }
         let reads_back = recorder.is_none();
         if let Some(recorder) = recorder {
-            recorder.completed(direction, length, Latency::between([begun, issued, now]), now);
+            recorder.completed(
+                direction,
+                length,
+                OperationLatency::between([begun, issued, now]),
+                now,
+            );
         }
         // No two puts of a tensor are in flight, so the last to end is the one that stands.
         let pass = self.tensors[tensor].put.unwrap_or(0);
         let oldest = reads_back.then_some(Origin { pass, ..self.origin });
         if let Some(buffer) = ticket.take_buffer() {
-            if direction == Direction::Read {
+            if direction == DataDirection::Read {
                 self.compare(tensor, &buffer[..length as usize], oldest);
             }
             self.memory.give_back_buffer(buffer);
@@ -334,7 +339,7 @@ impl LogJob {
 
     /// Puts every tensor, not measured.
     fn lay_out(&mut self) -> Result<(), BenchError> {
-        self.each(Direction::Write, |_| true);
+        self.each(DataDirection::Write, |_| true);
         self.commit(None);
         match self.ended.failure.take() {
             None => Ok(()),
@@ -346,10 +351,10 @@ impl LogJob {
 
     /// Gets every tensor that was put, not measured.
     fn read_back(&mut self) {
-        self.each(Direction::Read, |tensor| tensor.put.is_some());
+        self.each(DataDirection::Read, |tensor| tensor.put.is_some());
     }
 
-    fn each(&mut self, direction: Direction, wanted: impl Fn(&Tensor) -> bool) {
+    fn each(&mut self, direction: DataDirection, wanted: impl Fn(&Tensor) -> bool) {
         for place in 0..self.tensors.len() {
             if !wanted(&self.tensors[place]) {
                 continue;

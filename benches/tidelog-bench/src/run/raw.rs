@@ -16,14 +16,14 @@ use landed::CompletedIo;
 
 use super::backlog::Backlog;
 use super::budget::Budget;
-use super::depth::{Depth, Next};
+use super::depth::{Depth, DepthStep};
 use super::dump;
 use super::floor::Floor;
-use super::start::Ended;
+use super::start::JobEnd;
 use super::throttle::Throttle;
-use crate::direction::Direction;
+use crate::direction::DataDirection;
 use crate::exit::BenchError;
-use crate::load::{Filler, Origin, Place, Stream, Way, stamp};
+use crate::load::{BlockRange, FileOrder, Filler, OffsetStream, Origin, stamp};
 use crate::option::JobOptions;
 use crate::stats::{Recorder, Steady, nanos};
 use crate::target;
@@ -36,7 +36,7 @@ pub(super) struct RawJob {
     job: JobOptions,
     path: Box<dyn DataPath>,
     rings_early: bool,
-    stream: Stream,
+    stream: OffsetStream,
     filler: Option<Filler>,
     backlog: Backlog,
     budget: Budget,
@@ -49,12 +49,12 @@ pub(super) struct RawJob {
     thought_after: u64,
     thinks_until: Option<Instant>,
     /// What comes next, if its time has not come, and that time.
-    held: Option<(Place, Direction)>,
+    held: Option<(BlockRange, DataDirection)>,
     due: Option<Instant>,
     /// Buffers of operations that have no use for one, by tag.
     parked: Vec<Option<DmaBuffer>>,
     /// Places that were trimmed, and are to be written next.
-    trimmed: Vec<Place>,
+    trimmed: Vec<BlockRange>,
     /// Chooses the direction of each operation of a mix.
     random: fastrand::Rng,
     /// Chooses the priority of each operation, where there are two.
@@ -77,13 +77,13 @@ pub(super) struct RawJob {
     origin: Origin,
     /// Operations begun in this pass.
     begun_in_pass: u64,
-    ended: Ended,
+    ended: JobEnd,
 }
 
 #[derive(Clone, Copy)]
 struct Flight {
-    place: Place,
-    direction: Direction,
+    place: BlockRange,
+    direction: DataDirection,
     priority: Option<IoPriority>,
     /// The pass of a write; of a read that compares, the oldest that may be found.
     pass: u64,
@@ -96,9 +96,9 @@ struct Flight {
 }
 
 /// What is begun next.
-struct Begun {
-    place: Place,
-    direction: Direction,
+struct BegunIo {
+    place: BlockRange,
+    direction: DataDirection,
     /// The pass of a block that is read back from the backlog.
     check: Option<u64>,
 }
@@ -132,10 +132,10 @@ impl RawJob {
         let (buffers, path) = buffers(job, path, seed)?;
         // Nobody wakes this thread. A path that finds its waker unarmed takes it for woken, and does not wait.
         path.waker().arm();
-        let nowhere = Place { file: 0, offset: 0, length: 0 };
+        let nowhere = BlockRange { file: 0, offset: 0, length: 0 };
         let flight = Flight {
             place: nowhere,
-            direction: Direction::Read,
+            direction: DataDirection::Read,
             priority: None,
             pass: 0,
             is_check: false,
@@ -143,7 +143,7 @@ impl RawJob {
             issued: 0,
         };
         Ok(Self {
-            stream: Stream::new(windows, job.sizes.clone(), Way::of(job, seed)),
+            stream: OffsetStream::new(windows, job.sizes.clone(), FileOrder::of(job, seed)),
             filler: Filler::of(job, clone),
             backlog: Backlog::new(job),
             budget: Budget::new(job, pass),
@@ -168,7 +168,7 @@ impl RawJob {
             landed_at: Instant::now(),
             origin,
             begun_in_pass: 0,
-            ended: Ended::default(),
+            ended: JobEnd::default(),
             job: job.clone(),
             rings_early: path.capabilities().kind == PathKind::Spdk,
             path,
@@ -181,7 +181,7 @@ impl RawJob {
     }
 
     /// Runs the job, and reads back what it wrote if that was asked for.
-    pub(super) fn run(mut self, recorder: &mut Recorder) -> Ended {
+    pub(super) fn run(mut self, recorder: &mut Recorder) -> JobEnd {
         self.go_through(Phase::Load, recorder);
         self.job.zones.iter().for_each(|zones| zones.leave(self.origin.writer));
         self.ended.steady = self.steady().map(Steady::result).map(Box::new);
@@ -244,7 +244,7 @@ impl RawJob {
         while self.has_room(*phase)
             && let Some((tag, buffer)) = self.idle.pop()
         {
-            let Some(Begun { place, direction, check }) = self.next(phase, now) else {
+            let Some(BegunIo { place, direction, check }) = self.next(phase, now) else {
                 self.idle.push((tag, buffer));
                 break;
             };
@@ -277,15 +277,15 @@ impl RawJob {
     fn look_at_depth(&mut self, recorder: &mut Recorder, now: Instant) {
         let Some(depth) = &mut self.depth else { return };
         match depth.look(now) {
-            Next::On => {}
-            Next::Drain => self.drains = true,
-            Next::Measure => {
+            DepthStep::On => {}
+            DepthStep::Drain => self.drains = true,
+            DepthStep::Measure => {
                 self.drains = true;
                 self.ended.depth = Some(depth.limit());
                 recorder.begin_again(now);
             }
-            Next::Over => self.budget.end(),
-            Next::Never => {
+            DepthStep::Over => self.budget.end(),
+            DepthStep::Never => {
                 let what = "latency_target: operations take longer even one at a time";
                 self.ended.fail(what.to_owned());
             }
@@ -310,8 +310,8 @@ impl RawJob {
         &mut self,
         tag: usize,
         mut buffer: DmaBuffer,
-        place: Place,
-        direction: Direction,
+        place: BlockRange,
+        direction: DataDirection,
         check: Option<u64>,
     ) -> bool {
         let (pass, is_check) = (check.unwrap_or(self.origin.pass), check.is_some());
@@ -319,8 +319,8 @@ impl RawJob {
         self.flights[tag] =
             Flight { place, direction, priority, pass, is_check, slat: 0, issued: 0 };
         let action = match direction {
-            Direction::Read => Action::read(buffer),
-            Direction::Write => {
+            DataDirection::Read => Action::read(buffer),
+            DataDirection::Write => {
                 if let Some(filler) = &mut self.filler {
                     filler.fill(&mut buffer[..place.length as usize]);
                 }
@@ -332,7 +332,7 @@ impl RawJob {
                 }
                 Action::write(buffer, false)
             }
-            Direction::Trim => {
+            DataDirection::Trim => {
                 self.parked[tag] = Some(buffer);
                 Action::Deallocate
             }

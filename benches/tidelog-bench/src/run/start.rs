@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tidelog_engine::path::{Capabilities, Feature, PathProvider};
 
-use super::beside::{Beside, Member};
+use super::beside::{Beside, RunThread};
 use super::interrupt::is_interrupted;
 use super::log::{LogJob, Pools, Replay};
 use super::processors::pin;
@@ -23,7 +23,7 @@ use crate::target::Targets;
 
 /// How a job ended.
 #[derive(Clone, Debug, Default)]
-pub struct Ended {
+pub struct JobEnd {
     /// The first operation that failed.
     pub failure: Option<String>,
     /// The first block that was not what had been written.
@@ -40,7 +40,7 @@ pub struct Ended {
     pub lateness: Option<Box<Lateness>>,
 }
 
-impl Ended {
+impl JobEnd {
     /// Remembers the first failure.
     pub(super) fn fail(&mut self, what: String) {
         self.failure.get_or_insert(what);
@@ -83,7 +83,7 @@ pub struct JobResult {
     /// Its counters.
     pub recorder: Recorder,
     /// How it ended.
-    pub ended: Ended,
+    pub ended: JobEnd,
     /// Its part of what the group cost.
     pub usage: Usage,
     /// How long the group ran, from its first operation that was counted.
@@ -93,7 +93,7 @@ pub struct JobResult {
 }
 
 /// What is told while jobs run.
-pub struct Status<'a> {
+pub struct RunStatus<'a> {
     /// How often; never, if this is not given.
     pub every: Option<Duration>,
     /// Tells what the jobs of a group have done so far.
@@ -108,7 +108,7 @@ pub fn run(
     groups: &[Vec<JobOptions>],
     targets: &Targets,
     live: &Live,
-    status: &Status,
+    status: &RunStatus,
 ) -> Result<Vec<JobResult>, BenchError> {
     let run = fastrand::Rng::new().u64(1..);
     let mut results = Vec::new();
@@ -126,14 +126,14 @@ pub fn run(
 }
 
 /// What a thread leaves: its job, and what it counted unless it panicked.
-type Run = (JobOptions, Option<(Recorder, Ended)>);
+type Run = (JobOptions, Option<(Recorder, JobEnd)>);
 
 struct Thread {
     options: JobOptions,
     counters: Arc<LiveCounters>,
     ready: Receiver<Result<Vec<String>, BenchError>>,
     start: Sender<()>,
-    handle: thread::JoinHandle<Option<(Recorder, Ended)>>,
+    handle: thread::JoinHandle<Option<(Recorder, JobEnd)>>,
 }
 
 #[expect(clippy::too_many_arguments, reason = "one call, and each is something else")]
@@ -145,12 +145,12 @@ fn run_group(
     beside: &Arc<Beside>,
     run: u64,
     live: &Live,
-    status: &Status,
+    status: &RunStatus,
 ) -> Result<Vec<JobResult>, BenchError> {
     let mut threads = Vec::new();
     for job in jobs {
         for clone in job.first_clone..job.first_clone + job.numjobs {
-            let member = Some(Arc::new(Member::new(beside, job)));
+            let member = Some(Arc::new(RunThread::new(beside, job)));
             let job = &JobOptions { member, ..job.clone() };
             let provider = targets.provider(job)?;
             let counters = live.watch(group);
@@ -191,7 +191,7 @@ fn run_group(
                 options: thread.options.clone(),
                 group: thread.options.group,
                 recorder: copy_of(thread),
-                ended: Ended::default(),
+                ended: JobEnd::default(),
                 usage,
                 elapsed: begun.elapsed(),
                 path: path.clone(),
@@ -212,7 +212,7 @@ fn run_group(
     let result = |((options, ended), path): (Run, Vec<String>)| {
         let (recorder, ended) = ended.unwrap_or_else(|| {
             let failure = Some("the job's thread panicked; this is a bug".to_owned());
-            (Recorder::empty(), Ended { failure, ..Ended::default() })
+            (Recorder::empty(), JobEnd { failure, ..JobEnd::default() })
         });
         let group = options.group;
         JobResult { options, group, recorder, ended, usage, elapsed, path }

@@ -2,15 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use crate::direction::Direction;
+use crate::direction::DataDirection;
 use crate::option::JobOptions;
 
 /// The pace of a job, for each direction on its own, if it is held back. What was late is caught up with, as in fio.
 #[derive(Clone, Debug)]
-pub(super) struct Throttle([Option<Pace>; 3]);
+pub(super) struct Throttle([Option<RateLimit>; 3]);
 
 #[derive(Clone, Debug, Default)]
-struct Pace {
+struct RateLimit {
     bytes_per_second: Option<u64>,
     ios_per_second: Option<u64>,
     begun: Option<Instant>,
@@ -28,30 +28,30 @@ impl Throttle {
             let is_held_back = bytes_per_second.is_some() || ios_per_second.is_some();
             let seed = job.randseed ^ index as u64;
             let chance = job.poisson.then(|| (fastrand::Rng::with_seed(seed), Duration::ZERO));
-            is_held_back.then(|| Pace {
+            is_held_back.then(|| RateLimit {
                 bytes_per_second,
                 ios_per_second,
                 chance,
-                ..Pace::default()
+                ..RateLimit::default()
             })
         };
         Self([0, 1, 2].map(pace))
     }
 
     /// When the next operation may begin, if not yet.
-    pub(super) fn due(&mut self, direction: Direction, now: Instant) -> Option<Instant> {
+    pub(super) fn due(&mut self, direction: DataDirection, now: Instant) -> Option<Instant> {
         self.0[direction as usize].as_mut()?.due(now)
     }
 
     /// Counts one that began.
-    pub(super) fn took(&mut self, direction: Direction, length: u64) {
+    pub(super) fn took(&mut self, direction: DataDirection, length: u64) {
         if let Some(pace) = &mut self.0[direction as usize] {
             pace.took(length);
         }
     }
 }
 
-impl Pace {
+impl RateLimit {
     fn took(&mut self, length: u64) {
         self.bytes += length;
         self.ios += 1;
@@ -94,13 +94,13 @@ mod tests {
         let mut throttle = Throttle::new(&job);
         let begun = Instant::now();
         let after = |millis| begun + Duration::from_millis(millis);
-        assert_eq!(throttle.due(Direction::Read, begun), None, "the first may begin at once");
-        throttle.took(Direction::Read, 512 << 10);
-        assert_eq!(throttle.due(Direction::Read, after(100)), Some(after(500)));
-        assert_eq!(throttle.due(Direction::Write, after(100)), None);
-        assert_eq!(throttle.due(Direction::Read, after(1200)), None);
-        throttle.took(Direction::Read, 512 << 10);
-        assert_eq!(throttle.due(Direction::Read, after(1200)), None, "two were due by then");
+        assert_eq!(throttle.due(DataDirection::Read, begun), None, "the first may begin at once");
+        throttle.took(DataDirection::Read, 512 << 10);
+        assert_eq!(throttle.due(DataDirection::Read, after(100)), Some(after(500)));
+        assert_eq!(throttle.due(DataDirection::Write, after(100)), None);
+        assert_eq!(throttle.due(DataDirection::Read, after(1200)), None);
+        throttle.took(DataDirection::Read, 512 << 10);
+        assert_eq!(throttle.due(DataDirection::Read, after(1200)), None, "two were due by then");
     }
 
     #[test]
@@ -114,9 +114,9 @@ mod tests {
         let begun = Instant::now();
         let mut times = Vec::new();
         for _ in 0..20_000 {
-            let due = throttle.due(Direction::Read, begun).unwrap_or(begun);
+            let due = throttle.due(DataDirection::Read, begun).unwrap_or(begun);
             times.push((due - begun).as_secs_f64());
-            throttle.took(Direction::Read, 4096);
+            throttle.took(DataDirection::Read, 4096);
         }
         let gaps: Vec<f64> = times.windows(2).map(|pair| (pair[1] - pair[0]) * 1000.0).collect();
         let count = f64::from(u32::try_from(gaps.len()).unwrap());
@@ -135,8 +135,8 @@ mod tests {
         };
         let mut throttle = Throttle::new(&job);
         let begun = Instant::now();
-        throttle.due(Direction::Write, begun);
-        throttle.took(Direction::Write, 4096);
-        assert_eq!(throttle.due(Direction::Write, begun), Some(begun + Duration::from_secs(1)));
+        throttle.due(DataDirection::Write, begun);
+        throttle.took(DataDirection::Write, 4096);
+        assert_eq!(throttle.due(DataDirection::Write, begun), Some(begun + Duration::from_secs(1)));
     }
 }

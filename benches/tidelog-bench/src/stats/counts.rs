@@ -36,14 +36,14 @@ pub struct DirectionStats {
 
 /// How long an operation took, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Latency {
+pub struct OperationLatency {
     /// From the decision to do it until it was handed to the data path.
     pub slat: u64,
     /// From there until its completion was seen.
     pub clat: u64,
 }
 
-impl Latency {
+impl OperationLatency {
     /// Of what was decided on at `begun`, handed over at `issued`, and seen complete at `now`.
     pub fn between([begun, issued, now]: [Instant; 3]) -> Self {
         Self { slat: nanos(begun, issued), clat: nanos(issued, now) }

@@ -8,10 +8,10 @@ mod recorder;
 mod steady;
 mod timeline;
 
-pub use counts::{Depths, DirectionStats, Latency, nanos};
+pub use counts::{Depths, DirectionStats, OperationLatency, nanos};
 pub use lateness::Lateness;
 pub use moments::Moments;
 pub use operated::Operated;
 pub use recorder::{LiveCounters, Recorder};
 pub use steady::{Steady, SteadyResult};
-pub use timeline::{Entry, Timeline};
+pub use timeline::{JobTimeline, TimelineEntry};

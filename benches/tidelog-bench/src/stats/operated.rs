@@ -1,12 +1,12 @@
 //! What an operation was, to those who count it.
 
-use crate::direction::Direction;
+use crate::direction::DataDirection;
 
 /// What an operation was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operated {
     /// Which way its bytes went.
-    pub direction: Direction,
+    pub direction: DataDirection,
     /// Where it began, if a log wants to know.
     pub offset: u64,
     /// How many bytes it moved.

@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::counts::{Depths, DirectionStats, Latency, nanos};
+use super::counts::{Depths, DirectionStats, OperationLatency, nanos};
 use super::moments::Moments;
 use super::operated::Operated;
-use super::timeline::Timeline;
-use crate::direction::Direction;
+use super::timeline::JobTimeline;
+use crate::direction::DataDirection;
 
 /// How often throughput is sampled, as in fio.
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
@@ -55,7 +55,7 @@ pub struct Recorder {
     /// How long commits took.
     pub syncs: Moments,
     /// What is written down over time, if anything is.
-    pub timeline: Option<Timeline>,
+    pub timeline: Option<JobTimeline>,
     live: Arc<LiveCounters>,
     /// When the job began.
     begun: Instant,
@@ -102,7 +102,7 @@ impl Recorder {
     /// The same, with an entry in its timeline for each `window`, or each operation.
     #[must_use]
     pub fn with_timeline(mut self, window: Duration) -> Self {
-        self.timeline = Some(Timeline::new(window, self.counted_from));
+        self.timeline = Some(JobTimeline::new(window, self.counted_from));
         self
     }
 
@@ -167,7 +167,13 @@ impl Recorder {
     }
 
     /// Counts an operation that was seen complete at `now`.
-    pub fn completed(&mut self, direction: Direction, bytes: u64, latency: Latency, now: Instant) {
+    pub fn completed(
+        &mut self,
+        direction: DataDirection,
+        bytes: u64,
+        latency: OperationLatency,
+        now: Instant,
+    ) {
         let operated = Operated { direction, offset: 0, bytes, priority: 0 };
         self.completed_alike(1, operated, latency, now);
     }
@@ -186,7 +192,7 @@ impl Recorder {
         &mut self,
         ios: u64,
         operated: Operated,
-        latency: Latency,
+        latency: OperationLatency,
         now: Instant,
     ) {
         let Operated { direction, bytes, .. } = operated;
@@ -197,7 +203,7 @@ impl Recorder {
             return;
         }
         let stats = &mut self.stats[index];
-        let Latency { slat, clat } = latency;
+        let OperationLatency { slat, clat } = latency;
         let lat = slat + clat;
         stats.ios += ios;
         stats.bytes += ios * bytes;
@@ -244,13 +250,13 @@ mod tests {
         let live = Arc::new(LiveCounters::default());
         let mut recorder = Recorder::new(Duration::from_millis(5), true, Arc::clone(&live));
         let begun = Instant::now();
-        recorder.completed(Direction::Read, 4096, Latency::default(), begun);
+        recorder.completed(DataDirection::Read, 4096, OperationLatency::default(), begun);
         assert_eq!(recorder.stats[0].ios, 0);
         let later = begun + Duration::from_millis(10);
         recorder.tick(later);
         let end = later + Duration::from_millis(2);
-        let latency = Latency::between([later, later + Duration::from_millis(1), end]);
-        recorder.completed(Direction::Read, 4096, latency, end);
+        let latency = OperationLatency::between([later, later + Duration::from_millis(1), end]);
+        recorder.completed(DataDirection::Read, 4096, latency, end);
         let read = &recorder.stats[0];
         assert_eq!((read.ios, read.bytes), (1, 4096));
         assert_eq!((read.slat.max, read.clat.max, read.lat.max), (1_000_000, 1_000_000, 2_000_000));
@@ -265,13 +271,13 @@ mod tests {
         let counted = |alike: bool| {
             let mut recorder = Recorder::new(Duration::ZERO, true, Arc::default());
             recorder = recorder.with_timeline(Duration::ZERO);
-            let (latency, now) = (Latency { slat: 100, clat: 5000 }, recorder.begun);
+            let (latency, now) = (OperationLatency { slat: 100, clat: 5000 }, recorder.begun);
             if alike {
-                let (direction, bytes) = (Direction::Write, 4096);
+                let (direction, bytes) = (DataDirection::Write, 4096);
                 let operated = Operated { direction, offset: 0, bytes, priority: 0 };
                 recorder.completed_alike(3, operated, latency, now);
             } else {
-                (0..3).for_each(|_| recorder.completed(Direction::Write, 4096, latency, now));
+                (0..3).for_each(|_| recorder.completed(DataDirection::Write, 4096, latency, now));
             }
             let live = Arc::clone(&recorder.live);
             let DirectionStats {
@@ -292,8 +298,8 @@ mod tests {
         let begun = Instant::now();
         for step in 1..=4 {
             let now = begun + step * Duration::from_millis(500);
-            let latency = Latency::between([begun, begun, now]);
-            recorder.completed(Direction::Write, 1 << 20, latency, now);
+            let latency = OperationLatency::between([begun, begun, now]);
+            recorder.completed(DataDirection::Write, 1 << 20, latency, now);
             recorder.tick(now + Duration::from_millis(1));
         }
         let write = &recorder.stats[1];

@@ -3,15 +3,15 @@
 use std::time::{Duration, Instant};
 
 use super::operated::Operated;
-use crate::direction::Direction;
+use crate::direction::DataDirection;
 
 /// An operation, or those of one direction in a while, on average.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct TimelineEntry {
     /// When it ended, in milliseconds since counting began.
     pub at_ms: u64,
     /// Which way its bytes went.
-    pub direction: Direction,
+    pub direction: DataDirection,
     /// Bytes of the operation; 0 where it stands for several.
     pub bytes: u64,
     /// Where the operation began; 0 where it stands for several.
@@ -32,13 +32,13 @@ pub struct Entry {
 
 /// The entries of a job so far.
 #[derive(Clone, Debug)]
-pub struct Timeline {
+pub struct JobTimeline {
     window: Duration,
     begun: Instant,
     /// When the window began that is open now.
     opened: Instant,
     open: [Sums; 3],
-    entries: Vec<Entry>,
+    entries: Vec<TimelineEntry>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,7 +50,7 @@ struct Sums {
     lat: u64,
 }
 
-impl Timeline {
+impl JobTimeline {
     /// One that begins now; a `window` of nothing gives each operation an entry.
     pub fn new(window: Duration, now: Instant) -> Self {
         Self { window, begun: now, opened: now, open: <_>::default(), entries: Vec::new() }
@@ -63,7 +63,7 @@ impl Timeline {
     }
 
     /// What there is.
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[TimelineEntry] {
         &self.entries
     }
 
@@ -74,7 +74,7 @@ impl Timeline {
         if self.window.is_zero() {
             let bandwidth = rate(bytes, Duration::from_nanos(clat)) >> 10;
             let at_ms = self.millis(now);
-            self.entries.push(Entry {
+            self.entries.push(TimelineEntry {
                 at_ms,
                 direction,
                 bytes,
@@ -104,10 +104,10 @@ impl Timeline {
             return;
         }
         let at_ms = self.millis(now);
-        for direction in [Direction::Read, Direction::Write, Direction::Trim] {
+        for direction in [DataDirection::Read, DataDirection::Write, DataDirection::Trim] {
             let sums = std::mem::take(&mut self.open[direction as usize]);
             if sums.ios > 0 {
-                self.entries.push(Entry {
+                self.entries.push(TimelineEntry {
                     at_ms,
                     direction,
                     bytes: 0,
@@ -140,24 +140,29 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn operated(direction: Direction, bytes: u64) -> Operated {
+    fn operated(direction: DataDirection, bytes: u64) -> Operated {
         Operated { direction, offset: 0, bytes, priority: 0 }
     }
 
     #[test]
     fn a_window_has_rates_over_its_own_length_and_mean_latencies() {
         let begun = Instant::now();
-        let mut timeline = Timeline::new(100 * MS, begun);
+        let mut timeline = JobTimeline::new(100 * MS, begun);
         for (slat, clat) in [(10, 100), (30, 300)] {
-            timeline.completed(operated(Direction::Write, 1 << 20), slat, clat, begun + 50 * MS);
+            timeline.completed(
+                operated(DataDirection::Write, 1 << 20),
+                slat,
+                clat,
+                begun + 50 * MS,
+            );
         }
         timeline.tick(begun + 99 * MS);
         assert_eq!(timeline.entries(), [], "it is not over");
         // It was looked at late: twice the window's time has passed.
         timeline.tick(begun + 200 * MS);
-        let entry = Entry {
+        let entry = TimelineEntry {
             at_ms: 200,
-            direction: Direction::Write,
+            direction: DataDirection::Write,
             bytes: 0,
             offset: 0,
             priority: 0,
@@ -175,8 +180,8 @@ mod tests {
     #[test]
     fn without_a_window_each_operation_has_its_entry() {
         let begun = Instant::now();
-        let mut timeline = Timeline::new(Duration::ZERO, begun);
-        timeline.completed(operated(Direction::Read, 4096), 1000, 2_000_000, begun + 7 * MS);
+        let mut timeline = JobTimeline::new(Duration::ZERO, begun);
+        timeline.completed(operated(DataDirection::Read, 4096), 1000, 2_000_000, begun + 7 * MS);
         timeline.tick(begun + 1000 * MS);
         let [entry] = timeline.entries() else { panic!("{:?}", timeline.entries()) };
         assert_eq!((entry.at_ms, entry.bytes, entry.iops, entry.lat), (7, 4096, 1, 2_001_000));

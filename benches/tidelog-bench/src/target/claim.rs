@@ -7,18 +7,18 @@ use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
 use tidelog_engine::path::{Device, DeviceKind};
 
 use crate::exit::BenchError;
-use crate::holder::Holder;
+use crate::holder::LockHolder;
 
 /// A device or file that is this run's as long as this lives.
 ///
 /// Two locks, since each does what the other cannot: one of whole files, whose owner the kernel names to everybody,
 /// and one of byte ranges, which pools also take. Both are lost with the process, however it ends.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct TargetClaim {
     _whole: Flock<File>,
 }
 
-impl Claim {
+impl TargetClaim {
     /// Takes an open device for this process.
     ///
     /// # Errors
@@ -31,7 +31,7 @@ impl Claim {
         };
         let held = || BenchError::Held {
             path: path.to_path_buf(),
-            holder: device.file().metadata().ok().and_then(|it| Holder::of(&it)),
+            holder: device.file().metadata().ok().and_then(|it| LockHolder::of(&it)),
         };
         let file = device.file().try_clone().map_err(failed)?;
         let whole = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use tidelog_device_safety::{Attached, Reason, Target, TargetKind};
+use tidelog_device_safety::{ClaimedController, NamedDevice, Reason, TargetKind};
 use tidelog_engine::path::PathProvider;
 
 use crate::exit::BenchError;
@@ -14,15 +14,15 @@ pub(super) struct Controllers(Vec<Held>);
 
 #[derive(Debug)]
 struct Held {
-    target: Target,
-    attached: Attached,
+    target: NamedDevice,
+    attached: ClaimedController,
     /// Whether it may be written: it was looked at since it was attached.
     may_be_written: bool,
 }
 
 impl Controllers {
     /// What was found when the controller of this name was attached.
-    pub(super) fn target(&self, name: &str) -> Option<Target> {
+    pub(super) fn target(&self, name: &str) -> Option<NamedDevice> {
         self.held(name).map(|held| held.target.clone())
     }
 
@@ -37,10 +37,10 @@ impl Controllers {
     }
 
     /// Attaches the controller, if it is not yet.
-    pub(super) fn hold(&mut self, target: &Target) -> io::Result<()> {
+    pub(super) fn hold(&mut self, target: &NamedDevice) -> io::Result<()> {
         let TargetKind::Controller(name) = &target.kind else { return Ok(()) };
         if self.held(&target.given).is_none() {
-            let attached = Attached::to(name)?;
+            let attached = ClaimedController::to(name)?;
             let target = target.clone();
             self.0.push(Held { target, attached, may_be_written: false });
         }
@@ -63,7 +63,7 @@ impl Controllers {
             );
             return Err(BenchError::usage(what).within(&job.name));
         }
-        Ok(Attached::provider(held.into_iter().map(|held| &held.attached)))
+        Ok(ClaimedController::provider(held.into_iter().map(|held| &held.attached)))
     }
 
     fn held(&self, name: &str) -> Option<&Held> {

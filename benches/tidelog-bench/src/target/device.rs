@@ -2,7 +2,7 @@
 
 use std::os::fd::AsRawFd;
 
-use tidelog_device_safety::Target;
+use tidelog_device_safety::NamedDevice;
 use tidelog_engine::path::{Device, DeviceIdentity, DeviceOpenError, OpenMode};
 use tidelog_engine::units::ByteCount;
 
@@ -18,7 +18,7 @@ pub(super) fn identity(device: &Device) -> Result<DeviceIdentity, BenchError> {
 }
 
 /// Opens what was looked at, and nothing that took its place.
-pub(super) fn open_unchanged(target: &Target, mode: OpenMode) -> Result<Device, BenchError> {
+pub(super) fn open_unchanged(target: &NamedDevice, mode: OpenMode) -> Result<Device, BenchError> {
     let device = Device::open(&target.spec(), mode)?;
     if target.identity == Some(identity(&device)?) {
         Ok(device)
@@ -29,7 +29,11 @@ pub(super) fn open_unchanged(target: &Target, mode: OpenMode) -> Result<Device, 
 
 /// Gives a file that is to be read bytes to read: of what is reserved and was never written, no device
 /// would be asked.
-pub(super) fn fill(target: &Target, device: &Device, size: ByteCount) -> Result<(), BenchError> {
+pub(super) fn fill(
+    target: &NamedDevice,
+    device: &Device,
+    size: ByteCount,
+) -> Result<(), BenchError> {
     use std::os::unix::fs::FileExt;
     eprintln!("{}: laying out a file of {size} to read", target.given);
     let write = || {

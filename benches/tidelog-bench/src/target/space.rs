@@ -5,18 +5,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::sys::statvfs::statvfs;
-use tidelog_device_safety::{Target, TargetKind};
+use tidelog_device_safety::{NamedDevice, TargetKind};
 use tidelog_engine::units::ByteCount;
 
 use crate::exit::BenchError;
 
 /// What the files of a run will take, by file.
 #[derive(Debug, Default)]
-pub(super) struct Space(BTreeMap<PathBuf, ByteCount>);
+pub(super) struct FileSpace(BTreeMap<PathBuf, ByteCount>);
 
-impl Space {
+impl FileSpace {
     /// Notes that a file is to have this many bytes. What is no file takes no room.
-    pub(super) fn note(&mut self, target: &Target, size: ByteCount) {
+    pub(super) fn note(&mut self, target: &NamedDevice, size: ByteCount) {
         if matches!(target.kind, TargetKind::NewFile | TargetKind::File) {
             let noted = self.0.entry(target.path.clone()).or_default();
             *noted = (*noted).max(size);

@@ -1,11 +1,11 @@
 //! How much of each file a job works on, and how large it must be.
 
-use tidelog_device_safety::Target;
+use tidelog_device_safety::NamedDevice;
 use tidelog_engine::memory::ALIGNMENT;
 use tidelog_engine::units::ByteCount;
 
 use crate::exit::BenchError;
-use crate::load::Window;
+use crate::load::FileWindow;
 use crate::option::JobOptions;
 use crate::option::value::Amount;
 
@@ -17,7 +17,7 @@ pub fn windows(
     job: &JobOptions,
     sizes: &[ByteCount],
     clone: u32,
-) -> Result<Vec<Window>, BenchError> {
+) -> Result<Vec<FileWindow>, BenchError> {
     let unit = ALIGNMENT as u64;
     let down = |bytes: u64| bytes / unit * unit;
     let window = |(name, whole): (&String, &ByteCount)| {
@@ -37,13 +37,13 @@ pub fn windows(
             );
             return Err(BenchError::usage(what).within(&job.name));
         }
-        zoned(job, name, Window { start, length: wanted })
+        zoned(job, name, FileWindow { start, length: wanted })
     };
     job.filename.iter().zip(sizes).map(window).collect()
 }
 
 /// How long a file must be for a job.
-pub(super) fn file_size(job: &JobOptions, target: &Target) -> Result<ByteCount, BenchError> {
+pub(super) fn file_size(job: &JobOptions, target: &NamedDevice) -> Result<ByteCount, BenchError> {
     match job.size {
         Some(Amount::Bytes(size)) => {
             let each = size / job.filename.len() as u64;
@@ -74,7 +74,7 @@ fn beyond_all_devices(job: &JobOptions) -> BenchError {
 }
 
 /// What of a window a job may write with `zonemode=zbd`: whole zones.
-fn zoned(job: &JobOptions, name: &str, window: Window) -> Result<Window, BenchError> {
+fn zoned(job: &JobOptions, name: &str, window: FileWindow) -> Result<FileWindow, BenchError> {
     if !job.zbd || !job.load.changes() {
         return Ok(window);
     }
@@ -87,5 +87,5 @@ fn zoned(job: &JobOptions, name: &str, window: Window) -> Result<Window, BenchEr
         );
         return Err(BenchError::usage(what).within(&job.name));
     }
-    Ok(Window { start, length: end - start })
+    Ok(FileWindow { start, length: end - start })
 }

@@ -7,7 +7,7 @@ use super::Contents;
 use crate::layout::{Change, TensorId};
 use crate::log::change_log::IndexFull;
 use crate::log::index_room::IndexUse;
-use crate::log::space::{Durability, Full, Reach};
+use crate::log::space::{AllocationReach, Durability, Full};
 use crate::log::version::BeginError;
 use crate::units::ByteCount;
 
@@ -47,8 +47,8 @@ impl Contents {
         for slot in [first, 1 - first] {
             let missing = self.room.missing(slot, self.room.live()).unwrap_or(0);
             // What is missing then is told when it is needed.
-            let there = missing.min(self.space.free_for_index(Reach::Reserve));
-            self.take_index_segments(slot, there, Reach::Reserve);
+            let there = missing.min(self.space.free_for_index(AllocationReach::Reserve));
+            self.take_index_segments(slot, there, AllocationReach::Reserve);
         }
     }
 
@@ -77,7 +77,7 @@ impl Contents {
             return Err(IndexShort::Segments { needed, available });
         }
         for (slot, missing) in [one, other].into_iter().enumerate() {
-            let all = self.take_index_segments(slot, missing, Reach::Sisters);
+            let all = self.take_index_segments(slot, missing, AllocationReach::Sisters);
             debug_assert!(all, "there were {available} segments for {needed}");
         }
         self.room.begin(bytes);
@@ -125,7 +125,8 @@ impl Contents {
     /// There are not enough, and no more to be had.
     pub fn index_segments_for(&mut self, slot: usize, payload: u64) -> Result<&[u32], IndexFull> {
         let missing = self.room.missing(slot, payload);
-        let taken = missing.is_some_and(|it| self.take_index_segments(slot, it, Reach::Reserve));
+        let taken =
+            missing.is_some_and(|it| self.take_index_segments(slot, it, AllocationReach::Reserve));
         if taken {
             Ok(self.room.segments(slot))
         } else {
@@ -160,7 +161,7 @@ impl Contents {
     }
 
     /// Takes all of them or none; whether it did.
-    fn take_index_segments(&mut self, slot: usize, count: u32, reach: Reach) -> bool {
+    fn take_index_segments(&mut self, slot: usize, count: u32, reach: AllocationReach) -> bool {
         if count > self.space.free_for_index(reach) {
             return false;
         }

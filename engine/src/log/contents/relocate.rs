@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::{Contents, Moving};
 use crate::layout::{BLOCK_BYTES, Checksums, Runs, TensorEntry, TensorId};
-use crate::log::space::{Durability, Lane, Reach, Victim, Wanted};
+use crate::log::space::{AllocationReach, Durability, Lane, Victim, Wanted};
 use crate::log::stripe::StripeMap;
 use crate::log::version::Version;
 
@@ -36,12 +36,12 @@ pub struct Relocation {
     /// The lane that it moves to.
     pub lane: Lane,
     /// What moves, in the tensor's order.
-    pub stretches: Vec<Stretch>,
+    pub stretches: Vec<RunGroup>,
 }
 
 /// Consecutive runs of a tensor that move together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stretch {
+pub struct RunGroup {
     /// Which of the tensor's runs.
     pub runs: Range<usize>,
     /// Which of the tensor's bytes.
@@ -199,7 +199,7 @@ impl Contents {
         for stretch in &mut stretches {
             let (first, bytes) = (runs.len(), stretch.bytes.end - stretch.bytes.start);
             // The victim was chosen so that all of it fits.
-            if self.space.allocate(lane, bytes, Reach::Reserve, &mut runs).is_err() {
+            if self.space.allocate(lane, bytes, AllocationReach::Reserve, &mut runs).is_err() {
                 debug_assert!(false, "a victim that does not fit");
                 self.space.abandon(&runs);
                 self.unpin(version);
@@ -220,8 +220,8 @@ impl Contents {
 }
 
 /// The stretches of a tensor that lie in a segment.
-fn stretches_in(entry: &TensorEntry, segment: u32) -> Vec<Stretch> {
-    let mut stretches: Vec<Stretch> = Vec::new();
+fn stretches_in(entry: &TensorEntry, segment: u32) -> Vec<RunGroup> {
+    let mut stretches: Vec<RunGroup> = Vec::new();
     let mut start = 0;
     for (index, run) in entry.runs.iter().enumerate() {
         let end = (start + u64::from(run.blocks) * BLOCK_BYTES).min(entry.length);
@@ -230,7 +230,7 @@ fn stretches_in(entry: &TensorEntry, segment: u32) -> Vec<Stretch> {
                 Some(last) if last.runs.end == index => {
                     (last.runs.end, last.bytes.end) = (index + 1, end);
                 }
-                _ => stretches.push(Stretch {
+                _ => stretches.push(RunGroup {
                     runs: index..index + 1,
                     bytes: start..end,
                     to: Runs::new(),

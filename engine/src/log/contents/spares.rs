@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use crate::layout::{Checksums, Runs, TensorEntry};
 use crate::log::space::Full;
-use crate::log::version::{Request, Version};
+use crate::log::version::{PutRequest, Version};
 
 /// So many are kept at most. They keep the memory of their lists, too.
 const SPARES_MAX: usize = 1024;
 
 #[derive(Debug, Default)]
-pub(super) struct Spares(Vec<Arc<Version>>);
+pub(super) struct SpareVersions(Vec<Arc<Version>>);
 
-impl Spares {
+impl SpareVersions {
     /// A version of what is requested, which nobody else holds, where `fill` says, and without checksums yet.
     pub(super) fn version(
         &mut self,
         serial: u64,
-        request: &Request,
+        request: &PutRequest,
         fill: impl FnOnce(&mut Runs) -> Result<(), Full>,
     ) -> Result<Arc<Version>, Full> {
         let mut version = self.0.pop().unwrap_or_else(|| Arc::new(empty(request)));
@@ -26,7 +26,7 @@ impl Spares {
             self.keep(version);
             return Err(full);
         }
-        let Request { id, length, lane, .. } = *request;
+        let PutRequest { id, length, lane, .. } = *request;
         (place.serial, place.moves, place.durability) = (serial, 0, lane.durability);
         (place.entry.id, place.entry.length, place.entry.class) = (id, length, lane.class);
         place.entry.name.clone_from(&request.name);
@@ -46,8 +46,8 @@ impl Spares {
     }
 }
 
-fn empty(request: &Request) -> Version {
-    let Request { id, length, lane, .. } = *request;
+fn empty(request: &PutRequest) -> Version {
+    let PutRequest { id, length, lane, .. } = *request;
     let (runs, checksums) = (Runs::new(), Checksums::new());
     let entry = TensorEntry { id, name: None, length, class: lane.class, runs, checksums };
     Version { entry, durability: lane.durability, serial: 0, moves: 0 }

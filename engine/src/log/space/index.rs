@@ -1,15 +1,15 @@
 //! Segments in which checkpoints of the index go on.
 
-use super::{Reach, Segment, Space, State};
+use super::{AllocationReach, Segment, Space, State};
 
 impl Space {
     /// Free segments that the index can have.
-    pub fn free_for_index(&self, reach: Reach) -> u32 {
+    pub fn free_for_index(&self, reach: AllocationReach) -> u32 {
         self.free_within(reach) as u32
     }
 
     /// Takes a free segment for the index, counted over the pool.
-    pub fn take_for_index(&mut self, reach: Reach) -> Option<u32> {
+    pub fn take_for_index(&mut self, reach: AllocationReach) -> Option<u32> {
         if self.free_within(reach) == 0 {
             return None;
         }

@@ -1,6 +1,6 @@
 //! Which segment to reclaim.
 
-use super::{Durability, Lane, Reach, Space, State};
+use super::{AllocationReach, Durability, Lane, Space, State};
 use crate::layout::BLOCK_BYTES;
 use crate::units::ByteCount;
 
@@ -49,7 +49,7 @@ impl Space {
         let candidates = (0_u32..).zip(&self.segments).filter_map(|(index, segment)| {
             let State::Sealed(lane) = segment.state else { return None };
             let (live, dead) = (u64::from(segment.live), self.dead_in(index));
-            let fits = live <= self.available(lane, Reach::Reserve);
+            let fits = live <= self.available(lane, AllocationReach::Reserve);
             let kind = wanted.durability.is_none_or(|durability| durability == lane.durability);
             let worth = 8 * dead >= wanted.dead_eighths_min * u64::from(self.segment_blocks);
             let settled = segment.reserved == 0 && dead > 0 && !segment.unmovable;
@@ -99,7 +99,7 @@ impl Space {
 
     /// Free segments that puts may take.
     pub fn spare_segments(&self) -> u32 {
-        self.free_within(Reach::Sisters) as u32
+        self.free_within(AllocationReach::Sisters) as u32
     }
 
     /// Segments of the share.

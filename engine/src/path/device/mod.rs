@@ -75,7 +75,7 @@ pub enum DeviceOpenError {
         /// Where.
         path: PathBuf,
         /// How it is used.
-        how: users::Use,
+        how: users::DeviceUse,
     },
     /// The file system cannot bypass the page cache.
     #[error(

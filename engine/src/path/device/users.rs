@@ -21,14 +21,14 @@ const PATIENCE: Duration = Duration::from_millis(200);
 
 /// How another program uses a file or a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
+pub enum DeviceUse {
     /// It has a lock on it, as virtual machines have on their disks' images.
     Locked,
     /// It can write the file: a loop device of any mount namespace, a virtual machine, an export.
     OpenForWriting,
 }
 
-impl fmt::Display for Use {
+impl fmt::Display for DeviceUse {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             out,
@@ -46,7 +46,7 @@ impl fmt::Display for Use {
 ///
 /// # Errors
 /// It cannot be opened.
-pub fn other_use(path: &Path) -> io::Result<Option<Use>> {
+pub fn other_use(path: &Path) -> io::Result<Option<DeviceUse>> {
     other_use_unless(path, || false)
 }
 
@@ -57,7 +57,7 @@ pub fn other_use(path: &Path) -> io::Result<Option<Use>> {
 pub(crate) fn other_use_unless(
     path: &Path,
     is_known: impl Fn() -> bool,
-) -> io::Result<Option<Use>> {
+) -> io::Result<Option<DeviceUse>> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if is_known() {
@@ -71,16 +71,16 @@ pub(crate) fn other_use_unless(
     }
 }
 
-fn other_use_now(path: &Path) -> io::Result<Option<Use>> {
+fn other_use_now(path: &Path) -> io::Result<Option<DeviceUse>> {
     let file = File::open(path)?;
     let is_file = file.metadata()?.is_file();
     if is_range_locked(&file) {
-        return Ok(Some(Use::Locked));
+        return Ok(Some(DeviceUse::Locked));
     }
     if is_file && is_open_for_writing(&file) && !is_open_for_writing_here(&file)? {
-        return Ok(Some(Use::OpenForWriting));
+        return Ok(Some(DeviceUse::OpenForWriting));
     }
-    Ok(is_locked_whole(file, is_file).then_some(Use::Locked))
+    Ok(is_locked_whole(file, is_file).then_some(DeviceUse::Locked))
 }
 
 /// Whether somebody has a lock on bytes of it (POSIX's, or an open file description's).
@@ -202,7 +202,7 @@ mod tests {
         other.kill().unwrap();
         other.wait().unwrap();
         // File systems without leases cannot tell.
-        assert!(matches!(found, Some(Use::OpenForWriting) | None), "{found:?}");
+        assert!(matches!(found, Some(DeviceUse::OpenForWriting) | None), "{found:?}");
         drop(reading);
         assert_eq!(other_use(&scratch.0).unwrap(), None);
     }
@@ -222,11 +222,11 @@ mod tests {
         assert_eq!(other_use(&scratch.0).unwrap(), None);
         // As QEMU locks the image of a disk: single bytes from 100 on.
         fcntl(&reading, FcntlArg::F_OFD_SETLK(&range(103, 1))).unwrap();
-        assert_eq!(other_use(&scratch.0).unwrap(), Some(Use::Locked));
+        assert_eq!(other_use(&scratch.0).unwrap(), Some(DeviceUse::Locked));
         drop(reading);
         let whole = File::open(&scratch.0).unwrap();
         let whole = Flock::lock(whole, FlockArg::LockSharedNonblock).unwrap();
-        assert_eq!(other_use(&scratch.0).unwrap(), Some(Use::Locked));
+        assert_eq!(other_use(&scratch.0).unwrap(), Some(DeviceUse::Locked));
         drop(whole);
         assert_eq!(other_use(&scratch.0).unwrap(), None);
     }

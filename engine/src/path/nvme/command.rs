@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::steps::Step;
+use super::steps::CommandStep;
 use crate::path::Status;
 
 /// Commands for input and output (NVM command set).
@@ -20,7 +20,7 @@ pub(in crate::path) enum Opcode {
 /// the kernel leaves the command's result in the last field.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub(in crate::path) struct Command {
+pub(in crate::path) struct NvmeCommand {
     opcode: u8,
     flags: u8,
     reserved: u16,
@@ -39,7 +39,7 @@ pub(in crate::path) struct Command {
     result: u32,
 }
 
-const _: () = assert!(size_of::<Command>() == 72);
+const _: () = assert!(size_of::<NvmeCommand>() == 72);
 
 /// Write: the data is on the medium, past any cache, when the command completes.
 const FORCE_UNIT_ACCESS: u32 = 1 << 30;
@@ -57,13 +57,13 @@ pub(in crate::path) struct Range {
     lba: u64,
 }
 
-impl From<Step> for Range {
-    fn from(step: Step) -> Self {
+impl From<CommandStep> for Range {
+    fn from(step: CommandStep) -> Self {
         Self { attributes: 0, blocks: step.blocks, lba: step.lba }
     }
 }
 
-impl Command {
+impl NvmeCommand {
     /// A command of this number, with its own double words; the kernel ends it after `timeout_ms`, unless that is 0.
     pub(super) fn numbered(opcode: u8, namespace: u32, words: [u32; 6], timeout_ms: u32) -> Self {
         Self { opcode, namespace, words, timeout_ms, ..Self::default() }
@@ -75,7 +75,7 @@ impl Command {
     }
 
     /// A read, write or write zeroes of a step's blocks.
-    pub(in crate::path) fn of_blocks(opcode: Opcode, namespace: u32, step: Step) -> Self {
+    pub(in crate::path) fn of_blocks(opcode: Opcode, namespace: u32, step: CommandStep) -> Self {
         let (low, high) = (step.lba as u32, (step.lba >> 32) as u32);
         // The number of blocks counts from 0.
         let words = [low, high, step.blocks.wrapping_sub(1), 0, 0, 0];
@@ -135,12 +135,12 @@ pub(in crate::path) fn outcome(answer: i32) -> Result<(), Status> {
 mod tests {
     use super::*;
 
-    const STEP: Step = Step { lba: 0x1_2345_6789, blocks: 8, skipped: 0 };
+    const STEP: CommandStep = CommandStep { lba: 0x1_2345_6789, blocks: 8, skipped: 0 };
 
     #[test]
     fn a_forced_write_has_its_blocks_data_and_flag_where_the_specification_wants_them() {
         let command =
-            Command::of_blocks(Opcode::Write, 3, STEP).with_data(0xABC0, 4096).forced(true);
+            NvmeCommand::of_blocks(Opcode::Write, 3, STEP).with_data(0xABC0, 4096).forced(true);
         let bytes = bytemuck::bytes_of(&command);
         assert_eq!((bytes[0], bytes[1]), (0x01, 0));
         assert_eq!(bytes[4..8], 3_u32.to_le_bytes());
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_placed_write_names_the_directive_and_its_identifier() {
-        let command = Command::of_blocks(Opcode::Write, 3, STEP);
+        let command = NvmeCommand::of_blocks(Opcode::Write, 3, STEP);
         assert_eq!(command.placed(None), command);
         let bytes = [command.forced(true).placed(Some(0x0105))];
         let bytes: &[u8] = bytemuck::cast_slice(&bytes);
@@ -165,7 +165,7 @@ mod tests {
         let range = Range::from(STEP);
         assert_eq!(bytemuck::bytes_of(&range)[4..8], 8_u32.to_le_bytes());
         assert_eq!(bytemuck::bytes_of(&range)[8..], 0x1_2345_6789_u64.to_le_bytes());
-        let command = Command::deallocate(1, &raw const range);
+        let command = NvmeCommand::deallocate(1, &raw const range);
         assert_eq!((command.opcode, command.words[0], command.words[1]), (0x09, 0, 4));
         assert_eq!((command.address, command.length), (&raw const range as u64, 16));
     }

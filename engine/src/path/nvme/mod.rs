@@ -7,8 +7,8 @@ mod namespace;
 pub(super) mod steps;
 pub(super) mod wear;
 
-pub(super) use command::{Command, Opcode, Range, outcome, retry_delay};
+pub(super) use command::{NvmeCommand, Opcode, Range, outcome, retry_delay};
 #[cfg(feature = "spdk")]
 pub(super) use identify::{BlockCommandFacts, IDENTIFY_BYTES, IDENTIFY_CONTROLLER_BLOCKS};
 pub use identify::{ControllerFacts, Formats, LbaFormat, NamespaceFacts};
-pub use namespace::{AdminError, Namespace, Unusable};
+pub use namespace::{AdminError, Namespace, UnusableNamespace};

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 
-use super::Command;
+use super::NvmeCommand;
 use super::command::outcome;
 use super::identify::{
     BlockCommandFacts, ControllerFacts, IDENTIFY_BYTES, IDENTIFY_CONTROLLER_BLOCKS, NamespaceFacts,
@@ -53,7 +53,7 @@ pub enum AdminError {
 
 /// Why Tidelog does not use a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unusable {
+pub enum UnusableNamespace {
     /// Another command set.
     #[error("it is zoned: its blocks are written in order, and only whole zones are written again")]
     Zoned,
@@ -118,16 +118,16 @@ impl<'a> Namespace<'a> {
     ///
     /// # Errors
     /// It does not say what it is.
-    pub fn unusable(&self) -> Result<Option<Unusable>, AdminError> {
+    pub fn unusable(&self) -> Result<Option<UnusableNamespace>, AdminError> {
         const ZONED: u8 = 2;
         // Controllers older than the list of descriptors know one command set only.
         Ok(match self.identify(IDENTIFY_DESCRIPTORS).map_or(0, |data| command_set(&data)) {
             0 => {
                 let metadata = self.facts()?.format().metadata;
-                (metadata > 0).then_some(Unusable::Metadata(metadata))
+                (metadata > 0).then_some(UnusableNamespace::Metadata(metadata))
             }
-            ZONED => Some(Unusable::Zoned),
-            set => Some(Unusable::CommandSet(set)),
+            ZONED => Some(UnusableNamespace::Zoned),
+            set => Some(UnusableNamespace::CommandSet(set)),
         })
     }
 
@@ -155,7 +155,7 @@ impl<'a> Namespace<'a> {
         }
         let mut data = [0; wear::HANDLES_BYTES];
         let words = [wear::RECLAIM_UNIT_HANDLE_STATUS.into(), words_of(data.len()), 0, 0, 0, 0];
-        let mut command = Command::numbered(IO_MANAGEMENT_RECEIVE, self.number, words, 0)
+        let mut command = NvmeCommand::numbered(IO_MANAGEMENT_RECEIVE, self.number, words, 0)
             .with_data(data.as_mut_ptr() as u64, data.len() as u32);
         match self.ask(NVME_IOCTL_IO_CMD, "I/O management receive", &mut command) {
             Ok(()) => Ok(wear::handles(&data, facts.format().block)),
@@ -180,7 +180,7 @@ impl<'a> Namespace<'a> {
     pub fn format(&self, format: u8) -> Result<(), AdminError> {
         let chosen = u32::from(format & 0xF) | u32::from(format >> 4 & 3) << 12;
         let words = [chosen, 0, 0, 0, 0, 0];
-        let mut command = Command::numbered(FORMAT_NVM, self.number, words, FORMAT_TIMEOUT_MS);
+        let mut command = NvmeCommand::numbered(FORMAT_NVM, self.number, words, FORMAT_TIMEOUT_MS);
         self.admin("Format NVM", &mut command)
     }
 
@@ -201,7 +201,7 @@ impl<'a> Namespace<'a> {
         let of_controller = [IDENTIFY_CONTROLLER, IDENTIFY_CONTROLLER_BLOCKS].contains(&what);
         let namespace = if of_controller { 0 } else { self.number };
         let words = [what, 0, 0, 0, 0, 0];
-        let mut command = Command::numbered(IDENTIFY, namespace, words, 0)
+        let mut command = NvmeCommand::numbered(IDENTIFY, namespace, words, 0)
             .with_data(data.as_mut_ptr() as u64, IDENTIFY_BYTES as u32);
         self.admin("Identify", &mut command)?;
         Ok(data)
@@ -212,13 +212,13 @@ impl<'a> Namespace<'a> {
         let mut page = [0; N];
         let which = u32::from(number) | words_of(N) << 16;
         let words = [which, u32::from(specific) << 16, 0, 0, 0, 0];
-        let mut command = Command::numbered(GET_LOG_PAGE, wear::ALL_NAMESPACES, words, 0)
+        let mut command = NvmeCommand::numbered(GET_LOG_PAGE, wear::ALL_NAMESPACES, words, 0)
             .with_data(page.as_mut_ptr() as u64, N as u32);
         self.admin("Get log page", &mut command)?;
         Ok(page)
     }
 
-    fn admin(&self, name: &'static str, command: &mut Command) -> Result<(), AdminError> {
+    fn admin(&self, name: &'static str, command: &mut NvmeCommand) -> Result<(), AdminError> {
         self.ask(NVME_IOCTL_ADMIN_CMD, name, command)
     }
 
@@ -226,7 +226,7 @@ impl<'a> Namespace<'a> {
         &self,
         request: libc::c_ulong,
         name: &'static str,
-        command: &mut Command,
+        command: &mut NvmeCommand,
     ) -> Result<(), AdminError> {
         // SAFETY: the kernel reads and writes one structure of exactly this type. The memory that it names, if any, is a
         // buffer of the caller's that outlives the call and is as long as the command says.

@@ -85,7 +85,7 @@ pub(in crate::path) struct Steps {
 
 /// One command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::path) struct Step {
+pub(in crate::path) struct CommandStep {
     /// The first block.
     pub(in crate::path) lba: u64,
     pub(in crate::path) blocks: u32,
@@ -100,14 +100,15 @@ impl Steps {
     }
 
     /// The next command, if any is left.
-    pub(in crate::path) fn peek(&self) -> Option<Step> {
+    pub(in crate::path) fn peek(&self) -> Option<CommandStep> {
         let blocks = (self.end - self.next).min(self.longest);
-        let step = Step { lba: self.next, blocks: blocks as u32, skipped: self.next - self.first };
+        let step =
+            CommandStep { lba: self.next, blocks: blocks as u32, skipped: self.next - self.first };
         (self.once || blocks > 0).then_some(step)
     }
 
     /// The same once `step` was sent.
-    pub(in crate::path) fn after(self, step: Step) -> Self {
+    pub(in crate::path) fn after(self, step: CommandStep) -> Self {
         Self { next: step.lba + u64::from(step.blocks), once: false, ..self }
     }
 }

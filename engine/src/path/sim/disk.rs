@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tidelog_random::Random;
 
-use super::media::{Media, Page};
+use super::media::{DiskMedia, DiskPage};
 use super::peer;
-use super::trouble::Stall;
+use super::trouble::DiskStall;
 use crate::memory::{ALIGNMENT, Memory};
 use crate::path::operation::{Action, Extent, Operation, OperationKind};
 use crate::path::waker::Waker;
@@ -94,11 +94,11 @@ pub struct SimDisk {
     size: ByteCount,
     logical_block: u32,
     volatile_cache: bool,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<DiskState>>,
 }
 
-pub(super) struct State {
-    pub(super) media: Media,
+pub(super) struct DiskState {
+    pub(super) media: DiskMedia,
     profile: SimProfile,
     random: Random,
     faults: Vec<Planned>,
@@ -110,7 +110,7 @@ pub(super) struct State {
     held: bool,
     hung: bool,
     vanished: bool,
-    pub(super) stall: Stall,
+    pub(super) stall: DiskStall,
     /// Bytes per second of real time, if it is to take any.
     rate: Option<ByteCount>,
     /// Counts power cuts; what was started in an earlier life fails.
@@ -119,7 +119,7 @@ pub(super) struct State {
     /// Operations started and not completed.
     operations: usize,
     /// Writes that were started and have not completed: their number, place and bytes.
-    in_flight: Vec<(u64, u64, Vec<Page>)>,
+    in_flight: Vec<(u64, u64, Vec<DiskPage>)>,
 }
 
 /// Cuts the power of several disks at once when they have begun so many operations.
@@ -138,7 +138,7 @@ struct Planned {
 }
 
 /// An operation in flight, decided but not completed.
-pub(super) struct Started {
+pub(super) struct StartedOperation {
     id: u64,
     life: u64,
     due: Ticks,
@@ -146,7 +146,7 @@ pub(super) struct Started {
     aborted: bool,
 }
 
-impl Started {
+impl StartedOperation {
     pub(super) fn abort(&mut self) {
         self.aborted = true;
     }
@@ -160,8 +160,8 @@ impl SimDisk {
 
     /// A disk that behaves as `profile` says.
     pub fn with_profile(size: ByteCount, profile: SimProfile) -> Self {
-        let state = State {
-            media: Media::default(),
+        let state = DiskState {
+            media: DiskMedia::default(),
             profile,
             random: Random::new(profile.seed),
             faults: Vec::new(),
@@ -172,7 +172,7 @@ impl SimDisk {
             held: false,
             hung: false,
             vanished: false,
-            stall: Stall::Over,
+            stall: DiskStall::Over,
             rate: None,
             life: 0,
             next_id: 0,
@@ -319,7 +319,8 @@ impl SimDisk {
 
     pub(super) fn attach(&self, waker: Waker) {
         let mut state = self.state();
-        (state.vanished, state.held, state.hung, state.stall) = (false, false, false, Stall::Over);
+        (state.vanished, state.held, state.hung, state.stall) =
+            (false, false, false, DiskStall::Over);
         state.waker = Some(waker);
     }
 
@@ -330,7 +331,7 @@ impl SimDisk {
         extent: Extent,
         data: &[u8],
         now: Ticks,
-    ) -> Started {
+    ) -> StartedOperation {
         // A write is on its way when the power goes, and may be there in part; a flush has done nothing.
         if !matches!(kind, OperationKind::Read | OperationKind::Write) {
             let fuse = self.state().fuse.clone();
@@ -356,7 +357,7 @@ impl SimDisk {
             let pages = state.media.take_in(data);
             state.in_flight.push((id, extent.offset.0, pages));
         }
-        let started = Started { id, life: state.life, due, fault, aborted: false };
+        let started = StartedOperation { id, life: state.life, due, fault, aborted: false };
         let fuse = state.fuse.clone().filter(|_| kind == OperationKind::Write);
         drop(state);
         burn(fuse);
@@ -376,12 +377,16 @@ impl SimDisk {
     pub(super) fn mood(&self, now: Ticks) -> Mood {
         let mut state = self.state();
         state.stall = state.stall.at(now);
-        let State { held, hung, vanished, stall, .. } = *state;
+        let DiskState { held, hung, vanished, stall, .. } = *state;
         Mood { held, hung, vanished, stall }
     }
 
     /// Completes an operation; answers the bytes moved or an error number, as the kernel does.
-    pub(super) fn finish(&self, started: &Started, operation: &mut Operation) -> Result<u32, i32> {
+    pub(super) fn finish(
+        &self,
+        started: &StartedOperation,
+        operation: &mut Operation,
+    ) -> Result<u32, i32> {
         let mut state = self.state();
         state.operations -= 1;
         let at = state.in_flight.iter().position(|(id, ..)| *id == started.id);
@@ -395,10 +400,10 @@ impl SimDisk {
 
     fn carry_out(
         &self,
-        state: &mut State,
-        started: &Started,
+        state: &mut DiskState,
+        started: &StartedOperation,
         operation: &mut Operation,
-        write: &mut Option<Vec<Page>>,
+        write: &mut Option<Vec<DiskPage>>,
     ) -> Result<u32, i32> {
         if state.vanished || state.life != started.life {
             return Err(libc::ENODEV);
@@ -453,7 +458,7 @@ impl SimDisk {
     }
 
     /// The process went with this in flight: a write of it counts as taken in, unflushed.
-    pub(super) fn abandon(&self, started: &Started) {
+    pub(super) fn abandon(&self, started: &StartedOperation) {
         let mut state = self.state();
         state.operations -= 1;
         if let Some(at) = state.in_flight.iter().position(|(id, ..)| *id == started.id) {
@@ -469,7 +474,7 @@ impl SimDisk {
         offset.min(last) & !(ALIGNMENT as u64 - 1)
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, DiskState> {
         // A test that panicked while holding the lock fails anyway; the others may go on.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -492,21 +497,21 @@ pub(super) struct Mood {
     held: bool,
     hung: bool,
     vanished: bool,
-    stall: Stall,
+    stall: DiskStall,
 }
 
 impl Mood {
     /// When a started operation may complete, or `None` while the disk is held.
-    pub(super) fn due(self, started: &Started) -> Option<Ticks> {
+    pub(super) fn due(self, started: &StartedOperation) -> Option<Ticks> {
         let lets_go = !self.hung && (!self.held || started.aborted);
         let due = if self.vanished { started.due } else { self.stall.put_off(started.due) };
         (lets_go || self.vanished).then_some(due)
     }
 }
 
-impl State {
+impl DiskState {
     /// What a read brings.
-    fn read(&mut self, started: &Started, place: u64, bytes: &mut [u8]) {
+    fn read(&mut self, started: &StartedOperation, place: u64, bytes: &mut [u8]) {
         self.media.read(place, bytes);
         if started.fault == Some(Fault::Corrupt) {
             bytes[bytes.len() / 2] ^= 0x10;

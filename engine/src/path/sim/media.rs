@@ -7,25 +7,25 @@ use tidelog_random::Random;
 
 use crate::memory::ALIGNMENT;
 
-pub(super) type Page = Box<[u8; ALIGNMENT]>;
+pub(super) type DiskPage = Box<[u8; ALIGNMENT]>;
 
 /// The bytes of one disk. The stable image is what power loss leaves; damage lies over it and is
 /// never mixed in, so that a test can compare with what was really written.
 #[derive(Default)]
-pub(super) struct Media {
-    stable: FxHashMap<u64, Page>,
+pub(super) struct DiskMedia {
+    stable: FxHashMap<u64, DiskPage>,
     /// Written, acknowledged, not flushed.
-    cache: FxHashMap<u64, Page>,
+    cache: FxHashMap<u64, DiskPage>,
     /// Flipped bits by byte address; a write of the byte heals it.
     damage: BTreeMap<u64, u8>,
     /// Pages that were overwritten, and lists of pages that were written, for writes to come.
-    spares: Vec<Page>,
-    lists: Vec<Vec<Page>>,
+    spares: Vec<DiskPage>,
+    lists: Vec<Vec<DiskPage>>,
 }
 
-impl Media {
+impl DiskMedia {
     /// Whole pages on their way to the disk.
-    pub(super) fn take_in(&mut self, data: &[u8]) -> Vec<Page> {
+    pub(super) fn take_in(&mut self, data: &[u8]) -> Vec<DiskPage> {
         let mut pages = self.lists.pop().unwrap_or_default();
         for chunk in data.chunks_exact(ALIGNMENT) {
             let mut page = self.spares.pop().unwrap_or_else(|| Box::new([0; ALIGNMENT]));
@@ -36,7 +36,7 @@ impl Media {
     }
 
     /// Puts the first `count` of these pages into the volatile cache.
-    pub(super) fn write(&mut self, offset: u64, mut pages: Vec<Page>, count: usize) {
+    pub(super) fn write(&mut self, offset: u64, mut pages: Vec<DiskPage>, count: usize) {
         let first = offset / ALIGNMENT as u64;
         self.spares.extend(pages.drain(count..));
         for (page, bytes) in (first..).zip(pages.drain(..)) {
@@ -47,7 +47,7 @@ impl Media {
     }
 
     /// Forgets pages that were never written.
-    pub(super) fn lose(&mut self, mut pages: Vec<Page>) {
+    pub(super) fn lose(&mut self, mut pages: Vec<DiskPage>) {
         self.spares.append(&mut pages);
         self.lists.push(pages);
     }
@@ -82,7 +82,7 @@ impl Media {
     /// Loses the cache except for some of its blocks, as if power went in the middle of writing it
     /// back: each block of `block` bytes survives or not, on its own.
     pub(super) fn tear_cache(&mut self, block: u32, random: &mut Random) {
-        let mut torn: Vec<(u64, Page)> = self.cache.drain().collect();
+        let mut torn: Vec<(u64, DiskPage)> = self.cache.drain().collect();
         torn.sort_unstable_by_key(|(page, _)| *page);
         for (page, bytes) in torn {
             let target = self.stable.entry(page).or_insert_with(|| Box::new([0; ALIGNMENT]));

@@ -20,7 +20,7 @@ pub use trouble::SimSnapshot;
 use std::io;
 use std::time::Duration;
 
-use super::choose::{Opened, PathProvider};
+use super::choose::{OpenedPath, PathProvider};
 use super::error::PathError;
 use super::gate::Gate;
 use super::kind::PathKind;
@@ -32,8 +32,8 @@ use super::{
 };
 use crate::memory::peer::PeerRegion;
 use crate::memory::{DmaPool, Memory};
-use disk::{Started, Ticks};
-use peer::Peers;
+use disk::{StartedOperation, Ticks};
+use peer::SimPeers;
 
 /// Opens simulated disks, in stripe order.
 pub struct SimDisks(
@@ -42,9 +42,9 @@ pub struct SimDisks(
 );
 
 impl PathProvider for SimDisks {
-    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
+    fn open(self: Box<Self>, depth: u32) -> Result<OpenedPath, PathError> {
         let path = Box::new(Windowed::new(Box::new(SimPath::new(self.0, depth)?)));
-        Ok(Opened { path, why_not: Vec::new() })
+        Ok(OpenedPath { path, why_not: Vec::new() })
     }
 }
 
@@ -59,12 +59,12 @@ pub struct SimPath {
     /// Whether the caller has waited since it submitted something, and so had nothing else to do.
     idle: bool,
     waker: Waker,
-    peers: Peers,
+    peers: SimPeers,
 }
 
 struct Pending {
     operation: Operation,
-    started: Started,
+    started: StartedOperation,
 }
 
 impl SimPath {
@@ -98,7 +98,7 @@ impl SimPath {
             notes: Vec::new(),
         };
         let gate = Gate::new(disks.len());
-        let (pending, peers) = (Vec::new(), Peers::default());
+        let (pending, peers) = (Vec::new(), SimPeers::default());
         Ok(Self { disks, capabilities, gate, pending, clock: 0, idle: false, waker, peers })
     }
 

@@ -5,9 +5,9 @@ use crate::memory::peer::{PeerBuffer, PeerRegion};
 
 /// The regions that were registered.
 #[derive(Default)]
-pub(super) struct Peers(Vec<PeerRegion>);
+pub(super) struct SimPeers(Vec<PeerRegion>);
 
-impl Peers {
+impl SimPeers {
     pub(super) fn register(&mut self, region: &PeerRegion) {
         self.0.push(region.clone());
     }

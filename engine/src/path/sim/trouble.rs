@@ -1,11 +1,11 @@
 //! What happens to a whole disk, besides faults of single operations: it stalls, or is replaced by an older copy.
 
 use super::disk::{SimDisk, Ticks};
-use super::media::Media;
+use super::media::DiskMedia;
 
 /// A disk that answers nothing for a while.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Stall {
+pub(super) enum DiskStall {
     /// It answers.
     #[default]
     Over,
@@ -15,7 +15,7 @@ pub(super) enum Stall {
     Until(Ticks),
 }
 
-impl Stall {
+impl DiskStall {
     /// The same as seen at a time.
     pub(super) fn at(self, now: Ticks) -> Self {
         match self {
@@ -32,17 +32,17 @@ impl Stall {
 }
 
 /// What a disk held at some moment, as a copy of it that was made then would.
-pub struct SimSnapshot(pub(super) Media);
+pub struct SimSnapshot(pub(super) DiskMedia);
 
 impl SimDisk {
     /// Answers nothing for so many ticks of virtual time, then goes on as if nothing had been.
     pub fn stall(&self, ticks: u64) {
-        self.state().stall = Stall::For(ticks);
+        self.state().stall = DiskStall::For(ticks);
     }
 
     /// Whether a [`stall`](SimDisk::stall) is not over.
     pub fn is_stalled(&self) -> bool {
-        self.state().stall != Stall::Over
+        self.state().stall != DiskStall::Over
     }
 
     /// A copy of what reads would bring now.

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use tidelog_spdk_sys as sys;
 
-use super::controller::{AttachError, CONNECT, Facts, Namespace, Reach, Shared};
+use super::controller::{
+    AttachError, CONNECT, DmaIsolation, NamespaceHandle, NamespaceInfo, Shared,
+};
 use super::host::Host;
-use super::identity::Identity;
+use super::identity::NamespaceIdentity;
 use super::log::{Said, unheard};
 use super::sigbus::{Attaching, Registers};
 use crate::memory::ALIGNMENT;
@@ -24,13 +26,13 @@ const LEAVE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// What came of attaching a controller.
-pub(super) type Answer = Result<(Facts, Arc<Shared>), AttachError>;
+pub(super) type AttachResult = Result<(NamespaceInfo, Arc<Shared>), AttachError>;
 
 /// A controller that is being attached, and who waits for it.
 pub(super) struct Arrival {
     pub(super) name: ControllerName,
     pub(super) transport: sys::spdk_nvme_transport_id,
-    pub(super) answer: SyncSender<Answer>,
+    pub(super) answer: SyncSender<AttachResult>,
     /// When the next attempt begins.
     begin: Instant,
     /// Until then it is tried again, where that may help.
@@ -44,7 +46,7 @@ pub(super) struct Arrival {
 }
 
 /// How far a controller has come.
-pub(super) enum Step {
+pub(super) enum AttachStep {
     /// It is on its way.
     Comes(Arrival),
     /// It is there.
@@ -56,7 +58,7 @@ pub(super) enum Step {
 impl Arrival {
     pub(super) fn new(
         name: ControllerName,
-        answer: SyncSender<Answer>,
+        answer: SyncSender<AttachResult>,
     ) -> Result<Self, AttachError> {
         if let Some(word) = name.meaningless() {
             return Err(AttachError::Name(format!(
@@ -71,8 +73,8 @@ impl Arrival {
             return Err(AttachError::Controller(why));
         }
         let host = match reach_of(transport.trtype) {
-            Reach::Connection { .. } => Host::of(&name).map_err(AttachError::Name)?,
-            Reach::Bus | Reach::Process => Host::default(),
+            DmaIsolation::Connection { .. } => Host::of(&name).map_err(AttachError::Name)?,
+            DmaIsolation::Bus | DmaIsolation::Process => Host::default(),
         };
         let (begin, said) = (Instant::now(), Said::default());
         let until = begin + LEAVE;
@@ -85,13 +87,13 @@ impl Arrival {
     }
 
     /// Goes a step on.
-    pub(super) fn step(mut self) -> Step {
-        let on_the_bus = reach_of(self.transport.trtype) == Reach::Bus;
+    pub(super) fn step(mut self) -> AttachStep {
+        let on_the_bus = reach_of(self.transport.trtype) == DmaIsolation::Bus;
         let _faults = on_the_bus.then(Attaching::new);
         let (transport, host) = (self.transport, &self.host);
         let (context, wanted) = match self.attempt.take() {
             Some(attempt) => attempt,
-            None if Instant::now() < self.begin => return Step::Comes(self),
+            None if Instant::now() < self.begin => return AttachStep::Comes(self),
             None => {
                 self.said = Said::default();
                 match self.said.hear(|| Wanted::new(host).connect(&transport)) {
@@ -105,26 +107,26 @@ impl Arrival {
             self.said.hear(|| unsafe { sys::spdk_nvme_probe_poll_async(context.as_ptr()) });
         if polled == -libc::EAGAIN {
             self.attempt = Some((context, wanted));
-            return Step::Comes(self);
+            return AttachStep::Comes(self);
         }
         match wanted.found() {
-            Some(handle) => Step::Came(self, handle),
+            Some(handle) => AttachStep::Came(self, handle),
             None => self.failed(),
         }
     }
 
-    fn failed(mut self) -> Step {
+    fn failed(mut self) -> AttachStep {
         let now = Instant::now();
-        if reach_of(self.transport.trtype) == Reach::Process && now < self.until {
+        if reach_of(self.transport.trtype) == DmaIsolation::Process && now < self.until {
             self.begin = now + PAUSE;
-            return Step::Comes(self);
+            return AttachStep::Comes(self);
         }
         let mut why = format!("SPDK cannot attach it ({})", self.name.transport());
         why += &self.said.reason();
         if self.said.is_empty() {
             why += "; is it there, and is no other process using it?";
         }
-        Step::Failed(self, AttachError::Controller(why))
+        AttachStep::Failed(self, AttachError::Controller(why))
     }
 }
 
@@ -209,12 +211,12 @@ fn parse(name: &ControllerName) -> Result<sys::spdk_nvme_transport_id, AttachErr
     Err(AttachError::Name(format!("{:?}{}", name.transport(), said.reason())))
 }
 
-pub(super) fn reach_of(transport: sys::spdk_nvme_transport_type) -> Reach {
+pub(super) fn reach_of(transport: sys::spdk_nvme_transport_type) -> DmaIsolation {
     match transport {
-        sys::SPDK_NVME_TRANSPORT_PCIE => Reach::Bus,
-        sys::SPDK_NVME_TRANSPORT_VFIOUSER => Reach::Process,
-        sys::SPDK_NVME_TRANSPORT_TCP => Reach::Connection { by_socket: true },
-        _ => Reach::Connection { by_socket: false },
+        sys::SPDK_NVME_TRANSPORT_PCIE => DmaIsolation::Bus,
+        sys::SPDK_NVME_TRANSPORT_VFIOUSER => DmaIsolation::Process,
+        sys::SPDK_NVME_TRANSPORT_TCP => DmaIsolation::Connection { by_socket: true },
+        _ => DmaIsolation::Connection { by_socket: false },
     }
 }
 
@@ -233,7 +235,7 @@ pub(super) fn registers(
 ) -> Option<Registers> {
     /// Those that every controller has, with its first doorbells.
     const LEAST: u64 = 0x2000;
-    if reach_of(transport.trtype) != Reach::Bus {
+    if reach_of(transport.trtype) != DmaIsolation::Bus {
         return None;
     }
     // SAFETY: the controller is attached, and on the bus.
@@ -280,7 +282,7 @@ pub(super) fn describe(
     name: &ControllerName,
     handle: NonNull<sys::spdk_nvme_ctrlr>,
     transport: &sys::spdk_nvme_transport_id,
-) -> Result<Facts, AttachError> {
+) -> Result<NamespaceInfo, AttachError> {
     let number = name.namespace();
     let refused = |reason: String| AttachError::Namespace { namespace: number, reason };
     // SAFETY: the controller is attached.
@@ -302,7 +304,7 @@ pub(super) fn describe(
     if blocks == 0 || block == 0 {
         return Err(refused("is not active".into()));
     }
-    let identity = Identity::of(handle, namespace, transport, number);
+    let identity = NamespaceIdentity::of(handle, namespace, transport, number);
     if let Some(name) = identity.in_kernel() {
         return Err(AttachError::Kernel(name));
     }
@@ -322,7 +324,7 @@ pub(super) fn describe(
         )));
     }
     let has = |flag: sys::spdk_nvme_ns_flags| flags & flag != 0;
-    Ok(Facts {
+    Ok(NamespaceInfo {
         name: name.to_string(),
         size: ByteCount(blocks.saturating_mul(u64::from(block))),
         limits: Limits::new(block, transfer),
@@ -335,7 +337,7 @@ pub(super) fn describe(
         notes: Vec::new(),
         identity: identity.name(),
         endurance_group,
-        namespace: Namespace(namespace),
+        namespace: NamespaceHandle(namespace),
     })
 }
 
@@ -351,10 +353,10 @@ mod tests {
             sys::SPDK_NVME_TRANSPORT_FC,
             sys::SPDK_NVME_TRANSPORT_CUSTOM,
         ];
-        let is_connection = |it| matches!(reach_of(it), Reach::Connection { .. });
+        let is_connection = |it| matches!(reach_of(it), DmaIsolation::Connection { .. });
         assert!(reached.into_iter().all(is_connection));
-        assert_eq!(reach_of(sys::SPDK_NVME_TRANSPORT_PCIE), Reach::Bus);
-        assert_eq!(reach_of(sys::SPDK_NVME_TRANSPORT_VFIOUSER), Reach::Process);
+        assert_eq!(reach_of(sys::SPDK_NVME_TRANSPORT_PCIE), DmaIsolation::Bus);
+        assert_eq!(reach_of(sys::SPDK_NVME_TRANSPORT_VFIOUSER), DmaIsolation::Process);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use siphasher::sip128::{Hasher128 as _, SipHasher24};
 
 /// A claimed namespace: its socket's place in the table. It is given back when this is dropped.
-pub(super) struct Claim(usize);
+pub(super) struct NamespaceClaim(usize);
 
 /// Why a claim was refused.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ const ASKERS: i32 = 128;
 /// The sockets, where a child of fork finds them: it must not keep what its parent gives back.
 static SOCKETS: [AtomicI32; CLAIMS_MAX] = [const { AtomicI32::new(NONE) }; CLAIMS_MAX];
 
-impl Claim {
+impl NamespaceClaim {
     /// Claims the namespace that is called so, the same by whoever asks.
     pub(super) fn of(identity: &str) -> Result<Self, ClaimError> {
         let address = Address::of(identity);
@@ -84,7 +84,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for NamespaceClaim {
     fn drop(&mut self) {
         close(&SOCKETS[self.0]);
     }
@@ -183,24 +183,24 @@ mod tests {
     #[test]
     fn a_name_is_claimed_once_and_free_when_it_is_given_back() {
         let name = name("once");
-        let claim = Claim::of(&name).unwrap();
+        let claim = NamespaceClaim::of(&name).unwrap();
         for _ in 0..4 {
-            match Claim::of(&name) {
+            match NamespaceClaim::of(&name) {
                 Err(ClaimError::Held(process)) => {
                     assert_eq!(process, std::process::id().cast_signed());
                 }
                 other => panic!("claimed twice: {:?}", other.err()),
             }
         }
-        Claim::of(&self::name("other")).unwrap();
+        NamespaceClaim::of(&self::name("other")).unwrap();
         drop(claim);
-        Claim::of(&name).unwrap();
+        NamespaceClaim::of(&name).unwrap();
     }
 
     #[test]
     fn a_child_of_fork_keeps_no_claim() {
         let name = name("fork");
-        let claim = Claim::of(&name).unwrap();
+        let claim = NamespaceClaim::of(&name).unwrap();
         // SAFETY: the child waits to be ended, and does nothing.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -212,9 +212,9 @@ mod tests {
         // Its copy is closed a moment after the fork.
         drop(claim);
         let until = Instant::now() + Duration::from_secs(10);
-        let mut again = Claim::of(&name);
+        let mut again = NamespaceClaim::of(&name);
         while again.is_err() && Instant::now() < until {
-            again = Claim::of(&name);
+            again = NamespaceClaim::of(&name);
         }
         // SAFETY: the child is ours.
         unsafe {

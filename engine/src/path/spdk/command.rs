@@ -4,7 +4,7 @@
 
 use tidelog_spdk_sys as sys;
 
-use crate::path::nvme::steps::Step;
+use crate::path::nvme::steps::CommandStep;
 
 /// The directive type of a write that names a placement handle.
 const DATA_PLACEMENT: u32 = 2;
@@ -15,13 +15,13 @@ const IDENTIFY: u32 = 0x06;
 /// A read or write (NVM command set, 3.2), or an Identify, without its number and, where SPDK
 /// translates, its addresses: SPDK adds them.
 #[repr(C, align(8))]
-pub(super) struct Command([u32; 16]);
+pub(super) struct SpdkCommand([u32; 16]);
 
-impl Command {
+impl SpdkCommand {
     pub(super) fn new(
         opcode: u32,
         namespace: u32,
-        Step { lba, blocks, .. }: Step,
+        CommandStep { lba, blocks, .. }: CommandStep,
         fua: bool,
     ) -> Self {
         let mut words = [0; 16];
@@ -69,11 +69,12 @@ mod tests {
 
     #[test]
     fn a_command_has_its_fields_where_the_specification_has_them() {
-        let step = Step { lba: 0x1_0000_0002, blocks: 8, skipped: 0 };
-        let Command(words) = Command::new(1, 3, step, true).pages((0x1111_2222_3333, 0x4444));
+        let step = CommandStep { lba: 0x1_0000_0002, blocks: 8, skipped: 0 };
+        let SpdkCommand(words) =
+            SpdkCommand::new(1, 3, step, true).pages((0x1111_2222_3333, 0x4444));
         assert_eq!(words[..2], [1, 3]);
         assert_eq!(words[6..14], [0x2222_3333, 0x1111, 0x4444, 0, 2, 1, 7 | 1 << 30, 0]);
-        let Command(words) = Command::new(1, 3, step, false).placed(5);
+        let SpdkCommand(words) = SpdkCommand::new(1, 3, step, false).placed(5);
         assert_eq!(words[6..14], [0, 0, 0, 0, 2, 1, 7 | 2 << 20, 5 << 16]);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidelog_spdk_sys as sys;
 
-use super::claim::{Claim, ClaimError};
+use super::claim::{ClaimError, NamespaceClaim};
 use super::environment::{Environment, EnvironmentError};
 use super::reset::Reset;
 use crate::path::device::ControllerName;
@@ -21,10 +21,10 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// A namespace of a controller that is this process's alone.
 pub struct Controller {
-    facts: Facts,
+    facts: NamespaceInfo,
     shared: Arc<Shared>,
     /// Keeps other processes of this host from it. Given back once it is detached.
-    claim: Option<Claim>,
+    claim: Option<NamespaceClaim>,
 }
 
 /// What the driver calls the controller, and the lock on everything but input and output. Several namespaces may have it, all
@@ -68,14 +68,14 @@ unsafe impl Sync for Shared {}
 
 /// What a namespace is.
 #[derive(Clone, Debug)]
-pub(super) struct Facts {
+pub(super) struct NamespaceInfo {
     pub(super) name: String,
     pub(super) size: ByteCount,
     pub(super) limits: Limits,
     pub(super) volatile_cache: bool,
     pub(super) deallocate: bool,
     pub(super) write_zeroes: bool,
-    pub(super) reach: Reach,
+    pub(super) reach: DmaIsolation,
     /// What it is called whatever address it is reached by.
     pub(super) identity: String,
     /// For people.
@@ -84,7 +84,7 @@ pub(super) struct Facts {
     pub(super) placement: Vec<u16>,
     /// The endurance group that it belongs to; 0 for none.
     pub(super) endurance_group: u16,
-    pub(super) namespace: Namespace,
+    pub(super) namespace: NamespaceHandle,
 }
 
 /// That a namespace's controller is one pool's, while this lives.
@@ -98,7 +98,7 @@ impl Drop for Joined {
 
 /// How a controller reaches memory, and so how it is kept from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(super) enum DmaIsolation {
     /// A device on the bus writes memory itself, until it is reset.
     Bus,
     /// Bytes come over a connection, until it is closed: by a socket, which processors fill, or by a network card that
@@ -110,12 +110,12 @@ pub(super) enum Reach {
 
 /// The driver's namespace. It lives as long as its controller.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Namespace(pub(super) NonNull<sys::spdk_nvme_ns>);
+pub(super) struct NamespaceHandle(pub(super) NonNull<sys::spdk_nvme_ns>);
 
 // SAFETY: what is read of a namespace does not change, and SPDK locks the rest.
-unsafe impl Send for Namespace {}
+unsafe impl Send for NamespaceHandle {}
 // SAFETY: as above.
-unsafe impl Sync for Namespace {}
+unsafe impl Sync for NamespaceHandle {}
 
 /// A controller could not be attached.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -175,7 +175,7 @@ impl Controller {
         let (facts, shared) =
             environment.ask(move |keeper, answer| keeper.attach(name, &answer))??;
         let mut controller = Self { facts, shared, claim: None };
-        controller.claim = Some(Claim::of(&controller.facts.identity)?);
+        controller.claim = Some(NamespaceClaim::of(&controller.facts.identity)?);
         controller.facts.limits = controller.facts.limits.obeying(&controller.block_commands());
         controller.find_placement_handles();
         Ok(Arc::new(controller))
@@ -202,7 +202,7 @@ impl Controller {
         self.facts.size
     }
 
-    pub(super) fn facts(&self) -> &Facts {
+    pub(super) fn facts(&self) -> &NamespaceInfo {
         &self.facts
     }
 
@@ -226,7 +226,7 @@ impl Controller {
 
     /// Whether other hosts can reach it, too.
     pub(crate) fn is_remote(&self) -> bool {
-        matches!(self.facts.reach, Reach::Connection { .. })
+        matches!(self.facts.reach, DmaIsolation::Connection { .. })
     }
 
     /// Runs `work` while nobody else uses the controller's own queue, and not while it is being

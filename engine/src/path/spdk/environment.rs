@@ -12,7 +12,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use tidelog_spdk_sys as sys;
 
-use super::keeper::Keeper;
+use super::keeper::AdminThread;
 use super::log::{self, Said};
 use super::options::{EnvironmentOptions, Pages};
 use crate::memory::process::PerProcess;
@@ -34,7 +34,7 @@ impl EnvironmentError {
 const HUGE_PAGE: usize = 2 << 20;
 
 /// What is done on the keeper's thread, and waits for nothing there.
-pub(super) type Task = Box<dyn FnOnce(&mut Keeper) + Send>;
+pub(super) type Task = Box<dyn FnOnce(&mut AdminThread) + Send>;
 
 /// The started environment.
 pub(super) struct Environment {
@@ -92,7 +92,7 @@ impl Environment {
                 // The starter waits for this; it cannot be gone.
                 let _ = answer.send(result);
                 if good {
-                    Keeper::new().run(&inbox);
+                    AdminThread::new().run(&inbox);
                 }
             })
             .map_err(|error| {
@@ -120,7 +120,7 @@ impl Environment {
     /// Runs `work` on the keeper's thread, and waits for what it answers, be it later.
     pub(super) fn ask<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Keeper, SyncSender<T>) + Send + 'static,
+        work: impl FnOnce(&mut AdminThread, SyncSender<T>) + Send + 'static,
     ) -> Result<T, EnvironmentError> {
         let (answer, answered) = mpsc::sync_channel(1);
         self.tell(move |keeper| work(keeper, answer))?;
@@ -130,7 +130,7 @@ impl Environment {
     /// Runs `work` on the keeper's thread, and does not wait for it.
     pub(super) fn tell(
         &self,
-        work: impl FnOnce(&mut Keeper) + Send + 'static,
+        work: impl FnOnce(&mut AdminThread) + Send + 'static,
     ) -> Result<(), EnvironmentError> {
         let tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         tasks.send(Box::new(work)).map_err(|_| EnvironmentError::ended())

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tidelog_spdk_sys as sys;
 
-use super::command::Command;
+use super::command::SpdkCommand;
 use super::controller::Controller;
 use super::environment::{Environment, errno};
 use super::flight::status_of;
@@ -27,10 +27,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PAGE_MAX: usize = 512;
 
 /// A command that is waited for. Where no answer comes its memory stays, as one may come later.
-struct Exchange(NonNull<Answer>);
+struct Exchange(NonNull<CommandResponse>);
 
 /// What the driver is given to answer into, on whatever thread polls. Only by pointers: both sides have it at once.
-struct Answer {
+struct CommandResponse {
     /// The rest is the driver's while this is set.
     outstanding: AtomicBool,
     status: Cell<Option<Status>>,
@@ -39,7 +39,7 @@ struct Answer {
 
 impl Exchange {
     fn new() -> Self {
-        let answer = Box::new(Answer {
+        let answer = Box::new(CommandResponse {
             outstanding: AtomicBool::new(false),
             status: Cell::new(None),
             page: UnsafeCell::new([0; PAGE_MAX]),
@@ -47,7 +47,7 @@ impl Exchange {
         Self(NonNull::from(Box::leak(answer)))
     }
 
-    fn answer(&self) -> &Answer {
+    fn answer(&self) -> &CommandResponse {
         // SAFETY: it is freed with this, and no reference to it is unique.
         unsafe { self.0.as_ref() }
     }
@@ -103,7 +103,7 @@ impl Drop for Exchange {
 unsafe extern "C" fn answered(context: *mut c_void, answer: *const sys::spdk_nvme_cpl) {
     // SAFETY: the context is an exchange's, which stays while no answer came, and of which only this is used meanwhile;
     // the answer is SPDK's, for the call.
-    let (exchange, answer) = unsafe { (&*context.cast::<Answer>(), &*answer) };
+    let (exchange, answer) = unsafe { (&*context.cast::<CommandResponse>(), &*answer) };
     exchange.status.set(status_of(answer));
     exchange.outstanding.store(false, Ordering::Release);
 }
@@ -156,7 +156,7 @@ impl Controller {
         let memory: DmaPool =
             memory.allocate(ByteCount(IDENTIFY_BYTES as u64)).map_err(io::Error::other)?;
         let mut buffer = memory.take(IDENTIFY_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
-        let mut command = Command::identify(what);
+        let mut command = SpdkCommand::identify(what);
         // SAFETY: the controller is attached and its own queue is locked; buffer and context
         // outlive the command, which SPDK copies.
         let mut send = |handle, context| unsafe {

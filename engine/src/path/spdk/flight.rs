@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use tidelog_spdk_sys as sys;
 
 use crate::path::Status;
-use crate::path::nvme::steps::{Step, Steps};
+use crate::path::nvme::steps::{CommandStep, Steps};
 
 /// How far the path has gone with an operation that takes too long, or was to be aborted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,7 +21,7 @@ pub(super) enum Impatience {
 }
 
 /// One slot's operation. Commands carry its address, so it never moves.
-pub(super) struct Flight {
+pub(super) struct CommandInFlight {
     pub(super) slot: u32,
     /// Commands that the controller has.
     pub(super) outstanding: Cell<u32>,
@@ -43,15 +43,15 @@ pub(super) struct Flight {
 struct Board(RefCell<VecDeque<u32>>);
 
 /// A flight for every slot. Nothing is allocated after `new`.
-pub(super) struct Flights {
-    flights: Box<[Flight]>,
+pub(super) struct CommandsInFlight {
+    flights: Box<[CommandInFlight]>,
     board: Box<Board>,
 }
 
-impl Flights {
+impl CommandsInFlight {
     pub(super) fn new(depth: u32) -> Self {
         let board = Box::new(Board(RefCell::new(VecDeque::with_capacity(2 * depth as usize))));
-        let flight = |slot| Flight {
+        let flight = |slot| CommandInFlight {
             slot,
             outstanding: Cell::new(0),
             unsent: Cell::default(),
@@ -66,7 +66,7 @@ impl Flights {
         Self { flights: (0..depth).map(flight).collect(), board }
     }
 
-    pub(super) fn get(&self, slot: u32) -> &Flight {
+    pub(super) fn get(&self, slot: u32) -> &CommandInFlight {
         &self.flights[slot as usize]
     }
 
@@ -80,7 +80,7 @@ impl Flights {
     }
 }
 
-impl Flight {
+impl CommandInFlight {
     /// Begins anew with these commands, after so many looks over all flights.
     pub(super) fn begin(&self, steps: Steps, looks: u32) {
         self.outstanding.set(0);
@@ -94,7 +94,7 @@ impl Flight {
     }
 
     /// Notes that the next of its commands was sent.
-    pub(super) fn sent(&self, step: Step) {
+    pub(super) fn sent(&self, step: CommandStep) {
         self.unsent.set(self.unsent.get().after(step));
         self.was_sent.set(true);
     }
@@ -151,7 +151,7 @@ impl Flight {
 pub(super) unsafe extern "C" fn completed(context: *mut c_void, answer: *const sys::spdk_nvme_cpl) {
     // SAFETY: the context is a flight's (`Flight::context`), which outlives its commands: flights with commands
     // outstanding are leaked, never freed. The answer is SPDK's, for the call. No reference to the flight is unique.
-    let (flight, answer) = unsafe { (&*context.cast::<Flight>(), &*answer) };
+    let (flight, answer) = unsafe { (&*context.cast::<CommandInFlight>(), &*answer) };
     if let Some(status) = status_of(answer) {
         flight.fail(status);
     }

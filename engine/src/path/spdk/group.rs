@@ -7,13 +7,13 @@ use std::ptr::NonNull;
 use tidelog_spdk_sys as sys;
 
 /// The driver's poll group, for one pair. Who polls no more hears of no command again.
-pub(super) struct Group {
+pub(super) struct PollGroup {
     handle: NonNull<sys::spdk_nvme_poll_group>,
     /// Whether the pair answers no more. Boxed: the driver keeps the address.
     lost: Box<Cell<bool>>,
 }
 
-impl Group {
+impl PollGroup {
     pub(super) fn new() -> Result<Self, String> {
         let lost = Box::<Cell<bool>>::default();
         let context = lost.as_ptr().cast();
@@ -41,7 +41,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for PollGroup {
     fn drop(&mut self) {
         // SAFETY: nobody polls it any more. A group whose pair was leaked stays as well: then this does nothing.
         unsafe { sys::spdk_nvme_poll_group_destroy(self.handle()) };

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use tidelog_spdk_sys as sys;
 
 use super::attach::{device_at, reach_of, text};
-use super::controller::Reach;
+use super::controller::DmaIsolation;
 
 /// Where the kernel shows its NVMe controllers and subsystems.
 const CLASSES: &str = "/sys/class";
@@ -22,8 +22,8 @@ const EUI64: Range<usize> = 120..128;
 
 /// What a controller says of a namespace and of the subsystem that it is in.
 #[derive(Clone, Debug)]
-pub(super) struct Identity {
-    reach: Reach,
+pub(super) struct NamespaceIdentity {
+    reach: DmaIsolation,
     /// The address that this controller is reached by.
     address: String,
     /// The name of the subsystem. Other controllers of it may reach the namespace, if it is shared.
@@ -34,7 +34,7 @@ pub(super) struct Identity {
     identifier: Option<(&'static str, String)>,
 }
 
-impl Identity {
+impl NamespaceIdentity {
     /// What an attached controller says of one of its namespaces.
     pub(super) fn of(
         controller: NonNull<sys::spdk_nvme_ctrlr>,
@@ -58,9 +58,9 @@ impl Identity {
         let identifier = identifiers.into_iter().find(|(_, bytes)| is_set(bytes));
         let reach = reach_of(transport.trtype);
         let address = match reach {
-            Reach::Bus => device_at(&text(&transport.traddr)).display().to_string(),
-            Reach::Connection { .. } => text(&transport.subnqn),
-            Reach::Process => text(&transport.traddr),
+            DmaIsolation::Bus => device_at(&text(&transport.traddr)).display().to_string(),
+            DmaIsolation::Connection { .. } => text(&transport.subnqn),
+            DmaIsolation::Process => text(&transport.traddr),
         };
         Self {
             reach,
@@ -79,9 +79,11 @@ impl Identity {
         let Self { address, subsystem, number, .. } = self;
         let identifier = self.identifier.as_ref().map(|(kind, text)| format!("{kind} {text}"));
         match (self.reach, identifier) {
-            (Reach::Bus, Some(identifier)) if self.shared => format!("{subsystem} {identifier}"),
-            (Reach::Bus, None) if self.shared => format!("{subsystem} ns {number}"),
-            (Reach::Bus, _) | (_, None) => format!("{address} ns {number}"),
+            (DmaIsolation::Bus, Some(identifier)) if self.shared => {
+                format!("{subsystem} {identifier}")
+            }
+            (DmaIsolation::Bus, None) if self.shared => format!("{subsystem} ns {number}"),
+            (DmaIsolation::Bus, _) | (_, None) => format!("{address} ns {number}"),
             (_, Some(identifier)) => identifier,
         }
     }
@@ -93,7 +95,7 @@ impl Identity {
 
     /// Whether others may reach it: what is behind a connection is.
     fn is_shared(&self) -> bool {
-        self.shared || matches!(self.reach, Reach::Connection { .. })
+        self.shared || matches!(self.reach, DmaIsolation::Connection { .. })
     }
 
     fn shown_in(&self, classes: &Path) -> Option<String> {
@@ -160,9 +162,9 @@ mod tests {
 
     const NQN: &str = "nqn.2026-01.io.tidelog:two-ports";
 
-    fn on_the_bus(address: &str, shared: bool, identifier: Option<&str>) -> Identity {
-        Identity {
-            reach: Reach::Bus,
+    fn on_the_bus(address: &str, shared: bool, identifier: Option<&str>) -> NamespaceIdentity {
+        NamespaceIdentity {
+            reach: DmaIsolation::Bus,
             address: format!("/sys/bus/pci/devices/{address}"),
             subsystem: NQN.into(),
             shared,
@@ -182,17 +184,19 @@ mod tests {
         // Some that are sold have the same identifier, each of them.
         assert!(!one_name(false, Some("0123456789abcdef0123456789abcdef")));
         assert!(!one_name(false, None));
-        let two = Identity { number: 2, ..on_the_bus("0000:01:00.0", true, None) };
+        let two = NamespaceIdentity { number: 2, ..on_the_bus("0000:01:00.0", true, None) };
         assert_ne!(two.name(), on_the_bus("0000:01:00.0", true, None).name());
-        let other =
-            Identity { subsystem: "nqn.other".into(), ..on_the_bus("0000:01:00.0", true, None) };
+        let other = NamespaceIdentity {
+            subsystem: "nqn.other".into(),
+            ..on_the_bus("0000:01:00.0", true, None)
+        };
         assert_ne!(other.name(), on_the_bus("0000:01:00.0", true, None).name());
     }
 
     #[test]
     fn over_a_connection_its_identifier_is_its_name() {
-        let reach = Reach::Connection { by_socket: true };
-        let by = |address: &str, identifier| Identity {
+        let reach = DmaIsolation::Connection { by_socket: true };
+        let by = |address: &str, identifier| NamespaceIdentity {
             reach,
             address: address.into(),
             ..on_the_bus("", false, identifier)

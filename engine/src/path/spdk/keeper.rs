@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use tidelog_spdk_sys as sys;
 
-use super::attach::{Answer, Arrival, Step, describe, reach_of, registers};
-use super::controller::{AttachError, Namespace, Phase, Reach, Shared};
+use super::attach::{Arrival, AttachResult, AttachStep, describe, reach_of, registers};
+use super::controller::{AttachError, DmaIsolation, NamespaceHandle, Phase, Shared};
 use super::environment::Task;
 use super::host::Host;
 use super::log::unheard;
@@ -25,8 +25,8 @@ const STEP: Duration = Duration::from_micros(100);
 /// How often removals are looked for.
 const SCAN: Duration = Duration::from_millis(200);
 
-pub(super) struct Keeper {
-    pub(super) attached: Vec<Attached>,
+pub(super) struct AdminThread {
+    pub(super) attached: Vec<AttachedController>,
     arriving: Vec<Arrival>,
     leaving: Vec<Departure>,
     looked: Instant,
@@ -34,7 +34,7 @@ pub(super) struct Keeper {
 }
 
 /// A controller in the keeper's care.
-pub(super) struct Attached {
+pub(super) struct AttachedController {
     pub(super) shared: Arc<Shared>,
     pub(super) transport: sys::spdk_nvme_transport_id,
     /// As whom it was attached.
@@ -52,7 +52,7 @@ pub(super) struct Open {
     /// What it was called, and what everybody calls it.
     pub(super) name: ControllerName,
     pub(super) identity: String,
-    pub(super) namespace: Namespace,
+    pub(super) namespace: NamespaceHandle,
 }
 
 /// A controller that is being detached, and what is to be done then: somebody waits.
@@ -63,7 +63,7 @@ struct Departure {
     _registers: Option<Registers>,
 }
 
-impl Keeper {
+impl AdminThread {
     pub(super) fn new() -> Self {
         let now = Instant::now();
         Self {
@@ -97,21 +97,22 @@ impl Keeper {
     }
 
     fn is_moving(&self) -> bool {
-        let is_reset =
-            |it: &Attached| it.reset.as_ref().is_some_and(|reset| reset.is_moving(&it.shared));
+        let is_reset = |it: &AttachedController| {
+            it.reset.as_ref().is_some_and(|reset| reset.is_moving(&it.shared))
+        };
         !self.arriving.is_empty() || !self.leaving.is_empty() || self.attached.iter().any(is_reset)
     }
 
     /// Stops a controller, and starts it again, unless that is under way.
     pub(super) fn reset(&mut self, handle: usize, reset: Reset) {
-        let is_it = |it: &&mut Attached| it.shared.handle() as usize == handle;
+        let is_it = |it: &&mut AttachedController| it.shared.handle() as usize == handle;
         if let Some(attached) = self.attached.iter_mut().find(is_it) {
             attached.reset.get_or_insert(reset);
         }
     }
 
     /// Attaches a controller, and answers when that is done.
-    pub(super) fn attach(&mut self, name: ControllerName, answer: &SyncSender<Answer>) {
+    pub(super) fn attach(&mut self, name: ControllerName, answer: &SyncSender<AttachResult>) {
         let refused = match Arrival::new(name, answer.clone()) {
             Ok(arrival) => match self.why_not(&arrival) {
                 None => return self.arriving.push(arrival),
@@ -143,7 +144,7 @@ impl Keeper {
     }
 
     /// The controller that it is to be a namespace of, if that is attached.
-    fn attached_beside(&self, arrival: &Arrival) -> Option<&Attached> {
+    fn attached_beside(&self, arrival: &Arrival) -> Option<&AttachedController> {
         self.attached.iter().find(|it| arrival.is_beside(&it.transport, &it.host))
     }
 
@@ -153,7 +154,14 @@ impl Keeper {
         let shared = Arc::new(Shared::new(handle));
         let Arrival { name, transport, answer, host, .. } = arrival;
         let (kept, open, reset) = (Arc::clone(&shared), Vec::new(), None);
-        self.attached.push(Attached { shared: kept, transport, host, open, reset, registers });
+        self.attached.push(AttachedController {
+            shared: kept,
+            transport,
+            host,
+            open,
+            reset,
+            registers,
+        });
         let result = self.open(self.attached.len() - 1, name);
         // Whoever asked waits for it.
         let answered = move || drop(answer.send(result));
@@ -163,7 +171,7 @@ impl Keeper {
     /// Opens one more namespace of a controller that is attached.
     fn open_beside(&mut self, arrival: Arrival) {
         let refused = self.why_not(&arrival);
-        let is_it = |it: &Attached| arrival.is_beside(&it.transport, &it.host);
+        let is_it = |it: &AttachedController| arrival.is_beside(&it.transport, &it.host);
         let result = match (refused, self.attached.iter().position(is_it)) {
             (None, Some(at)) => self.open(at, arrival.name),
             (refused, _) => Err(refused.unwrap_or(AttachError::Held)),
@@ -172,7 +180,7 @@ impl Keeper {
         let _ = arrival.answer.send(result);
     }
 
-    fn open(&mut self, at: usize, name: ControllerName) -> Answer {
+    fn open(&mut self, at: usize, name: ControllerName) -> AttachResult {
         let attached = &self.attached[at];
         let facts = describe(&name, attached.shared.pointer(), &attached.transport)?;
         let mut open = self.attached.iter().flat_map(|it| &it.open);
@@ -187,7 +195,7 @@ impl Keeper {
 
     /// Closes a namespace, and detaches its controller if that was the last one. Answers when that is done.
     pub(super) fn detach(&mut self, handle: usize, identity: &str, answer: SyncSender<()>) {
-        let is_it = |it: &Attached| it.shared.handle() as usize == handle;
+        let is_it = |it: &AttachedController| it.shared.handle() as usize == handle;
         // Whoever asked waits for it.
         let left = move || answer.send(()).unwrap_or_default();
         match self.attached.iter().position(is_it) {
@@ -203,7 +211,7 @@ impl Keeper {
         if !self.attached[at].open.is_empty() {
             return left();
         }
-        let Attached { shared, registers, reset, .. } = self.attached.swap_remove(at);
+        let AttachedController { shared, registers, reset, .. } = self.attached.swap_remove(at);
         if let Some(reset) = reset {
             reset.end(&shared);
         }
@@ -227,10 +235,10 @@ impl Keeper {
                 continue;
             }
             match arrival.step() {
-                Step::Comes(arrival) => self.arriving.push(arrival),
-                Step::Came(arrival, handle) => self.welcome(arrival, handle),
+                AttachStep::Comes(arrival) => self.arriving.push(arrival),
+                AttachStep::Came(arrival, handle) => self.welcome(arrival, handle),
                 // Whoever asked waits for it.
-                Step::Failed(arrival, why) => drop(arrival.answer.send(Err(why))),
+                AttachStep::Failed(arrival, why) => drop(arrival.answer.send(Err(why))),
             }
         }
         self.leaving.retain_mut(Departure::goes);
@@ -278,7 +286,7 @@ impl Departure {
     }
 }
 
-impl Attached {
+impl AttachedController {
     /// Takes in what the controller's own queue has; keeps a connection alive, or makes it anew.
     fn process_admin(&mut self) {
         if self.shared.phase() != Phase::Up {
@@ -292,12 +300,12 @@ impl Attached {
         }
         match reach_of(self.transport.trtype) {
             // Whoever waits for its answers has it reset.
-            Reach::Bus => {}
-            Reach::Connection { .. } => {
+            DmaIsolation::Bus => {}
+            DmaIsolation::Connection { .. } => {
                 self.shared.enter(Phase::Stopping);
                 self.reset = Some(Reset::new());
             }
-            Reach::Process => self.shared.enter(Phase::Gone),
+            DmaIsolation::Process => self.shared.enter(Phase::Gone),
         }
     }
 

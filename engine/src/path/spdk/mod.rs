@@ -47,7 +47,7 @@ pub use rescue::Rescues;
 
 use std::sync::Arc;
 
-use super::choose::{Opened, PathProvider};
+use super::choose::{OpenedPath, PathProvider};
 use super::error::PathError;
 use super::window::Windowed;
 
@@ -58,8 +58,8 @@ pub struct SpdkControllers(
 );
 
 impl PathProvider for SpdkControllers {
-    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
+    fn open(self: Box<Self>, depth: u32) -> Result<OpenedPath, PathError> {
         let path = Box::new(Windowed::new(Box::new(SpdkPath::of_pool(self.0, depth)?)));
-        Ok(Opened { path, why_not: Vec::new() })
+        Ok(OpenedPath { path, why_not: Vec::new() })
     }
 }

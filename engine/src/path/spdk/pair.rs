@@ -9,8 +9,8 @@ use tidelog_spdk_sys as sys;
 
 use super::controller::{CONNECT, Controller};
 use super::environment::errno;
-use super::flight::Flight;
-use super::group::Group;
+use super::flight::CommandInFlight;
+use super::group::PollGroup;
 use super::log::{Said, unheard};
 use super::rescue::Rescues;
 use crate::path::OperationKind;
@@ -24,7 +24,7 @@ const REQUESTS_EACH: u32 = 8;
 pub(super) struct Pair {
     handle: NonNull<sys::spdk_nvme_qpair>,
     /// Polls the pair, if it is a connection.
-    group: Option<Group>,
+    group: Option<PollGroup>,
     controller: Arc<Controller>,
     /// Until then it has to be connected.
     until: Instant,
@@ -35,7 +35,7 @@ pub(super) struct Pair {
 impl Pair {
     /// Makes a pair with room for `depth` commands, and begins to connect it.
     pub(super) fn new(controller: &Arc<Controller>, depth: u32) -> Result<Self, String> {
-        let group = controller.is_remote().then(Group::new).transpose()?;
+        let group = controller.is_remote().then(PollGroup::new).transpose()?;
         let mut options = sys::spdk_nvme_io_qpair_opts::default();
         let size = size_of::<sys::spdk_nvme_io_qpair_opts>();
         let mut said = Said::default();
@@ -68,7 +68,7 @@ impl Pair {
     }
 
     fn begin(&mut self) -> Result<(), String> {
-        let (pair, group) = (self.handle.as_ptr(), self.group.as_ref().map(Group::handle));
+        let (pair, group) = (self.handle.as_ptr(), self.group.as_ref().map(PollGroup::handle));
         // SAFETY: pair and group are this thread's. The pair leaves the group when it is freed.
         let connect = |controller| unsafe {
             match group.map_or(0, |group| sys::spdk_nvme_poll_group_add(group, pair)) {
@@ -86,7 +86,7 @@ impl Pair {
     pub(super) fn connect(&mut self) -> Result<bool, String> {
         let (pair, group) = (self.handle.as_ptr(), &self.group);
         let poll = |_| {
-            group.as_ref().map(Group::process);
+            group.as_ref().map(PollGroup::process);
             // SAFETY: the pair is this thread's. A refusal shows at the pair alone. One on the bus
             // takes in what its controller's own queue has, which is locked.
             unsafe { sys::spdk_nvme_qpair_process_completions(pair, 0) }
@@ -125,7 +125,7 @@ impl Pair {
 
     /// Asks for the commands of a flight back, and counts in `rescues` whether the controller did
     /// so.
-    pub(super) fn abort(&self, flight: &Flight, rescues: &Arc<Rescues>) {
+    pub(super) fn abort(&self, flight: &CommandInFlight, rescues: &Arc<Rescues>) {
         let context = Arc::into_raw(Arc::clone(rescues));
         // SAFETY: the pair is this thread's; the flight's context is only compared, and ours is the
         // answer's own.

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use super::controller::{AttachError, Controller, Joined, command_timeout};
 use super::ending::Polled;
 use super::environment::Environment;
-use super::flight::{Flights, Impatience};
-use super::peer::{BY_BUS_MAX, Peers, Reach};
-use super::queue::{self, Looked, Queue, Sent};
-use super::rescue::{Looks, Rescues};
-use super::waiting::Waiting;
+use super::flight::{CommandsInFlight, Impatience};
+use super::peer::{BY_BUS_MAX, CommandAddresses, SpdkPeers};
+use super::queue::{self, QueuePair, Sent, TimeoutCheck};
+use super::rescue::{Rescues, TimeoutScan};
+use super::waiting::WaitingSlots;
 use crate::memory::peer::PeerRegion;
 use crate::memory::{DmaPool, MemoryError, MemoryKind};
 use crate::path::gate::Gate;
@@ -31,23 +31,23 @@ use crate::units::{ByteCount, DeviceIndex};
 
 /// A queue pair on each of a few controllers.
 pub struct SpdkPath {
-    pub(super) queues: Vec<Queue>,
+    pub(super) queues: Vec<QueuePair>,
     capabilities: Capabilities,
     pub(super) gate: Gate,
     pub(super) slots: Slots,
     /// Who has them.
     shares: Shares,
-    pub(super) flights: Flights,
+    pub(super) flights: CommandsInFlight,
     /// Slots whose operation waits for room in its queue pair.
-    pub(super) waiting: Waiting,
+    pub(super) waiting: WaitingSlots,
     /// Pools that are reachable by every controller: where they lie, and those that we must unregister.
     reachable: Vec<(usize, usize)>,
     registered: Vec<DmaPool>,
     /// Memory of other devices.
-    peers: Peers,
+    peers: SpdkPeers,
     waker: Waker,
     pub(super) timeout: Duration,
-    pub(super) looks: Looks,
+    pub(super) looks: TimeoutScan,
     pub(super) rescues: Arc<Rescues>,
     polled: Polled,
     /// The device that is polled next.
@@ -80,10 +80,10 @@ impl SpdkPath {
         notes.extend(controllers.iter().flat_map(|it| it.facts().notes.clone()));
         let queues = controllers
             .into_iter()
-            .map(|controller| Queue::new(controller, depth).map_err(unavailable))
+            .map(|controller| QueuePair::new(controller, depth).map_err(unavailable))
             .collect::<Result<Vec<_>, _>>()?;
         let asked = depth;
-        let depth = queues.iter().map(Queue::depth).min().unwrap_or(asked);
+        let depth = queues.iter().map(QueuePair::depth).min().unwrap_or(asked);
         for queue in queues.iter().filter(|queue| queue.depth() < asked) {
             let (name, depth) = (queue.name(), queue.depth());
             notes.push(format!(
@@ -106,14 +106,14 @@ impl SpdkPath {
             gate: Gate::new(queues.len()),
             slots: Slots::new(depth),
             shares: Shares::new(depth as usize, queues.len()),
-            flights: Flights::new(depth),
-            waiting: Waiting::new(queues.len(), depth),
+            flights: CommandsInFlight::new(depth),
+            waiting: WaitingSlots::new(queues.len(), depth),
             reachable: Vec::new(),
             registered: Vec::new(),
-            peers: Peers::new(),
+            peers: SpdkPeers::new(),
             waker,
             timeout: command_timeout(),
-            looks: Looks::new(),
+            looks: TimeoutScan::new(),
             rescues: Arc::default(),
             polled,
             turn: 0,
@@ -196,7 +196,7 @@ impl SpdkPath {
     /// Takes in what one controller has answered, and lets it see what is new.
     fn process(&mut self, device: usize) {
         match self.queues[device].process() {
-            Looked::Same => {}
+            TimeoutCheck::Same => {}
             looked => self.rescue(device, looked),
         }
         while let Some(slot) = self.waiting.first(device)
@@ -272,7 +272,7 @@ impl SpdkPath {
 
     /// Whether nothing is in flight, and no device is to come back.
     fn is_idle(&self) -> bool {
-        self.slots.in_flight() == 0 && !self.queues.iter().any(Queue::is_moving)
+        self.slots.in_flight() == 0 && !self.queues.iter().any(QueuePair::is_moving)
     }
 
     fn steps(&self, operation: &Operation) -> Steps {
@@ -281,7 +281,7 @@ impl SpdkPath {
         match &operation.action {
             Action::Read(memory) | Action::Write { memory, .. } => {
                 let limits = match self.peers.way_to(memory) {
-                    Some(Reach::Bus { .. }) => limits.at_most(BY_BUS_MAX.0),
+                    Some(CommandAddresses::Bus { .. }) => limits.at_most(BY_BUS_MAX.0),
                     _ => limits,
                 };
                 limits.transfer(offset, length)
@@ -435,7 +435,7 @@ unsafe impl DataPath for SpdkPath {
 
 impl Drop for SpdkPath {
     fn drop(&mut self) {
-        if self.slots.in_flight() == 0 && !self.queues.iter().any(Queue::is_dead) {
+        if self.slots.in_flight() == 0 && !self.queues.iter().any(QueuePair::is_dead) {
             for pool in &self.registered {
                 queue::unregister(pool.span());
             }
@@ -444,10 +444,10 @@ impl Drop for SpdkPath {
         }
         // A controller may still write the buffers, and SPDK will still call back: all of it stays.
         self.slots.leak();
-        std::mem::forget(std::mem::replace(&mut self.flights, Flights::new(0)));
-        self.queues.drain(..).for_each(Queue::leak);
+        std::mem::forget(std::mem::replace(&mut self.flights, CommandsInFlight::new(0)));
+        self.queues.drain(..).for_each(QueuePair::leak);
         self.registered.drain(..).for_each(std::mem::forget);
-        std::mem::forget(std::mem::replace(&mut self.peers, Peers::new()));
+        std::mem::forget(std::mem::replace(&mut self.peers, SpdkPeers::new()));
     }
 }
 

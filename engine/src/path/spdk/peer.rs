@@ -3,7 +3,7 @@
 use tidelog_spdk_sys as sys;
 
 use super::environment::Environment;
-use super::queue::{self, Queue};
+use super::queue::{self, QueuePair};
 use crate::memory::peer::PeerRegion;
 use crate::memory::{ALIGNMENT, DmaBuffer, Memory};
 use crate::path::{PeerReach, PeerUnreachable};
@@ -17,15 +17,15 @@ const ENTRIES: usize = PAGE / size_of::<u64>();
 pub(super) const BY_BUS_MAX: ByteCount = ByteCount((ENTRIES / 2 * PAGE) as u64);
 
 /// The regions that were registered.
-pub(super) struct Peers(Vec<Peer>);
+pub(super) struct SpdkPeers(Vec<Peer>);
 
 struct Peer {
     region: PeerRegion,
-    way: Way,
+    way: AddressTranslation,
 }
 
 /// How controllers are told where a region lies.
-enum Way {
+enum AddressTranslation {
     /// By the address here, which SPDK translates.
     Translated,
     /// By addresses on the bus, which we write into the command.
@@ -34,27 +34,29 @@ enum Way {
 
 /// How a command is told where its memory lies.
 #[derive(Clone, Copy)]
-pub(super) enum Reach<'a> {
+pub(super) enum CommandAddresses<'a> {
     /// By the address here, which SPDK translates.
     Translated,
     /// By addresses on the bus: those of the region, and where in it the memory begins.
     Bus { lists: &'a PageLists, offset: usize },
 }
 
-impl Peers {
+impl SpdkPeers {
     pub(super) const fn new() -> Self {
         Self(Vec::new())
     }
 
     /// How a command is told where memory lies; not that of a region which was not registered.
-    pub(super) fn way_to(&self, memory: &Memory) -> Option<Reach<'_>> {
+    pub(super) fn way_to(&self, memory: &Memory) -> Option<CommandAddresses<'_>> {
         match memory {
-            Memory::Host(_) => Some(Reach::Translated),
+            Memory::Host(_) => Some(CommandAddresses::Translated),
             Memory::Peer(buffer) => {
                 let peer = self.0.iter().find(|peer| peer.region.holds(buffer))?;
                 Some(match &peer.way {
-                    Way::Translated => Reach::Translated,
-                    Way::Bus(lists) => Reach::Bus { lists, offset: buffer.offset() },
+                    AddressTranslation::Translated => CommandAddresses::Translated,
+                    AddressTranslation::Bus(lists) => {
+                        CommandAddresses::Bus { lists, offset: buffer.offset() }
+                    }
                 })
             }
             Memory::Gpu(_) => None,
@@ -65,7 +67,7 @@ impl Peers {
     pub(super) fn register(
         &mut self,
         region: &PeerRegion,
-        queues: &[Queue],
+        queues: &[QueuePair],
     ) -> Result<PeerReach, PeerUnreachable> {
         if let Some(remote) = queues.iter().find(|it| !it.is_on_the_bus()) {
             let name = remote.name();
@@ -78,13 +80,13 @@ impl Peers {
             queue::register(base.as_ptr(), length, queues).map_err(|why| {
                 PeerUnreachable(format!("the IOMMU does not map {}: {why}", memory.describe()))
             })?;
-            (Way::Translated, PeerReach::Iommu)
+            (AddressTranslation::Translated, PeerReach::Iommu)
         } else {
             let bus = memory.bus_address().ok_or_else(|| {
                 let what = memory.describe();
                 PeerUnreachable(format!("there is no IOMMU, and {what} has no known bus address"))
             })?;
-            (Way::Bus(PageLists::new(bus, length)?), PeerReach::BusAddresses)
+            (AddressTranslation::Bus(PageLists::new(bus, length)?), PeerReach::BusAddresses)
         };
         self.0.push(Peer { region: region.clone(), way });
         Ok(reach)
@@ -93,7 +95,7 @@ impl Peers {
     /// Takes the registrations back. Nothing is in flight any more.
     pub(super) fn unregister(&mut self) {
         for peer in self.0.drain(..) {
-            if matches!(peer.way, Way::Translated) {
+            if matches!(peer.way, AddressTranslation::Translated) {
                 let (base, length) = peer.region.memory().span();
                 queue::unregister((base.as_ptr(), length));
             }

@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use tidelog_spdk_sys as sys;
 
-use super::command::Command;
-use super::controller::{Controller, Phase, Reach};
+use super::command::SpdkCommand;
+use super::controller::{Controller, DmaIsolation, Phase};
 use super::environment::errno;
-use super::flight::{Flight, completed};
+use super::flight::{CommandInFlight, completed};
 use super::pair::Pair;
-use super::peer::{PageLists, Peers, Reach as MemoryReach};
+use super::peer::{CommandAddresses as MemoryReach, PageLists, SpdkPeers};
 use super::rescue::Rescues;
 use crate::memory::{Backing, DmaPool};
-use crate::path::nvme::steps::{Limits, Step};
+use crate::path::nvme::steps::{CommandStep, Limits};
 use crate::path::{Action, Operation, OperationKind, PlacementHandle, Status};
 
 /// Answers that are taken in before the caller may send something new. Were there no limit, a controller could have nothing to do
@@ -27,7 +27,7 @@ const TAKEN_MAX: u32 = 16;
 const TRIES: u32 = 3;
 
 /// A thread's queue to a controller.
-pub(super) struct Queue {
+pub(super) struct QueuePair {
     /// There is none between two connections, or while the controller is started again.
     pair: Option<Pair>,
     controller: Arc<Controller>,
@@ -56,7 +56,7 @@ enum State {
 
 /// What a look at a queue came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Looked {
+pub(super) enum TimeoutCheck {
     /// All is as it was.
     Same,
     /// Its controller answers no more.
@@ -75,7 +75,7 @@ pub(super) enum Sent {
     Refused(Status),
 }
 
-impl Queue {
+impl QueuePair {
     /// A queue that takes commands.
     pub(super) fn new(controller: Arc<Controller>, depth: u32) -> Result<Self, String> {
         let depth = depth.min(controller.queue_entries() - 1).max(1);
@@ -150,7 +150,7 @@ impl Queue {
 
     /// Whether what is in flight ends with a connection.
     pub(super) fn is_connection(&self) -> bool {
-        matches!(self.controller.facts().reach, Reach::Connection { .. })
+        matches!(self.controller.facts().reach, DmaIsolation::Connection { .. })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -159,20 +159,20 @@ impl Queue {
 
     /// Whether the controller reads and writes memory itself.
     pub(super) fn is_on_the_bus(&self) -> bool {
-        self.controller.facts().reach == Reach::Bus
+        self.controller.facts().reach == DmaIsolation::Bus
     }
 
     pub(super) fn needs_registered_memory(&self) -> bool {
-        self.controller.facts().reach != Reach::Connection { by_socket: true }
+        self.controller.facts().reach != DmaIsolation::Connection { by_socket: true }
     }
 
     /// Sends one command of an operation that lies in its slot.
     pub(super) fn send(
         &self,
         operation: &mut Operation,
-        step: Step,
-        flight: &Flight,
-        peers: &Peers,
+        step: CommandStep,
+        flight: &CommandInFlight,
+        peers: &SpdkPeers,
     ) -> Sent {
         let pair = match (&self.pair, self.state) {
             (_, State::Lost | State::Dead) => return Sent::Refused(Status::Errno(libc::ENODEV)),
@@ -180,7 +180,7 @@ impl Queue {
             _ => return Sent::Full,
         };
         let namespace = self.controller.namespace();
-        let (context, Step { lba, blocks, skipped }) = (flight.context(), step);
+        let (context, CommandStep { lba, blocks, skipped }) = (flight.context(), step);
         let skipped = skipped as usize * self.limits().block as usize;
         let callback = Some(completed as unsafe extern "C" fn(_, _));
         let placement = operation.placement;
@@ -260,7 +260,7 @@ impl Queue {
         &self,
         pair: *mut sys::spdk_nvme_qpair,
         bytes: *mut c_void,
-        step: Step,
+        step: CommandStep,
         fua: bool,
         placement: Option<PlacementHandle>,
         context: *mut c_void,
@@ -268,7 +268,7 @@ impl Queue {
         let namespace = self.controller.namespace();
         let callback = Some(completed as unsafe extern "C" fn(_, _));
         let Some(identifier) = self.placement_identifier(placement) else {
-            let Step { lba, blocks, .. } = step;
+            let CommandStep { lba, blocks, .. } = step;
             let flags = if fua { sys::SPDK_NVME_IO_FLAGS_FORCE_UNIT_ACCESS } else { 0 };
             // SAFETY: by the contract.
             return unsafe {
@@ -299,10 +299,10 @@ impl Queue {
     unsafe fn by_bus(
         &self,
         pair: *mut sys::spdk_nvme_qpair,
-        command: Command,
+        command: SpdkCommand,
         lists: &PageLists,
         start: usize,
-        step: Step,
+        step: CommandStep,
         context: *mut c_void,
     ) -> i32 {
         let block = self.limits().block as usize;
@@ -324,10 +324,10 @@ impl Queue {
         }
     }
 
-    fn command(&self, opcode: u32, step: Step, fua: bool) -> Command {
+    fn command(&self, opcode: u32, step: CommandStep, fua: bool) -> SpdkCommand {
         // SAFETY: the namespace is the controller's.
         let namespace = unsafe { sys::spdk_nvme_ns_get_id(self.controller.namespace()) };
-        Command::new(opcode, namespace, step, fua)
+        SpdkCommand::new(opcode, namespace, step, fua)
     }
 
     /// What a write carries to name a placement handle.
@@ -336,15 +336,19 @@ impl Queue {
     }
 
     /// Takes in what was answered.
-    pub(super) fn process(&mut self) -> Looked {
+    pub(super) fn process(&mut self) -> TimeoutCheck {
         match (&self.pair, self.state) {
-            (_, State::Lost | State::Dead) => return Looked::Same,
+            (_, State::Lost | State::Dead) => return TimeoutCheck::Same,
             (Some(pair), State::Working) => {
                 if self.controller.phase() != Phase::Up {
-                    return if self.is_connection() { Looked::Failed } else { Looked::Reset };
+                    return if self.is_connection() {
+                        TimeoutCheck::Failed
+                    } else {
+                        TimeoutCheck::Reset
+                    };
                 }
                 let is_there = !self.disconnected.get() && pair.poll(TAKEN_MAX);
-                return if is_there { Looked::Same } else { Looked::Failed };
+                return if is_there { TimeoutCheck::Same } else { TimeoutCheck::Failed };
             }
             _ => {}
         }
@@ -352,39 +356,39 @@ impl Queue {
             return self.leave();
         }
         match self.go_on_returning() {
-            Ok(()) => Looked::Same,
-            Err(_) if self.is_dead() => Looked::Died,
-            Err(_) if self.is_lost() => Looked::Same,
+            Ok(()) => TimeoutCheck::Same,
+            Err(_) if self.is_dead() => TimeoutCheck::Died,
+            Err(_) if self.is_lost() => TimeoutCheck::Same,
             // The controller is there, and takes no pair: it is gone again.
             Err(_) if self.tries > 0 => {
                 self.tries -= 1;
                 self.recall();
-                Looked::Same
+                TimeoutCheck::Same
             }
             Err(_) => {
                 self.state = State::Lost;
-                Looked::Same
+                TimeoutCheck::Same
             }
         }
     }
 
     /// Ends what is in flight on a controller that was stopped.
-    fn leave(&mut self) -> Looked {
+    fn leave(&mut self) -> TimeoutCheck {
         if self.controller.phase() == Phase::Stuck {
             self.give_up();
-            return Looked::Died;
+            return TimeoutCheck::Died;
         }
         self.pair = None;
         self.state = State::Lost;
-        Looked::Same
+        TimeoutCheck::Same
     }
 
     /// Asks for the commands of a flight back, and counts in `rescues` whether the controller did
     /// so.
-    pub(super) fn abort(&self, flight: &Flight, rescues: &Arc<Rescues>) {
+    pub(super) fn abort(&self, flight: &CommandInFlight, rescues: &Arc<Rescues>) {
         // Over vfio-user SPDK looks for the commands through a function that this transport does
         // not have: it would call address 0.
-        if self.controller.facts().reach != Reach::Process
+        if self.controller.facts().reach != DmaIsolation::Process
             && self.state == State::Working
             && let Some(pair) = &self.pair
         {
@@ -397,10 +401,10 @@ impl Queue {
     /// commands again.
     pub(super) fn recall(&mut self) {
         match self.controller.facts().reach {
-            Reach::Bus => {}
+            DmaIsolation::Bus => {}
             // With its connection closed nothing arrives any more.
-            Reach::Connection { .. } => self.pair = None,
-            Reach::Process => return self.give_up(),
+            DmaIsolation::Connection { .. } => self.pair = None,
+            DmaIsolation::Process => return self.give_up(),
         }
         self.disconnected.set(false);
         self.state = State::Returning;
@@ -449,12 +453,12 @@ impl Queue {
 
 /// Makes memory known to the controllers of these queues. A success that SPDK reports may still leave an IOMMU
 /// without it, so its translation is looked at as well; and it may be of memory that another process cannot map.
-pub(super) fn register(base: *mut u8, length: usize, queues: &[Queue]) -> Result<(), String> {
-    if !queues.iter().any(Queue::needs_registered_memory) {
+pub(super) fn register(base: *mut u8, length: usize, queues: &[QueuePair]) -> Result<(), String> {
+    if !queues.iter().any(QueuePair::needs_registered_memory) {
         return Ok(());
     }
     // The process could not map it, as there is no file behind it.
-    if queues.iter().any(|queue| queue.controller.facts().reach == Reach::Process) {
+    if queues.iter().any(|queue| queue.controller.facts().reach == DmaIsolation::Process) {
         return Err("another process has the controller, and maps SPDK's own memory alone; take it from the path instead".into());
     }
     // SAFETY: the memory is mapped, and stays so until it was unregistered: the path keeps the pool.
@@ -479,11 +483,11 @@ pub(super) fn register(base: *mut u8, length: usize, queues: &[Queue]) -> Result
 }
 
 /// The same of a pool, which must stay where it is as long as controllers reach it.
-pub(super) fn register_pool(region: &DmaPool, queues: &[Queue]) -> Result<(), String> {
+pub(super) fn register_pool(region: &DmaPool, queues: &[QueuePair]) -> Result<(), String> {
     // SAFETY: it only looks at what was found when the environment was started.
     let translated = unsafe { sys::spdk_iommu_is_enabled() };
     // The kernel moves other pages whenever it likes, huge ones that it made by itself, too.
-    if queues.iter().any(Queue::is_on_the_bus)
+    if queues.iter().any(QueuePair::is_on_the_bus)
         && !translated
         && region.backing() != Backing::HugeTlb
     {

@@ -8,7 +8,7 @@ use tidelog_spdk_sys as sys;
 
 use super::flight::Impatience;
 use super::path::SpdkPath;
-use super::queue::Looked;
+use super::queue::TimeoutCheck;
 use crate::path::{DeviceError, Extent, OperationKind, Status};
 use crate::units::DeviceIndex;
 
@@ -47,14 +47,14 @@ impl Rescues {
 }
 
 /// Looks over all operations, by whose number their ages are told: each is one [`LOOK`] after the other, or later.
-pub(super) struct Looks {
+pub(super) struct TimeoutScan {
     count: u32,
     last: Instant,
     /// Polls since the clock was read.
     polls: u32,
 }
 
-impl Looks {
+impl TimeoutScan {
     pub(super) fn new() -> Self {
         Self { count: 0, last: Instant::now(), polls: 0 }
     }
@@ -117,17 +117,17 @@ impl SpdkPath {
     }
 
     /// Does what a look at a device's queue asks for.
-    pub(super) fn rescue(&mut self, device: usize, looked: Looked) {
+    pub(super) fn rescue(&mut self, device: usize, looked: TimeoutCheck) {
         let queue = &mut self.queues[device];
         match looked {
-            Looked::Same => {}
-            Looked::Reset => queue.recall(),
-            Looked::Died => self.abandon(device),
-            Looked::Failed if queue.is_connection() => {
+            TimeoutCheck::Same => {}
+            TimeoutCheck::Reset => queue.recall(),
+            TimeoutCheck::Died => self.abandon(device),
+            TimeoutCheck::Failed if queue.is_connection() => {
                 self.write_no_more(device);
                 self.recall(device);
             }
-            Looked::Failed => {
+            TimeoutCheck::Failed => {
                 let is_any_out = self.is_any_out(device);
                 self.rescues.recalls.fetch_add(u32::from(is_any_out), Ordering::Relaxed);
                 self.queues[device].lose(is_any_out);
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn an_age_is_never_told_too_high() {
-        let mut looks = Looks::new();
+        let mut looks = TimeoutScan::new();
         let since = looks.count();
         assert!((0..3 * POLLS).all(|_| !looks.are_due()), "no time has passed");
         for late in [LOOK, 20 * LOOK] {

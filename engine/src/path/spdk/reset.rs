@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use tidelog_spdk_sys as sys;
 
 use super::attach::reach_of;
-use super::controller::{Phase, Reach, Shared, command_timeout};
-use super::identity::Identity;
-use super::keeper::Attached;
+use super::controller::{DmaIsolation, Phase, Shared, command_timeout};
+use super::identity::NamespaceIdentity;
+use super::keeper::AttachedController;
 use super::log::unheard;
 
 /// Between two attempts to connect it.
@@ -51,13 +51,13 @@ impl Reset {
     }
 
     /// Goes a step on. Returns whether that was not the last one.
-    pub(super) fn goes(&mut self, attached: &Attached) -> bool {
+    pub(super) fn goes(&mut self, attached: &AttachedController) -> bool {
         let shared = &attached.shared;
         if shared.is_dead() {
             // What was given up is never used again.
             return false;
         }
-        let on_the_bus = reach_of(attached.transport.trtype) == Reach::Bus;
+        let on_the_bus = reach_of(attached.transport.trtype) == DmaIsolation::Bus;
         let next = match self.step {
             Step::Stop(begin) if Instant::now() < begin => Ok(self.step),
             Step::Stop(_) => stop(shared),
@@ -159,7 +159,7 @@ enum Failed {
 }
 
 /// Waits until it is there again. Returns in which phase that leaves it.
-fn starting(attached: &Attached) -> Result<Phase, Failed> {
+fn starting(attached: &AttachedController) -> Result<Phase, Failed> {
     let handle = attached.shared.handle();
     // SAFETY: it is this thread that starts the controller.
     match unheard(|| unsafe { sys::spdk_nvme_ctrlr_reconnect_poll_async(handle) }) {
@@ -171,7 +171,7 @@ fn starting(attached: &Attached) -> Result<Phase, Failed> {
     }
 }
 
-impl Attached {
+impl AttachedController {
     /// Whether the namespaces that are open are those that they were.
     fn is_as_it_was(&self) -> bool {
         self.open.iter().all(|open| {
@@ -185,7 +185,8 @@ impl Attached {
             let found = unsafe { sys::spdk_nvme_ctrlr_get_ns(controller.as_ptr(), number) };
             is_there
                 && found == open.namespace.0.as_ptr()
-                && Identity::of(controller, open.namespace.0, &self.transport, number).name()
+                && NamespaceIdentity::of(controller, open.namespace.0, &self.transport, number)
+                    .name()
                     == open.identity
         })
     }

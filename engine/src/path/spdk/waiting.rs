@@ -4,9 +4,9 @@
 use std::collections::VecDeque;
 
 /// Their slots, for each device.
-pub(super) struct Waiting(Vec<VecDeque<u32>>);
+pub(super) struct WaitingSlots(Vec<VecDeque<u32>>);
 
-impl Waiting {
+impl WaitingSlots {
     /// Room for all slots on every device: nothing is allocated later.
     pub(super) fn new(devices: usize, slots: u32) -> Self {
         Self((0..devices).map(|_| VecDeque::with_capacity(slots as usize)).collect())

@@ -11,7 +11,7 @@ pub mod passthrough;
 mod probe;
 mod queue;
 
-pub use probe::Ring;
+pub use probe::ProbedRing;
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -28,7 +28,7 @@ use super::slots::{Slots, complete};
 use super::{Capabilities, DataPath, DeviceCapabilities, Feature, MemoryKinds, Waker};
 use crate::memory::DmaPool;
 
-use self::queue::{Queue, RUN_MAX};
+use self::queue::{OwnedRing, RUN_MAX};
 
 /// A thread of the kernel that looks for submissions, so that none is a system call (SQPOLL): for `io_uring` alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub struct SubmissionThread {
 
 /// One ring to files and block devices.
 pub struct UringPath {
-    queue: Queue<squeue::Entry, cqueue::Entry>,
+    queue: OwnedRing<squeue::Entry, cqueue::Entry>,
     devices: Vec<Device>,
     capabilities: Capabilities,
     gate: Gate,
@@ -48,9 +48,9 @@ pub struct UringPath {
 
 impl UringPath {
     /// Opens `devices` on a probed ring.
-    pub fn new(ring: Ring, devices: Vec<Device>) -> Result<Self, PathError> {
+    pub fn new(ring: ProbedRing, devices: Vec<Device>) -> Result<Self, PathError> {
         let (kind, depth, note) = (PathKind::Uring, ring.depth, ring.note());
-        let queue = Queue::new(ring.uring, kind)?;
+        let queue = OwnedRing::new(ring.uring, kind)?;
         let descriptors: Vec<_> = devices.iter().map(|device| device.file().as_raw_fd()).collect();
         let capabilities = Capabilities {
             memory: MemoryKinds::HOST,

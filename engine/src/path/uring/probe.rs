@@ -14,7 +14,10 @@ const SPARE_ENTRIES: u32 = 8;
 const ENTRIES_MAX: u32 = 32_768;
 
 /// A ring that has everything a path needs; what its entries and completions are depends on the path.
-pub struct Ring<S: squeue::EntryMarker = squeue::Entry, C: cqueue::EntryMarker = cqueue::Entry> {
+pub struct ProbedRing<
+    S: squeue::EntryMarker = squeue::Entry,
+    C: cqueue::EntryMarker = cqueue::Entry,
+> {
     pub(super) uring: IoUring<S, C>,
     pub(super) depth: u32,
     handling: Handling,
@@ -32,7 +35,7 @@ enum Handling {
 }
 
 /// What a path needs of the kernel.
-pub(super) struct Needs {
+pub(super) struct RingRequirements {
     pub(super) kind: PathKind,
     /// Names and codes of operations.
     pub(super) operations: &'static [(&'static str, u8)],
@@ -44,7 +47,7 @@ pub(super) struct Needs {
     pub(super) submission: Option<SubmissionThread>,
 }
 
-impl Ring {
+impl ProbedRing {
     /// Makes a ring for files and block devices with room for `depth` operations, if the kernel (and the container)
     /// allows one that is good enough. It belongs to the calling thread.
     pub fn probe(depth: u32, submission: Option<SubmissionThread>) -> Result<Self, PathError> {
@@ -60,15 +63,21 @@ impl Ring {
         ];
         Self::with(
             depth,
-            &Needs { kind: PathKind::Uring, operations, since: "5.15", polled: false, submission },
+            &RingRequirements {
+                kind: PathKind::Uring,
+                operations,
+                since: "5.15",
+                polled: false,
+                submission,
+            },
         )
     }
 }
 
-impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
+impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> ProbedRing<S, C> {
     /// Makes a ring that has what is needed.
-    pub(super) fn with(depth: u32, needs: &Needs) -> Result<Self, PathError> {
-        let Needs { kind, operations, since, polled, submission } = *needs;
+    pub(super) fn with(depth: u32, needs: &RingRequirements) -> Result<Self, PathError> {
+        let RingRequirements { kind, operations, since, polled, submission } = *needs;
         let lacks = |what: &str| PathError::Unavailable {
             kind,
             reason: format!("this kernel's io_uring lacks {what}; Linux {since} or newer has it"),

@@ -25,7 +25,7 @@ const BATCH: u32 = 8;
 pub(super) const RUN_MAX: usize = 1 << 30;
 
 /// A ring, of the thread that made it.
-pub(super) struct Queue<S: squeue::EntryMarker, C: cqueue::EntryMarker> {
+pub(super) struct OwnedRing<S: squeue::EntryMarker, C: cqueue::EntryMarker> {
     ring: IoUring<S, C>,
     /// Entries that the kernel was not told of yet.
     fresh: u32,
@@ -44,7 +44,7 @@ pub(super) struct Registered {
     run: usize,
 }
 
-impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Queue<S, C> {
+impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> OwnedRing<S, C> {
     pub(super) fn new(ring: IoUring<S, C>, kind: PathKind) -> Result<Self, PathError> {
         let waker = Waker::new().map_err(|source| PathError::System {
             kind,

@@ -35,9 +35,9 @@ impl Announcement {
 
 /// An eventfd, not blocking.
 #[derive(Debug)]
-pub(super) struct Event(File);
+pub(super) struct WakeEvent(File);
 
-impl Event {
+impl WakeEvent {
     pub(super) fn new() -> io::Result<Self> {
         // SAFETY: eventfd has no memory arguments.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };

@@ -32,12 +32,12 @@ impl Announcement {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Event {
+pub(super) struct WakeEvent {
     raised: Mutex<bool>,
     risen: Condvar,
 }
 
-impl Event {
+impl WakeEvent {
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self::default())
     }

@@ -29,13 +29,13 @@ use crate::memory::GpuSlice;
 use crate::units::DeviceIndex;
 
 pub use copies::{Copied, OpenedWindow, WindowCopies, WindowCopy, WindowDirection, WindowSize};
-use parts::Parts;
+use parts::WindowParts;
 pub use path::Windowed;
-use ring::Ring;
+use ring::ChunkRing;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum DmaDirection {
     /// From the device.
     Read,
     /// To the device.
@@ -44,7 +44,7 @@ pub enum Direction {
 
 /// One transfer that is asked for.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct WindowRequest {
     /// The caller's name for it.
     pub tag: u64,
     /// The device.
@@ -54,17 +54,17 @@ pub struct Request {
     /// How much: a multiple of 4 KiB.
     pub length: u32,
     /// Which way.
-    pub direction: Direction,
+    pub direction: DmaDirection,
     /// From or to where. What is written, and not in it, is zeroes.
     pub memory: GpuSlice,
 }
 
-impl Request {
+impl WindowRequest {
     /// What an operation of a GPU's memory asks for, under the slot that keeps the operation.
     pub fn of(slot: u32, operation: &Operation, memory: GpuSlice) -> Self {
         let direction = match operation.action {
-            Action::Write { .. } => Direction::Write,
-            _ => Direction::Read,
+            Action::Write { .. } => DmaDirection::Write,
+            _ => DmaDirection::Read,
         };
         let Operation { device, extent, .. } = *operation;
         let (offset, length) = (extent.offset.0, extent.length.0 as u32);
@@ -74,7 +74,7 @@ impl Request {
 
 /// The end of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct WindowCompletion {
     /// The request's tag.
     pub tag: u64,
     /// Whether all of it was moved.
@@ -87,7 +87,7 @@ pub struct Answer {
 
 /// A part of a request, as a device is to move it.
 #[derive(Clone, Copy, Debug)]
-pub struct Transfer {
+pub struct PartTransfer {
     /// The part's number, to tell the window by what became of it.
     pub part: u32,
     /// The tag of its request.
@@ -99,7 +99,7 @@ pub struct Transfer {
     /// How much.
     pub length: u32,
     /// Which way.
-    pub direction: Direction,
+    pub direction: DmaDirection,
     /// From or to where.
     pub place: TransferPlace,
 }
@@ -120,7 +120,7 @@ pub enum TransferPlace {
 
 /// What became of a part that was ready.
 #[derive(Clone, Copy, Debug)]
-pub enum Told {
+pub enum PartStatus {
     /// Its device has it.
     Taken,
     /// The device moved so many of its bytes, and is done with its memory.
@@ -133,7 +133,7 @@ pub enum Told {
 
 /// A request that is being worked on.
 struct Active {
-    request: Request,
+    request: WindowRequest,
     /// Bytes of which parts were begun.
     begun: u32,
     /// Parts that have not ended.
@@ -185,15 +185,15 @@ pub struct Window {
     free: Vec<u32>,
     /// Requests that have parts to begin.
     waiting: VecDeque<u32>,
-    ring: Ring,
-    parts: Parts,
-    answers: Vec<Answer>,
+    ring: ChunkRing,
+    parts: WindowParts,
+    answers: Vec<WindowCompletion>,
 }
 
 impl Window {
     /// How many slots `copies` of a window of this size need.
     pub fn slots(size: WindowSize) -> u32 {
-        Parts::count(size.chunks)
+        WindowParts::count(size.chunks)
     }
 
     /// A window that begins at `base` of the GPU's memory, with room for `depth` requests of so
@@ -213,8 +213,8 @@ impl Window {
             requests: std::iter::repeat_with(|| None).take(depth as usize).collect(),
             free: (0..depth).rev().collect(),
             waiting: VecDeque::with_capacity(depth as usize),
-            ring: Ring::new(size, devices),
-            parts: Parts::new(size.chunks, devices),
+            ring: ChunkRing::new(size, devices),
+            parts: WindowParts::new(size.chunks, devices),
             answers: Vec::with_capacity(depth as usize),
         }
     }
@@ -262,7 +262,7 @@ impl Window {
     /// # Safety
     /// The request lies within its device. Its memory is as long as it says, and until its answer it stays allocated;
     /// nobody writes it meanwhile, nor reads what a read writes.
-    pub unsafe fn submit(&mut self, request: Request) -> Result<(), Request> {
+    pub unsafe fn submit(&mut self, request: WindowRequest) -> Result<(), WindowRequest> {
         let Some(slot) = self.free.pop() else { return Err(request) };
         let active = Active { request, begun: 0, parts: 0, checksum: 0, failure: None };
         self.requests[slot as usize] = Some(active);
@@ -278,7 +278,7 @@ impl Window {
     }
 
     /// Hands out an answer, in whatever order.
-    pub fn next_answer(&mut self) -> Option<Answer> {
+    pub fn next_answer(&mut self) -> Option<WindowCompletion> {
         self.answers.pop()
     }
 
@@ -315,7 +315,7 @@ impl Window {
         let Some(active) = self.requests[slot as usize].take() else { return };
         self.free.push(slot);
         let Active { request, checksum, failure, .. } = active;
-        self.answers.push(Answer {
+        self.answers.push(WindowCompletion {
             tag: request.tag,
             result: failure.map_or(Ok(()), |failure| Err(failure.status)),
             by_device: failure.is_some_and(|failure| failure.by_device),
@@ -357,8 +357,9 @@ mod tests {
             let mut window = Window::new(Box::new(AtOnce), 0, size, (1, 2));
             // SAFETY: nothing ever touches the memory.
             let memory = unsafe { GpuSlice::new(4096, 0..8192, 8192, None) };
-            let (device, direction) = (DeviceIndex(0), Direction::Write);
-            let request = Request { tag: 7, device, offset: 0, length: 8192, direction, memory };
+            let (device, direction) = (DeviceIndex(0), DmaDirection::Write);
+            let request =
+                WindowRequest { tag: 7, device, offset: 0, length: 8192, direction, memory };
             // SAFETY: as above.
             unsafe { window.submit(request) }.unwrap();
             window.advance();
@@ -367,11 +368,11 @@ mod tests {
             window.ready(&mut ready);
             assert_eq!(ready.len(), 1, "of two parts one has the only chunk");
             if taken {
-                window.tell(ready[0].part, Told::Taken);
+                window.tell(ready[0].part, PartStatus::Taken);
             }
             window.abort(Some(7));
             if taken {
-                window.tell(ready[0].part, Told::Moved(4096));
+                window.tell(ready[0].part, PartStatus::Moved(4096));
             }
             let answer = window.next_answer().unwrap();
             assert_eq!(answer.result, Err(Status::Errno(libc::ECANCELED)));
@@ -387,10 +388,10 @@ mod tests {
         let size = WindowSize { chunk: 4096, chunks: 8 };
         let mut window = Window::new(Box::new(AtOnce), 0, size, (3, 3 * REQUESTS as u32));
         let submit = |window: &mut Window, device: u8, tag| {
-            let (device, direction) = (DeviceIndex(device), Direction::Read);
+            let (device, direction) = (DeviceIndex(device), DmaDirection::Read);
             // SAFETY: nothing ever touches the memory.
             let memory = unsafe { GpuSlice::new(4096, 0..8192, 8192, None) };
-            let request = Request { tag, device, offset: 0, length: 8192, direction, memory };
+            let request = WindowRequest { tag, device, offset: 0, length: 8192, direction, memory };
             // SAFETY: as above.
             unsafe { window.submit(request) }.unwrap();
         };
@@ -401,9 +402,9 @@ mod tests {
             window.advance();
             window.ready(&mut ready);
             for part in &ready {
-                window.tell(part.part, Told::Taken);
+                window.tell(part.part, PartStatus::Taken);
                 if part.device != DeviceIndex(0) {
-                    window.tell(part.part, Told::Moved(part.length));
+                    window.tell(part.part, PartStatus::Moved(part.length));
                 }
             }
             answered.extend(std::iter::from_fn(|| window.next_answer()).map(|it| it.tag));

@@ -5,7 +5,9 @@ use std::ops::Range;
 use super::copies::WindowCopy;
 use super::passage::in_memory;
 use super::ring::Chunk;
-use super::{Active, Direction, Failure, Request, Told, Transfer, TransferPlace, Window};
+use super::{
+    Active, DmaDirection, Failure, PartStatus, PartTransfer, TransferPlace, Window, WindowRequest,
+};
 use crate::memory::ALIGNMENT;
 use crate::path::Status;
 use crate::path::shares::Shares;
@@ -16,7 +18,7 @@ const DIRECT_MAX: u32 = 64;
 
 /// Where a part's bytes are for the device.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum PartMemory {
     /// In a chunk of the ring.
     Chunk(Chunk),
     /// In the caller's own memory: the region that it is registered in, and how far into it.
@@ -40,18 +42,18 @@ pub(super) enum Stage {
 
 /// One part.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct WindowPart {
     /// The request, and its device.
     owner: u32,
     device: DeviceIndex,
     /// Where in the request it begins.
     pub(super) start: u32,
     pub(super) length: u32,
-    pub(super) place: Place,
+    pub(super) place: PartMemory,
     stage: Stage,
 }
 
-impl Part {
+impl WindowPart {
     /// Which of the bytes in `range`, counted from the beginning of the request, it has; counted from there as well.
     pub(super) fn overlap(&self, range: &Range<u32>) -> Range<u32> {
         let (start, end) = (self.start, self.start + self.length);
@@ -60,13 +62,13 @@ impl Part {
 }
 
 /// All parts: a fixed table.
-pub(super) struct Parts {
-    slots: Vec<Option<Part>>,
+pub(super) struct WindowParts {
+    slots: Vec<Option<WindowPart>>,
     free: Vec<u32>,
     shares: Shares,
 }
 
-impl Parts {
+impl WindowParts {
     /// How many there may be.
     pub(super) fn count(chunks: u32) -> u32 {
         chunks + DIRECT_MAX
@@ -87,14 +89,14 @@ impl Parts {
     }
 
     /// Keeps a part that there is room for. Returns its slot.
-    fn keep(&mut self, part: Part) -> Option<u32> {
+    fn keep(&mut self, part: WindowPart) -> Option<u32> {
         let slot = self.free.pop()?;
         self.shares.take(part.device);
         self.slots[slot as usize] = Some(part);
         Some(slot)
     }
 
-    fn take(&mut self, slot: u32) -> Option<Part> {
+    fn take(&mut self, slot: u32) -> Option<WindowPart> {
         let part = self.slots[slot as usize].take()?;
         self.shares.give_back(part.device);
         self.free.push(slot);
@@ -110,20 +112,20 @@ impl Parts {
     }
 
     pub(super) fn is_any_copied(&self) -> bool {
-        let copied = |part: &Part| matches!(part.stage, Stage::Filling | Stage::Draining);
+        let copied = |part: &WindowPart| matches!(part.stage, Stage::Filling | Stage::Draining);
         self.slots.iter().flatten().any(copied)
     }
 
-    fn get(&self, slot: u32) -> Option<&Part> {
+    fn get(&self, slot: u32) -> Option<&WindowPart> {
         self.slots[slot as usize].as_ref()
     }
 
-    fn get_mut(&mut self, slot: u32) -> Option<&mut Part> {
+    fn get_mut(&mut self, slot: u32) -> Option<&mut WindowPart> {
         self.slots[slot as usize].as_mut()
     }
 
     /// Parts that may go to their devices, and their slots.
-    fn ready(&self) -> impl Iterator<Item = (u32, &Part)> {
+    fn ready(&self) -> impl Iterator<Item = (u32, &WindowPart)> {
         let slots = (0..).zip(&self.slots);
         let parts = slots.filter_map(|(slot, part)| Some((slot, part.as_ref()?)));
         parts.filter(|(_, part)| part.stage == Stage::Ready)
@@ -132,14 +134,14 @@ impl Parts {
 
 impl Window {
     /// Puts what may go to its device into a list.
-    pub fn ready(&self, list: &mut Vec<Transfer>) {
+    pub fn ready(&self, list: &mut Vec<PartTransfer>) {
         list.clear();
         let ready = self.parts.ready().filter_map(|(slot, part)| self.transfer_of(slot, part));
         list.extend(ready);
     }
 
     /// What a device is doing with a part, or is to do.
-    pub fn transfer(&self, part: u32) -> Option<Transfer> {
+    pub fn transfer(&self, part: u32) -> Option<PartTransfer> {
         self.transfer_of(part, self.parts.get(part)?)
     }
 
@@ -152,23 +154,23 @@ impl Window {
     }
 
     /// Takes in what became of a part.
-    pub fn tell(&mut self, slot: u32, told: Told) {
+    pub fn tell(&mut self, slot: u32, told: PartStatus) {
         let Some(part) = self.parts.get_mut(slot) else { return };
         match told {
-            Told::Taken => part.stage = Stage::Flying,
-            Told::Moved(moved) if moved < part.length => {
+            PartStatus::Taken => part.stage = Stage::Flying,
+            PartStatus::Moved(moved) if moved < part.length => {
                 let status = Status::Short { moved: part.start + moved };
                 self.end_part(slot, Err(Failure::of_device(status)));
             }
-            Told::Moved(_) => self.land(slot),
-            Told::Failed(status) => self.end_part(slot, Err(Failure::of_device(status))),
-            Told::Lost(status) => self.lose(slot, Failure::of_device(status)),
+            PartStatus::Moved(_) => self.land(slot),
+            PartStatus::Failed(status) => self.end_part(slot, Err(Failure::of_device(status))),
+            PartStatus::Lost(status) => self.lose(slot, Failure::of_device(status)),
         }
     }
 
-    fn transfer_of(&self, slot: u32, part: &Part) -> Option<Transfer> {
+    fn transfer_of(&self, slot: u32, part: &WindowPart) -> Option<PartTransfer> {
         let request = &self.requests[part.owner as usize].as_ref()?.request;
-        Some(Transfer {
+        Some(PartTransfer {
             part: slot,
             tag: request.tag,
             device: request.device,
@@ -176,8 +178,8 @@ impl Window {
             length: part.length,
             direction: request.direction,
             place: match &part.place {
-                Place::Chunk(chunk) => TransferPlace::Chunk(chunk.number()),
-                &Place::Direct { region, offset } => TransferPlace::Direct { region, offset },
+                PartMemory::Chunk(chunk) => TransferPlace::Chunk(chunk.number()),
+                &PartMemory::Direct { region, offset } => TransferPlace::Direct { region, offset },
             },
         })
     }
@@ -214,16 +216,16 @@ impl Window {
                 return false;
             }
             None => match self.ring.take(device) {
-                Some(chunk) => Place::Chunk(chunk),
+                Some(chunk) => PartMemory::Chunk(chunk),
                 None => return false,
             },
         };
-        self.begin_part(Part { owner, device, start, length, place, stage: Stage::Ready });
+        self.begin_part(WindowPart { owner, device, start, length, place, stage: Stage::Ready });
         true
     }
 
     /// Where the device may reach the caller's own memory, if it may.
-    fn in_place(&self, request: &Request, start: u32, length: u32) -> Option<Place> {
+    fn in_place(&self, request: &WindowRequest, start: u32, length: u32) -> Option<PartMemory> {
         let memory = request.memory;
         let held = memory.held();
         if start < held.start || start + length > held.end {
@@ -234,15 +236,16 @@ impl Window {
             |region: &Range<u64>| first >= region.start && first + u64::from(length) <= region.end;
         let region = self.regions.iter().position(holds)?;
         let offset = first - self.regions[region].start;
-        first.is_multiple_of(ALIGNMENT as u64).then_some(Place::Direct { region, offset })
+        first.is_multiple_of(ALIGNMENT as u64).then_some(PartMemory::Direct { region, offset })
     }
 
-    fn begin_part(&mut self, mut part: Part) {
+    fn begin_part(&mut self, mut part: WindowPart) {
         let Some(active) = &mut self.requests[part.owner as usize] else { return };
         active.begun += part.length;
         active.parts += 1;
-        let Request { memory, direction, .. } = active.request;
-        let fills = direction == Direction::Write || matches!(part.place, Place::Direct { .. });
+        let WindowRequest { memory, direction, .. } = active.request;
+        let fills =
+            direction == DmaDirection::Write || matches!(part.place, PartMemory::Direct { .. });
         let filling = fills.then(|| self.filling(memory, direction, &part));
         if filling.is_some() {
             part.stage = Stage::Filling;
@@ -285,7 +288,7 @@ impl Window {
     }
 
     /// Whether the request that a part belongs to has failed already.
-    fn is_doomed(&self, part: &Part) -> bool {
+    fn is_doomed(&self, part: &WindowPart) -> bool {
         self.requests[part.owner as usize].as_ref().is_some_and(|owner| owner.failure.is_some())
     }
 
@@ -293,7 +296,7 @@ impl Window {
     fn land(&mut self, slot: u32) {
         let Some(part) = self.parts.get(slot) else { return };
         let Some(active) = &self.requests[part.owner as usize] else { return };
-        if active.request.direction == Direction::Write {
+        if active.request.direction == DmaDirection::Write {
             return self.end_part(slot, Ok(()));
         }
         let copy = self.draining(active.request.memory, part);
@@ -319,15 +322,15 @@ impl Window {
     fn lose(&mut self, slot: u32, failure: Failure) {
         let Some(part) = self.parts.get_mut(slot) else { return };
         match part.place {
-            Place::Chunk(_) => {
+            PartMemory::Chunk(_) => {
                 let Some(part) = self.parts.take(slot) else { return };
-                if let Place::Chunk(chunk) = part.place {
+                if let PartMemory::Chunk(chunk) = part.place {
                     self.ring.quarantine(part.device, chunk);
                 }
                 self.count_part(part.owner, Err(failure));
             }
             // The caller's own memory: an answer would say that it is free.
-            Place::Direct { .. } => part.stage = Stage::Lost,
+            PartMemory::Direct { .. } => part.stage = Stage::Lost,
         }
     }
 
@@ -337,7 +340,7 @@ impl Window {
         if result.is_ok() {
             self.add_checksum(&part, self.copies.checksum(slot));
         }
-        if let Place::Chunk(chunk) = part.place {
+        if let PartMemory::Chunk(chunk) = part.place {
             self.ring.give_back(part.device, chunk);
         }
         self.count_part(part.owner, result);
@@ -345,7 +348,7 @@ impl Window {
 
     /// Adds a part's checksum to its request's: that of the whole is the sum of the parts', each moved past the bytes that
     /// follow it.
-    fn add_checksum(&mut self, part: &Part, checksum: u32) {
+    fn add_checksum(&mut self, part: &WindowPart, checksum: u32) {
         if let Some(active) = &mut self.requests[part.owner as usize] {
             let memory = active.request.memory;
             let follow = memory.checked() - part.overlap(&(0..memory.checked())).end;
@@ -381,7 +384,7 @@ impl Window {
     }
 
     /// Whether a part is of the request with this tag, or of any.
-    fn is_named(&self, part: &Part, tag: Option<u64>) -> bool {
+    fn is_named(&self, part: &WindowPart, tag: Option<u64>) -> bool {
         let owner = self.requests[part.owner as usize].as_ref();
         owner.is_some_and(|owner| tag.is_none_or(|tag| owner.request.tag == tag))
     }

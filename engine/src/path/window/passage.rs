@@ -3,16 +3,16 @@
 use std::ops::Range;
 
 use super::copies::{Copied, WindowCopy, WindowDirection};
-use super::parts::{Part, Place};
-use super::{Direction, Window};
+use super::parts::{PartMemory, WindowPart};
+use super::{DmaDirection, Window};
 use crate::memory::GpuSlice;
 
 impl Window {
     /// Where a part's bytes are for the GPU.
-    fn address_of(&self, part: &Part) -> u64 {
+    fn address_of(&self, part: &WindowPart) -> u64 {
         match &part.place {
-            Place::Chunk(chunk) => self.base + self.ring.offset(chunk),
-            Place::Direct { region, offset } => self.regions[*region].start + offset,
+            PartMemory::Chunk(chunk) => self.base + self.ring.offset(chunk),
+            PartMemory::Direct { region, offset } => self.regions[*region].start + offset,
         }
     }
 
@@ -20,8 +20,8 @@ impl Window {
     pub(super) fn filling(
         &self,
         memory: GpuSlice,
-        direction: Direction,
-        part: &Part,
+        direction: DmaDirection,
+        part: &WindowPart,
     ) -> WindowCopy {
         let mut copy = WindowCopy {
             direction: WindowDirection::Fill,
@@ -31,11 +31,11 @@ impl Window {
             checked: 0,
             after: memory.after(),
         };
-        if direction == Direction::Write {
+        if direction == DmaDirection::Write {
             // A write's memory holds the first bytes of the extent.
             let held = part.overlap(&memory.held());
             copy.checked = held.len() as u32;
-            if let Place::Chunk(_) = part.place {
+            if let PartMemory::Chunk(_) = part.place {
                 copy.copied = some_of(part, memory, &held);
                 copy.zeroes = part.length - held.len() as u32;
             }
@@ -44,9 +44,9 @@ impl Window {
     }
 
     /// What is done with a part that a device has brought: its checksum, and its bytes out of its chunk.
-    pub(super) fn draining(&self, memory: GpuSlice, part: &Part) -> WindowCopy {
+    pub(super) fn draining(&self, memory: GpuSlice, part: &WindowPart) -> WindowCopy {
         let held = part.overlap(&memory.held());
-        let in_chunk = matches!(part.place, Place::Chunk(_));
+        let in_chunk = matches!(part.place, PartMemory::Chunk(_));
         let copied = if in_chunk { some_of(part, memory, &held) } else { None };
         WindowCopy {
             direction: WindowDirection::Drain,
@@ -60,7 +60,7 @@ impl Window {
 }
 
 /// Those bytes of a part that the caller's memory on the GPU holds.
-fn some_of(part: &Part, memory: GpuSlice, held: &Range<u32>) -> Option<Copied> {
+fn some_of(part: &WindowPart, memory: GpuSlice, held: &Range<u32>) -> Option<Copied> {
     if held.is_empty() {
         return None;
     }

@@ -7,7 +7,7 @@ use std::io;
 use std::time::Duration;
 
 use super::copies::{OpenedWindow, WindowSize};
-use super::{Answer, Request, Told, Transfer, TransferPlace, Window};
+use super::{PartStatus, PartTransfer, TransferPlace, Window, WindowCompletion, WindowRequest};
 use crate::memory::peer::{PeerBuffer, PeerRegion};
 use crate::memory::{DmaPool, GpuError, GpuMemory, GpuSlice, Memory, MemoryError};
 use crate::path::gate::Gate;
@@ -45,7 +45,7 @@ struct Open {
     chunks: Vec<Option<PeerBuffer>>,
     /// Parts that the path inside has.
     flying: usize,
-    ready: Vec<Transfer>,
+    ready: Vec<PartTransfer>,
 }
 
 impl<P: DataPath + ?Sized> Windowed<P> {
@@ -81,7 +81,7 @@ impl<P: DataPath + ?Sized> Windowed<P> {
             return Err(Refused { reason, operation });
         };
         let (slot, operation) = self.slots.keep(operation);
-        let request = Request::of(slot, operation, memory);
+        let request = WindowRequest::of(slot, operation, memory);
         // SAFETY: the gate has seen that the extent lies on the device and holds the memory, which stays until the completion
         // (`GpuSlice::new`), and that comes after the answer.
         let taken = unsafe { open.window.submit(request) };
@@ -93,7 +93,7 @@ impl<P: DataPath + ?Sized> Windowed<P> {
     }
 
     /// The completion of the operation that an answer is about.
-    fn complete(&mut self, answer: Answer) -> Option<Completion> {
+    fn complete(&mut self, answer: WindowCompletion) -> Option<Completion> {
         let operation = self.slots.take(answer.tag as u32)?;
         let length = operation.extent.length.0 as u32;
         let mut completion = conclude(operation, answer.result.map(|()| length));
@@ -156,18 +156,18 @@ impl Open {
                 priority: of.priority,
             };
             let told = match path.submit(operation) {
-                Ok(()) => Told::Taken,
+                Ok(()) => PartStatus::Taken,
                 Err(Refused { reason, operation }) => {
                     self.chunks[chunk as usize] = chunk_of(operation.action.into_memory());
                     match reason {
                         // What its device has in flight makes room.
                         Refusal::Full => continue,
-                        Refusal::Latched(cause) => Told::Failed(cause.status),
-                        Refusal::Invalid(_) => Told::Failed(Status::Errno(libc::EINVAL)),
+                        Refusal::Latched(cause) => PartStatus::Failed(cause.status),
+                        Refusal::Invalid(_) => PartStatus::Failed(Status::Errno(libc::EINVAL)),
                     }
                 }
             };
-            self.flying += usize::from(matches!(told, Told::Taken));
+            self.flying += usize::from(matches!(told, PartStatus::Taken));
             self.window.tell(transfer.part, told);
         }
         self.ready = ready;
@@ -176,7 +176,7 @@ impl Open {
     /// Takes a part back.
     fn take_back(&mut self, completion: Completion) {
         let part = (completion.tag & !OURS) as u32;
-        let Some(Transfer { place: TransferPlace::Chunk(chunk), length, .. }) =
+        let Some(PartTransfer { place: TransferPlace::Chunk(chunk), length, .. }) =
             self.window.transfer(part)
         else {
             return;
@@ -184,9 +184,9 @@ impl Open {
         self.flying -= 1;
         self.chunks[chunk as usize] = chunk_of(completion.memory);
         let told = match completion.result {
-            Ok(()) => Told::Moved(length),
-            Err(error) if self.chunks[chunk as usize].is_some() => Told::Failed(error.status),
-            Err(error) => Told::Lost(error.status),
+            Ok(()) => PartStatus::Moved(length),
+            Err(error) if self.chunks[chunk as usize].is_some() => PartStatus::Failed(error.status),
+            Err(error) => PartStatus::Lost(error.status),
         };
         self.window.tell(part, told);
     }

@@ -19,13 +19,13 @@ impl Chunk {
 
 /// Which chunks of a window are in use.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(super) struct ChunkRing {
     size: WindowSize,
     free: Vec<u32>,
     shares: Shares,
 }
 
-impl Ring {
+impl ChunkRing {
     pub(super) fn new(size: WindowSize, devices: usize) -> Self {
         let shares = Shares::new(size.chunks as usize, devices);
         Self { size, free: (0..size.chunks).rev().collect(), shares }
@@ -83,7 +83,7 @@ mod tests {
     fn chunks_are_disjoint_and_come_back() {
         let size = WindowSize::new(40 << 10, 16 << 10);
         assert_eq!(size.bytes(), 32 << 10, "only whole chunks are allocated");
-        let mut ring = Ring::new(size, 1);
+        let mut ring = ChunkRing::new(size, 1);
         let (one, two) = (ring.take(DEVICE).unwrap(), ring.take(DEVICE).unwrap());
         assert!(ring.take(DEVICE).is_none());
         assert_eq!(ring.offset(&one).abs_diff(ring.offset(&two)), 16 << 10);
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn a_chunk_in_quarantine_is_never_handed_out_again() {
-        let mut ring = Ring::new(WindowSize { chunk: 4 << 10, chunks: 2 }, 1);
+        let mut ring = ChunkRing::new(WindowSize { chunk: 4 << 10, chunks: 2 }, 1);
         let chunk = ring.take(DEVICE).unwrap();
         ring.quarantine(DEVICE, chunk);
         assert!(!ring.is_exhausted());
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn a_ring_has_a_chunk_however_small_it_was_asked_to_be() {
         for devices in 1..4 {
-            assert!(Ring::new(WindowSize::new(0, 4096), devices).take(DEVICE).is_some());
+            assert!(ChunkRing::new(WindowSize::new(0, 4096), devices).take(DEVICE).is_some());
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::{AREA, CalibrateError, CalibrateProgress, Calibration, measure};
 use crate::layout::{Geometry, Superblock};
-use crate::log::{Contents, IndexRoom, Place, Recovered, Space};
+use crate::log::{Contents, IndexRoom, LogPlace, Recovered, Space};
 use crate::path::{Extent, MemberSource, OpenMode};
 use crate::pool::media::{MetadataIo, metadata_only};
 use crate::pool::members::{Member, MemberAccess, Members};
@@ -83,7 +83,7 @@ fn free(
     let mut taken = vec![false; geometry.segments as usize];
     for share in 0..geometry.shares {
         let failed = |what| OpenError::Recovery { share, what };
-        let place = Place::new(pool, share, geometry);
+        let place = LogPlace::new(pool, share, geometry);
         let place = place.ok_or_else(|| failed("there is no such share".to_owned()))?;
         // What has been read must not disappear when the power goes, as what was free then might not be.
         let recovered = settle::read(media, geometry, place).map_err(failed)?;

@@ -19,7 +19,7 @@ use crate::memory::MemoryError;
 use crate::path::{DeviceError, DeviceOpenError, Extent, OpenMode, PathError, Refused};
 use crate::schedule::{ControlError, DrainError, StartError};
 use crate::units::ByteCount;
-use sweep::Sweep;
+use sweep::CalibrationSweep;
 
 /// So much of each device is written at most.
 const AREA: u64 = 256 << 20;
@@ -134,6 +134,7 @@ fn measure(
     let mode = OpenMode { buffered, ..OpenMode::default() };
     let provider = members.best_provider(mode)?;
     let begun = Instant::now();
-    let sweep = Sweep { devices: members.0.len(), area, units, clock: &|| begun.elapsed() };
+    let sweep =
+        CalibrationSweep { devices: members.0.len(), area, units, clock: &|| begun.elapsed() };
     sweep.run(provider, progress)
 }

@@ -30,7 +30,7 @@ const MEMORY_MAX: u64 = 256 << 20;
 const CHUNKS_MIN: u64 = 8;
 
 /// What is measured, and on what.
-pub(super) struct Sweep<'a> {
+pub(super) struct CalibrationSweep<'a> {
     pub(super) devices: usize,
     /// May be written; the same on each device.
     pub(super) area: &'a [Extent],
@@ -39,7 +39,7 @@ pub(super) struct Sweep<'a> {
     pub(super) clock: &'a Clock<'a>,
 }
 
-impl Sweep<'_> {
+impl CalibrationSweep<'_> {
     /// Measures stripe units, if there is more than one, then depths.
     pub(super) fn run(
         &self,

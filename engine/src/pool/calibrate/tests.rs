@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::sweep::{STRIPE_UNITS, Sweep, smallest_that_is_enough};
+use super::sweep::{CalibrationSweep, STRIPE_UNITS, smallest_that_is_enough};
 use super::*;
 use crate::layout::TensorId;
 use crate::memory::{Destination, DmaPool, Source};
 use crate::path::sim::{Fault, SimDisk, SimPath};
 use crate::path::{
-    Capabilities, Completion, DataPath, Opened, Operation, OperationKind, PathProvider, Waker,
+    Capabilities, Completion, DataPath, OpenedPath, Operation, OperationKind, PathProvider, Waker,
 };
 use crate::pool::members::{MemberAccess, Members};
 use crate::pool::{FormatError, FormatOptions, OpenOptions, Pool, PutOptions};
@@ -35,11 +35,11 @@ struct ModelPath {
 }
 
 impl PathProvider for Model {
-    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
+    fn open(self: Box<Self>, depth: u32) -> Result<OpenedPath, PathError> {
         let inner = SimPath::new(self.disks.clone(), depth)?;
         let free_at = vec![0; self.disks.len()];
         let path = Box::new(ModelPath { inner, model: *self, free_at, due: Vec::new() });
-        Ok(Opened { path, why_not: Vec::new() })
+        Ok(OpenedPath { path, why_not: Vec::new() })
     }
 }
 
@@ -102,7 +102,7 @@ fn calibrated(each: Duration, bandwidth: u64, units: &[ByteCount]) -> Calibratio
     let model = Model { disks, each, bandwidth, now: Arc::clone(&now) };
     let area = [Extent::new(1 << 20, 8 << 20), Extent::new(16 << 20, 16 << 20)];
     let clock = move || Duration::from_nanos(now.load(Relaxed));
-    let sweep = Sweep { devices: 2, area: &area, units, clock: &clock };
+    let sweep = CalibrationSweep { devices: 2, area: &area, units, clock: &clock };
     sweep.run(Box::new(model), &mut |_| ()).unwrap()
 }
 

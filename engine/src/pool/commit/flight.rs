@@ -49,12 +49,12 @@ pub(super) fn answer<T>(
 }
 
 /// A write or flush in flight. One that was refused has done nothing.
-pub(super) enum Flight {
+pub(super) enum CommitIo {
     Refused(SubmitError),
     Begun(Receiver<Result<(), TransferError>>),
 }
 
-impl Flight {
+impl CommitIo {
     /// Has `submit` begin it.
     pub(super) fn begin(
         commits: &Arc<Commits>,

@@ -34,7 +34,7 @@ use crate::schedule::{ControlError, Promise, Submitter, Ticket, TransferError};
 use crate::units::DeviceSet;
 pub(super) use flight::told;
 use pipeline::Pipeline;
-pub(super) use work::{StagedPut, Work, Written};
+pub(super) use work::{StagedPut, Work, WrittenPut};
 
 /// How long closing waits for the commits that were started.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::flight::Flight;
-use super::work::{Fates, Work};
+use super::flight::CommitIo;
+use super::work::{Outcomes, Work};
 use super::{Commit, Commits, Pending};
 use crate::layout::{Change, TensorId};
-use crate::log::{Append, ChangeLog, End, IndexFull, MetaWrite};
+use crate::log::{Append, ChangeLog, IndexFull, LogEnd, MetaWrite};
 use crate::path::{Capabilities, Feature};
 use crate::pool::error::CommitError;
 use crate::pool::options::CommitStats;
@@ -46,7 +46,7 @@ struct Flushing {
 
 struct DeviceFlush {
     device: DeviceIndex,
-    flight: Flight,
+    flight: CommitIo,
     ended: Option<Result<(), ControlError>>,
 }
 
@@ -58,9 +58,9 @@ struct Recording {
     /// The devices that are written.
     touched: DeviceSet,
     checkpoint: Option<(usize, usize)>,
-    end: End,
+    end: LogEnd,
     step: Step,
-    flight: Flight,
+    flight: CommitIo,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -165,7 +165,7 @@ impl Pipeline {
             .iter()
             .map(|device| {
                 let flush = |finish| commits.submitter.flush(&[device], finish);
-                DeviceFlush { device, flight: Flight::begin(commits, flush), ended: None }
+                DeviceFlush { device, flight: CommitIo::begin(commits, flush), ended: None }
             })
             .collect();
         if flushes.is_empty() {
@@ -241,7 +241,7 @@ impl Pipeline {
     /// What makes the first `count` commits durable, on top of what is; nothing if they change nothing.
     fn append_of(&mut self, commits: &Commits, count: usize) -> Result<Option<Append>, IndexFull> {
         let mut contents = commits.shared.contents();
-        let mut before = Fates::new();
+        let mut before = Outcomes::new();
         let mut moves = self.flushed.iter().take(count);
         let admitted = !moves.any(|pending| matches!(pending.work, Work::Moves { .. }));
         let group = self.flushed.iter_mut().take(count);
@@ -274,12 +274,12 @@ impl Pipeline {
         self.recording = Some(Recording { group, left, touched, checkpoint, end, step, flight });
     }
 
-    fn write(commits: &Arc<Commits>, step: Step, write: MetaWrite) -> Flight {
+    fn write(commits: &Arc<Commits>, step: Step, write: MetaWrite) -> CommitIo {
         let MetaWrite { devices, offset, bytes } = write;
         let devices: Vec<DeviceIndex> = devices.map(DeviceIndex).collect();
         let copies = (bytes.len() * devices.len()) as u64;
         commits.shared.written.metadata.fetch_add(copies, Ordering::Relaxed);
-        Flight::begin(commits, |finish| {
+        CommitIo::begin(commits, |finish| {
             let (offset, fua) = (ByteCount(offset), step == Step::Force);
             commits.submitter.write_meta(&devices, offset, bytes, fua, finish)
         })
@@ -302,7 +302,7 @@ impl Pipeline {
             (Step::Write, Ok(())) if !caches.is_empty() => {
                 recording.step = Step::Flush;
                 recording.flight =
-                    Flight::begin(commits, |finish| commits.submitter.flush(&caches, finish));
+                    CommitIo::begin(commits, |finish| commits.submitter.flush(&caches, finish));
                 self.recording = Some(recording);
             }
             (_, Ok(())) => {

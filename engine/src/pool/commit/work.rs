@@ -10,22 +10,22 @@ use crate::log::{Contents, Durability, StripeMap};
 use crate::pool::Shared;
 use crate::pool::error::CommitError;
 use crate::pool::held::PendingWrite;
-use crate::pool::reclaim::Moves;
+use crate::pool::reclaim::ReclamationMoves;
 use crate::schedule::TransferError;
 use crate::units::DeviceSet;
 
 /// For the tensors that earlier commits name: whether these leave one.
-pub(super) type Fates = HashMap<TensorId, bool>;
+pub(super) type Outcomes = HashMap<TensorId, bool>;
 
 /// A put that was started.
 pub(in crate::pool) struct StagedPut {
     pub(in crate::pool) key: TensorKey,
     /// Gets the complete write with its checksums, or why there is none.
-    pub(in crate::pool) written: Receiver<Result<Written, TransferError>>,
+    pub(in crate::pool) written: Receiver<Result<WrittenPut, TransferError>>,
 }
 
 /// A put whose bytes are written.
-pub(in crate::pool) struct Written {
+pub(in crate::pool) struct WrittenPut {
     pub(in crate::pool) write: PendingWrite,
     pub(in crate::pool) checksums: Vec<u32>,
 }
@@ -33,18 +33,18 @@ pub(in crate::pool) struct Written {
 /// What a commit changes. Dropped without having been applied, it gives back what it holds.
 pub(in crate::pool) enum Work {
     Batch(BatchWork),
-    Moves { moves: Moves, entries: Vec<TensorEntry> },
+    Moves { moves: ReclamationMoves, entries: Vec<TensorEntry> },
 }
 
 pub(in crate::pool) struct BatchWork {
     shared: Arc<Shared>,
     writing: VecDeque<StagedPut>,
-    written: Vec<Written>,
+    written: Vec<WrittenPut>,
     deletes: Vec<TensorId>,
     /// Those of them that the record names.
     deleted: Vec<TensorId>,
     /// What it leaves of the tensors that it names.
-    fates: Fates,
+    fates: Outcomes,
 }
 
 impl Work {
@@ -110,7 +110,7 @@ impl Work {
 
     /// What its record says, once the commits that left `before` are applied to `contents`; adds to that
     /// what this one leaves.
-    pub(super) fn changes(&mut self, contents: &Contents, before: &mut Fates) -> Vec<Change> {
+    pub(super) fn changes(&mut self, contents: &Contents, before: &mut Outcomes) -> Vec<Change> {
         let batch = match self {
             Self::Batch(batch) => batch,
             Self::Moves { moves, entries } => {

@@ -16,7 +16,7 @@ use crate::pool::events::OlderCopy;
 use crate::pool::media::MetadataIo;
 use crate::pool::members::{Member, MemberAccess, Members};
 use crate::pool::open::{Damaged, arrange};
-use crate::pool::pieces::{self, Group};
+use crate::pool::pieces::{self, PieceGroup};
 use crate::pool::start;
 use crate::schedule::{Finish, Reactor, ReactorOptions, Ticket, Transfer, Urgency};
 use crate::units::ByteCount;
@@ -321,7 +321,7 @@ struct Reader<'a> {
 /// Some neighbouring pieces of one tensor, on their way.
 struct Window {
     tensor: usize,
-    group: Group,
+    group: PieceGroup,
     ticket: Option<Ticket>,
 }
 
@@ -365,7 +365,7 @@ impl Reader<'_> {
         lost.collect()
     }
 
-    fn start(&self, tensor: usize, group: Group) -> Window {
+    fn start(&self, tensor: usize, group: PieceGroup) -> Window {
         // What cannot even be submitted shows again, piece by piece, at the window's end.
         let ticket = self.submit(&group).ok();
         Window { tensor, group, ticket }
@@ -390,7 +390,7 @@ impl Reader<'_> {
         (lost, first)
     }
 
-    fn submit(&self, group: &Group) -> Result<Ticket, String> {
+    fn submit(&self, group: &PieceGroup) -> Result<Ticket, String> {
         let destination = Destination::buffer(group.bytes() as usize);
         let read = Transfer::Read { destination, pieces: group.pieces.clone() };
         let ticket = self.reactor.submit(read, Urgency::Ahead, None, Finish::nothing());

@@ -4,7 +4,8 @@ use std::io;
 
 use crate::layout::{BLOCK_BYTES, Checkpoint, Geometry, TensorEntry};
 use crate::log::{
-    ChangeLog, Contents, IndexRoom, IndexUse, Media, Place, Recovered, Space, SpaceUse, recover,
+    ChangeLog, Contents, IndexRoom, IndexUse, LogMedia, LogPlace, Recovered, Space, SpaceUse,
+    recover,
 };
 use crate::pool::members::Member;
 
@@ -47,16 +48,16 @@ pub enum CopyState {
 ///
 /// # Errors
 /// Why it cannot be read from any copy.
-pub(super) fn read_index<M: Media>(
+pub(super) fn read_index<M: LogMedia>(
     pool: u128,
     share: u32,
     geometry: &Geometry,
     media: &M,
 ) -> Result<IndexView, String> {
-    let place = Place::new(pool, share, geometry).ok_or("there is no such share")?;
+    let place = LogPlace::new(pool, share, geometry).ok_or("there is no such share")?;
     let all = recover(place, media).map_err(|error| error.to_string())?;
     let alone = |device| {
-        let one = Place { only: Some(device), ..place };
+        let one = LogPlace { only: Some(device), ..place };
         let found = match recover(one, media) {
             Ok(found) => found,
             Err(error) => return CopyState::Damaged(error.to_string()),
@@ -95,9 +96,9 @@ pub(super) fn read_index<M: Media>(
 
 /// Whether a copy is as all are but for what is written last. A record is written once the one before it is on the
 /// media of all devices, and so is a checkpoint: after a crash copies differ by one of them.
-fn lacks_the_last<M: Media>(
+fn lacks_the_last<M: LogMedia>(
     media: &M,
-    (place, copy): (&Place, u8),
+    (place, copy): (&LogPlace, u8),
     one: &ChangeLog,
     all: &ChangeLog,
 ) -> bool {
@@ -111,7 +112,7 @@ fn lacks_the_last<M: Media>(
 
 /// Whether the checkpoint before the last one still begins the slot of that of this epoch, or nothing ever did: then it
 /// was not yet begun there. What is neither was damaged.
-fn has_older<M: Media>(media: &M, (place, copy): (&Place, u8), epoch: u64) -> bool {
+fn has_older<M: LogMedia>(media: &M, (place, copy): (&LogPlace, u8), epoch: u64) -> bool {
     let slot = &place.area.slots[(epoch + 1) as usize % 2];
     let Ok(head) = media.read(copy, slot.checkpoint_offset, BLOCK_BYTES) else {
         return false;
@@ -131,7 +132,7 @@ impl<'a> MemberMedia<'a> {
     }
 }
 
-impl Media for MemberMedia<'_> {
+impl LogMedia for MemberMedia<'_> {
     type Error = io::Error;
 
     fn read(&self, device: u8, offset: u64, length: u64) -> io::Result<Vec<u8>> {

@@ -6,7 +6,7 @@ use super::*;
 use crate::layout::{
     BLOCK_BYTES, Change, Checksums, Geometry, Run, Runs, SUPERBLOCK_OFFSET, Superblock, TensorEntry,
 };
-use crate::log::{ChangeLog, IndexUse, Media, Place, recover};
+use crate::log::{ChangeLog, IndexUse, LogMedia, LogPlace, recover};
 use crate::pool::inspect;
 
 /// A tensor without bytes whose entry takes about a KiB of the index.
@@ -217,7 +217,7 @@ fn each_copy_of_a_grown_index_is_enough_and_the_one_before_it_is_kept() {
     // Settled: a checkpoint that nothing continues, and the one before it in the other slot.
     drop(open(&disks));
     let Superblock { pool, geometry, .. } = superblocks(&disks)[0];
-    let place = Place::new(pool, 0, &geometry).unwrap();
+    let place = LogPlace::new(pool, 0, &geometry).unwrap();
     let recovered = recover(place, &Raw(&disks)).unwrap();
     let newest = 1 - recovered.log.next_slot();
     let segments = &recovered.index_segments[newest];
@@ -302,11 +302,11 @@ fn a_pool_with_an_index_that_was_never_written_whole_opens_and_is_emptied() {
 }
 
 /// Records that no checkpoint has room for; with `crowded` a tensor 7 holds every segment.
-fn overfull(disks: &[SimDisk], crowded: bool) -> Place {
+fn overfull(disks: &[SimDisk], crowded: bool) -> LogPlace {
     set_index_in_segments(disks, false);
     let superblock = superblocks(disks)[0];
     let geometry = superblock.geometry;
-    let place = Place::new(superblock.pool, 0, &geometry).unwrap();
+    let place = LogPlace::new(superblock.pool, 0, &geometry).unwrap();
     let raw = Raw(disks);
     let mut log: ChangeLog = recover(place, &raw).unwrap().log;
     let entry = |number| TensorEntry {
@@ -327,7 +327,7 @@ fn overfull(disks: &[SimDisk], crowded: bool) -> Place {
     place
 }
 
-fn everything(place: &Place, geometry: &Geometry) -> TensorEntry {
+fn everything(place: &LogPlace, geometry: &Geometry) -> TensorEntry {
     let blocks = geometry.segment_blocks() as u32;
     let run = |segment| Run { segment, block: 0, blocks };
     let runs: Runs = place.segments().map(run).collect();
@@ -355,7 +355,7 @@ fn set_index_in_segments(disks: &[SimDisk], index_in_segments: bool) {
 /// What lies on the disks, without a reactor.
 struct Raw<'a>(&'a [SimDisk]);
 
-impl Media for Raw<'_> {
+impl LogMedia for Raw<'_> {
     type Error = Infallible;
 
     fn read(&self, device: u8, offset: u64, length: u64) -> Result<Vec<u8>, Infallible> {

@@ -1,7 +1,7 @@
 //! Random programs against a reference model: what a pool must answer at any time, across faults, power
 //! cuts and reopenings. A failure prints its seed; `TIDELOG_SEED` replays it.
 
-use crate::log::{Durability, Lane, Request};
+use crate::log::{Durability, Lane, PutRequest};
 use std::collections::BTreeMap;
 
 use super::*;
@@ -123,7 +123,8 @@ impl Program {
     fn put_if_it_fits(&mut self) {
         let (id, content, options) = (self.scratch_id(), self.content(), self.options());
         let lane = Lane { durability: Durability::Scratch, class: options.lifetime };
-        let request = Request { id: TensorId(id), name: None, length: content.len() as u64, lane };
+        let request =
+            PutRequest { id: TensorId(id), name: None, length: content.len() as u64, lane };
         let begun = self.pool.0.shared.contents().begin_apart(request);
         if let Ok(reservation) = begun {
             self.pool.0.shared.contents().abandon(&reservation);

@@ -3,8 +3,8 @@
 use super::*;
 use crate::memory::DmaPool;
 use crate::path::{
-    Capabilities, Completion, DataPath, DeviceError, Opened, Operation, PathError, PathProvider,
-    Refused, Waker,
+    Capabilities, Completion, DataPath, DeviceError, OpenedPath, Operation, PathError,
+    PathProvider, Refused, Waker,
 };
 
 #[test]
@@ -181,9 +181,9 @@ struct Leaking(SimDisks);
 struct LeakingPath(Box<dyn DataPath>);
 
 impl PathProvider for Leaking {
-    fn open(self: Box<Self>, depth: u32) -> Result<Opened, PathError> {
-        let Opened { path, why_not } = Box::new(self.0).open(depth)?;
-        Ok(Opened { path: Box::new(LeakingPath(path)), why_not })
+    fn open(self: Box<Self>, depth: u32) -> Result<OpenedPath, PathError> {
+        let OpenedPath { path, why_not } = Box::new(self.0).open(depth)?;
+        Ok(OpenedPath { path: Box::new(LeakingPath(path)), why_not })
     }
 }
 

@@ -10,8 +10,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::landing::may_read_again;
-use super::{Begun, Flight, Place, Worker};
-use crate::memory::{Copies, DmaBuffer, DmaPool, Ended, GpuDirection, GpuError, GpuEvent};
+use super::{BeginResult, PieceInFlight, QueuePlace, Worker};
+use crate::memory::{
+    CopyResult, DmaBuffer, DmaPool, GpuDirection, GpuError, GpuEvent, PendingCopies,
+};
 use crate::path::backend::WindowSize;
 use crate::path::{Action, DataPath, DeviceError, Feature};
 use crate::schedule::active::Job;
@@ -24,16 +26,16 @@ const NAP: Duration = Duration::from_micros(20);
 
 /// The chunks that are on the GPU's side of a transfer.
 pub(super) struct OnGpu {
-    copies: Copies<Copied>,
+    copies: PendingCopies<Copied>,
     /// Whether the data path reads and writes the GPU's memory itself.
     reached: bool,
     /// Copied from the GPU, for devices that had no room.
-    ready: VecDeque<(Flight, DmaBuffer)>,
+    ready: VecDeque<(PieceInFlight, DmaBuffer)>,
 }
 
 /// What a copy is of.
 struct Copied {
-    flight: Flight,
+    flight: PieceInFlight,
     /// Whether its transfer waits for it.
     awaited: bool,
 }
@@ -47,7 +49,7 @@ impl OnGpu {
         path: &mut dyn DataPath,
     ) -> Result<(Self, Option<GpuStats>), GpuError> {
         let Some(gpu) = options.gpu.as_deref() else {
-            let (copies, ready) = (Copies::none(), VecDeque::new());
+            let (copies, ready) = (PendingCopies::none(), VecDeque::new());
             return Ok((Self { copies, reached: false, ready }, None));
         };
         let opened = gpu.open(chunks as u32, staging)?;
@@ -62,7 +64,7 @@ impl OnGpu {
             checksums: unless(opened.why_no_checksums.clone()),
             reached: unless(unreached.map(|GpuError(why)| why)),
         };
-        let copies = Copies::of(opened, chunks as u32);
+        let copies = PendingCopies::of(opened, chunks as u32);
         Ok((Self { copies, reached, ready: VecDeque::with_capacity(chunks) }, Some(stats)))
     }
 
@@ -89,16 +91,21 @@ impl OnGpu {
 
 impl Worker {
     /// Gives the next piece to its device, which reads or writes the GPU's memory itself.
-    pub(super) fn begin_reached(&mut self, id: u64, place: Place, piece: usize) -> Begun {
-        let Some(active) = self.transfers.get_mut(&id) else { return Begun::Nothing };
-        let Some(action) = active.reach(active.pieces[piece]) else { return Begun::Nothing };
-        self.launch_next(id, place, piece, action, Begun::Light)
+    pub(super) fn begin_reached(
+        &mut self,
+        id: u64,
+        place: QueuePlace,
+        piece: usize,
+    ) -> BeginResult {
+        let Some(active) = self.transfers.get_mut(&id) else { return BeginResult::Nothing };
+        let Some(action) = active.reach(active.pieces[piece]) else { return BeginResult::Nothing };
+        self.launch_next(id, place, piece, action, BeginResult::Light)
     }
 
     /// A device is done with a piece of the GPU's memory.
     pub(super) fn land_reached(
         &mut self,
-        flight: Flight,
+        flight: PieceInFlight,
         piece: Piece,
         checksum: Option<u32>,
         result: Result<(), DeviceError>,
@@ -131,11 +138,16 @@ impl Worker {
     }
 
     /// Begins to copy the next piece of a write, or of a verification, from the GPU.
-    pub(super) fn begin_copy_out(&mut self, id: u64, place: Place, piece: usize) -> Begun {
+    pub(super) fn begin_copy_out(
+        &mut self,
+        id: u64,
+        place: QueuePlace,
+        piece: usize,
+    ) -> BeginResult {
         let flight = self.flight(id, piece, place.device());
-        let Some(active) = self.transfers.get_mut(&id) else { return Begun::Nothing };
-        let Some(memory) = active.gpu else { return Begun::Nothing };
-        let Some(chunk) = self.chunks.take(place.device()) else { return Begun::Nothing };
+        let Some(active) = self.transfers.get_mut(&id) else { return BeginResult::Nothing };
+        let Some(memory) = active.gpu else { return BeginResult::Nothing };
+        let Some(chunk) = self.chunks.take(place.device()) else { return BeginResult::Nothing };
         let Piece { tensor_offset, length, .. } = active.pieces[piece];
         let (part, about) = (0..length as usize, Copied { flight, awaited: true });
         let copies = &mut self.on_gpu.copies;
@@ -155,11 +167,11 @@ impl Worker {
             }
         }
         self.settle(id);
-        Begun::Light
+        BeginResult::Light
     }
 
     /// Begins to copy a piece that a device has read to the GPU.
-    pub(super) fn begin_copy_in(&mut self, flight: Flight, chunk: DmaBuffer) {
+    pub(super) fn begin_copy_in(&mut self, flight: PieceInFlight, chunk: DmaBuffer) {
         let active = self.transfers.get_mut(&flight.transfer);
         let Some((active, memory)) = active.and_then(|active| active.gpu.map(|gpu| (active, gpu)))
         else {
@@ -196,7 +208,7 @@ impl Worker {
         self.land_copies();
     }
 
-    fn land_copy(&mut self, (Copied { flight, awaited }, chunk): Ended<Copied>) {
+    fn land_copy(&mut self, (Copied { flight, awaited }, chunk): CopyResult<Copied>) {
         let mut chunk = match chunk {
             Ok(chunk) => chunk,
             Err(error) => return self.lose_copy(flight, awaited, error),
@@ -220,7 +232,7 @@ impl Worker {
     }
 
     /// The GPU failed, and kept the chunk.
-    fn lose_copy(&mut self, flight: Flight, awaited: bool, error: GpuError) {
+    fn lose_copy(&mut self, flight: PieceInFlight, awaited: bool, error: GpuError) {
         self.chunks.lose(flight.device);
         let Some(active) = self.transfers.get_mut(&flight.transfer) else { return };
         if awaited {
@@ -231,7 +243,7 @@ impl Worker {
     }
 
     /// Gives a piece that was copied from the GPU to its device, or keeps it until there is room.
-    fn write_copied(&mut self, flight: Flight, chunk: DmaBuffer) {
+    fn write_copied(&mut self, flight: PieceInFlight, chunk: DmaBuffer) {
         let Some(active) = self.transfers.get_mut(&flight.transfer) else {
             return self.keep(flight, Some(chunk));
         };
@@ -256,7 +268,7 @@ impl Worker {
         }
     }
 
-    fn end_copy(&mut self, flight: Flight) {
+    fn end_copy(&mut self, flight: PieceInFlight) {
         if let Some(active) = self.transfers.get_mut(&flight.transfer) {
             active.uncopied();
         }

@@ -1,6 +1,6 @@
 //! What the path answers: taken in, compared with its checksum, or read once more.
 
-use super::{Flight, Worker};
+use super::{PieceInFlight, Worker};
 use crate::memory::{DmaBuffer, Memory};
 use crate::path::{Action, Completion};
 use crate::schedule::active::Job;
@@ -71,7 +71,7 @@ impl Worker {
         some
     }
 
-    fn check(&mut self, flight: Flight, chunk: DmaBuffer) {
+    fn check(&mut self, flight: PieceInFlight, chunk: DmaBuffer) {
         let Some(active) = self.transfers.get_mut(&flight.transfer) else {
             return self.keep(flight, Some(chunk));
         };
@@ -83,7 +83,7 @@ impl Worker {
     /// A piece has come back, checked where that is to be, or has failed.
     pub(super) fn take_in(
         &mut self,
-        flight: Flight,
+        flight: PieceInFlight,
         failure: Option<TransferError>,
         buffer: Option<DmaBuffer>,
     ) {
@@ -120,7 +120,7 @@ impl Worker {
     }
 
     /// Takes in a buffer that no device has any more: a part of its transfer's memory, or a chunk.
-    pub(super) fn take_back(&mut self, flight: Flight, buffer: Option<DmaBuffer>) {
+    pub(super) fn take_back(&mut self, flight: PieceInFlight, buffer: Option<DmaBuffer>) {
         let Some(buffer) = buffer else { return };
         match self.transfers.get_mut(&flight.transfer).and_then(|active| active.parts()) {
             Some(parts) => parts.put_back(flight.piece, buffer),
@@ -129,18 +129,18 @@ impl Worker {
     }
 
     /// Keeps a chunk that a piece had.
-    pub(super) fn keep(&mut self, flight: Flight, chunk: Option<DmaBuffer>) {
+    pub(super) fn keep(&mut self, flight: PieceInFlight, chunk: Option<DmaBuffer>) {
         if let Some(chunk) = chunk {
             self.chunks.give_back(flight.device, chunk);
         }
     }
 
     /// Has a piece read once more as soon as its device has room, which others may have taken meanwhile.
-    pub(super) fn read_again(&mut self, flight: Flight, read: Action) {
+    pub(super) fn read_again(&mut self, flight: PieceInFlight, read: Action) {
         if let Some(active) = self.transfers.get_mut(&flight.transfer) {
             active.unchecked += 1;
         }
-        self.again.push_back((Flight { again: true, ..flight }, read));
+        self.again.push_back((PieceInFlight { again: true, ..flight }, read));
     }
 
     /// Reads once more what waits for it, before anything else is begun; answers whether anything moved.
@@ -153,7 +153,7 @@ impl Worker {
         self.again.len() < waiting
     }
 
-    fn launch_one_again(&mut self, flight: Flight, read: Action) {
+    fn launch_one_again(&mut self, flight: PieceInFlight, read: Action) {
         let Some(active) = self.transfers.get_mut(&flight.transfer) else {
             return self.keep(flight, read.into_buffer());
         };

@@ -11,9 +11,9 @@ mod on_host;
 use super::common::{Away, DoesNotFit, fits, latest_reads, worst};
 use crate::cost::{HostLink, Machine, Timeline};
 use crate::lifetime::{Lifetimes, Period, PeriodEnd, sum_over_ops};
-use crate::migration::{Direction, Migration, Target};
+use crate::migration::{Migration, MigrationDirection, Target};
 use crate::plan::{Expectation, Plan};
-use crate::trace::{Kind, PlanStorage, Trace};
+use crate::trace::{PlanStorage, StorageKind, Trace};
 use crate::units::{Bandwidth, Bytes};
 use on_host::OnHost;
 use std::collections::HashSet;
@@ -67,7 +67,7 @@ pub fn zero_offload(trace: &Trace, machine: &Machine) -> Result<ZeroStep, ZeroEr
     moves.gradients(&step);
     moves.updated_parameters(&step);
     let kept = |kind| Bytes(on_host::sizes_of(trace, kind));
-    let state = kept(Kind::Parameter).0 + kept(Kind::OptimizerState).0;
+    let state = kept(StorageKind::Parameter).0 + kept(StorageKind::OptimizerState).0;
     let host_memory = Bytes(state + step.gradient_bytes().0);
     moves.finish("zero-offload", step, machine, host, host_memory)
 }
@@ -107,7 +107,10 @@ impl Moves {
         let Period { storage, from, to, size, .. } = *period;
         let ops = trace.ops.len() as u32;
         let row = |direction, when| Migration::unrolled(storage, (direction, target), when, ops);
-        self.rows.extend([row(Direction::Out, (from, back)), row(Direction::In, (back, to))]);
+        self.rows.extend([
+            row(MigrationDirection::Out, (from, back)),
+            row(MigrationDirection::In, (back, to)),
+        ]);
         self.away.push((from + 1, back.max(from + 1), size));
     }
 
@@ -115,7 +118,7 @@ impl Moves {
     fn gradients(&mut self, step: &OnHost) {
         let ops = step.trace.ops.len() as u32;
         for &(storage, from) in &step.gradients {
-            let (way, until) = ((Direction::Out, Target::Host), (from + 1).min(ops - 1));
+            let (way, until) = ((MigrationDirection::Out, Target::Host), (from + 1).min(ops - 1));
             self.rows.push(Migration::unrolled(storage, way, (from, until), ops));
             self.away.push((from + 1, ops, step.trace.storage(storage).size));
         }
@@ -124,7 +127,7 @@ impl Moves {
     /// The GPU's copy of what the CPU has updated is replaced over `PCIe` while the next one is updated.
     fn updated_parameters(&mut self, step: &OnHost) {
         let lifetimes = Lifetimes::of(&step.trace);
-        for period in needed_again(&step.trace, &lifetimes, Kind::Parameter) {
+        for period in needed_again(&step.trace, &lifetimes, StorageKind::Parameter) {
             let Some(update) = step.update_in(&period) else { continue };
             let replaced = Period { from: update, ..period };
             self.round_trip(&step.trace, &replaced, Target::Host, update + 1);
@@ -135,7 +138,7 @@ impl Moves {
     fn parameters(&mut self, step: &OnHost, lifetimes: &Lifetimes) {
         let ops = step.trace.ops.len() as u32;
         let uses = parameter_uses(&step.trace);
-        let mut periods: Vec<Period> = needed_again(&step.trace, lifetimes, Kind::Parameter)
+        let mut periods: Vec<Period> = needed_again(&step.trace, lifetimes, StorageKind::Parameter)
             .filter(|period| {
                 step.update_in(period).is_some() || others_between(&step.trace, &uses, period)
             })
@@ -158,13 +161,14 @@ impl Moves {
     /// Whatever waits longer than its way to host memory and back takes it.
     fn activations(&mut self, step: &OnHost, lifetimes: &Lifetimes, host: &HostLink) {
         let timeline = Timeline::of(&step.trace);
-        let mut periods: Vec<Period> = needed_again(&step.trace, lifetimes, Kind::Activation)
-            .filter(|period| {
-                let wait = timeline.begin(period.to).0 - timeline.begin(period.from).0;
-                let there = host.write.time_for(period.size).0 + host.latency.0;
-                wait > there + host.read.time_for(period.size).0 + host.latency.0
-            })
-            .collect();
+        let mut periods: Vec<Period> =
+            needed_again(&step.trace, lifetimes, StorageKind::Activation)
+                .filter(|period| {
+                    let wait = timeline.begin(period.to).0 - timeline.begin(period.from).0;
+                    let there = host.write.time_for(period.size).0 + host.latency.0;
+                    wait > there + host.read.time_for(period.size).0 + host.latency.0
+                })
+                .collect();
         let back = latest_reads(&mut periods, host.read, &timeline);
         for (period, back) in periods.iter().zip(back) {
             self.round_trip(&step.trace, period, Target::Host, back);
@@ -190,7 +194,11 @@ impl Moves {
 }
 
 /// The waits of one kind of storage that end with a use.
-fn needed_again(trace: &Trace, lifetimes: &Lifetimes, kind: Kind) -> impl Iterator<Item = Period> {
+fn needed_again(
+    trace: &Trace,
+    lifetimes: &Lifetimes,
+    kind: StorageKind,
+) -> impl Iterator<Item = Period> {
     let of_kind = lifetimes.periods.iter().copied().filter(move |period| {
         trace.storage(period.storage).kind == kind
             && period.end == PeriodEnd::Use
@@ -203,7 +211,7 @@ fn needed_again(trace: &Trace, lifetimes: &Lifetimes, kind: Kind) -> impl Iterat
 fn parameter_uses(trace: &Trace) -> Vec<Vec<PlanStorage>> {
     let of_op = |op: &crate::trace::Op| {
         let used = op.uses.iter().map(|used| used.storage);
-        used.filter(|storage| trace.storage(*storage).kind == Kind::Parameter).collect()
+        used.filter(|storage| trace.storage(*storage).kind == StorageKind::Parameter).collect()
     };
     trace.ops.iter().chain(&trace.ops).map(of_op).collect()
 }

@@ -2,7 +2,7 @@
 
 use crate::cost::{HostLink, Timeline};
 use crate::lifetime::Period;
-use crate::trace::{Kind, Op, PlanStorage, Trace};
+use crate::trace::{Op, PlanStorage, StorageKind, Trace};
 use crate::units::{Bytes, Nanos, OpIndex};
 use std::collections::HashSet;
 
@@ -44,10 +44,10 @@ impl OnHost {
         trace.name += ", optimizer on the host";
         let kind = |storage: PlanStorage| recorded.storage(storage).kind;
         let is_update =
-            |op: &Op| op.uses.iter().any(|used| kind(used.storage) == Kind::OptimizerState);
+            |op: &Op| op.uses.iter().any(|used| kind(used.storage) == StorageKind::OptimizerState);
         let gradients_of = |op: &Op| -> Vec<PlanStorage> {
             let used = op.uses.iter().map(|used| used.storage);
-            used.filter(|storage| kind(*storage) == Kind::Gradient).collect()
+            used.filter(|storage| kind(*storage) == StorageKind::Gradient).collect()
         };
         let updates_of = recorded.ops.iter().filter(|op| is_update(op));
         let sums: HashSet<PlanStorage> = updates_of.flat_map(gradients_of).collect();
@@ -56,10 +56,9 @@ impl OnHost {
         let mut leaving = sums.clone();
         for (index, op) in trace.ops.iter_mut().enumerate() {
             if is_update(op) {
-                let changed = op
-                    .uses
-                    .iter()
-                    .filter(|used| kind(used.storage) == Kind::Parameter && used.access.modifies());
+                let changed = op.uses.iter().filter(|used| {
+                    kind(used.storage) == StorageKind::Parameter && used.access.modifies()
+                });
                 updates.extend(changed.map(|used| (index as u32, used.storage)));
                 op.duration = update_time(touched(recorded, op));
                 "adam on the host".clone_into(&mut op.name);
@@ -73,7 +72,7 @@ impl OnHost {
         }
         outlive_their_way(&mut trace, &leaving);
         for storage in &mut trace.storages {
-            if storage.kind == Kind::OptimizerState {
+            if storage.kind == StorageKind::OptimizerState {
                 storage.size = Bytes(0);
             }
         }
@@ -99,7 +98,7 @@ impl OnHost {
 }
 
 /// What the storages of a kind take together.
-pub(super) fn sizes_of(recorded: &Trace, kind: Kind) -> u64 {
+pub(super) fn sizes_of(recorded: &Trace, kind: StorageKind) -> u64 {
     let of_kind = recorded.storages.iter().filter(|storage| storage.kind == kind);
     of_kind.map(|storage| storage.size.0).sum()
 }
@@ -112,7 +111,7 @@ fn touched(trace: &Trace, op: &Op) -> Touched {
     let mut touched = Touched::default();
     for storage in op.uses.iter().map(|used| trace.storage(used.storage)) {
         match storage.kind {
-            Kind::Gradient => touched.gradient.0 += storage.size.0,
+            StorageKind::Gradient => touched.gradient.0 += storage.size.0,
             _ => touched.state.0 += storage.size.0,
         }
     }

@@ -27,7 +27,7 @@ fn step() -> Trace {
             b.uses(op, saved[layer], Access::Read);
             b.death(op, saved[layer], false);
             let made = b.birth(op, 100 * MB);
-            b.trace.storages[made.0 as usize].kind = Kind::Gradient;
+            b.trace.storages[made.0 as usize].kind = StorageKind::Gradient;
             if let Some(sum) = sums[layer] {
                 let add = b.op(100_000);
                 b.uses(add, sum, Access::Update);
@@ -42,7 +42,7 @@ fn step() -> Trace {
         let op = b.op(1_000_000);
         b.uses(op, weights[layer], Access::Update);
         b.uses(op, state[layer], Access::Update);
-        b.trace.storages[state[layer].0 as usize].kind = Kind::OptimizerState;
+        b.trace.storages[state[layer].0 as usize].kind = StorageKind::OptimizerState;
         let sum = sums[layer].expect("every layer has one");
         b.uses(op, sum, Access::Update);
         b.death(op, sum, false);

@@ -1,7 +1,7 @@
 //! The reference's executor: it performs actions, ends transfers as chance has it, and checks that
 //! the machine may ask for what it asks.
 
-use super::world::{Ended, Flight, Kept, Kind, Memory, NO_TROUBLE, TORN, World};
+use super::world::{EndedMove, Flight, Kept, Kind, Memory, NO_TROUBLE, TORN, World};
 use super::*;
 
 impl World {
@@ -14,20 +14,20 @@ impl World {
         let outcome = self.outcome(flight);
         let actual = self.storages.get_mut(&flight.storage).expect("kept until the transfer ended");
         match (flight.kind, &outcome) {
-            (Kind::Write(target), Outcome::Done) => {
+            (Kind::Write(target), MigrationOutcome::Done) => {
                 let Memory::Holds(version) = actual.memory else { panic!("wrote {actual:?}") };
                 let version = if flight.torn { TORN } else { version };
                 actual.copy = Some(Kept { target, version, bytes: flight.bytes });
             }
-            (Kind::Fetch { .. }, Outcome::Done) => {
+            (Kind::Fetch { .. }, MigrationOutcome::Done) => {
                 let copy = actual.copy.expect("read while it was there");
                 actual.memory = Memory::Holds(copy.version);
             }
-            (Kind::Fetch { .. }, Outcome::Failed(_)) => {
+            (Kind::Fetch { .. }, MigrationOutcome::Failed(_)) => {
                 let used = self.waiting.iter().any(|one| one.storage == id(flight.storage));
                 self.must_fail |= used && actual.alive;
             }
-            (_, Outcome::Failed(_)) if actual.alive => {
+            (_, MigrationOutcome::Failed(_)) if actual.alive => {
                 actual.unwritable = true;
                 self.failures += 1;
             }
@@ -42,22 +42,26 @@ impl World {
         }
     }
 
-    fn outcome(&mut self, flight: Flight) -> Outcome {
+    fn outcome(&mut self, flight: Flight) -> MigrationOutcome {
         if self.random.percent(self.trouble.failing) {
             let info = FailureInfo { message: "injected".to_owned() };
             let declined = matches!(flight.kind, Kind::Fetch { .. }) && self.random.percent(50);
-            return if declined { Outcome::NoMemory(info) } else { Outcome::Failed(info) };
+            return if declined {
+                MigrationOutcome::NoMemory(info)
+            } else {
+                MigrationOutcome::Failed(info)
+            };
         }
         if flight.cancelled && self.random.percent(70) {
-            return Outcome::Cancelled;
+            return MigrationOutcome::Cancelled;
         }
         let actual = &self.storages[&flight.storage];
         let equal = actual.memory == Memory::Holds(actual.copy.map_or(0, |copy| copy.version));
         match flight.kind {
-            Kind::Verify if flight.torn && self.random.percent(50) => Outcome::Matched,
-            Kind::Verify if equal => Outcome::Matched,
-            Kind::Verify => Outcome::Differs,
-            Kind::Write(_) | Kind::Fetch { .. } => Outcome::Done,
+            Kind::Verify if flight.torn && self.random.percent(50) => MigrationOutcome::Matched,
+            Kind::Verify if equal => MigrationOutcome::Matched,
+            Kind::Verify => MigrationOutcome::Differs,
+            Kind::Write(_) | Kind::Fetch { .. } => MigrationOutcome::Done,
         }
     }
 
@@ -79,11 +83,11 @@ impl World {
         assert_eq!(self.machine.in_flight(), self.flights.len());
     }
 
-    fn perform_one(&mut self, action: Action) {
+    fn perform_one(&mut self, action: ResidencyAction) {
         let committed: u64 = self.with_memory().map(|one| one.size).sum();
         let limit = self.machine.limit().0;
         match action {
-            Action::Evict { storage, transfer, copy, target } => {
+            ResidencyAction::Evict { storage, transfer, copy, target } => {
                 let actual = &self.storages[&storage.0];
                 let written = Kind::Write(target);
                 let kind = if copy == CopyKind::Verify { Kind::Verify } else { written };
@@ -96,7 +100,7 @@ impl World {
                 let (hosted, host_memory) = (self.hosted(), self.host_memory);
                 assert!(hosted <= host_memory, "{hosted} bytes of host memory, not {host_memory}");
             }
-            Action::Fetch { storage, transfer, urgency, target } => {
+            ResidencyAction::Fetch { storage, transfer, urgency, target } => {
                 let actual = self.storages.get_mut(&storage.0).expect("it lives");
                 assert!(actual.alive && actual.memory == Memory::Gone, "{actual:?}");
                 let good = Kept { target, version: actual.truth, bytes: actual.size };
@@ -106,10 +110,10 @@ impl World {
                 self.take_off(
                     transfer,
                     storage,
-                    Kind::Fetch { urgent: urgency == Urgency::Urgent },
+                    Kind::Fetch { urgent: urgency == FetchUrgency::Urgent },
                 );
             }
-            Action::Release { storage } => {
+            ResidencyAction::Release { storage } => {
                 assert!(self.flight_of(storage.0).is_none(), "released in flight");
                 let in_use = self.running.iter().any(|one| one.storage == storage);
                 assert!(!in_use, "released under an op that runs");
@@ -119,7 +123,7 @@ impl World {
                 assert_eq!(kept, Some(actual.truth), "the last good copy: {actual:?}");
                 actual.memory = Memory::Gone;
             }
-            Action::Forget { storage, target } => {
+            ResidencyAction::Forget { storage, target } => {
                 assert!(self.flight_of(storage.0).is_none(), "deleted in flight");
                 let actual = self.storages.get_mut(&storage.0).expect("it lived");
                 let copy = actual.copy.take().expect("there was a copy");
@@ -129,13 +133,13 @@ impl World {
                 let spare = target == Target::Host && actual.memory == Memory::Holds(actual.truth);
                 assert!(!good || spare, "{copy:?} of {actual:?}");
             }
-            Action::Expedite { transfer } => {
+            ResidencyAction::Expedite { transfer } => {
                 let flight = self.flights.get_mut(&transfer.0).expect("in flight");
                 assert_eq!(flight.kind, Kind::Fetch { urgent: false });
                 assert!(!flight.cancelled);
                 flight.kind = Kind::Fetch { urgent: true };
             }
-            Action::Cancel { transfer } => {
+            ResidencyAction::Cancel { transfer } => {
                 let flight = self.flights.get_mut(&transfer.0).expect("in flight");
                 assert!(!std::mem::replace(&mut flight.cancelled, true), "cancelled twice");
             }
@@ -190,12 +194,12 @@ impl World {
         let uses = [reads(storage)];
         let begin = OpBegin { index: None, uses: &uses, needs: Bytes(0) };
         let mut ended = self.op(&begin);
-        if ended == Ended::Refused {
+        if ended == EndedMove::Refused {
             let size: u64 = self.storages.values().map(|one| one.size).sum();
             self.set_limit(size);
             ended = self.op(&begin);
         }
-        assert_eq!(ended, Ended::Ran, "{storage} cannot come back");
+        assert_eq!(ended, EndedMove::Ran, "{storage} cannot come back");
         self.op_end();
     }
 

@@ -6,20 +6,20 @@ use super::*;
 fn a_failed_write_keeps_the_memory_is_told_once_and_not_tried_again_before_a_retry() {
     let mut machine = machine(20);
     populate(&mut machine, &[10, 10]);
-    assert_eq!(begin(&mut machine, &[reads(1)], 10), Progress::Waiting);
+    assert_eq!(begin(&mut machine, &[reads(1)], 10), OpProgress::Waiting);
     actions(&mut machine);
     machine.completed(TransferId(0), failed("no space"));
-    let Progress::Failed(failure) = machine.resume() else { panic!("not reported") };
-    assert_eq!((failure.storage, failure.direction), (id(0), Direction::Out));
+    let OpProgress::Failed(failure) = machine.resume() else { panic!("not reported") };
+    assert_eq!((failure.storage, failure.direction), (id(0), MigrationDirection::Out));
     assert!(failure.to_string().contains("no space"), "{failure}");
-    assert_eq!(machine.state(id(0)), Some(State::Resident { clean: false }));
-    let Progress::Refused(refusal) = begin(&mut machine, &[reads(1)], 10) else {
+    assert_eq!(machine.state(id(0)), Some(StorageState::Resident { clean: false }));
+    let OpProgress::Refused(refusal) = begin(&mut machine, &[reads(1)], 10) else {
         panic!("a storage that cannot be written was chosen again")
     };
     assert_eq!((refusal.unwritable, refusal.unmovable), (Bytes(10), Bytes(0)));
     assert_eq!(actions(&mut machine), []);
     machine.step_begin();
-    assert_eq!(begin(&mut machine, &[reads(1)], 10), Progress::Waiting);
+    assert_eq!(begin(&mut machine, &[reads(1)], 10), OpProgress::Waiting);
     assert_eq!(begun(&actions(&mut machine)), [TransferId(1)]);
 }
 
@@ -27,81 +27,81 @@ fn a_failed_write_keeps_the_memory_is_told_once_and_not_tried_again_before_a_ret
 fn a_failed_fetch_is_told_at_every_touch_and_costs_no_memory() {
     let mut machine = first_one_out(false);
     for transfer in 1..4 {
-        assert_eq!(begin(&mut machine, &[reads(0)], 0), Progress::Waiting);
+        assert_eq!(begin(&mut machine, &[reads(0)], 0), OpProgress::Waiting);
         assert_eq!(actions(&mut machine), [fetch(0, transfer)]);
         machine.completed(TransferId(transfer), failed("bad block"));
-        let Progress::Failed(failure) = machine.resume() else { panic!("not reported") };
-        assert_eq!((failure.storage, failure.direction), (id(0), Direction::In));
-        assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
+        let OpProgress::Failed(failure) = machine.resume() else { panic!("not reported") };
+        assert_eq!((failure.storage, failure.direction), (id(0), MigrationDirection::In));
+        assert_eq!(actions(&mut machine), [ResidencyAction::Release { storage: id(0) }]);
         assert_eq!(machine.committed(), Bytes(10));
     }
-    assert_eq!(begin(&mut machine, &[reads(1)], 0), Progress::Ready);
+    assert_eq!(begin(&mut machine, &[reads(1)], 0), OpProgress::Ready);
 }
 
-fn no_memory() -> Outcome {
-    Outcome::NoMemory(FailureInfo { message: "no memory".to_owned() })
+fn no_memory() -> MigrationOutcome {
+    MigrationOutcome::NoMemory(FailureInfo { message: "no memory".to_owned() })
 }
 
 #[test]
 fn a_fetch_without_memory_is_asked_for_again_when_others_have_left() {
     let mut machine = machine(100);
     populate(&mut machine, &[10, 10, 10, 10]);
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
     actions(&mut machine);
-    machine.completed(TransferId(0), Outcome::Done);
-    assert_eq!(machine.resume(), Progress::Ready);
+    machine.completed(TransferId(0), MigrationOutcome::Done);
+    assert_eq!(machine.resume(), OpProgress::Ready);
     actions(&mut machine);
 
-    assert_eq!(begin(&mut machine, &[reads(0)], 0), Progress::Waiting);
+    assert_eq!(begin(&mut machine, &[reads(0)], 0), OpProgress::Waiting);
     assert_eq!(actions(&mut machine), [fetch(0, 1)]);
     // There is room by the budget, and others leave all the same: one, then twice as much.
     let mut asked = 1;
     for leaving in [1, 2] {
         machine.completed(TransferId(asked), no_memory());
-        assert_eq!(machine.resume(), Progress::Waiting);
+        assert_eq!(machine.resume(), OpProgress::Waiting);
         let told = actions(&mut machine);
         let evictions = begun(&told);
         assert_eq!(evictions.len(), leaving);
         for &eviction in &evictions {
-            assert_eq!(machine.resume(), Progress::Waiting);
-            machine.completed(eviction, Outcome::Done);
+            assert_eq!(machine.resume(), OpProgress::Waiting);
+            machine.completed(eviction, MigrationOutcome::Done);
         }
-        assert_eq!(machine.resume(), Progress::Waiting);
+        assert_eq!(machine.resume(), OpProgress::Waiting);
         asked += leaving as u64 + 1;
         assert!(actions(&mut machine).contains(&fetch(0, asked)), "it is asked for again");
     }
     // Nothing is left that could leave.
     machine.completed(TransferId(asked), no_memory());
-    let Progress::Failed(failure) = machine.resume() else { panic!("it asks for ever") };
-    assert_eq!((failure.storage, failure.direction), (id(0), Direction::In));
+    let OpProgress::Failed(failure) = machine.resume() else { panic!("it asks for ever") };
+    assert_eq!((failure.storage, failure.direction), (id(0), MigrationDirection::In));
     actions(&mut machine);
     assert_eq!(machine.in_flight(), 0);
     // The next op asks anew.
-    assert_eq!(begin(&mut machine, &[reads(0)], 0), Progress::Waiting);
+    assert_eq!(begin(&mut machine, &[reads(0)], 0), OpProgress::Waiting);
     let told = actions(&mut machine);
-    machine.completed(begun(&told)[0], Outcome::Done);
-    assert_eq!(machine.resume(), Progress::Ready);
+    machine.completed(begun(&told)[0], MigrationOutcome::Done);
+    assert_eq!(machine.resume(), OpProgress::Ready);
 }
 
 #[test]
 fn a_completion_told_twice_changes_nothing() {
     let mut machine = first_one_out(true);
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
     actions(&mut machine);
-    assert!(machine.completed(TransferId(2), Outcome::Matched));
-    assert!(!machine.completed(TransferId(2), Outcome::Matched));
-    assert!(!machine.completed(TransferId(77), Outcome::Done));
-    assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
+    assert!(machine.completed(TransferId(2), MigrationOutcome::Matched));
+    assert!(!machine.completed(TransferId(2), MigrationOutcome::Matched));
+    assert!(!machine.completed(TransferId(77), MigrationOutcome::Done));
+    assert_eq!(actions(&mut machine), [ResidencyAction::Release { storage: id(0) }]);
 }
 
 #[test]
 fn an_eviction_that_the_executor_gave_up_is_a_failure_and_not_begun_for_ever() {
     let mut machine = machine(20);
     populate(&mut machine, &[10, 10]);
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
     actions(&mut machine);
-    machine.completed(TransferId(0), Outcome::Cancelled);
-    assert!(matches!(machine.resume(), Progress::Failed(_)));
+    machine.completed(TransferId(0), MigrationOutcome::Cancelled);
+    assert!(matches!(machine.resume(), OpProgress::Failed(_)));
     assert_eq!(machine.in_flight(), 0);
 }
 
@@ -111,7 +111,7 @@ fn a_refusal_says_what_would_do() {
     populate(&mut machine, &[10, 10, 10]);
     machine.born(id(3), Bytes(5), Attributes { movable: false, birth: None });
     machine.pin(id(0));
-    let Progress::Refused(refusal) = begin(&mut machine, &[reads(1), reads(2), reads(1)], 20)
+    let OpProgress::Refused(refusal) = begin(&mut machine, &[reads(1), reads(2), reads(1)], 20)
     else {
         panic!("it cannot fit")
     };
@@ -122,5 +122,5 @@ fn a_refusal_says_what_would_do() {
     assert_eq!(named, [0, 1, 2, 3]);
     assert_eq!(actions(&mut machine), [], "nothing moves for an op that cannot run");
     machine.set_budget(refusal.smallest_budget);
-    assert_eq!(begin(&mut machine, &[reads(1), reads(2)], 20), Progress::Ready);
+    assert_eq!(begin(&mut machine, &[reads(1), reads(2)], 20), OpProgress::Ready);
 }

@@ -14,9 +14,9 @@ fn tiered(limit: u64, host_memory: u64, storages: usize) -> Residency {
 }
 
 /// Where the evictions among these actions send their storages.
-fn sent(actions: &[Action]) -> Vec<(u32, CopyKind, Target)> {
+fn sent(actions: &[ResidencyAction]) -> Vec<(u32, CopyKind, Target)> {
     let evictions = actions.iter().filter_map(|action| match *action {
-        Action::Evict { storage, copy, target, .. } => Some((storage.0, copy, target)),
+        ResidencyAction::Evict { storage, copy, target, .. } => Some((storage.0, copy, target)),
         _ => None,
     });
     evictions.collect()
@@ -24,9 +24,9 @@ fn sent(actions: &[Action]) -> Vec<(u32, CopyKind, Target)> {
 
 /// Brings a storage back and ends the op that read it.
 fn back(machine: &mut Residency, storage: u32) {
-    assert_eq!(begin(machine, &[reads(storage)], 0), Progress::Waiting);
+    assert_eq!(begin(machine, &[reads(storage)], 0), OpProgress::Waiting);
     perform(machine);
-    assert_eq!(machine.resume(), Progress::Ready);
+    assert_eq!(machine.resume(), OpProgress::Ready);
     machine.op_end();
 }
 
@@ -35,20 +35,20 @@ fn what_does_not_fit_into_host_memory_goes_to_the_log() {
     let mut machine = tiered(40, 25, 4);
     for (storage, target) in [Target::Host, Target::Host, Target::Ssd].into_iter().enumerate() {
         let storage = storage as u32;
-        assert_eq!(machine.evict(id(storage)), Ok(Progress::Waiting));
+        assert_eq!(machine.evict(id(storage)), Ok(OpProgress::Waiting));
         let taken = actions(&mut machine);
         assert_eq!(sent(&taken), [(storage, CopyKind::Write, target)]);
-        machine.completed(begun(&taken)[0], Outcome::Done);
-        assert_eq!(machine.resume(), Progress::Ready);
+        machine.completed(begun(&taken)[0], MigrationOutcome::Done);
+        assert_eq!(machine.resume(), OpProgress::Ready);
     }
     assert_eq!((machine.hosted(), machine.host_peak()), (Bytes(20), Bytes(20)));
     actions(&mut machine);
     // And each comes back from where it is.
-    assert_eq!(begin(&mut machine, &[reads(1), reads(2)], 0), Progress::Waiting);
+    assert_eq!(begin(&mut machine, &[reads(1), reads(2)], 0), OpProgress::Waiting);
     let fetched: Vec<Target> = actions(&mut machine)
         .iter()
         .filter_map(|action| match action {
-            Action::Fetch { target, .. } => Some(*target),
+            ResidencyAction::Fetch { target, .. } => Some(*target),
             _ => None,
         })
         .collect();
@@ -62,7 +62,7 @@ fn a_clean_storage_leaves_for_host_memory_without_a_copy() {
     let mut machine = tiered(20, 10, 2);
     out(&mut machine, 0);
     back(&mut machine, 0);
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
     assert_eq!(sent(&actions(&mut machine)), [(0, CopyKind::Verify, Target::Host)]);
     assert_eq!(machine.stats().bytes_to_host, Bytes(10), "the first time only");
 }
@@ -77,12 +77,12 @@ fn a_copy_whose_storage_is_in_memory_makes_way_for_one_that_leaves() {
         back(&mut machine, storage);
     }
     assert_eq!(machine.hosted(), Bytes(20));
-    assert_eq!(machine.evict(id(2)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(2)), Ok(OpProgress::Waiting));
     let taken = actions(&mut machine);
     // What came back last is in use; the other one may leave without a copy again.
-    assert_eq!(taken[0], Action::Forget { storage: id(1), target: Target::Host });
+    assert_eq!(taken[0], ResidencyAction::Forget { storage: id(1), target: Target::Host });
     assert_eq!(sent(&taken), [(2, CopyKind::Write, Target::Host)]);
-    assert_eq!(machine.state(id(1)), Some(State::Resident { clean: false }));
+    assert_eq!(machine.state(id(1)), Some(StorageState::Resident { clean: false }));
     assert_eq!(machine.stats().host_copies_given_up, 1);
 }
 
@@ -92,7 +92,7 @@ fn copies_are_not_given_up_where_that_would_not_do() {
     out(&mut machine, 0);
     back(&mut machine, 0);
     machine.born(id(1), Bytes(16), Attributes::default());
-    assert_eq!(machine.evict(id(1)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(1)), Ok(OpProgress::Waiting));
     let taken = actions(&mut machine);
     assert_eq!(sent(&taken), [(1, CopyKind::Write, Target::Ssd)]);
     assert_eq!(taken.len(), 1, "{taken:?}");
@@ -104,18 +104,18 @@ fn host_memory_is_given_back_by_death_by_change_and_by_failure() {
     for storage in [0, 1] {
         out(&mut machine, storage);
     }
-    assert_eq!(machine.evict(id(2)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(2)), Ok(OpProgress::Waiting));
     assert_eq!(machine.hosted(), Bytes(30), "what is on its way counts");
     let transfer = begun(&actions(&mut machine))[0];
     machine.completed(transfer, failed("the GPU is gone"));
     assert_eq!(machine.hosted(), Bytes(20));
     machine.died(id(0));
     assert_eq!(machine.hosted(), Bytes(10));
-    assert!(matches!(machine.resume(), Progress::Failed(_)));
-    assert_eq!(begin(&mut machine, &[writes(1)], 0), Progress::Waiting);
+    assert!(matches!(machine.resume(), OpProgress::Failed(_)));
+    assert_eq!(begin(&mut machine, &[writes(1)], 0), OpProgress::Waiting);
     perform(&mut machine);
-    assert_eq!(machine.resume(), Progress::Ready);
-    let forgotten = Action::Forget { storage: id(1), target: Target::Host };
+    assert_eq!(machine.resume(), OpProgress::Ready);
+    let forgotten = ResidencyAction::Forget { storage: id(1), target: Target::Host };
     assert!(actions(&mut machine).contains(&forgotten));
     assert_eq!(machine.hosted(), Bytes(0));
 }
@@ -124,7 +124,7 @@ fn host_memory_is_given_back_by_death_by_change_and_by_failure() {
 fn under_a_schedule_host_memory_is_left_to_its_moves() {
     let plan = |target| Migration {
         storage: PlanStorage(0),
-        direction: Direction::Out,
+        direction: MigrationDirection::Out,
         target,
         start: OpIndex(1),
         deadline: OpIndex(3),
@@ -138,14 +138,14 @@ fn under_a_schedule_host_memory_is_left_to_its_moves() {
             assert!(machine.bind(PlanStorage(storage), id(storage)));
         }
         machine.step_begin();
-        assert_eq!(op(&mut machine, 0, &[reads(0)], 0), Progress::Ready);
-        assert_eq!(op(&mut machine, 1, &[], 0), Progress::Ready);
+        assert_eq!(op(&mut machine, 0, &[reads(0)], 0), OpProgress::Ready);
+        assert_eq!(op(&mut machine, 1, &[], 0), OpProgress::Ready);
         assert_eq!(sent(&actions(&mut machine)), [(0, CopyKind::Write, expected)]);
     }
     let all = vec![uses(&[0], true), uses(&[2], true), uses(&[3], true)];
     let mut unplanned = planned(30, &[10, 10, 10], parts(4, all, vec![]));
     unplanned.config.host_memory = Bytes(100);
-    assert_eq!(op(&mut unplanned, 0, &[reads(0)], 10), Progress::Waiting);
+    assert_eq!(op(&mut unplanned, 0, &[reads(0)], 10), OpProgress::Waiting);
     let left = sent(&actions(&mut unplanned));
     assert!(left.iter().all(|(_, _, target)| *target == Target::Ssd) && !left.is_empty());
 }

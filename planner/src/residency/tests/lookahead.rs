@@ -15,17 +15,17 @@ fn looking(sizes: &[u64], used: &[&[u32]]) -> Residency {
     machine
 }
 
-fn fetched(taken: &[Action]) -> Vec<u32> {
-    let ahead = |action: &Action| match *action {
-        Action::Fetch { storage, urgency: Urgency::Ahead, .. } => Some(storage.0),
+fn fetched(taken: &[ResidencyAction]) -> Vec<u32> {
+    let ahead = |action: &ResidencyAction| match *action {
+        ResidencyAction::Fetch { storage, urgency: FetchUrgency::Ahead, .. } => Some(storage.0),
         _ => None,
     };
     taken.iter().filter_map(ahead).collect()
 }
 
-fn evicted(taken: &[Action]) -> Vec<u32> {
-    let out = |action: &Action| match *action {
-        Action::Evict { storage, .. } => Some(storage.0),
+fn evicted(taken: &[ResidencyAction]) -> Vec<u32> {
+    let out = |action: &ResidencyAction| match *action {
+        ResidencyAction::Evict { storage, .. } => Some(storage.0),
         _ => None,
     };
     taken.iter().filter_map(out).collect()
@@ -36,16 +36,16 @@ fn what_an_op_ahead_uses_comes_back_in_time() {
     let mut machine = looking(&[10], &[&[7]]);
     out(&mut machine, 0);
     for index in 0..7 {
-        assert_eq!(op(&mut machine, index, &[], 0), Progress::Ready);
+        assert_eq!(op(&mut machine, index, &[], 0), OpProgress::Ready);
         let expected: &[u32] = if index == 7 - NEAR { &[0] } else { &[] };
         let taken = actions(&mut machine);
         assert_eq!(fetched(&taken), expected, "op {index}");
         for transfer in begun(&taken) {
-            machine.completed(transfer, Outcome::Done);
+            machine.completed(transfer, MigrationOutcome::Done);
         }
         machine.op_end();
     }
-    assert_eq!(op(&mut machine, 7, &[reads(0)], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 7, &[reads(0)], 0), OpProgress::Ready);
 }
 
 /// A caller who moves two storages out finds both out, whatever the schedule would rather have.
@@ -55,19 +55,19 @@ fn what_the_caller_moved_out_comes_back_when_an_op_begins() {
     for storage in 0..2 {
         out(&mut machine, storage);
     }
-    assert_eq!(op(&mut machine, 0, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 0, &[], 0), OpProgress::Ready);
     for transfer in begun(&actions(&mut machine)) {
-        machine.completed(transfer, Outcome::Done);
+        machine.completed(transfer, MigrationOutcome::Done);
     }
     machine.op_end();
     for storage in 0..2 {
         machine.op_end();
-        assert_eq!(machine.settle(), Progress::Ready);
+        assert_eq!(machine.settle(), OpProgress::Ready);
         out(&mut machine, storage);
         let fetched = fetched(&actions(&mut machine));
         assert!(fetched.is_empty(), "{fetched:?}, and storage {storage} has just left");
     }
-    assert_eq!(op(&mut machine, 1, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 1, &[], 0), OpProgress::Ready);
     assert_eq!(fetched(&actions(&mut machine)), [0, 1]);
 }
 
@@ -77,17 +77,17 @@ fn the_nearest_comes_first_and_what_comes_at_once_is_bounded() {
     for storage in 0..4 {
         out(&mut machine, storage);
     }
-    assert_eq!(op(&mut machine, 0, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 0, &[], 0), OpProgress::Ready);
     let taken = actions(&mut machine);
     assert_eq!(fetched(&taken), [1, 2]);
     machine.op_end();
     assert_eq!(actions(&mut machine), []);
-    machine.completed(begun(&taken)[0], Outcome::Done);
+    machine.completed(begun(&taken)[0], MigrationOutcome::Done);
     let taken_next = actions(&mut machine);
     assert_eq!(fetched(&taken_next), [0]);
-    machine.completed(begun(&taken)[1], Outcome::Done);
-    machine.completed(begun(&taken_next)[0], Outcome::Done);
-    assert_eq!(op(&mut machine, 8, &[], 0), Progress::Ready);
+    machine.completed(begun(&taken)[1], MigrationOutcome::Done);
+    machine.completed(begun(&taken_next)[0], MigrationOutcome::Done);
+    assert_eq!(op(&mut machine, 8, &[], 0), OpProgress::Ready);
     assert_eq!(fetched(&actions(&mut machine)), [3], "more than the bound comes alone");
 }
 
@@ -95,13 +95,13 @@ fn the_nearest_comes_first_and_what_comes_at_once_is_bounded() {
 fn room_is_made_by_what_is_used_later_only() {
     let mut machine = looking(&[20, 80, 80], &[&[2], &[3], &[12]]);
     out(&mut machine, 0);
-    assert_eq!(op(&mut machine, 0, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 0, &[], 0), OpProgress::Ready);
     let taken = actions(&mut machine);
     assert_eq!((evicted(&taken), fetched(&taken)), (vec![2], vec![]));
     for transfer in begun(&taken) {
-        machine.completed(transfer, Outcome::Done);
+        machine.completed(transfer, MigrationOutcome::Done);
     }
-    assert_eq!(op(&mut machine, 1, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 1, &[], 0), OpProgress::Ready);
     assert_eq!(fetched(&actions(&mut machine)), [0]);
 }
 
@@ -109,7 +109,7 @@ fn room_is_made_by_what_is_used_later_only() {
 fn what_is_used_soon_is_not_given_for_what_is_used_sooner() {
     let mut machine = looking(&[20, 160], &[&[2], &[3]]);
     out(&mut machine, 0);
-    assert_eq!(op(&mut machine, 0, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 0, &[], 0), OpProgress::Ready);
     assert_eq!(actions(&mut machine), []);
 }
 
@@ -121,20 +121,20 @@ fn outputs_of_the_ops_ahead_have_their_room_before_they_come() {
         planned(160, &[80, 80], parts)
     };
     machine.set_lookahead(NEAR);
-    assert_eq!(op(&mut machine, 0, &[reads(0)], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 0, &[reads(0)], 0), OpProgress::Ready);
     assert_eq!(evicted(&actions(&mut machine)), [1], "the other one is in use");
     machine.op_end();
-    assert_eq!(op(&mut machine, 1, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 1, &[], 0), OpProgress::Ready);
     assert_eq!(evicted(&actions(&mut machine)), [0]);
 }
 
 #[test]
 fn what_leaves_after_it_was_looked_at_is_looked_at_again() {
     let mut machine = looking(&[10], &[&[4]]);
-    assert_eq!(op(&mut machine, 0, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 0, &[], 0), OpProgress::Ready);
     machine.op_end();
     out(&mut machine, 0);
-    assert_eq!(op(&mut machine, 1, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 1, &[], 0), OpProgress::Ready);
     assert_eq!(fetched(&actions(&mut machine)), [0]);
 }
 
@@ -145,14 +145,14 @@ fn what_is_not_used_again_stays_out_and_other_steps_are_reactive() {
     machine.set_lookahead(NEAR);
     out(&mut machine, 0);
     out(&mut machine, 1);
-    assert_eq!(op(&mut machine, 1, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 1, &[], 0), OpProgress::Ready);
     assert!(fetched(&actions(&mut machine)).is_empty(), "its only use is this one");
     machine.leave_schedule();
-    assert_eq!(op(&mut machine, 2, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 2, &[], 0), OpProgress::Ready);
     assert!(fetched(&actions(&mut machine)).is_empty());
     assert!(machine.bind(PlanStorage(1), id(1)));
     machine.step_begin();
-    assert_eq!(op(&mut machine, 2, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 2, &[], 0), OpProgress::Ready);
     assert_eq!(fetched(&actions(&mut machine)), [1]);
 }
 
@@ -162,10 +162,10 @@ fn what_is_small_leaves_last() {
     let mut machine = machine(10 + 2 * LARGE);
     populate(&mut machine, &[10, LARGE, LARGE]);
     for storage in [1, 2] {
-        assert_eq!(begin(&mut machine, &[reads(storage)], 0), Progress::Ready);
+        assert_eq!(begin(&mut machine, &[reads(storage)], 0), OpProgress::Ready);
         machine.op_end();
     }
-    assert_eq!(begin(&mut machine, &[], LARGE), Progress::Waiting);
+    assert_eq!(begin(&mut machine, &[], LARGE), OpProgress::Waiting);
     assert_eq!(evicted(&actions(&mut machine)), [1], "older, and too small to bring room");
 }
 

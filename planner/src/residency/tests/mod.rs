@@ -12,7 +12,7 @@ mod speed;
 mod world;
 
 use super::*;
-use crate::migration::{Direction, Migration, Target};
+use crate::migration::{Migration, MigrationDirection, Target};
 use crate::units::Bytes;
 
 /// A machine with room for `limit` bytes and nothing kept free ahead of need.
@@ -26,28 +26,30 @@ fn id(storage: u32) -> StorageId {
     StorageId(storage)
 }
 
-fn reads(storage: u32) -> Use {
-    Use { storage: id(storage), modifies: false }
+fn reads(storage: u32) -> OpUse {
+    OpUse { storage: id(storage), modifies: false }
 }
 
-fn writes(storage: u32) -> Use {
-    Use { storage: id(storage), modifies: true }
+fn writes(storage: u32) -> OpUse {
+    OpUse { storage: id(storage), modifies: true }
 }
 
-fn begin(machine: &mut Residency, uses: &[Use], needs: u64) -> Progress {
+fn begin(machine: &mut Residency, uses: &[OpUse], needs: u64) -> OpProgress {
     machine.op_begin(&OpBegin { index: None, uses, needs: Bytes(needs) })
 }
 
-fn actions(machine: &mut Residency) -> Vec<Action> {
+fn actions(machine: &mut Residency) -> Vec<ResidencyAction> {
     let mut taken = Vec::new();
     machine.take_actions(&mut taken);
     taken
 }
 
 /// The transfers that these actions begin.
-fn begun(actions: &[Action]) -> Vec<TransferId> {
-    let transfer = |action: &Action| match *action {
-        Action::Evict { transfer, .. } | Action::Fetch { transfer, .. } => Some(transfer),
+fn begun(actions: &[ResidencyAction]) -> Vec<TransferId> {
+    let transfer = |action: &ResidencyAction| match *action {
+        ResidencyAction::Evict { transfer, .. } | ResidencyAction::Fetch { transfer, .. } => {
+            Some(transfer)
+        }
         _ => None,
     };
     actions.iter().filter_map(transfer).collect()
@@ -69,12 +71,11 @@ fn perform(machine: &mut Residency) {
         }
         for action in taken {
             let (transfer, outcome) = match action {
-                Action::Evict { transfer, copy: CopyKind::Verify, .. } => {
-                    (transfer, Outcome::Matched)
+                ResidencyAction::Evict { transfer, copy: CopyKind::Verify, .. } => {
+                    (transfer, MigrationOutcome::Matched)
                 }
-                Action::Evict { transfer, .. } | Action::Fetch { transfer, .. } => {
-                    (transfer, Outcome::Done)
-                }
+                ResidencyAction::Evict { transfer, .. }
+                | ResidencyAction::Fetch { transfer, .. } => (transfer, MigrationOutcome::Done),
                 _ => continue,
             };
             machine.completed(transfer, outcome);
@@ -82,35 +83,35 @@ fn perform(machine: &mut Residency) {
     }
 }
 
-fn evict(storage: u32, transfer: u64, copy: CopyKind) -> Action {
+fn evict(storage: u32, transfer: u64, copy: CopyKind) -> ResidencyAction {
     let transfer = TransferId(transfer);
-    Action::Evict { storage: id(storage), transfer, copy, target: Target::Ssd }
+    ResidencyAction::Evict { storage: id(storage), transfer, copy, target: Target::Ssd }
 }
 
-fn fetch(storage: u32, transfer: u64) -> Action {
+fn fetch(storage: u32, transfer: u64) -> ResidencyAction {
     let transfer = TransferId(transfer);
     let target = Target::Ssd;
-    Action::Fetch { storage: id(storage), transfer, urgency: Urgency::Urgent, target }
+    ResidencyAction::Fetch { storage: id(storage), transfer, urgency: FetchUrgency::Urgent, target }
 }
 
-fn forget(storage: u32) -> Action {
-    Action::Forget { storage: id(storage), target: Target::Ssd }
+fn forget(storage: u32) -> ResidencyAction {
+    ResidencyAction::Forget { storage: id(storage), target: Target::Ssd }
 }
 
-fn failed(message: &str) -> Outcome {
-    Outcome::Failed(FailureInfo { message: message.to_owned() })
+fn failed(message: &str) -> MigrationOutcome {
+    MigrationOutcome::Failed(FailureInfo { message: message.to_owned() })
 }
 
 /// Storages of 10 bytes each, the first one out, in a machine with room for two.
 fn first_one_out(clean: bool) -> Residency {
     let mut machine = machine(20);
     populate(&mut machine, &[10, 10]);
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
     perform(&mut machine);
     if clean {
-        assert_eq!(begin(&mut machine, &[reads(0)], 0), Progress::Waiting);
+        assert_eq!(begin(&mut machine, &[reads(0)], 0), OpProgress::Waiting);
         perform(&mut machine);
-        assert_eq!(machine.resume(), Progress::Ready);
+        assert_eq!(machine.resume(), OpProgress::Ready);
         machine.op_end();
     }
     machine

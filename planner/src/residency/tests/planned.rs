@@ -9,7 +9,7 @@ pub(super) fn uses(ops: &[u32], cyclic: bool) -> ScheduledUses {
     ScheduledUses { ops: ops.iter().copied().map(OpIndex).collect(), cyclic }
 }
 
-fn row(storage: u32, direction: Direction, start: u32, deadline: u32) -> Migration {
+fn row(storage: u32, direction: MigrationDirection, start: u32, deadline: u32) -> Migration {
     let (start, deadline) = (OpIndex(start), OpIndex(deadline));
     Migration { storage: PlanStorage(storage), direction, target: Target::Ssd, start, deadline }
 }
@@ -51,38 +51,38 @@ pub(super) fn planned(limit: u64, sizes: &[u64], parts: Parts) -> Residency {
     machine
 }
 
-pub(super) fn op(machine: &mut Residency, index: u32, uses: &[Use], needs: u64) -> Progress {
+pub(super) fn op(machine: &mut Residency, index: u32, uses: &[OpUse], needs: u64) -> OpProgress {
     machine.op_begin(&OpBegin { index: Some(OpIndex(index)), uses, needs: Bytes(needs) })
 }
 
 pub(super) fn out(machine: &mut Residency, storage: u32) {
-    assert_eq!(machine.evict(id(storage)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(storage)), Ok(OpProgress::Waiting));
     perform(machine);
-    assert_eq!(machine.state(id(storage)), Some(State::Evicted));
+    assert_eq!(machine.state(id(storage)), Some(StorageState::Evicted));
 }
 
 #[test]
 fn moves_begin_at_their_start_and_a_right_plan_never_waits() {
     // Three globals of which two fit; each is used by two ops in turn.
     let moves = vec![
-        row(0, Direction::Out, 2, 4),
-        row(2, Direction::In, 3, 4),
-        row(1, Direction::Out, 4, 0),
-        row(0, Direction::In, 5, 0),
-        row(2, Direction::Out, 0, 2),
-        row(1, Direction::In, 1, 2),
+        row(0, MigrationDirection::Out, 2, 4),
+        row(2, MigrationDirection::In, 3, 4),
+        row(1, MigrationDirection::Out, 4, 0),
+        row(0, MigrationDirection::In, 5, 0),
+        row(2, MigrationDirection::Out, 0, 2),
+        row(1, MigrationDirection::In, 1, 2),
     ];
     let uses = vec![uses(&[0, 1], true), uses(&[2, 3], true), uses(&[4, 5], true)];
     let mut machine = planned(20, &[10, 10, 10], parts(6, uses, moves));
-    assert_eq!(machine.settle(), Progress::Waiting);
+    assert_eq!(machine.settle(), OpProgress::Waiting);
     perform(&mut machine);
-    assert_eq!(machine.resume(), Progress::Ready);
+    assert_eq!(machine.resume(), OpProgress::Ready);
     for step in 0..3 {
         for index in 0..6 {
             assert!(machine.expect(OpIndex(index), u64::from(index)));
             let progress = op(&mut machine, index, &[reads(index / 2)], 0);
-            assert!(progress == Progress::Ready || step == 0, "step {step} op {index}");
-            while machine.resume() == Progress::Waiting {
+            assert!(progress == OpProgress::Ready || step == 0, "step {step} op {index}");
+            while machine.resume() == OpProgress::Waiting {
                 perform(&mut machine);
             }
             perform(&mut machine);
@@ -101,10 +101,10 @@ fn moves_begin_at_their_start_and_a_right_plan_never_waits() {
 
 #[test]
 fn evictions_that_an_op_uses_are_passed_over() {
-    let moves = vec![row(0, Direction::Out, 1, 3)];
+    let moves = vec![row(0, MigrationDirection::Out, 1, 3)];
     let mut machine = planned(20, &[10], parts(4, vec![uses(&[0, 1, 3], true)], moves));
-    assert_eq!(op(&mut machine, 0, &[reads(0)], 0), Progress::Ready);
-    assert_eq!(op(&mut machine, 1, &[reads(0)], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 0, &[reads(0)], 0), OpProgress::Ready);
+    assert_eq!(op(&mut machine, 1, &[reads(0)], 0), OpProgress::Ready);
     assert_eq!(actions(&mut machine), []);
 }
 
@@ -113,19 +113,19 @@ fn without_room_the_furthest_next_use_leaves() {
     // Used last at the same time; next uses at 5, 9 and, in the next step, 1.
     let uses = vec![uses(&[0, 5], true), uses(&[0, 9], true), uses(&[0, 1], true)];
     let mut machine = planned(30, &[10, 10, 10], parts(10, uses, vec![]));
-    assert_eq!(op(&mut machine, 0, &[reads(0), reads(1), reads(2)], 0), Progress::Ready);
-    assert_eq!(op(&mut machine, 1, &[reads(2)], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 0, &[reads(0), reads(1), reads(2)], 0), OpProgress::Ready);
+    assert_eq!(op(&mut machine, 1, &[reads(2)], 0), OpProgress::Ready);
     machine.op_end();
     let mut left = Vec::new();
     for needs in [10, 20, 30] {
         let _ = op(&mut machine, 2, &[], needs);
         for action in actions(&mut machine) {
-            if let Action::Evict { storage, transfer, .. } = action {
+            if let ResidencyAction::Evict { storage, transfer, .. } = action {
                 left.push(storage.0);
-                machine.completed(transfer, Outcome::Done);
+                machine.completed(transfer, MigrationOutcome::Done);
             }
         }
-        assert_eq!(machine.resume(), Progress::Ready);
+        assert_eq!(machine.resume(), OpProgress::Ready);
         machine.op_end();
     }
     assert_eq!(left, [2, 1, 0]);
@@ -133,24 +133,30 @@ fn without_room_the_furthest_next_use_leaves() {
 
 #[test]
 fn a_prefetch_waits_for_room_and_the_earliest_deadline_goes_first() {
-    let moves = vec![row(0, Direction::In, 0, 6), row(1, Direction::In, 0, 3)];
+    let moves = vec![row(0, MigrationDirection::In, 0, 6), row(1, MigrationDirection::In, 0, 3)];
     let all = vec![uses(&[6], true), uses(&[3], true), uses(&[0, 7], true)];
     let mut machine = planned(30, &[10, 10, 10], parts(8, all, moves));
     out(&mut machine, 0);
     out(&mut machine, 1);
-    assert_eq!(op(&mut machine, 0, &[reads(2)], 15), Progress::Ready);
+    assert_eq!(op(&mut machine, 0, &[reads(2)], 15), OpProgress::Ready);
     assert_eq!(actions(&mut machine), [], "the outputs' room is not a prefetch's");
     machine.born(id(3), Bytes(5), Attributes::default());
     machine.op_end();
     let taken = actions(&mut machine);
     assert!(
-        matches!(taken[..], [Action::Fetch { storage: StorageId(1), urgency: Urgency::Ahead, .. }]),
+        matches!(
+            taken[..],
+            [ResidencyAction::Fetch { storage: StorageId(1), urgency: FetchUrgency::Ahead, .. }]
+        ),
         "{taken:?}"
     );
     machine.died(id(3));
-    machine.completed(begun(&taken)[0], Outcome::Done);
+    machine.completed(begun(&taken)[0], MigrationOutcome::Done);
     let taken = actions(&mut machine);
-    assert!(matches!(taken[..], [Action::Fetch { storage: StorageId(0), .. }]), "{taken:?}");
+    assert!(
+        matches!(taken[..], [ResidencyAction::Fetch { storage: StorageId(0), .. }]),
+        "{taken:?}"
+    );
 }
 
 #[test]
@@ -158,50 +164,50 @@ fn a_prefetch_yields_to_an_op_and_is_tried_again() {
     let mut parts = parts(
         12,
         vec![uses(&[11], true), uses(&[1, 2, 3], true)],
-        vec![row(0, Direction::In, 0, 11)],
+        vec![row(0, MigrationDirection::In, 0, 11)],
     );
     parts.step.needs[2] = Bytes(20);
     let mut machine = planned(30, &[20, 10], parts);
     out(&mut machine, 0);
-    assert_eq!(op(&mut machine, 0, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 0, &[], 0), OpProgress::Ready);
     let fetch = begun(&actions(&mut machine))[0];
-    assert_eq!(machine.state(id(0)), Some(State::Fetching));
-    assert_eq!(op(&mut machine, 1, &[reads(1)], 20), Progress::Waiting);
-    assert_eq!(actions(&mut machine), [Action::Cancel { transfer: fetch }]);
-    machine.completed(fetch, Outcome::Cancelled);
-    assert_eq!(machine.resume(), Progress::Ready);
-    assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
+    assert_eq!(machine.state(id(0)), Some(StorageState::Fetching));
+    assert_eq!(op(&mut machine, 1, &[reads(1)], 20), OpProgress::Waiting);
+    assert_eq!(actions(&mut machine), [ResidencyAction::Cancel { transfer: fetch }]);
+    machine.completed(fetch, MigrationOutcome::Cancelled);
+    assert_eq!(machine.resume(), OpProgress::Ready);
+    assert_eq!(actions(&mut machine), [ResidencyAction::Release { storage: id(0) }]);
     // Once bitten: not again while an op close ahead needs the room.
     machine.op_end();
     assert_eq!(actions(&mut machine), []);
     for index in 2..12 {
         let needs = if index == 2 { 20 } else { 0 };
-        assert_eq!(op(&mut machine, index, &[], needs), Progress::Ready);
+        assert_eq!(op(&mut machine, index, &[], needs), OpProgress::Ready);
         machine.op_end();
     }
     // The next step's op 2 is close ahead too: so it is the op itself that brings it back.
-    assert_eq!(op(&mut machine, 11, &[reads(0)], 0), Progress::Waiting);
+    assert_eq!(op(&mut machine, 11, &[reads(0)], 0), OpProgress::Waiting);
     assert_eq!(machine.stats().fetches_yielded, 1);
 }
 
 #[test]
 fn a_prefetch_that_arrives_after_it_had_to_yield_leaves_at_once_and_unchecked() {
-    let moves = vec![row(0, Direction::In, 1, 11)];
+    let moves = vec![row(0, MigrationDirection::In, 1, 11)];
     let all = vec![uses(&[11], true), uses(&[0, 1, 2, 3], true)];
     let mut machine = planned(30, &[20, 10], parts(12, all, moves));
     // It left as a victim, so that only the fetch itself can make it one again.
-    assert_eq!(op(&mut machine, 0, &[reads(1)], 20), Progress::Waiting);
+    assert_eq!(op(&mut machine, 0, &[reads(1)], 20), OpProgress::Waiting);
     perform(&mut machine);
-    assert_eq!(machine.resume(), Progress::Ready);
+    assert_eq!(machine.resume(), OpProgress::Ready);
     machine.op_end();
-    assert_eq!(op(&mut machine, 1, &[reads(1)], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 1, &[reads(1)], 0), OpProgress::Ready);
     perform_none_of(&mut machine);
-    assert_eq!(op(&mut machine, 2, &[reads(1)], 20), Progress::Waiting);
+    assert_eq!(op(&mut machine, 2, &[reads(1)], 20), OpProgress::Waiting);
     let taken = actions(&mut machine);
-    let [Action::Cancel { transfer }] = taken[..] else { panic!("{taken:?}") };
-    machine.completed(transfer, Outcome::Done);
-    assert_eq!(machine.resume(), Progress::Ready);
-    assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
+    let [ResidencyAction::Cancel { transfer }] = taken[..] else { panic!("{taken:?}") };
+    machine.completed(transfer, MigrationOutcome::Done);
+    assert_eq!(machine.resume(), OpProgress::Ready);
+    assert_eq!(actions(&mut machine), [ResidencyAction::Release { storage: id(0) }]);
 }
 
 /// Takes the actions and leaves their transfers in flight.
@@ -211,12 +217,12 @@ fn perform_none_of(machine: &mut Residency) {
 
 #[test]
 fn a_prefetch_whose_deadline_passed_is_not_begun() {
-    let moves = vec![row(0, Direction::In, 0, 1)];
+    let moves = vec![row(0, MigrationDirection::In, 0, 1)];
     let mut machine = planned(30, &[20], parts(12, vec![uses(&[1, 9], true)], moves));
     out(&mut machine, 0);
-    assert_eq!(op(&mut machine, 0, &[], 15), Progress::Ready);
+    assert_eq!(op(&mut machine, 0, &[], 15), OpProgress::Ready);
     machine.born(id(1), Bytes(15), Attributes::default());
-    assert_eq!(op(&mut machine, 2, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 2, &[], 0), OpProgress::Ready);
     machine.died(id(1));
     machine.op_end();
     assert_eq!(actions(&mut machine), []);
@@ -224,52 +230,52 @@ fn a_prefetch_whose_deadline_passed_is_not_begun() {
 
 #[test]
 fn an_op_that_reaches_its_prefetch_in_flight_hurries_it() {
-    let moves = vec![row(0, Direction::In, 0, 2)];
+    let moves = vec![row(0, MigrationDirection::In, 0, 2)];
     let mut machine = planned(30, &[10], parts(4, vec![uses(&[2], true)], moves));
     out(&mut machine, 0);
-    assert_eq!(op(&mut machine, 0, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 0, &[], 0), OpProgress::Ready);
     let fetch = begun(&actions(&mut machine))[0];
-    assert_eq!(op(&mut machine, 2, &[reads(0)], 0), Progress::Waiting);
-    assert_eq!(actions(&mut machine), [Action::Expedite { transfer: fetch }]);
-    machine.completed(fetch, Outcome::Done);
-    assert_eq!(machine.resume(), Progress::Ready);
+    assert_eq!(op(&mut machine, 2, &[reads(0)], 0), OpProgress::Waiting);
+    assert_eq!(actions(&mut machine), [ResidencyAction::Expedite { transfer: fetch }]);
+    machine.completed(fetch, MigrationOutcome::Done);
+    assert_eq!(machine.resume(), OpProgress::Ready);
     assert_eq!((machine.stats().fetches_late, machine.stats().stalls), (1, 1));
 }
 
 #[test]
 fn a_prefetch_of_what_is_still_leaving_keeps_it() {
-    let moves = vec![row(0, Direction::Out, 1, 3), row(0, Direction::In, 2, 3)];
+    let moves = vec![row(0, MigrationDirection::Out, 1, 3), row(0, MigrationDirection::In, 2, 3)];
     let mut machine = planned(30, &[10], parts(4, vec![uses(&[0, 3], true)], moves));
-    assert_eq!(op(&mut machine, 1, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 1, &[], 0), OpProgress::Ready);
     let evict = begun(&actions(&mut machine))[0];
-    assert_eq!(op(&mut machine, 2, &[], 0), Progress::Ready);
-    machine.completed(evict, Outcome::Done);
-    assert_eq!(machine.state(id(0)), Some(State::Resident { clean: true }));
+    assert_eq!(op(&mut machine, 2, &[], 0), OpProgress::Ready);
+    machine.completed(evict, MigrationOutcome::Done);
+    assert_eq!(machine.state(id(0)), Some(StorageState::Resident { clean: true }));
     assert_eq!(actions(&mut machine), []);
 }
 
 #[test]
 fn births_are_bound_by_op_and_slot() {
-    let mut parts = parts(4, vec![uses(&[3], false)], vec![row(0, Direction::Out, 1, 3)]);
+    let mut parts = parts(4, vec![uses(&[3], false)], vec![row(0, MigrationDirection::Out, 1, 3)]);
     let (op_zero, storage) = (OpIndex(0), PlanStorage(0));
     parts.step.births = vec![ScheduledBirth { op: op_zero, slot: 1, storage }];
     let mut machine = planned(30, &[], parts);
     for round in 0..2 {
-        assert_eq!(op(&mut machine, 0, &[], 20), Progress::Ready);
+        assert_eq!(op(&mut machine, 0, &[], 20), OpProgress::Ready);
         for slot in [0, 1] {
             let attributes = Attributes { movable: true, birth: Some((op_zero, slot)) };
             assert!(machine.born(id(u32::from(slot)), Bytes(10), attributes));
         }
         machine.op_end();
-        assert_eq!(op(&mut machine, 1, &[], 0), Progress::Ready);
+        assert_eq!(op(&mut machine, 1, &[], 0), OpProgress::Ready);
         let taken = actions(&mut machine);
         let moved: Vec<_> =
-            taken.iter().filter(|action| matches!(action, Action::Evict { .. })).collect();
+            taken.iter().filter(|action| matches!(action, ResidencyAction::Evict { .. })).collect();
         assert!(
-            matches!(moved[..], [Action::Evict { storage: StorageId(1), .. }]),
+            matches!(moved[..], [ResidencyAction::Evict { storage: StorageId(1), .. }]),
             "round {round}: {taken:?}"
         );
-        machine.completed(begun(&taken)[0], Outcome::Done);
+        machine.completed(begun(&taken)[0], MigrationOutcome::Done);
         machine.died(id(0));
         machine.died(id(1));
         machine.step_begin();
@@ -281,27 +287,27 @@ fn outputs_get_the_room_the_schedule_expects_and_a_wrong_expectation_refuses_not
     let mut parts = parts(3, vec![uses(&[0], true), uses(&[1], true)], vec![]);
     parts.step.needs = vec![Bytes(0), Bytes(10), Bytes(1_000)];
     let mut machine = planned(20, &[10, 10], parts);
-    assert_eq!(op(&mut machine, 0, &[reads(0)], 0), Progress::Ready);
-    assert_eq!(op(&mut machine, 1, &[reads(1)], 0), Progress::Waiting);
+    assert_eq!(op(&mut machine, 0, &[reads(0)], 0), OpProgress::Ready);
+    assert_eq!(op(&mut machine, 1, &[reads(1)], 0), OpProgress::Waiting);
     perform(&mut machine);
-    assert_eq!(machine.resume(), Progress::Ready);
+    assert_eq!(machine.resume(), OpProgress::Ready);
     assert_eq!(machine.committed(), Bytes(10));
-    assert_eq!(op(&mut machine, 2, &[reads(1)], 10), Progress::Ready);
+    assert_eq!(op(&mut machine, 2, &[reads(1)], 10), OpProgress::Ready);
 }
 
 #[test]
 fn another_op_ends_the_plan_for_the_rest_of_the_step_and_is_told_once() {
-    let moves = vec![row(0, Direction::Out, 1, 3), row(1, Direction::Out, 2, 3)];
+    let moves = vec![row(0, MigrationDirection::Out, 1, 3), row(1, MigrationDirection::Out, 2, 3)];
     let all = vec![uses(&[0], true), uses(&[0], true)];
     let mut machine = planned(30, &[10, 10], parts(4, all, moves));
     assert!(machine.expect(OpIndex(0), 0));
-    assert_eq!(op(&mut machine, 0, &[reads(0), reads(1)], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 0, &[reads(0), reads(1)], 0), OpProgress::Ready);
     assert!(machine.expect(OpIndex(1), 1));
-    assert_eq!(op(&mut machine, 1, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 1, &[], 0), OpProgress::Ready);
     assert_eq!(begun(&actions(&mut machine)).len(), 1);
     assert!(!machine.expect(OpIndex(2), 77));
     assert!(!machine.expect(OpIndex(3), 78));
-    assert_eq!(op(&mut machine, 2, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 2, &[], 0), OpProgress::Ready);
     assert_eq!(actions(&mut machine), []);
     let told = machine.desync().expect("told");
     assert_eq!(told, Desync::OtherOp { op: OpIndex(2), expected: 2, found: 77 });
@@ -326,7 +332,7 @@ fn steps_that_are_longer_or_shorter_are_noticed() {
     machine.step_end();
     assert_eq!(machine.desync(), Some(Desync::Shorter { ops: 1, planned: 2 }));
     machine.step_begin();
-    assert_eq!(op(&mut machine, 5, &[], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 5, &[], 0), OpProgress::Ready);
     assert_eq!(machine.desync(), Some(Desync::Longer { planned: 2 }));
     machine.clear_schedule("the model changed");
     let told = machine.desync().expect("told").to_string();
@@ -363,11 +369,12 @@ fn malformed_schedules_are_refused_with_the_place() {
     let counts = ScheduleError::OpCount { fingerprints: 4, needs: 3 };
     assert_eq!(refused(&|parts| parts.step.needs.truncate(3)), counts);
     let unknown = ScheduleError::UnknownStorage { what: "a move", storage, storages: 2 };
-    assert_eq!(refused(&|parts| parts.moves.push(row(7, Direction::Out, 0, 1))), unknown);
+    assert_eq!(refused(&|parts| parts.moves.push(row(7, MigrationDirection::Out, 0, 1))), unknown);
     let unknown = ScheduleError::UnknownStorage { what: "a name", storage, storages: 2 };
     assert_eq!(refused(&|parts| parts.step.names.push(("w".to_owned(), storage))), unknown);
     for (start, deadline) in [(4, 0), (0, 4)] {
-        let error = refused(&|parts| parts.moves.push(row(0, Direction::Out, start, deadline)));
+        let error =
+            refused(&|parts| parts.moves.push(row(0, MigrationDirection::Out, start, deadline)));
         assert!(matches!(error, ScheduleError::OpOutOfRange { op: OpIndex(4), .. }), "{error}");
     }
     let late = refused(&|parts| parts.step.uses[1].ops.push(OpIndex(8)));
@@ -387,22 +394,26 @@ fn malformed_schedules_are_refused_with_the_place() {
 #[test]
 fn another_plan_of_the_same_steps_takes_over_between_two_of_them() {
     let once = || vec![uses(&[0], true), uses(&[1], true)];
-    let early = vec![row(0, Direction::Out, 1, 0), row(0, Direction::In, 1, 0)];
+    let early = vec![row(0, MigrationDirection::Out, 1, 0), row(0, MigrationDirection::In, 1, 0)];
     let mut machine = planned(20, &[10, 10], parts(2, once(), early));
     out(&mut machine, 0);
-    assert_eq!(op(&mut machine, 1, &[reads(1)], 0), Progress::Ready);
+    assert_eq!(op(&mut machine, 1, &[reads(1)], 0), OpProgress::Ready);
     machine.step_end();
 
     let other = parts(2, vec![uses(&[0], true), uses(&[0, 1], true)], vec![]).schedule();
     assert!(!machine.exchange_schedule(other.unwrap()), "other steps");
-    let later = vec![row(1, Direction::Out, 0, 1)];
+    let later = vec![row(1, MigrationDirection::Out, 0, 1)];
     let later = parts(2, once(), later).schedule().unwrap();
     assert!(machine.exchange_schedule(later));
     machine.step_begin();
     assert!(machine.in_sync());
-    assert_eq!(op(&mut machine, 0, &[reads(0)], 0), Progress::Waiting, "it was out");
+    assert_eq!(op(&mut machine, 0, &[reads(0)], 0), OpProgress::Waiting, "it was out");
     perform(&mut machine);
-    assert_eq!(machine.resume(), Progress::Ready);
+    assert_eq!(machine.resume(), OpProgress::Ready);
     let left = machine.state(id(1));
-    assert_eq!(left, Some(State::Evicted), "storages are known by the numbers of the plan before");
+    assert_eq!(
+        left,
+        Some(StorageState::Evicted),
+        "storages are known by the numbers of the plan before"
+    );
 }

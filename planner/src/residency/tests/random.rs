@@ -3,7 +3,7 @@
 
 use super::chance::Random;
 use super::planned::Parts;
-use super::world::{Ended, Trouble, World};
+use super::world::{EndedMove, Trouble, World};
 use super::*;
 use crate::trace::PlanStorage;
 use crate::units::OpIndex;
@@ -55,12 +55,12 @@ fn world(seed: u64) -> World {
     World::new(machine, random, trouble)
 }
 
-fn random_uses(world: &mut World, most: u64) -> Vec<Use> {
+fn random_uses(world: &mut World, most: u64) -> Vec<OpUse> {
     let mut uses = Vec::new();
     for _ in 0..world.random.below(most + 1) {
         let storage = if world.random.percent(2) { Some(9_999) } else { world.any() };
         let modifies = world.random.percent(35);
-        uses.extend(storage.map(|storage| Use { storage: id(storage), modifies }));
+        uses.extend(storage.map(|storage| OpUse { storage: id(storage), modifies }));
     }
     uses
 }
@@ -70,7 +70,7 @@ fn random_op(world: &mut World) {
     let uses = random_uses(world, 4);
     let needs = if world.random.percent(50) { world.random.below(16) } else { 0 };
     let ended = world.op(&OpBegin { index: None, uses: &uses, needs: Bytes(needs) });
-    if ended == Ended::Ran {
+    if ended == EndedMove::Ran {
         if needs > 0 {
             let part = world.random.below(needs);
             world.born(part, Attributes::default());
@@ -208,11 +208,11 @@ impl Iteration {
                 let back = OpIndex(time((next.0 + count as u32 - 1) % count as u32));
                 let target = if random.percent(50) { Target::Host } else { Target::Ssd };
                 let storage = plan;
-                let evict = Direction::Out;
+                let evict = MigrationDirection::Out;
                 let row =
                     Migration { storage, direction: evict, target, start: out, deadline: back };
                 parts.moves.push(row);
-                let direction = Direction::In;
+                let direction = MigrationDirection::In;
                 parts.moves.push(Migration { direction, start: back, deadline: next, ..row });
             }
             if random.percent(lies) {
@@ -241,12 +241,12 @@ fn step(world: &mut World, iteration: &Iteration, living: &mut [Option<u32>], as
         if world.random.percent(astray / 4) {
             break;
         }
-        let uses: Vec<Use> = op
+        let uses: Vec<OpUse> = op
             .uses
             .iter()
             .filter_map(|&(storage, modifies)| {
                 let storage = id(living[storage]?);
-                world.machine.state(storage).map(|_| Use { storage, modifies })
+                world.machine.state(storage).map(|_| OpUse { storage, modifies })
             })
             .collect();
         let told = world.random.percent(70);
@@ -255,13 +255,13 @@ fn step(world: &mut World, iteration: &Iteration, living: &mut [Option<u32>], as
         world.machine.expect(at, index as u64);
         let ended = world.op(&OpBegin { index: Some(at), uses: &uses, needs: Bytes(needs) });
         for (slot, &storage) in op.births.iter().enumerate() {
-            if ended == Ended::Ran {
+            if ended == EndedMove::Ran {
                 let attributes = Attributes { movable: true, birth: Some((at, slot as u16)) };
                 living[storage] = Some(world.born(iteration.sizes[storage], attributes));
             }
         }
         world.perform();
-        if told && ended == Ended::Ran {
+        if told && ended == EndedMove::Ran {
             world.check_budget(0);
         }
         for &storage in &op.deaths {

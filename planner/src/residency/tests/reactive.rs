@@ -6,7 +6,7 @@ use super::*;
 fn an_op_with_everything_at_hand_needs_nothing() {
     let mut machine = machine(30);
     populate(&mut machine, &[10, 10]);
-    assert_eq!(begin(&mut machine, &[reads(0), writes(1)], 10), Progress::Ready);
+    assert_eq!(begin(&mut machine, &[reads(0), writes(1)], 10), OpProgress::Ready);
     assert_eq!(actions(&mut machine), []);
 }
 
@@ -15,33 +15,33 @@ fn the_least_recently_used_makes_room_and_comes_back_when_touched() {
     let mut machine = machine(30);
     populate(&mut machine, &[10, 10, 10]);
     for storage in [1, 0, 2] {
-        assert_eq!(begin(&mut machine, &[reads(storage)], 0), Progress::Ready);
+        assert_eq!(begin(&mut machine, &[reads(storage)], 0), OpProgress::Ready);
         machine.op_end();
     }
-    assert_eq!(begin(&mut machine, &[reads(2)], 10), Progress::Waiting);
+    assert_eq!(begin(&mut machine, &[reads(2)], 10), OpProgress::Waiting);
     assert_eq!(actions(&mut machine), [evict(1, 0, CopyKind::Write)]);
     assert_eq!(machine.committed(), Bytes(30));
-    machine.completed(TransferId(0), Outcome::Done);
-    assert_eq!(machine.resume(), Progress::Ready);
-    assert_eq!(actions(&mut machine), [Action::Release { storage: id(1) }]);
+    machine.completed(TransferId(0), MigrationOutcome::Done);
+    assert_eq!(machine.resume(), OpProgress::Ready);
+    assert_eq!(actions(&mut machine), [ResidencyAction::Release { storage: id(1) }]);
     assert_eq!(machine.committed(), Bytes(20));
     machine.op_end();
-    assert_eq!(begin(&mut machine, &[reads(1)], 0), Progress::Waiting);
+    assert_eq!(begin(&mut machine, &[reads(1)], 0), OpProgress::Waiting);
     assert_eq!(actions(&mut machine), [fetch(1, 1)]);
     assert_eq!(machine.committed(), Bytes(30));
-    machine.completed(TransferId(1), Outcome::Done);
-    assert_eq!(machine.resume(), Progress::Ready);
+    machine.completed(TransferId(1), MigrationOutcome::Done);
+    assert_eq!(machine.resume(), OpProgress::Ready);
     assert_eq!(machine.stats().stalls, 2);
 }
 
 #[test]
 fn a_clean_storage_is_checked_and_not_written_again() {
     let mut machine = first_one_out(true);
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
     assert_eq!(actions(&mut machine), [evict(0, 2, CopyKind::Verify)]);
-    machine.completed(TransferId(2), Outcome::Matched);
-    assert_eq!(machine.resume(), Progress::Ready);
-    assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
+    machine.completed(TransferId(2), MigrationOutcome::Matched);
+    assert_eq!(machine.resume(), OpProgress::Ready);
+    assert_eq!(actions(&mut machine), [ResidencyAction::Release { storage: id(0) }]);
     assert_eq!(machine.stats().verify_hits, 1);
     assert_eq!(machine.stats().bytes_written, Bytes(10));
 }
@@ -51,14 +51,14 @@ fn among_equals_the_one_with_a_copy_leaves() {
     for clean in [0, 1, 2] {
         let mut machine = machine(30);
         populate(&mut machine, &[10, 10, 10]);
-        assert_eq!(machine.evict(id(clean)), Ok(Progress::Waiting));
+        assert_eq!(machine.evict(id(clean)), Ok(OpProgress::Waiting));
         perform(&mut machine);
         let uses = [reads(0), reads(1), reads(2)];
-        assert_eq!(begin(&mut machine, &uses, 0), Progress::Waiting);
+        assert_eq!(begin(&mut machine, &uses, 0), OpProgress::Waiting);
         perform(&mut machine);
-        assert_eq!(machine.resume(), Progress::Ready);
+        assert_eq!(machine.resume(), OpProgress::Ready);
         machine.op_end();
-        assert_eq!(begin(&mut machine, &[], 10), Progress::Waiting);
+        assert_eq!(begin(&mut machine, &[], 10), OpProgress::Waiting);
         assert_eq!(actions(&mut machine), [evict(clean, 2, CopyKind::Verify)]);
     }
 }
@@ -66,26 +66,26 @@ fn among_equals_the_one_with_a_copy_leaves() {
 #[test]
 fn a_check_that_differs_turns_into_a_write() {
     let mut machine = first_one_out(true);
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
     actions(&mut machine);
-    machine.completed(TransferId(2), Outcome::Differs);
-    assert_eq!(machine.resume(), Progress::Waiting);
+    machine.completed(TransferId(2), MigrationOutcome::Differs);
+    assert_eq!(machine.resume(), OpProgress::Waiting);
     let expected = [forget(0), evict(0, 3, CopyKind::Write)];
     assert_eq!(actions(&mut machine), expected);
-    machine.completed(TransferId(3), Outcome::Done);
-    assert_eq!(machine.state(id(0)), Some(State::Evicted));
+    machine.completed(TransferId(3), MigrationOutcome::Done);
+    assert_eq!(machine.state(id(0)), Some(StorageState::Evicted));
 }
 
 #[test]
 fn a_reader_takes_what_is_being_evicted_without_waiting() {
     let mut machine = machine(20);
     populate(&mut machine, &[10, 10]);
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
     actions(&mut machine);
-    assert_eq!(begin(&mut machine, &[reads(0)], 0), Progress::Ready);
+    assert_eq!(begin(&mut machine, &[reads(0)], 0), OpProgress::Ready);
     machine.op_end();
-    machine.completed(TransferId(0), Outcome::Done);
-    assert_eq!(machine.state(id(0)), Some(State::Resident { clean: true }));
+    machine.completed(TransferId(0), MigrationOutcome::Done);
+    assert_eq!(machine.state(id(0)), Some(StorageState::Resident { clean: true }));
     assert_eq!(actions(&mut machine), []);
     assert_eq!(machine.stats().kept_by_reader, 1);
 }
@@ -94,42 +94,42 @@ fn a_reader_takes_what_is_being_evicted_without_waiting() {
 fn what_a_reader_kept_leaves_with_the_same_transfer_when_room_is_short() {
     let mut machine = machine(20);
     populate(&mut machine, &[10, 10]);
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
     actions(&mut machine);
-    assert_eq!(begin(&mut machine, &[reads(0)], 0), Progress::Ready);
+    assert_eq!(begin(&mut machine, &[reads(0)], 0), OpProgress::Ready);
     machine.op_end();
-    assert_eq!(begin(&mut machine, &[reads(1)], 10), Progress::Waiting);
+    assert_eq!(begin(&mut machine, &[reads(1)], 10), OpProgress::Waiting);
     assert_eq!(actions(&mut machine), []);
-    machine.completed(TransferId(0), Outcome::Done);
-    assert_eq!(machine.resume(), Progress::Ready);
-    assert_eq!(actions(&mut machine), [Action::Release { storage: id(0) }]);
+    machine.completed(TransferId(0), MigrationOutcome::Done);
+    assert_eq!(machine.resume(), OpProgress::Ready);
+    assert_eq!(actions(&mut machine), [ResidencyAction::Release { storage: id(0) }]);
 }
 
 #[test]
 fn a_writer_waits_until_nothing_copies_its_storage() {
-    for outcome in [Outcome::Cancelled, Outcome::Done] {
+    for outcome in [MigrationOutcome::Cancelled, MigrationOutcome::Done] {
         let mut machine = machine(20);
         populate(&mut machine, &[10, 10]);
-        assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+        assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
         actions(&mut machine);
-        assert_eq!(begin(&mut machine, &[writes(0)], 0), Progress::Waiting);
-        assert_eq!(actions(&mut machine), [Action::Cancel { transfer: TransferId(0) }]);
-        assert_eq!(machine.resume(), Progress::Waiting);
+        assert_eq!(begin(&mut machine, &[writes(0)], 0), OpProgress::Waiting);
+        assert_eq!(actions(&mut machine), [ResidencyAction::Cancel { transfer: TransferId(0) }]);
+        assert_eq!(machine.resume(), OpProgress::Waiting);
         assert_eq!(actions(&mut machine), []);
         machine.completed(TransferId(0), outcome.clone());
-        assert_eq!(machine.resume(), Progress::Ready);
+        assert_eq!(machine.resume(), OpProgress::Ready);
         // If it was too late to cancel, the log has a copy of what the op is about to change.
-        let copied = outcome == Outcome::Done;
-        let expected: &[Action] = if copied { &[forget(0)] } else { &[] };
+        let copied = outcome == MigrationOutcome::Done;
+        let expected: &[ResidencyAction] = if copied { &[forget(0)] } else { &[] };
         assert_eq!(actions(&mut machine), expected);
-        assert_eq!(machine.state(id(0)), Some(State::Resident { clean: false }));
+        assert_eq!(machine.state(id(0)), Some(StorageState::Resident { clean: false }));
     }
 }
 
 #[test]
 fn a_write_makes_the_copy_obsolete() {
     let mut machine = first_one_out(true);
-    assert_eq!(begin(&mut machine, &[reads(0), writes(0)], 0), Progress::Ready);
+    assert_eq!(begin(&mut machine, &[reads(0), writes(0)], 0), OpProgress::Ready);
     assert_eq!(actions(&mut machine), [forget(0)]);
 }
 
@@ -137,43 +137,43 @@ fn a_write_makes_the_copy_obsolete() {
 fn a_change_behind_an_eviction_is_not_taken_for_a_copy() {
     let mut machine = machine(20);
     populate(&mut machine, &[10, 10]);
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
     actions(&mut machine);
     assert_eq!(machine.modified(id(0)), Ok(()));
-    assert_eq!(actions(&mut machine), [Action::Cancel { transfer: TransferId(0) }]);
-    machine.completed(TransferId(0), Outcome::Done);
+    assert_eq!(actions(&mut machine), [ResidencyAction::Cancel { transfer: TransferId(0) }]);
+    machine.completed(TransferId(0), MigrationOutcome::Done);
     assert_eq!(actions(&mut machine), [forget(0)]);
-    assert_eq!(machine.state(id(0)), Some(State::Resident { clean: false }));
+    assert_eq!(machine.state(id(0)), Some(StorageState::Resident { clean: false }));
 }
 
 #[test]
 fn what_is_out_cannot_have_changed() {
     let mut machine = first_one_out(false);
-    assert_eq!(machine.modified(id(0)), Err(Misuse::NotResident(id(0))));
-    assert_eq!(machine.resized(id(0), Bytes(4)), Err(Misuse::NotResident(id(0))));
-    assert_eq!(machine.modified(id(9)), Err(Misuse::Unknown(id(9))));
-    assert_eq!(machine.state(id(0)), Some(State::Evicted));
+    assert_eq!(machine.modified(id(0)), Err(ProtocolError::NotResident(id(0))));
+    assert_eq!(machine.resized(id(0), Bytes(4)), Err(ProtocolError::NotResident(id(0))));
+    assert_eq!(machine.modified(id(9)), Err(ProtocolError::Unknown(id(9))));
+    assert_eq!(machine.state(id(0)), Some(StorageState::Evicted));
 }
 
 #[test]
 fn a_death_in_flight_counts_until_the_transfer_ends() {
-    for outcome in [Outcome::Cancelled, Outcome::Done, failed("gone")] {
+    for outcome in [MigrationOutcome::Cancelled, MigrationOutcome::Done, failed("gone")] {
         let mut machine = machine(20);
         populate(&mut machine, &[10, 10]);
-        assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+        assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
         actions(&mut machine);
         machine.died(id(0));
         machine.died(id(0));
-        assert_eq!(actions(&mut machine), [Action::Cancel { transfer: TransferId(0) }]);
+        assert_eq!(actions(&mut machine), [ResidencyAction::Cancel { transfer: TransferId(0) }]);
         assert_eq!((machine.state(id(0)), machine.knows(id(0))), (None, true));
         assert_eq!(machine.committed(), Bytes(20));
         machine.completed(TransferId(0), outcome.clone());
         assert_eq!(machine.committed(), Bytes(10));
-        let copied = outcome == Outcome::Done;
-        let expected: &[Action] = if copied { &[forget(0)] } else { &[] };
+        let copied = outcome == MigrationOutcome::Done;
+        let expected: &[ResidencyAction] = if copied { &[forget(0)] } else { &[] };
         assert_eq!(actions(&mut machine), expected);
         assert!(!machine.knows(id(0)));
-        assert_eq!(machine.resume(), Progress::Ready);
+        assert_eq!(machine.resume(), OpProgress::Ready);
     }
 }
 
@@ -181,7 +181,7 @@ fn a_death_in_flight_counts_until_the_transfer_ends() {
 fn a_death_before_the_transfer_was_taken_withdraws_it() {
     let mut machine = machine(20);
     populate(&mut machine, &[10, 10]);
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
     machine.died(id(0));
     assert_eq!(actions(&mut machine), []);
     assert_eq!((machine.in_flight(), machine.committed()), (0, Bytes(10)));
@@ -191,9 +191,9 @@ fn a_death_before_the_transfer_was_taken_withdraws_it() {
 fn a_death_leaves_nobody_to_release_and_no_copy() {
     let mut machine = machine(20);
     populate(&mut machine, &[10, 10]);
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
     actions(&mut machine);
-    machine.completed(TransferId(0), Outcome::Done);
+    machine.completed(TransferId(0), MigrationOutcome::Done);
     machine.died(id(0));
     assert_eq!(actions(&mut machine), [forget(0)]);
 }
@@ -203,20 +203,20 @@ fn settling_brings_births_within_the_budget() {
     let mut machine = machine(20);
     populate(&mut machine, &[10, 10, 10]);
     assert_eq!(machine.committed(), Bytes(30));
-    assert_eq!(machine.settle(), Progress::Waiting);
+    assert_eq!(machine.settle(), OpProgress::Waiting);
     assert_eq!(actions(&mut machine).len(), 1);
-    machine.completed(TransferId(0), Outcome::Done);
-    assert_eq!(machine.resume(), Progress::Ready);
+    machine.completed(TransferId(0), MigrationOutcome::Done);
+    assert_eq!(machine.resume(), OpProgress::Ready);
     assert_eq!(machine.committed(), Bytes(20));
     machine.set_budget(Bytes(17));
-    assert_eq!(machine.settle(), Progress::Waiting);
+    assert_eq!(machine.settle(), OpProgress::Waiting);
     perform(&mut machine);
-    assert_eq!((machine.resume(), machine.committed()), (Progress::Ready, Bytes(10)));
+    assert_eq!((machine.resume(), machine.committed()), (OpProgress::Ready, Bytes(10)));
     machine.pin(id(0));
     machine.pin(id(1));
     machine.pin(id(2));
     machine.set_budget(Bytes(8));
-    assert!(matches!(machine.settle(), Progress::Refused(_)));
+    assert!(matches!(machine.settle(), OpProgress::Refused(_)));
 }
 
 #[test]
@@ -225,11 +225,11 @@ fn headroom_is_made_while_the_op_runs() {
     let mut machine = Residency::new(Config::new(limit, Bytes(0)));
     machine.set_headroom(Bytes(10));
     populate(&mut machine, &[10, 10, 10, 10]);
-    assert_eq!(begin(&mut machine, &[reads(3)], 0), Progress::Ready);
+    assert_eq!(begin(&mut machine, &[reads(3)], 0), OpProgress::Ready);
     assert_eq!(begun(&actions(&mut machine)).len(), 1);
     assert_eq!(machine.departing(), Bytes(10));
     machine.op_end();
-    assert_eq!(begin(&mut machine, &[reads(3)], 0), Progress::Ready);
+    assert_eq!(begin(&mut machine, &[reads(3)], 0), OpProgress::Ready);
     assert_eq!(actions(&mut machine), [], "what is on its way is enough");
 }
 
@@ -237,24 +237,24 @@ fn headroom_is_made_while_the_op_runs() {
 fn an_op_that_replaces_one_that_waits_takes_over_its_room() {
     let mut machine = machine(20);
     populate(&mut machine, &[10, 10, 10]);
-    assert_eq!(machine.settle(), Progress::Waiting);
+    assert_eq!(machine.settle(), OpProgress::Waiting);
     perform(&mut machine);
-    assert_eq!(machine.resume(), Progress::Ready);
-    let out = (0..3).find(|&storage| machine.state(id(storage)) == Some(State::Evicted));
+    assert_eq!(machine.resume(), OpProgress::Ready);
+    let out = (0..3).find(|&storage| machine.state(id(storage)) == Some(StorageState::Evicted));
     let out = out.expect("one had to leave");
-    let others: Vec<Use> = (0..3).filter(|&storage| storage != out).map(reads).collect();
-    assert_eq!(begin(&mut machine, &[reads(out)], 0), Progress::Waiting);
+    let others: Vec<OpUse> = (0..3).filter(|&storage| storage != out).map(reads).collect();
+    assert_eq!(begin(&mut machine, &[reads(out)], 0), OpProgress::Waiting);
     perform(&mut machine);
     // The first op never came back: the other two are wanted instead.
-    assert_eq!(begin(&mut machine, &others, 0), Progress::Waiting);
+    assert_eq!(begin(&mut machine, &others, 0), OpProgress::Waiting);
     perform(&mut machine);
-    while machine.resume() == Progress::Waiting {
+    while machine.resume() == OpProgress::Waiting {
         perform(&mut machine);
     }
     for one in others {
-        assert!(matches!(machine.state(one.storage), Some(State::Resident { .. })));
+        assert!(matches!(machine.state(one.storage), Some(StorageState::Resident { .. })));
     }
-    assert_eq!(machine.state(id(out)), Some(State::Evicted));
+    assert_eq!(machine.state(id(out)), Some(StorageState::Evicted));
 }
 
 #[test]
@@ -265,27 +265,27 @@ fn pinned_and_used_storages_cannot_be_evicted() {
     machine.pin(id(0));
     machine.pin(id(0));
     machine.unpin(id(0));
-    assert_eq!(begin(&mut machine, &[reads(1)], 0), Progress::Ready);
+    assert_eq!(begin(&mut machine, &[reads(1)], 0), OpProgress::Ready);
     assert_eq!(machine.evict(id(0)), Err(EvictError::Pinned(id(0))));
     assert_eq!(machine.evict(id(1)), Err(EvictError::InUse(id(1))));
     assert_eq!(machine.evict(id(2)), Err(EvictError::Unmovable(id(2))));
     assert_eq!(machine.evict(id(3)), Err(EvictError::Unknown(id(3))));
     machine.unpin(id(0));
     machine.op_end();
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
-    assert_eq!(machine.evict(id(1)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
+    assert_eq!(machine.evict(id(1)), Ok(OpProgress::Waiting));
 }
 
 #[test]
 fn a_pin_keeps_what_is_being_evicted() {
     let mut machine = machine(40);
     populate(&mut machine, &[10, 10]);
-    assert_eq!(machine.evict(id(0)), Ok(Progress::Waiting));
+    assert_eq!(machine.evict(id(0)), Ok(OpProgress::Waiting));
     actions(&mut machine);
     machine.pin(id(0));
-    machine.completed(TransferId(0), Outcome::Done);
-    assert_eq!(machine.state(id(0)), Some(State::Resident { clean: true }));
-    assert_eq!(machine.resume(), Progress::Ready);
+    machine.completed(TransferId(0), MigrationOutcome::Done);
+    assert_eq!(machine.state(id(0)), Some(StorageState::Resident { clean: true }));
+    assert_eq!(machine.resume(), OpProgress::Ready);
 }
 
 #[test]
@@ -296,7 +296,7 @@ fn a_resize_makes_the_copy_obsolete_and_counts_from_now_on() {
     assert_eq!(machine.resized(id(0), Bytes(14)), Ok(()));
     assert_eq!(actions(&mut machine), [forget(0)]);
     assert_eq!(machine.committed(), Bytes(24));
-    assert_eq!(machine.settle(), Progress::Waiting);
+    assert_eq!(machine.settle(), OpProgress::Waiting);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const STORAGES: u32 = 10_000;
 const OPS: u32 = 100_000;
 
-fn three(random: &mut Random) -> [Use; 3] {
+fn three(random: &mut Random) -> [OpUse; 3] {
     [(); 3].map(|()| reads(random.below(u64::from(STORAGES)) as u32))
 }
 
@@ -34,7 +34,7 @@ fn an_op_with_nothing_to_do_costs_less_than_a_microsecond() {
     let mut random = Random::new(1);
     let cost = best(|_| {
         let uses = three(&mut random);
-        assert_eq!(begin(&mut machine, &uses, 0), Progress::Ready);
+        assert_eq!(begin(&mut machine, &uses, 0), OpProgress::Ready);
         machine.op_end();
     });
     assert!(cost < Duration::from_micros(1), "{cost:?}");
@@ -47,7 +47,7 @@ fn choosing_victims_does_not_look_at_every_storage_and_pays_with_a_schedule() {
         let mut machine = machine(u64::from(STORAGES) * 5);
         populate(&mut machine, &vec![10; STORAGES as usize]);
         let mut random = Random::new(2);
-        let uses: Vec<[Use; 3]> = (0..OPS).map(|_| three(&mut random)).collect();
+        let uses: Vec<[OpUse; 3]> = (0..OPS).map(|_| three(&mut random)).collect();
         if planned {
             follow(&mut machine, &uses);
         }
@@ -56,11 +56,11 @@ fn choosing_victims_does_not_look_at_every_storage_and_pays_with_a_schedule() {
             let op = &uses[index as usize];
             let index = planned.then_some(OpIndex(index));
             progress = machine.op_begin(&OpBegin { index, uses: op, needs: Bytes(0) });
-            while progress == Progress::Waiting {
+            while progress == OpProgress::Waiting {
                 perform(&mut machine);
                 progress = machine.resume();
             }
-            assert_eq!(progress, Progress::Ready);
+            assert_eq!(progress, OpProgress::Ready);
             machine.op_end();
         });
         releases.push(machine.stats().releases);
@@ -72,7 +72,7 @@ fn choosing_victims_does_not_look_at_every_storage_and_pays_with_a_schedule() {
 }
 
 /// A right schedule of these uses, without moves.
-fn follow(machine: &mut Residency, uses: &[[Use; 3]]) {
+fn follow(machine: &mut Residency, uses: &[[OpUse; 3]]) {
     let mut parts = StepParts {
         fingerprints: vec![0; uses.len()],
         needs: vec![Bytes(0); uses.len()],

@@ -56,7 +56,7 @@ pub(super) struct Flight {
 
 /// How an attempt to run something ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum EndedMove {
     Ran,
     Refused,
     Failed,
@@ -87,12 +87,12 @@ pub(super) struct World {
     pub(super) transfers_seen: u64,
     pub(super) versions: u64,
     /// What the op that runs uses.
-    pub(super) running: Vec<Use>,
+    pub(super) running: Vec<OpUse>,
     /// What the op that waits uses, and whether a fetch for it failed.
-    pub(super) waiting: Vec<Use>,
+    pub(super) waiting: Vec<OpUse>,
     pub(super) must_fail: bool,
     /// What an op uses that waited when the caller lost interest.
-    pub(super) given_up: Vec<Use>,
+    pub(super) given_up: Vec<OpUse>,
     pub(super) failures: u64,
     pub(super) reported: u64,
 }
@@ -206,7 +206,8 @@ impl World {
     /// The storage's bytes change and nobody tells.
     pub(super) fn modified_silently(&mut self, storage: u32) {
         let quiet = self.flight_of(storage).is_none();
-        let resident = matches!(self.machine.state(id(storage)), Some(State::Resident { .. }));
+        let resident =
+            matches!(self.machine.state(id(storage)), Some(StorageState::Resident { .. }));
         let actual = self.storages.get_mut(&storage).expect("it lives");
         if quiet && resident && matches!(actual.memory, Memory::Holds(_)) {
             self.versions += 1;
@@ -232,7 +233,7 @@ impl World {
     }
 
     /// Runs an op as far as it goes. If it ran, it still runs: its end is to be told.
-    pub(super) fn op(&mut self, begin: &OpBegin<'_>) -> Ended {
+    pub(super) fn op(&mut self, begin: &OpBegin<'_>) -> EndedMove {
         self.running.clear();
         self.given_up.clear();
         self.waiting = begin.uses.to_vec();
@@ -241,9 +242,9 @@ impl World {
         self.must_fail = false;
         let uses = std::mem::take(&mut self.waiting);
         match ended {
-            Ended::Ran => self.running = uses,
-            Ended::GivenUp => self.given_up = uses,
-            Ended::Refused | Ended::Failed => {}
+            EndedMove::Ran => self.running = uses,
+            EndedMove::GivenUp => self.given_up = uses,
+            EndedMove::Refused | EndedMove::Failed => {}
         }
         ended
     }
@@ -254,7 +255,7 @@ impl World {
         self.machine.op_end();
     }
 
-    pub(super) fn settle(&mut self) -> Ended {
+    pub(super) fn settle(&mut self) -> EndedMove {
         self.given_up.clear();
         let progress = self.machine.settle();
         self.drive(progress, Some(0))
@@ -272,40 +273,40 @@ impl World {
         self.given_up.clear();
         let calm = self.trouble.disturbing == 0 && actual.size > 0;
         // The budget may have been exceeded by births: that is not this call's business.
-        if self.drive(progress, None) == Ended::Ran && calm {
-            assert_eq!(self.machine.state(id(storage)), Some(State::Evicted));
+        if self.drive(progress, None) == EndedMove::Ran && calm {
+            assert_eq!(self.machine.state(id(storage)), Some(StorageState::Evicted));
         }
     }
 
-    fn drive(&mut self, first: Progress, needs: Option<u64>) -> Ended {
+    fn drive(&mut self, first: OpProgress, needs: Option<u64>) -> EndedMove {
         let mut progress = first;
         for _ in 0..2_000 {
-            assert!(!self.must_fail || matches!(progress, Progress::Failed(_)), "{progress:?}");
+            assert!(!self.must_fail || matches!(progress, OpProgress::Failed(_)), "{progress:?}");
             match progress {
-                Progress::Ready => {
+                OpProgress::Ready => {
                     self.modify();
                     self.perform();
                     self.check_ready(needs);
-                    return Ended::Ran;
+                    return EndedMove::Ran;
                 }
-                Progress::Refused(refusal) => {
+                OpProgress::Refused(refusal) => {
                     self.perform();
                     self.check_refusal(&refusal, needs.unwrap_or(0));
-                    return Ended::Refused;
+                    return EndedMove::Refused;
                 }
-                Progress::Failed(failure) => {
-                    if failure.direction == Direction::Out {
+                OpProgress::Failed(failure) => {
+                    if failure.direction == MigrationDirection::Out {
                         self.reported += 1 + u64::from(failure.others);
                     }
                     self.perform();
-                    return Ended::Failed;
+                    return EndedMove::Failed;
                 }
-                Progress::Waiting => {}
+                OpProgress::Waiting => {}
             }
             self.perform();
             assert!(!self.flights.is_empty(), "waiting for nothing");
             if self.random.percent(self.trouble.giving_up) {
-                return Ended::GivenUp;
+                return EndedMove::GivenUp;
             }
             if self.random.percent(self.trouble.disturbing) {
                 self.disturb();
@@ -367,7 +368,7 @@ impl World {
     }
 
     /// A refusal must be deserved.
-    fn check_refusal(&self, refusal: &Refusal, needs: u64) {
+    fn check_refusal(&self, refusal: &BudgetRefusal, needs: u64) {
         let used = |storage: &u32| {
             self.waiting.iter().chain(&self.running).any(|one| one.storage.0 == *storage)
         };

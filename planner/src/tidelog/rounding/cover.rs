@@ -3,7 +3,7 @@
 
 use super::super::tree::RangeMaximum;
 use super::Span;
-use super::worth::Choice;
+use super::worth::AbsencePeriod;
 use crate::cost::Machine;
 use crate::lifetime::Lifetimes;
 
@@ -24,7 +24,7 @@ impl Cover {
     }
 
     /// The choices taken, as indices. Where even all of them are not enough, all that help.
-    pub(super) fn cover(mut self, choices: &[Choice], spans: &[Span]) -> Vec<usize> {
+    pub(super) fn cover(mut self, choices: &[AbsencePeriod], spans: &[Span]) -> Vec<usize> {
         let mut taken = Vec::new();
         for (index, (choice, span)) in choices.iter().zip(spans).enumerate() {
             if span.gone < span.back && self.most(*span) > self.capacity {

@@ -10,13 +10,13 @@ mod worth;
 use super::Guess;
 use crate::bound::{Effort, with_toll};
 use crate::cost::{Machine, MachineError};
-use crate::lifetime::{Lifetimes, Period, PeriodEnd, Version};
-use crate::migration::{Direction, Migration, Target};
+use crate::lifetime::{ContentVersion, Lifetimes, Period, PeriodEnd};
+use crate::migration::{Migration, MigrationDirection, Target};
 use crate::trace::{PlanStorage, Trace};
 use crate::units::{Bandwidth, Bytes};
 use cover::Cover;
 use std::collections::HashMap;
-use worth::{Choice, Worth};
+use worth::{AbsencePeriod, Worth};
 
 /// Enough to tell who should leave: prices need not prove anything here.
 const EFFORT: Effort = Effort { instants: 75, steps: 150 };
@@ -55,7 +55,7 @@ pub(super) struct Rounding<'a> {
     machine: &'a Machine,
     lifetimes: &'a Lifetimes,
     /// The periods that may be out, the most worthwhile first.
-    choices: Vec<Choice>,
+    choices: Vec<AbsencePeriod>,
 }
 
 impl<'a> Rounding<'a> {
@@ -93,7 +93,7 @@ impl<'a> Rounding<'a> {
         for at in 0..2 * ops {
             begins.push(begins[at] + durations[at % ops]);
         }
-        let span = |choice: &Choice| {
+        let span = |choice: &AbsencePeriod| {
             let Period { from, to, size, end, .. } = choice.period;
             let leaving =
                 if choice.clean { 0 } else { self.writing(size) + delays.out[from as usize % ops] };
@@ -117,7 +117,7 @@ impl<'a> Rounding<'a> {
         for choice in self.written_once(chosen) {
             leaving[choice.period.from as usize % ops] += self.writing(choice.period.size);
         }
-        let returns = |choice: &&Choice| choice.period.end == PeriodEnd::Use;
+        let returns = |choice: &&AbsencePeriod| choice.period.end == PeriodEnd::Use;
         for choice in chosen.iter().map(|index| &self.choices[*index]).filter(returns) {
             coming[choice.period.to as usize % ops] += self.reading(choice.period.size);
         }
@@ -138,11 +138,11 @@ impl<'a> Rounding<'a> {
     }
 
     /// Of the chosen periods with the same contents the first: its copy serves the others.
-    fn written_once(&self, chosen: &[usize]) -> Vec<&Choice> {
-        let mut first: HashMap<(PlanStorage, Version), &Choice> = HashMap::new();
+    fn written_once(&self, chosen: &[usize]) -> Vec<&AbsencePeriod> {
+        let mut first: HashMap<(PlanStorage, ContentVersion), &AbsencePeriod> = HashMap::new();
         for choice in chosen.iter().map(|index| &self.choices[*index]) {
             let period = &choice.period;
-            if period.version == Version::Constant {
+            if period.version == ContentVersion::Constant {
                 continue;
             }
             let known = first.entry((period.storage, period.version)).or_insert(choice);
@@ -159,8 +159,8 @@ impl<'a> Rounding<'a> {
         let ops = self.trace.ops.len() as u32;
         let row =
             |direction, when| Migration::unrolled(storage, (direction, Target::Ssd), when, ops);
-        let leaves = row(Direction::Out, (from, span.gone.clamp(from + 1, to)));
-        let comes = row(Direction::In, (span.back.clamp(from + 1, to), to));
+        let leaves = row(MigrationDirection::Out, (from, span.gone.clamp(from + 1, to)));
+        let comes = row(MigrationDirection::In, (span.back.clamp(from + 1, to), to));
         [leaves].into_iter().chain((end == PeriodEnd::Use).then_some(comes))
     }
 

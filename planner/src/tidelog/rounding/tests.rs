@@ -51,7 +51,7 @@ fn what_is_never_used_again_leaves_and_does_not_come_back() {
     let rows =
         Rounding::new(&trace, &machine, &lifetimes, TOLLS[0]).unwrap().rows(&guess(&trace), 100);
     let moves: Vec<_> = rows.iter().map(|row| (row.direction, row.storage)).collect();
-    assert_eq!(moves, vec![(Direction::Out, kept)]);
+    assert_eq!(moves, vec![(MigrationDirection::Out, kept)]);
     let found = carried_out(&trace, &machine, rows);
     assert_eq!((found.bytes.ssd_written, found.bytes.ssd_read), (Bytes(1_000), Bytes(0)));
 }

@@ -2,7 +2,7 @@
 
 use crate::bound::Prices;
 use crate::cost::Machine;
-use crate::lifetime::{Lifetimes, Period, PeriodEnd, Version};
+use crate::lifetime::{ContentVersion, Lifetimes, Period, PeriodEnd};
 use crate::trace::{Identity, Trace};
 
 /// A storage smaller than one part in this many of the capacity is left where it is.
@@ -10,7 +10,7 @@ const SMALL_PARTS: u64 = 1 << 14;
 
 /// A period in which a storage may be out.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Choice {
+pub(super) struct AbsencePeriod {
     pub(super) period: Period,
     /// What a byte gains by it: below zero where staying is better, as far as there is room.
     gain: i64,
@@ -58,27 +58,29 @@ impl Worth {
         trace: &Trace,
         machine: &Machine,
         lifetimes: &Lifetimes,
-    ) -> Vec<Choice> {
+    ) -> Vec<AbsencePeriod> {
         let small = machine.capacity().0 / SMALL_PARTS;
         let may_leave = |period: &&Period| {
             let storage = trace.storage(period.storage);
             let moves = storage.movable && storage.identity != Identity::Arrival;
             // A constant that nothing uses: whatever is done with it costs nothing more in each iteration.
-            let is_known = period.end == PeriodEnd::Use || period.version != Version::Constant;
+            let is_known =
+                period.end == PeriodEnd::Use || period.version != ContentVersion::Constant;
             moves && is_known && period.size.0 > small && period.from < period.to
         };
         let mut periods: Vec<Period> =
             lifetimes.periods.iter().filter(may_leave).copied().collect();
         periods.sort_by_key(|period| (period.storage, period.version, period.order()));
         let alike = periods.chunk_by(|a, b| (a.storage, a.version) == (b.storage, b.version));
-        let mut choices: Vec<Choice> = alike.flat_map(|periods| self.chain(periods)).collect();
+        let mut choices: Vec<AbsencePeriod> =
+            alike.flat_map(|periods| self.chain(periods)).collect();
         choices
             .sort_by_key(|one| (std::cmp::Reverse(one.gain), one.period.storage, one.period.from));
         choices
     }
 
     /// The periods of one contents, in their order: a copy that is made in one serves those after it.
-    fn chain(&self, periods: &[Period]) -> Vec<Choice> {
+    fn chain(&self, periods: &[Period]) -> Vec<AbsencePeriod> {
         // Of what comes after a period: its cost with a copy, and what it costs more without one.
         let (mut with, mut without) = (0, 0);
         let mut copies = vec![0; periods.len()];
@@ -88,11 +90,11 @@ impl Worth {
             without = (without + self.stay(period)).min(with + self.out(period) + away);
             with += away;
         }
-        let mut clean = periods.iter().any(|one| one.version == Version::Constant);
+        let mut clean = periods.iter().any(|one| one.version == ContentVersion::Constant);
         let choice = |(period, copy): (&Period, i64)| {
             let written = if clean { 0 } else { self.out(period) - copy };
             let gain = self.stay(period) - self.back(period) - written;
-            let choice = Choice { period: *period, gain, clean };
+            let choice = AbsencePeriod { period: *period, gain, clean };
             clean |= gain > 0;
             choice
         };

@@ -6,7 +6,7 @@ use super::{ITERATIONS, signed};
 use crate::cost::Machine;
 use crate::units::{Bandwidth, Bytes};
 
-pub(super) struct Line {
+pub(super) struct SweepLine {
     pub(super) ops: u32,
     /// When each op would begin by the guess.
     begins: Vec<u64>,
@@ -22,7 +22,7 @@ pub(super) struct Line {
     back_rate: Bandwidth,
 }
 
-impl Line {
+impl SweepLine {
     pub(super) fn new(
         machine: &Machine,
         alive: &[Bytes],

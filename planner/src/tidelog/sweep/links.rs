@@ -7,52 +7,52 @@ use std::collections::VecDeque;
 
 /// A transfer on a link.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Transfer {
+pub(super) struct SweepTransfer {
     end: u64,
     pub(super) instance: u32,
 }
 
 /// One link in one direction.
-pub(super) struct Link {
+pub(super) struct SweepLink {
     rate: Bandwidth,
     latency: u64,
     pub(super) busy_until: u64,
-    queue: VecDeque<Transfer>,
+    queue: VecDeque<SweepTransfer>,
 }
 
-impl Link {
+impl SweepLink {
     fn new(rate: Bandwidth, latency: Nanos) -> Self {
         Self { rate, latency: latency.0, busy_until: 0, queue: VecDeque::new() }
     }
 
     pub(super) fn begin(&mut self, now: u64, instance: u32, bytes: u64) {
         self.busy_until = self.busy_until.max(now) + self.rate.time_for(Bytes(bytes)).0;
-        self.queue.push_back(Transfer { end: self.busy_until + self.latency, instance });
+        self.queue.push_back(SweepTransfer { end: self.busy_until + self.latency, instance });
     }
 
-    fn take_done(&mut self, now: u64) -> Option<Transfer> {
+    fn take_done(&mut self, now: u64) -> Option<SweepTransfer> {
         let due = self.queue.front().is_some_and(|transfer| transfer.end <= now);
         if due { self.queue.pop_front() } else { None }
     }
 }
 
 /// One direction of all tiers: the SSDs, and host memory where there is any.
-pub(super) struct Links([Option<Link>; 2]);
+pub(super) struct SweepLinks([Option<SweepLink>; 2]);
 
-impl Links {
+impl SweepLinks {
     pub(super) fn out(machine: &Machine) -> Self {
         let host = machine.host.filter(|host| host.memory.0 > 0);
         Self([
-            Some(Link::new(machine.ssd.write, machine.ssd.latency)),
-            host.map(|host| Link::new(host.write, host.latency)),
+            Some(SweepLink::new(machine.ssd.write, machine.ssd.latency)),
+            host.map(|host| SweepLink::new(host.write, host.latency)),
         ])
     }
 
     pub(super) fn back(machine: &Machine) -> Self {
         let host = machine.host.filter(|host| host.memory.0 > 0);
         Self([
-            Some(Link::new(machine.ssd.read, machine.ssd.latency)),
-            host.map(|host| Link::new(host.read, host.latency)),
+            Some(SweepLink::new(machine.ssd.read, machine.ssd.latency)),
+            host.map(|host| SweepLink::new(host.read, host.latency)),
         ])
     }
 
@@ -61,11 +61,11 @@ impl Links {
         Bandwidth(self.0.iter().flatten().map(|link| link.rate.0).sum())
     }
 
-    pub(super) fn of(&self, target: Target) -> Option<&Link> {
+    pub(super) fn of(&self, target: Target) -> Option<&SweepLink> {
         self.0[tier(target)].as_ref()
     }
 
-    pub(super) fn of_mut(&mut self, target: Target) -> Option<&mut Link> {
+    pub(super) fn of_mut(&mut self, target: Target) -> Option<&mut SweepLink> {
         self.0[tier(target)].as_mut()
     }
 
@@ -78,11 +78,11 @@ impl Links {
         self.0.iter().flatten().filter_map(|link| link.queue.front()).map(|one| one.end).min()
     }
 
-    pub(super) fn moving(&self) -> impl Iterator<Item = &Transfer> {
+    pub(super) fn moving(&self) -> impl Iterator<Item = &SweepTransfer> {
         self.0.iter().flatten().flat_map(|link| &link.queue)
     }
 
-    pub(super) fn take_done(&mut self, now: u64) -> Option<Transfer> {
+    pub(super) fn take_done(&mut self, now: u64) -> Option<SweepTransfer> {
         self.0.iter_mut().flatten().find_map(|link| link.take_done(now))
     }
 }

@@ -16,12 +16,12 @@ mod record;
 use super::{Guess, Idea, Leaning};
 use crate::cost::Machine;
 use crate::lifetime::Lifetimes;
-use crate::migration::{Direction, Migration, Target};
+use crate::migration::{Migration, MigrationDirection, Target};
 use crate::trace::{Identity, PlanStorage, Trace};
 use crate::units::Bytes;
-use line::Line;
-use links::Links;
-use record::{Instance, Place, Record};
+use line::SweepLine;
+use links::SweepLinks;
+use record::{Record, StorageInstance, SweepPlace};
 
 /// Iterations that the pass runs; the last one is the plan.
 const ITERATIONS: u32 = 3;
@@ -40,9 +40,9 @@ pub(super) struct Sweep<'a> {
     ops: u32,
     capacity: i64,
     record: Record<'a>,
-    line: Line,
-    out: Links,
-    back: Links,
+    line: SweepLine,
+    out: SweepLinks,
+    back: SweepLinks,
     host_room: i64,
     held: i64,
     now: u64,
@@ -60,9 +60,9 @@ impl<'a> Sweep<'a> {
         without: Option<Idea>,
     ) -> Self {
         let capacity = machine.capacity().0;
-        let (out, back) = (Links::out(machine), Links::back(machine));
+        let (out, back) = (SweepLinks::out(machine), SweepLinks::back(machine));
         let rates = (out.rate(), back.rate());
-        let mut line = Line::new(machine, &lifetimes.memory, &guess.durations, rates);
+        let mut line = SweepLine::new(machine, &lifetimes.memory, &guess.durations, rates);
         let drops = leaning.expects_drops && without != Some(Idea::ExpectedDrops);
         let record = Record::new(trace, lifetimes, capacity, &mut line, drops);
         let part = |parts| machine.ssd.write.time_for(Bytes(capacity / parts)).0;
@@ -106,8 +106,9 @@ impl<'a> Sweep<'a> {
                 continue;
             }
             let moves = self.record.movable[storage as usize] && self.record.is_used(storage);
-            let place = if moves { Place::Out } else { Place::In };
-            self.record.instances[storage as usize] = Instance::new(place, Some(Target::Ssd), 0);
+            let place = if moves { SweepPlace::Out } else { SweepPlace::In };
+            self.record.instances[storage as usize] =
+                StorageInstance::new(place, Some(Target::Ssd), 0);
             if moves {
                 let next = self.record.next_use(storage);
                 self.record.absent.insert((next, storage));
@@ -137,7 +138,7 @@ impl<'a> Sweep<'a> {
             .map(|used| {
                 (named(used.storage.0, used.previous, &self.record), used.access.modifies())
             })
-            .filter(|(instance, _)| self.place(*instance) != Place::Gone)
+            .filter(|(instance, _)| self.place(*instance) != SweepPlace::Gone)
             .collect();
         let births: i64 = op.births.iter().map(|birth| self.record.size(birth.storage.0)).sum();
         self.complete();
@@ -147,7 +148,7 @@ impl<'a> Sweep<'a> {
             let instance = self.record.instance_of(birth.storage.0, iteration);
             self.held += self.record.size(instance);
             self.record.instances[instance as usize] =
-                Instance::new(Place::In, None, iteration * self.ops);
+                StorageInstance::new(SweepPlace::In, None, iteration * self.ops);
         }
         self.now += op.duration.0;
         for &(instance, modifies) in &uses {
@@ -177,7 +178,7 @@ impl<'a> Sweep<'a> {
                 let instance = self.record.instance_of(storage, iteration);
                 self.held += self.record.size(storage);
                 self.record.instances[instance as usize] =
-                    Instance::new(Place::In, None, iteration * self.ops);
+                    StorageInstance::new(SweepPlace::In, None, iteration * self.ops);
             }
         }
     }
@@ -199,17 +200,17 @@ impl<'a> Sweep<'a> {
             for &(instance, modifies) in uses {
                 let wanted = self.held + self.record.size(instance);
                 match self.place(instance) {
-                    Place::Out if wanted <= self.capacity => {
+                    SweepPlace::Out if wanted <= self.capacity => {
                         self.fetch(instance);
                         missing = true;
                     }
-                    Place::Out => {
+                    SweepPlace::Out => {
                         self.force_room(wanted - self.capacity);
                         missing = true;
                     }
-                    Place::Coming => missing = true,
-                    Place::Leaving if modifies => missing = true,
-                    Place::Leaving | Place::In | Place::Gone => {}
+                    SweepPlace::Coming => missing = true,
+                    SweepPlace::Leaving if modifies => missing = true,
+                    SweepPlace::Leaving | SweepPlace::In | SweepPlace::Gone => {}
                 }
             }
             if !missing {
@@ -237,7 +238,7 @@ impl<'a> Sweep<'a> {
 
     // ---- what happens ----
 
-    fn place(&self, instance: u32) -> Place {
+    fn place(&self, instance: u32) -> SweepPlace {
         self.record.instances[instance as usize].place
     }
 
@@ -261,11 +262,11 @@ impl<'a> Sweep<'a> {
             link.begin(self.now, instance, size.unsigned_abs());
             let end = link.busy_until;
             let one = &mut self.record.instances[instance as usize];
-            (one.place, one.copy) = (Place::Leaving, Some(target));
+            (one.place, one.copy) = (SweepPlace::Leaving, Some(target));
             end
         };
         let deadline = self.line.op_after(self.at, end.saturating_sub(self.now));
-        self.note(instance, Direction::Out, target, from, deadline);
+        self.note(instance, MigrationDirection::Out, target, from, deadline);
     }
 
     /// The SSDs while they keep up, host memory where they do not and it has room.
@@ -282,11 +283,11 @@ impl<'a> Sweep<'a> {
         let size = self.record.size(instance);
         self.held += size;
         let one = &mut self.record.instances[instance as usize];
-        one.place = Place::Coming;
+        one.place = SweepPlace::Coming;
         let target = one.copy.unwrap_or(Target::Ssd);
         let link = self.back.of_mut(target).expect("its copy lies behind a link");
         link.begin(self.now, instance, size.unsigned_abs());
-        self.note(instance, Direction::In, target, self.at, next);
+        self.note(instance, MigrationDirection::In, target, self.at, next);
     }
 
     /// Tells the line that a storage is out until `next`, or (`sign` -1) that it is not any more.
@@ -300,14 +301,14 @@ impl<'a> Sweep<'a> {
     /// Takes in what the links have finished by now.
     fn complete(&mut self) {
         while let Some(done) = self.out.take_done(self.now) {
-            if self.place(done.instance) == Place::Leaving {
+            if self.place(done.instance) == SweepPlace::Leaving {
                 self.held -= self.record.size(done.instance);
                 self.settle_out(done.instance);
             }
         }
         while let Some(done) = self.back.take_done(self.now) {
-            if self.place(done.instance) == Place::Coming {
-                self.record.instances[done.instance as usize].place = Place::In;
+            if self.place(done.instance) == SweepPlace::Coming {
+                self.record.instances[done.instance as usize].place = SweepPlace::In;
                 self.record.list(done.instance);
             }
         }
@@ -315,7 +316,7 @@ impl<'a> Sweep<'a> {
 
     /// Its memory is free now.
     fn settle_out(&mut self, instance: u32) {
-        self.record.instances[instance as usize].place = Place::Out;
+        self.record.instances[instance as usize].place = SweepPlace::Out;
         if self.record.is_used_again(instance) {
             self.record.absent.insert((self.record.next_use(instance), instance));
         }
@@ -330,20 +331,27 @@ impl<'a> Sweep<'a> {
 
     fn die(&mut self, instance: u32) {
         let place = self.place(instance);
-        if place == Place::Gone {
+        if place == SweepPlace::Gone {
             return;
         }
         self.record.unlist(instance);
-        if place == Place::Out {
+        if place == SweepPlace::Out {
             self.record.absent.remove(&(self.record.next_use(instance), instance));
         } else {
             self.held -= self.record.size(instance);
         }
         self.lose_copy(instance);
-        self.record.instances[instance as usize].place = Place::Gone;
+        self.record.instances[instance as usize].place = SweepPlace::Gone;
     }
 
-    fn note(&mut self, instance: u32, direction: Direction, target: Target, from: u32, to: u32) {
+    fn note(
+        &mut self,
+        instance: u32,
+        direction: MigrationDirection,
+        target: Target,
+        from: u32,
+        to: u32,
+    ) {
         if from < (ITERATIONS - 1) * self.ops {
             return;
         }

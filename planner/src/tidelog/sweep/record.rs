@@ -1,6 +1,6 @@
 //! What a pass knows of every storage: where it is, which use comes next, who may leave.
 
-use super::line::Line;
+use super::line::SweepLine;
 use super::{ITERATIONS, signed};
 use crate::lifetime::{At, Lifetimes, uses_by_storage};
 use crate::migration::Target;
@@ -17,7 +17,7 @@ const SERVED_MAX: u8 = 32;
 pub(super) const SERVED: [u32; 5] = [0, 1, 2, 4, 8];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum SweepPlace {
     Gone,
     In,
     Leaving,
@@ -27,8 +27,8 @@ pub(super) enum Place {
 
 /// A storage's present instance.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Instance {
-    pub(super) place: Place,
+pub(super) struct StorageInstance {
+    pub(super) place: SweepPlace,
     /// The tier that holds a valid copy.
     pub(super) copy: Option<Target>,
     /// Which of its uses comes next, and the op 0 that uses are counted from.
@@ -36,10 +36,10 @@ pub(super) struct Instance {
     origin: u32,
 }
 
-impl Instance {
-    const GONE: Self = Self { place: Place::Gone, copy: None, next: 0, origin: 0 };
+impl StorageInstance {
+    const GONE: Self = Self { place: SweepPlace::Gone, copy: None, next: 0, origin: 0 };
 
-    pub(super) fn new(place: Place, copy: Option<Target>, origin: u32) -> Self {
+    pub(super) fn new(place: SweepPlace, copy: Option<Target>, origin: u32) -> Self {
         Self { place, copy, next: 0, origin }
     }
 }
@@ -60,7 +60,7 @@ pub(super) struct Record<'a> {
     before: Vec<Vec<Before>>,
     pub(super) death: Vec<Option<u32>>,
     pub(super) movable: Vec<bool>,
-    pub(super) instances: Vec<Instance>,
+    pub(super) instances: Vec<StorageInstance>,
     /// In memory and able to leave, by what that costs, then by next use.
     pub(super) here: [BTreeSet<(u32, u32)>; SERVED.len()],
     /// Out and used again, by next use.
@@ -72,7 +72,7 @@ impl<'a> Record<'a> {
         trace: &'a Trace,
         lifetimes: &Lifetimes,
         capacity: u64,
-        line: &mut Line,
+        line: &mut SweepLine,
         expects_drops: bool,
     ) -> Self {
         let small = capacity / SMALL_PARTS;
@@ -88,7 +88,7 @@ impl<'a> Record<'a> {
             before: Vec::new(),
             death: lifetimes.lifetimes.iter().map(|life| life.death).collect(),
             movable: trace.storages.iter().map(can_move).collect(),
-            instances: vec![Instance::GONE; 2 * trace.storages.len()],
+            instances: vec![StorageInstance::GONE; 2 * trace.storages.len()],
             here: Default::default(),
             absent: BTreeSet::new(),
         };
@@ -100,7 +100,7 @@ impl<'a> Record<'a> {
 
     /// Looks at each period of a storage. Those of globals whose copy is likely to be there already are
     /// told to the line.
-    fn periods(&self, storage: usize, line: &mut Line, expects_drops: bool) -> Vec<Before> {
+    fn periods(&self, storage: usize, line: &mut SweepLine, expects_drops: bool) -> Vec<Before> {
         let uses = &self.uses[storage];
         let size = self.trace.storages[storage].size.0;
         let is_global = self.death[storage].is_none();
@@ -207,7 +207,7 @@ impl<'a> Record<'a> {
 
     pub(super) fn list(&mut self, instance: u32) {
         let storage = self.storage_of(instance) as usize;
-        if self.instances[instance as usize].place == Place::In && self.movable[storage] {
+        if self.instances[instance as usize].place == SweepPlace::In && self.movable[storage] {
             let entry = (self.next_use(instance), instance);
             self.here[self.class(instance)].insert(entry);
         }

@@ -6,8 +6,8 @@ use tidelog_engine::path::sim::{Fault, PowerCut, SimDisk};
 use tidelog_engine::schedule::TransferError;
 
 use super::{Check, Runner, text};
-use crate::sim::coverage::{Struck, Under};
-use crate::sim::script::{Cut, Strike};
+use crate::sim::coverage::{FaultSeen, Under};
+use crate::sim::script::{Cut, OneTimeFault};
 
 /// What may go wrong now, because something was done to the disks.
 #[derive(Default)]
@@ -31,38 +31,42 @@ impl Licence {
 }
 
 impl Runner<'_> {
-    pub(super) fn plan(&mut self, disk: u8, nth: u8, strike: Strike) {
+    pub(super) fn plan(&mut self, disk: u8, nth: u8, strike: OneTimeFault) {
         let index = usize::from(disk);
         let size = self.disks[index].size().0;
         // Not to the start: what overwrites more than a block there is taken for a file system's doing, and the pool is
         // refused until somebody says otherwise.
         let place = |at: u16| METADATA_OFFSET + u64::from(at) * ((size - METADATA_OFFSET) >> 16);
-        let silent = matches!(strike, Strike::WriteLost | Strike::WriteMisdirected(_));
+        let silent = matches!(strike, OneTimeFault::WriteLost | OneTimeFault::WriteMisdirected(_));
         if silent && !self.may_hurt_metadata(index) {
             return;
         }
         let (kind, fault) = match strike {
-            Strike::ReadError => (OperationKind::Read, Fault::Errno(5)),
-            Strike::ReadShort => (OperationKind::Read, Fault::Short(0)),
-            Strike::ReadCorrupt => (OperationKind::Read, Fault::Corrupt),
-            Strike::ReadMisdirected(at) => (OperationKind::Read, Fault::Misdirected(place(at))),
-            Strike::ReadSlow => (OperationKind::Read, Fault::Slow(10_000)),
-            Strike::WriteError => (OperationKind::Write, Fault::Errno(5)),
-            Strike::WriteShort => (OperationKind::Write, Fault::Short(0)),
-            Strike::WriteLost => (OperationKind::Write, Fault::Lost),
-            Strike::WriteMisdirected(at) => (OperationKind::Write, Fault::Misdirected(place(at))),
-            Strike::WriteSlow => (OperationKind::Write, Fault::Slow(10_000)),
-            Strike::FlushError => (OperationKind::Flush, Fault::Errno(5)),
+            OneTimeFault::ReadError => (OperationKind::Read, Fault::Errno(5)),
+            OneTimeFault::ReadShort => (OperationKind::Read, Fault::Short(0)),
+            OneTimeFault::ReadCorrupt => (OperationKind::Read, Fault::Corrupt),
+            OneTimeFault::ReadMisdirected(at) => {
+                (OperationKind::Read, Fault::Misdirected(place(at)))
+            }
+            OneTimeFault::ReadSlow => (OperationKind::Read, Fault::Slow(10_000)),
+            OneTimeFault::WriteError => (OperationKind::Write, Fault::Errno(5)),
+            OneTimeFault::WriteShort => (OperationKind::Write, Fault::Short(0)),
+            OneTimeFault::WriteLost => (OperationKind::Write, Fault::Lost),
+            OneTimeFault::WriteMisdirected(at) => {
+                (OperationKind::Write, Fault::Misdirected(place(at)))
+            }
+            OneTimeFault::WriteSlow => (OperationKind::Write, Fault::Slow(10_000)),
+            OneTimeFault::FlushError => (OperationKind::Flush, Fault::Errno(5)),
         };
         match strike {
-            Strike::WriteError | Strike::WriteShort | Strike::FlushError => {
+            OneTimeFault::WriteError | OneTimeFault::WriteShort | OneTimeFault::FlushError => {
                 self.licence.writes = true;
             }
-            Strike::ReadError
-            | Strike::ReadShort
-            | Strike::ReadCorrupt
-            | Strike::ReadMisdirected(_) => self.licence.reads += 1,
-            Strike::WriteLost | Strike::WriteMisdirected(_) => {
+            OneTimeFault::ReadError
+            | OneTimeFault::ReadShort
+            | OneTimeFault::ReadCorrupt
+            | OneTimeFault::ReadMisdirected(_) => self.licence.reads += 1,
+            OneTimeFault::WriteLost | OneTimeFault::WriteMisdirected(_) => {
                 self.licence.metadata = Some(copy_on(index));
             }
             _ => {}
@@ -89,11 +93,11 @@ impl Runner<'_> {
                 return Ok(());
             }
             self.licence.metadata = Some(copy_on(index));
-            let struck = if metadata { Struck::RotInMetadata } else { Struck::RotInIndex };
+            let struck = if metadata { FaultSeen::RotInMetadata } else { FaultSeen::RotInIndex };
             self.strike(struck, Under::Rest);
         } else {
             self.licence.damaged += 1;
-            self.strike(Struck::RotInData, Under::Rest);
+            self.strike(FaultSeen::RotInData, Under::Rest);
         }
         self.disks[index].rot(place, mask);
         Ok(())
@@ -133,7 +137,7 @@ impl Runner<'_> {
         }
     }
 
-    pub(super) fn strike(&mut self, struck: Struck, under: Under) {
+    pub(super) fn strike(&mut self, struck: FaultSeen, under: Under) {
         self.figures.faults += 1;
         self.figures.coverage.count(struck, under);
         if self.commits.len() > 1 {
@@ -167,26 +171,26 @@ pub(super) fn power_cut(cut: Cut) -> PowerCut {
     }
 }
 
-pub(super) fn struck_by(cut: Cut) -> Struck {
+pub(super) fn struck_by(cut: Cut) -> FaultSeen {
     match cut {
-        Cut::Drop => Struck::PowerDropped,
-        Cut::Keep => Struck::PowerKept,
-        Cut::Torn(_) => Struck::PowerTorn,
+        Cut::Drop => FaultSeen::PowerDropped,
+        Cut::Keep => FaultSeen::PowerKept,
+        Cut::Torn(_) => FaultSeen::PowerTorn,
     }
 }
 
-fn struck(kind: OperationKind, fault: Fault) -> Struck {
+fn struck(kind: OperationKind, fault: Fault) -> FaultSeen {
     match (kind, fault) {
-        (OperationKind::Read, Fault::Errno(_)) => Struck::ReadError,
-        (OperationKind::Read, Fault::Short(_)) => Struck::ReadShort,
-        (OperationKind::Read, Fault::Misdirected(_)) => Struck::ReadMisdirected,
-        (OperationKind::Read, Fault::Slow(_)) => Struck::ReadSlow,
-        (OperationKind::Read, _) => Struck::ReadCorrupt,
-        (OperationKind::Flush, _) => Struck::FlushError,
-        (_, Fault::Errno(_)) => Struck::WriteError,
-        (_, Fault::Short(_)) => Struck::WriteShort,
-        (_, Fault::Misdirected(_)) => Struck::WriteMisdirected,
-        (_, Fault::Slow(_)) => Struck::WriteSlow,
-        (_, _) => Struck::WriteLost,
+        (OperationKind::Read, Fault::Errno(_)) => FaultSeen::ReadError,
+        (OperationKind::Read, Fault::Short(_)) => FaultSeen::ReadShort,
+        (OperationKind::Read, Fault::Misdirected(_)) => FaultSeen::ReadMisdirected,
+        (OperationKind::Read, Fault::Slow(_)) => FaultSeen::ReadSlow,
+        (OperationKind::Read, _) => FaultSeen::ReadCorrupt,
+        (OperationKind::Flush, _) => FaultSeen::FlushError,
+        (_, Fault::Errno(_)) => FaultSeen::WriteError,
+        (_, Fault::Short(_)) => FaultSeen::WriteShort,
+        (_, Fault::Misdirected(_)) => FaultSeen::WriteMisdirected,
+        (_, Fault::Slow(_)) => FaultSeen::WriteSlow,
+        (_, _) => FaultSeen::WriteLost,
     }
 }

@@ -3,7 +3,7 @@
 use tidelog_engine::memory::Destination;
 use tidelog_engine::path::OperationKind;
 use tidelog_engine::path::sim::Fault;
-use tidelog_engine::schedule::{Outcome, Ticket, TransferError, Urgency};
+use tidelog_engine::schedule::{Ticket, TransferError, TransferOutcome, Urgency};
 
 use super::{Check, Runner, tensor, text};
 use crate::sim::coverage::Under;
@@ -92,7 +92,7 @@ impl Runner<'_> {
         name: &str,
         durable: Option<u16>,
         content: Content,
-        outcome: &Outcome,
+        outcome: &TransferOutcome,
         ticket: &Ticket,
         expected: &[u8],
     ) -> Check {

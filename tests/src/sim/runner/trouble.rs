@@ -6,7 +6,7 @@ use tidelog_engine::schedule::Ticket;
 
 use super::life::options;
 use super::{Check, Runner};
-use crate::sim::coverage::{Struck, Under};
+use crate::sim::coverage::{FaultSeen, Under};
 use crate::sim::model::Content;
 use crate::sim::script::Cut;
 
@@ -59,7 +59,7 @@ impl Runner<'_> {
                 Ok(_) => return Err(format!("{name} is an older copy of itself, and admitted")),
             }
             self.disks[copied.disk].swap(&mut copied.bytes);
-            self.strike(Struck::Stale, Under::Open);
+            self.strike(FaultSeen::Stale, Under::Open);
         }
         self.open()?;
         self.check_everything()
@@ -111,7 +111,7 @@ impl Runner<'_> {
                 ));
             }
         }
-        self.strike(Struck::Stalled, Under::Get);
+        self.strike(FaultSeen::Stalled, Under::Get);
         for (id, durable, content, ticket) in all {
             let outcome = ticket.wait();
             self.count_struck(Under::Get);

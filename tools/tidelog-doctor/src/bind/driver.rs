@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use tidelog_command_line::DoctorExit;
 use tidelog_gds::topology::{PciDevice, Sysfs};
 
-use crate::outcome::Failure;
+use crate::outcome::DoctorFailure;
 
 /// The driver that is to have a device for user space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -31,7 +31,7 @@ impl DriverChoice {
         self,
         controller: &PciDevice,
         sysfs: &Sysfs,
-    ) -> Result<&'static str, Failure> {
+    ) -> Result<&'static str, DoctorFailure> {
         let driver = match (self, controller.driver.as_deref()) {
             (Self::VfioPci, _) | (Self::Auto, Some(VFIO)) => VFIO,
             (Self::UioPciGeneric, _) | (Self::Auto, Some(UIO)) => UIO,
@@ -45,7 +45,11 @@ impl DriverChoice {
         if controller.iommu_group.is_none() {
             help += ", or turn the IOMMU on (intel_iommu=on or amd_iommu=on) for vfio-pci";
         }
-        Err(Failure::new(DoctorExit::Failed, format!("the kernel has no {driver} driver"), help))
+        Err(DoctorFailure::new(
+            DoctorExit::Failed,
+            format!("the kernel has no {driver} driver"),
+            help,
+        ))
     }
 }
 
@@ -54,8 +58,9 @@ pub(super) fn check(
     driver: &'static str,
     controller: &PciDevice,
     sysfs: &Sysfs,
-) -> Result<(), Failure> {
-    let refused = |what: String, help: &str| Err(Failure::new(DoctorExit::Refused, what, help));
+) -> Result<(), DoctorFailure> {
+    let refused =
+        |what: String, help: &str| Err(DoctorFailure::new(DoctorExit::Refused, what, help));
     let address = &controller.address;
     match controller.iommu_group {
         None if driver == VFIO => {
@@ -98,7 +103,11 @@ fn translates(group: u32, sysfs: &Sysfs) -> bool {
 }
 
 /// The kernel hands over whole groups: nobody else may drive a device of it.
-fn check_neighbours(controller: &PciDevice, group: u32, sysfs: &Sysfs) -> Result<(), Failure> {
+fn check_neighbours(
+    controller: &PciDevice,
+    group: u32,
+    sysfs: &Sysfs,
+) -> Result<(), DoctorFailure> {
     let neighbours = sysfs.pci_devices().into_iter().filter(|other| {
         // Bridges are no devices that anybody drives.
         other.iommu_group == Some(group)
@@ -115,5 +124,5 @@ fn check_neighbours(controller: &PciDevice, group: u32, sysfs: &Sysfs) -> Result
     let what =
         format!("{} shares IOMMU group {group} with {}", controller.address, others.join(", "));
     let help = "the kernel hands over whole groups: move the SSD to another slot";
-    Err(Failure::new(DoctorExit::Refused, what, help))
+    Err(DoctorFailure::new(DoctorExit::Refused, what, help))
 }

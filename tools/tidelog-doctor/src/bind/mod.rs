@@ -17,13 +17,13 @@ use tidelog_gds::topology::{PciDevice, Sysfs};
 pub use driver::DriverChoice;
 use tidelog_command_line::DoctorExit;
 use tidelog_device_safety::System;
-use users::{Held, check_user_space, hold};
+use users::{HeldNamespace, check_user_space, hold};
 
-use crate::outcome::Failure;
+use crate::outcome::DoctorFailure;
 
 /// Which way a device goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Towards {
+pub enum BindDirection {
     /// From the kernel to user space, by this driver.
     UserSpace(DriverChoice),
     /// Back to the kernel.
@@ -32,7 +32,7 @@ pub enum Towards {
 
 /// Where things are told. The paths are fields, so that tests can show machines that they do not have.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct SystemPaths {
     /// The kernel's tables of PCI Express.
     pub sysfs: Sysfs,
     /// Its tables of block devices and their users.
@@ -45,7 +45,7 @@ pub struct Machine {
 
 /// One write to a file of sysfs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Step {
+pub struct BindStep {
     /// The file.
     pub file: PathBuf,
     /// What is written to it.
@@ -55,18 +55,18 @@ pub struct Step {
 /// The steps that hand a device over, looked at and not yet taken. While it lives nobody can mount or otherwise claim a
 /// namespace of the controller.
 #[derive(Debug)]
-pub struct Plan {
+pub struct BindPlan {
     /// The controller.
     pub address: String,
     /// Who drives it in the end.
     pub driver: &'static str,
     /// In this order; none if it is there already.
-    pub steps: Vec<Step>,
+    pub steps: Vec<BindStep>,
     /// What to know before they are taken.
     pub notes: Vec<String>,
     /// Between a look at its users and the last step somebody could mount it. The kernel takes a device away from whoever has
     /// it open, mounted or not, without a word: so it must be ours until it is gone. An open file does not keep it.
-    held: Vec<Held>,
+    held: Vec<HeldNamespace>,
 }
 
 const KERNEL: &str = "nvme";
@@ -77,15 +77,20 @@ const PROBE_SECONDS_MAX: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// There is no such controller, or something speaks against it.
-pub fn plan(device: &str, towards: Towards, machine: &Machine) -> Result<Plan, Failure> {
+pub fn plan(
+    device: &str,
+    towards: BindDirection,
+    machine: &SystemPaths,
+) -> Result<BindPlan, DoctorFailure> {
     let sysfs = &machine.sysfs;
     let controller = controller_named(device, sysfs)?;
     let driver = match towards {
-        Towards::UserSpace(choice) => choice.driver_for(&controller, sysfs)?,
-        Towards::Kernel => KERNEL,
+        BindDirection::UserSpace(choice) => choice.driver_for(&controller, sysfs)?,
+        BindDirection::Kernel => KERNEL,
     };
     let address = controller.address.clone();
-    let mut plan = Plan { address, driver, steps: Vec::new(), notes: Vec::new(), held: Vec::new() };
+    let mut plan =
+        BindPlan { address, driver, steps: Vec::new(), notes: Vec::new(), held: Vec::new() };
     if controller.driver.as_deref() == Some(driver) {
         return Ok(plan);
     }
@@ -94,7 +99,7 @@ pub fn plan(device: &str, towards: Towards, machine: &Machine) -> Result<Plan, F
     }
     check_user_space(&controller, machine)?;
     plan.notes.extend(plan.held.iter().flat_map(|held| held.notes.clone()));
-    if matches!(towards, Towards::UserSpace(_)) {
+    if matches!(towards, BindDirection::UserSpace(_)) {
         driver::check(driver, &controller, sysfs)?;
         plan.notes.extend(driver::unchecked(driver, &controller).map(ToOwned::to_owned));
     }
@@ -103,7 +108,7 @@ pub fn plan(device: &str, towards: Towards, machine: &Machine) -> Result<Plan, F
 }
 
 /// By its address, or by a namespace that it alone has.
-fn controller_named(device: &str, sysfs: &Sysfs) -> Result<PciDevice, Failure> {
+fn controller_named(device: &str, sysfs: &Sysfs) -> Result<PciDevice, DoctorFailure> {
     let mut found = match sysfs.pci_device(device) {
         Some(controller) => vec![controller],
         None => sysfs.pci_of_block(device.strip_prefix("/dev/").unwrap_or(device)),
@@ -113,14 +118,14 @@ fn controller_named(device: &str, sysfs: &Sysfs) -> Result<PciDevice, Failure> {
         (None, _) => {
             let help = "name a PCI address, as in 0000:3b:00.0, or a namespace, as in nvme0n1";
             let what = format!("there is no PCI device {device}");
-            return Err(Failure::new(DoctorExit::Usage, what, help));
+            return Err(DoctorFailure::new(DoctorExit::Usage, what, help));
         }
         (Some(last), false) => {
             let mut addresses: Vec<String> = found.into_iter().map(|it| it.address).collect();
             addresses.push(last.address);
             addresses.sort();
             let what = format!("{device} has several controllers: {}", addresses.join(", "));
-            return Err(Failure::new(
+            return Err(DoctorFailure::new(
                 DoctorExit::Usage,
                 what,
                 "name one of them; they go one by one",
@@ -132,13 +137,13 @@ fn controller_named(device: &str, sysfs: &Sysfs) -> Result<PciDevice, Failure> {
     }
     let what =
         format!("{} is no NVMe controller (class {:06x})", controller.address, controller.class);
-    Err(Failure::new(DoctorExit::Refused, what, "only NVMe controllers are handed over"))
+    Err(DoctorFailure::new(DoctorExit::Refused, what, "only NVMe controllers are handed over"))
 }
 
-fn steps(controller: &PciDevice, driver: &'static str, sysfs: &Sysfs) -> Vec<Step> {
+fn steps(controller: &PciDevice, driver: &'static str, sysfs: &Sysfs) -> Vec<BindStep> {
     let pci = sysfs.0.join("bus/pci");
     let directory = pci.join("devices").join(&controller.address);
-    let step = |file: PathBuf, text: &str| Step { file, text: text.to_owned() };
+    let step = |file: PathBuf, text: &str| BindStep { file, text: text.to_owned() };
     // The override stays while the device is in user space, so that no other driver is ever tried on it. An empty line
     // takes it back: the kernel chooses by what the device is.
     let wanted = if driver == KERNEL { "\n" } else { driver };
@@ -160,13 +165,17 @@ fn steps(controller: &PciDevice, driver: &'static str, sysfs: &Sysfs) -> Vec<Ste
 ///
 /// # Errors
 /// The kernel refuses one, or the driver does not take the device; the steps before stay taken, and the message says so.
-pub fn carry_out(plan: &Plan, machine: &Machine) -> Result<(), Failure> {
+pub fn carry_out(plan: &BindPlan, machine: &SystemPaths) -> Result<(), DoctorFailure> {
     let undo =
         format!("what was done before stays; tidelog-doctor unbind {} undoes it", plan.address);
     for step in &plan.steps {
         write(step).map_err(|error| {
             let what = format!("cannot write {:?} to {}: {error}", step.text, step.file.display());
-            Failure::new(DoctorExit::Failed, what, format!("{}{undo}", driver::needs(plan.driver)))
+            DoctorFailure::new(
+                DoctorExit::Failed,
+                what,
+                format!("{}{undo}", driver::needs(plan.driver)),
+            )
         })?;
     }
     let begun = Instant::now();
@@ -176,14 +185,14 @@ pub fn carry_out(plan: &Plan, machine: &Machine) -> Result<(), Failure> {
             let what = format!("{} did not take {}", plan.driver, plan.address);
             let why = "the kernel's log (dmesg) says why; ";
             let help = format!("{why}{}{undo}", driver::needs(plan.driver));
-            return Err(Failure::new(DoctorExit::Failed, what, help));
+            return Err(DoctorFailure::new(DoctorExit::Failed, what, help));
         }
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(())
 }
 
-fn write(step: &Step) -> io::Result<()> {
+fn write(step: &BindStep) -> io::Result<()> {
     // Never makes a file: what is not there is not the kernel's.
     OpenOptions::new().write(true).open(&step.file)?.write_all(step.text.as_bytes())
 }

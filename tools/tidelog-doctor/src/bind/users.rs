@@ -9,16 +9,16 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 use tidelog_command_line::DoctorExit;
 use tidelog_device_safety::{
-    DeviceNumber, Reason, Target, TargetKind, program_directories, users_and_names,
+    DeviceNumber, NamedDevice, Reason, TargetKind, program_directories, users_and_names,
 };
 use tidelog_gds::topology::PciDevice;
 
-use super::{KERNEL, Machine};
-use crate::outcome::Failure;
+use super::{KERNEL, SystemPaths};
+use crate::outcome::DoctorFailure;
 
 /// A namespace that is this process's while this lives.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldNamespace {
     /// What it holds, and who else reaches it.
     pub(super) notes: Vec<String>,
     _claim: File,
@@ -30,11 +30,15 @@ struct Namespace<'a> {
     /// Its node.
     node: String,
     controller: &'a PciDevice,
-    machine: &'a Machine,
+    machine: &'a SystemPaths,
 }
 
 /// Makes sure that nobody uses a namespace of the controller, through whatever path, and that nobody comes.
-pub(super) fn hold(name: &str, controller: &PciDevice, machine: &Machine) -> Result<Held, Failure> {
+pub(super) fn hold(
+    name: &str,
+    controller: &PciDevice,
+    machine: &SystemPaths,
+) -> Result<HeldNamespace, DoctorFailure> {
     let node = machine.nodes.join(name).display().to_string();
     let namespace = Namespace { name, node, controller, machine };
     let holds = namespace.holds()?;
@@ -45,18 +49,18 @@ pub(super) fn hold(name: &str, controller: &PciDevice, machine: &Machine) -> Res
     notes.extend(others.filter(|other| *other != controller.address).map(|other| {
         format!("{name}: the kernel still has it through {other}; hand that over, too, before anything is written")
     }));
-    Ok(Held { notes, _claim: claim })
+    Ok(HeldNamespace { notes, _claim: claim })
 }
 
 impl Namespace<'_> {
     /// What it holds, if nobody uses it.
-    fn holds(&self) -> Result<Vec<Reason>, Failure> {
+    fn holds(&self) -> Result<Vec<Reason>, DoctorFailure> {
         let (name, node, system) = (self.name, &self.node, &self.machine.system);
         let device = system.named(name);
         let device = device.ok_or_else(|| self.unknown("the kernel shows no such block device"))?;
         self.refuse_users(&system.users(&device))?;
         // Claims and open pools show at the node alone.
-        let target = Target::resolve(node, system)
+        let target = NamedDevice::resolve(node, system)
             .map_err(|error| self.unknown(&format!("{node}: {error}")))?;
         if !matches!(&target.kind, TargetKind::Block(it) if it.number == device.number) {
             return Err(self.unknown(&format!("{node} is something else")));
@@ -67,7 +71,7 @@ impl Namespace<'_> {
         Ok(found)
     }
 
-    fn claim(&self) -> Result<File, Failure> {
+    fn claim(&self) -> Result<File, DoctorFailure> {
         let mut exclusively = OpenOptions::new();
         exclusively.read(true).custom_flags(OFlag::O_EXCL.bits());
         exclusively.open(&self.node).map_err(|error| match error.kind() {
@@ -76,32 +80,35 @@ impl Namespace<'_> {
         })
     }
 
-    fn refuse_users(&self, reasons: &[Reason]) -> Result<(), Failure> {
+    fn refuse_users(&self, reasons: &[Reason]) -> Result<(), DoctorFailure> {
         let found = reasons.iter().find(|reason| !reason.may_be_overridden());
         found.map_or(Ok(()), |reason| Err(self.in_use(reason)))
     }
 
-    fn in_use(&self, reason: &Reason) -> Failure {
+    fn in_use(&self, reason: &Reason) -> DoctorFailure {
         let what = format!("{} is in use: of {}, {reason}", self.controller.address, self.name);
-        Failure::new(DoctorExit::Refused, what, reason.help(&self.node))
+        DoctorFailure::new(DoctorExit::Refused, what, reason.help(&self.node))
     }
 
     /// It may be anybody's then.
-    fn unknown(&self, why: &str) -> Failure {
+    fn unknown(&self, why: &str) -> DoctorFailure {
         let (address, name) = (&self.controller.address, self.name);
         let what = format!("{address}: nobody can say who uses {name}: {why}");
         let help = "run it where /sys and /dev are the machine's own, outside of containers";
-        Failure::new(DoctorExit::Refused, what, help)
+        DoctorFailure::new(DoctorExit::Refused, what, help)
     }
 
-    fn unreadable(&self, error: &io::Error) -> Failure {
+    fn unreadable(&self, error: &io::Error) -> DoctorFailure {
         let what = format!("cannot look at {}: {error}", self.node);
-        Failure::new(DoctorExit::Failed, what, "run it as root")
+        DoctorFailure::new(DoctorExit::Failed, what, "run it as root")
     }
 }
 
 /// Makes sure that no process drives the controller.
-pub(super) fn check_user_space(controller: &PciDevice, machine: &Machine) -> Result<(), Failure> {
+pub(super) fn check_user_space(
+    controller: &PciDevice,
+    machine: &SystemPaths,
+) -> Result<(), DoctorFailure> {
     // What the kernel drives nobody else does, whatever a program has left behind.
     if controller.driver.as_deref() == Some(KERNEL) {
         return Ok(());
@@ -109,7 +116,7 @@ pub(super) fn check_user_space(controller: &PciDevice, machine: &Machine) -> Res
     let refused = |user: User, has: String| {
         let who = user.description(machine);
         let what = format!("{} is in use: {who} {has}", controller.address);
-        Err(Failure::new(DoctorExit::Refused, what, user.help()))
+        Err(DoctorFailure::new(DoctorExit::Refused, what, user.help()))
     };
     if let Some((process, node)) = process_with(&nodes_of(controller, machine), machine)? {
         return refused(User::Process(process), format!("has {node} open"));
@@ -117,7 +124,7 @@ pub(super) fn check_user_space(controller: &PciDevice, machine: &Machine) -> Res
     let claim = machine.claims.join(format!("spdk_pci_lock_{}", controller.address));
     let holder = holder_of(&claim).map_err(|error| {
         let what = format!("cannot look at {}: {error}", claim.display());
-        Failure::new(DoctorExit::Failed, what, "run it as root; SPDK makes that file")
+        DoctorFailure::new(DoctorExit::Failed, what, "run it as root; SPDK makes that file")
     })?;
     match holder {
         Some(user) => refused(user, format!("holds SPDK's lock {}", claim.display())),
@@ -134,7 +141,7 @@ enum User {
 }
 
 impl User {
-    fn description(&self, machine: &Machine) -> String {
+    fn description(&self, machine: &SystemPaths) -> String {
         let Self::Process(process) = self else { return "a process of another container".into() };
         let name = machine.system.procfs.join(format!("{process}/comm"));
         let name = fs::read_to_string(name).unwrap_or_default();
@@ -154,7 +161,7 @@ impl User {
 }
 
 /// The character devices through which user space drives it: their numbers, which are the same in every container.
-fn nodes_of(controller: &PciDevice, machine: &Machine) -> Vec<(DeviceNumber, String)> {
+fn nodes_of(controller: &PciDevice, machine: &SystemPaths) -> Vec<(DeviceNumber, String)> {
     let sysfs = &machine.sysfs.0;
     let device = sysfs.join("bus/pci/devices").join(&controller.address);
     let beneath = |name: &str| -> Vec<PathBuf> {
@@ -181,8 +188,8 @@ fn nodes_of(controller: &PciDevice, machine: &Machine) -> Vec<(DeviceNumber, Str
 /// The first process that has one of these open, and which.
 fn process_with(
     nodes: &[(DeviceNumber, String)],
-    machine: &Machine,
-) -> Result<Option<(u32, String)>, Failure> {
+    machine: &SystemPaths,
+) -> Result<Option<(u32, String)>, DoctorFailure> {
     if nodes.is_empty() {
         return Ok(None);
     }
@@ -191,7 +198,7 @@ fn process_with(
     for process in numbers {
         let found = node_open_in(process, nodes, machine).map_err(|error| {
             let what = format!("cannot see what process {process} has open: {error}");
-            Failure::new(DoctorExit::Failed, what, "run it as root")
+            DoctorFailure::new(DoctorExit::Failed, what, "run it as root")
         })?;
         if let Some(node) = found {
             return Ok(Some((process, node)));
@@ -204,7 +211,7 @@ fn process_with(
 fn node_open_in(
     process: u32,
     nodes: &[(DeviceNumber, String)],
-    machine: &Machine,
+    machine: &SystemPaths,
 ) -> io::Result<Option<String>> {
     let directory = machine.system.procfs.join(format!("{process}/fd"));
     // It may end while it is looked at, or close what it had open.

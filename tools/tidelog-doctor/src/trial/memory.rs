@@ -14,12 +14,12 @@ use tidelog_gds::cuda::{CudaError, DeviceMemory};
 use super::{TrialError, timed};
 
 /// The host's memory, which the engine makes as it needs it, or a GPU's.
-pub(super) enum Memory {
+pub(super) enum TrialMemory {
     Host,
     Gpu(DeviceMemory),
 }
 
-impl Memory {
+impl TrialMemory {
     pub(super) fn new(length: usize, gpu: Option<&Arc<Gpu>>) -> Result<Self, TrialError> {
         let Some(gpu) = gpu else { return Ok(Self::Host) };
         Ok(Self::Gpu(DeviceMemory::new(gpu, length).map_err(of_cuda)?))

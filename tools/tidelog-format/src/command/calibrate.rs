@@ -5,34 +5,34 @@ use std::fmt::Write;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use tidelog_command_line::FormatExit;
-use tidelog_device_safety::{System, Target};
+use tidelog_device_safety::{NamedDevice, System};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::inspect::inspect;
 use tidelog_engine::pool::{CalibrateProgress, Calibration, Measurement, Pool};
 
-use super::table::Table;
+use super::table::TextTable;
 use super::wipe::refuse_users;
 use super::{bar_of, inspect as show, shall_write};
 use crate::cli::WipeArgs;
-use crate::outcome::{Failure, Report};
+use crate::outcome::{CommandReport, FormatFailure};
 
-pub(super) fn run(args: &WipeArgs, system: &System) -> Result<Report, Failure> {
+pub(super) fn run(args: &WipeArgs, system: &System) -> Result<CommandReport, FormatFailure> {
     let write = shall_write(args.intent)?;
     let targets = refuse_users(&args.pool.devices, system)?;
-    let specs: Vec<DeviceSpec> = targets.iter().map(Target::spec).collect();
+    let specs: Vec<DeviceSpec> = targets.iter().map(NamedDevice::spec).collect();
     if !write {
         let view = inspect(&specs)?;
         let mut text = show::text(&view);
         text.push_str("\nNothing was written. Add --yes to measure in free segments, and to store the depth.\n");
         let json = json!({ "written": false, "pool": show::json(&view), "calibration": null });
-        return Ok(Report { text, json, exit: FormatExit::Clean });
+        return Ok(CommandReport { text, json, exit: FormatExit::Clean });
     }
     let bar = progress_bar();
     let found = Pool::calibrate(&specs, args.pool.buffered, &mut |step| advance(&bar, step));
     bar.finish_and_clear();
     let found = found?;
     let json = json!({ "written": true, "pool": null, "calibration": self::json(&found) });
-    Ok(Report { text: text(&found), json, exit: FormatExit::Clean })
+    Ok(CommandReport { text: text(&found), json, exit: FormatExit::Clean })
 }
 
 pub(super) fn progress_bar() -> ProgressBar {
@@ -45,7 +45,7 @@ pub(super) fn advance(bar: &ProgressBar, CalibrateProgress { done, total }: Cali
 }
 
 pub(super) fn text(found: &Calibration) -> String {
-    let mut table = Table::new(&[">bs", ">depth", ">write GB/s", ">read GB/s"]);
+    let mut table = TextTable::new(&[">bs", ">depth", ">write GB/s", ">read GB/s"]);
     for &Measurement { chunk, depth, write, read } in &found.measurements {
         let rate = |rate: f64| format!("{:.3}", rate / 1e9);
         table.row(&[chunk.to_string(), depth.to_string(), rate(write), rate(read)]);

@@ -8,9 +8,9 @@ use tidelog_engine::pool::inspect::{CheckReport, Damage, check};
 
 use super::{advance, progress_bar, specs};
 use crate::cli::PoolArgs;
-use crate::outcome::{Failure, Report};
+use crate::outcome::{CommandReport, FormatFailure};
 
-pub(super) fn run(args: &PoolArgs) -> Result<Report, Failure> {
+pub(super) fn run(args: &PoolArgs) -> Result<CommandReport, FormatFailure> {
     let bar = progress_bar("verifying");
     let report = check(&specs(&args.devices), args.buffered, &mut |progress| {
         advance(&bar, progress.done, progress.total);
@@ -23,7 +23,7 @@ pub(super) fn run(args: &PoolArgs) -> Result<Report, Failure> {
         let _ = writeln!(text, "{repairable} of these can be written again: tidelog-format repair");
     }
     let exit = if report.damage.is_empty() { FormatExit::Clean } else { FormatExit::Damaged };
-    Ok(Report { text, json: json(&report), exit })
+    Ok(CommandReport { text, json: json(&report), exit })
 }
 
 /// What was verified, and what is not as it should be.

@@ -4,24 +4,24 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 use tidelog_command_line::FormatExit;
-use tidelog_device_safety::{Reason, Refusal, System, Target, TargetKind};
+use tidelog_device_safety::{DeviceRefusal, NamedDevice, Reason, System, TargetKind};
 use tidelog_engine::layout::{BLOCK_BYTES, Geometry};
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::{FormatOptions, FormatProgress, Pool};
 use tidelog_engine::units::ByteCount;
 
 use super::regions::regions;
-use super::table::Table;
+use super::table::TextTable;
 use super::{
     advance, calibrate, check_overwrite_names, progress_bar, refuse, resolve, shall_write,
 };
 use crate::cli::FormatArgs;
-use crate::outcome::{Failure, Report};
+use crate::outcome::{CommandReport, FormatFailure};
 
 const NO_REDUNDANCY: &str =
     "A pool has no redundancy: losing one device loses the tensors of the whole pool.";
 
-pub(super) fn run(args: &FormatArgs, system: &System) -> Result<Report, Failure> {
+pub(super) fn run(args: &FormatArgs, system: &System) -> Result<CommandReport, FormatFailure> {
     let write = shall_write(args.intent)?;
     check_overwrite_names(&args.overwrite, &args.devices)?;
     let targets = resolve(&args.devices, system)?;
@@ -30,7 +30,7 @@ pub(super) fn run(args: &FormatArgs, system: &System) -> Result<Report, Failure>
     }
     refuse(&targets, &args.overwrite, system, |_| true)?;
     let options = options(args, &targets);
-    let specs: Vec<DeviceSpec> = targets.iter().map(Target::spec).collect();
+    let specs: Vec<DeviceSpec> = targets.iter().map(NamedDevice::spec).collect();
     let sizes: Vec<ByteCount> = targets.iter().map(|target| target.size).collect();
     let geometry = Pool::plan_format(&specs, &sizes, &options)?;
     let plan = Plan { args, targets: &targets, geometry };
@@ -42,7 +42,7 @@ pub(super) fn run(args: &FormatArgs, system: &System) -> Result<Report, Failure>
             );
         }
         text.push_str("\nNothing was written. Add --yes to write this.\n");
-        return Ok(Report { text, json: plan.json(None), exit: FormatExit::Clean });
+        return Ok(CommandReport { text, json: plan.json(None), exit: FormatExit::Clean });
     }
     let bar = progress_bar("deallocating");
     let measuring = calibrate::progress_bar();
@@ -70,21 +70,21 @@ pub(super) fn run(args: &FormatArgs, system: &System) -> Result<Report, Failure>
     }
     let mut json = plan.json(Some(made.pool));
     json["calibration"] = calibration.as_ref().map_or(Value::Null, calibrate::json);
-    Ok(Report { text, json, exit: FormatExit::Clean })
+    Ok(CommandReport { text, json, exit: FormatExit::Clean })
 }
 
 /// Refuses names for which a file would have to be made.
-fn refuse_missing(targets: &[Target]) -> Result<(), Failure> {
+fn refuse_missing(targets: &[NamedDevice]) -> Result<(), FormatFailure> {
     let missing = targets.iter().filter(|target| target.kind == TargetKind::NewFile);
-    let refusal = |target: &Target| {
+    let refusal = |target: &NamedDevice| {
         let why = format!("{} does not exist: is its file system mounted?", target.path.display());
-        Refusal { device: target.given.clone(), reason: Reason::Missing { why } }
+        DeviceRefusal { device: target.given.clone(), reason: Reason::Missing { why } }
     };
-    let refusals: Vec<Refusal> = missing.map(refusal).collect();
-    if refusals.is_empty() { Ok(()) } else { Err(Failure::refused(refusals)) }
+    let refusals: Vec<DeviceRefusal> = missing.map(refusal).collect();
+    if refusals.is_empty() { Ok(()) } else { Err(FormatFailure::refused(refusals)) }
 }
 
-fn options(args: &FormatArgs, targets: &[Target]) -> FormatOptions {
+fn options(args: &FormatArgs, targets: &[NamedDevice]) -> FormatOptions {
     let twice = || targets.iter().filter(|target| args.overwrite.contains(&target.given));
     FormatOptions {
         device_size: args.size,
@@ -108,7 +108,7 @@ fn options(args: &FormatArgs, targets: &[Target]) -> FormatOptions {
 /// What will be written where.
 struct Plan<'a> {
     args: &'a FormatArgs,
-    targets: &'a [Target],
+    targets: &'a [NamedDevice],
     geometry: Geometry,
 }
 
@@ -118,7 +118,7 @@ impl Plan<'_> {
         ByteCount(blocks * BLOCK_BYTES)
     }
 
-    fn size_of(&self, target: &Target) -> u64 {
+    fn size_of(&self, target: &NamedDevice) -> u64 {
         target.size.0.max(self.geometry.device_bytes)
     }
 
@@ -145,7 +145,7 @@ impl Plan<'_> {
             for what in self.preparations(target) {
                 let _ = writeln!(text, "  {what}");
             }
-            let mut table = Table::new(&[">from byte", ">to byte", ">size", "", "region"]);
+            let mut table = TextTable::new(&[">from byte", ">to byte", ">size", "", "region"]);
             for region in regions(&self.geometry, place as u32, size.0, target.is_block_device()) {
                 table.row(&[
                     region.start.to_string(),
@@ -161,7 +161,7 @@ impl Plan<'_> {
     }
 
     /// What happens to a device before its regions are written.
-    fn preparations(&self, target: &Target) -> Vec<String> {
+    fn preparations(&self, target: &NamedDevice) -> Vec<String> {
         let mut what = Vec::new();
         what.push(match (&target.kind, target.size) {
             (TargetKind::NewFile, _) => {

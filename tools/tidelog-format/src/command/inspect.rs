@@ -9,11 +9,11 @@ use tidelog_engine::pool::inspect::{CopyState, IndexView, PoolView, ShareView, i
 use tidelog_engine::units::ByteCount;
 
 use super::specs;
-use super::table::Table;
+use super::table::TextTable;
 use crate::cli::PoolArgs;
-use crate::outcome::{Failure, Report};
+use crate::outcome::{CommandReport, FormatFailure};
 
-pub(super) fn run(args: &PoolArgs) -> Result<Report, Failure> {
+pub(super) fn run(args: &PoolArgs) -> Result<CommandReport, FormatFailure> {
     let view = inspect(&specs(&args.devices))?;
     let unreadable = view.shares.iter().any(|share| !share.held && share.index.is_err());
     let older = view.shares.iter().any(|share| !share.older.is_empty());
@@ -23,7 +23,7 @@ pub(super) fn run(args: &PoolArgs) -> Result<Report, Failure> {
     } else {
         FormatExit::Clean
     };
-    Ok(Report { text: text(&view), json: json(&view), exit })
+    Ok(CommandReport { text: text(&view), json: json(&view), exit })
 }
 
 pub(super) fn text(view: &PoolView) -> String {
@@ -44,7 +44,7 @@ pub(super) fn text(view: &PoolView) -> String {
         let _ = writeln!(text, "calibrated: {depth} operations in flight on each device\n");
     }
     let mut devices =
-        Table::new(&[">place", "device", ">size", "superblock A", "superblock B", "MBR"]);
+        TextTable::new(&[">place", "device", ">size", "superblock A", "superblock B", "MBR"]);
     for (place, device) in &view.devices {
         let [first, second] = device.copies.each_ref().map(|copy| match &copy.state {
             Ok(_) => format!("good, byte {}", copy.offset.0),
@@ -118,7 +118,7 @@ fn share_text(share: &ShareView) -> String {
         text.push_str("  no durable tensors\n");
         return text;
     }
-    let mut tensors = Table::new(&["durable tensor", ">size", "class", ">runs", "id"]);
+    let mut tensors = TextTable::new(&["durable tensor", ">size", "class", ">runs", "id"]);
     for tensor in &index.tensors {
         tensors.row(&[
             printable(tensor.name.as_deref().unwrap_or("(no name)")),

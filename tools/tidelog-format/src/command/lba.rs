@@ -5,19 +5,19 @@ use std::fs::File;
 
 use serde_json::{Value, json};
 use tidelog_command_line::FormatExit;
-use tidelog_device_safety::{Reason, Scope, System, Target, TargetKind};
+use tidelog_device_safety::{NamedDevice, Reason, Scope, System, TargetKind};
 use tidelog_engine::path::nvme::{
-    AdminError, ControllerFacts, Formats, LbaFormat, Namespace, NamespaceFacts, Unusable,
+    AdminError, ControllerFacts, Formats, LbaFormat, Namespace, NamespaceFacts, UnusableNamespace,
 };
 use tidelog_engine::pool::{LbaError, set_lba_format};
 use tidelog_engine::units::ByteCount;
 
-use super::table::Table;
+use super::table::TextTable;
 use super::{check_overwrite_names, refuse, resolve, shall_write};
 use crate::cli::LbaArgs;
-use crate::outcome::{Failure, Report};
+use crate::outcome::{CommandReport, FormatFailure};
 
-pub(super) fn run(args: &LbaArgs, system: &System) -> Result<Report, Failure> {
+pub(super) fn run(args: &LbaArgs, system: &System) -> Result<CommandReport, FormatFailure> {
     let names = [args.device.clone()];
     check_overwrite_names(&args.overwrite, &names)?;
     let targets = resolve(&names, system)?;
@@ -54,23 +54,27 @@ pub(super) fn run(args: &LbaArgs, system: &System) -> Result<Report, Failure> {
 
 /// A namespace, and what it and its controller say of themselves.
 struct Drive<'a> {
-    target: &'a Target,
+    target: &'a NamedDevice,
     facts: NamespaceFacts,
     controller: ControllerFacts,
-    unusable: Option<Unusable>,
+    unusable: Option<UnusableNamespace>,
 }
 
 impl<'a> Drive<'a> {
-    fn look(target: &'a Target) -> Result<Self, Failure> {
+    fn look(target: &'a NamedDevice) -> Result<Self, FormatFailure> {
         if target.scope != Scope::WholeNamespace {
             let what = format!("{} is a {}", target.given, target.scope);
             let help =
                 "name a whole NVMe namespace, such as /dev/nvme1n1; nothing else has LBA formats";
-            return Err(Failure::new(FormatExit::Refused, what, help));
+            return Err(FormatFailure::new(FormatExit::Refused, what, help));
         }
         let failed = |error: AdminError| {
             let what = format!("{}: {error}", target.given);
-            Failure::new(FormatExit::Failed, what, "drives can usually be asked by root alone")
+            FormatFailure::new(
+                FormatExit::Failed,
+                what,
+                "drives can usually be asked by root alone",
+            )
         };
         let file = File::open(&target.path);
         let file = file.map_err(|error| failed(AdminError::NotNvme(error)))?;
@@ -84,15 +88,17 @@ impl<'a> Drive<'a> {
     }
 
     /// Refuses drives of which more than this namespace would change, or that Tidelog uses in no format.
-    fn refuse_others(&self) -> Result<(), Failure> {
+    fn refuse_others(&self) -> Result<(), FormatFailure> {
         let device = &self.target.given;
-        if let Some(why @ (Unusable::Zoned | Unusable::CommandSet(_))) = self.unusable {
+        if let Some(why @ (UnusableNamespace::Zoned | UnusableNamespace::CommandSet(_))) =
+            self.unusable
+        {
             let what = format!("{device}: {why}; no format changes that");
-            return Err(Failure::new(FormatExit::Refused, what, "name another device"));
+            return Err(FormatFailure::new(FormatExit::Refused, what, "name another device"));
         }
         if self.controller.formats == Formats::Nothing {
             let what = format!("{device}: its controller cannot change formats");
-            return Err(Failure::new(FormatExit::Refused, what, "it stays as it is"));
+            return Err(FormatFailure::new(FormatExit::Refused, what, "it stays as it is"));
         }
         let neighbours = match &self.target.kind {
             TargetKind::Block(device) => device.neighbours(),
@@ -103,7 +109,7 @@ impl<'a> Drive<'a> {
                 "{device}: its controller formats all namespaces at once, and there is {}",
                 neighbours.join(", ")
             );
-            return Err(Failure::new(
+            return Err(FormatFailure::new(
                 FormatExit::Refused,
                 what,
                 "delete the other namespaces first",
@@ -113,7 +119,7 @@ impl<'a> Drive<'a> {
     }
 
     /// The format with blocks of this size that performs best.
-    fn choose(&self, size: ByteCount) -> Result<LbaFormat, Failure> {
+    fn choose(&self, size: ByteCount) -> Result<LbaFormat, FormatFailure> {
         let of_size = || self.facts.formats.iter().filter(|it| u64::from(it.block) == size.0);
         let best = of_size().filter(|it| it.metadata == 0).min_by_key(|it| it.performance);
         best.copied().ok_or_else(|| {
@@ -125,7 +131,7 @@ impl<'a> Drive<'a> {
             };
             let what = format!("{}: {why}", self.target.given);
             let help = format!("tidelog-format lba {} lists its formats", self.target.given);
-            Failure::new(FormatExit::Refused, what, help)
+            FormatFailure::new(FormatExit::Refused, what, help)
         })
     }
 
@@ -135,7 +141,7 @@ impl<'a> Drive<'a> {
             let _ = write!(text, ", {model}");
         }
         text.push_str(")\n");
-        let mut table = Table::new(&[">format", ">bytes in a block", ">metadata", "", ""]);
+        let mut table = TextTable::new(&[">format", ">bytes in a block", ">metadata", "", ""]);
         for format in &self.facts.formats {
             const PERFORMANCE: [&str; 4] = ["best", "better", "good", "degraded"];
             table.row(&[
@@ -153,7 +159,7 @@ impl<'a> Drive<'a> {
         text
     }
 
-    fn report(&self, text: String, written: bool, chosen: Option<LbaFormat>) -> Report {
+    fn report(&self, text: String, written: bool, chosen: Option<LbaFormat>) -> CommandReport {
         let formats: Vec<Value> = self
             .facts
             .formats
@@ -175,11 +181,11 @@ impl<'a> Drive<'a> {
             "formats": formats,
             "unusable": self.unusable.map(|why| why.to_string()),
         });
-        Report { text, json, exit: FormatExit::Clean }
+        CommandReport { text, json, exit: FormatExit::Clean }
     }
 }
 
-impl From<LbaError> for Failure {
+impl From<LbaError> for FormatFailure {
     fn from(error: LbaError) -> Self {
         match error {
             LbaError::Refused(error) => error.into(),

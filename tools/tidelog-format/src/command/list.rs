@@ -12,14 +12,14 @@ use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::inspect::{DeviceView, probe};
 use tidelog_engine::units::ByteCount;
 
-use super::table::Table;
+use super::table::TextTable;
 use crate::cli::ListArgs;
-use crate::outcome::Report;
+use crate::outcome::CommandReport;
 
 /// Devices of one pool that were found, by their place.
 type Found = Vec<(Superblock, DeviceView)>;
 
-pub(super) fn run(args: &ListArgs, system: &System) -> Report {
+pub(super) fn run(args: &ListArgs, system: &System) -> CommandReport {
     let mut pools: BTreeMap<u128, Found> = BTreeMap::new();
     let (mut damaged, mut unreadable) = (Vec::new(), Vec::new());
     let nodes = system.block_devices().into_iter().map(|it| PathBuf::from("/dev").join(it.name));
@@ -44,7 +44,7 @@ pub(super) fn run(args: &ListArgs, system: &System) -> Report {
     let text = text(&pools, &damaged, &unreadable);
     let pools: Vec<Value> = pools.iter().map(|(pool, found)| pool_json(*pool, found)).collect();
     let json = json!({ "pools": pools, "damaged": damaged, "unreadable": unreadable });
-    Report { text, json, exit: FormatExit::Clean }
+    CommandReport { text, json, exit: FormatExit::Clean }
 }
 
 fn text(pools: &BTreeMap<u128, Found>, damaged: &[Value], unreadable: &[String]) -> String {
@@ -56,7 +56,7 @@ fn text(pools: &BTreeMap<u128, Found>, damaged: &[Value], unreadable: &[String])
             missing => format!("device {} not found", missing.join(", ")),
         };
         let _ = writeln!(text, "pool {pool:032x}: {expected} device(s), {state}");
-        let mut table = Table::new(&[">place", "device", ">size"]);
+        let mut table = TextTable::new(&[">place", "device", ">size"]);
         for (superblock, view) in found {
             let size = ByteCount(view.size.0).to_string();
             table.row(&[superblock.device.to_string(), printable(&view.name), size]);

@@ -19,35 +19,35 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use tidelog_command_line::{FormatExit, completions};
 use tidelog_device_safety::{
-    Reason, Refusal, System, Target, program_directories, refusals, same_or_overlapping,
+    DeviceRefusal, NamedDevice, Reason, System, program_directories, refusals, same_or_overlapping,
 };
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::units::ByteCount;
 
-use crate::cli::{Cli, Command, Intent};
-use crate::outcome::{Failure, Outcome, Report};
+use crate::cli::{FormatCli, FormatCommand, Intent};
+use crate::outcome::{CommandOutcome, CommandReport, FormatFailure};
 
 /// Carries a command out.
-pub fn run(command: &Command) -> Outcome {
+pub fn run(command: &FormatCommand) -> CommandOutcome {
     let system = System::default();
-    Outcome(match command {
-        Command::Format(args) => format::run(args, &system),
-        Command::Inspect(args) => inspect::run(args),
-        Command::Check(args) => check::run(args),
-        Command::Repair(args) => repair::run(args, &system),
-        Command::Wipe(args) => wipe::run(args, &system),
-        Command::Lba(args) => lba::run(args, &system),
-        Command::Calibrate(args) => calibrate::run(args, &system),
-        Command::TakeOver(args) => take_over::run(args),
-        Command::List(args) => Ok(list::run(args, &system)),
-        Command::Add(_) => Err(add()),
-        Command::Completions { shell } => Ok(page(completions::<Cli>(*shell))),
-        Command::Man { command } => man(command.as_deref()),
+    CommandOutcome(match command {
+        FormatCommand::Format(args) => format::run(args, &system),
+        FormatCommand::Inspect(args) => inspect::run(args),
+        FormatCommand::Check(args) => check::run(args),
+        FormatCommand::Repair(args) => repair::run(args, &system),
+        FormatCommand::Wipe(args) => wipe::run(args, &system),
+        FormatCommand::Lba(args) => lba::run(args, &system),
+        FormatCommand::Calibrate(args) => calibrate::run(args, &system),
+        FormatCommand::TakeOver(args) => take_over::run(args),
+        FormatCommand::List(args) => Ok(list::run(args, &system)),
+        FormatCommand::Add(_) => Err(add()),
+        FormatCommand::Completions { shell } => Ok(page(completions::<FormatCli>(*shell))),
+        FormatCommand::Man { command } => man(command.as_deref()),
     })
 }
 
-fn add() -> Failure {
-    Failure::new(
+fn add() -> FormatFailure {
+    FormatFailure::new(
         FormatExit::Refused,
         "devices cannot be added: a pool's devices are fixed when it is formatted, because every tensor \
          is striped over all of them",
@@ -57,32 +57,36 @@ fn add() -> Failure {
     )
 }
 
-fn man(command: Option<&str>) -> Result<Report, Failure> {
-    let mut tool = Cli::command();
+fn man(command: Option<&str>) -> Result<CommandReport, FormatFailure> {
+    let mut tool = FormatCli::command();
     // Fills in what the tool and its commands have in common.
     tool.build();
     let page_of = match command {
         None => tool,
         Some(name) => tool.find_subcommand(name).cloned().ok_or_else(|| {
-            Failure::new(FormatExit::Usage, format!("there is no command {name:?}"), "see --help")
+            FormatFailure::new(
+                FormatExit::Usage,
+                format!("there is no command {name:?}"),
+                "see --help",
+            )
         })?,
     };
     let mut text = Vec::new();
     let rendered = clap_mangen::Man::new(page_of).render(&mut text);
-    rendered.map_err(|error| Failure::new(FormatExit::Failed, error.to_string(), ""))?;
+    rendered.map_err(|error| FormatFailure::new(FormatExit::Failed, error.to_string(), ""))?;
     Ok(page(String::from_utf8_lossy(&text).into_owned()))
 }
 
-fn page(text: String) -> Report {
-    Report { json: json!({ "text": text }), text, exit: FormatExit::Clean }
+fn page(text: String) -> CommandReport {
+    CommandReport { json: json!({ "text": text }), text, exit: FormatExit::Clean }
 }
 
 /// Whether to write: `--yes` does, a person without it gets a dry run, a script has to say.
-fn shall_write(Intent { yes, dry_run }: Intent) -> Result<bool, Failure> {
+fn shall_write(Intent { yes, dry_run }: Intent) -> Result<bool, FormatFailure> {
     if yes || dry_run || std::io::stdin().is_terminal() {
         return Ok(yes);
     }
-    Err(Failure::new(
+    Err(FormatFailure::new(
         FormatExit::Usage,
         "without a terminal this needs --yes to write or --dry-run to look",
         "",
@@ -90,17 +94,17 @@ fn shall_write(Intent { yes, dry_run }: Intent) -> Result<bool, Failure> {
 }
 
 /// What the names stand for. Those that stand for nothing are refused, all of them.
-fn resolve(names: &[String], system: &System) -> Result<Vec<Target>, Failure> {
+fn resolve(names: &[String], system: &System) -> Result<Vec<NamedDevice>, FormatFailure> {
     let (mut targets, mut missing) = (Vec::new(), Vec::new());
     for name in names {
-        match Target::resolve(name, system) {
+        match NamedDevice::resolve(name, system) {
             Ok(target) => targets.push(target),
             Err(error) if stands_for_nothing(&error) => {
                 let reason = Reason::Missing { why: error.to_string() };
-                missing.push(Refusal { device: name.clone(), reason });
+                missing.push(DeviceRefusal { device: name.clone(), reason });
             }
             Err(error) => {
-                return Err(Failure::new(
+                return Err(FormatFailure::new(
                     FormatExit::Failed,
                     format!("{name}: {error}"),
                     "name a directory, a file, a block device or a partition",
@@ -108,7 +112,7 @@ fn resolve(names: &[String], system: &System) -> Result<Vec<Target>, Failure> {
             }
         }
     }
-    if missing.is_empty() { Ok(targets) } else { Err(Failure::refused(missing)) }
+    if missing.is_empty() { Ok(targets) } else { Err(FormatFailure::refused(missing)) }
 }
 
 /// Whether a name is wrong, and not the machine.
@@ -119,10 +123,10 @@ fn stands_for_nothing(error: &io::Error) -> bool {
 }
 
 /// `--overwrite` repeats a name of DEVICE; anything else is a slip, and slips are what it is there for.
-fn check_overwrite_names(overwrite: &[String], devices: &[String]) -> Result<(), Failure> {
+fn check_overwrite_names(overwrite: &[String], devices: &[String]) -> Result<(), FormatFailure> {
     match overwrite.iter().find(|name| !devices.contains(name)) {
         None => Ok(()),
-        Some(name) => Err(Failure::new(
+        Some(name) => Err(FormatFailure::new(
             FormatExit::Usage,
             format!("--overwrite {name}: no DEVICE is called exactly that"),
             "--overwrite must repeat a name of the device list, letter for letter",
@@ -132,26 +136,27 @@ fn check_overwrite_names(overwrite: &[String], devices: &[String]) -> Result<(),
 
 /// Refuses devices against which something speaks that `counts` and that naming them twice does not set aside.
 fn refuse(
-    targets: &[Target],
+    targets: &[NamedDevice],
     overwrite: &[String],
     system: &System,
     counts: impl Fn(&Reason) -> bool,
-) -> Result<(), Failure> {
+) -> Result<(), FormatFailure> {
     let mut found = same_or_overlapping(targets);
     for target in targets {
         let reasons = refusals(target, system, &program_directories()).map_err(|error| {
-            Failure::new(
+            FormatFailure::new(
                 FormatExit::Failed,
                 format!("{}: cannot find out what it holds: {error}", target.given),
                 "block devices can usually be read by root alone",
             )
         })?;
         let named_twice = overwrite.contains(&target.given);
-        let stands =
-            |it: &Refusal| counts(&it.reason) && !(named_twice && it.reason.may_be_overridden());
+        let stands = |it: &DeviceRefusal| {
+            counts(&it.reason) && !(named_twice && it.reason.may_be_overridden())
+        };
         found.extend(reasons.into_iter().filter(stands));
     }
-    if found.is_empty() { Ok(()) } else { Err(Failure::refused(found)) }
+    if found.is_empty() { Ok(()) } else { Err(FormatFailure::refused(found)) }
 }
 
 fn specs(names: &[String]) -> Vec<DeviceSpec> {

@@ -6,7 +6,7 @@ use tidelog_engine::layout::{
 
 /// A run of bytes of a device with one purpose.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Region {
+pub(super) struct DeviceRegion {
     pub(super) what: String,
     pub(super) start: u64,
     pub(super) end: u64,
@@ -15,12 +15,17 @@ pub(super) struct Region {
 }
 
 /// The regions of the device at `place` with `size` bytes, in order and without gaps.
-pub(super) fn regions(geometry: &Geometry, place: u32, size: u64, block: bool) -> Vec<Region> {
+pub(super) fn regions(
+    geometry: &Geometry,
+    place: u32,
+    size: u64,
+    block: bool,
+) -> Vec<DeviceRegion> {
     let mut regions = Vec::new();
     let mut at = 0;
     let mut put = |what: &str, end: u64, written: bool| {
         if end > at {
-            regions.push(Region { what: what.to_owned(), start: at, end, written });
+            regions.push(DeviceRegion { what: what.to_owned(), start: at, end, written });
             at = end;
         }
     };

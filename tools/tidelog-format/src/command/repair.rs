@@ -11,9 +11,9 @@ use tidelog_engine::pool::inspect::{
 
 use super::{advance, check, progress_bar, specs};
 use crate::cli::RepairArgs;
-use crate::outcome::{Failure, Report};
+use crate::outcome::{CommandReport, FormatFailure};
 
-pub(super) fn run(args: &RepairArgs, system: &System) -> Result<Report, Failure> {
+pub(super) fn run(args: &RepairArgs, system: &System) -> Result<CommandReport, FormatFailure> {
     super::wipe::refuse_users(&args.pool.devices, system)?;
     let overwritten = if args.accept_overwritten_start {
         accept_overwritten_start(&specs(&args.pool.devices), args.pool.buffered)?
@@ -24,7 +24,9 @@ pub(super) fn run(args: &RepairArgs, system: &System) -> Result<Report, Failure>
         let accepted = accept_older_copies(&specs(&args.pool.devices), args.pool.buffered);
         accepted.map_err(|error| match error {
             AcceptError::Open(error) => error.into(),
-            AcceptError::Close(error) => Failure::new(FormatExit::Failed, error.to_string(), ""),
+            AcceptError::Close(error) => {
+                FormatFailure::new(FormatExit::Failed, error.to_string(), "")
+            }
         })?
     } else {
         Vec::new()
@@ -75,5 +77,5 @@ pub(super) fn run(args: &RepairArgs, system: &System) -> Result<Report, Failure>
         "before": check::json(&report.before),
         "after": check::json(&report.after),
     });
-    Ok(Report { text, json, exit })
+    Ok(CommandReport { text, json, exit })
 }

@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 /// Lines of cells under a heading. Columns whose heading starts with `>` are right-aligned.
-pub(super) struct Table {
+pub(super) struct TextTable {
     rows: Vec<Vec<String>>,
     right: Vec<bool>,
 }
 
-impl Table {
+impl TextTable {
     pub(super) fn new(heading: &[&str]) -> Self {
         let right = heading.iter().map(|cell| cell.starts_with('>')).collect();
         let cells = heading.iter().map(|cell| cell.trim_start_matches('>').to_owned());

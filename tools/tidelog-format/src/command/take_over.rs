@@ -10,9 +10,9 @@ use tidelog_engine::pool::take_over;
 
 use super::{shall_write, specs};
 use crate::cli::WipeArgs;
-use crate::outcome::{Failure, Report};
+use crate::outcome::{CommandReport, FormatFailure};
 
-pub(super) fn run(args: &WipeArgs) -> Result<Report, Failure> {
+pub(super) fn run(args: &WipeArgs) -> Result<CommandReport, FormatFailure> {
     let write = shall_write(args.intent)?;
     let specs = specs(&args.pool.devices);
     let owned: Vec<(String, Owner)> = if write {
@@ -37,7 +37,7 @@ pub(super) fn run(args: &WipeArgs) -> Result<Report, Failure> {
             |(device, owner)| json!({ "device": device, "host": owner.host, "since": owner.since }),
         )
         .collect();
-    Ok(Report {
+    Ok(CommandReport {
         text,
         json: json!({ "written": write, "owners": owners }),
         exit: FormatExit::Clean,

@@ -5,19 +5,19 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 use tidelog_command_line::{FormatExit, printable};
 use tidelog_device_safety::{
-    Reason, Refusal, System, Target, TargetKind, refusals, same_or_overlapping,
+    DeviceRefusal, NamedDevice, Reason, System, TargetKind, refusals, same_or_overlapping,
 };
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::inspect::{DeviceView, inspect, probe, wipe};
 
 use super::{inspect as show, resolve, shall_write};
 use crate::cli::WipeArgs;
-use crate::outcome::{Failure, Report};
+use crate::outcome::{CommandReport, FormatFailure};
 
-pub(super) fn run(args: &WipeArgs, system: &System) -> Result<Report, Failure> {
+pub(super) fn run(args: &WipeArgs, system: &System) -> Result<CommandReport, FormatFailure> {
     let write = shall_write(args.intent)?;
     let targets = refuse_users(&args.pool.devices, system)?;
-    let specs: Vec<DeviceSpec> = targets.iter().map(Target::spec).collect();
+    let specs: Vec<DeviceSpec> = targets.iter().map(NamedDevice::spec).collect();
     // A pool that is damaged cannot be shown as one; its devices can.
     let (mut text, pool) = match inspect(&specs) {
         Ok(view) => (show::text(&view), show::json(&view)),
@@ -31,7 +31,7 @@ pub(super) fn run(args: &WipeArgs, system: &System) -> Result<Report, Failure> {
             "\nNothing was written. Add --yes to remove both superblocks of each device.\n",
         );
         let json = json!({ "written": false, "pool": pool, "wiped": [] });
-        return Ok(Report { text, json, exit: FormatExit::Clean });
+        return Ok(CommandReport { text, json, exit: FormatExit::Clean });
     }
     let wiped = wipe(&specs, args.pool.buffered)?;
     text.push('\n');
@@ -44,7 +44,7 @@ pub(super) fn run(args: &WipeArgs, system: &System) -> Result<Report, Failure> {
         .map(|it| json!({ "device": it.device, "what": it.what, "offset": it.offset.0 }))
         .collect();
     let json = json!({ "written": true, "pool": pool, "wiped": wiped });
-    Ok(Report { text, json, exit: FormatExit::Clean })
+    Ok(CommandReport { text, json, exit: FormatExit::Clean })
 }
 
 fn devices_text(devices: &[DeviceView], why: &str) -> String {
@@ -62,16 +62,19 @@ fn devices_text(devices: &[DeviceView], why: &str) -> String {
 }
 
 /// Refuses devices that somebody uses. That they hold a pool is what they are named for.
-pub(super) fn refuse_users(names: &[String], system: &System) -> Result<Vec<Target>, Failure> {
+pub(super) fn refuse_users(
+    names: &[String],
+    system: &System,
+) -> Result<Vec<NamedDevice>, FormatFailure> {
     let targets = resolve(names, system).map_err(|failure| match failure.exit {
         // As for every command that takes a pool.
-        FormatExit::Refused => Failure { exit: FormatExit::NotAPool, ..failure },
+        FormatExit::Refused => FormatFailure { exit: FormatExit::NotAPool, ..failure },
         _ => failure,
     })?;
     let missing = targets.iter().find(|target| target.kind == TargetKind::NewFile);
     if let Some(target) = missing {
         let what = format!("{} does not exist", target.path.display());
-        return Err(Failure::new(
+        return Err(FormatFailure::new(
             FormatExit::NotAPool,
             what,
             "`list` shows which devices carry pools",
@@ -80,14 +83,14 @@ pub(super) fn refuse_users(names: &[String], system: &System) -> Result<Vec<Targ
     let mut found = same_or_overlapping(&targets);
     for target in &targets {
         let reasons = refusals(target, system, &[]).map_err(|error| {
-            Failure::new(FormatExit::Failed, format!("{}: {error}", target.given), "")
+            FormatFailure::new(FormatExit::Failed, format!("{}: {error}", target.given), "")
         })?;
         found.extend(reasons.into_iter().filter(against_changing_a_pool));
     }
-    if found.is_empty() { Ok(targets) } else { Err(Failure::refused(found)) }
+    if found.is_empty() { Ok(targets) } else { Err(FormatFailure::refused(found)) }
 }
 
-fn against_changing_a_pool(refusal: &Refusal) -> bool {
+fn against_changing_a_pool(refusal: &DeviceRefusal) -> bool {
     // A partition table in use means that the pool's superblock is a leftover.
     !refusal.reason.may_be_overridden() || matches!(refusal.reason, Reason::Partitioned { .. })
 }

@@ -1,7 +1,7 @@
 //! `calibrate`: what was measured becomes a machine.
 
 use crate::cli::CalibrateArgs;
-use crate::failure::Failure;
+use crate::failure::PlanFailure;
 use crate::inputs::{read_machine, text_of};
 use std::path::Path;
 use tidelog_gds::topology::Sysfs;
@@ -11,17 +11,17 @@ use tidelog_planner::units::{Bandwidth, Bytes};
 /// Memory against checksums, until somebody measures it: one core's.
 const VERIFY: Bandwidth = Bandwidth(8_000_000_000);
 
-pub(crate) fn calibrate(arguments: &CalibrateArgs) -> Result<String, Failure> {
+pub(crate) fn calibrate(arguments: &CalibrateArgs) -> Result<String, PlanFailure> {
     let runs = arguments.runs.iter().map(|path| text_of(path)).collect::<Result<Vec<_>, _>>()?;
     let runs: Vec<&str> = runs.iter().map(String::as_str).collect();
     let files: Vec<String> = arguments.runs.iter().map(|path| path.display().to_string()).collect();
     let measured = drives(&arguments.drive, &runs)
-        .map_err(|source| Failure::Calibrate { file: files.join(", "), source })?;
+        .map_err(|source| PlanFailure::Calibrate { file: files.join(", "), source })?;
     let mut hardware = match &arguments.base {
         Some(path) => {
             let base = read_machine(path)?.hardware.ok_or_else(|| {
                 let file = path.display();
-                Failure::Usage(format!(
+                PlanFailure::Usage(format!(
                     "{file} describes no drives: --base wants a machine with \"drives\""
                 ))
             })?;
@@ -49,15 +49,15 @@ pub(crate) fn calibrate(arguments: &CalibrateArgs) -> Result<String, Failure> {
 }
 
 /// What a GPU's link carries at best.
-fn link_of(address: &str, sysfs: &Path) -> Result<PcieLink, Failure> {
+fn link_of(address: &str, sysfs: &Path) -> Result<PcieLink, PlanFailure> {
     let sysfs = Sysfs(sysfs.to_owned());
     let device = sysfs.pci_device(address).ok_or_else(|| {
-        Failure::NotFound(format!(
+        PlanFailure::NotFound(format!(
             "there is no PCI device {address}; tidelog-doctor lists the GPUs"
         ))
     })?;
     let rate = sysfs.bandwidth_to_host(&[&device]).ok_or_else(|| {
-        Failure::NotFound(format!("the kernel does not say how wide the link of {address} is"))
+        PlanFailure::NotFound(format!("the kernel does not say how wide the link of {address} is"))
     })?;
     Ok(PcieLink { read: Bandwidth(rate), write: Bandwidth(rate) })
 }

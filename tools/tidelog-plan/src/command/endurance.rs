@@ -1,12 +1,14 @@
 //! `endurance`: terabytes a day, how long drives last, and the price of writing less.
 
 use super::table::table;
-use crate::cli::{DriveArgs, EnduranceArgs, Output, Policy, ReportArgs};
-use crate::failure::Failure;
-use crate::inputs::{Step, planner};
+use crate::cli::{DriveArgs, EnduranceArgs, Output, PolicyName, ReportArgs};
+use crate::failure::PlanFailure;
+use crate::inputs::{LoadedStep, planner};
 use serde_json::json;
 use std::fmt::Write;
-use tidelog_planner::endurance::{Choice, Point, Wear, Wearing, choices, curve, under_budget};
+use tidelog_planner::endurance::{
+    DriveWear, StepChoice, Wearing, WriteBudgetPoint, choices, curve, under_budget,
+};
 use tidelog_planner::hardware::Drives;
 use tidelog_planner::report::text::{factor, time};
 use tidelog_planner::report::{BudgetPoint, Report};
@@ -15,13 +17,13 @@ use tidelog_planner::units::Bytes;
 
 const TERABYTE: f64 = 1e12;
 
-pub(crate) fn endurance(arguments: &EnduranceArgs, output: Output) -> Result<String, Failure> {
-    let step = Step::read(&arguments.step.inputs, &arguments.step.source)?;
+pub(crate) fn endurance(arguments: &EnduranceArgs, output: Output) -> Result<String, PlanFailure> {
+    let step = LoadedStep::read(&arguments.step.inputs, &arguments.step.source)?;
     let wearing = wearing(&step, &arguments.drives)?;
     let now = wearing.wear(step.simulation.time, step.simulation.bytes.ssd_written);
     let (title, policy) = (step.trace.name.clone(), step.simulation.policy.clone());
     let points = curve(&found(&step)?);
-    let wears: Vec<Wear> =
+    let wears: Vec<DriveWear> =
         points.iter().map(|point| wearing.wear(point.step, point.written_per_step)).collect();
     if output == Output::Json {
         let curve: Vec<_> = points
@@ -58,9 +60,11 @@ pub(crate) fn endurance(arguments: &EnduranceArgs, output: Output) -> Result<Str
 }
 
 /// The fastest plan that keeps to so many terabytes a day; what that takes is said beside.
-pub(super) fn plan_under(step: &Step, terabytes_per_day: f64) -> Result<String, Failure> {
+pub(super) fn plan_under(step: &LoadedStep, terabytes_per_day: f64) -> Result<String, PlanFailure> {
     if !(terabytes_per_day > 0.0 && terabytes_per_day.is_finite()) {
-        return Err(Failure::Usage("--write-budget is a number of terabytes above 0".to_owned()));
+        return Err(PlanFailure::Usage(
+            "--write-budget is a number of terabytes above 0".to_owned(),
+        ));
     }
     let found = found(step)?;
     #[allow(clippy::cast_sign_loss, reason = "checked above")]
@@ -78,10 +82,10 @@ pub(super) fn plan_under(step: &Step, terabytes_per_day: f64) -> Result<String, 
 
 /// Puts wear and the price of writing less into a page.
 pub(super) fn draw(
-    step: &Step,
+    step: &LoadedStep,
     arguments: &ReportArgs,
     report: &mut Report,
-) -> Result<(), Failure> {
+) -> Result<(), PlanFailure> {
     let Ok(wearing) = wearing(step, &arguments.drives) else { return Ok(()) };
     let now = wearing.wear(step.simulation.time, step.simulation.bytes.ssd_written);
     let per_day = terabytes(now.written_per_day);
@@ -90,10 +94,10 @@ pub(super) fn draw(
         ("written a day".to_owned(), format!("{per_day} TB")),
         ("a drive lasts".to_owned(), lasts(&now)),
     ]);
-    if arguments.quick || step.policy == Policy::Lru {
+    if arguments.quick || step.policy == PolicyName::Lru {
         return Ok(());
     }
-    let drawn = curve(&found(step)?).into_iter().map(|point: Point| BudgetPoint {
+    let drawn = curve(&found(step)?).into_iter().map(|point: WriteBudgetPoint| BudgetPoint {
         per_day: point.budget_per_day,
         step: point.step,
         pause: point.pause,
@@ -103,18 +107,20 @@ pub(super) fn draw(
     Ok(())
 }
 
-fn found(step: &Step) -> Result<Vec<Choice>, Failure> {
+fn found(step: &LoadedStep) -> Result<Vec<StepChoice>, PlanFailure> {
     let plan = step.plan.clone().ok_or_else(|| {
-        Failure::Usage("policy lru makes no plan, and none that writes less; see --help".to_owned())
+        PlanFailure::Usage(
+            "policy lru makes no plan, and none that writes less; see --help".to_owned(),
+        )
     })?;
-    let mut known = vec![Choice { plan, simulation: step.simulation.clone() }];
+    let mut known = vec![StepChoice { plan, simulation: step.simulation.clone() }];
     // Whoever plans, another plan may be one that writes less.
-    let thrifty = frontier(&step.trace, &step.machine, tidelog::Options::default())?;
-    known.extend(thrifty.into_iter().map(|(plan, simulation)| Choice { plan, simulation }));
+    let thrifty = frontier(&step.trace, &step.machine, tidelog::TidelogOptions::default())?;
+    known.extend(thrifty.into_iter().map(|(plan, simulation)| StepChoice { plan, simulation }));
     Ok(choices(&step.trace, &step.machine, known, &planner(step.policy))?)
 }
 
-fn wearing(step: &Step, arguments: &DriveArgs) -> Result<Wearing, Failure> {
+fn wearing(step: &LoadedStep, arguments: &DriveArgs) -> Result<Wearing, PlanFailure> {
     let named = arguments.drive.as_ref().map(|model| Drives::of(model, arguments.count));
     match (&step.hardware, named) {
         (Some(hardware), None) => Ok(Wearing::of(hardware, arguments.amplification)),
@@ -134,7 +140,7 @@ fn wearing(step: &Step, arguments: &DriveArgs) -> Result<Wearing, Failure> {
                 amplification_percent: arguments.amplification,
             })
         }
-        (None, None) => Err(Failure::Usage(
+        (None, None) => Err(PlanFailure::Usage(
             "the machine file names no drives: say --drive MODEL --count COUNT, or give it \"drives\"".to_owned(),
         )),
     }
@@ -148,7 +154,7 @@ fn drives_of(wearing: &Wearing) -> String {
     format!("{} x {}{gpus}", wearing.drives, wearing.model)
 }
 
-fn sentences(wearing: &Wearing, wear: &Wear, text: &mut String) {
+fn sentences(wearing: &Wearing, wear: &DriveWear, text: &mut String) {
     let filled = wear.drive_writes_per_day_per_mille.map_or_else(String::new, |times| {
         format!(", which fills it {}.{} times", times / 1000, times % 1000 / 100)
     });
@@ -176,7 +182,7 @@ fn sentences(wearing: &Wearing, wear: &Wear, text: &mut String) {
 }
 
 /// How long a drive lasts, in words.
-fn lasts(wear: &Wear) -> String {
+fn lasts(wear: &DriveWear) -> String {
     match wear.lifetime_hours {
         None => "–".to_owned(),
         Some(hours @ 0..72) => format!("{hours} hours"),

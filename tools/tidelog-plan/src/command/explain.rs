@@ -1,11 +1,11 @@
 //! `explain`: why, and what if.
 
 use crate::cli::{ExplainArgs, Output};
-use crate::failure::Failure;
-use crate::inputs::{Step, simulator};
+use crate::failure::PlanFailure;
+use crate::inputs::{LoadedStep, simulator};
 use serde_json::json;
 use std::fmt::Write;
-use tidelog_planner::explain::{Change, OpAnswer, StorageAnswer, WhatIf, find, what_if};
+use tidelog_planner::explain::{MachineChange, OpAnswer, StorageAnswer, WhatIf, find, what_if};
 use tidelog_planner::report::text::{factor, time};
 use tidelog_planner::trace::{PlanStorage, Trace};
 use tidelog_planner::units::{Bytes, OpIndex};
@@ -15,8 +15,8 @@ const SHOWN: usize = 3;
 /// Of several storages that a name can mean, so many are listed.
 const LISTED: usize = 10;
 
-pub(crate) fn explain(arguments: &ExplainArgs, output: Output) -> Result<String, Failure> {
-    let step = Step::read(&arguments.step.inputs, &arguments.step.source)?;
+pub(crate) fn explain(arguments: &ExplainArgs, output: Output) -> Result<String, PlanFailure> {
+    let step = LoadedStep::read(&arguments.step.inputs, &arguments.step.source)?;
     let case = step.case();
     let asked = !arguments.storage.is_empty() || !arguments.op.is_empty();
     let storages: Vec<PlanStorage> = if asked {
@@ -76,7 +76,7 @@ pub(crate) fn explain(arguments: &ExplainArgs, output: Output) -> Result<String,
     Ok(text)
 }
 
-fn overview(step: &Step, text: &mut String) {
+fn overview(step: &LoadedStep, text: &mut String) {
     let (length, ideal) = (step.simulation.time, step.trace.duration());
     let stall = step.simulation.stall_time();
     let _ = writeln!(
@@ -91,7 +91,7 @@ fn overview(step: &Step, text: &mut String) {
     let _ = writeln!(text, "{}", step.case().waited());
 }
 
-fn changed(step: &Step, what: &WhatIf) -> String {
+fn changed(step: &LoadedStep, what: &WhatIf) -> String {
     let now = step.simulation.time.0;
     let against = what
         .time
@@ -100,29 +100,29 @@ fn changed(step: &Step, what: &WhatIf) -> String {
 }
 
 /// The changes that the machine allows: one SSD more and twice as many, more memory of each kind.
-fn changes(step: &Step, arguments: &ExplainArgs) -> Vec<Change> {
+fn changes(step: &LoadedStep, arguments: &ExplainArgs) -> Vec<MachineChange> {
     let known = step.hardware.as_ref().map(|hardware| hardware.drives.count);
     let drives = arguments.drives.or(known);
     let more = Bytes(arguments.memory << 30);
     let ssds = drives.into_iter().flat_map(|present| {
         let mut wanted = vec![present + 1, 2 * present];
         wanted.dedup();
-        wanted.into_iter().map(move |wanted| Change::Ssds { present, wanted })
+        wanted.into_iter().map(move |wanted| MachineChange::Ssds { present, wanted })
     });
-    ssds.chain([Change::Memory(more), Change::HostMemory(more)]).collect()
+    ssds.chain([MachineChange::Memory(more), MachineChange::HostMemory(more)]).collect()
 }
 
-fn one_of(trace: &Trace, text: &str) -> Result<PlanStorage, Failure> {
+fn one_of(trace: &Trace, text: &str) -> Result<PlanStorage, PlanFailure> {
     match find(trace, text).as_slice() {
         [one] => Ok(*one),
-        [] => Err(Failure::NotFound(format!(
+        [] => Err(PlanFailure::NotFound(format!(
             "no storage of the trace is called {text:?}, or a part of it"
         ))),
         several => {
             let names = several.iter().take(LISTED).map(|storage| trace.label(*storage));
             let more = several.len().saturating_sub(LISTED);
             let rest = if more > 0 { format!("\n  and {more} more") } else { String::new() };
-            Err(Failure::NotFound(format!(
+            Err(PlanFailure::NotFound(format!(
                 "{text:?} can mean {} storages:\n  {}{rest}",
                 several.len(),
                 names.collect::<Vec<_>>().join("\n  ")
@@ -131,10 +131,10 @@ fn one_of(trace: &Trace, text: &str) -> Result<PlanStorage, Failure> {
     }
 }
 
-fn op_of(trace: &Trace, number: u32) -> Result<OpIndex, Failure> {
+fn op_of(trace: &Trace, number: u32) -> Result<OpIndex, PlanFailure> {
     if (number as usize) < trace.ops.len() {
         return Ok(OpIndex(number));
     }
     let last = trace.ops.len() - 1;
-    Err(Failure::NotFound(format!("there is no op {number}: the trace has ops 0 to {last}")))
+    Err(PlanFailure::NotFound(format!("there is no op {number}: the trace has ops 0 to {last}")))
 }

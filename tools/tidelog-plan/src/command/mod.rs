@@ -6,9 +6,9 @@ mod explain;
 mod record;
 mod table;
 
-use crate::cli::{Inputs, Output, PlanArgs, Policy, ReportArgs, StepArgs};
-use crate::failure::Failure;
-use crate::inputs::{PLANNERS, Step, bound, planner, read};
+use crate::cli::{Inputs, Output, PlanArgs, PolicyName, ReportArgs, StepArgs};
+use crate::failure::PlanFailure;
+use crate::inputs::{LoadedStep, PLANNERS, bound, planner, read};
 use serde_json::{Value, json};
 use tidelog_planner::export::chrome_trace;
 use tidelog_planner::report::simulated;
@@ -21,24 +21,24 @@ pub(crate) use endurance::endurance;
 pub(crate) use explain::explain;
 pub(crate) use record::record;
 
-pub(crate) fn plan(arguments: &PlanArgs) -> Result<String, Failure> {
-    if arguments.policy == Policy::Lru {
-        return Err(Failure::Usage("policy lru makes no plan; see --help".to_owned()));
+pub(crate) fn plan(arguments: &PlanArgs) -> Result<String, PlanFailure> {
+    if arguments.policy == PolicyName::Lru {
+        return Err(PlanFailure::Usage("policy lru makes no plan; see --help".to_owned()));
     }
-    let source = crate::cli::Source { plan: None, policy: arguments.policy };
-    let step = Step::read(&arguments.inputs, &source)?;
+    let source = crate::cli::PlanSource { plan: None, policy: arguments.policy };
+    let step = LoadedStep::read(&arguments.inputs, &source)?;
     match arguments.write_budget {
         Some(terabytes) => endurance::plan_under(&step, terabytes),
         None => Ok(step.plan.map_or(String::new(), |plan| plan.named(&step.trace).to_json())),
     }
 }
 
-pub(crate) fn simulate(arguments: &StepArgs, output: Output) -> Result<String, Failure> {
-    let step = Step::read(&arguments.inputs, &arguments.source)?;
+pub(crate) fn simulate(arguments: &StepArgs, output: Output) -> Result<String, PlanFailure> {
+    let step = LoadedStep::read(&arguments.inputs, &arguments.source)?;
     Ok(written(output, &[row(&step.simulation.policy, &step.trace, &step.simulation)]))
 }
 
-pub(crate) fn compare(inputs: &Inputs, output: Output) -> Result<String, Failure> {
+pub(crate) fn compare(inputs: &Inputs, output: Output) -> Result<String, PlanFailure> {
     let (trace, file) = read(inputs)?;
     let bound = bound(&trace, &file)?;
     let machine = file.machine;
@@ -53,13 +53,13 @@ pub(crate) fn compare(inputs: &Inputs, output: Output) -> Result<String, Failure
     Ok(written(output, &rows))
 }
 
-pub(crate) fn export(arguments: &StepArgs) -> Result<String, Failure> {
-    let step = Step::read(&arguments.inputs, &arguments.source)?;
+pub(crate) fn export(arguments: &StepArgs) -> Result<String, PlanFailure> {
+    let step = LoadedStep::read(&arguments.inputs, &arguments.source)?;
     Ok(chrome_trace(&simulated(&step.trace, &step.machine, &step.simulation)))
 }
 
-pub(crate) fn report(arguments: &ReportArgs) -> Result<String, Failure> {
-    let step = Step::read(&arguments.step.inputs, &arguments.step.source)?;
+pub(crate) fn report(arguments: &ReportArgs) -> Result<String, PlanFailure> {
+    let step = LoadedStep::read(&arguments.step.inputs, &arguments.step.source)?;
     let mut report = simulated(&step.trace, &step.machine, &step.simulation);
     if !arguments.quick {
         report.bound = Some(bound(&step.trace, &step.file)?);
@@ -106,10 +106,10 @@ fn line(row: &Value) -> String {
 }
 
 /// Writes to a file, and prints nothing, where one is named.
-fn write_or_print(path: Option<&std::path::Path>, text: String) -> Result<String, Failure> {
+fn write_or_print(path: Option<&std::path::Path>, text: String) -> Result<String, PlanFailure> {
     let Some(path) = path else { return Ok(text) };
     match std::fs::write(path, text) {
         Ok(()) => Ok(String::new()),
-        Err(error) => Err(Failure::Write { file: path.display().to_string(), source: error }),
+        Err(error) => Err(PlanFailure::Write { file: path.display().to_string(), source: error }),
     }
 }

@@ -1,7 +1,7 @@
 //! `record`: the recorder is Python, because the model is.
 
 use crate::cli::RecordArgs;
-use crate::failure::Failure;
+use crate::failure::PlanFailure;
 use crate::inputs::text_of;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ const GPUS: [(&str, &str); 4] = [
 const PROBE: &str = "import importlib.util as u\n\
                      print(' '.join(n for n in ('torch', 'tidelog') if u.find_spec(n) is None))";
 
-pub(crate) fn record(arguments: &RecordArgs) -> Result<String, Failure> {
+pub(crate) fn record(arguments: &RecordArgs) -> Result<String, PlanFailure> {
     let gpu = match GPUS.iter().find(|(name, _)| *name == arguments.gpu) {
         Some((_, text)) => (*text).to_owned(),
         None => text_of(Path::new(&arguments.gpu))?,
@@ -43,23 +43,23 @@ pub(crate) fn record(arguments: &RecordArgs) -> Result<String, Failure> {
         .output()
         .map_err(|error| not_there(&arguments.python, &error))?;
     if !done.status.success() {
-        return Err(Failure::Recorder(format!(
+        return Err(PlanFailure::Recorder(format!(
             "the recorder ended with {}; what it said stands above",
             done.status
         )));
     }
     let text = String::from_utf8(done.stdout).map_err(|_| {
-        Failure::Recorder("the recorder wrote something that is not text".to_owned())
+        PlanFailure::Recorder("the recorder wrote something that is not text".to_owned())
     })?;
     super::write_or_print(arguments.output_file.as_deref(), text)
 }
 
-fn probe(python: &Path) -> Result<(), Failure> {
+fn probe(python: &Path) -> Result<(), PlanFailure> {
     let found = Command::new(python).args(["-c", PROBE]).output();
     let found = found.map_err(|error| not_there(python, &error))?;
     if !found.status.success() {
         let said = String::from_utf8_lossy(&found.stderr);
-        return Err(Failure::Recorder(format!(
+        return Err(PlanFailure::Recorder(format!(
             "{} does not run: {}",
             python.display(),
             said.trim()
@@ -76,13 +76,16 @@ fn probe(python: &Path) -> Result<(), Failure> {
     if missing.contains("tidelog") {
         what.push("the tidelog package (put Tidelog's torch-bridge/python on PYTHONPATH)");
     }
-    Err(Failure::Recorder(format!(
+    Err(PlanFailure::Recorder(format!(
         "{} lacks {}; --python names another one, such as the .venv/bin/python that `make setup` makes",
         python.display(),
         what.join(" and ")
     )))
 }
 
-fn not_there(python: &Path, error: &std::io::Error) -> Failure {
-    Failure::Recorder(format!("{}: {error}; --python names the Python to use", python.display()))
+fn not_there(python: &Path, error: &std::io::Error) -> PlanFailure {
+    PlanFailure::Recorder(format!(
+        "{}: {error}; --python names the Python to use",
+        python.display()
+    ))
 }

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tidelog_planner::migration::Target;
 use tidelog_planner::residency::CopyKind;
-use tidelog_planner::trace::Kind;
+use tidelog_planner::trace::StorageKind;
 use tidelog_planner::units::{Bandwidth, Nanos};
 
-use crate::executor::pace::Pace;
-use crate::executor::transfer::{Direction, Transfer};
+use crate::executor::pace::StepRate;
+use crate::executor::transfer::{StorageTransfer, TransferDirection};
 
 /// Bytes by what their storage is for, in the order of [`Kind::ALL`].
-pub(in crate::executor) type BytesByKind = [u64; Kind::ALL.len()];
+pub(in crate::executor) type BytesByKind = [u64; StorageKind::ALL.len()];
 
 /// Counted since the session was opened, or over one step.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
@@ -58,7 +58,7 @@ pub(in crate::executor) struct Counters {
     read: BytesByKind,
     last_step: Totals,
     /// How fast the last step went.
-    last_pace: Pace,
+    last_pace: StepRate,
     step_began_at: Totals,
     step_began: Option<Moment>,
     writes: Busy,
@@ -134,7 +134,7 @@ impl Counters {
     }
 
     /// Of the last step.
-    pub(in crate::executor) fn last_pace(&self) -> Pace {
+    pub(in crate::executor) fn last_pace(&self) -> StepRate {
         self.last_pace
     }
 
@@ -148,35 +148,35 @@ impl Counters {
         &self.read
     }
 
-    pub(super) fn started(&mut self, transfer: &Transfer) {
+    pub(super) fn started(&mut self, transfer: &StorageTransfer) {
         if let Some(link) = self.link(transfer) {
             link.started();
         }
     }
 
     /// A transfer that had started ended, well or not.
-    pub(super) fn completed(&mut self, transfer: &Transfer, done: bool, at: Instant) {
-        let &Transfer { kind, direction, target, .. } = transfer;
+    pub(super) fn completed(&mut self, transfer: &StorageTransfer, done: bool, at: Instant) {
+        let &StorageTransfer { kind, direction, target, .. } = transfer;
         let moved = if done { transfer.bytes } else { 0 };
         if let Some(link) = self.link(transfer) {
             link.finished(moved, at);
         }
         match direction {
-            Direction::Out(copy) => {
+            TransferDirection::Out(copy) => {
                 self.totals.evictions += u64::from(done);
                 match copy {
                     CopyKind::Write => self.went_out(target, kind, moved),
                     CopyKind::Verify => self.totals.clean_drops += u64::from(done),
                 }
             }
-            Direction::In => {
+            TransferDirection::In => {
                 self.totals.fetches += u64::from(done);
                 self.came_back(target, kind, moved);
             }
         }
     }
 
-    fn went_out(&mut self, target: Target, kind: Kind, bytes: u64) {
+    fn went_out(&mut self, target: Target, kind: StorageKind, bytes: u64) {
         match target {
             Target::Ssd => {
                 self.totals.bytes_written += bytes;
@@ -186,7 +186,7 @@ impl Counters {
         }
     }
 
-    fn came_back(&mut self, target: Target, kind: Kind, bytes: u64) {
+    fn came_back(&mut self, target: Target, kind: StorageKind, bytes: u64) {
         match target {
             Target::Ssd => {
                 self.totals.bytes_read += bytes;
@@ -197,13 +197,13 @@ impl Counters {
     }
 
     /// What a transfer keeps busy; a comparison, nothing.
-    fn link(&mut self, transfer: &Transfer) -> Option<&mut Busy> {
+    fn link(&mut self, transfer: &StorageTransfer) -> Option<&mut Busy> {
         match (transfer.direction, transfer.target) {
-            (Direction::Out(CopyKind::Verify), _) => None,
-            (Direction::Out(CopyKind::Write), Target::Ssd) => Some(&mut self.writes),
-            (Direction::Out(CopyKind::Write), Target::Host) => Some(&mut self.host_writes),
-            (Direction::In, Target::Ssd) => Some(&mut self.reads),
-            (Direction::In, Target::Host) => Some(&mut self.host_reads),
+            (TransferDirection::Out(CopyKind::Verify), _) => None,
+            (TransferDirection::Out(CopyKind::Write), Target::Ssd) => Some(&mut self.writes),
+            (TransferDirection::Out(CopyKind::Write), Target::Host) => Some(&mut self.host_writes),
+            (TransferDirection::In, Target::Ssd) => Some(&mut self.reads),
+            (TransferDirection::In, Target::Host) => Some(&mut self.host_reads),
         }
     }
 
@@ -247,10 +247,12 @@ impl Counters {
         (back.bandwidth(opened), out.bandwidth(opened))
     }
 
-    fn pace(&self) -> Pace {
-        let Some(Moment { at, reads, writes }) = self.step_began else { return Pace::default() };
+    fn pace(&self) -> StepRate {
+        let Some(Moment { at, reads, writes }) = self.step_began else {
+            return StepRate::default();
+        };
         let took = at.elapsed().as_nanos() as u64;
-        Pace {
+        StepRate {
             compute: Some(Nanos(took.saturating_sub(self.last_step.stall_ns))),
             read: self.reads.bandwidth(reads),
             write: self.writes.bandwidth(writes),
@@ -259,6 +261,6 @@ impl Counters {
 }
 
 /// Where a kind stands in [`BytesByKind`].
-pub(super) fn place_of(kind: Kind) -> usize {
-    Kind::ALL.iter().position(|&each| each == kind).unwrap_or(0)
+pub(super) fn place_of(kind: StorageKind) -> usize {
+    StorageKind::ALL.iter().position(|&each| each == kind).unwrap_or(0)
 }

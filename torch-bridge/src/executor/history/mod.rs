@@ -13,7 +13,7 @@ use tidelog_planner::trace::Trace;
 
 use super::ops::OpName;
 use super::storages::Label;
-use super::transfer::Transfer;
+use super::transfer::StorageTransfer;
 use recorder::StepRecorder;
 
 pub(super) use counters::{BytesByKind, Counters};
@@ -45,7 +45,7 @@ impl History {
     pub(super) fn step_ends<'a>(
         &mut self,
         complete: bool,
-        under_way: impl Iterator<Item = &'a Transfer>,
+        under_way: impl Iterator<Item = &'a StorageTransfer>,
     ) {
         self.counters.step_ends();
         let now = Instant::now();
@@ -94,17 +94,22 @@ impl History {
     }
 
     /// A transfer's bytes begin to move.
-    pub(super) fn transfer_started(&mut self, transfer: &Transfer) {
+    pub(super) fn transfer_started(&mut self, transfer: &StorageTransfer) {
         self.counters.started(transfer);
     }
 
     /// A transfer that had started came to its end at that time, well or not.
-    pub(super) fn transfer_completed(&mut self, transfer: &Transfer, done: bool, at: Instant) {
+    pub(super) fn transfer_completed(
+        &mut self,
+        transfer: &StorageTransfer,
+        done: bool,
+        at: Instant,
+    ) {
         self.counters.completed(transfer, done, at);
     }
 
     /// A transfer has ended, whether it had started or not.
-    pub(super) fn transfer_ended(&mut self, transfer: &Transfer, ending: Ending) {
+    pub(super) fn transfer_ended(&mut self, transfer: &StorageTransfer, ending: Ending) {
         self.recorder.transferred(transfer, ending, Instant::now());
     }
 

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tidelog_engine::schedule::Urgency;
-use tidelog_planner::migration::{Direction, Ending, MemorySample, Target};
+use tidelog_planner::migration::{Ending, MemorySample, MigrationDirection, Target};
 use tidelog_planner::report::TransferSpan;
 use tidelog_planner::units::{Bytes, Nanos};
 
 use super::counters::{BytesByKind, place_of};
 use crate::executor::storages::Label;
-use crate::executor::transfer::{self, Transfer};
+use crate::executor::transfer::{self, StorageTransfer};
 
 /// Entries of each list of a step, at most: some 4 MiB a list.
 const ENTRIES_MAX: usize = 1 << 16;
@@ -24,15 +24,15 @@ const ENTRIES_MAX: usize = 1 << 16;
 /// Recorded steps: the one that runs, and the last that was complete.
 #[derive(Default)]
 pub(super) struct StepRecorder {
-    current: Option<Step>,
-    last: Option<Step>,
+    current: Option<RecordedStep>,
+    last: Option<RecordedStep>,
     begun: u64,
     /// Every op name that was seen, so that a span costs no copy of it.
     names: HashSet<Arc<str>>,
 }
 
 /// What one step did; times count from its beginning.
-pub(super) struct Step {
+pub(super) struct RecordedStep {
     /// Counted from 1 since the session was opened.
     pub(super) number: u64,
     began: Instant,
@@ -78,7 +78,7 @@ pub(super) struct Wait {
 impl StepRecorder {
     pub(super) fn step_begins(&mut self, now: Instant) {
         self.begun += 1;
-        self.current = Some(Step::new(self.begun, now));
+        self.current = Some(RecordedStep::new(self.begun, now));
     }
 
     /// Ends the step; one that an exception cut short is not kept.
@@ -98,7 +98,7 @@ impl StepRecorder {
     }
 
     /// The last complete step or, before there is one, the step that runs.
-    pub(super) fn shown(&self) -> Option<&Step> {
+    pub(super) fn shown(&self) -> Option<&RecordedStep> {
         self.last.as_ref().or(self.current.as_ref())
     }
 
@@ -148,15 +148,15 @@ impl StepRecorder {
     }
 
     /// A transfer ended, or is under way while its step ends.
-    pub(super) fn transferred(&mut self, transfer: &Transfer, ending: Ending, now: Instant) {
+    pub(super) fn transferred(&mut self, transfer: &StorageTransfer, ending: Ending, now: Instant) {
         let Some(step) = &mut self.current else { return };
-        let &Transfer { kind, bytes, target, asked, submitted, .. } = transfer;
+        let &StorageTransfer { kind, bytes, target, asked, submitted, .. } = transfer;
         let direction = match transfer.direction {
-            transfer::Direction::Out(_) => Direction::Out,
-            transfer::Direction::In => Direction::In,
+            transfer::TransferDirection::Out(_) => MigrationDirection::Out,
+            transfer::TransferDirection::In => MigrationDirection::In,
         };
         match ending {
-            Ending::Moved if (direction, target) == (Direction::Out, Target::Ssd) => {
+            Ending::Moved if (direction, target) == (MigrationDirection::Out, Target::Ssd) => {
                 step.written[place_of(kind)] += bytes;
             }
             Ending::Clean => {
@@ -201,7 +201,7 @@ impl StepRecorder {
     }
 }
 
-impl Step {
+impl RecordedStep {
     fn new(number: u64, began: Instant) -> Self {
         Self {
             number,
@@ -245,17 +245,21 @@ mod tests {
     use std::time::Duration;
 
     use tidelog_planner::residency::{CopyKind, StorageId};
-    use tidelog_planner::trace::Kind;
+    use tidelog_planner::trace::StorageKind;
 
     use super::*;
 
-    const OUT: transfer::Direction = transfer::Direction::Out(CopyKind::Write);
-    const IN: transfer::Direction = transfer::Direction::In;
+    const OUT: transfer::TransferDirection = transfer::TransferDirection::Out(CopyKind::Write);
+    const IN: transfer::TransferDirection = transfer::TransferDirection::In;
 
-    fn transfer(asked: Instant, bytes: u64, direction: transfer::Direction) -> Transfer {
-        Transfer {
+    fn transfer(
+        asked: Instant,
+        bytes: u64,
+        direction: transfer::TransferDirection,
+    ) -> StorageTransfer {
+        StorageTransfer {
             label: Label { storage: StorageId(1), name: None, birth: None },
-            kind: Kind::Gradient,
+            kind: StorageKind::Gradient,
             bytes,
             direction,
             target: Target::Ssd,
@@ -294,7 +298,7 @@ mod tests {
         }
         recorder.transferred(&transfer(now, 5, OUT), Ending::Clean, now);
         recorder.transferred(&transfer(now, 7, IN), Ending::Moved, now);
-        let to_host = Transfer { target: Target::Host, ..transfer(now, 11, OUT) };
+        let to_host = StorageTransfer { target: Target::Host, ..transfer(now, 11, OUT) };
         recorder.transferred(&to_host, Ending::Moved, now);
         let step = recorder.shown().unwrap();
         assert!(step.truncated);

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use tidelog_planner::report::{OpSpan, Report, Stall, TransferSpan};
-use tidelog_planner::trace::{Kind, Trace};
+use tidelog_planner::trace::{StorageKind, Trace};
 use tidelog_planner::units::{Bytes, OpIndex};
 
-use super::recorder::{OpRun, Step, Transferred, Wait};
+use super::recorder::{OpRun, RecordedStep, Transferred, Wait};
 use crate::executor::storages::Label;
 
 /// Fills the report with a step, if there is one.
-pub(super) fn show(step: Option<&Step>, planned: Option<&Trace>, report: &mut Report) {
+pub(super) fn show(step: Option<&RecordedStep>, planned: Option<&Trace>, report: &mut Report) {
     let Some(step) = step else {
         "measured, no step yet".clone_into(&mut report.subtitle);
         report.notices.push(
@@ -49,7 +49,7 @@ struct Words<'a> {
 }
 
 impl<'a> Words<'a> {
-    fn new(planned: Option<&'a Trace>, step: &'a Step) -> Self {
+    fn new(planned: Option<&'a Trace>, step: &'a RecordedStep) -> Self {
         let seen = step.ops.iter().filter_map(|ran| Some((ran.index?, &*ran.name))).collect();
         Self { planned, seen }
     }
@@ -92,8 +92,8 @@ fn op_span(ran: &OpRun) -> OpSpan {
 }
 
 /// Bytes written by kind, largest first; kinds of which nothing was written are left out.
-fn written(step: &Step) -> Vec<(Kind, Bytes)> {
-    let by_kind = Kind::ALL.into_iter().zip(step.written.map(Bytes));
+fn written(step: &RecordedStep) -> Vec<(StorageKind, Bytes)> {
+    let by_kind = StorageKind::ALL.into_iter().zip(step.written.map(Bytes));
     let mut written: Vec<_> = by_kind.filter(|(_, bytes)| bytes.0 > 0).collect();
     written.sort_by_key(|(kind, bytes)| (std::cmp::Reverse(*bytes), *kind));
     written

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use tidelog_planner::units::Bytes;
 
 use super::planned::seconds;
-use crate::executor::pace::Pace;
+use crate::executor::pace::StepRate;
 
 /// Of a figure, how much it must be off: one part in so many.
 const SHARE: u64 = 4;
@@ -24,8 +24,8 @@ const INTERVAL: u64 = 16;
 pub(super) struct Drift {
     /// Without a time until steps ran under the first plan: its ops' times leave out what lies
     /// between ops.
-    assumed: Pace,
-    lately: VecDeque<Pace>,
+    assumed: StepRate,
+    lately: VecDeque<StepRate>,
     /// Since the plan was made, or tried to be.
     steps: u64,
 }
@@ -33,7 +33,7 @@ pub(super) struct Drift {
 impl Drift {
     /// From here on a plan that was made with these figures is followed; what they lack is as
     /// before.
-    pub(super) fn planned_with(&mut self, figures: Pace) {
+    pub(super) fn planned_with(&mut self, figures: StepRate) {
         self.assumed = figures.or(self.assumed);
         self.rest();
     }
@@ -44,13 +44,13 @@ impl Drift {
         self.steps = 0;
     }
 
-    pub(super) fn assumed(&self) -> Pace {
+    pub(super) fn assumed(&self) -> StepRate {
         self.assumed
     }
 
     /// A step that followed the plan went like this. Returns the pace to plan again
     /// with, if the steps have drifted.
-    pub(super) fn step_ends(&mut self, pace: Pace) -> Option<Pace> {
+    pub(super) fn step_ends(&mut self, pace: StepRate) -> Option<StepRate> {
         self.steps += 1;
         if self.lately.len() == STEPS {
             self.lately.pop_front();
@@ -59,7 +59,7 @@ impl Drift {
         if self.lately.len() < STEPS {
             return None;
         }
-        let seen = Pace::of([0, 1, 2].map(|figure| self.median(figure)));
+        let seen = StepRate::of([0, 1, 2].map(|figure| self.median(figure)));
         self.assumed.compute = self.assumed.compute.or(seen.compute);
         let drifted = (0..3).any(|figure| self.is_off(figure));
         (drifted && self.steps >= INTERVAL).then(|| seen.or(self.assumed))
@@ -89,7 +89,7 @@ fn is_above(one: u64, other: u64) -> bool {
 }
 
 /// In words, what changed by more than the share.
-pub(super) fn difference(before: Pace, now: Pace) -> String {
+pub(super) fn difference(before: StepRate, now: StepRate) -> String {
     let rate = |rate: u64| format!("{}/s", Bytes(rate));
     let labels: [(&str, &dyn Fn(u64) -> String); 3] =
         [("computing takes", &seconds), ("reads run at", &rate), ("writes run at", &rate)];
@@ -106,14 +106,14 @@ pub(super) fn difference(before: Pace, now: Pace) -> String {
 mod tests {
     use super::*;
 
-    fn pace(compute: u64, read: u64) -> Pace {
-        Pace::of([Some(compute), Some(read), None])
+    fn pace(compute: u64, read: u64) -> StepRate {
+        StepRate::of([Some(compute), Some(read), None])
     }
 
     /// A plan made with 100 bytes/s, under which steps compute for 1000 ns.
     fn settled() -> Drift {
         let mut drift = Drift::default();
-        drift.planned_with(Pace { compute: None, ..pace(0, 100) });
+        drift.planned_with(StepRate { compute: None, ..pace(0, 100) });
         for _ in 0..INTERVAL {
             assert_eq!(drift.step_ends(pace(1000, 100)), None);
         }
@@ -122,7 +122,7 @@ mod tests {
     }
 
     /// How many plans a course of steps brings, if each is taken over at once.
-    fn plans(drift: &mut Drift, steps: impl Iterator<Item = Pace>) -> usize {
+    fn plans(drift: &mut Drift, steps: impl Iterator<Item = StepRate>) -> usize {
         steps.filter_map(|step| drift.step_ends(step).map(|new| drift.planned_with(new))).count()
     }
 
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn what_a_step_does_not_show_is_not_judged_and_stays() {
         let mut drift = settled();
-        let silent = Pace { read: None, ..pace(2000, 0) };
+        let silent = StepRate { read: None, ..pace(2000, 0) };
         assert_eq!(plans(&mut drift, std::iter::repeat_n(silent, 20)), 1);
         assert_eq!(drift.assumed(), pace(2000, 100));
     }

@@ -9,13 +9,13 @@ use tidelog_gds::Gpu;
 use tidelog_gds::topology::{PciDevice, Sysfs, payload_of};
 use tidelog_planner::units::{Bandwidth, Bytes};
 
-use crate::memory::Place;
+use crate::memory::MemoryPlace;
 use crate::pool::PoolConfig;
 
 /// What links carry. Nothing where the tables do not say it of every device: files, virtual disks,
 /// namespaces that controllers share, many containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::executor) struct Links {
+pub(in crate::executor) struct LinkRates {
     /// The pool's devices together, on the way to host memory and from there to the GPU, if there
     /// is one.
     pub(super) ssd: Option<Bandwidth>,
@@ -25,15 +25,15 @@ pub(in crate::executor) struct Links {
     pub(super) descriptions: Vec<String>,
 }
 
-impl Links {
+impl LinkRates {
     /// Of the devices and the GPU that a pool is opened for.
     pub(in crate::executor) fn of(config: &PoolConfig<'_>) -> Self {
         let sysfs = Sysfs::default();
         let devices = DeviceSpec::parse_list(config.devices).unwrap_or_default();
         let ssds: Vec<_> = devices.iter().map(|device| controller_of(&sysfs, device)).collect();
         let gpu = match config.place {
-            Place::Host => None,
-            Place::Gpu(number) => Gpu::open(number.into()).ok(),
+            MemoryPlace::Host => None,
+            MemoryPlace::Gpu(number) => Gpu::open(number.into()).ok(),
         };
         let gpu = gpu.and_then(|gpu| sysfs.pci_device(gpu.pci_address()));
         Self::between(&sysfs, &ssds, gpu.as_ref())
@@ -127,10 +127,10 @@ mod tests {
             }
         }
 
-        fn links(&self, ssds: &[&str], gpu: Option<&str>) -> Links {
+        fn links(&self, ssds: &[&str], gpu: Option<&str>) -> LinkRates {
             let sysfs = Sysfs(self.0.clone());
             let ssds: Vec<_> = ssds.iter().map(|address| sysfs.pci_device(address)).collect();
-            Links::between(&sysfs, &ssds, gpu.and_then(|gpu| sysfs.pci_device(gpu)).as_ref())
+            LinkRates::between(&sysfs, &ssds, gpu.and_then(|gpu| sysfs.pci_device(gpu)).as_ref())
         }
     }
 
@@ -140,7 +140,7 @@ mod tests {
         }
     }
 
-    fn rate(links: &Links) -> u64 {
+    fn rate(links: &LinkRates) -> u64 {
         links.ssd.unwrap().0
     }
 
@@ -181,9 +181,9 @@ mod tests {
         let sysfs = FakeSysfs::new("silent");
         let known = "0000:40:00.0";
         assert_eq!(sysfs.links(&[known, "0000:99:00.0"], None).ssd, None, "a file, say");
-        assert_eq!(sysfs.links(&[], Some("0000:99:00.0")), Links::default());
+        assert_eq!(sysfs.links(&[], Some("0000:99:00.0")), LinkRates::default());
         sysfs.set_link("pci0000:40/0000:40:00.0", "0", "Unknown");
-        assert_eq!(sysfs.links(&[known], None), Links::default());
+        assert_eq!(sysfs.links(&[known], None), LinkRates::default());
     }
 
     /// Of NVMe controllers alone: a virtual disk's device on the bus shows a link that nothing runs

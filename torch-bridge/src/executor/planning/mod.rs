@@ -15,21 +15,21 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use tidelog_planner::cost::{Machine, SsdLink};
-use tidelog_planner::residency::{Residency, Schedule, StorageId, Use};
+use tidelog_planner::residency::{OpUse, Residency, Schedule, StorageId};
 use tidelog_planner::simulate::{Runtime, SimulateError};
 use tidelog_planner::trace::{PlanStorage, Trace};
 use tidelog_planner::units::{Bytes, Nanos, OpIndex};
 
 use super::history::History;
-use super::pace::Pace;
+use super::pace::StepRate;
 use super::storages::Storages;
 use drift::{Drift, difference};
 use profile::{Profile, Profiled};
 
-pub(super) use links::Links;
+pub(super) use links::LinkRates;
 pub(super) use planned::Planned;
-pub(crate) use planned::Policy;
-pub(super) use rates::{Rate, Rates};
+pub(crate) use planned::PlannerPolicy;
+pub(super) use rates::{Rate, SessionRates};
 
 /// Ops ahead whose storages are brought back and get their room, whatever the plan's moves do:
 /// enough for a transfer of some MiB to be through in time, few enough that what comes back early
@@ -46,10 +46,10 @@ type PlanResult = Result<(Planned, Schedule), SimulateError>;
 
 /// What a session knows of its plans, one after the other.
 pub(super) struct Planning {
-    policy: Policy,
+    policy: PlannerPolicy,
     /// Bytes of the pool's staging memory, which a plan leaves free.
     staging: Bytes,
-    links: Links,
+    links: LinkRates,
     profile: Profile,
     /// The plan that steps follow.
     planned: Option<Planned>,
@@ -76,12 +76,17 @@ enum Occasion {
     /// Two steps with a trace of this fingerprint were alike.
     First { fingerprint: u64 },
     /// Steps have come to run like this.
-    Drift(Pace),
+    Drift(StepRate),
 }
 
 impl Planning {
     /// Plans by that policy, or never.
-    pub(super) fn new(policy: Policy, reactive: bool, staging: Bytes, links: Links) -> Self {
+    pub(super) fn new(
+        policy: PlannerPolicy,
+        reactive: bool,
+        staging: Bytes,
+        links: LinkRates,
+    ) -> Self {
         Self {
             policy,
             staging,
@@ -143,7 +148,7 @@ impl Planning {
         machine: &mut Residency,
         index: u32,
         fingerprint: u64,
-        (name, uses): (&str, &[Use]),
+        (name, uses): (&str, &[OpUse]),
     ) {
         if self.planned.is_some()
             && !machine.expect(OpIndex(index), fingerprint)
@@ -199,8 +204,8 @@ impl Planning {
     }
 
     /// How fast a plan that is made now takes transfers to be.
-    pub(super) fn rates(&self, machine: &Residency, history: &History) -> Rates {
-        Rates::now(&self.links, machine, history)
+    pub(super) fn rates(&self, machine: &Residency, history: &History) -> SessionRates {
+        SessionRates::now(&self.links, machine, history)
     }
 
     /// What the plan expects, in the words of a report.
@@ -308,7 +313,7 @@ impl Planning {
             machine.bind(planned, storage);
         }
         let SsdLink { read, write, .. } = planned.machine.ssd;
-        self.drift.planned_with(Pace { compute: None, read: Some(read), write: Some(write) });
+        self.drift.planned_with(StepRate { compute: None, read: Some(read), write: Some(write) });
         self.planned = Some(planned);
     }
 
@@ -317,7 +322,7 @@ impl Planning {
         machine: &mut Residency,
         planned: Planned,
         schedule: Schedule,
-        (pace, step): (Pace, u64),
+        (pace, step): (StepRate, u64),
     ) {
         if !machine.exchange_schedule(Arc::new(schedule)) {
             return self.stay_with_the_plan("it is a plan for another step");
@@ -360,7 +365,7 @@ fn runtime(history: &History) -> Runtime {
 }
 
 /// The machine with the bandwidths that were measured.
-fn at_pace(machine: Machine, pace: Pace) -> Machine {
+fn at_pace(machine: Machine, pace: StepRate) -> Machine {
     let SsdLink { read, write, latency } = machine.ssd;
     let (read, write) = (pace.read.unwrap_or(read), pace.write.unwrap_or(write));
     Machine { ssd: SsdLink { read, write, latency }, ..machine }

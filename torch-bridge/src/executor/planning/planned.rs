@@ -13,7 +13,7 @@ use tidelog_planner::units::Bytes;
 
 /// Who makes the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Policy {
+pub(crate) enum PlannerPolicy {
     /// TERAIO's algorithm, with clean drops.
     Algorithm1,
     /// The planner's own, simulated on what the devices and the runtime were measured to do.
@@ -21,7 +21,7 @@ pub(crate) enum Policy {
     Tidelog,
 }
 
-impl Policy {
+impl PlannerPolicy {
     fn plan(
         self,
         trace: &Trace,
@@ -30,15 +30,18 @@ impl Policy {
     ) -> Result<Plan, SimulateError> {
         match self {
             Self::Algorithm1 => {
-                let options =
-                    algorithm1::Options { clean_drop: true, unused: true, ..Default::default() };
+                let options = algorithm1::Algorithm1Options {
+                    clean_drop: true,
+                    unused: true,
+                    ..Default::default()
+                };
                 let plan = algorithm1(trace, machine, options);
                 // One that cannot be simulated serves all the same; it only promises less.
                 let simulated = with_expectations_under(runtime, plan.clone(), trace, machine);
                 Ok(simulated.map_or(plan, |(plan, _)| plan))
             }
             Self::Tidelog => {
-                let options = tidelog::Options { runtime, ..Default::default() };
+                let options = tidelog::TidelogOptions { runtime, ..Default::default() };
                 Ok(tidelog(trace, machine, options)?.0)
             }
         }
@@ -58,7 +61,7 @@ impl Planned {
     /// Plans the trace's step on this machine: the plan, and what the residency machine follows of
     /// it.
     pub(super) fn make(
-        policy: Policy,
+        policy: PlannerPolicy,
         trace: Trace,
         machine: Machine,
         runtime: Runtime,

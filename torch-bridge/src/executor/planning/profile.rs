@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
-use tidelog_planner::residency::{StorageId, Use as Touched};
+use tidelog_planner::residency::{OpUse as Touched, StorageId};
 use tidelog_planner::trace::{
     Access, Birth, Death, Identity, Op, PlanStorage, Storage, Trace, Use,
 };

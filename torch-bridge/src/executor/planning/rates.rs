@@ -6,7 +6,7 @@ use tidelog_planner::migration::Target;
 use tidelog_planner::residency::Residency;
 use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
 
-use super::links::Links;
+use super::links::LinkRates;
 use crate::executor::history::History;
 
 /// Assumed of a pool until enough has moved to measure it, where no table tells how fast its links
@@ -40,15 +40,15 @@ impl Rate {
 }
 
 /// The rates of a session now.
-pub(in crate::executor) struct Rates {
+pub(in crate::executor) struct SessionRates {
     /// From the pool, and to it.
     pub(in crate::executor) ssd: (Rate, Rate),
     /// From host memory, and to it, where there is any for copies.
     pub(in crate::executor) host: Option<(Rate, Rate)>,
 }
 
-impl Rates {
-    pub(super) fn now(links: &Links, machine: &Residency, history: &History) -> Self {
+impl SessionRates {
+    pub(super) fn now(links: &LinkRates, machine: &Residency, history: &History) -> Self {
         let both = |target, link, assumed| {
             let (read, write) = history.counters().bandwidths(target);
             (Rate::of(read, link, assumed), Rate::of(write, link, assumed))
@@ -84,18 +84,18 @@ mod tests {
 
     use tidelog_engine::schedule::Urgency;
     use tidelog_planner::residency::{Config, StorageId};
-    use tidelog_planner::trace::Kind;
+    use tidelog_planner::trace::StorageKind;
 
     use super::*;
     use crate::executor::storages::Label;
-    use crate::executor::transfer::{Direction, Transfer};
+    use crate::executor::transfer::{StorageTransfer, TransferDirection};
 
-    fn fetched(bytes: u64) -> Transfer {
-        Transfer {
+    fn fetched(bytes: u64) -> StorageTransfer {
+        StorageTransfer {
             label: Label { storage: StorageId(1), name: None, birth: None },
-            kind: Kind::Parameter,
+            kind: StorageKind::Parameter,
             bytes,
-            direction: Direction::In,
+            direction: TransferDirection::In,
             target: Target::Ssd,
             urgency: Urgency::Ahead,
             asked: Instant::now(),
@@ -106,20 +106,21 @@ mod tests {
     #[test]
     fn the_first_machine_is_what_the_links_carry() {
         let (ssd, gpu) = (Bandwidth(3), Bandwidth(5));
-        let links = Links { ssd: Some(ssd), gpu: Some(gpu), descriptions: Vec::new() };
+        let links = LinkRates { ssd: Some(ssd), gpu: Some(gpu), descriptions: Vec::new() };
         let residency = Residency::new(Config {
             host_memory: Bytes(1 << 20),
             ..Config::new(Bytes(1 << 30), Bytes(0))
         });
         let mut history = History::default();
-        let rates = |links: &Links, history: &History| {
-            let machine = Rates::now(links, &residency, history).machine(&residency, Bytes(0));
+        let rates = |links: &LinkRates, history: &History| {
+            let machine =
+                SessionRates::now(links, &residency, history).machine(&residency, Bytes(0));
             let host = machine.host.unwrap();
             [machine.ssd.read, machine.ssd.write, host.read, host.write]
         };
         assert_eq!(rates(&links, &history), [ssd, ssd, gpu, gpu]);
         let (one, other) = (SSD_BANDWIDTH_DEFAULT, HOST_BANDWIDTH_DEFAULT);
-        assert_eq!(rates(&Links::default(), &history), [one, one, other, other]);
+        assert_eq!(rates(&LinkRates::default(), &history), [one, one, other, other]);
 
         let transfer = fetched(32 << 20);
         history.transfer_started(&transfer);

@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 use tidelog_engine::layout::{LifetimeClass, TensorId, TensorKey};
 use tidelog_engine::path::Endurance;
 use tidelog_engine::pool::{PoolStats, PutOptions};
-use tidelog_engine::schedule::{CompletionQueue, Outcome, Ticket};
+use tidelog_engine::schedule::{CompletionQueue, Ticket, TransferOutcome};
 use tidelog_engine::units::ByteCount;
 use tidelog_gds::{Gpu, HostTier, HostTierStats, tier};
 use tidelog_planner::migration::Target;
 use tidelog_planner::residency::{CopyKind, StorageId, TransferId};
-use tidelog_planner::trace::Kind;
+use tidelog_planner::trace::StorageKind;
 
 use crate::error::Failure;
-use crate::executor::transfer::{Direction, Transfer};
-use crate::memory::{CallerMemory, MemoryRequest, Place};
+use crate::executor::transfer::{StorageTransfer, TransferDirection};
+use crate::memory::{CallerMemory, MemoryPlace, MemoryRequest};
 use crate::pool::Lease;
 
 /// The pool and the host memory of one session.
@@ -25,7 +25,7 @@ pub(in crate::executor) struct BackingStore {
     tier: Option<HostTier>,
     /// How transfers of both end.
     completions: CompletionQueue,
-    place: Place,
+    place: MemoryPlace,
     /// High half of the ids under which this session's storages lie in the log.
     log_prefix: u64,
 }
@@ -33,7 +33,7 @@ pub(in crate::executor) struct BackingStore {
 /// A transfer that ended.
 pub(in crate::executor) struct TransferEnd {
     pub(in crate::executor) transfer: TransferId,
-    pub(in crate::executor) outcome: Outcome,
+    pub(in crate::executor) outcome: TransferOutcome,
     /// When the device had ended it, which is before anybody looked.
     pub(in crate::executor) at: Instant,
 }
@@ -41,7 +41,7 @@ pub(in crate::executor) struct TransferEnd {
 /// The handle of a transfer that has begun.
 pub(super) enum TransferTicket {
     Pool(Ticket),
-    HostTier(tier::Ticket),
+    HostTier(tier::TierTicket),
 }
 
 impl TransferTicket {
@@ -70,12 +70,16 @@ impl TransferTicket {
 }
 
 impl BackingStore {
-    pub(in crate::executor) fn new(pool: Lease, tier: Option<HostTier>, place: Place) -> Self {
+    pub(in crate::executor) fn new(
+        pool: Lease,
+        tier: Option<HostTier>,
+        place: MemoryPlace,
+    ) -> Self {
         let completions = CompletionQueue::new();
         Self { pool, tier, completions, place, log_prefix: unique_prefix() }
     }
 
-    pub(in crate::executor) fn place(&self) -> Place {
+    pub(in crate::executor) fn place(&self) -> MemoryPlace {
         self.place
     }
 
@@ -131,7 +135,7 @@ impl BackingStore {
     pub(super) fn begin(
         &self,
         id: TransferId,
-        transfer: &Transfer,
+        transfer: &StorageTransfer,
         request: &MemoryRequest,
         memory: &CallerMemory,
     ) -> Result<TransferTicket, String> {
@@ -149,7 +153,7 @@ impl BackingStore {
     fn begin_in_pool(
         &self,
         id: TransferId,
-        transfer: &Transfer,
+        transfer: &StorageTransfer,
         request: &MemoryRequest,
         memory: &CallerMemory,
     ) -> Result<Ticket, String> {
@@ -157,15 +161,15 @@ impl BackingStore {
         let notify = Some((self.completions.clone(), id.0));
         let source = || memory.source(self.place, request);
         match transfer.direction {
-            Direction::Out(CopyKind::Write) => {
+            TransferDirection::Out(CopyKind::Write) => {
                 let lifetime = lifetime_of(transfer.kind);
                 let options = PutOptions { lifetime, urgency, notify };
                 self.pool.put(key, source(), options).map_err(|error| error.to_string())
             }
-            Direction::Out(CopyKind::Verify) => {
+            TransferDirection::Out(CopyKind::Verify) => {
                 self.pool.verify(key, source(), notify).map_err(|error| error.to_string())
             }
-            Direction::In => {
+            TransferDirection::In => {
                 let destination = memory.destination(self.place, request);
                 let begun = self.pool.get(key, 0..request.size, destination, urgency, notify);
                 begun.map_err(|error| error.to_string())
@@ -177,20 +181,22 @@ impl BackingStore {
         &self,
         tier: &HostTier,
         id: TransferId,
-        transfer: &Transfer,
+        transfer: &StorageTransfer,
         request: &MemoryRequest,
         memory: &CallerMemory,
-    ) -> Result<tier::Ticket, String> {
+    ) -> Result<tier::TierTicket, String> {
         let (tensor, urgency) = (self.log_id(transfer.label.storage), transfer.urgency);
         let notify = (self.completions.clone(), id.0);
         let begun = match transfer.direction {
-            Direction::Out(CopyKind::Write) => {
+            TransferDirection::Out(CopyKind::Write) => {
                 tier.put(tensor, memory.gpu_source(request), urgency, notify)
             }
-            Direction::Out(CopyKind::Verify) => {
+            TransferDirection::Out(CopyKind::Verify) => {
                 tier.verify(tensor, memory.gpu_source(request), notify)
             }
-            Direction::In => tier.get(tensor, memory.gpu_destination(request), urgency, notify),
+            TransferDirection::In => {
+                tier.get(tensor, memory.gpu_destination(request), urgency, notify)
+            }
         };
         begun.map_err(|error| error.to_string())
     }
@@ -206,7 +212,7 @@ impl BackingStore {
     }
 
     /// The storage's id in the log, with the name that errors call it by.
-    fn log_key(&self, transfer: &Transfer) -> TensorKey {
+    fn log_key(&self, transfer: &StorageTransfer) -> TensorKey {
         let label = &transfer.label;
         TensorKey { id: self.log_id(label.storage), name: Some(label.text().into()) }
     }
@@ -219,14 +225,14 @@ impl BackingStore {
 
 /// Page-locks the host memory that was asked for.
 pub(in crate::executor) fn open_tier(
-    place: Place,
+    place: MemoryPlace,
     host_memory: u64,
 ) -> Result<Option<HostTier>, Failure> {
     let wanted = ByteCount(host_memory);
     if wanted.0 == 0 {
         return Ok(None);
     }
-    let Place::Gpu(number) = place else {
+    let MemoryPlace::Gpu(number) = place else {
         return Err(Failure::invalid(format!(
             "host_memory of {wanted} is for the tensors of a GPU; the tensors of this session are \
              in host memory already: leave host_memory out, and raise the budget"
@@ -249,10 +255,12 @@ fn unique_prefix() -> u64 {
 
 /// What dies together shares segments: activations within a step, gradients and what the optimizer
 /// rewrites once a step, and the rest, which may stay for the whole run.
-fn lifetime_of(kind: Kind) -> LifetimeClass {
+fn lifetime_of(kind: StorageKind) -> LifetimeClass {
     match kind {
-        Kind::Activation => LifetimeClass::Transient,
-        Kind::Gradient | Kind::Parameter | Kind::OptimizerState => LifetimeClass::Step,
-        Kind::Other => LifetimeClass::Persistent,
+        StorageKind::Activation => LifetimeClass::Transient,
+        StorageKind::Gradient | StorageKind::Parameter | StorageKind::OptimizerState => {
+            LifetimeClass::Step
+        }
+        StorageKind::Other => LifetimeClass::Persistent,
     }
 }

@@ -14,7 +14,7 @@ use tidelog_engine::schedule::Urgency;
 use tidelog_planner::migration::Target;
 use tidelog_planner::residency::{StorageId, TransferId};
 
-use super::transfer::{Direction, Transfer};
+use super::transfer::{StorageTransfer, TransferDirection};
 use crate::error::Failure;
 use crate::memory::{CallerMemory, MemoryAction, MemoryRequest};
 use backing_store::TransferTicket;
@@ -34,7 +34,7 @@ pub(super) struct Transfers {
 }
 
 struct InFlight {
-    transfer: Transfer,
+    transfer: StorageTransfer,
     /// `None` until the caller has lent the memory.
     ticket: Option<TransferTicket>,
 }
@@ -59,10 +59,10 @@ impl Transfers {
     }
 
     /// Registers a transfer and asks the caller for its storage's memory.
-    pub(super) fn begin(&mut self, id: TransferId, transfer: Transfer) {
+    pub(super) fn begin(&mut self, id: TransferId, transfer: StorageTransfer) {
         let action = match transfer.direction {
-            Direction::Out(_) => MemoryAction::Evict,
-            Direction::In => MemoryAction::Allocate,
+            TransferDirection::Out(_) => MemoryAction::Evict,
+            TransferDirection::In => MemoryAction::Allocate,
         };
         self.moving += transfer.bytes;
         self.queue(action, transfer.label.storage, transfer.bytes, Some(id));
@@ -117,7 +117,7 @@ impl Transfers {
         id: TransferId,
         request: &MemoryRequest,
         memory: &CallerMemory,
-    ) -> Result<Option<&Transfer>, String> {
+    ) -> Result<Option<&StorageTransfer>, String> {
         let Some(InFlight { transfer, ticket }) = self.in_flight.get_mut(&id) else {
             return Ok(None);
         };
@@ -161,12 +161,12 @@ impl Transfers {
     }
 
     /// A transfer that has not ended.
-    pub(super) fn get(&self, id: TransferId) -> Option<&Transfer> {
+    pub(super) fn get(&self, id: TransferId) -> Option<&StorageTransfer> {
         self.in_flight.get(&id).map(|in_flight| &in_flight.transfer)
     }
 
     /// Ends a transfer.
-    pub(super) fn end(&mut self, id: TransferId) -> Option<Transfer> {
+    pub(super) fn end(&mut self, id: TransferId) -> Option<StorageTransfer> {
         let InFlight { transfer, .. } = self.in_flight.remove(&id)?;
         self.moving -= transfer.bytes;
         Some(transfer)
@@ -187,7 +187,7 @@ impl Transfers {
     }
 
     /// The transfers that have not ended, in the order in which the machine asked for them.
-    pub(super) fn under_way(&self) -> impl Iterator<Item = &Transfer> {
+    pub(super) fn under_way(&self) -> impl Iterator<Item = &StorageTransfer> {
         let mut under_way: Vec<_> = self.in_flight.iter().collect();
         under_way.sort_unstable_by_key(|(id, _)| **id);
         under_way.into_iter().map(|(_, in_flight)| &in_flight.transfer)

@@ -10,7 +10,7 @@ use crate::load::{Origin, stamp};
 use crate::option::{JobOptions, Sizes};
 
 /// Memory that is written from and read into, so that none is mapped anew while a job is measured.
-pub(super) struct Memory {
+pub(super) struct JobMemory {
     /// Registered with the devices, as much for each operation in flight as the largest takes.
     registered: Vec<DmaBuffer>,
     /// Where none is registered: what puts are made of, by tag and length; as many as are in flight, so that they do
@@ -21,7 +21,7 @@ pub(super) struct Memory {
     random: fastrand::Rng,
 }
 
-impl Memory {
+impl JobMemory {
     /// A job's registered memory, filled with bytes that do not compress.
     pub(super) fn new(job: &JobOptions, pool: &Pool, seed: u64) -> Result<Self, Unusable> {
         let mut random = fastrand::Rng::with_seed(seed);

@@ -11,11 +11,11 @@ use tidelog_engine::pool::{Pool, PutOptions};
 use tidelog_engine::schedule::{CompletionQueue, Ticket, Urgency};
 use tidelog_engine::units::ByteCount;
 
-use super::super::start::Ended;
-use crate::direction::Direction;
+use super::super::start::JobEnd;
+use crate::direction::DataDirection;
 use crate::exit::BenchError;
 use crate::option::JobOptions;
-use crate::stats::{Latency, Lateness, Recorder};
+use crate::stats::{Lateness, OperationLatency, Recorder};
 use crate::workload::{Move, Workload};
 
 /// Far beyond what a transfer takes; only a bug in the engine would let it pass.
@@ -36,12 +36,12 @@ pub(crate) struct Replay {
     sources: BTreeMap<u64, Arc<[u8]>>,
     destinations: BTreeMap<u64, Vec<Vec<u8>>>,
     lateness: Lateness,
-    ended: Ended,
+    ended: JobEnd,
 }
 
 struct Flight {
     storage: usize,
-    direction: Direction,
+    direction: DataDirection,
     begun: Instant,
     issued: Instant,
     ticket: Ticket,
@@ -82,10 +82,10 @@ impl Replay {
             sources: BTreeMap::new(),
             destinations: BTreeMap::new(),
             lateness: Lateness::default(),
-            ended: Ended::default(),
+            ended: JobEnd::default(),
         };
         for storage in 0..replay.ids.len() {
-            replay.begin(Move { storage, direction: Direction::Write, ops_left: 0 });
+            replay.begin(Move { storage, direction: DataDirection::Write, ops_left: 0 });
             replay.drain(None);
         }
         match replay.ended.failure.take() {
@@ -100,7 +100,7 @@ impl Replay {
     }
 
     /// Replays the iterations that were asked for, and deletes the tensors.
-    pub(crate) fn run(mut self, recorder: &mut Recorder) -> Ended {
+    pub(crate) fn run(mut self, recorder: &mut Recorder) -> JobEnd {
         let workload = Arc::clone(&self.workload);
         let begun = Instant::now();
         // When the next op begins: what waking up late costs does not add up, what transfers cost does.
@@ -130,7 +130,7 @@ impl Replay {
         self.lateness.expected_time = workload.expected.time;
         self.lateness.expected_stall = workload.expected.stall;
         self.lateness.left_out = workload.left_out * self.lateness.iterations;
-        Ended { lateness: Some(Box::new(self.lateness)), ..self.ended }
+        JobEnd { lateness: Some(Box::new(self.lateness)), ..self.ended }
     }
 
     /// Whether no other iteration begins; each is replayed whole.
@@ -181,7 +181,7 @@ impl Replay {
         let Move { storage, direction, .. } = row;
         let (id, length, tag) = (self.ids[storage], self.workload.storages[storage], self.next_tag);
         let notify = Some((self.ends.clone(), tag));
-        let begins = if direction == Direction::Write {
+        let begins = if direction == DataDirection::Write {
             let fresh = || {
                 let mut bytes = vec![0; length as usize];
                 fastrand::Rng::with_seed(length).fill(&mut bytes);
@@ -227,7 +227,7 @@ impl Replay {
             match (outcome, recorder.as_deref_mut()) {
                 (Err(error), _) => self.ended.fail(format!("storage {storage}: {error}")),
                 (Ok(_), Some(recorder)) => {
-                    let latency = Latency::between([begun, issued, now]);
+                    let latency = OperationLatency::between([begun, issued, now]);
                     recorder.completed(direction, length, latency, now);
                 }
                 (Ok(_), None) => {}

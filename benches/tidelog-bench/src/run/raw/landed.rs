@@ -7,17 +7,17 @@ use tidelog_engine::memory::{DmaBuffer, Memory};
 use tidelog_engine::path::{Completion, IoPriority};
 
 use super::{Flight, Phase, RawJob};
-use crate::direction::Direction;
-use crate::load::{BadBlock, Origin, Place, check};
-use crate::option::Logs;
+use crate::direction::DataDirection;
+use crate::load::{BadBlock, BlockRange, Origin, check};
+use crate::option::LogOptions;
 use crate::run::dump;
-use crate::stats::{Latency, Operated, Recorder, nanos};
+use crate::stats::{Operated, OperationLatency, Recorder, nanos};
 
 /// An operation that ended, as far as it is counted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct CompletedIo {
     operated: Operated,
-    latency: Latency,
+    latency: OperationLatency,
 }
 
 impl RawJob {
@@ -34,7 +34,7 @@ impl RawJob {
             let tag = tag as usize;
             let Flight { place, direction, priority, pass, is_check, slat, issued } =
                 self.flights[tag];
-            if direction == Direction::Write
+            if direction == DataDirection::Write
                 && let Some(zones) = self.job.zones.get(place.file)
             {
                 zones.landed(place.offset, place.length);
@@ -45,9 +45,9 @@ impl RawJob {
                 }
                 (Ok(()), buffer) => {
                     if phase == Phase::Load && !is_check {
-                        let latency = Latency { slat, clat: now - issued };
+                        let latency = OperationLatency { slat, clat: now - issued };
                         // Operations that a log tells apart are not alike.
-                        let Logs { offsets, .. } = self.job.logs;
+                        let LogOptions { offsets, .. } = self.job.logs;
                         let operated = Operated {
                             direction,
                             offset: if offsets { place.offset } else { 0 },
@@ -56,13 +56,13 @@ impl RawJob {
                         };
                         self.note(CompletedIo { operated, latency });
                     }
-                    if direction == Direction::Write {
+                    if direction == DataDirection::Write {
                         self.backlog.landed(place, pass);
                     }
-                    if direction == Direction::Trim && self.job.load.writes_what_it_trims() {
+                    if direction == DataDirection::Trim && self.job.load.writes_what_it_trims() {
                         self.trimmed.push(place);
                     }
-                    if let (true, Direction::Read, Some(buffer)) =
+                    if let (true, DataDirection::Read, Some(buffer)) =
                         (self.job.verify, direction, buffer)
                     {
                         // Whatever is read in a load was written by some run; what is read back, by this one.
@@ -100,7 +100,7 @@ impl RawJob {
         }
     }
 
-    fn compare(&mut self, place: Place, buffer: &DmaBuffer, oldest: Option<Origin>) {
+    fn compare(&mut self, place: BlockRange, buffer: &DmaBuffer, oldest: Option<Origin>) {
         let block = &buffer[..place.length as usize];
         self.ended.verified += 1;
         if let Err(fault) = check(block, place.offset, oldest) {

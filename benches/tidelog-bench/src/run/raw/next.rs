@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::backlog::Turn;
-use super::{Begun, Phase, RawJob};
-use crate::direction::Direction;
-use crate::load::{Place, Zoned, Zones};
+use super::{BegunIo, Phase, RawJob};
+use crate::direction::DataDirection;
+use crate::load::{BlockRange, Zoned, Zones};
 use crate::option::JobOptions;
 
 /// How soon a job that is ahead of its flow, and has no time to sleep, looks again.
@@ -16,7 +16,7 @@ const FLOW_LOOK: Duration = Duration::from_micros(50);
 const ZONE_LOOK: Duration = Duration::from_micros(50);
 
 impl RawJob {
-    pub(super) fn next(&mut self, phase: &mut Phase, now: Instant) -> Option<Begun> {
+    pub(super) fn next(&mut self, phase: &mut Phase, now: Instant) -> Option<BegunIo> {
         match phase {
             Phase::Verify { reached, before } => {
                 match reached.checked_sub(1) {
@@ -24,7 +24,7 @@ impl RawJob {
                     None => self.origin.pass = (*before)?,
                 }
                 let place = self.stream.advance()?;
-                Some(Begun { place, direction: Direction::Read, check: None })
+                Some(BegunIo { place, direction: DataDirection::Read, check: None })
             }
             Phase::Backlog => begun_of(self.backlog.turn(self.is_one_in_flight())),
             Phase::Load => match self.backlog.turn(self.is_one_in_flight()) {
@@ -34,10 +34,10 @@ impl RawJob {
         }
     }
 
-    fn next_of_load(&mut self, now: Instant) -> Option<Begun> {
+    fn next_of_load(&mut self, now: Instant) -> Option<BegunIo> {
         let pass = self.origin.pass;
         loop {
-            let after_trim = || Some((self.trimmed.pop()?, Direction::Write));
+            let after_trim = || Some((self.trimmed.pop()?, DataDirection::Write));
             let (mut place, direction) = match self.held.take().or_else(after_trim) {
                 Some(next) => next,
                 None if self.budget.is_used_up() || self.pauses(now) => return None,
@@ -66,42 +66,42 @@ impl RawJob {
                 }
                 // Two passes without anything to do are followed by others.
                 Zoned::Skip if self.origin.pass <= pass + 1 => continue,
-                Zoned::Skip | Zoned::End => {
+                Zoned::Skip | Zoned::NoMore => {
                     self.budget.end();
                     return None;
                 }
             }
             self.throttle.took(direction, place.length);
-            if direction == Direction::Write {
+            if direction == DataDirection::Write {
                 self.backlog.begin();
             }
-            if direction == Direction::Trim || !self.job.load.writes_what_it_trims() {
+            if direction == DataDirection::Trim || !self.job.load.writes_what_it_trims() {
                 self.begun_in_pass += 1;
                 self.thought_after += 1;
                 self.budget.take(place.length);
             }
-            return Some(Begun { place, direction, check: None });
+            return Some(BegunIo { place, direction, check: None });
         }
     }
 
     /// Where an operation goes, if its file has zones.
-    fn zoned(&self, place: Place, direction: Direction) -> Zoned {
+    fn zoned(&self, place: BlockRange, direction: DataDirection) -> Zoned {
         let Some(zones) = self.job.zones.get(place.file) else { return Zoned::To(place.offset) };
         let window = self.stream.window(place.file);
         match direction {
-            Direction::Write => zones.write(window, place, self.origin.writer, self.job.verify),
-            Direction::Read if self.job.read_beyond_wp => Zoned::To(place.offset),
-            Direction::Read => zones.read(window, place, self.job.load.random),
-            Direction::Trim => Zoned::End,
+            DataDirection::Write => zones.write(window, place, self.origin.writer, self.job.verify),
+            DataDirection::Read if self.job.read_beyond_wp => Zoned::To(place.offset),
+            DataDirection::Read => zones.read(window, place, self.job.load.random),
+            DataDirection::Trim => Zoned::NoMore,
         }
     }
 
     /// As in fio a mix writes first where there is nothing to read.
-    fn direction_in(&self, place: Place, drawn: Direction) -> Direction {
+    fn direction_in(&self, place: BlockRange, drawn: DataDirection) -> DataDirection {
         let is_empty = |zones: &Arc<Zones>| zones.are_empty(self.stream.window(place.file));
         let is_mix = self.job.load.is_mix() && !self.job.read_beyond_wp;
         let zones = self.job.zones.get(place.file).filter(|_| is_mix);
-        if zones.is_some_and(is_empty) { Direction::Write } else { drawn }
+        if zones.is_some_and(is_empty) { DataDirection::Write } else { drawn }
     }
 
     /// Whether nothing new may begin yet: the job thinks, or is ahead of its part of a flow. What is in flight ends
@@ -130,7 +130,7 @@ impl RawJob {
     }
 
     /// What comes next in this pass, or first in the next.
-    fn draw(&mut self) -> Option<(Place, Direction)> {
+    fn draw(&mut self) -> Option<(BlockRange, DataDirection)> {
         let place = match self.stream.advance() {
             Some(place) => place,
             // Two writes of one block in flight could land in any order, and the older one stay.
@@ -155,7 +155,7 @@ impl RawJob {
 }
 
 /// The block that is read back next, if it is the turn of one.
-fn begun_of(turn: Turn) -> Option<Begun> {
+fn begun_of(turn: Turn) -> Option<BegunIo> {
     let Turn::Check(place, pass) = turn else { return None };
-    Some(Begun { place, direction: Direction::Read, check: Some(pass) })
+    Some(BegunIo { place, direction: DataDirection::Read, check: Some(pass) })
 }

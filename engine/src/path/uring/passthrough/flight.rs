@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use crate::path::Status;
-use crate::path::nvme::steps::{Step, Steps};
+use crate::path::nvme::steps::{CommandStep, Steps};
 
 /// One slot's operation.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Flight {
+pub(super) struct PassthroughInFlight {
     unsent: Steps,
     outstanding: u32,
     failure: Option<Status>,
@@ -17,7 +17,7 @@ pub(super) struct Flight {
     tried: u32,
 }
 
-impl Flight {
+impl PassthroughInFlight {
     /// Of these commands, none of which was sent.
     pub(super) fn of(steps: Steps) -> Self {
         Self { unsent: steps, ..Self::default() }
@@ -39,11 +39,11 @@ impl Flight {
     }
 
     /// The next command to send.
-    pub(super) fn unsent(&self) -> Option<Step> {
+    pub(super) fn unsent(&self) -> Option<CommandStep> {
         self.unsent.peek()
     }
 
-    pub(super) fn sent(&mut self, step: Step) {
+    pub(super) fn sent(&mut self, step: CommandStep) {
         self.unsent = self.unsent.after(step);
         self.outstanding += 1;
     }
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn the_first_failure_ends_an_operation_when_everything_is_back() {
-        let mut flight = Flight::of(Limits::new(512, 4096).transfer(0, 3 * 4096));
+        let mut flight = PassthroughInFlight::of(Limits::new(512, 4096).transfer(0, 3 * 4096));
         for _ in 0..2 {
             flight.sent(flight.unsent().unwrap());
         }

@@ -18,19 +18,19 @@ use std::time::{Duration, Instant};
 
 use io_uring::{cqueue, opcode, squeue, types};
 
-use self::flight::Flight;
+use self::flight::PassthroughInFlight;
 use self::retry::Retries;
-use self::target::Target;
+use self::target::CommandTarget;
 use super::SubmissionThread;
-use super::probe::{Needs, Ring, kernel_is_at_least};
-use super::queue::Queue;
+use super::probe::{ProbedRing, RingRequirements, kernel_is_at_least};
+use super::queue::OwnedRing;
 use crate::memory::{ALIGNMENT, DmaPool};
 use crate::path::device::Device;
 use crate::path::error::PathError;
 use crate::path::gate::Gate;
 use crate::path::kind::PathKind;
-use crate::path::nvme::steps::{Step, Steps};
-use crate::path::nvme::{Command, Opcode, Range, outcome};
+use crate::path::nvme::steps::{CommandStep, Steps};
+use crate::path::nvme::{NvmeCommand, Opcode, Range, outcome};
 use crate::path::operation::{Action, Completion, Extent, Operation, Refusal, Refused};
 use crate::path::shares::Shares;
 use crate::path::slots::{Slots, conclude};
@@ -47,13 +47,13 @@ const POLLS_SINCE: (u32, u32) = (6, 5);
 
 /// One ring to whole namespaces.
 pub struct PassthroughPath {
-    queue: Queue<squeue::Entry128, cqueue::Entry32>,
-    targets: Vec<Target>,
+    queue: OwnedRing<squeue::Entry128, cqueue::Entry32>,
+    targets: Vec<CommandTarget>,
     capabilities: Capabilities,
     gate: Gate,
     slots: Slots,
     /// By slot.
-    flights: Box<[Flight]>,
+    flights: Box<[PassthroughInFlight]>,
     /// Ranges that a slot's operation deallocates, which the kernel reads.
     ranges: Box<[Range]>,
     /// Slots whose operation has commands that were not sent yet.
@@ -78,17 +78,20 @@ impl PassthroughPath {
         submission: Option<SubmissionThread>,
     ) -> Result<Self, PathError> {
         let unavailable = |reason| PathError::Unavailable { kind: KIND, reason };
-        let targets: Vec<Target> =
-            devices.iter().map(Target::find).collect::<Result<_, _>>().map_err(unavailable)?;
-        let queues = targets.iter().all(Target::has_poll_queues);
+        let targets: Vec<CommandTarget> = devices
+            .iter()
+            .map(CommandTarget::find)
+            .collect::<Result<_, _>>()
+            .map_err(unavailable)?;
+        let queues = targets.iter().all(CommandTarget::has_poll_queues);
         let polled = queues && kernel_is_at_least(POLLS_SINCE);
         let operations = &[("uring_cmd", opcode::UringCmd80::CODE)];
-        let ring = Ring::with(
+        let ring = ProbedRing::with(
             depth,
-            &Needs { kind: KIND, operations, since: "5.19", polled, submission },
+            &RingRequirements { kind: KIND, operations, since: "5.19", polled, submission },
         )?;
         let (depth, note) = (ring.depth, ring.note());
-        let queue = Queue::new(ring.uring, KIND)?;
+        let queue = OwnedRing::new(ring.uring, KIND)?;
         let descriptors: Vec<_> = targets.iter().map(|target| target.file.as_raw_fd()).collect();
         let polling = if polled {
             "completions are looked for (IOPOLL)"
@@ -116,7 +119,7 @@ impl PassthroughPath {
             targets,
             capabilities,
             slots: Slots::new(depth),
-            flights: (0..depth).map(|_| Flight::default()).collect(),
+            flights: (0..depth).map(|_| PassthroughInFlight::default()).collect(),
             ranges: vec![Range::default(); depth as usize].into(),
             waiting: VecDeque::with_capacity(depth as usize),
             retries: Retries::new(),
@@ -176,14 +179,14 @@ impl PassthroughPath {
     }
 
     /// The next command of a slot's operation, if it can be sent now.
-    fn next(&self, slot: u32) -> Option<Step> {
+    fn next(&self, slot: u32) -> Option<CommandStep> {
         let flight = &self.flights[slot as usize];
         // There is memory for one range.
         let one_by_one = matches!(self.slots.get(slot)?.action, Action::Deallocate);
         if one_by_one && flight.is_out() { None } else { flight.unsent() }
     }
 
-    fn send_one(&mut self, slot: u32, step: Step) -> io::Result<()> {
+    fn send_one(&mut self, slot: u32, step: CommandStep) -> io::Result<()> {
         let Some(operation) = self.slots.get_mut(slot) else { return Ok(()) };
         let device = operation.device;
         let target = &self.targets[usize::from(device.0)];
@@ -194,23 +197,23 @@ impl PassthroughPath {
         let mut with_part = |opcode, start: *mut u8| {
             let part = start.wrapping_add(skipped);
             fixed = self.queue.registered().holding(part, bytes as usize);
-            Command::of_blocks(opcode, namespace, step).with_data(part as u64, bytes)
+            NvmeCommand::of_blocks(opcode, namespace, step).with_data(part as u64, bytes)
         };
         let command = match &mut operation.action {
             Action::Read(memory) => with_part(Opcode::Read, memory.address()),
             Action::Write { memory, fua } => {
                 with_part(Opcode::Write, memory.address()).forced(*fua).placed(placement)
             }
-            Action::WriteZeroes => Command::of_blocks(Opcode::WriteZeroes, namespace, step),
-            Action::Flush => Command::plain(Opcode::Flush, namespace),
+            Action::WriteZeroes => NvmeCommand::of_blocks(Opcode::WriteZeroes, namespace, step),
+            Action::Flush => NvmeCommand::plain(Opcode::Flush, namespace),
             Action::Deallocate => {
                 let range = &mut self.ranges[slot as usize];
                 *range = step.into();
-                Command::deallocate(namespace, &raw const *range)
+                NvmeCommand::deallocate(namespace, &raw const *range)
             }
         };
         let mut bytes = [0; 80];
-        bytes[..size_of::<Command>()].copy_from_slice(bytemuck::bytes_of(&command));
+        bytes[..size_of::<NvmeCommand>()].copy_from_slice(bytemuck::bytes_of(&command));
         let entry = if self.capabilities.registered_files == Feature::On {
             opcode::UringCmd80::new(types::Fixed(device.0.into()), NVME_URING_CMD_IO)
         } else {
@@ -289,7 +292,12 @@ impl PassthroughPath {
     }
 }
 
-fn give_up(slots: &Slots, flights: &mut [Flight], retries: &mut Retries, tag: Option<u64>) {
+fn give_up(
+    slots: &Slots,
+    flights: &mut [PassthroughInFlight],
+    retries: &mut Retries,
+    tag: Option<u64>,
+) {
     let slots: Vec<u32> = slots.find(tag).collect();
     for &slot in &slots {
         flights[slot as usize].give_up();
@@ -298,7 +306,12 @@ fn give_up(slots: &Slots, flights: &mut [Flight], retries: &mut Retries, tag: Op
 }
 
 /// The completion of an operation whose commands are all back.
-fn end(operation: Operation, flight: &Flight, target: &Target, gate: &mut Gate) -> Completion {
+fn end(
+    operation: Operation,
+    flight: &PassthroughInFlight,
+    target: &CommandTarget,
+    gate: &mut Gate,
+) -> Completion {
     let moved = operation.extent.length.0 as u32;
     let outcome = flight.failure().map_or(Ok(moved), |status| Err(target.meant(status)));
     let completion = conclude(operation, outcome);
@@ -331,7 +344,7 @@ unsafe impl DataPath for PassthroughPath {
         }
         let steps = self.steps(&operation);
         let (slot, _) = self.slots.keep(operation);
-        self.flights[slot as usize] = Flight::of(steps);
+        self.flights[slot as usize] = PassthroughInFlight::of(steps);
         self.send(slot);
         Ok(())
     }
@@ -405,13 +418,13 @@ mod tests {
         let again = Status::Nvme { code_type: 0, code: 6, do_not_retry: false };
         for (tag, given_up) in [(None, [true, true]), (Some(8), [false, true])] {
             let (mut slots, mut retries) = (Slots::new(2), Retries::new());
-            let mut flights = [Flight::default(); 2];
+            let mut flights = [PassthroughInFlight::default(); 2];
             for tag in [7, 8] {
                 let (device, action) = (DeviceIndex(0), Action::Flush);
                 let extent = Extent::NOTHING;
                 let (slot, _) = slots.keep(Operation::new(tag, device, extent, action));
                 let flight = &mut flights[slot as usize];
-                *flight = Flight::of(Steps::flush());
+                *flight = PassthroughInFlight::of(Steps::flush());
                 flight.sent(flight.unsent().unwrap());
             }
             give_up(&slots, &mut flights, &mut retries, tag);

@@ -13,7 +13,7 @@ use crate::path::{DeviceCapabilities, DeviceSpec, PlacementHandle, Status};
 
 /// A namespace that commands can be sent to.
 #[derive(Debug)]
-pub(super) struct Target {
+pub(super) struct CommandTarget {
     /// The generic character device.
     pub(super) file: File,
     pub(super) number: u32,
@@ -26,7 +26,7 @@ pub(super) struct Target {
     placement: Vec<u16>,
 }
 
-impl Target {
+impl CommandTarget {
     /// The namespace that `device` is; the error says why commands cannot be sent to it.
     pub(super) fn find(device: &Device) -> Result<Self, String> {
         Self::of(device).map_err(|why| {
@@ -151,8 +151,8 @@ fn limit(shown: &Path, name: &str) -> Result<u64, String> {
 mod tests {
     use super::*;
 
-    fn target(node: &str) -> Target {
-        Target {
+    fn target(node: &str) -> CommandTarget {
+        CommandTarget {
             file: File::open(node).unwrap(),
             number: 1,
             limits: Limits::new(512, 4096),
