@@ -29,7 +29,7 @@ mod native {
         }
         println!("cargo:rerun-if-changed=build/find.rs");
         if let Err(why) = build_with(&PkgConfig::default()) {
-            // cargo shows the last lines of a build script that fails; a panic's backtrace would bury the reason.
+            // cargo shows the last lines of a build script that fails; a panic's backtrace would hide the reason.
             eprintln!("\ntidelog-spdk-sys: {why}\n");
             std::process::exit(1);
         }

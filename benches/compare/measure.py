@@ -40,7 +40,7 @@ def on_devices(case, kind, folder, effort, progress):
 
 
 def measure(case, theirs, ours, effort, progress):
-    """Runs the pairs; answers the figures of one case."""
+    """Runs the pairs; returns the figures of one case."""
     wanted, budget = effort.of(case, theirs.kind)
     until, pairs = time.monotonic() + budget, []
     case.peer.prepare(case.load, theirs, effort.seconds)

@@ -34,7 +34,7 @@ class Environment:
             self.end_worker()
 
     def end_worker(self):
-        """Answers what it said besides its answers."""
+        """Returns what it printed besides its results."""
         # Its input ends, and so does it.
         self.worker.communicate()
         self.worker = None

@@ -385,13 +385,13 @@ class Cases(unittest.TestCase):
         self.assertEqual([last[word] for word in ("--bs", "--iodepth", "--stripe_unit")], ["8m", "4", "1m"])
 
     def test_one_worker_serves_all_and_a_new_one_comes_after_it_died(self):
-        answers = (
+        program = (
             "import os,sys,json\nfor line in sys.stdin:\n"
             " if json.loads(line)['way'] == 'die': sys.exit('error: it is dead')\n"
             " print(os.getpid(), flush=True)"
         )
         with Environment(pathlib.Path("a"), pathlib.Path("b")) as environment:
-            environment.command = lambda *_: {"args": [sys.executable, "-c", answers], "text": True}
+            environment.command = lambda *_: {"args": [sys.executable, "-c", program], "text": True}
             first, second = (environment.ask({"way": "answer"}) for _ in range(2))
             self.assertEqual(first, second)
             with self.assertRaisesRegex(Failed, "die ended in the middle of a run: error: it is dead"):

@@ -138,21 +138,21 @@ def check(module):
     return f"{module} {version}"
 
 
-def serve(answers):
+def serve(results):
     ways = {"deepspeed": deepspeed, "safetensors": safetensors, "torch-save": torch_save}
     for line in sys.stdin:
         options = types.SimpleNamespace(**json.loads(line))
-        print(json.dumps(ways[options.way](options)), file=answers, flush=True)
+        print(json.dumps(ways[options.way](options)), file=results, flush=True)
 
 
 def main():
-    # Libraries tell their stories on standard output, which is for answers here.
-    answers = os.fdopen(os.dup(1), "w")
+    # Libraries tell their stories on standard output, which is for results here.
+    results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     if sys.argv[1] == "check":
-        print(check(sys.argv[2]), file=answers, flush=True)
+        print(check(sys.argv[2]), file=results, flush=True)
     else:
-        serve(answers)
+        serve(results)
 
 
 if __name__ == "__main__":

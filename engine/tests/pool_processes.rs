@@ -49,7 +49,7 @@ impl Other {
     }
 
     /// The next thing the child says; `None` once it is gone.
-    fn hear(&mut self) -> Option<String> {
+    fn read_line(&mut self) -> Option<String> {
         self.lines
             .by_ref()
             .map_while(Result::ok)
@@ -87,7 +87,7 @@ fn a_held_share_is_refused_naming_its_holder_until_that_is_killed() {
     Pool::format(&specs, &FormatOptions { share_count: 2, ..small() }).unwrap();
     let test = "a_held_share_is_refused_naming_its_holder_until_that_is_killed";
     let mut other = Other::start(test, &directory.0, 0);
-    assert_eq!(other.hear().as_deref(), Some("open"));
+    assert_eq!(other.read_line().as_deref(), Some("open"));
 
     let Err(error) = open_share(&specs, 0) else { panic!("two processes hold one share") };
     let OpenError::ShareHeld { share: 0, holder: Some(holder), .. } = &error else {
@@ -231,10 +231,10 @@ fn every_commit_that_returned_survives_sigkill_at_any_moment() {
         let test = "every_commit_that_returned_survives_sigkill_at_any_moment";
         let mut other = Other::start(test, &directory.0, last_seen + 1);
         // After its first commit the child dies at some moment of the ones that follow.
-        let mut returned: u64 = other.hear().expect("the child commits").parse().unwrap();
+        let mut returned: u64 = other.read_line().expect("the child commits").parse().unwrap();
         std::thread::sleep(Duration::from_micros(life * 7_919 % 40_000));
         other.kill();
-        while let Some(commit) = other.hear() {
+        while let Some(commit) = other.read_line() {
             returned = commit.parse().unwrap();
         }
 

@@ -66,7 +66,7 @@ pub enum CudaUnavailable {
     },
 }
 
-/// Starts the driver; answers how many GPUs it shows.
+/// Starts the driver; returns how many GPUs it shows.
 pub fn gpu_count() -> Result<i32, CudaUnavailable> {
     // SAFETY: opening the driver's library runs its initialisers, as any program that uses CUDA does.
     if !unsafe { sys::is_culib_present() } {

@@ -61,7 +61,7 @@ fn memory_in_place_that_an_ssd_may_still_write_is_never_answered_for() {
     read(&mut queue, BLOCK, on_gpu(region.base(), BLOCK, None));
     for _ in 0..10_000 {
         queue.advance().unwrap();
-        assert_eq!(queue.answers().count(), 0);
+        assert_eq!(queue.completions().count(), 0);
     }
     assert_eq!(queue.in_flight(), 1);
     drop(queue);

@@ -127,7 +127,7 @@ fn run_all(
             next += 1;
         }
         queue.advance().unwrap();
-        for answer in queue.answers() {
+        for answer in queue.completions() {
             assert_eq!(answer.result, Ok(()));
             left -= 1;
         }
@@ -155,18 +155,18 @@ fn a_device_that_hangs_keeps_its_batches_and_the_other_goes_on() {
             queue.advance().unwrap();
         }
     }
-    let mut answers = Vec::new();
+    let mut completions = Vec::new();
     for _ in 0..1000 {
         queue.advance().unwrap();
-        answers.extend(queue.answers());
+        completions.extend(queue.completions());
     }
-    let mut tags: Vec<u64> = answers.iter().map(|answer| answer.tag).collect();
+    let mut tags: Vec<u64> = completions.iter().map(|answer| answer.tag).collect();
     tags.sort_unstable();
     assert_eq!(tags, (HANGING as u64..16).collect::<Vec<_>>());
     fake.hang(None);
-    answers.extend(finish(&mut queue));
-    assert_eq!(answers.len(), 16);
-    assert!(answers.iter().all(|answer| answer.result == Ok(())));
+    completions.extend(finish(&mut queue));
+    assert_eq!(completions.len(), 16);
+    assert!(completions.iter().all(|answer| answer.result == Ok(())));
     drop(queue);
     fake.assert_lawful();
 }
@@ -183,7 +183,7 @@ fn a_write_waits_for_its_bytes_and_a_read_for_its_destination() {
     source.write(0, &pattern(1, BLOCK)).unwrap();
     let after = Event::new(&gpu).unwrap();
     // A kernel that computes the tensor, as far as the queue is concerned.
-    // SAFETY: both allocations outlive the stream's work, which the answers below wait for.
+    // SAFETY: both allocations outlive the stream's work, which the completions below wait for.
     unsafe { stream.copy(source.base(), tensor.base(), BLOCK) }.unwrap();
     after.record(&stream).unwrap();
     let end = on_gpu(tensor.base(), BLOCK, Some(&after));
@@ -325,9 +325,9 @@ fn a_failed_part_fails_its_request_with_the_code_it_had_and_no_other() {
         let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
         fake.plan(what, 0, code, 1);
         submit_pieces(&mut queue, direction, &memory, 2 * BLOCK);
-        let answers = finish(&mut queue);
-        assert_eq!(answers.len(), 8);
-        let failed: Vec<_> = answers.iter().filter_map(|answer| answer.result.err()).collect();
+        let completions = finish(&mut queue);
+        assert_eq!(completions.len(), 8);
+        let failed: Vec<_> = completions.iter().filter_map(|answer| answer.result.err()).collect();
         assert_eq!(failed, [status], "{what} {code}");
         drop((queue, memory));
         fake.assert_lawful();
@@ -359,8 +359,8 @@ fn a_full_library_is_tried_again_and_loses_nothing() {
     let mut queue = fake.queue(vec![device(directory.path(), "a", SIZE as u64)], small());
     fake.plan("batch_submit", 1, 5037, 3);
     submit_pieces(&mut queue, DmaDirection::Write, &memory, 4 * BLOCK);
-    let answers = finish(&mut queue);
-    assert!(answers.iter().all(|answer| answer.result.is_ok()), "{answers:?}");
+    let completions = finish(&mut queue);
+    assert!(completions.iter().all(|answer| answer.result.is_ok()), "{completions:?}");
     assert!(fs::read(directory.path().join("a")).unwrap() == vec![7; SIZE]);
     drop(queue);
     fake.assert_lawful();
@@ -399,15 +399,15 @@ fn what_has_not_reached_the_ssd_is_aborted_and_the_rest_comes_back() {
         queue.abort(Some(15));
         queue.advance().unwrap();
         queue.abort(None);
-        let answers = finish(&mut queue);
-        assert_eq!(answers.len(), 16);
+        let completions = finish(&mut queue);
+        assert_eq!(completions.len(), 16);
         let aborted = |answer: &&tidelog_gds::queue::WindowCompletion| {
             answer.result == Err(Status::Errno(libc::ECANCELED))
         };
-        assert!(answers.iter().filter(aborted).count() > 0, "seed {seed}");
+        assert!(completions.iter().filter(aborted).count() > 0, "seed {seed}");
         assert!(
-            answers.iter().all(|answer| answer.result.is_ok() || aborted(&answer)),
-            "{answers:?}"
+            completions.iter().all(|answer| answer.result.is_ok() || aborted(&answer)),
+            "{completions:?}"
         );
         drop(queue);
         fake.assert_lawful();

@@ -81,6 +81,6 @@ pub struct MemorySample {
     pub resident: Bytes,
     /// Bytes held by storages on their way out or in.
     pub moving: Bytes,
-    /// Bytes that all living storages would take if none had left.
+    /// Bytes that all live storages would take if none had left.
     pub wanted: Bytes,
 }

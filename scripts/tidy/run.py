@@ -2,7 +2,6 @@
 """Holds the source to the rules of checks.py, as a part of `make lint`.
 
     scripts/tidy/run.py          print what breaks a rule, one line each; ends with 1 where there is any
-    scripts/tidy/run.py --all    also the checks that the source does not pass yet
     scripts/tidy/run.py --wrap   wrap comments and docstrings that are wider than code, in place
 
 It looks at what git tracks, takes a few seconds, and needs nothing but Python.
@@ -14,7 +13,6 @@ import subprocess
 import sys
 
 import checks
-import known
 import wrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -50,7 +48,6 @@ def main():
     parser.add_argument(
         "--wrap", action="store_true", help="wrap comments and docstrings that are wider than code, in place"
     )
-    parser.add_argument("--all", action="store_true", help="also the checks that the source does not pass yet")
     arguments = parser.parse_args()
     files = tree()
     if arguments.wrap:
@@ -60,8 +57,7 @@ def main():
                 (ROOT / path).write_text(wrapped)
                 print(f"wrapped comments of {path}")
         return 0
-    chosen = [check for check in checks.CHECKS if arguments.all or check.__name__ not in known.NOT_YET]
-    found = [finding for check in chosen for finding in check(files)]
+    found = [finding for check in checks.CHECKS for finding in check(files)]
     for finding in found:
         print(finding)
     if found:

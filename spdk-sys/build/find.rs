@@ -23,7 +23,7 @@ pub(crate) struct InstalledSpdk {
 }
 
 impl PkgConfig {
-    /// What it answers.
+    /// What it returns.
     pub(crate) fn ask(&self, arguments: &[&str]) -> Result<String, String> {
         let program = std::env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".into());
         let mut command = Command::new(&program);

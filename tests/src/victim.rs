@@ -69,7 +69,7 @@ pub fn commit(
 }
 
 /// The pool as the next process finds it: commit `returned` or one that was in flight, whole, and nothing else.
-/// Answers which.
+/// Returns which.
 ///
 /// # Errors
 /// Something is lost, torn or leaked.

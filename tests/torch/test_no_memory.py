@@ -32,7 +32,7 @@ class Scarce:
 
 @pytest.fixture
 def scarce(monkeypatch):
-    """`scarce(lacking)`: blocks that are opened from here on have such a mover; answers it."""
+    """`scarce(lacking)`: blocks that are opened from here on have such a mover; returns it."""
 
     def begin(lacking):
         mover = Scarce(_movers.choose("auto"), lacking)
@@ -46,7 +46,7 @@ def scarce(monkeypatch):
 def given_back(monkeypatch):
     """How often what the allocator keeps for later went back."""
     times = []
-    plain = _heap.Heap.give_back
+    plain = _heap.Heap.release
     monkeypatch.setattr(_heap.Heap, "give_back", lambda heap: (times.append(1), plain(heap)))
     return times
 

@@ -1,4 +1,4 @@
-//! The caller's memory: where it is, what the library asks of it, and what the caller lends.
+//! The caller's memory: where it is, what the library asks of it, and what the caller passes.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -28,7 +28,7 @@ pub(crate) enum MemoryAction {
     Evict,
     /// Free it: its bytes are elsewhere.
     Release,
-    /// Allocate it and lend it: its bytes are about to be copied in.
+    /// Allocate it and pass it: its bytes are about to be copied in.
     Allocate,
     /// Take it back: the storage is resident, and no transfer touches it.
     Settle {
@@ -68,7 +68,7 @@ impl CallerMemory {
         Self { sequence, address, after: GpuEvent::from_raw(after) }
     }
 
-    /// The request that this answers.
+    /// The request that this completes.
     pub(crate) fn sequence(&self) -> u64 {
         self.sequence
     }

@@ -17,7 +17,7 @@ use tidelog_tests::abi::{Folder, STAGING, last_error, pool_options};
 const FORKS: u32 = 150;
 const POOL_SIZE: u64 = 16 << 20;
 /// A child takes some hundredths of a second; one that hangs does so for ever.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const LENGTH: u64 = 5000;
 
 fn session_options(devices: &CString) -> tide_session_options {
@@ -83,7 +83,7 @@ fn child(parents_pool: u64, pool: &CString, session: &CString) -> i32 {
 
 /// The child's exit code; `None` if it hangs, and is ended.
 fn end_of(process: i32) -> Option<i32> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let mut status = 0;
     loop {
         // SAFETY: waits for our own child and writes one integer.

@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 use tidelog::abi::*;
 use tidelog_gds::cuda::{DeviceMemory, Event, Stream};
 use tidelog_tests::abi::{
-    Choices, Folder, Manners, last_error, pool_options, try_open_pool, try_open_pool_with,
+    CallerBehaviour, Choices, Folder, last_error, pool_options, try_open_pool, try_open_pool_with,
     walk_session,
 };
 use tidelog_tests::machine::FakeGpu;
@@ -19,11 +19,11 @@ const BYTES: usize = 1 << 20;
 /// Host memory of a walk, which is too little for all that leaves.
 const HOST_MEMORY: u64 = 192 << 10;
 
-fn walk(seed: u64, manners: Manners) {
+fn walk(seed: u64, manners: CallerBehaviour) {
     let fake = FakeGpu::start(seed, (seed % 8) as u32);
     let before = fake.count("host_memory");
     let name = format!("gpu-walk-{seed}");
-    let manners = Manners { gpu: true, ..manners };
+    let manners = CallerBehaviour { gpu: true, ..manners };
     let stats = walk_session(&name, Choices::of_seed(seed), 300, manners);
     let gpu = stats["gpu"].as_str().unwrap();
     assert!(gpu.starts_with("GPU 0 (Fake GPU) at 0000:3b:00.0"), "{gpu}");
@@ -48,17 +48,21 @@ fn walk(seed: u64, manners: Manners) {
 #[test]
 fn no_byte_of_a_storage_on_a_gpu_is_lost_whatever_is_called() {
     for seed in 0..8 {
-        walk(seed, Manners { gds: seed % 2 == 1, ..Manners::default() });
+        walk(seed, CallerBehaviour { gds: seed % 2 == 1, ..CallerBehaviour::default() });
     }
 }
 
 #[test]
 fn no_byte_is_lost_where_host_memory_takes_a_part() {
     for seed in 200..208 {
-        let careless =
-            Manners { redelivered: 20, refused: 15, misreported: 20, ..Manners::default() };
-        let manners = if seed % 2 == 0 { Manners::default() } else { careless };
-        walk(seed, Manners { gds: seed % 4 > 1, host_memory: HOST_MEMORY, ..manners });
+        let careless = CallerBehaviour {
+            redelivered: 20,
+            refused: 15,
+            misreported: 20,
+            ..CallerBehaviour::default()
+        };
+        let manners = if seed % 2 == 0 { CallerBehaviour::default() } else { careless };
+        walk(seed, CallerBehaviour { gds: seed % 4 > 1, host_memory: HOST_MEMORY, ..manners });
     }
 }
 
@@ -66,9 +70,13 @@ fn no_byte_is_lost_where_host_memory_takes_a_part() {
 fn no_byte_is_lost_when_requests_come_twice_are_refused_or_misreported() {
     for seed in 100..108 {
         let gds = seed % 2 == 1;
-        let careless =
-            Manners { redelivered: 20, refused: 15, misreported: 20, ..Manners::default() };
-        let manners = Manners { gds, ..careless };
+        let careless = CallerBehaviour {
+            redelivered: 20,
+            refused: 15,
+            misreported: 20,
+            ..CallerBehaviour::default()
+        };
+        let manners = CallerBehaviour { gds, ..careless };
         walk(seed, manners);
     }
 }

@@ -38,7 +38,7 @@ use tidelog_command_line::{BenchExit, completions_of};
 use tidelog_engine::path::PathKind;
 use workload::Workload;
 
-/// Does what was asked for, and answers how it went.
+/// Does what was asked for, and returns how it went.
 ///
 /// # Errors
 /// Nothing, or not everything, could be measured.

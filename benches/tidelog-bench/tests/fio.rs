@@ -184,7 +184,7 @@ fn write_logs(results: &str, depth: u32, file: &str) {
     bench(&[&job[..], &time, &logs.each_ref().map(String::as_str)].concat()).expect(0);
 }
 
-/// Runs a mix of two jobs with every log, in fio or here; answers the logs by name, and the report.
+/// Runs a mix of two jobs with every log, in fio or here; returns the logs by name, and the report.
 fn logged(mut program: Command, engine: &str, directory: &str, more: &[&str]) -> (Logs, Value) {
     std::fs::create_dir(directory).unwrap();
     let logs = ["bw", "iops", "lat"].map(|kind| format!("--write_{kind}_log={directory}/log"));

@@ -63,7 +63,7 @@ pub enum ChangeRecordError {
 }
 
 impl ChangeRecord {
-    /// Bytes that a record of these changes takes in the log, padding included.
+    /// Bytes that a record of these changes uses in the log, padding included.
     pub fn bytes_for(changes: &[Change]) -> u64 {
         let payload: usize = changes.iter().map(encoded_bytes).sum();
         ((RECORD_HEADER_BYTES + payload) as u64).next_multiple_of(BLOCK_BYTES)

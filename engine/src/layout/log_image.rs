@@ -55,7 +55,7 @@ impl LogImage {
             == shift(checksum_of(&[&head.sealed()]), payload.len()) ^ self.checksum(payload)
     }
 
-    /// The record at `at`, if a whole one stands there; also answers the bytes it takes, padding included.
+    /// The record at `at`, if a whole one stands there; also returns the bytes it takes, padding included.
     ///
     /// # Errors
     /// No whole record stands there, or one whose content cannot be.

@@ -22,7 +22,7 @@ use crate::units::{ByteCount, DeviceIndex, DeviceSet};
 
 /// What the change log needs of devices. Offsets and lengths are multiples of 4 KiB.
 pub trait LogMedia {
-    /// What a device answers when it fails.
+    /// What a device returns when it fails.
     type Error: std::error::Error + Send + Sync + 'static;
 
     /// Reads `length` bytes at `offset` of a device of the pool.

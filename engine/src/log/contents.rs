@@ -96,7 +96,7 @@ struct Retired {
 struct Moving {
     runs: Runs,
     durability: Durability,
-    /// What its tensor takes in the index beyond what it takes now, at most.
+    /// What its tensor uses in the index beyond what it uses now, at most.
     index_bytes: u64,
 }
 
@@ -407,12 +407,12 @@ impl Contents {
         if version.durability == Durability::Durable {
             self.room.remove(&version.entry);
         }
-        self.vacate(&version, &version.entry.runs);
+        self.release_blocks(&version, &version.entry.runs);
         self.spares.keep(version);
     }
 
     /// These runs of a version are found no more; they stay while somebody reads the version.
-    fn vacate(&mut self, version: &Version, runs: &[Run]) {
+    fn release_blocks(&mut self, version: &Version, runs: &[Run]) {
         for run in runs {
             self.places.remove(run);
         }

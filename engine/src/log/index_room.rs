@@ -1,4 +1,4 @@
-//! How much room checkpoints of the index have, and how much of it is spoken for.
+//! How much room checkpoints of the index have, and how much of it is reserved.
 //!
 //! A checkpoint begins in one of two slots and goes on in segments that belong to that slot. Both slots always
 //! have room for every durable tensor that there is and every one that is being put: room is taken when a put
@@ -140,7 +140,7 @@ impl IndexRoom {
         self.segments[slot].push(segment);
     }
 
-    /// A checkpoint in this slot that goes on in `used` of its segments is on media: answers those that the
+    /// A checkpoint in this slot that goes on in `used` of its segments is on media: returns those that the
     /// slot needs no longer.
     pub(super) fn trim(&mut self, slot: usize, used: usize) -> Vec<u32> {
         let wanted = self.checkpoint.segments_for(self.spoken_for()) as usize;
@@ -148,7 +148,7 @@ impl IndexRoom {
         self.segments[slot].split_off(kept)
     }
 
-    /// The bytes that a tensor takes in the index, also if its checksums are not known yet.
+    /// The bytes that a tensor uses in the index, also if its checksums are not known yet.
     pub(super) fn bytes_of(&self, entry: &TensorEntry) -> u64 {
         self.bytes_at(entry, &entry.runs)
     }

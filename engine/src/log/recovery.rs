@@ -379,7 +379,7 @@ impl<'a, M: LogMedia> Reader<'a, M> {
         Ok(log)
     }
 
-    /// Adds the next record of the epoch from the first copy that has it whole; answers whether one has.
+    /// Adds the next record of the epoch from the first copy that has it whole; returns whether one has.
     fn read_record(
         &self,
         copies: &mut [LogImage],

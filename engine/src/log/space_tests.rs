@@ -99,8 +99,8 @@ fn lanes_of_one_durability_lend_each_other_their_rest_before_giving_up() {
 #[test]
 fn a_put_that_fails_over_and_over_costs_no_space() {
     let mut space = space(2);
-    let keeper = allocate(&mut space, STEP, BLOCK_BYTES).unwrap();
-    space.install(&keeper);
+    let kept = allocate(&mut space, STEP, BLOCK_BYTES).unwrap();
+    space.install(&kept);
     for blocks in 1..13 {
         let one = allocate(&mut space, STEP, blocks * BLOCK_BYTES).unwrap();
         let two = allocate(&mut space, STEP, 2 * BLOCK_BYTES).unwrap();
@@ -127,7 +127,7 @@ fn recovery_goes_on_where_the_roomiest_segment_of_the_class_ends() {
     assert!([3, 6].contains(&runs[0].segment), "scratch takes a free segment: {runs:?}");
 }
 
-/// A sealed segment of which `live` blocks are alive; answers the segment.
+/// A sealed segment of which `live` blocks are alive; returns the segment.
 fn sealed(space: &mut Space, lane: Lane, live: u32) -> u32 {
     let runs = allocate_apart(space, lane, SEGMENT_BLOCKS * BLOCK_BYTES).unwrap();
     let [Run { segment, block: 0, blocks }] = runs[..] else { panic!("not one segment: {runs:?}") };

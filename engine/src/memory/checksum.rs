@@ -20,7 +20,7 @@ pub fn checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }
 
-/// Copies `from` to the beginning of `to`, which is at least as long, and answers the CRC32C of what was copied: the
+/// Copies `from` to the beginning of `to`, which is at least as long, and returns the CRC32C of what was copied: the
 /// source is read once.
 pub fn copy_with_checksum(from: &[u8], to: &mut [u8]) -> u32 {
     let to = &mut to[..from.len()];

@@ -93,7 +93,7 @@ impl<T> PendingCopies<T> {
                 self.free.push(slot);
                 return Some((about, Ok(chunk)));
             };
-            // The GPU answers no more: whether it still uses the chunk nobody knows, so it is nobody's.
+            // The GPU no longer responds: whether it still uses the chunk nobody knows, so it is nobody's.
             std::mem::forget(chunk);
             return Some((about, Err(error)));
         }

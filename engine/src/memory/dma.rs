@@ -94,15 +94,15 @@ impl DmaPool {
     /// A pool over memory that somebody else has mapped: a data path whose devices reach only its own.
     ///
     /// # Safety
-    /// The `length` bytes from `base` on, a multiple of 4 KiB, are initialised, and nobody else's until `give_back`
+    /// The `length` bytes from `base` on, a multiple of 4 KiB, are initialised, and nobody else's until `release`
     /// is called with `base`.
     #[cfg(any(test, feature = "spdk"))]
-    pub(crate) unsafe fn lent(
+    pub(crate) unsafe fn borrowed(
         base: NonNull<u8>,
         length: usize,
         backing: Backing,
         why: String,
-        give_back: fn(NonNull<u8>),
+        release: fn(NonNull<u8>),
     ) -> Self {
         assert!(length > 0 && length.is_multiple_of(ALIGNMENT), "whole blocks are lent");
         Self {
@@ -110,7 +110,7 @@ impl DmaPool {
                 base,
                 length,
                 owner: process::id(),
-                mapping: Some(Mapping::Lent(base, give_back)),
+                mapping: Some(Mapping::Lent(base, release)),
                 backing,
                 why,
                 free: FreeRuns::new(length),
@@ -151,7 +151,7 @@ impl fmt::Debug for DmaPool {
     }
 }
 
-/// Maps on the best pages there are; answers also why not on better ones.
+/// Maps on the best pages there are; returns also why not on better ones.
 fn map(bytes: ByteCount, want_huge: bool) -> Result<(MmapMut, Backing, String), MemoryError> {
     let failed = |source| MemoryError::Map { bytes, source };
     let plain = |length: usize| MmapOptions::new().len(length).map_anon().map_err(failed);
@@ -203,7 +203,7 @@ impl Drop for Mapping {
         match self {
             Self::Ours(_) => {}
             #[cfg(any(test, feature = "spdk"))]
-            Self::Lent(base, give_back) => give_back(*base),
+            Self::Lent(base, release) => release(*base),
         }
     }
 }
@@ -242,7 +242,7 @@ pub struct DmaBuffer {
 }
 
 impl DmaBuffer {
-    /// Keeps the bytes before `at`, a multiple of 4 KiB within the buffer, and answers those from there on as a
+    /// Keeps the bytes before `at`, a multiple of 4 KiB within the buffer, and returns those from there on as a
     /// buffer of their own.
     pub(crate) fn split_off(&mut self, at: usize) -> Self {
         assert!(at.is_multiple_of(ALIGNMENT) && 0 < at && at < self.length, "no cut within");
@@ -295,7 +295,7 @@ impl DerefMut for DmaBuffer {
 impl Drop for DmaBuffer {
     fn drop(&mut self) {
         if self.length > 0 {
-            self.region.free.give_back(self.start, self.length);
+            self.region.free.release(self.start, self.length);
         }
     }
 }
@@ -346,10 +346,11 @@ mod tests {
         static GIVEN_BACK: AtomicUsize = AtomicUsize::new(0);
         let block: &'static mut [u8] = Box::leak(vec![0; 3 * ALIGNMENT].into_boxed_slice());
         let base = NonNull::new(block.as_mut_ptr()).unwrap();
-        let give_back = |base: NonNull<u8>| GIVEN_BACK.store(base.as_ptr() as usize, Relaxed);
+        let release = |base: NonNull<u8>| GIVEN_BACK.store(base.as_ptr() as usize, Relaxed);
         // SAFETY: the memory was leaked for this test alone.
-        let pool =
-            unsafe { DmaPool::lent(base, 3 * ALIGNMENT, Backing::Plain, "lent".into(), give_back) };
+        let pool = unsafe {
+            DmaPool::borrowed(base, 3 * ALIGNMENT, Backing::Plain, "lent".into(), release)
+        };
         let buffer = pool.take(2 * ALIGNMENT).unwrap();
         assert!(pool.take(2 * ALIGNMENT).is_none());
         drop(pool);

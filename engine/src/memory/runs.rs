@@ -33,7 +33,7 @@ impl FreeRuns {
     }
 
     /// Takes a run back that was handed out, or a part of one.
-    pub(super) fn give_back(&self, start: usize, length: usize) {
+    pub(super) fn release(&self, start: usize, length: usize) {
         let mut free = self.lock();
         let at = free.partition_point(|run| run.start < start);
         free.insert(at, Run { start, length });

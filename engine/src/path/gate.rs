@@ -69,7 +69,7 @@ impl Gate {
     }
 }
 
-/// A device whose write failed still gives back what was written before (and checksums tell if not):
+/// A device whose write failed still releases what was written before (and checksums tell if not):
 /// shutting reads out would lose the last good copy of everything it holds.
 fn refuses(cause: DeviceError, kind: OperationKind) -> bool {
     cause.status.is_removal() || kind != OperationKind::Read

@@ -71,7 +71,7 @@ impl MemberSource for DeviceSpec {
         }
     }
 
-    /// Locks would notice too, but blame a process for it.
+    /// Locks would notice too, but name a process as the cause.
     fn find_twins(specs: &[Self]) -> Option<(String, String)> {
         let mut seen: Vec<(DeviceIdentity, &Self)> = Vec::new();
         // Two addresses of one namespace show when they are attached.

@@ -204,7 +204,7 @@ pub unsafe trait DataPath {
     /// without, and [`Capabilities::registered_buffers`] says why.
     fn register(&mut self, region: &DmaPool);
 
-    /// Lets operations name buffers of this device memory (peer DMA), until the path is dropped. Answers how the
+    /// Lets operations name buffers of this device memory (peer DMA), until the path is dropped. Returns how the
     /// controllers reach it.
     ///
     /// # Errors
@@ -233,7 +233,7 @@ pub unsafe trait DataPath {
     /// Lets the devices see everything submitted. An error means that the path itself is dead.
     fn ring(&mut self) -> io::Result<()>;
 
-    /// Appends what has completed; answers how many.
+    /// Appends what has completed; returns how many.
     fn poll(&mut self, completions: &mut Vec<Completion>) -> usize;
 
     /// Rings, then sleeps until a completion can be polled, the (armed) [`Waker`] is woken, or the
@@ -250,7 +250,7 @@ pub unsafe trait DataPath {
     /// Operations accepted and not yet polled.
     fn in_flight(&self) -> usize;
 
-    /// Waits for everything in flight, aborting it once `deadline` has passed. Answers how many
+    /// Waits for everything in flight, aborting it once `deadline` has passed. Returns how many
     /// operations are in flight even then; their buffers stay leaked.
     fn drain(&mut self, deadline: Instant, completions: &mut Vec<Completion>) -> usize {
         /// How long aborted operations get to come back.

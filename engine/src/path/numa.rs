@@ -16,7 +16,7 @@ use crate::memory::{GpuMemory, GpuPlace};
 use super::device::{Device, DeviceKind};
 
 /// Keeps the calling thread on the CPUs from which these devices are best driven: those of the GPU's place, if they
-/// serve a GPU that has one, else of the node that they are all on. Answers what came of it, in words, or `None` where
+/// serve a GPU that has one, else of the node that they are all on. Returns what came of it, in words, or `None` where
 /// there is nothing to choose: one node, or devices whose node nobody knows.
 pub fn stay_near(devices: &[Device], gpu: Option<&dyn GpuMemory>) -> Option<String> {
     let numbers: Vec<Option<u64>> = devices.iter().map(number).collect();

@@ -1,4 +1,4 @@
-//! What is asked of a device, and what it answers.
+//! What is asked of a device, and what it returns.
 
 use std::fmt;
 
@@ -256,7 +256,7 @@ impl Status {
         }
     }
 
-    /// Whether the same read may well succeed if it is tried again: the medium or the way to it had
+    /// Whether the same read may well succeed if it is retried: the medium or the way to it had
     /// trouble, and the device is there.
     pub fn is_transient(self) -> bool {
         const TROUBLE: [i32; 6] = [
@@ -349,7 +349,7 @@ pub struct Refused {
 /// Why an operation was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// As much is in flight as the path can hold; poll, then try again.
+    /// As much is in flight as the path can hold; poll, then retry.
     #[error("the queue is full")]
     Full,
     /// The operation breaks the path's rules.

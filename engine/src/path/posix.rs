@@ -191,7 +191,7 @@ impl Worker {
     }
 }
 
-/// Does the operation; answers the bytes moved.
+/// Does the operation; returns the bytes moved.
 fn perform(device: &Device, operation: &mut Operation) -> io::Result<u32> {
     let (offset, length) = (operation.extent.offset.0, operation.extent.length.0);
     let descriptor = device.file().as_raw_fd();

@@ -65,7 +65,7 @@ impl Shares {
     }
 
     /// A device gives one back.
-    pub fn give_back(&mut self, device: DeviceIndex) {
+    pub fn release(&mut self, device: DeviceIndex) {
         self.free += 1;
         self.let_go(device);
     }
@@ -122,7 +122,7 @@ mod tests {
         for device in 1..4 {
             assert_eq!(take_all(&mut shares, device), 8, "device {device}");
         }
-        (0..40).for_each(|_| shares.give_back(DeviceIndex(0)));
+        (0..40).for_each(|_| shares.release(DeviceIndex(0)));
         assert_eq!(take_all(&mut shares, 2), 40 - 8, "the first one's is kept for it");
         assert_eq!(take_all(&mut shares, 0), 8);
     }
@@ -132,7 +132,7 @@ mod tests {
         let mut shares = Shares::with_none(64, 4);
         assert_eq!(take_all(&mut shares, 0), 64 - 3 * 8 - 1);
         assert_eq!(take_all(&mut shares, u8::MAX), 1);
-        shares.give_back(DeviceIndex(u8::MAX));
+        shares.release(DeviceIndex(u8::MAX));
         assert_eq!(take_all(&mut shares, 3), 8, "what came back is kept for it again");
         assert_eq!(take_all(&mut shares, u8::MAX), 1);
         assert_eq!(take_all(&mut Shares::with_none(2, 1), 0), 2);
@@ -157,7 +157,7 @@ mod tests {
                     assert!(owed <= total);
                     let taken = take_all(&mut shares, device);
                     assert!(taken > 0, "{total} for {devices} devices");
-                    (0..taken).for_each(|_| shares.give_back(DeviceIndex(device)));
+                    (0..taken).for_each(|_| shares.release(DeviceIndex(device)));
                     assert_eq!((shares.free, shares.owed), (total, owed));
                 }
             }

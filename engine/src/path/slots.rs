@@ -26,7 +26,7 @@ impl Slots {
         self.held.len() - self.free.len()
     }
 
-    /// Keeps `operation`; answers its slot and where it lies there. The table must not be full.
+    /// Keeps `operation`; returns its slot and where it lies there. The table must not be full.
     pub fn keep(&mut self, operation: Operation) -> (u32, &mut Operation) {
         let slot = self.free.pop().expect("the caller saw a free slot");
         (slot, self.held[slot as usize].insert(operation))

@@ -92,13 +92,13 @@ mod tests {
     #[test]
     fn a_nap_is_much_shorter_than_a_millisecond() {
         let waker = Waker::new().unwrap();
-        let nap = |_| {
+        let poll_timeout = |_| {
             let begun = Instant::now();
             waker.sleep(Some(Duration::from_micros(20))).unwrap();
             begun.elapsed()
         };
         // The machine may be busy with other things for some of them.
-        let shortest = (0..200).map(nap).min().unwrap();
+        let shortest = (0..200).map(poll_timeout).min().unwrap();
         assert!(shortest >= Duration::from_micros(20), "{shortest:?}");
         assert!(shortest < Duration::from_micros(800), "{shortest:?}");
     }

@@ -73,7 +73,7 @@ impl Batch {
             Some(Staged::Delete(_)) => (false, true),
             None => (false, false),
         };
-        let stands = self.pool.0.commits.fate(id).unwrap_or_else(|| {
+        let stands = self.pool.0.commits.outcome(id).unwrap_or_else(|| {
             let contents = self.pool.0.shared.contents();
             contents.current(id).is_some_and(|it| it.durability == Durability::Durable)
         });

@@ -10,7 +10,7 @@ use crate::units::DeviceIndex;
 const DISCARD_BYTES: u64 = 1 << 30;
 
 impl Pool {
-    /// Tells the devices that nobody needs the bytes of one free segment; answers which, or `None` when
+    /// Tells the devices that nobody needs the bytes of one free segment; returns which, or `None` when
     /// they know of all. Only block devices are told: a file keeps the place that was reserved for it.
     pub fn discard_once(&self) -> Result<Option<u32>, DiscardError> {
         let reactor = self.reactor()?;

@@ -212,7 +212,7 @@ fn older(share: u32, devices: &[OlderCopy]) -> String {
 /// Why a tensor could not be put. Nothing has changed; the older version is there as before.
 #[derive(Debug, Error)]
 pub enum PutError {
-    /// There is no space. The pool stays usable; delete something and try again.
+    /// There is no space. The pool stays usable; delete something and retry.
     #[error(
         "the pool is full: {tensor} needs {needed} and {available} can be had \
          (capacity {}, live {}, dead {}, free {}, reserved {}, index {})",

@@ -13,7 +13,7 @@ use crate::units::{ByteCount, DeviceIndex};
 
 /// How long closing waits for a device to count it. Where it does not answer the pool is closed as if its process had
 /// been killed.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A device of which a share was used without it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,7 +152,7 @@ impl EventCount {
         Ok(Self { pool, share, holder, devices, last })
     }
 
-    /// Counts an event, and waits at most `patience` for each step: on every device, then confirmed on every device. Answers the bytes written.
+    /// Counts an event, and waits at most `patience` for each step: on every device, then confirmed on every device. Returns the bytes written.
     ///
     /// # Errors
     /// A device failed, or took too long. The event is then on some devices, and confirmed on none of those that

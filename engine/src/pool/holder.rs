@@ -21,7 +21,7 @@ pub(super) fn last_holder(member: &dyn MemberDevice, share: u32) -> Option<Holde
     Holder::decode(&block, share)
 }
 
-/// The process that has one of these shares, once a living one stands there: right after the lock was taken the name
+/// The process that has one of these shares, once a live one stands there: right after the lock was taken the name
 /// may still be the last holder's, or none.
 pub(super) fn find_holder(member: &dyn MemberDevice, shares: &Range<u32>) -> Option<Holder> {
     let deadline = Instant::now() + NAME_WAIT;

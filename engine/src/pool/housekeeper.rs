@@ -78,23 +78,23 @@ impl Wakeup {
 
 /// The thread.
 pub(super) struct Housekeeper {
-    bell: Arc<Wakeup>,
+    wakeup: Arc<Wakeup>,
     thread: JoinHandle<()>,
 }
 
 impl Housekeeper {
     /// Starts it. `pool` must not be a handle that keeps the pool open.
     pub(super) fn start(pool: Pool, options: Housekeeping) -> std::io::Result<Self> {
-        let bell = Arc::clone(&pool.0.shared.bell);
+        let wakeup = Arc::clone(&pool.0.shared.wakeup);
         let thread = std::thread::Builder::new()
             .name("tidelog-housekeeper".into())
             .spawn(move || Keeping::new(pool, options).run())?;
-        Ok(Self { bell, thread })
+        Ok(Self { wakeup, thread })
     }
 
     /// Ends it, after what it is at.
     pub(super) fn stop(self) {
-        self.bell.stop();
+        self.wakeup.stop();
         // If it panicked, everything it held was given back on its way out.
         let _ = self.thread.join();
     }
@@ -131,18 +131,18 @@ impl Keeping {
     }
 
     fn run(mut self) {
-        let bell = Arc::clone(&self.pool.0.shared.bell);
+        let wakeup = Arc::clone(&self.pool.0.shared.wakeup);
         loop {
-            let pause = self.look(&bell);
-            if !bell.wait(pause) {
+            let pause = self.look(&wakeup);
+            if !wakeup.wait(pause) {
                 break;
             }
         }
     }
 
-    /// Does what is to be done; answers when to look again, if not only when the bell rings.
-    fn look(&mut self, bell: &Wakeup) -> Option<Duration> {
-        while !bell.stopped() {
+    /// Does what is to be done; returns when to look again, if not only when it is woken.
+    fn look(&mut self, wakeup: &Wakeup) -> Option<Duration> {
+        while !wakeup.stopped() {
             match self.pool.reclaim_ahead() {
                 // That segment is not chosen again.
                 Ok(Some(_)) | Err(ReclaimError::Unreadable { .. }) => (),
@@ -150,17 +150,17 @@ impl Keeping {
                 Ok(None) | Err(_) => break,
             }
         }
-        let (scrub, discard) = (self.scrub(bell), self.discard(bell));
+        let (scrub, discard) = (self.scrub(wakeup), self.discard(wakeup));
         scrub.into_iter().chain(discard).min()
     }
 
-    /// Scrubs as much as the rate allows; answers when more is due, if scrubbing is on.
-    fn scrub(&mut self, bell: &Wakeup) -> Option<Duration> {
+    /// Scrubs as much as the rate allows; returns when more is due, if scrubbing is on.
+    fn scrub(&mut self, wakeup: &Wakeup) -> Option<Duration> {
         let rate = self.options.scrub_rate.0;
         if rate == 0 {
             return None;
         }
-        while !bell.stopped() && Instant::now() >= self.next_scrub {
+        while !wakeup.stopped() && Instant::now() >= self.next_scrub {
             let start = Instant::now();
             let mut cost = PAUSE;
             if let Ok(Some(scrubbed)) = self.pool.scrub_next(&mut self.pass) {
@@ -175,13 +175,13 @@ impl Keeping {
         Some(self.next_scrub.saturating_duration_since(Instant::now()))
     }
 
-    /// While the pool is idle, tells devices of free segments; answers when to look again, if any can be
+    /// While the pool is idle, tells devices of free segments; returns when to look again, if any can be
     /// told.
-    fn discard(&mut self, bell: &Wakeup) -> Option<Duration> {
+    fn discard(&mut self, wakeup: &Wakeup) -> Option<Duration> {
         if !discard::is_possible(self.pool.reactor().ok()?.as_ref()?) {
             return None;
         }
-        while !bell.stopped() && self.is_idle() {
+        while !wakeup.stopped() && self.is_idle() {
             // Advice: where it fails, nothing is lost.
             if !matches!(self.pool.discard_once(), Ok(Some(_))) {
                 break;

@@ -125,7 +125,7 @@ struct Shared {
     contents: Mutex<Contents>,
     written: WriteCounters,
     /// Wakes the housekeeper.
-    bell: Arc<Wakeup>,
+    wakeup: Arc<Wakeup>,
     /// What scrubbing in the background has found.
     scrubbed: Mutex<ScrubReport>,
 }
@@ -164,7 +164,7 @@ impl Pool {
         let shared = Shared {
             contents: Mutex::new(opened.contents),
             written: WriteCounters::starting_with(opened.metadata_written),
-            bell: Arc::default(),
+            wakeup: Arc::default(),
             scrubbed: Mutex::default(),
         };
         let shared = Arc::new(shared);
@@ -307,7 +307,7 @@ impl Pool {
         &self.0.description
     }
 
-    /// Lets a stepped pool's reactor go round `rounds` times at most; answers whether something still
+    /// Lets a stepped pool's reactor go round `rounds` times at most; returns whether something still
     /// moved at the end. Any other pool's moves by itself.
     pub fn step(&self, rounds: u64) -> Result<bool, Unusable> {
         let reactor = self.reactor()?;
@@ -377,7 +377,7 @@ impl Inner {
         let Some(reactor) = reactor else { return Err(Unusable::Closed.into()) };
         // So that a copy of a device that was made while the pool was open is told from the device.
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = events.count(&reactor, events::PATIENCE);
+        let _ = events.count(&reactor, events::TIMEOUT);
         let closed = reactor.close();
         let members = self.members.lock().unwrap_or_else(PoisonError::into_inner).take();
         if closed.is_err() {

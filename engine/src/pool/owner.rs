@@ -93,7 +93,7 @@ pub(super) fn release(members: &Members, pool: u128) {
 }
 
 /// Takes away from another host what it has not given back. That host must be gone: nothing keeps it from writing.
-/// Answers who owned what.
+/// Returns who owned what.
 ///
 /// # Errors
 /// A device cannot be had, or is no pool's.

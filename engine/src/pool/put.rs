@@ -27,7 +27,7 @@ struct Rouse<'a>(&'a Reactor);
 
 impl Drop for Rouse<'_> {
     fn drop(&mut self) {
-        self.0.rouse();
+        self.0.wake();
     }
 }
 
@@ -44,7 +44,7 @@ impl Pool {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
         let ticket = self.enqueue_scratch(reactor, put)?;
-        reactor.rouse();
+        reactor.wake();
         Ok(ticket)
     }
 
@@ -90,7 +90,7 @@ impl Pool {
         let reactor = self.reactor()?;
         let reactor = reactor.as_ref().ok_or(Unusable::Closed)?;
         let ticket = self.enqueue_put(reactor, request, source, options, finish)?;
-        reactor.rouse();
+        reactor.wake();
         Ok(ticket)
     }
 

@@ -59,12 +59,12 @@ impl Pool {
         if matches!(begun, Err(BeginError::Full(_))) {
             drop(contents);
             // This takes its time; what was enqueued before need not wait for it.
-            reactor.rouse();
+            reactor.wake();
             begun = self.reclaim_turn().begin_put(reactor, request);
             contents = self.0.shared.contents();
         }
         if contents.space_is_scarce() {
-            self.0.shared.bell.ring(contents.spare_segments());
+            self.0.shared.wakeup.ring(contents.spare_segments());
         }
         let reservation = begun.map_err(|error| {
             let key = TensorKey { id: request.id, name: request.name.clone() };
@@ -199,7 +199,7 @@ impl ReclamationMoves {
         moves.filter(|(moving, _)| contents.is_current(moving)).map(|(_, entry)| entry)
     }
 
-    /// Everything can be read at its new place; answers how many tensors there were still to move.
+    /// Everything can be read at its new place; returns how many tensors there were still to move.
     pub(super) fn install(&mut self, entries: Vec<TensorEntry>) -> usize {
         let mut contents = self.shared.contents();
         let moves = self.relocations.drain(..).zip(entries);

@@ -18,7 +18,7 @@ pub(super) fn read<M: LogMedia>(
     recover(place, media).map_err(|error| error.to_string())
 }
 
-/// Writes the index anew, so that what a crash has torn is never continued. Where there is no space for it, answers that
+/// Writes the index anew, so that what a crash has torn is never continued. Where there is no space for it, returns that
 /// it was not written: the next commit does so, which must delete enough.
 ///
 /// # Errors

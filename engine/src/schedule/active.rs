@@ -97,7 +97,7 @@ pub(super) struct Active {
     /// Whether it stands in queues of the reactor.
     pub(super) queued: bool,
     /// Pieces on a device.
-    pub(super) flying: usize,
+    pub(super) in_flight: usize,
     /// Pieces that were read and not yet compared with their checksums, or are to be read once more.
     pub(super) unchecked: usize,
     /// Pieces that are being copied from or to the GPU, or wait for their device afterwards.
@@ -135,7 +135,7 @@ impl Active {
             links: Vec::new(),
             begun: 0,
             queued: false,
-            flying: 0,
+            in_flight: 0,
             unchecked: 0,
             copying: 0,
             gpu: None,
@@ -155,9 +155,9 @@ impl Active {
         }
     }
 
-    /// Begins another transfer, after the last one has ended. Answers what its ticket follows.
+    /// Begins another transfer, after the last one has ended. Returns what its ticket follows.
     pub(super) fn begin(&mut self, id: u64, order: Order, pieces: Vec<Piece>) -> Arc<TicketShared> {
-        debug_assert!(self.told && self.flying == 0, "a transfer in the place of another");
+        debug_assert!(self.told && self.in_flight == 0, "a transfer in the place of another");
         let Order { mut job, subject, urgency, finish, notify } = order;
         let shared = TicketShared::new(id);
         match Arc::get_mut(&mut self.shared) {
@@ -211,7 +211,7 @@ impl Active {
 
     /// Whether everything was begun and has come back.
     pub(super) fn is_over(&self) -> bool {
-        !self.has_more() && self.flying == 0 && self.unchecked == 0 && self.copying == 0
+        !self.has_more() && self.in_flight == 0 && self.unchecked == 0 && self.copying == 0
     }
 
     /// Whether its pieces have to be copied from a GPU before anything else.
@@ -359,7 +359,7 @@ impl Active {
         expected.and_then(|_| self.unexpected(piece, checksum(&chunk[..length as usize])))
     }
 
-    /// Takes in the checksum of a piece that the data path moved from or to a GPU's memory. Answers what is wrong with it.
+    /// Processes the checksum of a piece that the data path moved from or to a GPU's memory. Returns what is wrong with it.
     pub(super) fn summed(&mut self, piece: usize, found: u32) -> Option<TransferError> {
         match &self.job {
             Job::Write { .. } => self.checksums[piece] = found,
@@ -430,7 +430,7 @@ impl Active {
             Job::WriteZeroes | Job::Flush | Job::Deallocate => None,
         };
         self.copied = self.copied.take().or(dma);
-        let with_devices = self.parts.are_there() || (self.is_reached() && self.flying > 0);
+        let with_devices = self.parts.are_there() || (self.is_reached() && self.in_flight > 0);
         if !with_devices && self.copying == 0 && self.landed.is_none() {
             self.shared.release();
         }

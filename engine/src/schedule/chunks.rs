@@ -46,9 +46,9 @@ impl Chunks {
     }
 
     /// One that a piece of this device had.
-    pub(super) fn give_back(&mut self, device: DeviceIndex, chunk: DmaBuffer) {
+    pub(super) fn release(&mut self, device: DeviceIndex, chunk: DmaBuffer) {
         self.free.push(chunk);
-        self.shares.give_back(device);
+        self.shares.release(device);
     }
 
     /// One that a piece of this device had and that never comes back.
@@ -89,7 +89,7 @@ mod tests {
         let checked = take_all(&mut chunks, 4, Ahead);
         assert_eq!(checked.len(), 1, "what is on no device has one, too");
         for chunk in ahead {
-            chunks.give_back(DeviceIndex(0), chunk);
+            chunks.release(DeviceIndex(0), chunk);
         }
         assert_eq!(take_all(&mut chunks, 4, Ahead).len(), 23, "the reserve is whole again");
     }
@@ -103,7 +103,7 @@ mod tests {
                     let taken = take_all(&mut chunks, device, urgency);
                     assert!(!taken.is_empty(), "{count} chunks, {devices} devices");
                     for chunk in taken {
-                        chunks.give_back(DeviceIndex(device), chunk);
+                        chunks.release(DeviceIndex(device), chunk);
                     }
                     assert_eq!(chunks.free.len(), count as usize);
                 }

@@ -41,7 +41,7 @@ impl PiecesInFlight {
         in_flight < self.per_device_max && self.shares.left_for(device) > 0
     }
 
-    /// Enters a flight; answers its tag, or `None` if the table is full.
+    /// Enters a flight; returns its tag, or `None` if the table is full.
     pub(super) fn begin(&mut self, flight: PieceInFlight) -> Option<u64> {
         let slot = self.free.pop()?;
         self.held[slot as usize] = Some(flight);
@@ -51,10 +51,10 @@ impl PiecesInFlight {
     }
 
     /// Strikes a flight off; `None` if there is no such tag.
-    pub(super) fn land(&mut self, tag: u64) -> Option<PieceInFlight> {
+    pub(super) fn complete(&mut self, tag: u64) -> Option<PieceInFlight> {
         let flight = self.held.get_mut(usize::try_from(tag).ok()?)?.take()?;
         self.free.push(tag as u32);
-        self.shares.give_back(flight.device);
+        self.shares.release(flight.device);
         self.per_device[usize::from(flight.device.0)] -= 1;
         Some(flight)
     }
@@ -72,9 +72,9 @@ mod tests {
             |piece| PieceInFlight { transfer: 9, piece, device: first, began: 0, again: false };
         let tags: Vec<u64> = (0..2).map(|piece| flights.begin(flight(piece)).unwrap()).collect();
         assert!(!flights.has_room(first) && flights.has_room(second));
-        assert_eq!(flights.land(tags[1]), Some(flight(1)));
-        assert_eq!(flights.land(tags[1]), None, "a tag lands once");
-        assert_eq!(flights.land(u64::MAX), None);
+        assert_eq!(flights.complete(tags[1]), Some(flight(1)));
+        assert_eq!(flights.complete(tags[1]), None, "a tag lands once");
+        assert_eq!(flights.complete(u64::MAX), None);
         assert!(flights.has_room(first));
     }
 

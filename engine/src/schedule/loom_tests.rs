@@ -114,7 +114,7 @@ fn submit_job(mailbox: &Arc<Mailbox>, job: Job, memory: Arc<[u8]>) -> Submitted 
     let shared = active.begin(1, order, (0..2).map(piece).collect());
     let ticket = mailbox
         .begin(active)
-        .inspect(|()| mailbox.rouse())
+        .inspect(|()| mailbox.wake())
         .map(|()| Ticket::new(shared, Arc::clone(mailbox)));
     Submitted { ticket, told, queue, memory }
 }

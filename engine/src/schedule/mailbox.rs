@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::active::Active;
 use super::options::SubmitError;
-use super::pace::Baton;
+use super::pace::StepToken;
 use super::transfer::Piece;
 use crate::memory::process;
 use crate::path::Waker;
@@ -34,7 +34,7 @@ pub(super) struct Mailbox {
     inbox: Mutex<Inbox>,
     waker: Waker,
     /// Where the reactor takes turns with its callers.
-    baton: Option<Baton>,
+    step_token: Option<StepToken>,
 }
 
 struct Inbox {
@@ -63,12 +63,12 @@ impl Default for Inbox {
 
 impl Mailbox {
     pub(super) fn new(waker: Waker, stepped: bool) -> Self {
-        let baton = stepped.then(Baton::default);
-        Self { owner: process::id(), inbox: Mutex::new(Inbox::default()), waker, baton }
+        let step_token = stepped.then(StepToken::default);
+        Self { owner: process::id(), inbox: Mutex::new(Inbox::default()), waker, step_token }
     }
 
-    pub(super) fn baton(&self) -> Option<&Baton> {
-        self.baton.as_ref()
+    pub(super) fn step_token(&self) -> Option<&StepToken> {
+        self.step_token.as_ref()
     }
 
     /// A list for the pieces of a transfer.
@@ -82,11 +82,11 @@ impl Mailbox {
         spare.unwrap_or_else(|| Box::new(Active::spare()))
     }
 
-    /// Takes in a transfer, for a reactor that is awake or will be roused.
+    /// Processes a transfer, for a reactor that is awake or will be woken.
     pub(super) fn begin(&self, active: Box<Active>) -> Result<(), SubmitError> {
         let mut inbox = self.inbox();
         if let Some(reason) = inbox.closed.clone() {
-            // The caller learns it from the error; nobody else may hear of a transfer that never was.
+            // The caller learns it from the error; nobody else may learn of a transfer that never was.
             drop(inbox);
             active.disown();
             return Err(SubmitError::Stopped(reason));
@@ -96,7 +96,7 @@ impl Mailbox {
     }
 
     /// Wakes the reactor thread if it sleeps.
-    pub(super) fn rouse(&self) {
+    pub(super) fn wake(&self) {
         self.waker.wake();
     }
 
@@ -124,7 +124,7 @@ impl Mailbox {
     pub(super) fn close(&self, reason: &str) {
         self.refuse(reason);
         self.waker.wake();
-        self.baton().inspect(|baton| baton.release());
+        self.step_token().inspect(|step_token| step_token.release());
     }
 
     fn refuse(&self, reason: &str) {
@@ -140,10 +140,10 @@ impl Mailbox {
         let left = std::mem::take(&mut inbox.commands);
         drop(inbox);
         drop(left);
-        self.baton().inspect(|baton| baton.release());
+        self.step_token().inspect(|step_token| step_token.release());
     }
 
-    /// Moves the commands to `target` (empty), and takes in transfers that have ended; answers whether the mailbox is
+    /// Moves the commands to `target` (empty), and processes transfers that have ended; returns whether the mailbox is
     /// closed.
     pub(super) fn empty_into(
         &self,

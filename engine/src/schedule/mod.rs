@@ -28,13 +28,13 @@ mod chunks;
 mod completion;
 mod finish;
 mod flights;
+mod latencies;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod mailbox;
 mod options;
 mod pace;
 mod parts;
-mod pulse;
 mod queues;
 mod reactor;
 mod stats;
@@ -49,8 +49,8 @@ mod tests;
 
 pub use completion::{CompletionQueue, Notify};
 pub use finish::Finish;
+pub use latencies::{DeviceLatencies, Latency};
 pub use options::{ControlError, DrainError, ReactorOptions, StartError, SubmitError};
-pub use pulse::{Latency, Pulse};
 pub use reactor::Reactor;
 pub use stats::{DeviceStats, GpuStats, ReactorStats};
 pub use subject::{About, Subject};

@@ -10,7 +10,7 @@ use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// Passed between the reactor thread and the thread that steps it.
 #[derive(Default)]
-pub(super) struct Baton {
+pub(super) struct StepToken {
     turn: Mutex<Turn>,
     passed: Condvar,
 }
@@ -20,7 +20,7 @@ enum Turn {
     /// The reactor rests.
     #[default]
     Resting,
-    /// It rests, and nothing moved when it handed the baton back.
+    /// It rests, and nothing moved when it handed the token back.
     Idle,
     /// The reactor goes round its loop this many times, or until a transfer has ended.
     Running { rounds: u64, until: Option<Arc<TicketShared>> },
@@ -28,10 +28,10 @@ enum Turn {
     Released,
 }
 
-impl Baton {
+impl StepToken {
     /// Lets the reactor go round `rounds` times at most, until `until` has ended or nothing moves any
-    /// more. Answers whether something still moved at the end.
-    pub(super) fn lend(&self, rounds: u64, until: Option<Arc<TicketShared>>) -> bool {
+    /// more. Returns whether something still moved at the end.
+    pub(super) fn grant(&self, rounds: u64, until: Option<Arc<TicketShared>>) -> bool {
         let mut turn = self.turn();
         if rounds == 0 || matches!(*turn, Turn::Released) {
             return false;

@@ -155,13 +155,13 @@ impl Reactor {
         finish: Finish,
     ) -> Result<Ticket, SubmitError> {
         let ticket = self.enqueue(subject, transfer, urgency, notify, finish)?;
-        self.rouse();
+        self.wake();
         Ok(ticket)
     }
 
     /// Wakes the reactor's thread if it sleeps.
-    pub(crate) fn rouse(&self) {
-        self.submitter.mailbox.rouse();
+    pub(crate) fn wake(&self) {
+        self.submitter.mailbox.wake();
     }
 
     /// As [`Self::submit_about`], but a reactor that sleeps sees it only once it is roused.
@@ -257,10 +257,10 @@ impl Reactor {
         self.control(Job::Deallocate, extents)
     }
 
-    /// Lets a stepped reactor go round `rounds` times at most; answers whether something still moved
+    /// Lets a stepped reactor go round `rounds` times at most; returns whether something still moved
     /// at the end. Any other reactor moves by itself.
     pub fn step(&self, rounds: u64) -> bool {
-        self.submitter.mailbox.baton().is_none_or(|baton| baton.lend(rounds, None))
+        self.submitter.mailbox.step_token().is_none_or(|step_token| step_token.grant(rounds, None))
     }
 
     /// Ends everything that was submitted, then the thread. Nothing is taken any more from here on.
@@ -271,7 +271,7 @@ impl Reactor {
         }
     }
 
-    /// Ends all threads. Answers how many operations never came back.
+    /// Ends all threads. Returns how many operations never came back.
     fn stop(&mut self) -> usize {
         let readers: usize = self.readers.iter_mut().map(Self::stop).sum();
         readers + self.stop_thread()

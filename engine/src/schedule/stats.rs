@@ -4,7 +4,7 @@ use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::pulse::{Pulse, PulseCounters};
+use super::latencies::{DeviceLatencies, DeviceLatencyCounters};
 use crate::memory::Backing;
 use crate::path::{Capabilities, Feature, OperationKind};
 use crate::units::ByteCount;
@@ -72,7 +72,7 @@ pub struct DeviceStats {
     /// Reads whose checksum did not match the second time either.
     pub checksum_failures: u64,
     /// How long it takes, now and usually.
-    pub pulse: Pulse,
+    pub pulse: DeviceLatencies,
 }
 
 impl AddAssign for DeviceStats {
@@ -112,7 +112,7 @@ pub(super) struct DeviceCounters {
     errors: AtomicU64,
     checksum_retries: AtomicU64,
     checksum_failures: AtomicU64,
-    pulse: PulseCounters,
+    pulse: DeviceLatencyCounters,
 }
 
 impl DeviceCounters {
@@ -127,7 +127,7 @@ impl DeviceCounters {
             errors: AtomicU64::new(0),
             checksum_retries: AtomicU64::new(0),
             checksum_failures: AtomicU64::new(0),
-            pulse: PulseCounters::new(start),
+            pulse: DeviceLatencyCounters::new(start),
         }
     }
 
@@ -162,7 +162,7 @@ impl DeviceCounters {
         }
     }
 
-    /// A checksum did not match; `last` when it will not be tried again.
+    /// A checksum did not match; `last` when it will not be retried.
     pub(super) fn mismatched(&self, last: bool) {
         let counter = if last { &self.checksum_failures } else { &self.checksum_retries };
         counter.fetch_add(1, Ordering::Relaxed);

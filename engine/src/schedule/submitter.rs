@@ -95,7 +95,7 @@ impl Submitter {
         finish: Finish,
     ) -> Result<Ticket, SubmitError> {
         let ticket = self.enqueue(Order { job, subject, urgency, finish, notify }, pieces)?;
-        self.mailbox.rouse();
+        self.mailbox.wake();
         Ok(ticket)
     }
 

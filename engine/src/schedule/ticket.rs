@@ -85,8 +85,8 @@ impl Ticket {
         if self.shared.is_forked() {
             return Some(Err(TransferError::Forked));
         }
-        if let Some(baton) = self.mailbox.baton() {
-            baton.lend(u64::MAX, Some(Arc::clone(&self.shared)));
+        if let Some(step_token) = self.mailbox.step_token() {
+            step_token.grant(u64::MAX, Some(Arc::clone(&self.shared)));
             // Where nothing moves any more, waiting longer would not help.
             return Some(self.poll().unwrap_or_else(|| {
                 Err(TransferError::Stopped { reason: "nothing moves in the simulation".into() })
@@ -143,7 +143,7 @@ impl Ticket {
         if self.shared.is_forked() {
             return Err(TransferError::Forked);
         }
-        if self.mailbox.baton().is_some() {
+        if self.mailbox.step_token().is_some() {
             // In a simulation whatever moves does so for those who wait for an end.
             let _ = self.wait();
         }

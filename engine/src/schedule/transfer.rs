@@ -1,4 +1,4 @@
-//! What is asked of the reactor, and what it answers.
+//! What is asked of the reactor, and what it returns.
 
 use super::subject::{About, Subject};
 use crate::memory::{Destination, GpuError, Source};
@@ -308,7 +308,7 @@ impl TransferError {
         self
     }
 
-    /// The device that is to blame, if one is.
+    /// The device that is the cause, if one is.
     pub fn device(&self) -> Option<DeviceIndex> {
         match self {
             Self::Checksum { device, .. }

@@ -1,7 +1,7 @@
-//! The reactor thread: takes commands, begins pieces, lands completions, sleeps.
+//! The reactor thread: takes commands, begins pieces, processes completions, sleeps.
 
+mod completion;
 mod gpu;
-mod landing;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::chunks::Chunks;
 use super::flights::{PieceInFlight, PiecesInFlight};
 use super::mailbox::{Abandon, Mailbox, ReactorMessage, Refuse};
 use super::options::{ReactorOptions, StartError};
-use super::pace::Baton;
+use super::pace::StepToken;
 use super::queues::{PieceNeeds, QueuePlace, Queues, WaitingPiece};
 use super::stats::{DeviceCounters, ReactorStats};
 use super::ticket::FOREVER;
@@ -151,21 +151,21 @@ impl Worker {
         Ok((worker, StartedReactor { mailbox, stats, counters, memory }))
     }
 
-    /// Works until the mailbox is closed and everything has ended. Answers how many operations never
+    /// Works until the mailbox is closed and everything has ended. Returns how many operations never
     /// came back; their memory is leaked.
     pub(super) fn run(mut self) -> usize {
         let (mut last_moment, mut still) = (None, 0_u32);
         loop {
-            let in_turns = self.mailbox.baton().is_some_and(Baton::await_turn);
+            let in_turns = self.mailbox.step_token().is_some_and(StepToken::await_turn);
             self.look_at_clock();
             if self.mailbox.empty_into(&mut self.commands, &mut self.ended) && last_moment.is_none()
             {
                 last_moment = Some(Instant::now() + self.options.drain_timeout.min(FOREVER));
             }
             let moved = !self.commands.is_empty();
-            self.obey();
-            let moved = self.land() || moved;
-            let moved = self.land_copies() || self.on_gpu.is_copying() || moved;
+            self.process_commands();
+            let moved = self.complete() || moved;
+            let moved = self.complete_copies() || self.on_gpu.is_copying() || moved;
             let again = self.launch_again();
             let begun = self.begin_some() != BeginResult::Nothing || again;
             if begun && let Err(error) = self.path.ring() {
@@ -177,7 +177,7 @@ impl Worker {
                 // Simulated disks that stall go on in the next round, as there is nothing else to do.
                 let _ = self.path.wait(Some(Duration::ZERO));
             }
-            self.mailbox.baton().inspect(|baton| baton.went_round(still < 2));
+            self.mailbox.step_token().inspect(|step_token| step_token.went_round(still < 2));
             if busy || in_turns {
                 continue;
             }
@@ -192,7 +192,7 @@ impl Worker {
             let slept = if self.mailbox.has_news(last_moment.is_some()) {
                 Ok(())
             } else {
-                self.path.wait(self.on_gpu.nap(left))
+                self.path.wait(self.on_gpu.poll_timeout(left))
             };
             waker.disarm();
             // Time has passed.
@@ -212,7 +212,7 @@ impl Worker {
         }
     }
 
-    fn obey(&mut self) {
+    fn process_commands(&mut self) {
         while let Some(command) = self.commands.pop_front() {
             match command {
                 ReactorMessage::Begin(active) => self.admit(active),
@@ -317,7 +317,7 @@ impl Worker {
         self.launch_next(id, place, index, action, cost)
     }
 
-    /// Gives the piece of a place to its device, and has the one after it take the place. Answers `cost` if it was taken,
+    /// Gives the piece of a place to its device, and has the one after it take the place. Returns `cost` if it was taken,
     /// or never will be.
     fn launch_next(
         &mut self,
@@ -339,7 +339,7 @@ impl Worker {
                 self.full[usize::from(place.device().0)] = true;
                 return BeginResult::Passed;
             }
-            Err(Some(failure)) => self.blame(id, failure),
+            Err(Some(failure)) => self.report_failure(id, failure),
         }
         self.settle(id);
         cost
@@ -382,7 +382,7 @@ impl Worker {
         match self.path.submit(operation) {
             Ok(()) => {
                 if let Some(active) = self.transfers.get_mut(&flight.transfer) {
-                    active.flying += 1;
+                    active.in_flight += 1;
                 }
                 if !self.options.stepped {
                     self.counters[usize::from(device.0)].asked(self.now);
@@ -390,7 +390,7 @@ impl Worker {
                 Ok(())
             }
             Err(refused) => {
-                self.flights.land(tag);
+                self.flights.complete(tag);
                 let buffer = refused.operation.action.into_buffer();
                 Err((TransferError::refused(refused.reason, piece), buffer))
             }
@@ -398,7 +398,7 @@ impl Worker {
     }
 
     /// Fails a transfer because of a device, in words: which one, and which tensor.
-    fn blame(&mut self, id: u64, failure: TransferError) {
+    fn report_failure(&mut self, id: u64, failure: TransferError) {
         if let Some(active) = self.transfers.get_mut(&id) {
             let devices = &self.path.capabilities().devices;
             let failure = failure.named(&active.subject, devices);
@@ -434,7 +434,7 @@ impl Worker {
         let mut completions = std::mem::take(&mut self.completions);
         let left = self.path.drain(Instant::now(), &mut completions);
         for completion in completions.drain(..) {
-            self.land_one(completion);
+            self.complete_one(completion);
         }
         left
     }

@@ -1,7 +1,7 @@
 //! CRC32C where the bytes are, so that checksums stay on for data that the CPU never sees.
 //!
 //! The kernel is `crc32c.cu`; `compile.py` has made `crc32c.ptx` of it, which the driver translates for the GPU at hand.
-//! Several blocks share a unit, so that a single one keeps more than a corner of the GPU busy. Each answers a word, and the
+//! Several blocks share a unit, so that a single one keeps more than a corner of the GPU busy. Each returns a word, and the
 //! exclusive or of a unit's words is its checksum, which is left to the host: no block has to wait for another.
 #![allow(unsafe_code)]
 
@@ -64,7 +64,7 @@ impl Crc32c {
         Ok(Self { gpu: Arc::clone(gpu), module, function })
     }
 
-    /// Has the checksums of `length` bytes taken in `stream`, one for each `unit` of them: for each there are [`parts_of`]
+    /// Has the checksums of `length` bytes computed in `stream`, one for each `unit` of them: for each there are [`parts_of`]
     /// words, whose exclusive or it is.
     ///
     /// # Safety

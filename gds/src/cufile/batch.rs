@@ -126,7 +126,7 @@ impl CuFileBatch {
         Ok(())
     }
 
-    /// Asks that everything in it ends soon. Answers whether cuFile took the request.
+    /// Asks that everything in it ends soon. Returns whether cuFile took the request.
     pub(crate) fn cancel(&mut self) -> bool {
         let Ok(cancel) = &self.driver.library().functions.batch_cancel else { return false };
         // SAFETY: the handle is set up.

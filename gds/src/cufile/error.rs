@@ -1,4 +1,4 @@
-//! What cuFile answers, with its codes and CUDA's.
+//! What cuFile returns, with its codes and CUDA's.
 
 use tidelog_engine::path::{ErrorLibrary, Status};
 

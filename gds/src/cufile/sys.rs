@@ -3,7 +3,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-/// What every call answers: cuFile's code, and CUDA's where that one is [`CUDA_DRIVER_ERROR`].
+/// What every call returns: cuFile's code, and CUDA's where that one is [`CUDA_DRIVER_ERROR`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Error {
@@ -93,7 +93,7 @@ pub(crate) struct Properties {
 pub(crate) const NVME_SUPPORTED: u32 = 4;
 /// `CU_FILE_NVME_P2P_SUPPORTED`: of libraries without `cuFileDriverGetP2PFlags`; newer ones do not set it.
 pub(crate) const NVME_P2P_SUPPORTED: u32 = 11;
-/// `CUFILE_P2PDMA`, a bit of what `cuFileDriverGetP2PFlags` answers.
+/// `CUFILE_P2PDMA`, a bit of what `cuFileDriverGetP2PFlags` returns.
 pub(crate) const P2PDMA: u32 = 0;
 /// `CU_FILE_ALLOW_COMPAT_MODE`, a bit of [`Properties::control`].
 pub(crate) const ALLOW_COMPAT: u32 = 1;

@@ -54,7 +54,7 @@ impl MappedMemory {
         let memory = DeviceMemory::in_pages(gpu, length)?;
         memory.synchronize_copies()?;
         let (base, whole) = (memory.base(), memory.len());
-        // SAFETY: takes nothing, and answers null where it fails.
+        // SAFETY: takes nothing, and returns null where it fails.
         let session = unsafe { open() };
         if session.is_null() {
             return Err(GdrError::NoDriver);
@@ -101,7 +101,7 @@ impl MappedMemory {
 }
 
 fn check(answer: i32, what: impl FnOnce() -> String) -> Result<(), GdrError> {
-    // Its answers are error numbers, some versions' negative.
+    // It returns error numbers, some versions' negative.
     let errno = answer.abs();
     if errno == 0 { Ok(()) } else { Err(GdrError::Call { what: what(), errno }) }
 }

@@ -26,7 +26,7 @@ pub use provider::{CallerRegion, GdsBackend, GdsDevices, GdsOptions};
 
 /// How long a thread that waits naps between two looks: cuFile's batches wake nobody.
 const NAP: Duration = Duration::from_micros(40);
-/// So many looks without a nap come first, for transfers that are about to end.
+/// So many looks without a sleep come first, for transfers that are about to end.
 const LOOKS: u32 = 50;
 
 /// Tags from here on are ours, for the kernel's flush behind a write of cuFile: the rest is the write's slot.
@@ -46,7 +46,7 @@ pub struct GdsPath {
     /// Flushes that the kernel has, behind writes of ours.
     flushing: usize,
     gpu: Arc<Gpu>,
-    /// Why cuFile no longer answers.
+    /// Why cuFile no longer responds.
     dead: Option<CuFileError>,
 }
 
@@ -120,7 +120,7 @@ impl GdsPath {
     }
 
     /// What cuFile answered about the operation in a slot.
-    fn take_in(&mut self, answer: WindowCompletion, completions: &mut Vec<Completion>) {
+    fn process_completions(&mut self, answer: WindowCompletion, completions: &mut Vec<Completion>) {
         let slot = answer.tag as u32;
         let Some(operation) = self.slots.get(slot) else { return };
         let length = operation.extent.length.0 as u32;
@@ -191,9 +191,9 @@ unsafe impl DataPath for GdsPath {
         let before = completions.len();
         // A path that is dead says so when it is rung or waited for.
         let _ = self.advance();
-        let answers: Vec<WindowCompletion> = self.queue.answers().collect();
-        for answer in answers {
-            self.take_in(answer, completions);
+        let found: Vec<WindowCompletion> = self.queue.completions().collect();
+        for answer in found {
+            self.process_completions(answer, completions);
         }
         let mut at = completions.len();
         self.kernel.poll(completions);
@@ -224,7 +224,7 @@ unsafe impl DataPath for GdsPath {
         loop {
             self.advance()?;
             let over = end.is_some_and(|end| Instant::now() >= end);
-            if over || self.queue.has_answers() || waker.sleep(Some(Duration::ZERO))? {
+            if over || self.queue.has_completions() || waker.sleep(Some(Duration::ZERO))? {
                 return Ok(());
             }
             looks = looks.saturating_add(1);

@@ -55,7 +55,7 @@ impl Batches {
             if batch.is_idle()
                 && let Some(device) = device.take()
             {
-                self.shares.give_back(device);
+                self.shares.release(device);
             }
         }
         Ok(())
@@ -112,7 +112,7 @@ impl Batches {
                     left = later;
                 }
                 // The library sets up only so many at once: those that fly will do.
-                Err(_) if self.is_any_flying() => return false,
+                Err(_) if self.is_any_in_flight() => return false,
                 Err(error) => {
                     told.push((first.part, PartStatus::Failed(error.status())));
                     left = others;
@@ -122,7 +122,7 @@ impl Batches {
         true
     }
 
-    fn is_any_flying(&self) -> bool {
+    fn is_any_in_flight(&self) -> bool {
         self.all.iter().any(|member| !member.batch.is_idle())
     }
 
@@ -138,7 +138,7 @@ impl Batches {
         Ok(Some(self.all.len() - 1))
     }
 
-    /// Puts as many parts into a batch as it has room for; answers how many.
+    /// Puts as many parts into a batch as it has room for; returns how many.
     fn fill(
         &mut self,
         at: usize,
@@ -172,7 +172,7 @@ impl Batches {
         count
     }
 
-    /// Submits a batch with its parts. Answers whether it makes sense to try another.
+    /// Submits a batch with its parts. Returns whether it makes sense to try another.
     ///
     /// # Safety
     /// As for [`submit`](Self::submit).
@@ -193,7 +193,7 @@ impl Batches {
                 told.extend(members.iter().map(|member| (member.part, PartStatus::Taken)));
                 true
             }
-            // Nothing happened; what flies, here or elsewhere, will make room.
+            // Nothing happened; what is in flight, here or elsewhere, will make room.
             Err(CuFileError::Call { code: sys::BATCH_FULL, .. })
                 if self.full_in_a_row < FULL_MAX =>
             {
@@ -208,7 +208,7 @@ impl Batches {
         }
     }
 
-    /// A batch was refused, and nobody says how much of it had begun by then. Answers what became of its parts.
+    /// A batch was refused, and nobody says how much of it had begun by then. Returns what became of its parts.
     fn abandon(&mut self, at: usize, status: Status) -> PartStatus {
         let Member { mut batch, .. } = self.all.swap_remove(at);
         if batch.cancel() {

@@ -170,7 +170,7 @@ impl CuFileQueue {
         unsafe { self.window.submit(request) }
     }
 
-    /// Moves everything on that can move. An error means that cuFile itself no longer answers.
+    /// Moves everything on that can move. An error means that cuFile itself no longer responds.
     pub fn advance(&mut self) -> Result<(), CuFileError> {
         if self.window.is_idle() {
             return Ok(());
@@ -178,29 +178,29 @@ impl CuFileQueue {
         let gpu = Arc::clone(&self.gpu);
         let _entered = gpu.enter()?;
         let polled = self.batches.poll(&mut self.told);
-        self.take_in();
+        self.process_completions();
         polled?;
         self.window.advance();
         self.window.ready(&mut self.ready);
         if let Some(registered) = &self.registered {
             // SAFETY: every part is ready: its chunk is its own and filled, or its memory is the caller's until the answer;
-            // both stay as they are while the part flies.
+            // both stay as they are while the part is in flight.
             unsafe {
                 self.batches.submit(&mut self.ready, registered, &self.window, &mut self.told);
             }
         }
-        self.take_in();
+        self.process_completions();
         Ok(())
     }
 
     /// Hands out what was answered since the last call.
-    pub fn answers(&mut self) -> impl Iterator<Item = WindowCompletion> + '_ {
+    pub fn completions(&mut self) -> impl Iterator<Item = WindowCompletion> + '_ {
         std::iter::from_fn(|| self.window.next_answer())
     }
 
-    /// Whether there are answers to hand out.
-    pub fn has_answers(&self) -> bool {
-        self.window.has_answers()
+    /// Whether there are completions to hand out.
+    pub fn has_completions(&self) -> bool {
+        self.window.has_completions()
     }
 
     /// Asks that requests end soon: the one with this tag, or all. What has not reached an SSD does not.
@@ -212,7 +212,7 @@ impl CuFileQueue {
     }
 
     /// Has the window know what became of its parts.
-    fn take_in(&mut self) {
+    fn process_completions(&mut self) {
         for (part, told) in self.told.drain(..) {
             self.window.tell(part, told);
         }
@@ -224,7 +224,7 @@ impl Drop for CuFileQueue {
         let _entered = self.gpu.enter();
         // Copies end by themselves. What an SSD has not let go of is leaked: unmapping it would let the SSD write
         // into memory that is somebody else's by then.
-        if !self.window.stop() || self.window.is_any_flying() {
+        if !self.window.stop() || self.window.is_any_in_flight() {
             std::mem::forget(self.registered.take());
         }
         drop(self.registered.take());

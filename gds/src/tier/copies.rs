@@ -12,7 +12,7 @@ use tidelog_engine::memory::{GpuEvent, GpuRange};
 pub(super) const SLOTS: usize = 2;
 /// Bytes of one checksum: few, so that the GPU has many to take at once.
 pub(super) const UNIT: u32 = 64 << 10;
-/// Words that the kernel answers for each checksum.
+/// Words that the kernel returns for each checksum.
 const PARTS: u32 = parts_of(UNIT);
 
 /// One direction's stream, and what belongs to it.
@@ -61,7 +61,7 @@ impl TierCopies {
         })
     }
 
-    /// Waits for the job in a slot, and answers the checksums of its bytes on the GPU, one for each [`UNIT`].
+    /// Waits for the job in a slot, and returns the checksums of its bytes on the GPU, one for each [`UNIT`].
     pub(super) fn finish(&self, slot: usize) -> Result<Vec<u32>, CudaError> {
         let slot = &self.slots[slot];
         slot.done.wait()?;

@@ -65,7 +65,7 @@ impl Drop for Room {
     fn drop(&mut self) {
         let mut free = self.space.lock();
         for piece in self.pieces.drain(..) {
-            free.give_back(piece);
+            free.release(piece);
         }
     }
 }
@@ -99,7 +99,7 @@ impl Free {
         enough.or_else(|| all().max_by_key(|(_, length)| *length))
     }
 
-    fn give_back(&mut self, piece: Range<usize>) {
+    fn release(&mut self, piece: Range<usize>) {
         self.bytes += piece.len();
         let (mut begin, mut end) = (piece.start, piece.end);
         if let Some((&before, &length)) = self.runs.range(..begin).next_back()

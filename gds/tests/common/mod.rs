@@ -66,14 +66,14 @@ pub fn small() -> QueueOptions {
     QueueOptions { staging: ByteCount::kib(64), chunk: ByteCount::kib(8), depth: 16 }
 }
 
-/// Advances until everything in flight is answered; answers in the order they came.
+/// Advances until everything in flight has completed; the completions are in the order they came.
 pub fn finish(queue: &mut CuFileQueue) -> Vec<tidelog_gds::queue::WindowCompletion> {
-    let mut answers = Vec::new();
+    let mut completions = Vec::new();
     for _ in 0..1_000_000 {
         queue.advance().unwrap();
-        answers.extend(queue.answers());
+        completions.extend(queue.completions());
         if queue.in_flight() == 0 {
-            return answers;
+            return completions;
         }
     }
     panic!("{} requests were never answered", queue.in_flight());

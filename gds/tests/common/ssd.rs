@@ -30,14 +30,14 @@ impl Ssd {
             .create_new(true)
             .custom_flags(libc::O_DIRECT)
             .open(folder.join("what-the-device-does"))?;
-        let mut answers = Vec::new();
+        let mut results = Vec::new();
         let written = cost(whole, || {
-            answers.push(in_threads(whole, |piece, at| file.write_all_at(piece, at)));
-            answers.push(file.sync_all());
+            results.push(in_threads(whole, |piece, at| file.write_all_at(piece, at)));
+            results.push(file.sync_all());
         });
         let read =
-            cost(whole, || answers.push(in_threads(whole, |piece, at| read(&file, piece, at))));
-        answers.into_iter().collect::<io::Result<()>>()?;
+            cost(whole, || results.push(in_threads(whole, |piece, at| read(&file, piece, at))));
+        results.into_iter().collect::<io::Result<()>>()?;
         Ok(Self { written, read })
     }
 

@@ -73,7 +73,7 @@ fn run(
         }
         while queue.in_flight() > 0 {
             queue.advance().unwrap();
-            for answer in queue.answers() {
+            for answer in queue.completions() {
                 answer.result.unwrap();
             }
         }

@@ -224,7 +224,7 @@ fn outcome(policy: &str, simulation: &Simulation, planning: f64) -> PolicyResult
     }
 }
 
-/// What `work` answers, and the seconds of a core that it took.
+/// What `work` returns, and the seconds of a core that it took.
 pub(super) fn timed<T>(work: impl FnOnce() -> T) -> (T, f64) {
     let began = (std::time::Instant::now(), on_core());
     let answer = work();

@@ -12,7 +12,7 @@ use tidelog_planner::units::{Bandwidth, Bytes, Nanos};
 const KERNELS: [usize; 4] = [15_625, 62_500, 250_000, 1_000_000];
 
 /// What may be spent on one size, in seconds: the next is not begun where it would take longer.
-const PATIENCE: f64 = 900.0;
+const TIMEOUT: f64 = 900.0;
 
 /// One trace length.
 pub(super) struct Size {
@@ -37,7 +37,7 @@ pub(super) fn growth(told: impl Fn(&Size)) -> Result<Vec<Size>, SimulateError> {
     let mut sizes: Vec<Size> = Vec::new();
     for kernels in KERNELS {
         if let Some(last) = sizes.last()
-            && last.seconds * ratio(kernels as u64, last.kernels as u64) > PATIENCE
+            && last.seconds * ratio(kernels as u64, last.kernels as u64) > TIMEOUT
         {
             break;
         }

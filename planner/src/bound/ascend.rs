@@ -31,7 +31,7 @@ const LAST_WARMTH: f64 = 0.00005;
 const KEEP: f64 = 0.9;
 const KEEP_SQUARE: f64 = 0.98;
 
-pub(super) struct Ascent {
+pub(super) struct DualAscent {
     /// Links as shares of the time that they take, memory in its own unit.
     point: IntervalValues,
     /// ns per byte that one unit of a memory price stands for.
@@ -44,7 +44,7 @@ pub(super) struct Ascent {
 #[derive(Clone, Copy)]
 pub(super) struct Aim {
     /// ns per byte written to SSDs, on top of the prices.
-    pub(super) toll: f64,
+    pub(super) write_penalty: f64,
     /// Whether that is what memory is worth, and not the links' time.
     pub(super) bytes: bool,
 }
@@ -52,7 +52,7 @@ pub(super) struct Aim {
 impl Aim {
     /// What a byte out of memory costs beside what moving it takes: how far prices will go.
     fn beside(self) -> f64 {
-        if self.bytes { self.toll } else { 0.0 }
+        if self.bytes { self.write_penalty } else { 0.0 }
     }
 
     fn steps(self) -> [f64; 2] {
@@ -60,7 +60,7 @@ impl Aim {
     }
 }
 
-impl Ascent {
+impl DualAscent {
     /// From the prices of a coarser round where there is one.
     pub(super) fn new(relaxation: &Relaxation, coarse: Option<&Self>, aim: Aim) -> Self {
         let instants = relaxation.instants().to_vec();
@@ -83,7 +83,7 @@ impl Ascent {
         Self { point, unit, instants, aim }
     }
 
-    /// Climbs, and answers the best certificate found.
+    /// Climbs, and returns the best certificate found.
     pub(super) fn run(&mut self, relaxation: &Relaxation, steps: u32) -> (Nanos, Prices) {
         let mut moved: Box<dyn MovedBytes + '_> = match relaxation.tiers.len() {
             1 => Box::new(Flow::<{ states(1) }>::new(relaxation)),
@@ -132,7 +132,10 @@ impl Ascent {
     ) -> IntervalValues {
         let rates = |entry| {
             let rates = float_rates(relaxation, entry, self.unit);
-            IntervalPrices { write: [rates.write[0] + self.aim.toll, rates.write[1]], ..rates }
+            IntervalPrices {
+                write: [rates.write[0] + self.aim.write_penalty, rates.write[1]],
+                ..rates
+            }
         };
         let rates: Vec<IntervalPrices<f64>> = self.point.iter().map(rates).collect();
         let mut slope = moved.at(&rates, warmth);
@@ -151,7 +154,10 @@ impl Ascent {
     }
 
     fn whole_prices(&self, relaxation: &Relaxation, point: &IntervalValues) -> Prices {
-        let mut prices = Prices { toll: Relaxation::whole(self.aim.toll), ..Prices::default() };
+        let mut prices = Prices {
+            write_penalty: Relaxation::whole(self.aim.write_penalty),
+            ..Prices::default()
+        };
         for entry in point {
             let rates = float_rates(relaxation, entry, self.unit);
             prices.memory.push(Relaxation::whole(rates.memory));

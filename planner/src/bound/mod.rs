@@ -19,7 +19,7 @@ mod stretches;
 use crate::cost::{Machine, MachineError};
 use crate::trace::Trace;
 use crate::units::Nanos;
-use ascend::{Aim, Ascent};
+use ascend::{Aim, DualAscent};
 pub use relax::{BadPrices, Prices, Relaxation};
 
 /// The number of instants that the search begins with; each further round doubles it.
@@ -27,10 +27,10 @@ const INSTANTS_FIRST: u32 = 75;
 
 /// What a byte written costs on top where bytes alone count, in the time that writing it takes: so much that an
 /// iteration three times as long as its kernels is proved to write hardly less than one without end.
-const FLOOR_TOLL: f64 = 8192.0;
+const FLOOR_PENALTY: f64 = 8192.0;
 
 /// And at most, in ns: prices have an end.
-const FLOOR_TOLL_MAX: f64 = 1024.0;
+const FLOOR_PENALTY_MAX: f64 = 1024.0;
 
 /// How much work the search for prices may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,9 +89,9 @@ pub fn with_toll(
     trace: &Trace,
     machine: &Machine,
     effort: Effort,
-    toll: f64,
+    write_penalty: f64,
 ) -> Result<Bound, MachineError> {
-    search(trace, machine, effort, Aim { toll, bytes: false })
+    search(trace, machine, effort, Aim { write_penalty, bytes: false })
 }
 
 /// Searches prices that prove how many bytes an iteration must write to SSDs, whatever time it takes within
@@ -106,8 +106,8 @@ pub fn write_floor(
 ) -> Result<Bound, MachineError> {
     #[allow(clippy::cast_precision_loss, reason = "prices are searched in floating point")]
     let writing = 1e9 / machine.ssd.write.0.max(1) as f64;
-    let toll = (FLOOR_TOLL * writing).min(FLOOR_TOLL_MAX);
-    search(trace, machine, effort, Aim { toll, bytes: true })
+    let write_penalty = (FLOOR_PENALTY * writing).min(FLOOR_PENALTY_MAX);
+    search(trace, machine, effort, Aim { write_penalty, bytes: true })
 }
 
 fn search(
@@ -120,10 +120,10 @@ fn search(
     let mut instants = INSTANTS_FIRST.min(effort.instants).max(1);
     let mut rounds = Vec::new();
     let mut best: Option<Bound> = None;
-    let mut warm: Option<Ascent> = None;
+    let mut warm: Option<DualAscent> = None;
     loop {
         let relaxation = Relaxation::new(trace, machine, instants);
-        let mut ascent = Ascent::new(&relaxation, warm.as_ref(), aim);
+        let mut ascent = DualAscent::new(&relaxation, warm.as_ref(), aim);
         let (time, prices) = ascent.run(&relaxation, effort.steps);
         rounds.push(Round { instants: relaxation.instants().len() as u32, time });
         let exhausted =

@@ -28,8 +28,8 @@ pub struct Prices {
     pub write: Vec<[u64; TIERS_MAX]>,
     /// A byte kept in host memory at each instant.
     pub room: Vec<u64>,
-    /// What every byte written to SSDs costs on top: with it, time plus toll times bytes written is bounded.
-    pub toll: u64,
+    /// What every byte written to SSDs costs on top: with it, time plus write penalty times bytes written is bounded.
+    pub write_penalty: u64,
 }
 
 /// Prices that prove nothing.
@@ -157,7 +157,7 @@ impl Relaxation {
                 value -= i128::from(tier.memory.map_or(0, |bytes| bytes.0)) * i128::from(price);
             }
             rates.push(IntervalPrices {
-                write: [rate.write[0] + prices.toll, rate.write[1]],
+                write: [rate.write[0] + prices.write_penalty, rate.write[1]],
                 ..rate
             });
         }
@@ -180,17 +180,17 @@ impl Relaxation {
         let room = [0, prices.room[interval]];
         let memory = prices.memory[interval];
         let all = read.iter().chain(&write).chain(&room).chain([&memory]);
-        if all.into_iter().chain([&prices.toll]).any(|price| *price > PRICE_MAX) {
+        if all.into_iter().chain([&prices.write_penalty]).any(|price| *price > PRICE_MAX) {
             return Err(BadPrices::TooHigh { interval });
         }
         Ok(IntervalPrices { memory, read, write, room })
     }
 
     /// The least that an iteration writes to SSDs if it takes at most `time`, as far as prices with a
-    /// toll prove it: toll times bytes is what their bound says beyond the time.
+    /// write penalty prove it: write penalty times bytes is what their bound says beyond the time.
     pub fn written_at_least(&self, prices: &Prices, time: Nanos) -> Result<Bytes, BadPrices> {
         let beyond = self.value(prices)?.0.saturating_sub(time.0);
-        let bytes = (u128::from(beyond) << PRICE_BITS) / u128::from(prices.toll.max(1));
+        let bytes = (u128::from(beyond) << PRICE_BITS) / u128::from(prices.write_penalty.max(1));
         Ok(Bytes(u64::try_from(bytes).unwrap_or(u64::MAX)))
     }
 

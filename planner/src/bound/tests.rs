@@ -79,7 +79,7 @@ fn any_prices_at_all_prove_no_more_than_a_run_takes() {
             read: (0..count).map(|_| [share(&mut random) / 8, 0]).collect(),
             write: (0..count).map(|_| [share(&mut random) / 8, 0]).collect(),
             room: vec![0; count],
-            toll: 0,
+            write_penalty: 0,
         };
         if let Ok(proved) = relaxation.value(&prices) {
             never_beaten(&trace, &machine, Policy::Lru, proved.0, case);

@@ -127,7 +127,7 @@ impl Machine {
     /// asks this first, so that none of it runs without end.
     ///
     /// # Errors
-    /// The figure that is to blame.
+    /// The figure that is the cause.
     pub fn check_for(&self, trace: &Trace) -> Result<(), MachineError> {
         self.check()?;
         let size = |storage| u128::from(trace.storage(storage).size.0);

@@ -6,7 +6,7 @@
 //! in use serves an eviction from its end and a prefetch from its beginning; slots are short
 //! against transfers, and the sums over slots are exact.
 //!
-//! A Fenwick tree over the free time answers "where is the n-th free nanosecond from here" in
+//! A Fenwick tree over the free time tells "where is the n-th free nanosecond from here" in
 //! O(log slots), without walking full slots; each slot is filled at most once, so making promises
 //! is O(log slots) amortised too.
 

@@ -43,7 +43,7 @@ fn a_full_link_has_no_answer() {
     assert_eq!(ledger.latest_start(Nanos(0), Nanos(100), Bytes(1)), None);
 }
 
-/// Nanosecond by nanosecond, what the ledger answers in O(log n).
+/// Nanosecond by nanosecond, what the ledger computes in O(log n).
 #[test]
 fn answers_agree_with_a_walk_over_every_nanosecond() {
     let mut random = Random::new(11);

@@ -1,4 +1,4 @@
-//! Answers about a plan: why a storage leaves, why an op waits, what other hardware would bring.
+//! Explains a plan: why a storage leaves, why an op waits, what other hardware would bring.
 //!
 //! What is said of a step is read off its simulation. What another plan or machine would bring is
 //! simulated, nothing is extrapolated.
@@ -18,7 +18,7 @@ use crate::units::{Bytes, Nanos, OpIndex};
 use serde::Serialize;
 
 pub use storage::{Absence, KeptInMemory, StorageAnswer};
-pub use wait::{Awaited, Cause, OpAnswer, WaitedTime};
+pub use wait::{Cause, OpAnswer, WaitTarget, WaitedTime};
 pub use what_if::{MachineChange, SimulateFn, WhatIf, what_if};
 
 /// A simulated step, and what it was made from.

@@ -1,6 +1,6 @@
 //! Why a storage leaves memory, and what it would cost if it stayed.
 
-use super::whereabouts::Whereabouts;
+use super::whereabouts::ResidencyHistory;
 use super::{Case, ExplainedTransfer};
 use crate::lifetime::{Lifetimes, Period, PeriodEnd, uses_by_storage};
 use crate::migration::MigrationDirection;
@@ -78,7 +78,7 @@ impl Case<'_> {
     pub fn storage(&self, storage: PlanStorage) -> Result<StorageAnswer, SimulateError> {
         let described = self.trace.storage(storage);
         let lifetimes = Lifetimes::of(self.trace);
-        let places = Whereabouts::of(self);
+        let places = ResidencyHistory::of(self);
         let uses: Vec<u32> =
             uses_by_storage(self.trace)[storage.0 as usize].iter().map(|at| at.op).collect();
         let leaving = self.transfers_of(storage).filter(|t| t.direction == MigrationDirection::Out);
@@ -122,7 +122,7 @@ impl Case<'_> {
     fn absence(
         &self,
         lifetimes: &Lifetimes,
-        places: &Whereabouts,
+        places: &ResidencyHistory,
         uses: &[u32],
         out: &SimulatedTransfer,
     ) -> Absence {

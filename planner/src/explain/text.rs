@@ -1,8 +1,8 @@
-//! The answers in words.
+//! The explanations as text.
 
 use super::{
-    Absence, Awaited, Cause, ExplainedTransfer, KeptInMemory, MachineChange, OpAnswer,
-    StorageAnswer, WaitedTime, WhatIf,
+    Absence, Cause, ExplainedTransfer, KeptInMemory, MachineChange, OpAnswer, StorageAnswer,
+    WaitTarget, WaitedTime, WhatIf,
 };
 use crate::migration::Target;
 use crate::report::text::{bytes, count, percent, time};
@@ -151,7 +151,7 @@ impl fmt::Display for Cause {
     }
 }
 
-impl fmt::Display for Awaited {
+impl fmt::Display for WaitTarget {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(out, "  It waits for {} ({}).", self.storage.name, bytes(self.storage.size))?;
         let needs = time(self.needs);

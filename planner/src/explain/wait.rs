@@ -39,19 +39,19 @@ pub enum Cause {
     /// have come back.
     Reads {
         /// What was not there.
-        awaited: Awaited,
+        awaited: WaitTarget,
     },
     /// The storage could not have come earlier, because memory was full.
     Full {
         /// What was not there.
-        awaited: Awaited,
+        awaited: WaitTarget,
         /// The least room between the time at which it should have been asked for and that at which it was.
         least_room: Bytes,
     },
     /// The storage could have come earlier: the plan did not ask in time.
     Late {
         /// What was not there.
-        awaited: Awaited,
+        awaited: WaitTarget,
         /// The least room in that time.
         least_room: Bytes,
     },
@@ -66,7 +66,7 @@ pub enum Cause {
 
 /// A storage that an op waited for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Awaited {
+pub struct WaitTarget {
     /// Which.
     pub storage: Named,
     /// How it came.
@@ -181,7 +181,7 @@ impl Case<'_> {
                 row.direction == MigrationDirection::In && row.storage == transfer.storage
             })
         });
-        let awaited = Awaited {
+        let awaited = WaitTarget {
             storage: named.clone(),
             back: Some(transfer.into()),
             planned,

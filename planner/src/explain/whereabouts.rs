@@ -6,12 +6,12 @@ use crate::trace::{Identity, PlanStorage};
 use crate::units::Nanos;
 
 /// Per storage the moments at which its memory went (true) or was taken again (false).
-pub(super) struct Whereabouts {
+pub(super) struct ResidencyHistory {
     changes: Vec<Vec<(Nanos, bool)>>,
     global: Vec<bool>,
 }
 
-impl Whereabouts {
+impl ResidencyHistory {
     pub(super) fn of(case: &Case<'_>) -> Self {
         let storages = &case.trace.storages;
         let mut changes = vec![Vec::new(); storages.len()];

@@ -1,7 +1,7 @@
 //! Looking ahead along the schedule: what the next ops use comes back early, and gets its room early.
 //!
 //! A plan's prefetches begin where the planner, with its idea of the devices, would begin them. What it did
-//! not foresee (a victim chosen on demand, a transfer that took longer) would be found missing only by the
+//! not expect (a victim chosen on demand, a transfer that took longer) would be found missing only by the
 //! op that needs it. The schedule knows better: it says of every op what it uses.
 
 use super::follow::Follow;
@@ -15,7 +15,7 @@ const AHEAD_PARTS: u64 = 8;
 
 /// What the ops ahead lack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Shortfall {
+pub(super) struct MissingBytes {
     /// Bytes that are to come back and have no room yet.
     pub(super) missing: u64,
     /// The largest outputs of one of those ops.
@@ -26,8 +26,8 @@ pub(super) struct Shortfall {
 
 impl Residency {
     /// Brings back what the ops ahead use, the nearest first, as far as there is room.
-    pub(super) fn look_ahead(&mut self) -> Shortfall {
-        let Some((from, until)) = self.window() else { return Shortfall::default() };
+    pub(super) fn look_ahead(&mut self) -> MissingBytes {
+        let Some((from, until)) = self.window() else { return MissingBytes::default() };
         let mut missing: u64 = 0;
         for time in from..=until {
             for (id, size) in self.absent_at(time) {
@@ -75,8 +75,8 @@ impl Residency {
         absent.collect()
     }
 
-    fn shortfall(&self, missing: u64, until: u64) -> Shortfall {
-        Shortfall { missing, outputs: self.outputs_until(until), until }
+    fn shortfall(&self, missing: u64, until: u64) -> MissingBytes {
+        MissingBytes { missing, outputs: self.outputs_until(until), until }
     }
 
     fn outputs_until(&self, time: u64) -> u64 {

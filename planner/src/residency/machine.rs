@@ -131,7 +131,7 @@ impl Residency {
             self.change(id, |storage| storage.dead = true);
             self.cancel(id);
         } else {
-            self.bury(id);
+            self.record_death(id);
         }
     }
 
@@ -264,7 +264,7 @@ impl Residency {
     }
 
     /// Compares an op of the step with the schedule's, before it begins. Where they differ the rest of
-    /// the step is reactive, and [`Residency::desync`] tells why, once. Answers whether the schedule holds.
+    /// the step is reactive, and [`Residency::desync`] tells why, once. Returns whether the schedule holds.
     pub fn expect(&mut self, op: OpIndex, fingerprint: u64) -> bool {
         let reason = self.follow.as_mut().and_then(|follow| follow.expect(op, fingerprint));
         self.lose_sync(reason);
@@ -346,7 +346,7 @@ impl Residency {
     }
 
     /// Nothing touches a dead storage's memory any more: it is gone, and so is its copy.
-    pub(super) fn bury(&mut self, id: StorageId) {
+    pub(super) fn record_death(&mut self, id: StorageId) {
         self.forget(id);
         let Some(storage) = self.storages.get_mut(id.0 as usize).and_then(Option::take) else {
             return;

@@ -1,7 +1,7 @@
 //! Which storages are where, now: a state machine without I/O.
 //!
 //! [`Residency`] is told what happens (a storage was born, changed, died; an op begins and ends; a
-//! transfer completed) and answers with [`Action`]s to perform, in order. It owns the budget: what
+//! transfer completed) and returns [`Action`]s to perform, in order. It owns the budget: what
 //! storages, transfers on them and staging take together. The same events give the same actions.
 //!
 //! A storage is in memory, out, or on the way. Out is in the log, or in host memory where the storages are a GPU's

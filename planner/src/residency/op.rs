@@ -35,7 +35,7 @@ pub(super) struct CurrentOp {
     /// A fetch that it waited for failed.
     pub(super) failure: Option<TransferFailure>,
     /// Memory for a fetch could not be had.
-    pub(super) squeeze: Option<Squeeze>,
+    pub(super) extra_eviction: Option<ExtraEviction>,
     /// The caller has moved a storage out since it ended: nothing comes back ahead of need before the next one begins.
     pub(super) follows_eviction: bool,
 }
@@ -43,14 +43,23 @@ pub(super) struct CurrentOp {
 impl Default for CurrentOp {
     fn default() -> Self {
         let (outputs, expected, reserve) = (0, 0, 0);
-        let (uses, failure, squeeze, follows_eviction) = (Vec::new(), None, None, false);
-        Self { serial: 1, uses, outputs, expected, reserve, failure, squeeze, follows_eviction }
+        let (uses, failure, extra_eviction, follows_eviction) = (Vec::new(), None, None, false);
+        Self {
+            serial: 1,
+            uses,
+            outputs,
+            expected,
+            reserve,
+            failure,
+            extra_eviction,
+            follows_eviction,
+        }
     }
 }
 
 /// More must leave than the budget asks for, before a fetch whose memory could not be had asks again.
 #[derive(Debug)]
-pub(super) struct Squeeze {
+pub(super) struct ExtraEviction {
     /// Bytes that leave this time: twice as many as the last time.
     pub(super) bytes: u64,
     /// Whether they have been told to.
@@ -67,8 +76,8 @@ struct Lacks {
     bytes: u64,
 }
 
-/// How far it is with a [`Squeeze`].
-enum Squeezed {
+/// How far it is with a [`ExtraEviction`].
+enum ExtraEvicted {
     Enough,
     Waiting,
     InVain(TransferFailure),
@@ -155,7 +164,7 @@ impl Residency {
         self.op.serial += 1;
         self.op.reserve = 0;
         self.op.failure = None;
-        self.op.squeeze = None;
+        self.op.extra_eviction = None;
         let mut uses = std::mem::take(&mut self.op.uses);
         for one in uses.drain(..) {
             self.offer(one.storage);
@@ -226,10 +235,10 @@ impl Residency {
         let limit = self.limit().0;
         loop {
             let lacks = self.look_at_uses();
-            match self.squeeze() {
-                Squeezed::Enough => {}
-                Squeezed::Waiting => return OpProgress::Waiting,
-                Squeezed::InVain(failure) => {
+            match self.extra_eviction() {
+                ExtraEvicted::Enough => {}
+                ExtraEvicted::Waiting => return OpProgress::Waiting,
+                ExtraEvicted::InVain(failure) => {
                     self.abandon();
                     return OpProgress::Failed(Box::new(failure));
                 }
@@ -258,7 +267,7 @@ impl Residency {
                 continue;
             }
             // What was squeezed out must not come back before the op has what it waits for.
-            if shortage == 0 && self.op.squeeze.is_none() {
+            if shortage == 0 && self.op.extra_eviction.is_none() {
                 self.op.reserve = outputs;
                 self.pump();
             }
@@ -267,19 +276,20 @@ impl Residency {
     }
 
     /// Has storages leave where memory could not be had, more each time, until none is left that may: so this ends.
-    fn squeeze(&mut self) -> Squeezed {
-        let Some(squeeze) = &mut self.op.squeeze else { return Squeezed::Enough };
-        if !squeeze.begun {
-            squeeze.begun = true;
-            let (bytes, committed) = (squeeze.bytes, self.sums.committed);
+    fn extra_eviction(&mut self) -> ExtraEvicted {
+        let Some(extra_eviction) = &mut self.op.extra_eviction else { return ExtraEvicted::Enough };
+        if !extra_eviction.begun {
+            extra_eviction.begun = true;
+            let (bytes, committed) = (extra_eviction.bytes, self.sums.committed);
             self.make_room(bytes);
             let freed = self.sums.committed < committed;
             if self.sums.departing == 0 && !freed {
-                let squeeze = self.op.squeeze.take();
-                return squeeze.map_or(Squeezed::Enough, |it| Squeezed::InVain(it.failure));
+                let extra_eviction = self.op.extra_eviction.take();
+                return extra_eviction
+                    .map_or(ExtraEvicted::Enough, |it| ExtraEvicted::InVain(it.failure));
             }
         }
-        if self.sums.departing > 0 { Squeezed::Waiting } else { Squeezed::Enough }
+        if self.sums.departing > 0 { ExtraEvicted::Waiting } else { ExtraEvicted::Enough }
     }
 
     /// Finds what the op lacks, and turns transfers on what it uses to its side: a storage that is
@@ -329,7 +339,7 @@ impl Residency {
         }
     }
 
-    /// Begins to fetch what the op uses as far as there is room; answers how many bytes are left.
+    /// Begins to fetch what the op uses as far as there is room; returns how many bytes are left.
     fn fetch_uses(&mut self) -> u64 {
         let mut left: u64 = 0;
         for index in 0..self.op.uses.len() {
@@ -351,7 +361,7 @@ impl Residency {
     /// The op may run: copies of what it modifies are out of date from now on.
     fn grant(&mut self, outputs: u64) -> OpProgress {
         self.pending = Pending::Nothing;
-        self.op.squeeze = None;
+        self.op.extra_eviction = None;
         self.grants += 1;
         let now = self.follow.as_ref().map_or(0, Follow::now);
         for index in 0..self.op.uses.len() {

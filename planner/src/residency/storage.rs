@@ -57,7 +57,7 @@ pub(super) struct ResidentStorage {
     pub(super) last_transfer: TransferId,
     pub(super) movable: bool,
     pub(super) pins: u32,
-    /// Its last write failed; not tried again before a retry.
+    /// Its last write failed; not written again before a retry.
     pub(super) unwritable: bool,
     /// It died while a transfer was in flight; known until that completes.
     pub(super) dead: bool,

@@ -2,7 +2,7 @@
 
 use super::follow::Due;
 use super::machine::Residency;
-use super::op::{Pending, Squeeze};
+use super::op::{ExtraEviction, Pending};
 use super::storage::{BytesPlace, TransferInFlight, TransferKind};
 use super::types::{
     CopyKind, FailureInfo, FetchUrgency, MigrationOutcome, ResidencyAction, StorageId,
@@ -176,7 +176,7 @@ impl Residency {
             self.forget(id);
         }
         if self.alive(id).is_none() {
-            self.bury(id);
+            self.record_death(id);
             return;
         }
         match verdict {
@@ -198,7 +198,7 @@ impl Residency {
             self.stats.came_back(storage.target, storage.size);
         }
         if self.alive(id).is_none() {
-            self.bury(id);
+            self.record_death(id);
         } else if arrived && !flight.leaving {
             self.change(id, |storage| storage.place = BytesPlace::Resident);
             self.offer(id);
@@ -221,10 +221,10 @@ impl Residency {
         }
     }
 
-    /// A fetch was given up. If it was ahead of need, it is tried again when there is room.
+    /// A fetch was given up. If it was ahead of need, it is retried when there is room.
     fn stays_out(&mut self, id: StorageId, flight: TransferInFlight) {
         let Some(storage) = self.alive(id) else {
-            self.bury(id);
+            self.record_death(id);
             return;
         };
         let Some((plan, birth)) = storage.plan.filter(|_| !flight.urgent) else { return };
@@ -242,11 +242,11 @@ impl Residency {
         if self.pending != Pending::Op {
             return;
         }
-        let before = self.op.squeeze.take().map_or(0, |squeeze| squeeze.bytes);
+        let before = self.op.extra_eviction.take().map_or(0, |extra_eviction| extra_eviction.bytes);
         let (direction, bytes) = (MigrationDirection::In, Bytes(size));
         let failure = TransferFailure { storage, transfer, direction, bytes, info, others: 0 };
         let bytes = size.max(before.saturating_mul(2));
-        self.op.squeeze = Some(Squeeze { bytes, begun: false, failure });
+        self.op.extra_eviction = Some(ExtraEviction { bytes, begun: false, failure });
     }
 
     /// Gives up memory of which there is a valid copy.
@@ -267,7 +267,7 @@ impl Residency {
     }
 
     /// Keeps a failure for whom it concerns: a fetch concerns the op that waits for it, and nobody
-    /// else (the next touch tries again); a write concerns whoever comes next.
+    /// else (the next touch retries); a write concerns whoever comes next.
     fn fail(
         &mut self,
         storage: StorageId,

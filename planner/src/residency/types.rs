@@ -1,4 +1,4 @@
-//! The words of the residency machine: what it is told, and what it answers.
+//! The words of the residency machine: what it is told, and what it returns.
 
 use super::refusal::BudgetRefusal;
 use crate::migration::{MigrationDirection, Target};

@@ -95,7 +95,7 @@ impl SimulatedLink {
     }
 
     /// Moves what is complete by `now` to `complete`.
-    pub(super) fn take_landed(&mut self, now: u64, complete: &mut Vec<LinkCompletion>) {
+    pub(super) fn take_completed(&mut self, now: u64, complete: &mut Vec<LinkCompletion>) {
         self.work_until(now);
         let due = self.landed.iter().take_while(|landed| landed.at <= now).count();
         complete.extend(self.landed.drain(..due));
@@ -150,7 +150,7 @@ mod tests {
 
     fn order(link: &mut SimulatedLink) -> Vec<(u64, u64)> {
         let mut complete = Vec::new();
-        link.take_landed(1_000_000, &mut complete);
+        link.take_completed(1_000_000, &mut complete);
         complete.iter().map(|landed| (landed.transfer.0, landed.at)).collect()
     }
 

@@ -100,7 +100,7 @@ impl SimulatedLinks {
             .map(|(at, transfer)| LinkCompletion { at, transfer, started: at })
             .collect();
         for link in self.ssd.iter_mut().chain(&mut self.host).chain([&mut self.verify]) {
-            link.take_landed(now, &mut landed);
+            link.take_completed(now, &mut landed);
         }
         landed.sort_unstable();
         let ended = landed.into_iter().filter_map(|landed| {

@@ -53,7 +53,7 @@ pub struct Runtime {
     /// ([`crate::residency::Config::lookahead`]).
     pub lookahead: u32,
     /// What one transfer takes of the thread that runs the ops, in which none of them runs: memory is given up or
-    /// asked for, the transfer is handed over, its end is taken in.
+    /// asked for, the transfer is handed over, its end is processed.
     pub handling: Nanos,
 }
 

@@ -139,13 +139,13 @@ impl<'a> World<'a> {
         instance.dead = true;
         self.wanted -= instance.size;
         if !instance.moving {
-            self.bury(id);
+            self.record_death(id);
         }
         self.sample();
     }
 
     /// Frees a dead storage's memory and its number, once nothing moves on it.
-    fn bury(&mut self, id: StorageId) {
+    fn record_death(&mut self, id: StorageId) {
         let instance = &mut self.instances[id.0 as usize];
         if std::mem::take(&mut instance.holds_memory) {
             self.held -= instance.size;
@@ -161,7 +161,7 @@ impl<'a> World<'a> {
             instance.moving = false;
             self.moving -= instance.size;
             if instance.dead {
-                self.bury(id);
+                self.record_death(id);
             }
             self.count(&ended);
             self.residency.completed(ended.transfer, ended.flight.outcome());

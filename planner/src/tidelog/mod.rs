@@ -1,7 +1,7 @@
 //! Tidelog's own policy: see `sweep` for how one plan is made, and here how it gets better.
 //!
 //! A plan is made for times at which ops would run; where its simulation stalls they run later, and
-//! the next plan is made for those. Each leaning takes a few rounds, and the best plan is kept.
+//! the next plan is made for those. Each variant takes a few rounds, and the best plan is kept.
 
 mod candidates;
 mod rounding;
@@ -26,9 +26,9 @@ const POLICY: &str = "tidelog";
 /// What may be set; the defaults are those of every published figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TidelogOptions {
-    /// How many plans each leaning makes, each for the stalls of the one before.
+    /// How many plans each variant makes, each for the stalls of the one before.
     pub rounds: u32,
-    /// How many ops the leanings' plans may have together; the first few are made whatever they have. With
+    /// How many ops the variants' plans may have together; the first few are made whatever they have. With
     /// [`Goal::Wear`] all are.
     pub planned: u64,
     /// The published algorithm's plans are tried too for traces of at most so many ops; for longer ones they take far
@@ -105,7 +105,7 @@ impl Idea {
 /// What a pass prefers where both ways may be right. Times are those in which the SSDs write a part
 /// of the capacity: what matters is how much memory waits for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Leaning {
+struct Variant {
     /// Bytes leave, or come, once an op ahead would have to wait if they began this part later.
     out_parts: u64,
     in_parts: u64,
@@ -123,13 +123,13 @@ struct Leaning {
 
 /// Where kernels hide most transfers, short queues keep memory for what comes next; where the links
 /// are the limit, they must never run dry, and bytes must be few. The last two write least.
-const LEANINGS: [Leaning; 6] = [
-    Leaning { shares_writes: false, ..leaning([16, 16, 128], 900, 100) },
-    leaning([64, 256, 1024], 0, 400),
-    leaning([64, 16, 256], 0, 100),
-    leaning([16, 64, 1024], 100, 100),
-    Leaning { expects_drops: true, ..leaning([64, 64, 128], 900, 100) },
-    Leaning { expects_drops: true, ..leaning([1024, 64, 512], 400, 100) },
+const VARIANTS: [Variant; 6] = [
+    Variant { shares_writes: false, ..variant([16, 16, 128], 900, 100) },
+    variant([64, 256, 1024], 0, 400),
+    variant([64, 16, 256], 0, 100),
+    variant([16, 64, 1024], 100, 100),
+    Variant { expects_drops: true, ..variant([64, 64, 128], 900, 100) },
+    Variant { expects_drops: true, ..variant([1024, 64, 512], 400, 100) },
 ];
 
 /// Rows for each op of a plan that is still improved by trial: far more than ops use storages.
@@ -148,10 +148,10 @@ const LONGER_PERCENT: [u64; 2] = [200, 800];
 /// How much of the links' queues is counted where bytes count: ops wait for the rest.
 const QUEUES_PERCENT: [u64; 3] = [90, 75, 50];
 
-const fn leaning(parts: [u64; 3], write_percent: u32, pays_percent: u32) -> Leaning {
+const fn variant(parts: [u64; 3], write_percent: u32, pays_percent: u32) -> Variant {
     let [out_parts, in_parts, queue_parts] = parts;
     let (shares_writes, expects_drops) = (true, false);
-    Leaning {
+    Variant {
         out_parts,
         in_parts,
         queue_parts,
@@ -189,7 +189,7 @@ impl Guess {
     }
 }
 
-/// Plans one iteration, simulates it, and answers the best plan found with its expectations.
+/// Plans one iteration, simulates it, and returns the best plan found with its expectations.
 pub fn tidelog(
     trace: &Trace,
     machine: &Machine,
@@ -271,7 +271,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// The leanings' plans: the most promising first, then as many rounds of all as may be made.
+    /// The variants' plans: the most promising first, then as many rounds of all as may be made.
     fn sweep(&mut self) -> Result<(), SimulateError> {
         let rounds = self.rounds() as usize;
         let ops = self.trace.ops.len() as u64;
@@ -279,9 +279,9 @@ impl<'a> Search<'a> {
             Goal::Time => self.options.planned,
             Goal::Wear => u64::MAX,
         };
-        // Of each leaning the stalls that its plans led to, in the order made.
-        let mut guesses: [Vec<Guess>; LEANINGS.len()] = Default::default();
-        let rest = (1..=rounds).flat_map(|round| (0..LEANINGS.len()).map(move |one| (one, round)));
+        // Of each variant the stalls that its plans led to, in the order made.
+        let mut guesses: [Vec<Guess>; VARIANTS.len()] = Default::default();
+        let rest = (1..=rounds).flat_map(|round| (0..VARIANTS.len()).map(move |one| (one, round)));
         let turns = FIRST.map(|one| (one, rounds)).into_iter().chain(rest);
         for (number, (one, most)) in turns.enumerate() {
             let made = guesses.iter().map(Vec::len).sum::<usize>() as u64;
@@ -296,23 +296,23 @@ impl<'a> Search<'a> {
                 None => Guess::without_waits(self.trace),
             };
             let without = self.options.without;
-            let leaning = LEANINGS[one];
+            let variant = VARIANTS[one];
             let pass =
-                Sweep::new(self.trace, self.machine, self.lifetimes, &guess, leaning, without);
+                Sweep::new(self.trace, self.machine, self.lifetimes, &guess, variant, without);
             let rows = pass.run();
             guesses[one].push(self.try_rows(rows)?);
         }
         Ok(())
     }
 
-    /// The plans that the relaxation's prices lead to: by the first toll, and where bytes count by all.
+    /// The plans that the relaxation's prices lead to: by the first write penalty, and where bytes count by all.
     fn round(&mut self) -> Result<(), SimulateError> {
-        let tolls = match self.options.goal {
+        let write_penalties = match self.options.goal {
             Goal::Time => &rounding::TOLLS[..1],
             Goal::Wear => &rounding::TOLLS[..],
         };
-        for toll in tolls {
-            let rounding = Rounding::new(self.trace, self.machine, self.lifetimes, *toll)?;
+        for write_penalty in write_penalties {
+            let rounding = Rounding::new(self.trace, self.machine, self.lifetimes, *write_penalty)?;
             self.replan(|guess, queues_percent| rounding.rows(guess, queues_percent))?;
         }
         Ok(())
@@ -353,7 +353,7 @@ impl<'a> Search<'a> {
         if replans { self.options.rounds.max(1) } else { 1 }
     }
 
-    /// Offers the plan of these rows, and answers when its ops run.
+    /// Offers the plan of these rows, and returns when its ops run.
     fn try_rows(&mut self, rows: Vec<Migration>) -> Result<Guess, SimulateError> {
         let simulation = self.simulator.simulate(POLICY, &rows)?;
         let mut guess = Guess::without_waits(self.trace);

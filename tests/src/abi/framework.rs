@@ -67,7 +67,7 @@ struct Storage {
 
 /// How faithfully the framework does what it is asked for.
 #[derive(Clone, Copy, Default)]
-pub struct Manners {
+pub struct CallerBehaviour {
     /// Of 100 requests, how many are taken twice before they are reported done.
     pub redelivered: u64,
     /// Of 100, how many to move or allocate are answered with 0.
@@ -89,7 +89,7 @@ pub struct Framework {
     /// What the session may hold in memory.
     pub budget: u64,
     choices: Choices,
-    manners: Manners,
+    manners: CallerBehaviour,
     place: Place,
     storages: BTreeMap<u32, Storage>,
     /// Memory of storages that died with a transfer in flight: kept until the session is closed.
@@ -103,7 +103,7 @@ pub struct Framework {
 
 impl Framework {
     /// Opens a session on a pool of its own.
-    pub fn open(name: &str, budget: u64, seed: u64, manners: Manners) -> Self {
+    pub fn open(name: &str, budget: u64, seed: u64, manners: CallerBehaviour) -> Self {
         let folder = Folder::new(name);
         let devices = folder.text();
         let options = tide_session_options {
@@ -131,14 +131,14 @@ impl Framework {
     /// Opens a session on a pool that is open already.
     pub fn on(pool: Pool, budget: u64, seed: u64) -> Self {
         let session = session_on(pool, budget, STAGING);
-        Self::with(session, budget, seed, Manners::default(), None)
+        Self::with(session, budget, seed, CallerBehaviour::default(), None)
     }
 
     fn with(
         session: u64,
         budget: u64,
         seed: u64,
-        manners: Manners,
+        manners: CallerBehaviour,
         folder: Option<Folder>,
     ) -> Self {
         Self {
@@ -290,7 +290,7 @@ impl Framework {
         }
     }
 
-    /// Runs an op that uses storages, changes some, and makes others. Answers whether it fitted.
+    /// Runs an op that uses storages, changes some, and makes others. Returns whether it fitted.
     pub fn op(
         &mut self,
         (index, name, fingerprint): (i64, &str, u64),
@@ -334,7 +334,7 @@ impl Framework {
         true
     }
 
-    /// Begins an op, and answers what the session said.
+    /// Begins an op, and returns what the session said.
     pub fn begin_op(
         &mut self,
         (index, name, fingerprint): (i64, &str, u64),
@@ -376,7 +376,7 @@ impl Framework {
         assert!((held + made) as u64 + STAGING > self.budget, "refused, but it fits: {text}");
     }
 
-    /// Pins a storage, or gives back one of its pins.
+    /// Pins a storage, or releases one of its pins.
     pub fn pin(&mut self, number: u32, on: bool) {
         self.sync();
         let storage = self.storages.get_mut(&number).unwrap();
@@ -447,7 +447,7 @@ impl Framework {
 
     /// Touches every storage, whose bytes must all be right, and closes the session.
     pub fn end(mut self) {
-        self.manners = Manners::default();
+        self.manners = CallerBehaviour::default();
         for number in self.numbers() {
             assert!(self.op((-1, "look", 0), &[(number, false)], &[]), "{}", last_error());
         }

@@ -19,12 +19,12 @@ use std::ptr::{null, null_mut};
 use tidelog::abi::*;
 
 pub use choices::Choices;
-pub use framework::{Folder, Framework, Manners, STAGING, last_error};
+pub use framework::{CallerBehaviour, Folder, Framework, STAGING, last_error};
 pub use memory::Memory;
 pub use pool::{open_pool, pool_options, try_open_pool, try_open_pool_with, walk_pool};
 pub use session::walk_session;
 
-/// What every function that takes a handle answers to this one. All other arguments are null or nothing, so
+/// What every function that takes a handle returns for this one. All other arguments are null or nothing, so
 /// that whoever looks at them before the handle shows.
 pub fn statuses_of_a_stale(handle: u64) -> Vec<i32> {
     // SAFETY: null is what the functions must withstand; a stale handle lets them reach no memory.

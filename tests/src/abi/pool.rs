@@ -58,7 +58,7 @@ struct Caller {
 }
 
 /// Walks through everything that may be called of a pool, `steps` long or until the choices are over.
-/// Answers how many reads ended with the right bytes.
+/// Returns how many reads ended with the right bytes.
 pub fn walk_pool(name: &str, choices: Choices, steps: u32) -> u64 {
     let folder = Folder::new(name);
     let pool = open_pool(&folder, POOL_SIZE);
@@ -84,7 +84,7 @@ pub fn walk_pool(name: &str, choices: Choices, steps: u32) -> u64 {
     caller.reads
 }
 
-/// What a walk's pool takes in all.
+/// All that a walk's pool uses.
 const POOL_SIZE: u64 = 32 << 20;
 
 /// Opens a pool in this folder, of files of `pool_size` bytes in all.

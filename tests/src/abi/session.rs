@@ -4,17 +4,17 @@ use std::ptr::{null, null_mut};
 
 use tidelog::abi::*;
 
-use super::{Choices, Framework, Manners, STAGING, last_error, statuses_of_a_stale};
+use super::{CallerBehaviour, Choices, Framework, STAGING, last_error, statuses_of_a_stale};
 
 const KIB: usize = 1 << 10;
 
 /// Walks through everything that may be called of a session, `steps` long or until the choices are over.
-/// Answers the session's figures at the end.
+/// Returns the session's figures at the end.
 pub fn walk_session(
     name: &str,
     mut choices: Choices,
     steps: u32,
-    manners: Manners,
+    manners: CallerBehaviour,
 ) -> serde_json::Value {
     let budget = STAGING + (512 << 10);
     let mut framework = Framework::open(name, budget, choices.content(), manners);

@@ -50,7 +50,7 @@ struct Arguments {
     noticed: Noticed,
     /// What devices may answer then, separated by commas: ENODEV, or type and code of an NVMe status, as in 2:80.
     #[arg(long, value_delimiter = ',')]
-    answers: Vec<InjectedStatus>,
+    statuses: Vec<InjectedStatus>,
     /// The name of what happens.
     #[arg(long)]
     row: Option<String>,
@@ -86,7 +86,7 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
             begin: begin.clone(),
             end: arguments.end.clone(),
             noticed: arguments.noticed,
-            answers: arguments.answers.clone(),
+            statuses: arguments.statuses.clone(),
         };
         return Ok(told(name, &fault.happen(&stage)));
     }

@@ -96,25 +96,25 @@ fn on_pool(kind: &str, devices: &str, arguments: &Arguments) -> Result<(), Failu
     };
     Pool::format(&specs, &options)?;
     let mut random = Random::new(arguments.seed);
-    let (mut last, mut unheard) = (0, 0);
+    let (mut last, mut without_capture) = (0, 0);
     for run in 0..arguments.runs {
         let returned = live_and_die(devices, last + 1, random.below(LIFE_MAX_MICROS))?;
         let found = victim::verify(&specs, &open_options(true), returned.max(last))
             .map_err(|what| format!("{kind}, run {run} of seed {}: {what}", arguments.seed))?;
-        unheard += found - returned.max(last);
+        without_capture += found - returned.max(last);
         last = found;
         if run % 100 == 99 {
             eprintln!("{kind}: {} of {} runs", run + 1, arguments.runs);
         }
     }
     println!(
-        "{kind}: {} kills, {last} commits, {unheard} of them done and not told; 0 lost, 0 torn, 0 leaked",
+        "{kind}: {} kills, {last} commits, {without_capture} of them done and not told; 0 lost, 0 torn, 0 leaked",
         arguments.runs
     );
     Ok(())
 }
 
-/// Starts a victim and kills it some time after its first commit. Answers the last commit that returned.
+/// Starts a victim and kills it some time after its first commit. Returns the last commit that returned.
 fn live_and_die(devices: &str, next: u64, micros: u64) -> Result<u64, Failure> {
     let mut victim = Victim::start(devices, next)?;
     let mut told =

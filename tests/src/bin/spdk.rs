@@ -96,7 +96,7 @@ enum Part {
         #[arg(long)]
         format: bool,
     },
-    /// On a controller that answers a read each second: an abort of the next one reaches it.
+    /// On a controller that completes a read each second: an abort of the next one reaches it.
     Slow {
         /// The controller.
         device: String,

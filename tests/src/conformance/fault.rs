@@ -22,10 +22,10 @@ pub struct Fault {
     /// Whether the pool notices.
     pub noticed: Noticed,
     /// What devices may answer then, and nothing else.
-    pub answers: Vec<InjectedStatus>,
+    pub statuses: Vec<InjectedStatus>,
 }
 
-/// What a device answers, as a plan names it: `ENODEV`, or the type and the code of an NVMe status, `2:80`.
+/// What a device returns, as a plan names it: `ENODEV`, or the type and the code of an NVMe status, `2:80`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InjectedStatus {
     /// An error number.
@@ -78,19 +78,19 @@ pub enum Noticed {
     Always,
     /// Only what happens to be in flight just then.
     Perhaps,
-    /// They must not: the kernel tries again by itself.
+    /// They must not: the kernel retries by itself.
     Never,
 }
 
 const WRITES: u64 = 60;
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// A device that comes back takes some time to do so.
 const RETURN: Duration = Duration::from_secs(60);
 /// A machine that is emulated beside others takes minutes to let a device go and come.
 const LIMIT: Duration = Duration::from_secs(480);
 
 impl Fault {
-    /// Lets it happen to an empty pool under load. Answers what was seen.
+    /// Lets it happen to an empty pool under load. Returns what was seen.
     ///
     /// # Errors
     /// A wrong answer, a loss, or a fault that had to be noticed and was not (or the other way round). A hang
@@ -101,7 +101,7 @@ impl Fault {
         let pool = stage.open()?;
         let ledger = Ledger::new(LoadOptions::default());
         let load = Load::start(&pool, &ledger);
-        load.run(WRITES, PATIENCE);
+        load.run(WRITES, TIMEOUT);
         let before = ledger.record().writes();
         if before < WRITES || !ledger.record().failures().is_empty() {
             let first = ledger.record().failures().first().map(ToString::to_string);
@@ -111,9 +111,9 @@ impl Fault {
         shell(&self.begin)?;
         watchdog.note("the load goes on with the fault");
         if self.noticed == Noticed::Always {
-            load.run_until(|record| !record.failures().is_empty(), PATIENCE);
+            load.run_until(|record| !record.failures().is_empty(), TIMEOUT);
         }
-        load.run(WRITES, PATIENCE);
+        load.run(WRITES, TIMEOUT);
         watchdog.note("the load ends");
         load.stop();
         let failures = ledger.record().failures();
@@ -160,7 +160,7 @@ impl Fault {
         let mut answered = 0;
         for failure in failures {
             let Unanswered::Refused { status: Some(status), what } = failure else { continue };
-            if !self.answers.iter().any(|answer| answer.is(*status)) {
+            if !self.statuses.iter().any(|answer| answer.is(*status)) {
                 return Err(
                     format!("it ended as {status:?}, which was not expected: {what}").into()
                 );

@@ -1,5 +1,5 @@
 //! What the engine must do on every data path and device: the same rows whatever they are, on devices that the
-//! caller lends and that lose what they hold.
+//! caller passes and that lose what they hold.
 
 mod fault;
 mod placement;
@@ -19,10 +19,10 @@ pub use rows::{ROWS, find};
 
 pub use crate::victim::Failure;
 
-/// One thing that must be so: its name, and what shows it. Answers a fact worth printing.
+/// One thing that must be so: its name, and what shows it. Returns a fact worth printing.
 pub type Row = (&'static str, fn(&Stage) -> Result<String, Failure>);
 
-/// What a row answers that has nothing to do here begins like this.
+/// What a row returns that has nothing to do here begins like this.
 pub const NOTHING_TO_DO: &str = "nothing to do: ";
 
 /// The line that says how a row ended, as `tests/nvme-vm/run.sh` counts them.
@@ -36,7 +36,7 @@ pub fn line(name: &str, result: &Result<String, Failure>) -> String {
     }
 }
 
-/// Prints that line; answers whether the row is as it must be.
+/// Prints that line; returns whether the row is as it must be.
 pub fn told(name: &str, result: &Result<String, Failure>) -> bool {
     println!("{}", line(name, result));
     result.is_ok()

@@ -28,7 +28,7 @@ pub const ROWS: &[Row] = &[
 /// Writes of the load.
 const LOAD: u64 = 400;
 /// What a machine that others use too may take for a load's writes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn the_path_runs(stage: &Stage) -> Result<String, Failure> {
     stage.format()?;
@@ -170,14 +170,14 @@ fn a_load_is_answered_right(stage: &Stage) -> Result<String, Failure> {
     let pool = stage.open()?;
     let ledger = Ledger::new(LoadOptions { longest: 400_000, ..LoadOptions::default() });
     let load = Load::start(&pool, &ledger);
-    load.run(LOAD, PATIENCE);
+    load.run(LOAD, TIMEOUT);
     load.stop();
     if let Some(failure) = ledger.record().failures().first() {
         return Err(failure.to_string().into());
     }
     let (writes, reads) = (ledger.record().writes(), ledger.record().reads());
     if writes < LOAD || reads == 0 {
-        return Err(format!("{writes} writes and {reads} reads in {PATIENCE:?}").into());
+        return Err(format!("{writes} writes and {reads} reads in {TIMEOUT:?}").into());
     }
     ledger.verify_scratch(&pool)?;
     pool.audit()?;

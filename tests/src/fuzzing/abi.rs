@@ -1,6 +1,6 @@
 //! The C ABI as a sequence of calls: the first byte says of what, the others decide one call after another.
 
-use crate::abi::{Choices, Manners, walk_pool, walk_session};
+use crate::abi::{CallerBehaviour, Choices, walk_pool, walk_session};
 
 /// Longer walks show nothing new, and take their time.
 const STEPS_MAX: u32 = 200;
@@ -8,10 +8,15 @@ const STEPS_MAX: u32 = 200;
 pub(super) fn run(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     let choices = Choices::of_bytes(bytes);
-    let careless = Manners { redelivered: 20, refused: 15, misreported: 20, ..Manners::default() };
+    let careless = CallerBehaviour {
+        redelivered: 20,
+        refused: 15,
+        misreported: 20,
+        ..CallerBehaviour::default()
+    };
     match kind % 3 {
         0 => drop(walk_pool("fuzz-pool", choices, STEPS_MAX)),
-        1 => drop(walk_session("fuzz-session", choices, STEPS_MAX, Manners::default())),
+        1 => drop(walk_session("fuzz-session", choices, STEPS_MAX, CallerBehaviour::default())),
         _ => drop(walk_session("fuzz-careless", choices, STEPS_MAX, careless)),
     }
 }

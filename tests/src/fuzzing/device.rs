@@ -11,12 +11,12 @@ use tidelog_engine::layout::SuperblockError;
 use tidelog_engine::path::DeviceSpec;
 use tidelog_engine::pool::inspect::{Damage, SuperblockCopyView, check, inspect, probe, repair};
 
-use super::hostile::Hostile;
+use super::corrupt_device::CorruptDevice;
 
 pub(super) fn run(bytes: &[u8]) {
     let mut words = Unstructured::new(bytes);
     let Ok(thorough) = words.ratio(1, 4) else { return };
-    let Ok(pool) = Hostile::of(&mut words) else { return };
+    let Ok(pool) = CorruptDevice::of(&mut words) else { return };
     let files = Files::of(&pool);
     let specs = &files.specs;
     for spec in specs {
@@ -56,7 +56,7 @@ struct Files {
 }
 
 impl Files {
-    fn of(pool: &Hostile) -> Self {
+    fn of(pool: &CorruptDevice) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("tidelog-fuzz-{}-{number}", std::process::id());

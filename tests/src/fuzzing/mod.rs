@@ -6,9 +6,9 @@
 //! fuzzer guesses one: so each target also puts the bytes into frames whose checksums are right.
 
 mod abi;
+mod corrupt_device;
 mod device;
 mod frame;
-mod hostile;
 mod index;
 mod planner;
 mod recovery;

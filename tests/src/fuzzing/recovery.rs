@@ -9,7 +9,7 @@ use tidelog_engine::pool::{OpenOptions, Pool, PutOptions};
 use tidelog_engine::schedule::Urgency;
 use tidelog_engine::units::ByteCount;
 
-use super::hostile::Hostile;
+use super::corrupt_device::CorruptDevice;
 
 /// The tensor that the target itself commits.
 const NAME: &str = "after";
@@ -17,7 +17,7 @@ const BYTES: usize = 9000;
 
 pub(super) fn run(bytes: &[u8]) {
     let mut words = Unstructured::new(bytes);
-    let Ok(pool) = Hostile::of(&mut words) else { return };
+    let Ok(pool) = CorruptDevice::of(&mut words) else { return };
     let size = ByteCount(pool.geometry.device_bytes);
     let profile = SimProfile { latency_ticks_max: 1, ..SimProfile::default() };
     let devices = 0..pool.geometry.devices;

@@ -1,4 +1,4 @@
-//! A load on a pool: threads that commit, put, delete and read, know which answers are right, and keep on
+//! A load on a pool: threads that commit, put, delete and read, know which results are right, and keep on
 //! while devices fail under them.
 
 mod content;
@@ -117,7 +117,7 @@ impl Ledger {
         })
     }
 
-    /// Reads a tensor whole and says whether what it answers can be.
+    /// Reads a tensor whole and says whether what it returns can be.
     fn read(&self, pool: &Pool, index: u64, durable: bool) -> Result<(), Failure> {
         let known = &self.known(durable)[index as usize];
         let id = id(index, durable);

@@ -1,5 +1,5 @@
 //! What tests borrow from the machine they run on, and give back however they end: directories, loop devices,
-//! mounts, a limit on memory, other processes, a GPU that is none. Where the machine does not lend it, a test says so and skips.
+//! mounts, a limit on memory, other processes, a GPU that is none. Where the machine has none, a test says so and skips.
 
 mod directory;
 mod fake_gpu;
@@ -24,7 +24,7 @@ pub use ran::Ran;
 pub use seccomp::without_io_uring;
 pub use watchdog::Watchdog;
 
-/// Why the machine does not lend something.
+/// Why the machine lacks something.
 pub type Unavailable = String;
 
 /// Says that a test shows nothing here. Not by `eprintln`, which the harness hides.
@@ -32,7 +32,7 @@ pub fn skip(test: &str, why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
 }
 
-/// Runs a program of the system and answers what it printed.
+/// Runs a program of the system and returns what it printed.
 fn system(program: &str, arguments: &[&str]) -> Result<String, Unavailable> {
     let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("{program}: {error}"))?;

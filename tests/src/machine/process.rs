@@ -20,7 +20,7 @@ pub struct Other {
 }
 
 impl Other {
-    /// Starts it: `told` is what [`told`] answers there, and `through` a program with arguments that runs it.
+    /// Starts it: `told` is what [`told`] returns there, and `through` a program with arguments that runs it.
     pub fn start(test: &str, told: &str, through: &[&OsStr]) -> Self {
         let binary = std::env::current_exe().expect("this program has a file");
         let mut words = through.iter().map(OsStr::new).chain([binary.as_os_str()]);
@@ -42,7 +42,7 @@ impl Other {
     }
 
     /// The next thing that it says; `None` once it has ended.
-    pub fn hear(&mut self) -> Option<String> {
+    pub fn read_line(&mut self) -> Option<String> {
         self.lines
             .by_ref()
             .map_while(Result::ok)

@@ -81,13 +81,13 @@ impl<'a> Rebuilder<'a> {
         self.applied = covered;
         let mut images = self.certain.clone();
         for entry in &self.log.entries[covered..cut] {
-            let fate = if entry.fua && !self.blind { 0 } else { random.below(4) };
-            if fate == 3 {
+            let choice = if entry.fua && !self.blind { 0 } else { random.below(4) };
+            if choice == 3 {
                 continue; // lost
             }
             let data = self.log.data(entry)?;
             for (range, image) in self.layout.devices.iter().zip(&mut images) {
-                if fate < 2 {
+                if choice < 2 {
                     place(range, entry.offset, &data, image);
                     continue;
                 }

@@ -32,7 +32,7 @@ impl PathProvider for Provider {
 
 struct Unflushing {
     path: Box<dyn DataPath>,
-    /// Answers to flushes that were never sent.
+    /// Completions of flushes that were never sent.
     skipped: Vec<Completion>,
 }
 

@@ -63,12 +63,12 @@ impl Runner<'_> {
                     self.refused(&error)?;
                     // Making room may have taken commits on. Not before the figures: looking at a commit in
                     // doubt tries another one, and whatever is in flight moves meanwhile.
-                    self.take_in()?;
+                    self.process_completions()?;
                 }
             }
         }
         // Puts may have waited for reclamation, and commits have ended meanwhile, in whatever way.
-        self.take_in()?;
+        self.process_completions()?;
         let before = self.durable_then();
         for &id in deletes {
             let stands = before.contains_key(&id);
@@ -102,7 +102,7 @@ impl Runner<'_> {
 
     /// Deletes those of them that are there. However full the index is, that succeeds.
     pub(super) fn empty_index(&mut self, first: u16, count: u8) -> Check {
-        self.take_in()?;
+        self.process_completions()?;
         let there = self.durable_then();
         let there: Vec<u16> = fillers(first, count).filter(|id| there.contains_key(id)).collect();
         self.commit(&[], &there)
@@ -123,7 +123,7 @@ impl Runner<'_> {
         Ok(Some(commit))
     }
 
-    /// Commits and waits; takes in what became of it.
+    /// Commits and waits; processes what became of it.
     pub(super) fn commit(&mut self, puts: &[(u16, Content, u8)], deletes: &[u16]) -> Check {
         if let Some(commit) = self.start_commit(puts, deletes)? {
             // What it came to is seen where every commit's end is.
@@ -142,7 +142,7 @@ impl Runner<'_> {
         }
     }
 
-    /// Takes in the commits that have ended: in the order of their start.
+    /// Processes the commits that have ended: in the order of their start.
     pub(super) fn take_in_commits(&mut self) -> Check {
         let mut going: Vec<Started> = Vec::new();
         for started in std::mem::take(&mut self.commits) {
@@ -171,11 +171,11 @@ impl Runner<'_> {
     fn commit_failed(&mut self, error: &CommitError, changes: &Changes) -> Check {
         match error {
             CommitError::Write { .. } | CommitError::Flush(_)
-                if self.licence.writes || self.is_down() =>
+                if self.allowed_errors.writes || self.is_down() =>
             {
                 Ok(())
             }
-            CommitError::InDoubt(_) if self.licence.writes || self.is_down() => {
+            CommitError::InDoubt(_) if self.allowed_errors.writes || self.is_down() => {
                 // All that are in doubt are in one record.
                 let doubted = self.model.in_doubt.take();
                 let first = doubted.is_none();
@@ -185,7 +185,7 @@ impl Runner<'_> {
                 if first { self.check_that_nothing_is_taken() } else { Ok(()) }
             }
             // A reclamation's commit may be the one that failed half way.
-            CommitError::Stopped(_) if self.licence.writes || self.is_down() => {
+            CommitError::Stopped(_) if self.allowed_errors.writes || self.is_down() => {
                 let durable = &self.model.durable;
                 self.model.in_doubt.get_or_insert_with(|| durable.clone());
                 Ok(())

@@ -102,7 +102,7 @@ impl Coverage {
     }
 }
 
-/// Whether a fault can strike in a state at all.
+/// Whether a fault can happen in a state at all.
 fn can_meet(struck: FaultSeen, under: Under) -> bool {
     match struck {
         FaultSeen::RotInIndex => under == Under::Rest,

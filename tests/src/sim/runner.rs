@@ -22,7 +22,7 @@ use super::commits::Started;
 use super::coverage::{Coverage, FaultSeen, Under};
 use super::model::{Content, Model};
 use super::script::{Act, Cut, Script};
-use faults::{Licence, power_cut};
+use faults::{AllowedErrors, power_cut};
 use reads::Read;
 use scratch::Write;
 use tidelog_random::Random;
@@ -91,7 +91,7 @@ pub struct Runner<'a> {
     /// Writes of batches, which may outlive a batch that was given up.
     pub(super) staged: Vec<Ticket>,
     order: u64,
-    pub(super) licence: Licence,
+    pub(super) allowed_errors: AllowedErrors,
     /// Durable tensors that were found damaged; they stay so until they are written again.
     pub(super) lost: BTreeMap<u16, Content>,
     /// How often the pool was opened.
@@ -136,7 +136,7 @@ impl<'a> Runner<'a> {
             reads: Vec::new(),
             staged: Vec::new(),
             order: 0,
-            licence: Licence::default(),
+            allowed_errors: AllowedErrors::default(),
             lost: BTreeMap::new(),
             openings: 0,
             copied: None,
@@ -154,13 +154,13 @@ impl<'a> Runner<'a> {
             self.figures.acts += 1;
             let act = &self.script.acts[index];
             self.perform(act).map_err(|what| format!("{act:?}: {what}"))?;
-            self.take_in()?;
-            if self.disks.iter().any(SimDisk::is_off) && !self.licence.vanished {
+            self.process_completions()?;
+            if self.disks.iter().any(SimDisk::is_off) && !self.allowed_errors.removed {
                 self.recover()?;
             }
             self.reconcile()?;
         }
-        self.land()?;
+        self.complete()?;
         self.settle()?;
         self.reopen()?;
         self.check_everything()
@@ -183,7 +183,7 @@ impl<'a> Runner<'a> {
             }
             Act::Get { id, durable, from, to } => self.get(*id, *durable, *from, *to),
             Act::Begin { id, durable, slow } => self.begin(*id, *durable, *slow),
-            Act::Land => self.land(),
+            Act::Land => self.complete(),
             Act::Verify { id, flipped } => self.verify(*id, *flipped),
             Act::Delete { id } => self.delete(*id),
             Act::Batch { puts, deletes, commit } => {
@@ -203,7 +203,7 @@ impl<'a> Runner<'a> {
             Act::Reclaim => self.reclaim(),
             Act::Scrub => self.scrub(),
             Act::Reopen => {
-                self.land()?;
+                self.complete()?;
                 self.settle()?;
                 self.reopen()
             }
@@ -223,16 +223,16 @@ impl<'a> Runner<'a> {
                 SimDisk::cut_power_at(&self.disks, u64::from(*nth), power_cut(*cut));
                 self.recover()
             }
-            Act::Fault { disk, nth, strike } => {
-                self.plan(*disk, *nth, *strike);
+            Act::Fault { disk, nth, see_fault } => {
+                self.plan(*disk, *nth, *see_fault);
                 Ok(())
             }
             Act::Rot { disk, metadata, at, mask } => self.rot(*disk, *metadata, *at, *mask),
             Act::Vanish { disk } => {
-                self.disks[usize::from(*disk)].vanish();
-                self.licence.vanished = true;
-                self.licence.writes = true;
-                self.strike(FaultSeen::Vanished, Under::Rest);
+                self.disks[usize::from(*disk)].remove_device();
+                self.allowed_errors.removed = true;
+                self.allowed_errors.writes = true;
+                self.see_fault(FaultSeen::Vanished, Under::Rest);
                 Ok(())
             }
             Act::Copy { disk } => {

@@ -49,7 +49,7 @@ pub enum Act {
     /// Cuts the power now, and again at the `nth` write or flush of the recovery.
     CrashTwice { nth: u8, cut: Cut },
     /// Plans a fault for the `nth` operation of its kind on a disk.
-    Fault { disk: u8, nth: u8, strike: OneTimeFault },
+    Fault { disk: u8, nth: u8, see_fault: OneTimeFault },
     /// Rots one byte, at so many 65536ths of the disk's data or metadata.
     Rot { disk: u8, metadata: bool, at: u16, mask: u8 },
     /// A disk is gone, until the pool is opened again.
@@ -58,7 +58,7 @@ pub enum Act {
     Copy { disk: u8 },
     /// Closes the pool, or cuts the power, and puts the copy of a disk in its place; then the disk is back.
     Stale { disk: u8, cut: Option<Cut> },
-    /// A disk answers nothing while others are read.
+    /// A disk does not respond while others are read.
     Stall { disk: u8 },
 }
 
@@ -67,8 +67,8 @@ impl Act {
     fn damages(&self) -> bool {
         match self {
             Self::Rot { metadata, .. } => !metadata,
-            Self::Fault { strike, .. } => {
-                matches!(strike, OneTimeFault::WriteLost | OneTimeFault::WriteMisdirected(_))
+            Self::Fault { see_fault, .. } => {
+                matches!(see_fault, OneTimeFault::WriteLost | OneTimeFault::WriteMisdirected(_))
             }
             _ => false,
         }
@@ -93,9 +93,9 @@ pub enum OneTimeFault {
     ReadError,
     /// A read moves a part.
     ReadShort,
-    /// A read answers with a bit flipped.
+    /// A read returns with a bit flipped.
     ReadCorrupt,
-    /// A read answers with another place's bytes.
+    /// A read returns with another place's bytes.
     ReadMisdirected(u16),
     /// A read takes long.
     ReadSlow,
@@ -198,14 +198,14 @@ impl Script {
                 *act = Act::Step(1);
             }
             for _ in 0..FAULTS {
-                let strike = random.pick(&[
+                let see_fault = random.pick(&[
                     OneTimeFault::ReadError,
                     OneTimeFault::WriteError,
                     OneTimeFault::FlushError,
                 ]);
                 let disk = random.below(u64::from(disks)) as u8;
                 let at = random.below(acts.len() as u64) as usize;
-                acts.insert(at, Act::Fault { disk, nth: random.below(6) as u8, strike });
+                acts.insert(at, Act::Fault { disk, nth: random.below(6) as u8, see_fault });
             }
         }
         trouble::strew(&mut acts, seed, disks);
@@ -333,7 +333,7 @@ fn fault(random: &mut Random, disks: u8) -> Act {
         0..5 => Act::Rot { disk, metadata: random.chance(3), at, mask: 1 << random.below(8) },
         5 => Act::Vanish { disk },
         _ => {
-            let strike = random.pick(&[
+            let see_fault = random.pick(&[
                 OneTimeFault::ReadError,
                 OneTimeFault::ReadShort,
                 OneTimeFault::ReadCorrupt,
@@ -346,7 +346,7 @@ fn fault(random: &mut Random, disks: u8) -> Act {
                 OneTimeFault::WriteSlow,
                 OneTimeFault::FlushError,
             ]);
-            Act::Fault { disk, nth: random.below(6) as u8, strike }
+            Act::Fault { disk, nth: random.below(6) as u8, see_fault }
         }
     }
 }

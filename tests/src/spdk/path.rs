@@ -89,7 +89,7 @@ fn expect(bytes: &[u8], byte: u8, what: &str) -> Result<(), Failure> {
 }
 
 /// A new path to the first controller works: what was written to the extent before is there.
-fn works_again(specs: &[DeviceSpec], extent: Extent, byte: u8) -> Result<(), Failure> {
+fn is_reopened(specs: &[DeviceSpec], extent: Extent, byte: u8) -> Result<(), Failure> {
     let mut path = path_to(&specs[..1], 4)?;
     let pool = path.allocate(ByteCount::kib(64), false)?;
     path.register(&pool);
@@ -134,7 +134,7 @@ fn refuses_writes(
     }
 }
 
-/// Errors are injected into answers of the controller, so one that comes back was a command that it had.
+/// Errors are injected into responses of the controller, so one that comes back was a command that it had.
 fn each_is_a_command(specs: &[DeviceSpec]) -> Result<String, Failure> {
     let extent = Extent::new(BLOCK, 2 * BLOCK);
     let kinds = [
@@ -205,7 +205,7 @@ fn a_reset_ends(specs: &[DeviceSpec]) -> Result<String, Failure> {
     write(&mut path, &pool, extent, 0x3C)?;
     // Held for longer than the abort and the reset take, with an answer that no device gives.
     let held = Some(COMMAND_TIMEOUT * 8);
-    let rescues = path.rescues();
+    let timeouts = path.timeouts();
     path.inject(DeviceIndex(0), OperationKind::Read, 1, (7, 0x77), held)?;
     let begun = Instant::now();
     let error = failed(&mut path, extent, Action::read(filled(&pool, BLOCK, 0)?))?;
@@ -213,8 +213,8 @@ fn a_reset_ends(specs: &[DeviceSpec]) -> Result<String, Failure> {
     if error.status != Status::Errno(libc::ETIMEDOUT) {
         return Err(format!("{error} after {took:?}").into());
     }
-    if took < 2 * COMMAND_TIMEOUT || rescues.recalls() != 1 {
-        return Err(format!("it ended after {took:?}, by {rescues:?}, so by no reset").into());
+    if took < 2 * COMMAND_TIMEOUT || timeouts.recalls() != 1 {
+        return Err(format!("it ended after {took:?}, by {timeouts:?}, so by no reset").into());
     }
     // A controller on the bus was reset, a connection is made anew.
     let then = run(&mut path, extent, Action::read(filled(&pool, BLOCK, 0)?))?;
@@ -222,7 +222,7 @@ fn a_reset_ends(specs: &[DeviceSpec]) -> Result<String, Failure> {
     let read = then.memory.and_then(Memory::into_host).ok_or("its buffer did not come back")?;
     expect(&read[..], 0x3C, "after the reset")?;
     drop(path);
-    works_again(specs, extent, 0x3C)?;
+    is_reopened(specs, extent, 0x3C)?;
     Ok(format!("after {:.1} s, and it goes on; opened anew it works", took.as_secs_f64()))
 }
 
@@ -252,29 +252,29 @@ fn begin_slow_read(path: &mut dyn DataPath, pool: &DmaPool) -> Result<Instant, F
 
 fn an_abort_ends(specs: &[DeviceSpec]) -> Result<String, Failure> {
     let path = path_to(&specs[..1], 4)?;
-    let rescues = path.rescues();
+    let timeouts = path.timeouts();
     let mut path = Checked::new(Box::new(path));
     let pool = path.allocate(ByteCount::kib(64), false)?;
     path.register(&pool);
     let begun = begin_slow_read(&mut path, &pool)?;
     path.abort(1);
     let error = match collect(&mut path, 1)?.remove(0).result {
-        Ok(()) if rescues.not_aborted() > 0 => {
+        Ok(()) if timeouts.not_aborted() > 0 => {
             return Ok(format!("{NOTHING_TO_DO}the controller answers that it aborted nothing"));
         }
         Ok(()) => return Err("the read went well".into()),
         Err(error) => error,
     };
     let took = begun.elapsed();
-    if error.status != Status::Errno(libc::ECANCELED) || rescues.recalls() != 0 {
-        return Err(format!("{error} after {took:?}, by {rescues:?}").into());
+    if error.status != Status::Errno(libc::ECANCELED) || timeouts.recalls() != 0 {
+        return Err(format!("{error} after {took:?}, by {timeouts:?}").into());
     }
     Ok(format!("after {:.1} s: {error}", took.as_secs_f64()))
 }
 
 fn a_time_out_aborts(specs: &[DeviceSpec]) -> Result<String, Failure> {
     let path = path_to(&specs[..1], 4)?;
-    let rescues = path.rescues();
+    let timeouts = path.timeouts();
     let mut path = Checked::new(Box::new(path));
     let pool = path.allocate(ByteCount::kib(64), false)?;
     path.register(&pool);
@@ -284,8 +284,8 @@ fn a_time_out_aborts(specs: &[DeviceSpec]) -> Result<String, Failure> {
     if error.status != Status::Errno(libc::ETIMEDOUT) {
         return Err(format!("{error} after {took:?}").into());
     }
-    if took < COMMAND_TIMEOUT || rescues.aborts() != 1 || rescues.recalls() != 0 {
-        return Err(format!("it ended after {took:?}, by {rescues:?}, so not by an abort").into());
+    if took < COMMAND_TIMEOUT || timeouts.aborts() != 1 || timeouts.recalls() != 0 {
+        return Err(format!("it ended after {took:?}, by {timeouts:?}, so not by an abort").into());
     }
     // Nothing was reset, so the same queue goes on.
     let write = Action::write(filled(&pool, BLOCK, 1)?, false);

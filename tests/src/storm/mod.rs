@@ -10,7 +10,7 @@ use tidelog_engine::pool::Pool;
 use thread::Thread;
 
 /// How long an operation may take before it counts as lost: far longer than any does.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What a storm is made of.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,7 @@ use tidelog_engine::memory::{Destination, DmaBuffer, Source};
 use tidelog_engine::pool::{DeleteError, Pool, PutOptions};
 use tidelog_engine::schedule::{CompletionQueue, Ticket, TransferError, TransferOutcome, Urgency};
 
-use super::{PATIENCE, StormFigures, StormOptions};
+use super::{StormFigures, StormOptions, TIMEOUT};
 use crate::sim::{Content, Random};
 
 const TENSORS: usize = 16;
@@ -67,18 +67,18 @@ impl Thread {
     pub(super) fn run(mut self, operations: u64) -> Result<StormFigures, String> {
         for _ in 0..operations {
             while self.flights.len() >= self.in_flight_max {
-                self.land()?;
+                self.complete()?;
             }
             self.begin()?;
         }
         while !self.flights.is_empty() {
-            self.land()?;
+            self.complete()?;
         }
         let figures = self.figures;
         for tensor in 0..TENSORS {
             if let Some(content) = self.tensors[tensor].content {
                 self.get(tensor, content, 0, content.length.into(), false)?;
-                self.land()?;
+                self.complete()?;
             } else if self.pool.contains(self.id(tensor)) {
                 return Err(format!("{} should not be there", self.name(tensor)));
             }
@@ -198,16 +198,16 @@ impl Thread {
     }
 
     /// Waits for an end, and compares what it brought.
-    fn land(&mut self) -> Result<(), String> {
+    fn complete(&mut self) -> Result<(), String> {
         let lost = || format!("nothing of {} in flight ended", self.flights.len());
-        let (tag, outcome) = self.queue.wait_pop(PATIENCE).ok_or_else(lost)?;
+        let (tag, outcome) = self.queue.wait_pop(TIMEOUT).ok_or_else(lost)?;
         let Some(flight) = self.flights.remove(&tag) else {
             return Err(format!("the end of {tag} was told twice"));
         };
         let Flight { tensor, what, ticket, may_be_cancelled } = flight;
         self.tensors[tensor].busy = false;
         if let Some(ticket) = &ticket {
-            let told = ticket.wait_timeout(PATIENCE);
+            let told = ticket.wait_timeout(TIMEOUT);
             if told.as_ref() != Some(&outcome) || !ticket.released() {
                 return Err(format!("{}: queue {outcome:?}, ticket {told:?}", self.name(tensor)));
             }

@@ -12,7 +12,7 @@ use tidelog_tests::load::{Ledger, Load, LoadOptions};
 use tidelog_tests::machine::{LoopDevice, LoopOptions, skip};
 
 use super::rig::{
-    DEVICE_BYTES, Kind, PATIENCE, Rig, close_after_faults, only_honest_errors, open_options, watch,
+    DEVICE_BYTES, Kind, Rig, TIMEOUT, close_after_faults, only_honest_errors, open_options, watch,
 };
 
 const SECTORS: [u32; 2] = [512, 4096];
@@ -35,7 +35,7 @@ fn a_device_whose_end_is_cut_off_under_load_loses_what_lay_there_and_nothing_els
     lose_the_end(&Rig::new("cut-file", Kind::Files).unwrap());
     on_loops("cut", |rig, _| lose_the_end(&rig));
     let cached = LoopOptions { direct: false, ..LoopOptions::default() };
-    // Through the page cache a loop device answers zeroes for what its file has lost.
+    // Through the page cache a loop device returns zeroes for what its file has lost.
     match Rig::new("cut-cached", Kind::Loops(cached)) {
         Ok(rig) => lose_the_end(&rig),
         Err(why) => skip("cut-cached", &why),
@@ -60,10 +60,10 @@ fn lose_the_end(rig: &Rig) {
     batch.commit().unwrap();
     let ledger = Ledger::new(LoadOptions { longest: 60_000, ..LoadOptions::default() });
     let load = Load::start(&pool, &ledger);
-    load.run(100, PATIENCE);
+    load.run(100, TIMEOUT);
     let left = DEVICE_BYTES / 4;
     rig.set_length(1, left);
-    load.run(100, PATIENCE);
+    load.run(100, TIMEOUT);
     load.stop();
     only_honest_errors(&ledger, &["device 1"]);
     pool.audit().unwrap();
@@ -111,7 +111,7 @@ fn a_device_that_refuses_writes_under_load_is_still_read_and_loses_nothing() {
         let pool = rig.open();
         let ledger = Ledger::new(LoadOptions::default());
         let load = Load::start(&pool, &ledger);
-        load.run(100, PATIENCE);
+        load.run(100, TIMEOUT);
         rig.loops[1].set_read_only(true).unwrap();
         let reads = ledger.record().reads();
         load.run(1_000_000, std::time::Duration::from_millis(500));
@@ -144,10 +144,10 @@ fn a_device_that_is_detached_under_load_stays_until_the_close_and_loses_nothing(
         let pool = rig.open();
         let ledger = Ledger::new(LoadOptions::default());
         let load = Load::start(&pool, &ledger);
-        load.run(50, PATIENCE);
+        load.run(50, TIMEOUT);
         // The kernel waits for the last user.
         rig.loops[1].detach().unwrap();
-        load.run(50, PATIENCE);
+        load.run(50, TIMEOUT);
         load.stop();
         assert_eq!(only_honest_errors(&ledger, &[]), 0);
         pool.audit().unwrap();

@@ -10,7 +10,7 @@ use tidelog_tests::load::{Failure, Ledger, Load, LoadOptions};
 use tidelog_tests::machine::{Directory, LoopDevice, LoopOptions, Mount, skip};
 
 use super::rig::{
-    DEVICE_BYTES, PATIENCE, close_after_faults, format_options, only_honest_errors, open_options,
+    DEVICE_BYTES, TIMEOUT, close_after_faults, format_options, only_honest_errors, open_options,
     watch,
 };
 
@@ -95,7 +95,7 @@ fn run_out_of_space(at: &Path) {
         batch.commit().unwrap();
     }
     let load = Load::start(&pool, &ledger);
-    load.run(100, PATIENCE);
+    load.run(100, TIMEOUT);
     load.stop();
     assert_eq!(only_honest_errors(&ledger, &[]), 0);
     pool.audit().unwrap();

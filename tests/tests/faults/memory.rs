@@ -51,9 +51,9 @@ fn staging_memory_that_cannot_be_had_is_an_error_and_less_of_it_is_enough() {
     let rig = Rig::new("address-space", Kind::Files).unwrap();
     let script = "ulimit -v 1048576 && exec \"$0\" \"$@\"";
     let mut other = Other::start(test, &devices(&rig), &after(script));
-    let refused = other.hear().expect("the process was ended by an allocation that failed");
+    let refused = other.read_line().expect("the process was ended by an allocation that failed");
     assert!(refused.contains("2.0 GiB") || refused.contains("2 GiB"), "{refused}");
-    assert_eq!(other.hear().as_deref(), Some("0"), "errors of a load with little memory");
+    assert_eq!(other.read_line().as_deref(), Some("0"), "errors of a load with little memory");
     assert!(other.wait().unwrap().success());
     rig.open().audit().unwrap();
 }
@@ -87,18 +87,18 @@ fn staging_memory_beyond_the_memlock_limit_is_not_registered_and_the_pool_says_s
         let rig = Rig::new(&format!("memlock-{limit}"), Kind::Files).unwrap();
         let script = format!("ulimit -l {limit} && exec {rightless} \"$0\" \"$@\"");
         let mut other = Other::start(test, &devices(&rig), &after(&script));
-        let kind = other.hear().expect("a pool is opened under any limit");
+        let kind = other.read_line().expect("a pool is opened under any limit");
         if kind != PathKind::Uring.to_string() {
             return skip(test, &format!("{kind} registers no memory"));
         }
-        let registered = other.hear().expect("it says whether memory is registered");
+        let registered = other.read_line().expect("it says whether memory is registered");
         if fits {
             assert_eq!(registered, "registered", "with a limit of {limit} KiB");
         } else {
             let says = ["1 MiB", "memlock limit of 256 KiB", "ulimit -l"];
             assert!(says.iter().all(|words| registered.contains(words)), "{registered}");
         }
-        assert_eq!(other.hear().as_deref(), Some("0"), "errors of a load under {limit} KiB");
+        assert_eq!(other.read_line().as_deref(), Some("0"), "errors of a load under {limit} KiB");
         assert!(other.wait().unwrap().success());
         rig.open().audit().unwrap();
     }
@@ -150,7 +150,7 @@ fn a_load_goes_on_where_the_kernel_takes_the_page_cache_away_all_the_time() {
     let rig = Rig::new("pressure", Kind::Files).unwrap();
     let script = format!("echo $$ > {} && exec \"$0\" \"$@\"", limit.processes().display());
     let mut other = Other::start(test, &devices(&rig), &after(&script));
-    assert_eq!(other.hear().as_deref(), Some("0"), "errors of a load under memory pressure");
+    assert_eq!(other.read_line().as_deref(), Some("0"), "errors of a load under memory pressure");
     assert!(other.wait().unwrap().success());
     rig.open().audit().unwrap();
 }

@@ -30,7 +30,7 @@ fn a_loaded_pool_is_refused_to_others_by_name_and_looked_at_and_opened_once_its_
     let loops = loops.map_err(|why| skip(test, &why)).ok();
     for rig in loops.into_iter().chain([Rig::new("held-file", Kind::Files).unwrap()]) {
         let mut other = Other::start(test, &devices(&rig), &[]);
-        assert_eq!(other.hear().as_deref(), Some("loaded"));
+        assert_eq!(other.read_line().as_deref(), Some("loaded"));
         let is_named = |error: &dyn std::fmt::Display| {
             error.to_string().contains(&format!("process {}", other.id()))
         };
@@ -77,14 +77,14 @@ fn of_two_formatters_at_once_the_pool_is_whole_and_belongs_to_one_that_was_told_
     for _ in 0..8 {
         let mut both = [(); 2].map(|()| Other::start(test, &devices(&rig), &[]));
         for other in &mut both {
-            assert_eq!(other.hear().as_deref(), Some("ready"));
+            assert_eq!(other.read_line().as_deref(), Some("ready"));
         }
-        let answers = both.each_mut().map(|other| other.hear().expect("an answer"));
-        let made: Vec<&str> = answers.iter().filter_map(|it| it.strip_prefix("made ")).collect();
+        let results = both.each_mut().map(|other| other.read_line().expect("an answer"));
+        let made: Vec<&str> = results.iter().filter_map(|it| it.strip_prefix("made ")).collect();
         let view = inspect(&rig.specs).unwrap();
         let pool = format!("{:032x}", view.superblock.pool);
-        assert!(made.contains(&pool.as_str()), "{pool} is of neither: {answers:?}");
-        for refused in answers.iter().filter(|answer| !answer.starts_with("made ")) {
+        assert!(made.contains(&pool.as_str()), "{pool} is of neither: {results:?}");
+        for refused in results.iter().filter(|answer| !answer.starts_with("made ")) {
             assert!(refused.contains("is in use"), "{refused}");
         }
         for mut other in both {

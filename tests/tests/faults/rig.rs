@@ -16,7 +16,7 @@ const DEVICES: usize = 2;
 /// No scenario takes a tenth of it.
 const LIMIT: Duration = Duration::from_secs(60);
 /// What a machine that others use too may take for a load's writes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One scenario at a time, watched: a process that another starts would have this one's descriptors, and with
 /// them its locks and mounts, until it executes.
@@ -98,7 +98,7 @@ pub(crate) fn open_options() -> OpenOptions {
 }
 
 /// No answer was wrong, and each error names one of these devices (as the engine does: by its place) or the
-/// state that an earlier one brought about. Answers how many there were.
+/// state that an earlier one brought about. Returns how many there were.
 pub(crate) fn only_honest_errors(ledger: &Ledger, devices: &[&str]) -> usize {
     let failures = ledger.record().failures();
     for failure in &failures {

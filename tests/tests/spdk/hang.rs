@@ -30,7 +30,7 @@ pub(crate) fn a_target_hangs(program: &Path, transport: Transport) -> Result<Str
     let specs = target.controllers();
     // Not `Checked`, which wants every buffer back.
     let mut path = path_to(&specs[..1], 4)?;
-    let rescues = path.rescues();
+    let timeouts = path.timeouts();
     let pool = path.allocate(ByteCount(POOL), false)?;
     path.register(&pool);
     write(&mut path, &pool, READ, OLD)?;
@@ -53,8 +53,8 @@ pub(crate) fn a_target_hangs(program: &Path, transport: Transport) -> Result<Str
             return Err(format!("{error} after {took:?}").into());
         }
     }
-    if took < 2 * COMMAND_TIMEOUT || rescues.aborts() < 2 || rescues.recalls() == 0 {
-        return Err(format!("it took {took:?} to give up, by {rescues:?}").into());
+    if took < 2 * COMMAND_TIMEOUT || timeouts.aborts() < 2 || timeouts.recalls() == 0 {
+        return Err(format!("it took {took:?} to give up, by {timeouts:?}").into());
     }
     let back = done.iter().filter(|it| it.memory.is_some()).count();
     let expected = if transport == Transport::Tcp { 2 } else { 0 };

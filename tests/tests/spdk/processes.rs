@@ -184,7 +184,7 @@ pub(crate) fn attach(spec: &DeviceSpec) -> Result<Arc<Controller>, Failure> {
 fn the_slow_hold_up_nobody(target: &Target) -> Result<String, Failure> {
     const TRIES: usize = 3;
     let first = target.controllers().remove(0);
-    // It is connected to, by the kernel, and never answers.
+    // It is connected to, by the kernel, and never responds.
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let port = silent.local_addr()?.port();
     let slow = format!(
@@ -239,7 +239,7 @@ fn the_oldest_is_served_first(target: &Target) -> Result<String, Failure> {
     }
     let tags: Vec<u64> = done.iter().map(|it| it.tag).collect();
     let place = |tag: u64| tags.iter().position(|&it| it == tag);
-    // A device answers its commands in any order, but has those of the last but one long before those of the last two.
+    // A device completes its commands in any order, but has those of the last but one long before those of the last two.
     let before = |one, other| place(one).zip(place(other)).is_some_and(|(one, other)| one < other);
     if before(COUNT - 2, COUNT - 1) && before(COUNT - 2, COUNT) {
         Ok(format!("{tags:?}"))

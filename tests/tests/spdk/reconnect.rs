@@ -37,7 +37,7 @@ fn another_goes_on(program: &Path) -> Result<String, Failure> {
     ];
     let specs: Vec<DeviceSpec> = targets.iter().map(|it| it.controllers().remove(0)).collect();
     let (mut path, pool) = written(&specs)?;
-    let rescues = path.rescues();
+    let timeouts = path.timeouts();
 
     targets[1].hang(true)?;
     let slow = operation(u64::MAX - 1, 1, EXTENT, Action::read(buffer(&pool, 0)?));
@@ -57,7 +57,7 @@ fn another_goes_on(program: &Path) -> Result<String, Failure> {
                 reads -= 1;
             }
         }
-        meanwhile += u64::from(rescues.recalls() > 0);
+        meanwhile += u64::from(timeouts.recalls() > 0);
     }
     if failed.is_none_or(|error| error.status != Status::Errno(libc::ETIMEDOUT)) {
         return Err(format!("the device that hangs answered {failed:?}").into());

@@ -75,7 +75,7 @@ def exception_in_mid_step(block):
 
 @program
 def out_of_memory_like_retry(block):
-    """A step fails, is cut in two and tried again."""
+    """A step fails, is cut in two and retried."""
     model, (x, y) = perceptron(), data()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []

@@ -52,7 +52,7 @@ def params(names, on_host, reason):
 
 
 def begin(folder):
-    """Tensors are made there from now on; in `folder` the fake is built. Answers what ends it."""
+    """Tensors are made there from now on; in `folder` the fake is built. Returns what ends it."""
     global _gpu, _beside
     patch = pytest.MonkeyPatch()
     if name == "fake":

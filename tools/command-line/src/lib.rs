@@ -6,11 +6,22 @@ mod quantity;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, Parser, ValueEnum};
 use clap_complete::Shell;
 
 pub use exit::{BenchExit, DoctorExit, FormatExit, PlanExit};
 pub use quantity::parse_size;
+
+/// How a tool writes its output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum OutputFormat {
+    /// Text and tables for people
+    #[default]
+    #[value(alias = "table")]
+    Text,
+    /// JSON documents for programs, errors included where there is one to write
+    Json,
+}
 
 /// Reads the command line of this process.
 ///
@@ -20,7 +31,7 @@ pub fn parse<C: Parser>() -> Result<C, ExitCode> {
     C::try_parse().map_err(|error| ended_by(&error))
 }
 
-/// Prints what came instead of a command line, and answers how the process ends.
+/// Prints what came instead of a command line, and returns how the process ends.
 pub fn ended_by(error: &clap::Error) -> ExitCode {
     // Help and version come as "errors" too; a stream that is gone needs no answer.
     let _ = error.print();

@@ -116,7 +116,7 @@ fn ask_blkid(program: &Path, device: &Path, start: u64) -> Option<Vec<Signature>
     Some(names.map(signature).collect())
 }
 
-/// What a program writes when it succeeds. It gets no environment but the language of its answers.
+/// What a program writes when it succeeds. It gets no environment but the language of its messages.
 fn output(program: &Path, arguments: &[&str], device: &Path) -> Option<Vec<u8>> {
     let output = Command::new(program)
         .args(arguments)

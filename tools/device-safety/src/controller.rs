@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use tidelog_engine::path::device::blank::first_byte_set_by;
-use tidelog_engine::path::spdk::{Aside, Controller, SpdkControllers};
+use tidelog_engine::path::spdk::{AdminQueue, Controller, SpdkControllers};
 use tidelog_engine::path::{ControllerName, PathProvider};
 use tidelog_engine::units::ByteCount;
 
@@ -17,7 +17,7 @@ pub struct ClaimedController(Arc<Controller>);
 
 impl fmt::Debug for ClaimedController {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Attached({})", self.size())
+        write!(out, "ClaimedController({})", self.size())
     }
 }
 
@@ -40,8 +40,8 @@ impl ClaimedController {
     /// # Errors
     /// It cannot be read.
     pub fn holds(&self) -> io::Result<Option<Reason>> {
-        let mut aside = Aside::new(&self.0)?;
-        let read = |start, length: u64| aside.read(start, length as usize);
+        let mut admin_queue = AdminQueue::new(&self.0)?;
+        let read = |start, length: u64| admin_queue.read(start, length as usize);
         Ok(first_byte_set_by(read, self.size().0)?.map(|at| Reason::NotBlank { at }))
     }
 

@@ -115,7 +115,7 @@ fn users_of_block_device(
     Ok(reasons)
 }
 
-/// What a drive is that no pool is made of. Whether an `NVMe` drive answers is not for everybody to ask.
+/// What a drive is that no pool is made of. Not every user may send an `NVMe` drive a command.
 fn unsuitable(target: &NamedDevice, device: &BlockDevice) -> Option<Reason> {
     let said = || {
         let file = File::open(&target.path).ok()?;

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use tidelog_command_line::{DoctorExit, parse_size};
+use tidelog_command_line::{DoctorExit, OutputFormat, parse_size};
 use tidelog_engine::units::ByteCount;
 
 use crate::bind::DriverChoice;
@@ -35,7 +35,7 @@ fn after_help() -> String {
 pub struct DoctorCli {
     /// How to write output, errors included
     #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]
-    pub output: Output,
+    pub output: OutputFormat,
     /// Where the kernel's tables are.
     #[arg(long, global = true, hide = true, default_value = "/sys")]
     pub sysfs: PathBuf,
@@ -54,16 +54,6 @@ pub struct DoctorCli {
     /// What to do.
     #[command(subcommand)]
     pub command: DoctorCommand,
-}
-
-/// How output is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// One page for people.
-    #[default]
-    Text,
-    /// One JSON document on standard output, errors included.
-    Json,
 }
 
 /// The commands.
@@ -110,7 +100,7 @@ pub struct BindArgs {
     pub driver: DriverChoice,
     /// What `unbind` takes, too.
     #[command(flatten)]
-    pub hand_over: HandOverArgs,
+    pub rebind: HandOverArgs,
 }
 
 /// Arguments of `bind` and `unbind`.

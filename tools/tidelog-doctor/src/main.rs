@@ -4,10 +4,10 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use serde_json::json;
-use tidelog_command_line::{DoctorExit, completions, parse, printable};
+use tidelog_command_line::{DoctorExit, OutputFormat, completions, parse, printable};
 use tidelog_device_safety::{System, program_directories};
 use tidelog_doctor::bind::{BindDirection, BindPlan, SystemPaths, carry_out, plan};
-use tidelog_doctor::cli::{CheckArgs, DoctorCli, DoctorCommand, HandOverArgs, Output};
+use tidelog_doctor::cli::{CheckArgs, DoctorCli, DoctorCommand, HandOverArgs};
 use tidelog_doctor::devices::devices;
 use tidelog_doctor::facts::{Has, Roots, all};
 use tidelog_doctor::gpus::gpus;
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     };
     let (out, exit) = match run(&cli) {
         Ok(told) => told,
-        Err(failure) if cli.output == Output::Json => {
+        Err(failure) if cli.output == OutputFormat::Json => {
             let document =
                 json!({"error": failure.message, "help": failure.help, "exit": failure.exit as u8});
             (format!("{document:#}\n"), failure.exit)
@@ -48,9 +48,9 @@ fn run(cli: &DoctorCli) -> Result<(String, DoctorExit), DoctorFailure> {
     match &cli.command {
         DoctorCommand::Check(arguments) => check(cli, arguments),
         DoctorCommand::Bind(arguments) => {
-            hand_over(cli, &arguments.hand_over, BindDirection::UserSpace(arguments.driver))
+            rebind(cli, &arguments.rebind, BindDirection::UserSpace(arguments.driver))
         }
-        DoctorCommand::Unbind(arguments) => hand_over(cli, arguments, BindDirection::Kernel),
+        DoctorCommand::Unbind(arguments) => rebind(cli, arguments, BindDirection::Kernel),
         DoctorCommand::Completions { shell } => {
             Ok((completions::<DoctorCli>(*shell), DoctorExit::Works))
         }
@@ -85,13 +85,13 @@ fn check(cli: &DoctorCli, arguments: &CheckArgs) -> Result<(String, DoctorExit),
         devices,
     };
     let text = match cli.output {
-        Output::Text => page.text(),
-        Output::Json => format!("{:#}\n", page.json()),
+        OutputFormat::Text => page.text(),
+        OutputFormat::Json => format!("{:#}\n", page.json()),
     };
     Ok((text, page.exit()))
 }
 
-fn hand_over(
+fn rebind(
     cli: &DoctorCli,
     arguments: &HandOverArgs,
     towards: BindDirection,
@@ -102,8 +102,8 @@ fn hand_over(
         carry_out(&plan, &machine)?;
     }
     let text = match cli.output {
-        Output::Text => steps_text(&plan, arguments.yes),
-        Output::Json => {
+        OutputFormat::Text => steps_text(&plan, arguments.yes),
+        OutputFormat::Json => {
             let document = json!({
                 "device": plan.address,
                 "driver": plan.driver,

@@ -163,7 +163,7 @@ fn latency(pool: &Pool, memory: &mut TrialMemory) -> Result<Duration, TrialError
     Ok(times[times.len() / 2])
 }
 
-/// Puts a tensor. Answers how long that took, and its checksum.
+/// Puts a tensor. Returns how long that took, and its checksum.
 fn put(
     pool: &Pool,
     memory: &mut TrialMemory,
@@ -176,7 +176,7 @@ fn put(
     Ok((memory.put(pool, id, bytes)?, sum))
 }
 
-/// Gets a tensor, and compares. Answers how long it took to come.
+/// Gets a tensor, and compares. Returns how long it took to come.
 fn get(
     pool: &Pool,
     memory: &mut TrialMemory,

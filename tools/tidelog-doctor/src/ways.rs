@@ -140,7 +140,7 @@ pub fn open_cufile(arguments: &CheckArgs) -> Result<(), cufile::DriverOpenError>
     cufile::Driver::open(library, arguments.compat()).map(drop)
 }
 
-/// Has gdrcopy map as little of a GPU's memory as it can, and gives it back. Answers what it was.
+/// Has gdrcopy map as little of a GPU's memory as it can, and gives it back. Returns what it was.
 ///
 /// # Errors
 /// Why gdrcopy cannot.

@@ -19,7 +19,7 @@ pub struct SsdWear {
     pub media_errors: Option<u64>,
 }
 
-/// Asks `nvme` or `smartctl`, whichever there is. Answers why not, and what to type, where neither tells.
+/// Asks `nvme` or `smartctl`, whichever there is. Returns why not, and what to type, where neither tells.
 ///
 /// # Errors
 /// In words.

@@ -38,7 +38,7 @@ fn binding_shows_its_steps_and_takes_them_only_when_told_to() {
         (Some("nvme"), "(null)\n")
     );
 
-    let kernel = machine.obey("nvme", "drivers/vfio-pci/bind", Some("vfio-pci"), || ());
+    let kernel = machine.follow("nvme", "drivers/vfio-pci/bind", Some("vfio-pci"), || ());
     let done = machine.doctor(&["bind", SSD, "--yes"]);
     assert_eq!(done.code, 0, "{}", done.err);
     kernel.join().unwrap();
@@ -47,7 +47,7 @@ fn binding_shows_its_steps_and_takes_them_only_when_told_to() {
     let again = machine.doctor(&["bind", SSD]);
     assert!(again.code == 0 && again.out.contains("nothing to do"), "{}", again.out);
 
-    let kernel = machine.obey("vfio-pci", "drivers_probe", Some("nvme"), || ());
+    let kernel = machine.follow("vfio-pci", "drivers_probe", Some("nvme"), || ());
     let back = machine.doctor(&["unbind", SSD, "--yes", "--output", "json"]);
     assert_eq!(back.code, 0, "{}", back.out);
     kernel.join().unwrap();
@@ -61,7 +61,7 @@ fn a_driver_that_does_not_take_the_device_is_told() {
     let machine = Machine::new("not-taken");
     machine.remove_disk();
     machine.turn_iommu_off();
-    let kernel = machine.obey("nvme", "drivers/uio_pci_generic/bind", None, || ());
+    let kernel = machine.follow("nvme", "drivers/uio_pci_generic/bind", None, || ());
     let failed = machine.doctor(&["bind", SSD, "--yes"]);
     assert_eq!(failed.code, 5, "{}", failed.out);
     kernel.join().unwrap();
@@ -225,7 +225,7 @@ fn nobody_can_mount_a_namespace_until_its_device_is_gone() {
     machine.disk_is(&device);
     let (tell, told) = mpsc::channel();
     let node = device.node().to_owned();
-    let kernel = machine.obey("nvme", "drivers/vfio-pci/bind", Some("vfio-pci"), move || {
+    let kernel = machine.follow("nvme", "drivers/vfio-pci/bind", Some("vfio-pci"), move || {
         let mount = OpenOptions::new().read(true).custom_flags(nix::libc::O_EXCL).open(node);
         tell.send(mount.map(drop).map_err(|error| error.kind())).unwrap();
     });

@@ -163,7 +163,7 @@ fn one_failure_makes_one_row_say_exactly_why() {
     let dmesg = "sudo dmesg | tail -n 50";
     let load_nvidia_fs = "sudo modprobe nvidia-fs";
     let look_at_its_memory = "nvidia-smi -q -d MEMORY";
-    // A call, after how many of it, what it answers, and how often.
+    // A call, after how many of it, what it returns, and how often.
     let cases = [
         (
             ("alloc", 0, NO_MEMORY, 1),

@@ -4,10 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use tidelog_command_line::{FormatExit, parse_size};
+use tidelog_command_line::{FormatExit, OutputFormat, parse_size};
 use tidelog_engine::units::ByteCount;
-
-use crate::outcome::Output;
 
 const ABOUT_INPUTS: &str = "\
 Format";
@@ -71,7 +69,7 @@ A host is called by TIDELOG_HOST_ID in its environment, or by /etc/nvme/hostid, 
 pub struct FormatCli {
     /// How to write output, errors included
     #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]
-    pub output: Output,
+    pub output: OutputFormat,
     /// What to do.
     #[command(subcommand)]
     pub command: FormatCommand,

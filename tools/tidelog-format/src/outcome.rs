@@ -2,24 +2,13 @@
 
 use std::fmt::Write;
 
-use clap::ValueEnum;
 use serde_json::{Value, json};
-use tidelog_command_line::{FormatExit, printable};
+use tidelog_command_line::{FormatExit, OutputFormat, printable};
 use tidelog_device_safety::DeviceRefusal;
 use tidelog_engine::layout::SuperblockError;
 use tidelog_engine::path::{DeviceOpenError, DeviceSpec};
 use tidelog_engine::pool::inspect::RepairError;
 use tidelog_engine::pool::{CalibrateError, FormatError, OpenError};
-
-/// How output is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// Tables for people.
-    #[default]
-    Table,
-    /// One JSON document on standard output, errors included.
-    Json,
-}
 
 /// What a command reports when it did what it was asked for.
 #[derive(Debug)]
@@ -72,12 +61,12 @@ impl CommandOutcome {
     }
 
     /// What goes to standard output and to standard error.
-    pub fn rendered(&self, output: Output) -> (String, String) {
+    pub fn rendered(&self, output: OutputFormat) -> (String, String) {
         match (&self.0, output) {
-            (Ok(report), Output::Table) => (report.text.clone(), String::new()),
-            (Ok(report), Output::Json) => (lines(&report.json), String::new()),
-            (Err(failure), Output::Table) => (String::new(), failure_text(failure)),
-            (Err(failure), Output::Json) => (lines(&failure_json(failure)), String::new()),
+            (Ok(report), OutputFormat::Text) => (report.text.clone(), String::new()),
+            (Ok(report), OutputFormat::Json) => (lines(&report.json), String::new()),
+            (Err(failure), OutputFormat::Text) => (String::new(), failure_text(failure)),
+            (Err(failure), OutputFormat::Json) => (lines(&failure_json(failure)), String::new()),
         }
     }
 }

@@ -4,7 +4,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use std::path::PathBuf;
-use tidelog_command_line::PlanExit;
+use tidelog_command_line::{OutputFormat, PlanExit};
 use tidelog_planner::hardware::known_drives;
 
 const ABOUT_INPUTS: &str = "\
@@ -48,20 +48,10 @@ fn after_help() -> String {
 pub(crate) struct PlanCli {
     /// How to write figures
     #[arg(long, global = true, value_enum, default_value_t, value_name = "FORM")]
-    pub(crate) output: Output,
+    pub(crate) output: OutputFormat,
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: PlanCommand,
-}
-
-/// How figures are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
-    /// For people
-    #[default]
-    Text,
-    /// For programs
-    Json,
 }
 
 /// The commands.
@@ -238,7 +228,7 @@ pub(crate) struct CalibrateArgs {
 #[derive(Debug, Args)]
 pub(crate) struct RecordArgs {
     /// A known model (gpt2-xl, mixtral-like, t5-large, vit-huge, llama3-8b, ...; `list` shows them), a transformers
-    /// configuration (config.json), or FILE.py:FUNCTION, a function that answers (model, inputs) on the meta device
+    /// configuration (config.json), or FILE.py:FUNCTION, a function that returns (model, inputs) on the meta device
     pub(crate) model: String,
     /// Where to write; standard output if it is not given
     #[arg(short, long, value_name = "FILE")]

@@ -8,7 +8,7 @@ use tidelog_planner::plan::PlanError;
 use tidelog_planner::simulate::SimulateError;
 use tidelog_planner::trace::TraceError;
 
-/// Why nothing came out, with the file that is to blame.
+/// Why nothing came out, with the file that is the cause.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlanFailure {
     #[error("{file}: {source}")]

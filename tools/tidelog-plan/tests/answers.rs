@@ -1,4 +1,4 @@
-//! What the tool answers about a step: explanations, trace events, wear, machines.
+//! What the tool says about a step: explanations, trace events, wear, machines.
 
 mod common;
 

@@ -78,7 +78,7 @@ class Access:
         record = self._ledger.adopt(tensor)
         return record is not None and not record.pins
 
-    def hand_over(self, storage):
+    def rebind(self, storage):
         """Another block takes a storage over from this one, which has ended."""
         record = storage._tide
         self.bring_back(storage, written=storage)

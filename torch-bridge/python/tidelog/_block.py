@@ -56,7 +56,7 @@ class Tide:
         self.mode, self.device = settings.mode, settings.device
         self._settings = settings
         device = self.device
-        self._heap = heap = device.keeper(self.budget)
+        self._heap = heap = device.heap(self.budget)
         limit = self.budget - settings.buffers
         self.ledger = ledger = Ledger(device, limit, settings.outside)
         self.session = session = Session(ledger)
@@ -136,7 +136,7 @@ class Tide:
 
     def _end_block(self):
         global _active
-        self.ledger.find_the_dead()
+        self.ledger.collect_dead()
         try:
             self._stop_migrations()
             self._restore_what_fits()

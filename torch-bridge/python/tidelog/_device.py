@@ -38,7 +38,7 @@ class Host:
         """How much of the budget staging buffers take."""
         return staging
 
-    def keeper(self, tensors_max):
+    def heap(self, tensors_max):
         """What sees to it that freed memory leaves the process, where `tensors_max` bytes of
         tensors may be in memory."""
         return _heap.Heap(tensors_max)
@@ -95,7 +95,7 @@ class Gpu(Host):
         peer = data_path == "spdk" or any(name.startswith("spdk:") for name in names)
         return staging if peer or data_path.startswith("gds") else 0
 
-    def keeper(self, tensors_max):
+    def heap(self, tensors_max):
         return _heap.Cache(self.device, tensors_max)
 
     def at_work(self):

@@ -19,7 +19,7 @@ import torch
 from tidelog import _errors
 from tidelog._access import Access
 from tidelog._record import AWAY, LEAVING
-from tidelog._threads import lend
+from tidelog._threads import borrow
 
 _untyped_storage = torch._C.TensorBase.untyped_storage
 _data_ptr = torch._C.StorageBase.data_ptr
@@ -107,7 +107,7 @@ def _wrap(access, owner, name, before, after=None):
         def wrapper(subject, *args, **kwargs):
             found = map(_storage_of, (subject, *args))
             storages = [storage for storage in found if storage is not None]
-            with _lent(access, storages):
+            with _borrowed(access, storages):
                 before(access, *storages)
                 result = original(subject, *args, **kwargs)
             if after is not None:
@@ -119,10 +119,10 @@ def _wrap(access, owner, name, before, after=None):
     _replace(owner, name, make)
 
 
-def _lent(access, storages):
+def _borrowed(access, storages):
     """In another thread than the block's, what a call uses must not lose its memory meanwhile."""
-    lends = access.is_elsewhere() and access.is_live()
-    return lend(storages) if lends else contextlib.nullcontext()
+    borrows = access.is_elsewhere() and access.is_live()
+    return borrow(storages) if borrows else contextlib.nullcontext()
 
 
 def _storage_of(thing):
@@ -172,7 +172,7 @@ def _part(access, original):
     the slice does."""
 
     def wrapper(storage, index):
-        with _lent(access, [storage]):
+        with _borrowed(access, [storage]):
             _read(access, storage)
             part = original(storage, index)
             if isinstance(part, torch.UntypedStorage):
@@ -235,7 +235,7 @@ def _storage_pointer(access, original):
         meaning = getattr(_scope, "meaning", None)
         if meaning == "identity":
             return _identity(storage)
-        with _lent(access, [storage]):
+        with _borrowed(access, [storage]):
             (_read if meaning == "momentary" else _alias)(access, storage)
         return original(storage)
 
@@ -249,7 +249,7 @@ def _tensor_pointer(access, original):
             meaning = getattr(_scope, "meaning", None)
             if meaning == "identity":
                 return _identity(storage) + tensor.storage_offset() * tensor.element_size()
-            with _lent(access, [storage]):
+            with _borrowed(access, [storage]):
                 (_read if meaning == "momentary" else _alias)(access, storage)
         return original(tensor)
 

@@ -42,9 +42,9 @@ class Heap:
         if self._libc is not None:
             self._libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
             self._libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
-            self.give_back()
+            self.release()
 
-    def give_back(self):
+    def release(self):
         """What is kept for later goes back to the kernel."""
         if self._libc is not None:
             self._libc.malloc_trim(0)
@@ -56,7 +56,7 @@ class Heap:
         if self._unseen >= _LOOK_EVERY_BYTES:
             self._unseen = 0
             if anonymous_bytes() > self._most:
-                self.give_back()
+                self.release()
 
 
 class Cache:
@@ -73,9 +73,9 @@ class Cache:
 
     def take_over(self):
         """The budget is reached: what is cached beyond it goes."""
-        self.give_back()
+        self.release()
 
-    def give_back(self):
+    def release(self):
         """Blocks that no tensor has a part of go back to the driver."""
         torch.cuda.empty_cache()
 
@@ -85,7 +85,7 @@ class Cache:
             return
         self._unseen = 0
         if self._is_too_much():
-            self.give_back()
+            self.release()
         # What is still too much is in blocks that tensors have parts of. To empty the cache costs a
         # wait for the GPU and every block anew, so what did not help is not done again soon.
         self._look_every = 2 * self._look_every if self._is_too_much() else _LOOK_EVERY_BYTES

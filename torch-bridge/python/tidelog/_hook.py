@@ -16,7 +16,7 @@ from tidelog import _record
 from tidelog._heap import Heap
 from tidelog._ledger import Ledger
 from tidelog._native import MODIFIES, Session
-from tidelog._ops import foresee, halves, info_of, merged, storages_in, storages_of
+from tidelog._ops import expect, halves, info_of, merged, storages_in, storages_of
 from tidelog._steps import Steps
 
 _untyped_storage = torch._C.TensorBase.untyped_storage
@@ -129,7 +129,7 @@ class Hook(TorchDispatchMode):
         index = steps.next_op
         needs = self._foresight.get(foreseen)
         if needs is None:
-            needs = foresee(func, args, kwargs)
+            needs = expect(func, args, kwargs)
         self._begin(index, info.text, fingerprint, uses, needs)
         if index >= 0:
             steps.next_op = index + 1

@@ -1,5 +1,5 @@
 """The ledger: every storage that a block has met, how many bytes of them are in memory, and what
-the session has yet to hear of them. No other class changes these."""
+the session has yet to learn of them. No other class changes these."""
 
 import os
 
@@ -13,7 +13,7 @@ _resizable = torch._C.StorageBase.resizable
 _nbytes = torch._C.StorageBase.nbytes
 _untyped_storage = torch._C.TensorBase.untyped_storage
 
-# The most births that are pending: most storages die before the session needs to hear of them.
+# The most births that are pending: most storages die before the session needs to learn of them.
 _BIRTHS_PENDING_MAX = 4096
 
 # To ask a storage for its device costs as much as all the rest of registering it. Below this size
@@ -82,7 +82,7 @@ class Ledger:
         if record is not None and record.ledger is self:
             return record
         if record is not None:
-            record.access.hand_over(storage)
+            record.access.rebind(storage)
         if not self._device.owns(storage):
             return None
         size = 0 if self._is_alias(storage) else _nbytes(storage)
@@ -146,7 +146,7 @@ class Ledger:
             else:
                 self._retired_ids.append(record.id)
 
-    def find_the_dead(self):
+    def collect_dead(self):
         """An interrupt may fall into the callback that reports a death: Python then drops both."""
         for record in [record for record in self.records.values() if record() is None]:
             self._storage_died(record)
@@ -237,7 +237,7 @@ class Ledger:
     def send_pending(self, session):
         """Sends the births, deaths, sizes and pins that the session has not heard of.
 
-        Ctrl-C may land anywhere: what was sent but not yet crossed off is sent again, which is
+        Ctrl-C may come anywhere: what was sent but not yet crossed off is sent again, which is
         harmless.
         """
         if self.births or self._deaths:

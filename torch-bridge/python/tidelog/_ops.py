@@ -150,7 +150,7 @@ def merged(results):
     return first
 
 
-def foresee(func, args, kwargs):
+def expect(func, args, kwargs):
     """Bytes of the new storages that an op will make, from a run on meta tensors; 0 where that
     cannot tell.
 

@@ -115,7 +115,7 @@ class Performer:
                 return self._mover.give(storage, size, record.guard_text())
             except torch.OutOfMemoryError:
                 if not last:
-                    self._heap.give_back()
+                    self._heap.release()
         return 0
 
     def _settle(self, record, storage, clean):

@@ -36,7 +36,7 @@ class Record(_Newborn):
     access = None  # how another block or thread reaches the storage
     outside = None  # where it is when it is out, in words
     process = None  # whose block it is
-    id = None  # the session's number for it, given when the session must hear of it
+    id = None  # the session's number for it, given when the session must learn of it
     state = SETTLED
     reported = False  # whether the session has heard of it
     pins = 0  # aliases that we cannot see; above zero the memory stays where it is
@@ -47,7 +47,7 @@ class Record(_Newborn):
         """Keeps the memory where it is, until what this returns is gone."""
         return _Hold(self)
 
-    def lend(self, more):
+    def borrow(self, more):
         """Counts another thread in (1) or out (-1) that uses the storage's memory right now."""
         with _lending:
             self.loans += more

@@ -63,7 +63,7 @@ class Steps:
     def begin(self):
         """A step begins."""
         ledger = self._ledger
-        ledger.find_the_dead()
+        ledger.collect_dead()
         self.judge_quiet()
         self._performer.drive(self._session.step(StepMark.BEGIN))
         ledger.reuse_numbers()

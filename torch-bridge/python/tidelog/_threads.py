@@ -1,4 +1,4 @@
-"""Threads that a program starts inside the block: their ops are refused what is out, and lent what
+"""Threads that a program starts inside the block: their ops are refused what is out, and passed what
 is in.
 
 The dispatch mode that asks the session covers the thread that entered the block alone. A thread
@@ -32,17 +32,17 @@ class Bystander(TorchDispatchMode):
             return func(*args, **kwargs)
         written = info_of(func).modified(args, kwargs)
         self._notice()
-        with lend(storages_of(args, kwargs), written):
+        with borrow(storages_of(args, kwargs), written):
             return func(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def lend(storages, written=()):
+def borrow(storages, written=()):
     """Lends another thread what it is about to use: meanwhile nothing of it loses its memory.
     Refuses what is out, and a write to what is being copied out: the copy might miss it."""
     records = [storage._tide for storage in storages if storage._tide is not None]
     for record in records:
-        record.lend(1)
+        record.borrow(1)
     try:
         # Loans first, then the look: the block's thread marks a storage before it looks for loans.
         for record in records:
@@ -54,7 +54,7 @@ def lend(storages, written=()):
         yield
     finally:
         for record in records:
-            record.lend(-1)
+            record.borrow(-1)
 
 
 def watch(access: Access, notice):

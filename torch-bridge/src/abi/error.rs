@@ -69,7 +69,7 @@ pub extern "C" fn tide_version() -> *const c_char {
 
 /// The text of this thread's last error, written to `buffer` (at most `capacity` bytes with the
 /// closing NUL), and in `storage`, unless null, the storage it is about or `TIDE_NO_STORAGE`.
-/// Answers the text's length.
+/// Returns the text's length.
 ///
 /// # Safety
 /// `buffer` is null or has `capacity` bytes; `storage` is null or points to one `uint32_t`.

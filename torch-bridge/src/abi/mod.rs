@@ -177,7 +177,7 @@ fn check_length(length: u64) -> Result<usize, Failure> {
     )
 }
 
-/// Copies text into a caller's buffer as a C string, cut where it is too small. Answers the
+/// Copies text into a caller's buffer as a C string, cut where it is too small. Returns the
 /// text's whole length, so that the caller can come back with a larger buffer.
 ///
 /// # Safety

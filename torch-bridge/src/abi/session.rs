@@ -86,13 +86,13 @@ pub struct tide_action {
     pub storage: u32,
 }
 
-/// Keep the storage alive and answer its address: its bytes are about to be copied out. Answer 0 if it cannot move now: it
+/// Keep the storage alive and return its address: its bytes are about to be copied out. Return 0 if it cannot move now: it
 /// is not asked for again before the next op.
 pub const TIDE_EVICT: u32 = 1;
 /// Free the storage's memory and guard it: its bytes are in the log, or in host memory.
 pub const TIDE_RELEASE: u32 = 2;
-/// Allocate the storage's memory, keep it alive and guarded, and answer its address: its bytes are
-/// coming. Answer 0 if there is no memory: other storages leave and it is asked again; where none is left that could leave, the op
+/// Allocate the storage's memory, keep it alive and guarded, and return its address: its bytes are
+/// coming. Return 0 if there is no memory: other storages leave and it is asked again; where none is left that could leave, the op
 /// that needs it fails.
 pub const TIDE_ALLOCATE: u32 = 3;
 /// Lift the guard: the storage is resident, no transfer touches it.
@@ -109,7 +109,7 @@ pub const TIDE_UNMOVABLE: u64 = 0x1_0000_0000;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct tide_birth {
-    /// The storage's number, plus `TIDE_UNMOVABLE` where its memory must stay; below `TIDE_MODIFIES`, chosen by the caller: small, and not that of another living storage.
+    /// The storage's number, plus `TIDE_UNMOVABLE` where its memory must stay; below `TIDE_MODIFIES`, chosen by the caller: small, and not that of another live storage.
     pub storage: u64,
     /// Its bytes.
     pub size: u64,
@@ -228,7 +228,7 @@ pub extern "C" fn tide_session_close(session: u64) -> i32 {
     boundary(|| SESSIONS.remove(session)?.close())
 }
 
-/// The address of a `uint32_t` that is non-zero while completions wait to be taken in: a cheap look between ops.
+/// The address of a `uint32_t` that is non-zero while completions wait to be processed: a cheap look between ops.
 /// Null for a stale handle. It is valid until the session is closed.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_attention(session: u64) -> *const c_void {
@@ -354,7 +354,7 @@ pub extern "C" fn tide_session_op_end(session: u64) -> i32 {
     with_session(session, Session::op_end)
 }
 
-/// Takes in what completed and evicts until the budget holds.
+/// Processes what completed and evicts until the budget holds.
 #[unsafe(no_mangle)]
 pub extern "C" fn tide_session_settle(session: u64) -> i32 {
     with_session(session, Session::settle)
@@ -372,7 +372,7 @@ pub extern "C" fn tide_session_wait(session: u64, timeout_ms: u32) -> i32 {
     with_session(session, |session| session.wait(Duration::from_millis(timeout_ms.into())))
 }
 
-/// The next request: answers `TIDE_ACTION` where there is one. The same request comes again until it is reported done.
+/// The next request: returns `TIDE_ACTION` where there is one. The same request comes again until it is reported done.
 ///
 /// # Safety
 /// `action` points to one `tide_action`.
@@ -407,7 +407,7 @@ pub unsafe extern "C" fn tide_session_action_done(
     })
 }
 
-/// Figures of the session so far as JSON, written to `buffer`. Answers the text's length, 0 for a stale handle.
+/// Figures of the session so far as JSON, written to `buffer`. Returns the text's length, 0 for a stale handle.
 ///
 /// # Safety
 /// `buffer` is null or has `capacity` bytes.
@@ -429,7 +429,7 @@ pub unsafe extern "C" fn tide_session_stats(
 
 /// What the plan's simulation makes of a step at the pace of the last one, as JSON, written to `buffer`: `time_ns`, `stall_ns`,
 /// `stalls`, `bytes_written`, `bytes_read`; null where the last step followed no plan to its end. Simulates, which may take a while.
-/// Answers the text's length, 0 for a stale handle.
+/// Returns the text's length, 0 for a stale handle.
 ///
 /// # Safety
 /// `buffer` is null or has `capacity` bytes.

@@ -7,18 +7,18 @@
 //!
 //! Each room owns its state: [`ops`] the op that runs, [`transfers`] what is under way, [`planning`]
 //! the plans, [`history`] what happened, [`storages`] what storages are called. No room changes
-//! another. [`dispatch`] holds them beside the machine and says in which order they hear of an
+//! another. [`dispatch`] holds them beside the machine and says in which order they learn of an
 //! event; [`session`] is that behind a lock.
 
 mod dispatch;
 mod files;
 mod history;
 mod ops;
-mod pace;
 mod planning;
 mod report;
 mod session;
 mod stats;
+mod step_rate;
 mod storages;
 mod transfer;
 mod transfers;

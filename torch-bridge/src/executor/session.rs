@@ -20,7 +20,7 @@ use super::transfers::{BackingStore, open_tier};
 use super::{files, report, stats};
 use crate::error::{Failure, FailureKind};
 use crate::memory::{BYTES_MAX, CallerMemory, MemoryPlace, MemoryRequest};
-use crate::pool::{Lease, PoolConfig};
+use crate::pool::{PoolConfig, SharedPool};
 
 /// How to open a session.
 pub(crate) struct SessionConfig<'a> {
@@ -55,7 +55,7 @@ impl Session {
         }
         // Before the pool: where there is not as much memory, no devices are formatted.
         let tier = open_tier(config.pool.place, config.host_memory)?;
-        let pool = Lease::take(&config.pool)?;
+        let pool = SharedPool::take(&config.pool)?;
         // Behind the pool, which may have made its devices.
         let links = LinkRates::of(&config.pool);
         let planning = Planning::new(config.policy, config.reactive, Bytes(staging), links);
@@ -65,7 +65,7 @@ impl Session {
 
     /// A session in host memory on a pool that is open already, and closed with the session.
     pub(crate) fn on_pool(pool: Pool, budget: u64, staging: u64) -> Self {
-        let store = BackingStore::new(Lease::of(pool), None, MemoryPlace::Host);
+        let store = BackingStore::new(SharedPool::of(pool), None, MemoryPlace::Host);
         let links = LinkRates::default();
         let planning = Planning::new(PlannerPolicy::default(), false, Bytes(staging), links);
         Self::new(store, planning, budget, 0)
@@ -85,7 +85,7 @@ impl Session {
     /// Stops what is in flight and waits until no device or copy touches the caller's memory.
     pub(crate) fn close(&self) -> Result<(), Failure> {
         self.lock().transfers.stop();
-        self.store.give_back()
+        self.store.release()
     }
 
     pub(crate) fn attention_address(&self) -> *const u32 {
@@ -143,7 +143,7 @@ impl Session {
         })
     }
 
-    /// One event about one living storage.
+    /// One event about one live storage.
     fn change(
         &self,
         storage: u32,

@@ -25,7 +25,7 @@ pub(crate) struct StorageBirth {
     pub(crate) slot: u16,
 }
 
-/// The living storages.
+/// The live storages.
 #[derive(Default)]
 pub(super) struct Storages {
     known: HashMap<StorageId, Known>,

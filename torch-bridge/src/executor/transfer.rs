@@ -28,7 +28,7 @@ pub(super) struct StorageTransfer {
     pub(super) urgency: Urgency,
     /// When the machine decided.
     pub(super) asked: Instant,
-    /// When the caller had lent the memory and a device could begin; `None` before.
+    /// When the caller had passed the memory and a device could begin; `None` before.
     pub(super) submitted: Option<Instant>,
 }
 

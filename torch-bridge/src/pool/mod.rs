@@ -1,7 +1,7 @@
 //! Opens pools: the devices, formatted where they are fresh, the share, and the data path.
 
 mod data_path;
-mod lease;
+mod shared_pool;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::error::Failure;
 use crate::memory::{BYTES_MAX, MemoryPlace};
 use data_path::DataPath;
 
-pub(crate) use lease::Lease;
+pub(crate) use shared_pool::SharedPool;
 
 /// Of the free space of its file system, the most that a pool that Tidelog makes may take: one part
 /// in this many.

@@ -6,8 +6,8 @@ use std::ptr::{null, null_mut};
 use tidelog::abi::*;
 
 use tidelog_tests::abi::{
-    Folder, Framework, Manners, STAGING, last_error, open_pool, pool_options, statuses_of_a_stale,
-    try_open_pool_with,
+    CallerBehaviour, Folder, Framework, STAGING, last_error, open_pool, pool_options,
+    statuses_of_a_stale, try_open_pool_with,
 };
 
 const POOL_SIZE: u64 = 64 << 20;
@@ -219,7 +219,7 @@ fn sessions_do_not_open_with_senseless_options() {
 
 #[test]
 fn senseless_arguments_of_a_session_are_refused_and_change_nothing() {
-    let mut framework = Framework::open("senseless", 4 << 20, 1, Manners::default());
+    let mut framework = Framework::open("senseless", 4 << 20, 1, CallerBehaviour::default());
     let session = framework.session;
     framework.make(3, 4096, None);
     framework.sync();
@@ -276,7 +276,7 @@ fn senseless_arguments_of_a_session_are_refused_and_change_nothing() {
 
 #[test]
 fn a_request_outlives_a_caller_who_has_no_place_for_it() {
-    let mut framework = Framework::open("no-place", 4 << 20, 2, Manners::default());
+    let mut framework = Framework::open("no-place", 4 << 20, 2, CallerBehaviour::default());
     framework.make(0, 4096, None);
     framework.sync();
     assert_eq!(tide_session_evict(framework.session, 0), TIDE_ACTION);

@@ -8,13 +8,13 @@ use tidelog::abi::*;
 
 use super::training::Training;
 use tidelog_tests::abi::{
-    Choices, Folder, Framework, Manners, STAGING, last_error, walk_pool, walk_session,
+    CallerBehaviour, Choices, Folder, Framework, STAGING, last_error, walk_pool, walk_session,
 };
 
 const KIB: usize = 1 << 10;
 
 /// A seeded walk that moves something.
-fn walk(seed: u64, steps: u32, manners: Manners) {
+fn walk(seed: u64, steps: u32, manners: CallerBehaviour) {
     let name = format!("walk-{seed}");
     let stats = walk_session(&name, Choices::of_seed(seed), steps, manners);
     for counter in ["evictions", "fetches"] {
@@ -25,7 +25,7 @@ fn walk(seed: u64, steps: u32, manners: Manners) {
 #[test]
 fn no_byte_is_lost_whatever_is_called() {
     for seed in 0..12 {
-        walk(seed, 400, Manners::default());
+        walk(seed, 400, CallerBehaviour::default());
     }
 }
 
@@ -35,7 +35,12 @@ fn no_byte_is_lost_when_requests_come_twice_are_refused_or_misreported() {
         walk(
             seed,
             400,
-            Manners { redelivered: 20, refused: 15, misreported: 20, ..Manners::default() },
+            CallerBehaviour {
+                redelivered: 20,
+                refused: 15,
+                misreported: 20,
+                ..CallerBehaviour::default()
+            },
         );
     }
 }
@@ -51,7 +56,7 @@ fn a_pool_answers_with_the_right_bytes_whatever_is_called() {
 #[test]
 fn a_repeated_step_is_planned_and_its_report_tells_what_moved() {
     let budget = STAGING + (448 << 10);
-    let framework = Framework::open("trained", budget, 5, Manners::default());
+    let framework = Framework::open("trained", budget, 5, CallerBehaviour::default());
     let mut training = Training::new(framework, 64 * KIB);
     training.steps(6);
     let framework = training.framework;
@@ -106,7 +111,7 @@ fn a_repeated_step_is_planned_and_its_report_tells_what_moved() {
 #[test]
 fn steps_go_on_while_the_first_plan_is_made() {
     let budget = STAGING + (448 << 10);
-    let framework = Framework::open("planning", budget, 15, Manners::default());
+    let framework = Framework::open("planning", budget, 15, CallerBehaviour::default());
     let mut training = Training::new(framework, 64 * KIB);
     let mut reactive = 0;
     while training.framework.stats()["plan"].is_null() {
@@ -124,7 +129,7 @@ fn steps_go_on_while_the_first_plan_is_made() {
 #[test]
 fn a_step_that_followed_its_plan_is_simulated_at_its_own_pace() {
     let budget = STAGING + (448 << 10);
-    let framework = Framework::open("simulated", budget, 16, Manners::default());
+    let framework = Framework::open("simulated", budget, 16, CallerBehaviour::default());
     let mut training = Training::new(framework, 64 * KIB);
     training.steps(1);
     assert!(training.framework.simulated().is_null(), "there is no plan yet");
@@ -139,7 +144,8 @@ fn a_step_that_followed_its_plan_is_simulated_at_its_own_pace() {
 
 #[test]
 fn a_report_before_any_step_says_how_to_mark_one() {
-    let framework = Framework::open("unmarked", STAGING + (64 << 10), 6, Manners::default());
+    let framework =
+        Framework::open("unmarked", STAGING + (64 << 10), 6, CallerBehaviour::default());
     let folder = Folder::new("unmarked-report");
     let path = folder.0.join("none.html");
     let text = CString::new(path.to_str().unwrap()).unwrap();
@@ -154,7 +160,7 @@ fn a_report_before_any_step_says_how_to_mark_one() {
 fn what_was_written_counts_where_the_storage_died_meanwhile() {
     const SIZE: usize = 64 * KIB;
     let framework =
-        Framework::open("died-on-its-way", STAGING + (448 << 10), 3, Manners::default());
+        Framework::open("died-on-its-way", STAGING + (448 << 10), 3, CallerBehaviour::default());
     let session = framework.session;
     let (memory, mut action) = (vec![7_u8; SIZE], tide_action::default());
     let birth = tide_birth { storage: 9, size: SIZE as u64, place: u64::MAX };
@@ -187,7 +193,7 @@ fn what_was_written_counts_where_the_storage_died_meanwhile() {
 fn a_storage_that_is_out_keeps_its_size() {
     const SIZE: usize = 64 * KIB;
     let framework =
-        Framework::open("resized-while-out", STAGING + (448 << 10), 4, Manners::default());
+        Framework::open("resized-while-out", STAGING + (448 << 10), 4, CallerBehaviour::default());
     let session = framework.session;
     let memory = vec![7_u8; SIZE];
     let birth = tide_birth { storage: 9, size: SIZE as u64, place: u64::MAX };

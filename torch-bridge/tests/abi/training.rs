@@ -35,7 +35,7 @@ impl Training {
         }
     }
 
-    /// Runs steps until the session's figures are as wanted, and answers how many.
+    /// Runs steps until the session's figures are as wanted, and returns how many.
     pub(crate) fn until(&mut self, most: u32, wanted: impl Fn(&serde_json::Value) -> bool) -> u32 {
         for steps in 1..=most {
             self.step();

@@ -25,7 +25,7 @@ struct State {
 struct Zone {
     /// Bytes written, from the beginning on.
     written: u64,
-    /// Whose write is in flight. One zone has one at a time, so that they land in their order.
+    /// Whose write is in flight. One zone has one at a time, so that they complete in their order.
     writer: Option<u64>,
 }
 

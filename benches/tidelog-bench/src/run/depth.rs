@@ -64,7 +64,7 @@ impl Depth {
         self.tried
     }
 
-    /// Takes in the latency of one that ended.
+    /// Adds the latency of one that ended.
     pub(super) fn landed(&mut self, nanos: u64) {
         self.ios += 1;
         self.late += u64::from(nanos > self.target);
@@ -95,7 +95,7 @@ impl Depth {
         }
         self.tried = usize::midpoint(self.tried, self.low).max(1);
         self.stable = 0;
-        self.begin_again(now);
+        self.restart(now);
         DepthStep::Drain
     }
 
@@ -114,7 +114,7 @@ impl Depth {
             usize::midpoint(self.tried, self.high)
         };
         self.tried = next.min(self.most);
-        self.begin_again(now);
+        self.restart(now);
         if self.tried != before {
             return DepthStep::On;
         }
@@ -125,7 +125,7 @@ impl Depth {
         }
     }
 
-    fn begin_again(&mut self, now: Instant) {
+    fn restart(&mut self, now: Instant) {
         (self.begun, self.ios, self.late) = (Some(now), 0, 0);
     }
 }
@@ -134,7 +134,7 @@ impl Depth {
 mod tests {
     use super::*;
 
-    /// Searches on a device that keeps to the target up to a depth; answers the depths tried, and how it ended.
+    /// Searches on a device that keeps to the target up to a depth; returns the depths tried, and how it ended.
     fn search(kept_up_to: usize, iodepth: u32) -> (Vec<usize>, DepthStep) {
         let job = JobOptions {
             iodepth,

@@ -144,7 +144,7 @@ impl LogJob {
                 continue;
             }
             let landed =
-                self.land(Some(recorder), due.map(|due| due.saturating_duration_since(now)));
+                self.complete(Some(recorder), due.map(|due| due.saturating_duration_since(now)));
             if landed > 0 {
                 recorder.completed.count(landed, 1);
             }
@@ -194,7 +194,7 @@ impl LogJob {
         self.ended.is_over(&self.job) || self.budget.is_spent(recorder, now)
     }
 
-    /// Begins with the tensor whose turn it is; answers whether something was begun.
+    /// Begins with the tensor whose turn it is; returns whether something was begun.
     fn begin_next(&mut self, tag: usize, now: Instant) -> bool {
         let count = self.tensors.len() as u64;
         let turn = self.turn % count;
@@ -261,15 +261,19 @@ impl LogJob {
         }
     }
 
-    /// Waits for a transfer to end, but not longer than `at_most`, and takes in all that have; answers how many.
-    fn land(&mut self, mut recorder: Option<&mut Recorder>, at_most: Option<Duration>) -> usize {
+    /// Waits for a transfer to end, but not longer than `at_most`, and processes all that have; returns how many.
+    fn complete(
+        &mut self,
+        mut recorder: Option<&mut Recorder>,
+        at_most: Option<Duration>,
+    ) -> usize {
         /// Far beyond what a transfer takes; only a bug in the engine would let it pass.
-        const PATIENCE: Duration = Duration::from_secs(300);
-        let Some(mut end) = self.ends.wait_pop(at_most.unwrap_or(PATIENCE)) else {
+        const TIMEOUT: Duration = Duration::from_secs(300);
+        let Some(mut end) = self.ends.wait_pop(at_most.unwrap_or(TIMEOUT)) else {
             if at_most.is_some() {
                 return 0;
             }
-            self.ended.fail(format!("nothing ended in {} seconds", PATIENCE.as_secs()));
+            self.ended.fail(format!("nothing ended in {} seconds", TIMEOUT.as_secs()));
             self.idle = (0..self.flights.len()).collect();
             return 0;
         };
@@ -277,7 +281,7 @@ impl LogJob {
         let mut count = 0;
         loop {
             let (tag, outcome) = end;
-            self.land_one(tag as usize, outcome, recorder.as_deref_mut(), now);
+            self.complete_one(tag as usize, outcome, recorder.as_deref_mut(), now);
             count += 1;
             match self.ends.try_pop() {
                 Some(next) => end = next,
@@ -286,7 +290,7 @@ impl LogJob {
         }
     }
 
-    fn land_one(
+    fn complete_one(
         &mut self,
         tag: usize,
         outcome: TransferOutcome,
@@ -322,7 +326,7 @@ impl LogJob {
             self.memory.give_back_buffer(buffer);
         } else if let Some(bytes) = ticket.take_bytes() {
             self.compare(tensor, &bytes, oldest);
-            self.memory.give_back(bytes);
+            self.memory.release(bytes);
         }
     }
 
@@ -365,7 +369,7 @@ impl LogJob {
             let tag = loop {
                 match self.idle.pop() {
                     Some(tag) => break tag,
-                    None => self.land(None, None),
+                    None => self.complete(None, None),
                 };
             };
             if !self.begin(tag, place, direction) {
@@ -373,7 +377,7 @@ impl LogJob {
             }
         }
         while self.idle.len() < self.flights.len() {
-            self.land(None, None);
+            self.complete(None, None);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The raw level: operations on bytes of devices, through one queue of a data path.
 
-mod landed;
+mod completed;
 mod next;
 
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use tidelog_engine::path::{
 };
 use tidelog_engine::units::{ByteCount, DeviceIndex};
 
-use landed::CompletedIo;
+use completed::CompletedIo;
 
 use super::backlog::Backlog;
 use super::budget::Budget;
@@ -231,7 +231,7 @@ impl RawJob {
                 self.ended.fail(format!("the data path died: {error}"));
                 return;
             }
-            self.land(phase, recorder);
+            self.complete(phase, recorder);
         }
     }
 
@@ -282,7 +282,7 @@ impl RawJob {
             DepthStep::Measure => {
                 self.drains = true;
                 self.ended.depth = Some(depth.limit());
-                recorder.begin_again(now);
+                recorder.restart(now);
             }
             DepthStep::Over => self.budget.end(),
             DepthStep::Never => {

@@ -52,7 +52,7 @@ impl JobEnd {
         self.first_bad.get_or_insert(block);
     }
 
-    /// Takes in how another job ended.
+    /// Adds how another job ended.
     pub fn merge(&mut self, other: &Self) {
         self.failure = self.failure.take().or_else(|| other.failure.clone());
         self.first_bad = self.first_bad.take().or_else(|| other.first_bad.clone());

@@ -52,7 +52,7 @@ impl Usage {
         }
     }
 
-    /// Takes in what another job cost.
+    /// Adds what another job cost.
     pub fn add(&mut self, other: &Self) {
         self.user += other.user;
         self.system += other.system;

@@ -75,7 +75,7 @@ impl DirectionStats {
         }
     }
 
-    /// Takes in what another job has counted.
+    /// Adds what another job has counted.
     pub fn merge(&mut self, other: &Self) {
         self.ios += other.ios;
         self.bytes += other.bytes;
@@ -111,7 +111,7 @@ impl Depths {
         self.0.map(|count| 100.0 * count as f64 / sum as f64)
     }
 
-    /// Takes in what another job has counted.
+    /// Adds what another job has counted.
     pub fn merge(&mut self, other: &Self) {
         self.0.iter_mut().zip(other.0).for_each(|(ours, theirs)| *ours += theirs);
     }

@@ -30,7 +30,7 @@ impl Moments {
         self.squares = self.squares.saturating_add((number * number).saturating_mul(times));
     }
 
-    /// Takes in what another one has seen.
+    /// Adds what another one has seen.
     pub fn merge(&mut self, other: &Self) {
         if other.count == 0 {
             return;

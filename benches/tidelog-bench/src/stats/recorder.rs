@@ -179,7 +179,7 @@ impl Recorder {
     }
 
     /// Begins to count anew: what was counted so far led to what is to be measured.
-    pub fn begin_again(&mut self, now: Instant) {
+    pub fn restart(&mut self, now: Instant) {
         let live = Arc::clone(&self.live);
         let lat_percentiles = self.stats[0].lat_histogram.is_some();
         let timeline = self.timeline.as_ref().map(|it| it.begun_at(now));

@@ -102,7 +102,7 @@ impl Steady {
 }
 
 impl Watch {
-    /// Takes a sample into the window, if its interval is over; answers whether it was.
+    /// Takes a sample into the window, if its interval is over; returns whether it was.
     fn sample(&mut self, wanted: &SteadyState, moved: [u64; 2], now: Instant) -> bool {
         if now < *self.begins.get_or_insert(now + wanted.ramp) {
             return false;
@@ -154,7 +154,7 @@ fn per_second(amount: u64, took: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    /// Watches jobs that do so many operations in each second, and answers how many seconds they ran.
+    /// Watches jobs that do so many operations in each second, and returns how many seconds they ran.
     fn seconds(wanted: &str, ramp: u64, each: impl Fn(u64) -> u64) -> (Option<u64>, SteadyResult) {
         let wanted = SteadyState {
             window: Duration::from_secs(5),

@@ -67,7 +67,7 @@ impl JobTimeline {
         &self.entries
     }
 
-    /// Takes in an operation that ended now.
+    /// Adds an operation that ended now.
     pub fn completed(&mut self, operated: Operated, slat: u64, clat: u64, now: Instant) {
         let Operated { direction, offset, bytes, priority } = operated;
         let lat = slat + clat;

@@ -30,7 +30,7 @@ impl Contents {
         self.space.audit(live, pending.chain(retired).chain(moving), index)
     }
 
-    /// What is spoken for in the index is what tensors take there and will take.
+    /// What is reserved in the index is what tensors take there and will take.
     fn audit_room(&self) -> Result<(), String> {
         let live: u64 = self.durable().map(|version| self.room.bytes_of(&version.entry)).sum();
         let pending = self.pending.values().map(|pending| pending.index_bytes);

@@ -21,7 +21,7 @@ impl Index {
         self.0.find(hash(id), |version| version.entry.id == id)
     }
 
-    /// Answers the version that it takes the place of.
+    /// Returns the version that it takes the place of.
     pub(super) fn insert(&mut self, version: Arc<Version>) -> Option<Arc<Version>> {
         let id = version.entry.id;
         if let Some(place) = self.0.find_mut(hash(id), |other| other.entry.id == id) {

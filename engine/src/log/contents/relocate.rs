@@ -133,7 +133,7 @@ impl Contents {
             self.room.insert(&version.entry);
         }
         self.current.insert(Arc::new(version));
-        self.vacate(old, &relocation.old_runs());
+        self.release_blocks(old, &relocation.old_runs());
         self.unpin(Arc::clone(old));
         true
     }

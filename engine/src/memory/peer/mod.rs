@@ -105,7 +105,7 @@ impl PeerBuffer {
 
 impl Drop for PeerBuffer {
     fn drop(&mut self) {
-        self.region.0.free.give_back(self.start, self.length);
+        self.region.0.free.release(self.start, self.length);
     }
 }
 

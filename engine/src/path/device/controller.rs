@@ -45,7 +45,7 @@ impl ControllerName {
         Some(read)
     }
 
-    /// Takes a word in. Answers whether it means something.
+    /// Takes a word in. Returns whether it means something.
     fn take<'a>(&mut self, word: &'a str, transport: &mut Vec<&'a str>) -> bool {
         let Some((key, value)) = word.split_once([':', '=']) else { return false };
         let is_key = |other: &&&str| other.eq_ignore_ascii_case(key);

@@ -397,13 +397,13 @@ fn block_geometry(file: &File) -> io::Result<(u64, u32)> {
     const BLKSSZGET: libc::c_ulong = 0x1268;
     let (mut size, mut block) = (0_u64, 0_i32);
     // SAFETY: both requests write one integer of exactly this type to a live local.
-    let answers = unsafe {
+    let returned = unsafe {
         [
             libc::ioctl(file.as_raw_fd(), BLKGETSIZE64 as _, &raw mut size),
             libc::ioctl(file.as_raw_fd(), BLKSSZGET as _, &raw mut block),
         ]
     };
-    if answers.contains(&-1) {
+    if returned.contains(&-1) {
         return Err(io::Error::last_os_error());
     }
     let block = u32::try_from(block).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;

@@ -17,7 +17,7 @@ use super::DeviceIdentity;
 pub const SHARE_LOCKS_OFFSET: i64 = 1 << 62;
 
 /// How long somebody must go on using a device. A process that is being started has its parent's descriptors for a moment.
-const PATIENCE: Duration = Duration::from_millis(200);
+const TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How another program uses a file or a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub(crate) fn other_use_unless(
     path: &Path,
     is_known: impl Fn() -> bool,
 ) -> io::Result<Option<DeviceUse>> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if is_known() {
             return Ok(None);

@@ -118,7 +118,7 @@ pub(in crate::path) fn retry_delay(answer: i32) -> usize {
     u32::try_from(answer).map_or(0, |field| (field >> 11 & 3) as usize)
 }
 
-/// What the kernel answers of a command: 0, the status field of its completion without the phase, or an error number.
+/// What the kernel returns for a command: 0, the status field of its completion without the phase, or an error number.
 pub(in crate::path) fn outcome(answer: i32) -> Result<(), Status> {
     match u32::try_from(answer) {
         Ok(0) => Ok(()),

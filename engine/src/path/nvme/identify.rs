@@ -1,6 +1,6 @@
 //! What controllers and namespaces say of themselves (NVMe base 2.0, Identify; NVM command set 1.0).
 
-/// Bytes of the data that Identify answers.
+/// Bytes of the data that Identify returns.
 pub(in crate::path) const IDENTIFY_BYTES: usize = 4096;
 /// What is asked for (CNS) to be told a controller's [`BlockCommandFacts`].
 pub(in crate::path) const IDENTIFY_CONTROLLER_BLOCKS: u32 = 0x06;
@@ -18,7 +18,7 @@ pub struct ControllerFacts {
     pub deallocate: bool,
     /// What it formats when it is told to.
     pub formats: Formats,
-    /// How long it asks to be left alone before a command is tried again, in milliseconds: by what its status says (CRD
+    /// How long it asks to be left alone before a command is retried, in milliseconds: by what its status says (CRD
     /// 1 to 3).
     pub retry_delays_ms: [u32; 3],
 }

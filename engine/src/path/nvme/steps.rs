@@ -27,7 +27,7 @@ impl Limits {
     }
 
     /// The same for a controller that zeroes and deallocates no more than this at once.
-    pub(in crate::path) fn obeying(self, facts: &BlockCommandFacts) -> Self {
+    pub(in crate::path) fn within_limits_of(self, facts: &BlockCommandFacts) -> Self {
         let zeroes = facts.zeroes.map_or(u64::MAX, |bytes| bytes / u64::from(self.block));
         let range = u64::from(facts.range_blocks.unwrap_or(u32::MAX));
         Self {
@@ -161,12 +161,12 @@ mod tests {
             range_blocks: Some(100),
             ranges_blocks: Some(64),
         };
-        let limits = Limits::new(4096, 8192).obeying(&facts);
+        let limits = Limits::new(4096, 8192).within_limits_of(&facts);
         assert_eq!(all(limits.zeroes(0, 5 * 4096)), [(0, 4, 0), (4, 1, 4)]);
         assert_eq!(all(limits.deallocate(0, 65 * 4096)), [(0, 64, 0), (64, 1, 64)]);
         assert_eq!(all(limits.transfer(0, 8192)), [(0, 2, 0)], "data has its own limit");
         let tiny = BlockCommandFacts { zeroes: Some(512), range_blocks: Some(3), ..facts };
-        let limits = Limits::new(4096, 8192).obeying(&tiny);
+        let limits = Limits::new(4096, 8192).within_limits_of(&tiny);
         assert_eq!(all(limits.zeroes(0, 8192)), [(0, 1, 0), (1, 1, 1)], "never less than a block");
         assert_eq!(all(limits.deallocate(0, 4 * 4096)), [(0, 3, 0), (3, 1, 3)]);
     }

@@ -1,4 +1,4 @@
-//! What a controller says of its own wear (SMART) and of its reclaim units (FDP), as it answers.
+//! What a controller says of its own wear (SMART) and of its reclaim units (FDP).
 
 use crate::path::{Endurance, FdpStatistics, ReclaimUnitHandle};
 use crate::units::ByteCount;

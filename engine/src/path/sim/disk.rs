@@ -51,12 +51,12 @@ pub enum Fault {
     Errno(i32),
     /// It moves this many bytes (rounded down to 4 KiB) and says so.
     Short(u32),
-    /// A read answers with one bit flipped, this once, and claims success.
+    /// A read returns with one bit flipped, this once, and claims success.
     Corrupt,
     /// A write claims success and is never written.
     Lost,
     /// A write claims success and goes to this byte offset instead of its own (rounded down to 4 KiB);
-    /// a read answers what stands there.
+    /// a read returns what is stored there.
     Misdirected(u64),
     /// It takes this many ticks longer.
     Slow(u64),
@@ -106,10 +106,10 @@ pub(super) struct DiskState {
     struck: Vec<(OperationKind, Fault)>,
     counters: SimCounters,
     waker: Option<Waker>,
-    fuse: Option<Fuse>,
+    countdown: Option<Countdown>,
     held: bool,
     hung: bool,
-    vanished: bool,
+    removed: bool,
     pub(super) stall: DiskStall,
     /// Bytes per second of real time, if it is to take any.
     rate: Option<ByteCount>,
@@ -124,7 +124,7 @@ pub(super) struct DiskState {
 
 /// Cuts the power of several disks at once when they have begun so many operations.
 #[derive(Clone)]
-struct Fuse {
+struct Countdown {
     left: Arc<AtomicU64>,
     disks: Arc<[SimDisk]>,
     cut: PowerCut,
@@ -168,10 +168,10 @@ impl SimDisk {
             struck: Vec::new(),
             counters: SimCounters::default(),
             waker: None,
-            fuse: None,
+            countdown: None,
             held: false,
             hung: false,
-            vanished: false,
+            removed: false,
             stall: DiskStall::Over,
             rate: None,
             life: 0,
@@ -242,14 +242,14 @@ impl SimDisk {
     }
 
     /// Pulls the disk: everything in flight and to come fails with `ENODEV`.
-    pub fn vanish(&self) {
+    pub fn remove_device(&self) {
         let mut state = self.state();
-        state.vanished = true;
+        state.removed = true;
         state.wake();
     }
 
     /// Cuts the power. Unflushed writes end as `cut` says; what is in flight fails with `ENODEV`, and
-    /// so does what comes, until a path opens the disk again (which also ends hold, hang and vanish).
+    /// so does what comes, until a path opens the disk again (which also ends hold, hang and removal).
     pub fn cut_power(&self, cut: PowerCut) {
         let mut state = self.state();
         let state = &mut *state;
@@ -270,7 +270,7 @@ impl SimDisk {
         state.media.drop_cache();
         state.in_flight.clear();
         state.life += 1;
-        state.vanished = true;
+        state.removed = true;
         state.wake();
     }
 
@@ -278,15 +278,15 @@ impl SimDisk {
     /// operation from now on that changes something (0 is the next one, which then fails). It strikes once.
     pub fn cut_power_at(disks: &[Self], nth: u64, cut: PowerCut) {
         let left = Arc::new(AtomicU64::new(nth + 1));
-        let fuse = Fuse { left, disks: disks.into(), cut };
+        let countdown = Countdown { left, disks: disks.into(), cut };
         for disk in disks {
-            disk.state().fuse = Some(fuse.clone());
+            disk.state().countdown = Some(countdown.clone());
         }
     }
 
     /// Whether the power was cut since the disk was opened.
     pub fn is_off(&self) -> bool {
-        self.state().vanished
+        self.state().removed
     }
 
     /// What the disk did so far.
@@ -311,7 +311,7 @@ impl SimDisk {
     /// Puts whole pages on the medium from outside, as another machine could have before.
     pub fn overwrite(&self, offset: u64, bytes: &[u8]) {
         let mut state = self.state();
-        let pages = state.media.take_in(bytes);
+        let pages = state.media.store(bytes);
         let count = pages.len();
         state.media.write(offset, pages, count);
         state.media.settle(offset, bytes.len() as u64);
@@ -319,7 +319,7 @@ impl SimDisk {
 
     pub(super) fn attach(&self, waker: Waker) {
         let mut state = self.state();
-        (state.vanished, state.held, state.hung, state.stall) =
+        (state.removed, state.held, state.hung, state.stall) =
             (false, false, false, DiskStall::Over);
         state.waker = Some(waker);
     }
@@ -334,33 +334,31 @@ impl SimDisk {
     ) -> StartedOperation {
         // A write is on its way when the power goes, and may be there in part; a flush has done nothing.
         if !matches!(kind, OperationKind::Read | OperationKind::Write) {
-            let fuse = self.state().fuse.clone();
-            burn(fuse);
+            let countdown = self.state().countdown.clone();
+            count_down(countdown);
         }
         let mut state = self.state();
         let id = state.next_id;
         state.next_id += 1;
         state.operations += 1;
         let latency_max = state.profile.latency_ticks_max.max(1);
-        let fault = state.strike(kind);
+        let fault = state.take_fault(kind);
         let delay = if let Some(Fault::Slow(ticks)) = fault { ticks } else { 0 };
         let due = now + 1 + delay + state.random.below(latency_max);
         // A flush covers what has completed by now. Deciding at submission is the strictest reading
         // that still never loses what was promised: later completions stay volatile.
-        if kind == OperationKind::Flush && fault.is_none() && !state.vanished {
+        if kind == OperationKind::Flush && fault.is_none() && !state.removed {
             state.media.flush();
         }
-        if kind == OperationKind::Write
-            && !matches!(fault, Some(Fault::Errno(_)))
-            && !state.vanished
+        if kind == OperationKind::Write && !matches!(fault, Some(Fault::Errno(_))) && !state.removed
         {
-            let pages = state.media.take_in(data);
+            let pages = state.media.store(data);
             state.in_flight.push((id, extent.offset.0, pages));
         }
         let started = StartedOperation { id, life: state.life, due, fault, aborted: false };
-        let fuse = state.fuse.clone().filter(|_| kind == OperationKind::Write);
+        let countdown = state.countdown.clone().filter(|_| kind == OperationKind::Write);
         drop(state);
-        burn(fuse);
+        count_down(countdown);
         started
     }
 
@@ -374,14 +372,14 @@ impl SimDisk {
     }
 
     /// Which operations may complete at this time.
-    pub(super) fn mood(&self, now: Ticks) -> Mood {
+    pub(super) fn fault_state(&self, now: Ticks) -> FaultState {
         let mut state = self.state();
         state.stall = state.stall.at(now);
-        let DiskState { held, hung, vanished, stall, .. } = *state;
-        Mood { held, hung, vanished, stall }
+        let DiskState { held, hung, removed, stall, .. } = *state;
+        FaultState { held, hung, removed, stall }
     }
 
-    /// Completes an operation; answers the bytes moved or an error number, as the kernel does.
+    /// Completes an operation; returns the bytes moved or an error number, as the kernel does.
     pub(super) fn finish(
         &self,
         started: &StartedOperation,
@@ -405,7 +403,7 @@ impl SimDisk {
         operation: &mut Operation,
         write: &mut Option<Vec<DiskPage>>,
     ) -> Result<u32, i32> {
-        if state.vanished || state.life != started.life {
+        if state.removed || state.life != started.life {
             return Err(libc::ENODEV);
         }
         if started.aborted {
@@ -457,7 +455,7 @@ impl SimDisk {
         Ok(moved as u32)
     }
 
-    /// The process went with this in flight: a write of it counts as taken in, unflushed.
+    /// The process went with this in flight: a write of it counts as processed, unflushed.
     pub(super) fn abandon(&self, started: &StartedOperation) {
         let mut state = self.state();
         state.operations -= 1;
@@ -481,11 +479,11 @@ impl SimDisk {
 }
 
 /// Counts an operation that changes something; whoever calls this holds no disk's lock.
-fn burn(fuse: Option<Fuse>) {
-    let Some(Fuse { left, disks, cut }) = fuse else { return };
+fn count_down(countdown: Option<Countdown>) {
+    let Some(Countdown { left, disks, cut }) = countdown else { return };
     if left.fetch_sub(1, Ordering::Relaxed) == 1 {
         for disk in disks.iter() {
-            disk.state().fuse = None;
+            disk.state().countdown = None;
             disk.cut_power(cut);
         }
     }
@@ -493,19 +491,19 @@ fn burn(fuse: Option<Fuse>) {
 
 /// What a disk does with operations that are due.
 #[derive(Clone, Copy)]
-pub(super) struct Mood {
+pub(super) struct FaultState {
     held: bool,
     hung: bool,
-    vanished: bool,
+    removed: bool,
     stall: DiskStall,
 }
 
-impl Mood {
+impl FaultState {
     /// When a started operation may complete, or `None` while the disk is held.
     pub(super) fn due(self, started: &StartedOperation) -> Option<Ticks> {
         let lets_go = !self.hung && (!self.held || started.aborted);
-        let due = if self.vanished { started.due } else { self.stall.put_off(started.due) };
-        (lets_go || self.vanished).then_some(due)
+        let due = if self.removed { started.due } else { self.stall.put_off(started.due) };
+        (lets_go || self.removed).then_some(due)
     }
 }
 
@@ -527,7 +525,7 @@ impl DiskState {
     }
 
     /// The fault that this operation meets, if any.
-    fn strike(&mut self, kind: OperationKind) -> Option<Fault> {
+    fn take_fault(&mut self, kind: OperationKind) -> Option<Fault> {
         let mut struck = None;
         self.faults.retain_mut(|planned| {
             if planned.kind != kind {

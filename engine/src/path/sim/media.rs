@@ -25,7 +25,7 @@ pub(super) struct DiskMedia {
 
 impl DiskMedia {
     /// Whole pages on their way to the disk.
-    pub(super) fn take_in(&mut self, data: &[u8]) -> Vec<DiskPage> {
+    pub(super) fn store(&mut self, data: &[u8]) -> Vec<DiskPage> {
         let mut pages = self.lists.pop().unwrap_or_default();
         for chunk in data.chunks_exact(ALIGNMENT) {
             let mut page = self.spares.pop().unwrap_or_else(|| Box::new([0; ALIGNMENT]));

@@ -105,10 +105,12 @@ impl SimPath {
     /// The pending operation that completes next, and when, unless all are held.
     fn next(&self) -> Option<(Ticks, usize)> {
         let of_disk = |(disk, device): (&SimDisk, u8)| {
-            let mood = disk.mood(self.clock);
+            let fault_state = disk.fault_state(self.clock);
             let pending = self.pending.iter().enumerate();
             let pending = pending.filter(move |(_, it)| it.operation.device.0 == device);
-            pending.filter_map(move |(index, it)| Some((mood.due(&it.started)?, index))).min()
+            pending
+                .filter_map(move |(index, it)| Some((fault_state.due(&it.started)?, index)))
+                .min()
         };
         self.disks.iter().zip(0..).filter_map(of_disk).min()
     }

@@ -3,10 +3,10 @@
 use super::disk::{SimDisk, Ticks};
 use super::media::DiskMedia;
 
-/// A disk that answers nothing for a while.
+/// A disk that does not respond for a while.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum DiskStall {
-    /// It answers.
+    /// It responds.
     #[default]
     Over,
     /// From when its path looks at it next, for so long.
@@ -35,7 +35,7 @@ impl DiskStall {
 pub struct SimSnapshot(pub(super) DiskMedia);
 
 impl SimDisk {
-    /// Answers nothing for so many ticks of virtual time, then goes on as if nothing had been.
+    /// Does not respond for so many ticks of virtual time, then goes on as if nothing had been.
     pub fn stall(&self, ticks: u64) {
         self.state().stall = DiskStall::For(ticks);
     }

@@ -1,4 +1,4 @@
-//! How a controller is attached, step by step on the keeper's thread.
+//! How a controller is attached, step by step on the admin thread.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use super::controller::{
 };
 use super::host::Host;
 use super::identity::NamespaceIdentity;
-use super::log::{Said, unheard};
+use super::log::{Said, without_capture};
 use super::sigbus::{Attaching, Registers};
 use crate::memory::ALIGNMENT;
 use crate::path::device::ControllerName;
@@ -35,7 +35,7 @@ pub(super) struct Arrival {
     pub(super) answer: SyncSender<AttachResult>,
     /// When the next attempt begins.
     begin: Instant,
-    /// Until then it is tried again, where that may help.
+    /// Until then it is retried, where that may help.
     until: Instant,
     /// The attempt that is being made.
     attempt: Option<(NonNull<sys::spdk_nvme_probe_ctx>, Wanted)>,
@@ -96,15 +96,15 @@ impl Arrival {
             None if Instant::now() < self.begin => return AttachStep::Comes(self),
             None => {
                 self.said = Said::default();
-                match self.said.hear(|| Wanted::new(host).connect(&transport)) {
+                match self.said.capture(|| Wanted::new(host).connect(&transport)) {
                     Some(attempt) => attempt,
                     None => return self.failed(),
                 }
             }
         };
-        // SAFETY: the attempt has not ended; where this answers anything else it has, and the context is gone.
+        // SAFETY: the attempt has not ended; where this returns anything else it has, and the context is gone.
         let polled =
-            self.said.hear(|| unsafe { sys::spdk_nvme_probe_poll_async(context.as_ptr()) });
+            self.said.capture(|| unsafe { sys::spdk_nvme_probe_poll_async(context.as_ptr()) });
         if polled == -libc::EAGAIN {
             self.attempt = Some((context, wanted));
             return AttachStep::Comes(self);
@@ -203,8 +203,9 @@ fn parse(name: &ControllerName) -> Result<sys::spdk_nvme_transport_id, AttachErr
         .map_err(|_| AttachError::Name(format!("{:?}", name.transport())))?;
     let mut transport = sys::spdk_nvme_transport_id::default();
     // SAFETY: a transport id of zeroes is what the call wants, and the string ends.
-    let answer = said
-        .hear(|| unsafe { sys::spdk_nvme_transport_id_parse(&raw mut transport, text.as_ptr()) });
+    let answer = said.capture(|| unsafe {
+        sys::spdk_nvme_transport_id_parse(&raw mut transport, text.as_ptr())
+    });
     if answer == 0 {
         return Ok(transport);
     }
@@ -223,7 +224,7 @@ pub(super) fn reach_of(transport: sys::spdk_nvme_transport_type) -> DmaIsolation
 /// Whether two transport ids name one controller.
 fn is_same(one: &sys::spdk_nvme_transport_id, other: &sys::spdk_nvme_transport_id) -> bool {
     // SAFETY: both were filled in by SPDK. It says so of each address that is spelled in short.
-    unheard(|| unsafe {
+    without_capture(|| unsafe {
         sys::spdk_nvme_transport_id_compare(&raw const *one, &raw const *other) == 0
     })
 }

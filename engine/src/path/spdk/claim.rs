@@ -29,10 +29,10 @@ const CLAIMS_MAX: usize = 256;
 const SETTLE: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(5);
 const NONE: i32 = -1;
-/// So many are told who holds a name; nobody answers them, so those after them are only told that it is held.
+/// So many are told who holds a name; nobody reads from them, so those after them are only told that it is held.
 const ASKERS: i32 = 128;
 
-/// The sockets, where a child of fork finds them: it must not keep what its parent gives back.
+/// The sockets, where a child of fork finds them: it must not keep what its parent releases.
 static SOCKETS: [AtomicI32; CLAIMS_MAX] = [const { AtomicI32::new(NONE) }; CLAIMS_MAX];
 
 impl NamespaceClaim {

@@ -1,4 +1,4 @@
-//! Controllers: attached by the keeper, used by whoever holds the handle, detached when nobody does.
+//! Controllers: attached by the admin thread, used by whoever holds the handle, detached when nobody does.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
@@ -60,7 +60,7 @@ pub(super) enum Phase {
     Stuck,
 }
 
-// SAFETY: SPDK locks a controller's own state itself; `admin` keeps the keeper's polling and other
+// SAFETY: SPDK locks a controller's own state itself; `admin` keeps the admin thread's polling and other
 // threads' use apart. Queue pairs, which are a single thread's, are not reached through this.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
@@ -173,15 +173,16 @@ impl Controller {
     pub fn attach(name: &ControllerName) -> Result<Arc<Self>, AttachError> {
         let (environment, name) = (Environment::get()?, name.clone());
         let (facts, shared) =
-            environment.ask(move |keeper, answer| keeper.attach(name, &answer))??;
+            environment.ask(move |admin_thread, answer| admin_thread.attach(name, &answer))??;
         let mut controller = Self { facts, shared, claim: None };
         controller.claim = Some(NamespaceClaim::of(&controller.facts.identity)?);
-        controller.facts.limits = controller.facts.limits.obeying(&controller.block_commands());
+        controller.facts.limits =
+            controller.facts.limits.within_limits_of(&controller.block_commands());
         controller.find_placement_handles();
         Ok(Arc::new(controller))
     }
 
-    /// Data placement belongs to an endurance group; a controller without it answers with an error.
+    /// Data placement belongs to an endurance group; a controller without it returns an error.
     fn find_placement_handles(&mut self) {
         if self.facts.endurance_group == 0 {
             return;
@@ -246,7 +247,7 @@ impl Controller {
         self.shared.phase()
     }
 
-    /// Has the keeper stop it and start it again, unless that is under way. Its phase tells how far
+    /// Has the admin thread stop it and start it again, unless that is under way. Its phase tells how far
     /// that has come.
     pub(super) fn reset(&self) {
         let reset = match self.phase() {
@@ -256,8 +257,8 @@ impl Controller {
         };
         self.shared.enter(Phase::Stopping);
         let handle = self.handle() as usize;
-        let asked =
-            Environment::get().and_then(|it| it.tell(move |keeper| keeper.reset(handle, reset)));
+        let asked = Environment::get()
+            .and_then(|it| it.tell(move |admin_thread| admin_thread.reset(handle, reset)));
         if asked.is_err() {
             self.shared.enter(Phase::Stuck);
         }
@@ -364,7 +365,8 @@ impl Drop for Controller {
         let identity = std::mem::take(&mut self.facts.identity);
         let Ok(environment) = Environment::get() else { return };
         // Waits, so that the same name can be attached again at once.
-        let _ = environment.ask(move |keeper, left| keeper.detach(handle, &identity, left));
+        let _ =
+            environment.ask(move |admin_thread, left| admin_thread.detach(handle, &identity, left));
     }
 }
 

@@ -10,7 +10,7 @@ use super::environment::Environment;
 use crate::path::Waker;
 
 /// Longer than a thread stays away from its path.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(1);
 
 static ENDING: AtomicBool = AtomicBool::new(false);
@@ -65,18 +65,18 @@ extern "C" fn end() {
     // A forked child has none of the threads.
     let Some(environment) = Environment::of_this_process() else { return };
     ENDING.store(true, Ordering::Relaxed);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while halt_some() && Instant::now() < until {
         std::thread::sleep(PAUSE);
     }
-    // The keeper cannot have ended; if it has, it polls nothing.
-    let _ = environment.ask(|keeper, left| {
-        keeper.leave();
+    // The admin thread cannot have ended; if it has, it polls nothing.
+    let _ = environment.ask(|admin_thread, left| {
+        admin_thread.leave();
         let _ = left.send(());
     });
 }
 
-/// Wakes whoever has not halted. Answers whether there is anybody.
+/// Wakes whoever has not halted. Returns whether there is anybody.
 fn halt_some() -> bool {
     let polled = polled();
     polled.values().for_each(Waker::wake);

@@ -1,7 +1,7 @@
 //! SPDK's environment: started once in a process, on a thread of its own, which also looks after the controllers.
 //!
 //! Superblocks are read before there is a reactor, and controllers outlive one (format, then open), so neither a
-//! caller's thread nor a reactor's can be the one that the environment binds to its core. The keeper's is, and gets
+//! caller's thread nor a reactor's can be the one that the environment binds to its core. The admin thread is, and gets
 //! the process's own affinity back as soon as the environment stands. It keeps fabric connections alive, notices
 //! removals, attaches and detaches; input and output are the reactors' own.
 
@@ -12,7 +12,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use tidelog_spdk_sys as sys;
 
-use super::keeper::AdminThread;
+use super::admin_thread::AdminThread;
 use super::log::{self, Said};
 use super::options::{EnvironmentOptions, Pages};
 use crate::memory::process::PerProcess;
@@ -33,7 +33,7 @@ impl EnvironmentError {
 /// Buffers begin at whole huge pages if they are that long.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// What is done on the keeper's thread, and waits for nothing there.
+/// What is done on the admin thread, and waits for nothing there.
 pub(super) type Task = Box<dyn FnOnce(&mut AdminThread) + Send>;
 
 /// The started environment.
@@ -117,17 +117,17 @@ impl Environment {
         format!("SPDK {} on {pages}", sys::VERSION)
     }
 
-    /// Runs `work` on the keeper's thread, and waits for what it answers, be it later.
+    /// Runs `work` on the admin thread, and waits for its result, even if it comes later.
     pub(super) fn ask<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut AdminThread, SyncSender<T>) + Send + 'static,
     ) -> Result<T, EnvironmentError> {
         let (answer, answered) = mpsc::sync_channel(1);
-        self.tell(move |keeper| work(keeper, answer))?;
+        self.tell(move |admin_thread| work(admin_thread, answer))?;
         answered.recv().map_err(|_| EnvironmentError::ended())
     }
 
-    /// Runs `work` on the keeper's thread, and does not wait for it.
+    /// Runs `work` on the admin thread, and does not wait for it.
     pub(super) fn tell(
         &self,
         work: impl FnOnce(&mut AdminThread) + Send + 'static,
@@ -160,7 +160,7 @@ impl Environment {
         // SAFETY: `length` zeroed bytes from `base` on are ours alone until they are freed, which the closure
         // does, when the pool's last handle and its last buffer are gone.
         Ok(unsafe {
-            DmaPool::lent(base, length, backing, why.into(), |base| {
+            DmaPool::borrowed(base, length, backing, why.into(), |base| {
                 sys::spdk_free(base.as_ptr().cast());
             })
         })
@@ -186,7 +186,7 @@ fn initialise(options: EnvironmentOptions, huge: bool) -> Result<(), Environment
     log::listen();
     let mut said = Said::default();
     // SAFETY: the structure has the size it says; what its strings point at outlives the call, and SPDK copies it.
-    let answer = said.hear(|| unsafe {
+    let answer = said.capture(|| unsafe {
         sys::spdk_env_opts_init(&raw mut wanted);
         wanted.name = name.as_ptr();
         wanted.core_mask = mask.as_ptr();

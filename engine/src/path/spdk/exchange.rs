@@ -14,7 +14,7 @@ use super::command::SpdkCommand;
 use super::controller::Controller;
 use super::environment::{Environment, errno};
 use super::flight::status_of;
-use super::log::unheard;
+use super::log::without_capture;
 use crate::memory::DmaPool;
 use crate::path::Status;
 use crate::path::nvme::wear::{ALL_NAMESPACES, HANDLES_BYTES, RECLAIM_UNIT_HANDLE_STATUS};
@@ -22,7 +22,7 @@ use crate::path::nvme::{BlockCommandFacts, IDENTIFY_BYTES, IDENTIFY_CONTROLLER_B
 use crate::units::ByteCount;
 
 /// A controller that does not answer so long is not waited for.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest log page that is asked for here.
 const PAGE_MAX: usize = 512;
 
@@ -76,7 +76,7 @@ impl Exchange {
             if polled < 0 && self.is_outstanding() {
                 return Err(errno(polled));
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIMEOUT {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             std::thread::yield_now();
@@ -134,7 +134,7 @@ impl Controller {
                 context,
             )
         };
-        // SAFETY: as above. The keeper polls as well, and may be the one that takes the answer in.
+        // SAFETY: as above. The admin thread polls as well, and may be the one that takes the answer in.
         let poll = |handle| unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(handle) };
         exchange.run(|context| self.alone(|handle| send(handle, context)), || self.alone(poll))?;
         // SAFETY: the answer came, so nobody writes the page any more.
@@ -169,10 +169,10 @@ impl Controller {
                 context,
             )
         };
-        // SAFETY: as above. The keeper polls as well, and may be the one that takes the answer in.
+        // SAFETY: as above. The admin thread polls as well, and may be the one that takes the answer in.
         let poll = |handle| unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(handle) };
         let exchange = Exchange::new();
-        let outcome = unheard(|| {
+        let outcome = without_capture(|| {
             exchange.run(|context| self.alone(|handle| send(handle, context)), || self.alone(poll))
         });
         if exchange.is_outstanding() {

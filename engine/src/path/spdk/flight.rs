@@ -11,7 +11,7 @@ use crate::path::nvme::steps::{CommandStep, Steps};
 
 /// How far the path has gone with an operation that takes too long, or was to be aborted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Impatience {
+pub(super) enum AbortStage {
     #[default]
     None,
     /// The caller wants it back.
@@ -30,7 +30,7 @@ pub(super) struct CommandInFlight {
     /// Whether it waits for room to send them.
     pub(super) waiting: Cell<bool>,
     pub(super) failure: Cell<Option<Status>>,
-    pub(super) impatience: Cell<Impatience>,
+    pub(super) abort_stage: Cell<AbortStage>,
     /// The last look over all flights before it began.
     pub(super) since: Cell<u32>,
     /// Whether the controller has heard of it.
@@ -57,7 +57,7 @@ impl CommandsInFlight {
             unsent: Cell::default(),
             waiting: Cell::new(false),
             failure: Cell::new(None),
-            impatience: Cell::default(),
+            abort_stage: Cell::default(),
             since: Cell::new(0),
             was_sent: Cell::new(false),
             abandoned: Cell::new(false),
@@ -71,11 +71,11 @@ impl CommandsInFlight {
     }
 
     /// The first one whose commands have all come back.
-    pub(super) fn take_landed(&self) -> Option<u32> {
+    pub(super) fn take_completed(&self) -> Option<u32> {
         self.board.0.borrow_mut().pop_front()
     }
 
-    pub(super) fn has_landed(&self) -> bool {
+    pub(super) fn has_completed(&self) -> bool {
         !self.board.0.borrow().is_empty()
     }
 }
@@ -87,7 +87,7 @@ impl CommandInFlight {
         self.unsent.set(steps);
         self.waiting.set(false);
         self.failure.set(None);
-        self.impatience.set(Impatience::None);
+        self.abort_stage.set(AbortStage::None);
         self.since.set(looks);
         self.was_sent.set(false);
         self.abandoned.set(false);
@@ -107,7 +107,7 @@ impl CommandInFlight {
     pub(super) fn leave_waiting(&self) {
         self.waiting.set(false);
         if !self.is_out() {
-            self.land();
+            self.complete();
         }
     }
 
@@ -120,7 +120,7 @@ impl CommandInFlight {
     pub(super) fn abandon(&self) {
         self.outstanding.set(0);
         self.abandoned.set(true);
-        self.land();
+        self.complete();
     }
 
     pub(super) fn was_abandoned(&self) -> bool {
@@ -141,7 +141,7 @@ impl CommandInFlight {
     }
 
     /// Says that every command is back.
-    pub(super) fn land(&self) {
+    pub(super) fn complete(&self) {
         // SAFETY: the board is boxed beside the flights and lives as long.
         unsafe { &*self.board }.0.borrow_mut().push_back(self.slot);
     }
@@ -157,7 +157,7 @@ pub(super) unsafe extern "C" fn completed(context: *mut c_void, answer: *const s
     }
     flight.outstanding.set(flight.outstanding.get() - 1);
     if flight.outstanding.get() == 0 && !flight.waiting.get() {
-        flight.land();
+        flight.complete();
     }
 }
 

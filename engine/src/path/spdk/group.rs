@@ -9,7 +9,7 @@ use tidelog_spdk_sys as sys;
 /// The driver's poll group, for one pair. Who polls no more hears of no command again.
 pub(super) struct PollGroup {
     handle: NonNull<sys::spdk_nvme_poll_group>,
-    /// Whether the pair answers no more. Boxed: the driver keeps the address.
+    /// Whether the pair no longer responds. Boxed: the driver keeps the address.
     lost: Box<Cell<bool>>,
 }
 
@@ -27,7 +27,7 @@ impl PollGroup {
         self.handle.as_ptr()
     }
 
-    /// Takes in what was answered, and lets the controller see what is new. Answers whether the pair is lost.
+    /// Processes what was answered, and lets the controller see what is new. Returns whether the pair is lost.
     pub(super) fn process(&self) -> bool {
         // SAFETY: the group and its pair are this thread's.
         let answer = unsafe {

@@ -13,7 +13,7 @@ use super::controller::DmaIsolation;
 /// Where the kernel shows its NVMe controllers and subsystems.
 const CLASSES: &str = "/sys/class";
 
-/// What a controller answers when it is to identify something (NVMe base specification, Identify), and where what stands of
+/// What a controller returns for an Identify command (NVMe base specification, Identify), and where what stands of
 /// a namespace.
 type Identified = [u8; 4096];
 const NMIC: usize = 30;

@@ -28,7 +28,7 @@ pub(super) fn listen() {
 
 impl Said {
     /// Does something, and keeps what SPDK says on this thread meanwhile, which is not printed then.
-    pub(super) fn hear<T>(&mut self, work: impl FnOnce() -> T) -> T {
+    pub(super) fn capture<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let before = LISTENER.replace(Some(std::mem::take(self)));
         let done = work();
         *self = LISTENER.replace(before).unwrap_or_default();
@@ -63,8 +63,8 @@ impl Said {
 }
 
 /// Does something of which failing says nothing new, such as leaving what is gone.
-pub(super) fn unheard<T>(work: impl FnOnce() -> T) -> T {
-    Said::default().hear(work)
+pub(super) fn without_capture<T>(work: impl FnOnce() -> T) -> T {
+    Said::default().capture(work)
 }
 
 /// SPDK calls this for each line.
@@ -74,7 +74,7 @@ unsafe extern "C" fn heard(level: i32, line: *const c_char) {
     }
     // SAFETY: the line ends, and stays for the call.
     let line = unsafe { CStr::from_ptr(line) }.to_string_lossy().trim().to_owned();
-    let unheard = LISTENER.try_with(|listener| match listener.try_borrow_mut() {
+    let without_capture = LISTENER.try_with(|listener| match listener.try_borrow_mut() {
         Ok(mut listener) => match listener.as_mut() {
             Some(said) => {
                 said.keep(&line);
@@ -84,7 +84,7 @@ unsafe extern "C" fn heard(level: i32, line: *const c_char) {
         },
         Err(_) => Some(line),
     });
-    if let Ok(Some(line)) = unheard {
+    if let Ok(Some(line)) = without_capture {
         // Where even that cannot be printed nothing is to be done.
         let _ = writeln!(std::io::stderr(), "SPDK: {line}");
     }
@@ -103,21 +103,21 @@ mod tests {
     fn the_last_errors_of_this_thread_are_kept() {
         let (mut said, mut inner) = (Said::default(), Said::default());
         assert_eq!(said.reason(), "");
-        said.hear(|| {
+        said.capture(|| {
             for line in
                 [c"0", c"1", c"1\n", c"2", c"[nqn.a,nqn.b] [A] 2", c"3", c"4", c"5", c"6", c"7"]
             {
                 say(sys::SPDK_LOG_ERROR, line);
             }
             say(sys::SPDK_LOG_DEBUG, c"details");
-            inner.hear(|| say(sys::SPDK_LOG_ERROR, c"within"));
+            inner.capture(|| say(sys::SPDK_LOG_ERROR, c"within"));
             std::thread::spawn(|| say(sys::SPDK_LOG_ERROR, c"a line of another thread"))
                 .join()
                 .unwrap();
         });
         assert_eq!(said.reason(), ": 0; 1; 2; 3; 4; 5; 6; 7");
         assert_eq!(inner.reason(), ": within");
-        said.hear(|| say(sys::SPDK_LOG_ERROR, c"8"));
+        said.capture(|| say(sys::SPDK_LOG_ERROR, c"8"));
         assert_eq!(said.reason(), ": 1; 2; 3; 4; 5; 6; 7; 8", "it goes on");
     }
 }

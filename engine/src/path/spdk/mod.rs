@@ -3,7 +3,7 @@
 //! A reactor has one queue pair on each of its controllers, polls it, and lets submissions be seen
 //! in batches. Operations are cut at what the controller takes at once. A command that takes too
 //! long is aborted; if that does not bring it back the controller is reset (one on the bus) or
-//! connected anew (one over a fabric), and the command fails as timed out. The keeper's thread does
+//! connected anew (one over a fabric), and the command fails as timed out. The admin thread does
 //! that step by step, and the reactor goes on with the others. A connection that is lost is made
 //! anew as well, for reads alone. A controller that is gone fails everything in flight as removed,
 //! and refuses the rest.
@@ -11,7 +11,8 @@
 //! Buffers come out of the environment's memory ([`SpdkPath::allocate`](DataPath::allocate)), which every
 //! controller can reach; other pools must be registered.
 
-mod aside;
+mod admin_queue;
+mod admin_thread;
 mod attach;
 mod claim;
 mod command;
@@ -24,7 +25,6 @@ mod flight;
 mod group;
 mod host;
 mod identity;
-mod keeper;
 mod log;
 mod member;
 mod options;
@@ -32,18 +32,18 @@ mod pair;
 mod path;
 mod peer;
 mod queue;
-mod rescue;
 mod reset;
 mod sigbus;
+mod timeout;
 mod waiting;
 
-pub use aside::Aside;
+pub use admin_queue::AdminQueue;
 pub use controller::{AttachError, Controller};
 pub use environment::{EnvironmentError, configure};
 pub(super) use member::attach;
 pub use options::{EnvironmentOptions, Pages};
 pub use path::SpdkPath;
-pub use rescue::Rescues;
+pub use timeout::TimeoutCounters;
 
 use std::sync::Arc;
 

@@ -11,8 +11,8 @@ use super::controller::{CONNECT, Controller};
 use super::environment::errno;
 use super::flight::CommandInFlight;
 use super::group::PollGroup;
-use super::log::{Said, unheard};
-use super::rescue::Rescues;
+use super::log::{Said, without_capture};
+use super::timeout::TimeoutCounters;
 use crate::path::OperationKind;
 
 /// Commands that SPDK keeps ready for each operation in flight: its own cuts at boundaries of the
@@ -55,7 +55,7 @@ impl Pair {
             options.async_mode = true;
             sys::spdk_nvme_ctrlr_alloc_io_qpair(handle, &raw const options, size)
         };
-        let handle = said.hear(|| controller.alone(create));
+        let handle = said.capture(|| controller.alone(create));
         let handle = NonNull::new(handle).ok_or_else(|| {
             let name = &controller.facts().name;
             format!("{name} gives no queue pair; all may be in use{}", said.reason())
@@ -76,7 +76,7 @@ impl Pair {
                 failed => failed,
             }
         };
-        match self.said.hear(|| self.controller.alone(connect)) {
+        match self.said.capture(|| self.controller.alone(connect)) {
             0 => Ok(()),
             answer => Err(self.refused(answer)),
         }
@@ -88,10 +88,10 @@ impl Pair {
         let poll = |_| {
             group.as_ref().map(PollGroup::process);
             // SAFETY: the pair is this thread's. A refusal shows at the pair alone. One on the bus
-            // takes in what its controller's own queue has, which is locked.
+            // processes what its controller's own queue has, which is locked.
             unsafe { sys::spdk_nvme_qpair_process_completions(pair, 0) }
         };
-        let polled = self.said.hear(|| self.controller.alone(poll));
+        let polled = self.said.capture(|| self.controller.alone(poll));
         if polled < 0 {
             return Err(self.refused(polled));
         }
@@ -111,7 +111,7 @@ impl Pair {
         self.handle.as_ptr()
     }
 
-    /// Takes in so many answers, or all of a connection's group. Returns whether the controller is
+    /// Processes at most so many completions, or all of a connection's group. Returns whether the controller is
     /// there.
     pub(super) fn poll(&self, at_most: u32) -> bool {
         match &self.group {
@@ -123,10 +123,10 @@ impl Pair {
         }
     }
 
-    /// Asks for the commands of a flight back, and counts in `rescues` whether the controller did
+    /// Asks for the commands of a flight back, and counts in `timeouts` whether the controller did
     /// so.
-    pub(super) fn abort(&self, flight: &CommandInFlight, rescues: &Arc<Rescues>) {
-        let context = Arc::into_raw(Arc::clone(rescues));
+    pub(super) fn abort(&self, flight: &CommandInFlight, timeouts: &Arc<TimeoutCounters>) {
+        let context = Arc::into_raw(Arc::clone(timeouts));
         // SAFETY: the pair is this thread's; the flight's context is only compared, and ours is the
         // answer's own.
         let refused = self.controller.alone(|handle| unsafe {
@@ -182,7 +182,9 @@ impl Drop for Pair {
         // SAFETY: the pair is this thread's. What is in flight on it ends here, and the controller
         // cannot move its bytes any more: the connection is closed, or the controller was stopped
         // (see `Queue`).
-        unheard(|| self.controller.alone(|_| unsafe { sys::spdk_nvme_ctrlr_free_io_qpair(pair) }));
+        without_capture(|| {
+            self.controller.alone(|_| unsafe { sys::spdk_nvme_ctrlr_free_io_qpair(pair) })
+        });
         self.controller.lose_pair();
     }
 }
@@ -194,8 +196,9 @@ unsafe extern "C" fn aborted(context: *mut std::ffi::c_void, answer: *const sys:
     const NOT_ABORTED: u32 = 1;
     // SAFETY: the context is one that `abort` has made, and each is answered once; the answer is
     // SPDK's, for the call.
-    let (rescues, answer) = unsafe { (Arc::from_raw(context.cast::<Rescues>()), &*answer) };
+    let (timeouts, answer) =
+        unsafe { (Arc::from_raw(context.cast::<TimeoutCounters>()), &*answer) };
     if answer.cdw0 & NOT_ABORTED != 0 {
-        rescues.count_not_aborted();
+        timeouts.count_not_aborted();
     }
 }

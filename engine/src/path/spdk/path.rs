@@ -1,4 +1,4 @@
-//! The data path itself: operations into slots, slots onto queue pairs, answers into completions.
+//! The data path itself: operations into slots, slots onto queue pairs, responses into completions.
 
 use std::io;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use super::controller::{AttachError, Controller, Joined, command_timeout};
 use super::ending::Polled;
 use super::environment::Environment;
-use super::flight::{CommandsInFlight, Impatience};
+use super::flight::{AbortStage, CommandsInFlight};
 use super::peer::{BY_BUS_MAX, CommandAddresses, SpdkPeers};
 use super::queue::{self, QueuePair, Sent, TimeoutCheck};
-use super::rescue::{Rescues, TimeoutScan};
+use super::timeout::{TimeoutCounters, TimeoutScan};
 use super::waiting::WaitingSlots;
 use crate::memory::peer::PeerRegion;
 use crate::memory::{DmaPool, MemoryError, MemoryKind};
@@ -48,7 +48,7 @@ pub struct SpdkPath {
     waker: Waker,
     pub(super) timeout: Duration,
     pub(super) looks: TimeoutScan,
-    pub(super) rescues: Arc<Rescues>,
+    pub(super) timeouts: Arc<TimeoutCounters>,
     polled: Polled,
     /// The device that is polled next.
     turn: usize,
@@ -114,7 +114,7 @@ impl SpdkPath {
             waker,
             timeout: command_timeout(),
             looks: TimeoutScan::new(),
-            rescues: Arc::default(),
+            timeouts: Arc::default(),
             polled,
             turn: 0,
             joined: Vec::new(),
@@ -141,8 +141,8 @@ impl SpdkPath {
     }
 
     /// What was done to get commands back.
-    pub fn rescues(&self) -> Arc<Rescues> {
-        Arc::clone(&self.rescues)
+    pub fn timeouts(&self) -> Arc<TimeoutCounters> {
+        Arc::clone(&self.timeouts)
     }
 
     /// Lets the next `count` commands of one kind fail, or never be answered before `held` has passed: SPDK's own
@@ -168,7 +168,7 @@ impl SpdkPath {
         }
     }
 
-    /// Sends what there is room for. Answers whether nothing is left to be sent.
+    /// Sends what there is room for. Returns whether nothing is left to be sent.
     fn send(&mut self, slot: u32) -> bool {
         let Some(operation) = self.slots.get_mut(slot) else { return true };
         let flight = self.flights.get(slot);
@@ -193,11 +193,11 @@ impl SpdkPath {
         true
     }
 
-    /// Takes in what one controller has answered, and lets it see what is new.
+    /// Processes what one controller has answered, and lets it see what is new.
     fn process(&mut self, device: usize) {
         match self.queues[device].process() {
             TimeoutCheck::Same => {}
-            looked => self.rescue(device, looked),
+            looked => self.timeout(device, looked),
         }
         while let Some(slot) = self.waiting.first(device)
             && self.send(slot)
@@ -207,11 +207,11 @@ impl SpdkPath {
     }
 
     /// Polls one controller after the other, from where it ended last, until something has landed. The others go on with
-    /// what they have while that is seen to: taken in together, all would wait for new work together.
+    /// what they have while that is seen to: processed together, all would wait for new work together.
     fn process_until_landed(&mut self) {
         self.polled.go_on();
         for _ in 0..self.queues.len() {
-            if self.flights.has_landed() {
+            if self.flights.has_completed() {
                 return;
             }
             self.process(self.turn);
@@ -226,22 +226,22 @@ impl SpdkPath {
     fn complete(&mut self, slot: u32) -> Option<Completion> {
         let flight = self.flights.get(slot);
         let Operation { tag, device, extent, action, .. } = self.slots.take(slot)?;
-        self.shares.give_back(device);
+        self.shares.release(device);
         let kind = action.kind();
         let queue = &self.queues[usize::from(device.0)];
         let result = flight.failure.get().map_or(Ok(()), |status| {
-            let status = match flight.impatience.get() {
+            let status = match flight.abort_stage.get() {
                 // Whatever it was answered then, it was late.
-                Impatience::TimedOut => Status::Errno(libc::ETIMEDOUT),
+                AbortStage::TimedOut => Status::Errno(libc::ETIMEDOUT),
                 _ if status.is_ended_by_driver() && queue.is_lost() => Status::Errno(libc::ENODEV),
-                Impatience::None
+                AbortStage::None
                     if status.is_ended_by_driver()
                         && queue.is_moving()
                         && queue.is_connection() =>
                 {
                     Status::Errno(libc::ECONNRESET)
                 }
-                Impatience::Asked if status.is_ended_by_driver() => Status::Errno(libc::ECANCELED),
+                AbortStage::Asked if status.is_ended_by_driver() => Status::Errno(libc::ECANCELED),
                 _ => status,
             };
             let error = DeviceError { device, kind, extent, status };
@@ -369,7 +369,7 @@ unsafe impl DataPath for SpdkPath {
         self.process_until_landed();
         self.look_over();
         let before = completions.len();
-        while let Some(slot) = self.flights.take_landed() {
+        while let Some(slot) = self.flights.take_completed() {
             if let Some(completion) = self.complete(slot) {
                 completions.push(completion);
             }
@@ -387,7 +387,7 @@ unsafe impl DataPath for SpdkPath {
         let mut spins = 0_u32;
         loop {
             self.process_until_landed();
-            if self.flights.has_landed() || self.waker.was_woken() || self.is_idle() {
+            if self.flights.has_completed() || self.waker.was_woken() || self.is_idle() {
                 return Ok(());
             }
             spins += 1;

@@ -15,12 +15,12 @@ use super::environment::errno;
 use super::flight::{CommandInFlight, completed};
 use super::pair::Pair;
 use super::peer::{CommandAddresses as MemoryReach, PageLists, SpdkPeers};
-use super::rescue::Rescues;
+use super::timeout::TimeoutCounters;
 use crate::memory::{Backing, DmaPool};
 use crate::path::nvme::steps::{CommandStep, Limits};
 use crate::path::{Action, Operation, OperationKind, PlacementHandle, Status};
 
-/// Answers that are taken in before the caller may send something new. Were there no limit, a controller could have nothing to do
+/// Completions that are processed before the caller may send something new. Were there no limit, a controller could have nothing to do
 /// until all that it has answered was seen to; with fewer, its doorbells are rung too often.
 const TAKEN_MAX: u32 = 16;
 /// How often a controller that was started again may refuse a queue pair before it is given up.
@@ -59,7 +59,7 @@ enum State {
 pub(super) enum TimeoutCheck {
     /// All is as it was.
     Same,
-    /// Its controller answers no more.
+    /// Its controller no longer responds.
     Failed,
     /// Its controller is being reset: for another namespace, or because its own queue has failed.
     Reset,
@@ -133,7 +133,7 @@ impl QueuePair {
         self.controller.facts().limits
     }
 
-    /// Whether the device answers no more.
+    /// Whether the device no longer responds.
     pub(super) fn is_lost(&self) -> bool {
         matches!(self.state, State::Lost | State::Dead)
     }
@@ -335,7 +335,7 @@ impl QueuePair {
         self.controller.facts().placement.get(usize::from(handle?.0)).copied()
     }
 
-    /// Takes in what was answered.
+    /// Processes what was answered.
     pub(super) fn process(&mut self) -> TimeoutCheck {
         match (&self.pair, self.state) {
             (_, State::Lost | State::Dead) => return TimeoutCheck::Same,
@@ -383,16 +383,16 @@ impl QueuePair {
         TimeoutCheck::Same
     }
 
-    /// Asks for the commands of a flight back, and counts in `rescues` whether the controller did
+    /// Asks for the commands of a flight back, and counts in `timeouts` whether the controller did
     /// so.
-    pub(super) fn abort(&self, flight: &CommandInFlight, rescues: &Arc<Rescues>) {
+    pub(super) fn abort(&self, flight: &CommandInFlight, timeouts: &Arc<TimeoutCounters>) {
         // Over vfio-user SPDK looks for the commands through a function that this transport does
         // not have: it would call address 0.
         if self.controller.facts().reach != DmaIsolation::Process
             && self.state == State::Working
             && let Some(pair) = &self.pair
         {
-            pair.abort(flight, rescues);
+            pair.abort(flight, timeouts);
         }
     }
 

@@ -1,4 +1,4 @@
-//! A controller is stopped and started again, step by step on the keeper's thread: a reset of one
+//! A controller is stopped and started again, step by step on the admin thread: a reset of one
 //! on the bus, a new connection of one that is reached by a connection. Whoever uses it goes on
 //! with others meanwhile.
 
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use tidelog_spdk_sys as sys;
 
+use super::admin_thread::AttachedController;
 use super::attach::reach_of;
 use super::controller::{DmaIsolation, Phase, Shared, command_timeout};
 use super::identity::NamespaceIdentity;
-use super::keeper::AttachedController;
-use super::log::unheard;
+use super::log::without_capture;
 
 /// Between two attempts to connect it.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// A reset that is under way.
 pub(super) struct Reset {
     step: Step,
-    /// Until then it is tried again, counted from the first attempt.
+    /// Until then it is retried, counted from the first attempt.
     until: Option<Instant>,
 }
 
@@ -91,7 +91,7 @@ impl Reset {
         }
         // SAFETY: the controller is attached, and this thread starts it. One that has failed is not
         // started, which is said by the next step.
-        unheard(|| unsafe {
+        without_capture(|| unsafe {
             sys::spdk_nvme_ctrlr_fail(shared.handle());
             while sys::spdk_nvme_ctrlr_reconnect_poll_async(shared.handle()) == -libc::EAGAIN {
                 std::thread::yield_now();
@@ -106,7 +106,7 @@ fn stop(shared: &Shared) -> Result<Step, Phase> {
     let stop = |handle| {
         // SAFETY: the controller is attached. Queue pairs stay, and are freed by their threads once
         // it was stopped.
-        unheard(|| unsafe { sys::spdk_nvme_ctrlr_disconnect(handle) })
+        without_capture(|| unsafe { sys::spdk_nvme_ctrlr_disconnect(handle) })
     };
     match shared.alone_now(stop) {
         // Somebody uses it now.
@@ -121,8 +121,9 @@ fn stop(shared: &Shared) -> Result<Step, Phase> {
 /// Waits until it does nothing any more.
 fn stopping(shared: &Shared, on_the_bus: bool) -> Result<Step, Phase> {
     // SAFETY: the controller is attached.
-    let poll =
-        |handle| unheard(|| unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(handle) });
+    let poll = |handle| {
+        without_capture(|| unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(handle) })
+    };
     if shared.alone_now(poll) != Some(-libc::ENXIO) {
         return Ok(Step::Stopping);
     }
@@ -148,7 +149,7 @@ fn start(shared: &Shared) -> Step {
     let start = |handle| {
         shared.enter(Phase::Starting);
         // SAFETY: the controller was stopped, and no queue pair is left.
-        unheard(|| unsafe { sys::spdk_nvme_ctrlr_reconnect_async(handle) });
+        without_capture(|| unsafe { sys::spdk_nvme_ctrlr_reconnect_async(handle) });
     };
     shared.alone_now(start).map_or(Step::Start, |()| Step::Starting)
 }
@@ -162,9 +163,9 @@ enum Failed {
 fn starting(attached: &AttachedController) -> Result<Phase, Failed> {
     let handle = attached.shared.handle();
     // SAFETY: it is this thread that starts the controller.
-    match unheard(|| unsafe { sys::spdk_nvme_ctrlr_reconnect_poll_async(handle) }) {
+    match without_capture(|| unsafe { sys::spdk_nvme_ctrlr_reconnect_poll_async(handle) }) {
         0 if attached.is_as_it_was() => Ok(Phase::Up),
-        // Something else answers in its place.
+        // Something else responds in its place.
         0 => Ok(Phase::Gone),
         code if code == -libc::EAGAIN => Err(Failed::NotYet),
         _ => Err(Failed::ThisTime),

@@ -16,7 +16,7 @@ use crate::units::ByteCount;
 const WAKE: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
 
-/// So many entries at most wait for [`Queue::ring`]. The kernel starts a batch's devices only when it has taken in
+/// So many entries at most wait for [`Queue::ring`]. The kernel starts a batch's devices only when it has processed
 /// the whole batch, so that a long one leaves them idle meanwhile, and its completions come in one bunch, too.
 /// Shorter ones cost a system call more often (docs/measurements.md has the figures).
 const BATCH: u32 = 8;
@@ -109,7 +109,7 @@ impl<S: squeue::EntryMarker + From<squeue::Entry>, C: cqueue::EntryMarker> Owned
         unsafe { self.enqueue(entry) }?;
         self.fresh += 1;
         if self.fresh >= BATCH {
-            // The entry was accepted whatever the kernel answers; if the path is dead, `ring` says so.
+            // The entry was accepted whatever the kernel returns; if the path is dead, `ring` says so.
             let _ = self.ring();
         }
         Ok(())

@@ -65,7 +65,7 @@ impl WakeEvent {
         self.0.as_raw_fd()
     }
 
-    /// Sleeps until it is raised or the time is up; answers which.
+    /// Sleeps until it is raised or the time is up; returns which.
     pub(super) fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         let mut poll = libc::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 };
         // To the nanosecond: whoever looks at a GPU's copies naps for much less than the millisecond that poll counts in.

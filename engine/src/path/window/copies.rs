@@ -56,7 +56,7 @@ pub unsafe trait WindowCopies: Send {
     /// The checksum that was taken last in a slot where all is done.
     fn checksum(&self, slot: u32) -> u32;
 
-    /// Waits for everything. Answers whether nothing runs any more: not so where nobody can tell.
+    /// Waits for everything. Returns whether nothing runs any more: not so where nobody can tell.
     fn stop(&mut self) -> bool;
 }
 

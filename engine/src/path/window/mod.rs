@@ -187,7 +187,7 @@ pub struct Window {
     waiting: VecDeque<u32>,
     ring: ChunkRing,
     parts: WindowParts,
-    answers: Vec<WindowCompletion>,
+    completions: Vec<WindowCompletion>,
 }
 
 impl Window {
@@ -215,7 +215,7 @@ impl Window {
             waiting: VecDeque::with_capacity(depth as usize),
             ring: ChunkRing::new(size, devices),
             parts: WindowParts::new(size.chunks, devices),
-            answers: Vec::with_capacity(depth as usize),
+            completions: Vec::with_capacity(depth as usize),
         }
     }
 
@@ -229,9 +229,9 @@ impl Window {
         u64::from(chunk) * u64::from(self.size().chunk)
     }
 
-    /// Requests that have not been answered, and answers that were not handed out.
+    /// Requests that have not been answered, and completions that were not handed out.
     pub fn in_flight(&self) -> usize {
-        self.requests.len() - self.free.len() + self.answers.len()
+        self.requests.len() - self.free.len() + self.completions.len()
     }
 
     /// Whether nothing is on its way, not even what was answered.
@@ -245,8 +245,8 @@ impl Window {
     }
 
     /// Whether devices have parts, or may still use their memory.
-    pub fn is_any_flying(&self) -> bool {
-        self.parts.is_any_flying()
+    pub fn is_any_in_flight(&self) -> bool {
+        self.parts.is_any_in_flight()
     }
 
     /// Adds memory of the caller's that devices reach: aligned transfers of it need no copy.
@@ -279,12 +279,12 @@ impl Window {
 
     /// Hands out an answer, in whatever order.
     pub fn next_answer(&mut self) -> Option<WindowCompletion> {
-        self.answers.pop()
+        self.completions.pop()
     }
 
-    /// Whether there are answers to hand out.
-    pub fn has_answers(&self) -> bool {
-        !self.answers.is_empty()
+    /// Whether there are completions to hand out.
+    pub fn has_completions(&self) -> bool {
+        !self.completions.is_empty()
     }
 
     /// Asks that requests end soon: the one with this tag, or all. What has not reached a device does not.
@@ -301,12 +301,12 @@ impl Window {
         self.cancel_ready(tag);
     }
 
-    /// Waits for the GPU. Answers whether nothing of it runs any more.
+    /// Waits for the GPU. Returns whether nothing of it runs any more.
     pub fn stop(&mut self) -> bool {
         self.copies.stop()
     }
 
-    /// Answers a request that is over.
+    /// Completes a request that is over.
     fn settle(&mut self, slot: u32) {
         let Some(active) = &self.requests[slot as usize] else { return };
         if !active.is_over() {
@@ -315,7 +315,7 @@ impl Window {
         let Some(active) = self.requests[slot as usize].take() else { return };
         self.free.push(slot);
         let Active { request, checksum, failure, .. } = active;
-        self.answers.push(WindowCompletion {
+        self.completions.push(WindowCompletion {
             tag: request.tag,
             result: failure.map_or(Ok(()), |failure| Err(failure.status)),
             by_device: failure.is_some_and(|failure| failure.by_device),

@@ -33,7 +33,7 @@ pub(super) enum Stage {
     /// It may go to the device.
     Ready,
     /// The device has it.
-    Flying,
+    InFlight,
     /// Its checksum is being taken, and bytes are being copied out of its chunk.
     Draining,
     /// Nobody knows whether the device has let go of it: it stays as it is for good.
@@ -98,7 +98,7 @@ impl WindowParts {
 
     fn take(&mut self, slot: u32) -> Option<WindowPart> {
         let part = self.slots[slot as usize].take()?;
-        self.shares.give_back(part.device);
+        self.shares.release(part.device);
         self.free.push(slot);
         Some(part)
     }
@@ -107,8 +107,8 @@ impl WindowParts {
         self.free.len() == self.slots.len()
     }
 
-    pub(super) fn is_any_flying(&self) -> bool {
-        self.slots.iter().flatten().any(|part| matches!(part.stage, Stage::Flying | Stage::Lost))
+    pub(super) fn is_any_in_flight(&self) -> bool {
+        self.slots.iter().flatten().any(|part| matches!(part.stage, Stage::InFlight | Stage::Lost))
     }
 
     pub(super) fn is_any_copied(&self) -> bool {
@@ -146,23 +146,23 @@ impl Window {
     }
 
     /// The parts of a request that devices have, or of all.
-    pub fn flying(&self, tag: Option<u64>) -> impl Iterator<Item = u32> + '_ {
+    pub fn parts_on_devices(&self, tag: Option<u64>) -> impl Iterator<Item = u32> + '_ {
         (0..).zip(&self.parts.slots).filter_map(move |(slot, part)| {
-            let part = part.as_ref().filter(|part| part.stage == Stage::Flying)?;
+            let part = part.as_ref().filter(|part| part.stage == Stage::InFlight)?;
             self.is_named(part, tag).then_some(slot)
         })
     }
 
-    /// Takes in what became of a part.
+    /// Processes what became of a part.
     pub fn tell(&mut self, slot: u32, told: PartStatus) {
         let Some(part) = self.parts.get_mut(slot) else { return };
         match told {
-            PartStatus::Taken => part.stage = Stage::Flying,
+            PartStatus::Taken => part.stage = Stage::InFlight,
             PartStatus::Moved(moved) if moved < part.length => {
                 let status = Status::Short { moved: part.start + moved };
                 self.end_part(slot, Err(Failure::of_device(status)));
             }
-            PartStatus::Moved(_) => self.land(slot),
+            PartStatus::Moved(_) => self.complete(slot),
             PartStatus::Failed(status) => self.end_part(slot, Err(Failure::of_device(status))),
             PartStatus::Lost(status) => self.lose(slot, Failure::of_device(status)),
         }
@@ -269,7 +269,7 @@ impl Window {
             let Some(part) = self.parts.get(slot) else { continue };
             let done = match part.stage {
                 Stage::Filling | Stage::Draining => self.copies.is_done(slot),
-                Stage::Ready | Stage::Flying | Stage::Lost => Ok(false),
+                Stage::Ready | Stage::InFlight | Stage::Lost => Ok(false),
             };
             match done {
                 Ok(false) => {}
@@ -293,7 +293,7 @@ impl Window {
     }
 
     /// A device has moved all of a part.
-    fn land(&mut self, slot: u32) {
+    fn complete(&mut self, slot: u32) {
         let Some(part) = self.parts.get(slot) else { return };
         let Some(active) = &self.requests[part.owner as usize] else { return };
         if active.request.direction == DmaDirection::Write {
@@ -341,7 +341,7 @@ impl Window {
             self.add_checksum(&part, self.copies.checksum(slot));
         }
         if let PartMemory::Chunk(chunk) = part.place {
-            self.ring.give_back(part.device, chunk);
+            self.ring.release(part.device, chunk);
         }
         self.count_part(part.owner, result);
     }

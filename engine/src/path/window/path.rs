@@ -20,7 +20,7 @@ use crate::units::ByteCount;
 const OURS: u64 = 1 << 63;
 /// How long a thread that waits for the GPU alone naps between two looks: copies wake nobody.
 const NAP: Duration = Duration::from_micros(20);
-/// So many looks without a nap come first, for copies that are about to end.
+/// So many looks without a sleep come first, for copies that are about to end.
 const LOOKS: u32 = 50;
 
 /// A path that does peer DMA, with a window to a GPU once it was told of one.
@@ -44,7 +44,7 @@ struct Open {
     /// Each chunk, unless the path inside has it.
     chunks: Vec<Option<PeerBuffer>>,
     /// Parts that the path inside has.
-    flying: usize,
+    in_flight: usize,
     ready: Vec<PartTransfer>,
 }
 
@@ -130,7 +130,7 @@ impl Open {
         }
         let Capabilities { devices, depth, .. } = path.capabilities();
         let window = Window::new(copies, base, size, (devices.len(), *depth));
-        Ok(Self { window, region, chunks, flying: 0, ready: Vec::new() })
+        Ok(Self { window, region, chunks, in_flight: 0, ready: Vec::new() })
     }
 
     /// Gives the parts that are ready to the path, as many as it takes.
@@ -167,7 +167,7 @@ impl Open {
                     }
                 }
             };
-            self.flying += usize::from(matches!(told, PartStatus::Taken));
+            self.in_flight += usize::from(matches!(told, PartStatus::Taken));
             self.window.tell(transfer.part, told);
         }
         self.ready = ready;
@@ -181,7 +181,7 @@ impl Open {
         else {
             return;
         };
-        self.flying -= 1;
+        self.in_flight -= 1;
         self.chunks[chunk as usize] = chunk_of(completion.memory);
         let told = match completion.result {
             Ok(()) => PartStatus::Moved(length),
@@ -279,7 +279,7 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.advance();
-        if self.open.as_ref().is_some_and(|open| open.window.has_answers()) {
+        if self.open.as_ref().is_some_and(|open| open.window.has_completions()) {
             return Ok(());
         }
         if !self.is_copying() {
@@ -307,8 +307,8 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
         }
         let Some(open) = &mut self.open else { return };
         for slot in slots {
-            let flying: Vec<u32> = open.window.flying(Some(slot.into())).collect();
-            for part in flying {
+            let in_flight: Vec<u32> = open.window.parts_on_devices(Some(slot.into())).collect();
+            for part in in_flight {
                 self.path.abort(OURS | u64::from(part));
             }
             open.window.abort(Some(slot.into()));
@@ -316,7 +316,7 @@ unsafe impl<P: DataPath + ?Sized> DataPath for Windowed<P> {
     }
 
     fn in_flight(&self) -> usize {
-        let parts = self.open.as_ref().map_or(0, |open| open.flying);
+        let parts = self.open.as_ref().map_or(0, |open| open.in_flight);
         self.path.in_flight() - parts + self.slots.in_flight()
     }
 

@@ -48,10 +48,10 @@ impl ChunkRing {
 
     /// Gives a device's chunk back that nobody touches any more.
     #[expect(clippy::needless_pass_by_value, reason = "who gives a chunk up has it no more")]
-    pub(super) fn give_back(&mut self, device: DeviceIndex, chunk: Chunk) {
+    pub(super) fn release(&mut self, device: DeviceIndex, chunk: Chunk) {
         debug_assert!(!self.free.contains(&chunk.0));
         self.free.push(chunk.0);
-        self.shares.give_back(device);
+        self.shares.release(device);
     }
 
     /// Gives a chunk up that its device may touch at any time from now on: it is never handed out
@@ -87,7 +87,7 @@ mod tests {
         let (one, two) = (ring.take(DEVICE).unwrap(), ring.take(DEVICE).unwrap());
         assert!(ring.take(DEVICE).is_none());
         assert_eq!(ring.offset(&one).abs_diff(ring.offset(&two)), 16 << 10);
-        ring.give_back(DEVICE, one);
+        ring.release(DEVICE, one);
         assert!(ring.take(DEVICE).is_some() && ring.take(DEVICE).is_none());
     }
 

@@ -11,8 +11,8 @@ use crate::units::{ByteCount, DeviceIndex};
 
 /// How long one figure is measured, at least.
 const SLICE: Duration = Duration::from_millis(50);
-/// A device that answers nothing for so long is given up.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// A device that does not respond for so long is given up.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The time since some moment. A device that is a model brings its own.
 pub(super) type Clock<'a> = dyn Fn() -> Duration + Sync + 'a;
@@ -53,7 +53,7 @@ impl<'a> Meter<'a> {
         let rate = self.run(kind, chunk, depth);
         if rate.is_err() {
             // The space may belong to tensors again once the locks are given back.
-            self.path.drain(Instant::now() + PATIENCE, &mut Vec::new());
+            self.path.drain(Instant::now() + TIMEOUT, &mut Vec::new());
         }
         rate
     }
@@ -84,10 +84,10 @@ impl<'a> Meter<'a> {
         while self.path.in_flight() > 0 {
             self.path.ring().map_err(CalibrateError::Path)?;
             if self.path.poll(&mut completions) == 0 {
-                if heard.elapsed() > PATIENCE {
-                    return Err(CalibrateError::Silent(PATIENCE));
+                if heard.elapsed() > TIMEOUT {
+                    return Err(CalibrateError::Silent(TIMEOUT));
                 }
-                self.path.wait(Some(PATIENCE)).map_err(CalibrateError::Path)?;
+                self.path.wait(Some(TIMEOUT)).map_err(CalibrateError::Path)?;
                 continue;
             }
             heard = Instant::now();

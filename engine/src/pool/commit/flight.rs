@@ -8,7 +8,7 @@ use crate::schedule::{ControlError, Finish, SubmitError, Ticket, TransferError};
 
 /// Sends what a transfer came to, then takes the pipeline on; the latter also where it is dropped without
 /// having been sent anything, because the reactor ended in a panic.
-pub(in crate::pool) struct Tell<T> {
+pub(in crate::pool) struct ResultSender<T> {
     // Dropped in this order: whoever is woken finds the channel as it stays.
     send: SyncSender<T>,
     _wake: Wake,
@@ -22,7 +22,7 @@ impl Drop for Wake {
     }
 }
 
-impl<T> Tell<T> {
+impl<T> ResultSender<T> {
     pub(in crate::pool) fn tell(self, what: T) {
         // Who does not listen any more need not be told.
         let _ = self.send.send(what);
@@ -30,9 +30,9 @@ impl<T> Tell<T> {
 }
 
 /// Both ends of what will be told.
-pub(in crate::pool) fn told<T>(commits: &Arc<Commits>) -> (Tell<T>, Receiver<T>) {
+pub(in crate::pool) fn told<T>(commits: &Arc<Commits>) -> (ResultSender<T>, Receiver<T>) {
     let (send, told) = sync_channel(1);
-    (Tell { send, _wake: Wake(Arc::clone(commits)) }, told)
+    (ResultSender { send, _wake: Wake(Arc::clone(commits)) }, told)
 }
 
 /// What was told, if it was: the reactor never goes without an answer, except into a panic.

@@ -9,7 +9,7 @@
 //! Commits move through this in the order in which they were started, as many together as have arrived:
 //! one round of flushes and one record for all of them (group commit). While one group's record is on its way
 //! the next one's data is flushed and a third gathers. Records go one after the other, because recovery
-//! takes a record behind a gap for damage, and each answers for its group only once it is on the medium:
+//! takes a record behind a gap for damage, and each completes its group only once it is on the medium:
 //! so what a crash leaves is always the commits up to some one, each whole.
 //!
 //! Nothing here has a thread. What ends on a device takes the pipeline a step on, on the reactor's thread;
@@ -66,7 +66,7 @@ impl Commit {
         self.tensors().map(drop)
     }
 
-    /// Waits for the end; answers how many tensors it changed.
+    /// Waits for the end; returns how many tensors it changed.
     pub(super) fn tensors(&self) -> Result<usize, CommitError> {
         if let Some(forked) = self.forked() {
             return Err(forked);
@@ -149,10 +149,10 @@ impl Commits {
     }
 
     /// Whether the last commit in flight that names this tensor leaves one; `None` if none names it.
-    pub(super) fn fate(self: &Arc<Self>, id: TensorId) -> Option<bool> {
-        let fate = self.pipeline().fate(id);
+    pub(super) fn outcome(self: &Arc<Self>, id: TensorId) -> Option<bool> {
+        let outcome = self.pipeline().outcome(id);
         self.catch_up();
-        fate
+        outcome
     }
 
     pub(super) fn stats(self: &Arc<Self>) -> CommitStats {

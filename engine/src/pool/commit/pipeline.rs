@@ -16,7 +16,7 @@ use crate::schedule::{ControlError, SubmitError, TransferError};
 use crate::units::{ByteCount, DeviceIndex, DeviceSet};
 
 /// Records up to this long are written with FUA (the Force Unit Access bit of the `NVMe` Write command, command
-/// dword 12): the device answers once these bytes are on non-volatile media. A Flush command would have it
+/// dword 12): the device completes the write once these bytes are on non-volatile media. A Flush command would have it
 /// write back all that its volatile cache holds of the namespace, other tensors in flight included, for the
 /// sake of one block, and is a second round trip. Longer writes (checkpoints) are many commands, which
 /// one flush settles together.
@@ -102,15 +102,15 @@ impl Pipeline {
         self.waiting.push_back(pending);
     }
 
-    /// Takes no more; answers the last that was taken, if any is in flight.
+    /// Takes no more; returns the last that was taken, if any is in flight.
     pub(super) fn close(&mut self) -> Option<Commit> {
         self.closed = true;
         self.in_flight().next().map(|pending| pending.commit.clone())
     }
 
-    /// See [`Commits::fate`].
-    pub(super) fn fate(&self, id: TensorId) -> Option<bool> {
-        self.in_flight().find_map(|pending| pending.work.fate(id))
+    /// See [`Commits::outcome`].
+    pub(super) fn outcome(&self, id: TensorId) -> Option<bool> {
+        self.in_flight().find_map(|pending| pending.work.outcome(id))
     }
 
     pub(super) fn stats(&self) -> CommitStats {
@@ -124,7 +124,7 @@ impl Pipeline {
 
     /// Takes everything on as far as it goes without waiting.
     pub(super) fn run(&mut self, commits: &Arc<Commits>) {
-        // Each moves something or answers that it did not.
+        // Each moves something or returns that it did not.
         while self.end_record(commits)
             | self.end_flush()
             | self.begin_flush(commits)

@@ -30,7 +30,7 @@ pub(in crate::pool) struct WrittenPut {
     pub(in crate::pool) checksums: Vec<u32>,
 }
 
-/// What a commit changes. Dropped without having been applied, it gives back what it holds.
+/// What a commit changes. Dropped without having been applied, it releases what it holds.
 pub(in crate::pool) enum Work {
     Batch(BatchWork),
     Moves { moves: ReclamationMoves, entries: Vec<TensorEntry> },
@@ -68,7 +68,7 @@ impl Work {
 
     /// Whether it leaves this tensor; `None` if it says nothing about it. A move changes nothing that
     /// anybody can see.
-    pub(super) fn fate(&self, id: TensorId) -> Option<bool> {
+    pub(super) fn outcome(&self, id: TensorId) -> Option<bool> {
         match self {
             Self::Batch(batch) => batch.fates.get(&id).copied(),
             Self::Moves { .. } => None,
@@ -135,7 +135,7 @@ impl Work {
         puts.chain(batch.deleted.iter().map(|id| Change::Delete(*id))).collect()
     }
 
-    /// Its record is on media: everybody may see it. Answers how many tensors it changed.
+    /// Its record is on media: everybody may see it. Returns how many tensors it changed.
     pub(super) fn apply(&mut self) -> usize {
         match self {
             Self::Batch(batch) => {

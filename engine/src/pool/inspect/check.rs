@@ -333,7 +333,7 @@ impl Reader<'_> {
     ) -> Vec<DamagedTensor> {
         let mut losses = vec![(0_u64, None::<String>); tensors.len()];
         let mut done = 0;
-        let mut land = |window: Window| {
+        let mut complete = |window: Window| {
             let (lost, why) = self.end(&window);
             let (bytes, first) = &mut losses[window.tensor];
             *bytes += lost;
@@ -341,17 +341,17 @@ impl Reader<'_> {
             done += window.group.bytes();
             progress(CheckProgress { done: ByteCount(done), total: self.bytes });
         };
-        let mut flying: VecDeque<Window> = VecDeque::new();
+        let mut in_flight: VecDeque<Window> = VecDeque::new();
         for (index, (_, tensor)) in tensors.iter().enumerate() {
             let whole = pieces::of_range(&self.stripes, tensor, 0..tensor.length, true);
             for group in pieces::groups(whole, WINDOW_BYTES) {
-                if flying.len() == WINDOWS_IN_FLIGHT {
-                    flying.pop_front().into_iter().for_each(&mut land);
+                if in_flight.len() == WINDOWS_IN_FLIGHT {
+                    in_flight.pop_front().into_iter().for_each(&mut complete);
                 }
-                flying.push_back(self.start(index, group));
+                in_flight.push_back(self.start(index, group));
             }
         }
-        flying.into_iter().for_each(&mut land);
+        in_flight.into_iter().for_each(&mut complete);
         let lost = tensors.iter().zip(losses).filter_map(|((share, tensor), (lost, why))| {
             Some(DamagedTensor {
                 share: *share,

@@ -20,7 +20,7 @@ pub struct OverwrittenStart {
     pub found: String,
 }
 
-/// Writes the start of such devices anew, as far as the shares' metadata, so that the pool can be opened again; answers
+/// Writes the start of such devices anew, as far as the shares' metadata, so that the pool can be opened again; returns
 /// which they were. What was made there is lost. Damage behind the start is for a check to find. Nobody may have a
 /// share open.
 ///

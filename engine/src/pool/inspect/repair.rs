@@ -90,10 +90,10 @@ pub fn repair<Source: MemberSource>(
         // Opening a share writes its damaged copies again: there is one way to do that, and this is it.
         let options = OpenOptions { share, buffered, huge_pages: false, ..sized(&before) };
         let pool = Pool::open(sources, &options)?;
-        let doomed: Vec<TensorId> =
+        let to_delete: Vec<TensorId> =
             dropped.iter().filter(|it| it.share == share).map(|it| it.id).collect();
         let mut batch = pool.batch();
-        doomed.into_iter().try_for_each(|id| batch.delete(id))?;
+        to_delete.into_iter().try_for_each(|id| batch.delete(id))?;
         batch.commit()?;
         pool.close()?;
     }

@@ -14,7 +14,7 @@ use crate::schedule::{Finish, Piece, Reactor, Subject, Ticket, Transfer, Transfe
 /// Memory for what is being copied: this much, or one stripe unit if that is more.
 const COPY_BYTES: u64 = 4 << 20;
 
-/// Copies everything to its new place; answers the tensors as they will be there.
+/// Copies everything to its new place; returns the tensors as they will be there.
 ///
 /// # Errors
 /// The first failure. Nothing is in flight any more then either: the old and the new places may be given
@@ -75,7 +75,7 @@ fn fitting(copies: &[Copy<'_>]) -> usize {
     fit.count().max(1)
 }
 
-/// Reads all of it, and writes each part as soon as it is there. Answers the checksums of the new pieces.
+/// Reads all of it, and writes each part as soon as it is there. Returns the checksums of the new pieces.
 fn copy_window(
     pool: &Pool,
     reactor: &Reactor,
@@ -99,7 +99,7 @@ fn begin_read(pool: &Pool, reactor: &Reactor, copy: &Copy<'_>) -> Result<Ticket,
     let pieces = pieces::of_range(&pool.0.stripes, copy.entry, copy.bytes.clone(), true).collect();
     let destination = Destination::buffer((copy.bytes.end - copy.bytes.start) as usize);
     let read = Transfer::Read { destination, pieces };
-    // The tensor is named by what this answers.
+    // The tensor is named by what this returns.
     let subject = Subject::default().from_byte(copy.bytes.start);
     Ok(reactor.submit_about(subject, read, Urgency::Ahead, None, Finish::nothing())?)
 }

@@ -20,7 +20,7 @@ fn places(pool: &Pool, id: u128) -> Vec<Placement> {
 }
 
 /// Fills the pool with tensors and deletes every other one, so that free segments are scarce and the
-/// others are half dead; answers the ids of the rest.
+/// others are half dead; returns the ids of the rest.
 fn fill_half(pool: &Pool) -> Vec<u128> {
     let scarce = || pool.0.shared.contents().space_is_scarce();
     let mut ids = 0_u128..;
@@ -73,7 +73,7 @@ fn free_segments_are_discarded_once_and_nothing_else_is() {
     segments.sort_unstable();
     segments.dedup();
     assert_eq!(segments.len() as u64, free);
-    // A simulated disk answers zeroes for what was discarded. The ends of the tensor share segments with
+    // A simulated disk returns zeroes for what was discarded. The ends of the tensor share segments with
     // others.
     let middle = old[old.len() / 2];
     let bytes_there = disks[usize::from(middle.device)].peek(middle.device_offset, 4096);

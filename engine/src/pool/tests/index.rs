@@ -40,7 +40,7 @@ fn fillers(pool: &Pool) -> usize {
     pool.durable_tensors().unwrap().len()
 }
 
-/// Puts so many fillers at a time until one finds no room; answers how many there are.
+/// Puts so many fillers at a time until one finds no room; returns how many there are.
 fn fill_up(pool: &Pool, at_once: usize) -> usize {
     let mut count = fillers(pool);
     loop {
@@ -110,7 +110,7 @@ fn an_index_is_limited_by_space_alone_and_deletions_always_fit() {
             assert_eq!(fillers(&pool), at_once);
             empty(&pool, 0..at_once).unwrap();
             pool.close().unwrap();
-            // A checkpoint in each slot gives back what that slot does not need.
+            // A checkpoint in each slot releases what that slot does not need.
             for _ in 0..2 {
                 let pool = open(&disks);
                 fill(&pool, 0..1).unwrap();
@@ -145,7 +145,7 @@ fn what_is_given_up_gives_its_room_in_the_index_back() {
     }
     assert_eq!(index(&pool).live, before.live);
     space(&pool);
-    // The next checkpoint gives back what it does not need.
+    // The next checkpoint releases what it does not need.
     drop(pool);
     fill(&open(&disks), 400..401).unwrap();
     assert_eq!(index(&open(&disks)).segments, 0);

@@ -258,7 +258,7 @@ impl Program {
         self.reopen_after_fault();
     }
 
-    /// A fault that has not struck would strike somewhere else; one that has latched its device.
+    /// A fault that has not happened would happen somewhere else; one that has latched its device.
     fn reopen_after_fault(&mut self) {
         self.disks.iter().for_each(SimDisk::clear_faults);
         if self.random.chance(2) {

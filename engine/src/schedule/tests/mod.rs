@@ -256,7 +256,7 @@ fn a_device_that_vanishes_fails_what_is_in_flight_and_refuses_the_rest() {
     disks[0].hold();
     let ticket = read_ticket(&reactor, tensor.len(), &pieces);
     until("a full ring", || disks[0].in_flight() == 2);
-    disks[0].vanish();
+    disks[0].remove_device();
     let failed = ticket.wait_timeout(SOON).unwrap().unwrap_err();
     assert_eq!(failed.device(), Some(DeviceIndex(0)), "{failed}");
     let refused = read(&reactor, tensor.len(), &pieces).unwrap_err();

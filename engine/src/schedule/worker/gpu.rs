@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::landing::may_read_again;
+use super::completion::may_read_again;
 use super::{BeginResult, PieceInFlight, QueuePlace, Worker};
 use crate::memory::{
     CopyResult, DmaBuffer, DmaPool, GpuDirection, GpuError, GpuEvent, PendingCopies,
@@ -84,7 +84,7 @@ impl OnGpu {
     }
 
     /// How long the reactor may sleep that would otherwise sleep for `left`.
-    pub(super) fn nap(&self, left: Option<Duration>) -> Option<Duration> {
+    pub(super) fn poll_timeout(&self, left: Option<Duration>) -> Option<Duration> {
         if self.is_copying() { Some(left.unwrap_or(NAP).min(NAP)) } else { left }
     }
 }
@@ -103,7 +103,7 @@ impl Worker {
     }
 
     /// A device is done with a piece of the GPU's memory.
-    pub(super) fn land_reached(
+    pub(super) fn complete_reached(
         &mut self,
         flight: PieceInFlight,
         piece: Piece,
@@ -129,7 +129,7 @@ impl Worker {
             }
             match active.reach(piece).filter(|_| again) {
                 Some(read) => self.read_again(flight, read),
-                None => self.blame(flight.transfer, failure),
+                None => self.report_failure(flight.transfer, failure),
             }
         } else {
             active.landed(flight.piece, None);
@@ -163,7 +163,7 @@ impl Worker {
             }
             Err((error, chunk)) => {
                 self.keep(flight, Some(chunk));
-                self.blame(id, TransferError::of_gpu(error, tensor_offset));
+                self.report_failure(id, TransferError::of_gpu(error, tensor_offset));
             }
         }
         self.settle(id);
@@ -185,18 +185,21 @@ impl Worker {
             Ok(()) => active.copied_in(piece),
             Err((error, chunk)) => {
                 self.keep(flight, Some(chunk));
-                self.blame(flight.transfer, TransferError::of_gpu(error, piece.tensor_offset));
+                self.report_failure(
+                    flight.transfer,
+                    TransferError::of_gpu(error, piece.tensor_offset),
+                );
             }
         }
     }
 
-    /// Goes on with every chunk whose copy has ended; answers whether there was one.
-    pub(super) fn land_copies(&mut self) -> bool {
+    /// Goes on with every chunk whose copy has ended; returns whether there was one.
+    pub(super) fn complete_copies(&mut self) -> bool {
         let mut some = self.launch_ready();
         while let Some(ended) = self.on_gpu.copies.next_ended() {
             some = true;
             let id = ended.0.flight.transfer;
-            self.land_copy(ended);
+            self.complete_copy(ended);
             self.settle(id);
         }
         some
@@ -205,10 +208,10 @@ impl Worker {
     /// Waits for the copies under way, and lets go of what only waited for a device.
     pub(super) fn stop_copies(&mut self) {
         self.on_gpu.copies.wait();
-        self.land_copies();
+        self.complete_copies();
     }
 
-    fn land_copy(&mut self, (Copied { flight, awaited }, chunk): CopyResult<Copied>) {
+    fn complete_copy(&mut self, (Copied { flight, awaited }, chunk): CopyResult<Copied>) {
         let mut chunk = match chunk {
             Ok(chunk) => chunk,
             Err(error) => return self.lose_copy(flight, awaited, error),
@@ -239,7 +242,7 @@ impl Worker {
             active.uncopied();
         }
         let tensor_offset = active.pieces[flight.piece].tensor_offset;
-        self.blame(flight.transfer, TransferError::of_gpu(error, tensor_offset));
+        self.report_failure(flight.transfer, TransferError::of_gpu(error, tensor_offset));
     }
 
     /// Gives a piece that was copied from the GPU to its device, or keeps it until there is room.
@@ -262,7 +265,7 @@ impl Worker {
                 Err((Some(failure), chunk)) => {
                     self.keep(flight, chunk);
                     self.end_copy(flight);
-                    self.blame(flight.transfer, failure);
+                    self.report_failure(flight.transfer, failure);
                 }
             }
         }
@@ -274,7 +277,7 @@ impl Worker {
         }
     }
 
-    /// Tries again what found no room; answers whether some did.
+    /// Retries what found no room; returns whether some did.
     fn launch_ready(&mut self) -> bool {
         let waiting = self.on_gpu.ready.len();
         for _ in 0..waiting {

@@ -2,7 +2,7 @@
 //! Gradients leave over `PCIe` as the backward pass makes them, the CPU adds them up and runs Adam, and
 //! what it made of the parameters goes back.
 //!
-//! Both change what the GPU does, so that each answers a trace of its own beside the plan: that of a
+//! Both change what the GPU does, so that each returns a trace of its own beside the plan: that of a
 //! step recorded with activation checkpointing, which is how both run, less what moves to the CPU.
 //! What is assumed of either stands in `docs/plan.md`.
 

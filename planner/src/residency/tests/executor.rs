@@ -1,7 +1,7 @@
 //! The reference's executor: it performs actions, ends transfers as chance has it, and checks that
 //! the machine may ask for what it asks.
 
-use super::world::{EndedMove, Flight, Kept, Kind, Memory, NO_TROUBLE, TORN, World};
+use super::world::{EndedMove, Flight, Kept, Kind, Memory, NO_FAULTS, TORN, World};
 use super::*;
 
 impl World {
@@ -167,7 +167,7 @@ impl World {
     /// No more trouble: everything in flight ends, every storage that is alive comes back right,
     /// and when all have died nothing is left.
     pub(super) fn finish(&mut self) {
-        self.trouble = NO_TROUBLE;
+        self.trouble = NO_FAULTS;
         self.retry(false);
         self.op_end();
         self.drain();

@@ -3,7 +3,7 @@
 
 use super::chance::Random;
 use super::planned::Parts;
-use super::world::{EndedMove, Trouble, World};
+use super::world::{EndedMove, FaultInjection, World};
 use super::*;
 use crate::trace::PlanStorage;
 use crate::units::OpIndex;
@@ -40,7 +40,7 @@ fn world(seed: u64) -> World {
     // A third of the runs without any trouble, a third with all of it.
     let level = random.below(3);
     let mut up_to = |most: u64| if level == 0 { 0 } else { random.below(most * level) };
-    let trouble = Trouble {
+    let trouble = FaultInjection {
         failing: up_to(10),
         giving_up: up_to(8),
         disturbing: up_to(20),
@@ -147,27 +147,27 @@ struct IterationOp {
 fn iteration(random: &mut Random) -> Iteration {
     let globals = 1 + random.below(6) as usize;
     let mut sizes: Vec<u64> = (0..globals).map(|_| 1 + random.below(9)).collect();
-    let mut living: Vec<usize> = (0..globals).collect();
+    let mut live: Vec<usize> = (0..globals).collect();
     let mut ops = Vec::new();
     for _ in 0..4 + random.below(20) {
         let mut op = IterationOp::default();
         for _ in 0..random.below(4) {
-            let storage = living[random.below(living.len() as u64) as usize];
+            let storage = live[random.below(live.len() as u64) as usize];
             op.uses.push((storage, random.percent(30)));
         }
         for _ in 0..random.below(3) {
             op.births.push(sizes.len());
-            living.push(sizes.len());
+            live.push(sizes.len());
             sizes.push(1 + random.below(9));
         }
-        if living.len() > globals && random.percent(50) {
-            let at = globals + random.below((living.len() - globals) as u64) as usize;
-            op.deaths.push(living.remove(at));
+        if live.len() > globals && random.percent(50) {
+            let at = globals + random.below((live.len() - globals) as u64) as usize;
+            op.deaths.push(live.remove(at));
         }
         ops.push(op);
     }
     // What is still there dies with the last op.
-    ops.last_mut().expect("at least four").deaths.extend(living.drain(globals..));
+    ops.last_mut().expect("at least four").deaths.extend(live.drain(globals..));
     Iteration { sizes, globals, ops }
 }
 
@@ -228,7 +228,7 @@ impl Iteration {
 }
 
 /// One step of the iteration; what is born and dies in it, it takes with it whatever happens.
-fn step(world: &mut World, iteration: &Iteration, living: &mut [Option<u32>], astray: u64) {
+fn step(world: &mut World, iteration: &Iteration, live: &mut [Option<u32>], astray: u64) {
     world.retry(true);
     for (index, op) in iteration.ops.iter().enumerate() {
         if world.random.percent(astray) {
@@ -245,7 +245,7 @@ fn step(world: &mut World, iteration: &Iteration, living: &mut [Option<u32>], as
             .uses
             .iter()
             .filter_map(|&(storage, modifies)| {
-                let storage = id(living[storage]?);
+                let storage = id(live[storage]?);
                 world.machine.state(storage).map(|_| OpUse { storage, modifies })
             })
             .collect();
@@ -257,7 +257,7 @@ fn step(world: &mut World, iteration: &Iteration, living: &mut [Option<u32>], as
         for (slot, &storage) in op.births.iter().enumerate() {
             if ended == EndedMove::Ran {
                 let attributes = Attributes { movable: true, birth: Some((at, slot as u16)) };
-                living[storage] = Some(world.born(iteration.sizes[storage], attributes));
+                live[storage] = Some(world.born(iteration.sizes[storage], attributes));
             }
         }
         world.perform();
@@ -265,7 +265,7 @@ fn step(world: &mut World, iteration: &Iteration, living: &mut [Option<u32>], as
             world.check_budget(0);
         }
         for &storage in &op.deaths {
-            bury(world, &mut living[storage]);
+            record_death(world, &mut live[storage]);
         }
         if world.random.percent(95) {
             world.op_end();
@@ -276,12 +276,12 @@ fn step(world: &mut World, iteration: &Iteration, living: &mut [Option<u32>], as
         }
     }
     world.machine.step_end();
-    for storage in &mut living[iteration.globals..] {
-        bury(world, storage);
+    for storage in &mut live[iteration.globals..] {
+        record_death(world, storage);
     }
 }
 
-fn bury(world: &mut World, storage: &mut Option<u32>) {
+fn record_death(world: &mut World, storage: &mut Option<u32>) {
     if let Some(storage) = storage.take()
         && world.machine.state(id(storage)).is_some()
     {
@@ -294,10 +294,10 @@ fn schedules_right_and_wrong_never_lose_a_byte_nor_exceed_the_budget() {
     for_seeds(|seed| {
         let mut world = world(seed);
         let iteration = iteration(&mut world.random);
-        let mut living: Vec<Option<u32>> = vec![None; iteration.sizes.len()];
+        let mut live: Vec<Option<u32>> = vec![None; iteration.sizes.len()];
         let lies = world.random.below(3) * world.random.below(60);
         let astray = world.random.below(2) * world.random.below(12);
-        for (storage, &size) in living.iter_mut().zip(&iteration.sizes).take(iteration.globals) {
+        for (storage, &size) in live.iter_mut().zip(&iteration.sizes).take(iteration.globals) {
             *storage = Some(world.born(size, Attributes::default()));
         }
         for round in 0..4 {
@@ -306,7 +306,7 @@ fn schedules_right_and_wrong_never_lose_a_byte_nor_exceed_the_budget() {
                 world.machine.load_schedule(Arc::clone(&schedule));
                 for (name, plan) in schedule.step().names() {
                     assert_eq!(schedule.step().named(name), Some(*plan));
-                    let storage = living[plan.0 as usize].expect("a global");
+                    let storage = live[plan.0 as usize].expect("a global");
                     let alive = world.machine.state(id(storage)).is_some();
                     assert_eq!(world.machine.bind(*plan, id(storage)), alive);
                 }
@@ -314,7 +314,7 @@ fn schedules_right_and_wrong_never_lose_a_byte_nor_exceed_the_budget() {
             if world.random.percent(3) {
                 world.machine.clear_schedule("the test said so");
             }
-            step(&mut world, &iteration, &mut living, astray);
+            step(&mut world, &iteration, &mut live, astray);
         }
         world.finish();
     });

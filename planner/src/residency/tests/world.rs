@@ -1,5 +1,5 @@
 //! The reference: what memory, log and host memory really hold, version by version. It performs the machine's
-//! actions (in `executor`), answers them late, in any order, well or badly, and checks every one.
+//! actions (in `executor`), completes them late, in any order, well or badly, and checks every one.
 
 use super::chance::Random;
 use super::*;
@@ -66,7 +66,7 @@ pub(super) enum EndedMove {
 
 /// What goes wrong, in percent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Trouble {
+pub(super) struct FaultInjection {
     pub(super) failing: u64,
     pub(super) giving_up: u64,
     pub(super) disturbing: u64,
@@ -74,13 +74,13 @@ pub(super) struct Trouble {
     pub(super) silent: u64,
 }
 
-pub(super) const NO_TROUBLE: Trouble =
-    Trouble { failing: 0, giving_up: 0, disturbing: 0, silent: 0 };
+pub(super) const NO_FAULTS: FaultInjection =
+    FaultInjection { failing: 0, giving_up: 0, disturbing: 0, silent: 0 };
 
 pub(super) struct World {
     pub(super) machine: Residency,
     pub(super) random: Random,
-    pub(super) trouble: Trouble,
+    pub(super) trouble: FaultInjection,
     pub(super) host_memory: u64,
     pub(super) storages: BTreeMap<u32, Actual>,
     pub(super) flights: BTreeMap<u64, Flight>,
@@ -98,7 +98,7 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(machine: Residency, random: Random, trouble: Trouble) -> Self {
+    pub(super) fn new(machine: Residency, random: Random, trouble: FaultInjection) -> Self {
         let host_memory = machine.config.host_memory.0;
         Self {
             machine,

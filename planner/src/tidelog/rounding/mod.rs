@@ -63,11 +63,11 @@ impl<'a> Rounding<'a> {
         trace: &'a Trace,
         machine: &'a Machine,
         lifetimes: &'a Lifetimes,
-        toll: f64,
+        write_penalty: f64,
     ) -> Result<Self, MachineError> {
         #[allow(clippy::cast_precision_loss, reason = "prices are searched in floating point")]
-        let toll = toll * 1e9 / machine.ssd.write.0.max(1) as f64;
-        let bound = with_toll(trace, machine, EFFORT, toll)?;
+        let write_penalty = write_penalty * 1e9 / machine.ssd.write.0.max(1) as f64;
+        let bound = with_toll(trace, machine, EFFORT, write_penalty)?;
         let worth = Worth::new(trace, bound.relaxation.instants(), &bound.prices);
         let choices = worth.choices(trace, machine, lifetimes);
         Ok(Self { trace, machine, lifetimes, choices })

@@ -34,14 +34,14 @@ impl Worth {
         let ops = trace.ops.len() as u32;
         let (count, length) = (instants.len(), 3 * ops as usize);
         let (mut memory, mut read, mut write) = (vec![0], Vec::new(), Vec::new());
-        let toll = signed(prices.toll);
+        let write_penalty = signed(prices.write_penalty);
         for at in 0..3 * ops {
             let interval = (instants.partition_point(|op| *op <= at % ops) + count - 1) % count;
             let is_instant = instants[interval] == at % ops;
             let paid = if is_instant { signed(prices.memory[interval]) } else { 0 };
             memory.push(memory[at as usize] + paid);
             read.push(signed(prices.read[interval][0]));
-            write.push(signed(prices.write[interval][0]) + toll);
+            write.push(signed(prices.write[interval][0]) + write_penalty);
         }
         for at in 1..length {
             read[at] = read[at].min(read[at - 1] + memory[at] - memory[at - 1]);

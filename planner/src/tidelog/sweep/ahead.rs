@@ -86,7 +86,7 @@ impl Sweep<'_> {
     fn pays(&self, instance: u32) -> bool {
         let away = self.line.time(self.at, self.record.next_use(instance));
         let trip = self.line.round_trip(self.record.size(instance).unsigned_abs());
-        away > trip / 100 * u64::from(self.leaning.pays_percent)
+        away > trip / 100 * u64::from(self.variant.pays_percent)
             || self.without == Some(Idea::OnlyWhatPays)
     }
 
@@ -98,8 +98,8 @@ impl Sweep<'_> {
             let Some(&(next, instance)) = set.last().filter(|(next, _)| *next > after) else {
                 continue;
             };
-            let served = if self.leaning.shares_writes { served } else { served.min(1) };
-            let write = self.leaning.write_percent.checked_div(served).unwrap_or(0);
+            let served = if self.variant.shares_writes { served } else { served.min(1) };
+            let write = self.variant.write_percent.checked_div(served).unwrap_or(0);
             let cost = if self.without == Some(Idea::CountingWrites) { 100 } else { 100 + write };
             let value = self.line.worth(self.at, next) / u64::from(cost);
             if best.is_none_or(|(known, _)| known < value) {

@@ -13,7 +13,7 @@ mod line;
 mod links;
 mod record;
 
-use super::{Guess, Idea, Leaning};
+use super::{Guess, Idea, Variant};
 use crate::cost::Machine;
 use crate::lifetime::Lifetimes;
 use crate::migration::{Migration, MigrationDirection, Target};
@@ -31,7 +31,7 @@ const TURNS_MAX: u32 = 1000;
 
 pub(super) struct Sweep<'a> {
     trace: &'a Trace,
-    leaning: Leaning,
+    variant: Variant,
     without: Option<Idea>,
     /// How soon a link must be idle to be given more, and how soon bytes must be needed to move.
     queue: u64,
@@ -56,24 +56,24 @@ impl<'a> Sweep<'a> {
         machine: &Machine,
         lifetimes: &Lifetimes,
         guess: &Guess,
-        leaning: Leaning,
+        variant: Variant,
         without: Option<Idea>,
     ) -> Self {
         let capacity = machine.capacity().0;
         let (out, back) = (SweepLinks::out(machine), SweepLinks::back(machine));
         let rates = (out.rate(), back.rate());
         let mut line = SweepLine::new(machine, &lifetimes.memory, &guess.durations, rates);
-        let drops = leaning.expects_drops && without != Some(Idea::ExpectedDrops);
+        let drops = variant.expects_drops && without != Some(Idea::ExpectedDrops);
         let record = Record::new(trace, lifetimes, capacity, &mut line, drops);
         let part = |parts| machine.ssd.write.time_for(Bytes(capacity / parts)).0;
         let host = machine.host.map_or(0, |host| signed(host.memory.0));
         let mut sweep = Self {
             trace,
-            leaning: Leaning { expects_drops: drops, ..leaning },
+            variant: Variant { expects_drops: drops, ..variant },
             without,
-            queue: part(leaning.queue_parts),
-            slack_out: signed(part(leaning.out_parts)),
-            slack_in: signed(part(leaning.in_parts)),
+            queue: part(variant.queue_parts),
+            slack_out: signed(part(variant.out_parts)),
+            slack_in: signed(part(variant.in_parts)),
             ops: trace.ops.len() as u32,
             capacity: signed(capacity),
             record,
@@ -293,12 +293,12 @@ impl<'a> Sweep<'a> {
     /// Tells the line that a storage is out until `next`, or (`sign` -1) that it is not any more.
     fn project(&mut self, instance: u32, next: u32, sign: i64) {
         let size = sign * self.record.size(instance);
-        let leaves = !(self.leaning.expects_drops && self.record.is_expected_drop(instance));
+        let leaves = !(self.variant.expects_drops && self.record.is_expected_drop(instance));
         let returns = self.record.is_used_again(instance);
         self.line.project(self.at, next, size, leaves, returns);
     }
 
-    /// Takes in what the links have finished by now.
+    /// Processes what the links have finished by now.
     fn complete(&mut self) {
         while let Some(done) = self.out.take_done(self.now) {
             if self.place(done.instance) == SweepPlace::Leaving {

@@ -25,7 +25,7 @@ impl Runner<'_> {
         if parts.iter().map(|part| part.0).sum::<u64>() != space.capacity.0 {
             return Err(format!("the parts do not sum to the whole: {space:?}"));
         }
-        self.take_in()?;
+        self.process_completions()?;
         let blocks = |content: &Content| u64::from(content.length).div_ceil(4096) * 4096;
         let tensors = self.model.scratch.values().chain(self.model.durable.values());
         let live: u64 = tensors.map(blocks).sum();
@@ -38,7 +38,11 @@ impl Runner<'_> {
             && self.staged.is_empty()
             && self.commits.is_empty();
         // A reclamation's commit in doubt holds space until the pool is opened again.
-        if quiet && self.model.in_doubt.is_none() && !self.licence.writes && space.reserved.0 != 0 {
+        if quiet
+            && self.model.in_doubt.is_none()
+            && !self.allowed_errors.writes
+            && space.reserved.0 != 0
+        {
             return Err(format!("{} is reserved and nothing is in flight", space.reserved));
         }
         Ok(())
@@ -61,8 +65,8 @@ impl Runner<'_> {
         }
         let lost = self.lost.iter();
         let lost = lost.filter(|(id, content)| self.model.durable.get(id) == Some(content)).count();
-        if lost as u64 > self.licence.damaged {
-            let damaged = self.licence.damaged;
+        if lost as u64 > self.allowed_errors.damaged {
+            let damaged = self.allowed_errors.damaged;
             return Err(format!("{lost} tensors are lost where {damaged} could be damaged"));
         }
         Ok(())

@@ -11,37 +11,38 @@ use crate::sim::script::{Cut, OneTimeFault};
 
 /// What may go wrong now, because something was done to the disks.
 #[derive(Default)]
-pub(in crate::sim) struct Licence {
+pub(in crate::sim) struct AllowedErrors {
     /// Writes and flushes may fail: a fault is planned or has struck since the pool was opened.
     pub(in crate::sim) writes: bool,
-    /// How many reads may fail or answer other bytes, once. One alone is tried again and never seen.
+    /// How many reads may fail or answer other bytes, once. One alone is retried and never seen.
     pub(super) reads: u64,
     /// How many tensors may be unreadable for good.
     pub(super) damaged: u64,
     /// The copy of the metadata that was hurt since the pool was opened.
     pub(super) metadata: Option<usize>,
     /// A disk is gone.
-    pub(super) vanished: bool,
+    pub(super) removed: bool,
 }
 
-impl Licence {
+impl AllowedErrors {
     pub(super) fn any(&self) -> bool {
-        self.writes || self.reads > 1 || self.damaged > 0 || self.vanished
+        self.writes || self.reads > 1 || self.damaged > 0 || self.removed
     }
 }
 
 impl Runner<'_> {
-    pub(super) fn plan(&mut self, disk: u8, nth: u8, strike: OneTimeFault) {
+    pub(super) fn plan(&mut self, disk: u8, nth: u8, see_fault: OneTimeFault) {
         let index = usize::from(disk);
         let size = self.disks[index].size().0;
         // Not to the start: what overwrites more than a block there is taken for a file system's doing, and the pool is
         // refused until somebody says otherwise.
         let place = |at: u16| METADATA_OFFSET + u64::from(at) * ((size - METADATA_OFFSET) >> 16);
-        let silent = matches!(strike, OneTimeFault::WriteLost | OneTimeFault::WriteMisdirected(_));
+        let silent =
+            matches!(see_fault, OneTimeFault::WriteLost | OneTimeFault::WriteMisdirected(_));
         if silent && !self.may_hurt_metadata(index) {
             return;
         }
-        let (kind, fault) = match strike {
+        let (kind, fault) = match see_fault {
             OneTimeFault::ReadError => (OperationKind::Read, Fault::Errno(5)),
             OneTimeFault::ReadShort => (OperationKind::Read, Fault::Short(0)),
             OneTimeFault::ReadCorrupt => (OperationKind::Read, Fault::Corrupt),
@@ -58,16 +59,16 @@ impl Runner<'_> {
             OneTimeFault::WriteSlow => (OperationKind::Write, Fault::Slow(10_000)),
             OneTimeFault::FlushError => (OperationKind::Flush, Fault::Errno(5)),
         };
-        match strike {
+        match see_fault {
             OneTimeFault::WriteError | OneTimeFault::WriteShort | OneTimeFault::FlushError => {
-                self.licence.writes = true;
+                self.allowed_errors.writes = true;
             }
             OneTimeFault::ReadError
             | OneTimeFault::ReadShort
             | OneTimeFault::ReadCorrupt
-            | OneTimeFault::ReadMisdirected(_) => self.licence.reads += 1,
+            | OneTimeFault::ReadMisdirected(_) => self.allowed_errors.reads += 1,
             OneTimeFault::WriteLost | OneTimeFault::WriteMisdirected(_) => {
-                self.licence.metadata = Some(copy_on(index));
+                self.allowed_errors.metadata = Some(copy_on(index));
             }
             _ => {}
         }
@@ -76,7 +77,8 @@ impl Runner<'_> {
 
     /// Only one copy of the metadata may be hurt at a time, and there must be two.
     pub(super) fn may_hurt_metadata(&self, disk: usize) -> bool {
-        self.script.disks > 1 && self.licence.metadata.is_none_or(|hurt| hurt == copy_on(disk))
+        self.script.disks > 1
+            && self.allowed_errors.metadata.is_none_or(|hurt| hurt == copy_on(disk))
     }
 
     pub(super) fn rot(&mut self, disk: u8, metadata: bool, at: u16, mask: u8) -> Check {
@@ -92,12 +94,12 @@ impl Runner<'_> {
             if (metadata && index > 1) || !self.may_hurt_metadata(index) {
                 return Ok(());
             }
-            self.licence.metadata = Some(copy_on(index));
+            self.allowed_errors.metadata = Some(copy_on(index));
             let struck = if metadata { FaultSeen::RotInMetadata } else { FaultSeen::RotInIndex };
-            self.strike(struck, Under::Rest);
+            self.see_fault(struck, Under::Rest);
         } else {
-            self.licence.damaged += 1;
-            self.strike(FaultSeen::RotInData, Under::Rest);
+            self.allowed_errors.damaged += 1;
+            self.see_fault(FaultSeen::RotInData, Under::Rest);
         }
         self.disks[index].rot(place, mask);
         Ok(())
@@ -117,27 +119,27 @@ impl Runner<'_> {
             disk.cut_power(power_cut(cut));
         }
         self.cut = cut;
-        self.strike(struck_by(cut), under);
+        self.see_fault(struck_by(cut), under);
     }
 
     pub(in crate::sim) fn count_struck(&mut self, under: Under) {
         for index in 0..self.disks.len() {
             for (kind, fault) in self.disks[index].take_struck() {
                 // What was written, and up to two tensors where it went instead.
-                self.licence.damaged += match fault {
+                self.allowed_errors.damaged += match fault {
                     Fault::Lost => 1,
                     Fault::Misdirected(_) if kind == OperationKind::Write => 3,
                     _ => 0,
                 };
-                self.strike(struck(kind, fault), under);
+                self.see_fault(struck(kind, fault), under);
             }
         }
         if self.disks.iter().all(SimDisk::is_off) && self.pool.is_some() {
-            self.strike(struck_by(self.cut), under);
+            self.see_fault(struck_by(self.cut), under);
         }
     }
 
-    pub(super) fn strike(&mut self, struck: FaultSeen, under: Under) {
+    pub(super) fn see_fault(&mut self, struck: FaultSeen, under: Under) {
         self.figures.faults += 1;
         self.figures.coverage.count(struck, under);
         if self.commits.len() > 1 {
@@ -148,7 +150,7 @@ impl Runner<'_> {
     pub(super) fn allow_write(&self, error: &TransferError) -> Check {
         match error {
             TransferError::Cancelled => Ok(()),
-            _ if self.licence.writes || self.is_down() => Ok(()),
+            _ if self.allowed_errors.writes || self.is_down() => Ok(()),
             error => Err(format!("a write failed: {error}")),
         }
     }

@@ -13,7 +13,7 @@ impl Runner<'_> {
         match reclaimed {
             // What moves may take more of the index than it did, and there may be none left.
             Ok(_) | Err(ReclaimError::Commit(CommitError::IndexFull { .. })) => Ok(()),
-            Err(_) if self.licence.any() || self.is_down() => Ok(()),
+            Err(_) if self.allowed_errors.any() || self.is_down() => Ok(()),
             Err(error) => Err(format!("nothing is wrong with the disks: {error}")),
         }
     }
@@ -23,7 +23,7 @@ impl Runner<'_> {
         self.count_struck(Under::Get);
         match report {
             Ok(report) if report.damaged.is_empty() => Ok(()),
-            _ if self.licence.any() || self.is_down() => Ok(()),
+            _ if self.allowed_errors.any() || self.is_down() => Ok(()),
             Ok(report) => Err(format!("undamaged disks have bad units: {report:?}")),
             Err(error) => Err(error.to_string()),
         }

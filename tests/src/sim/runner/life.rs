@@ -4,7 +4,7 @@ use tidelog_engine::path::sim::SimDisk;
 use tidelog_engine::pool::{OpenOptions, Pool};
 use tidelog_engine::units::ByteCount;
 
-use super::faults::{Licence, struck_by};
+use super::faults::{AllowedErrors, struck_by};
 use super::{Check, Runner};
 use crate::sim::coverage::Under;
 
@@ -50,9 +50,11 @@ impl Runner<'_> {
     pub(super) fn open(&mut self) -> Check {
         self.disks.iter().for_each(SimDisk::clear_faults);
         // Two lost writes in a row may lose both that tell of an event.
-        let options =
-            OpenOptions { accept_older_copies: self.licence.metadata.is_some(), ..options() };
-        // A second cut may strike while recovery is under way; then it begins again.
+        let options = OpenOptions {
+            accept_older_copies: self.allowed_errors.metadata.is_some(),
+            ..options()
+        };
+        // A second cut may come while recovery is under way; then it begins again.
         for _ in 0..3 {
             match Pool::open(&self.disks, &options) {
                 Ok(pool) => {
@@ -61,15 +63,15 @@ impl Runner<'_> {
                     break;
                 }
                 Err(_) if self.is_down() => {
-                    self.strike(struck_by(self.cut), Under::Open);
+                    self.see_fault(struck_by(self.cut), Under::Open);
                     self.figures.crashes += 1;
                 }
                 Err(error) => return Err(format!("the pool cannot be opened: {error}")),
             }
         }
         // What was hurt is repaired by opening, or is data.
-        let Licence { damaged, .. } = self.licence;
-        self.licence = Licence { damaged, ..Licence::default() };
+        let AllowedErrors { damaged, .. } = self.allowed_errors;
+        self.allowed_errors = AllowedErrors { damaged, ..AllowedErrors::default() };
         self.resolve_doubt()
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct Read {
 impl Runner<'_> {
     /// What can be read under an id now.
     pub(super) fn expected(&mut self, id: u8, durable: bool) -> Result<Option<Content>, String> {
-        self.take_in()?;
+        self.process_completions()?;
         let Model { durable: named, scratch, .. } = &self.model;
         let found = if durable { named.get(&id.into()) } else { scratch.get(&id) };
         Ok(found.copied())
@@ -77,7 +77,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    pub(super) fn land(&mut self) -> Check {
+    pub(super) fn complete(&mut self) -> Check {
         for read in std::mem::take(&mut self.reads) {
             let outcome = read.ticket.wait();
             self.count_struck(Under::Get);
@@ -106,7 +106,7 @@ impl Runner<'_> {
                 let at = found.iter().zip(expected).position(|(one, other)| one != other);
                 Err(format!("WRONG BYTES in tensor {name}, from byte {at:?} of the range"))
             }
-            Err(TransferError::Checksum { .. }) if self.licence.damaged > 0 => {
+            Err(TransferError::Checksum { .. }) if self.allowed_errors.damaged > 0 => {
                 if let Some(id) = durable {
                     self.lost.insert(id, content);
                 }
@@ -114,7 +114,7 @@ impl Runner<'_> {
             }
             Err(TransferError::Checksum { .. } | TransferError::Device { .. })
                 // The second try of what is rotten may be the one that fails.
-                if self.licence.reads + self.licence.damaged > 1 || self.is_down() =>
+                if self.allowed_errors.reads + self.allowed_errors.damaged > 1 || self.is_down() =>
             {
                 Ok(())
             }

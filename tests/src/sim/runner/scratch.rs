@@ -65,8 +65,8 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Takes in the commits and writes that have ended.
-    pub(in crate::sim) fn take_in(&mut self) -> Check {
+    /// Processes the commits and writes that have ended.
+    pub(in crate::sim) fn process_completions(&mut self) -> Check {
         self.take_in_commits()?;
         let mut going = Vec::new();
         for write in std::mem::take(&mut self.writes) {
@@ -85,11 +85,11 @@ impl Runner<'_> {
             write.ticket.wait().ok();
         }
         self.count_struck(Under::Rest);
-        self.take_in()
+        self.process_completions()
     }
 
     pub(super) fn delete(&mut self, id: u8) -> Check {
-        self.take_in()?;
+        self.process_completions()?;
         let newest = self.model.newest(id);
         let is_coming = self.writes.iter().any(|write| write.id == id && write.order > newest);
         let any_coming = self.writes.iter().any(|write| write.id == id);

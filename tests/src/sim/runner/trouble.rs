@@ -38,14 +38,14 @@ impl Runner<'_> {
         if copied.disk != usize::from(disk) || self.disks.len() < 2 || self.is_down() {
             return Ok(());
         }
-        self.land()?;
+        self.complete()?;
         self.settle()?;
         if let Some(cut) = cut {
             self.blow(cut, Under::Rest);
         }
         // Whose events were hurt says nothing, and a closing that failed was not counted.
-        let hurt = self.licence.metadata.is_some();
-        let writes = self.licence.writes;
+        let hurt = self.allowed_errors.metadata.is_some();
+        let writes = self.allowed_errors.writes;
         self.close()?;
         let counted = cut.is_none() && !writes && !self.is_down();
         let is_older = copied.opening < self.openings || counted;
@@ -59,24 +59,24 @@ impl Runner<'_> {
                 Ok(_) => return Err(format!("{name} is an older copy of itself, and admitted")),
             }
             self.disks[copied.disk].swap(&mut copied.bytes);
-            self.strike(FaultSeen::Stale, Under::Open);
+            self.see_fault(FaultSeen::Stale, Under::Open);
         }
         self.open()?;
         self.check_everything()
     }
 
-    /// Has a disk answer nothing while everything is read, and what lies elsewhere be there before it answers.
+    /// Has a disk answer nothing while everything is read, and what lies elsewhere be there before it responds.
     pub(super) fn stall(&mut self, disk: u8) -> Check {
         let stalled = self.disks[usize::from(disk)].clone();
         if self.disks.len() < 2 || self.is_down() {
             return Ok(());
         }
-        self.land()?;
+        self.complete()?;
         self.settle()?;
         // What is still being committed would change what there is to read.
         while !self.commits.is_empty() {
             self.follow(0);
-            self.take_in()?;
+            self.process_completions()?;
         }
         let durable = self.model.durable.iter().map(|(id, content)| (*id, true, *content));
         let scratch =
@@ -111,7 +111,7 @@ impl Runner<'_> {
                 ));
             }
         }
-        self.strike(FaultSeen::Stalled, Under::Get);
+        self.see_fault(FaultSeen::Stalled, Under::Get);
         for (id, durable, content, ticket) in all {
             let outcome = ticket.wait();
             self.count_struck(Under::Get);

@@ -25,7 +25,7 @@ impl TrialMemory {
         Ok(Self::Gpu(DeviceMemory::new(gpu, length).map_err(of_cuda)?))
     }
 
-    /// Puts the bytes from here. Answers how long that took once they were here.
+    /// Puts the bytes from here. Returns how long that took once they were here.
     pub(super) fn put(
         &mut self,
         pool: &Pool,
@@ -47,7 +47,7 @@ impl TrialMemory {
         timed(put).map(|(time, ())| time)
     }
 
-    /// Gets a tensor of this length to here. Answers how long that took, and what came.
+    /// Gets a tensor of this length to here. Returns how long that took, and what came.
     pub(super) fn get(
         &mut self,
         pool: &Pool,

@@ -152,7 +152,7 @@ impl Machine {
 
     /// The kernel does what it is told by one tool: `from` lets the SSD go, and what is written to `last` has `to` take it,
     /// if it does. In between `meanwhile` is called.
-    pub fn obey(
+    pub fn follow(
         &self,
         from: &str,
         last: &str,

@@ -1,11 +1,12 @@
 //! `endurance`: terabytes a day, how long drives last, and the price of writing less.
 
 use super::table::table;
-use crate::cli::{DriveArgs, EnduranceArgs, Output, PolicyName, ReportArgs};
+use crate::cli::{DriveArgs, EnduranceArgs, PolicyName, ReportArgs};
 use crate::failure::PlanFailure;
 use crate::inputs::{LoadedStep, planner};
 use serde_json::json;
 use std::fmt::Write;
+use tidelog_command_line::OutputFormat;
 use tidelog_planner::endurance::{
     DriveWear, StepChoice, Wearing, WriteBudgetPoint, choices, curve, under_budget,
 };
@@ -17,7 +18,10 @@ use tidelog_planner::units::Bytes;
 
 const TERABYTE: f64 = 1e12;
 
-pub(crate) fn endurance(arguments: &EnduranceArgs, output: Output) -> Result<String, PlanFailure> {
+pub(crate) fn endurance(
+    arguments: &EnduranceArgs,
+    output: OutputFormat,
+) -> Result<String, PlanFailure> {
     let step = LoadedStep::read(&arguments.step.inputs, &arguments.step.source)?;
     let wearing = wearing(&step, &arguments.drives)?;
     let now = wearing.wear(step.simulation.time, step.simulation.bytes.ssd_written);
@@ -25,7 +29,7 @@ pub(crate) fn endurance(arguments: &EnduranceArgs, output: Output) -> Result<Str
     let points = curve(&found(&step)?);
     let wears: Vec<DriveWear> =
         points.iter().map(|point| wearing.wear(point.step, point.written_per_step)).collect();
-    if output == Output::Json {
+    if output == OutputFormat::Json {
         let curve: Vec<_> = points
             .iter()
             .zip(&wears)

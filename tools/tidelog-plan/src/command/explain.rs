@@ -1,10 +1,11 @@
 //! `explain`: why, and what if.
 
-use crate::cli::{ExplainArgs, Output};
+use crate::cli::ExplainArgs;
 use crate::failure::PlanFailure;
 use crate::inputs::{LoadedStep, simulator};
 use serde_json::json;
 use std::fmt::Write;
+use tidelog_command_line::OutputFormat;
 use tidelog_planner::explain::{MachineChange, OpAnswer, StorageAnswer, WhatIf, find, what_if};
 use tidelog_planner::report::text::{factor, time};
 use tidelog_planner::trace::{PlanStorage, Trace};
@@ -15,7 +16,10 @@ const SHOWN: usize = 3;
 /// Of several storages that a name can mean, so many are listed.
 const LISTED: usize = 10;
 
-pub(crate) fn explain(arguments: &ExplainArgs, output: Output) -> Result<String, PlanFailure> {
+pub(crate) fn explain(
+    arguments: &ExplainArgs,
+    output: OutputFormat,
+) -> Result<String, PlanFailure> {
     let step = LoadedStep::read(&arguments.step.inputs, &arguments.step.source)?;
     let case = step.case();
     let asked = !arguments.storage.is_empty() || !arguments.op.is_empty();
@@ -39,7 +43,7 @@ pub(crate) fn explain(arguments: &ExplainArgs, output: Output) -> Result<String,
     let changes =
         if asked || arguments.no_what_if { Vec::new() } else { changes(&step, arguments) };
     let found = what_if(&step.trace, &step.machine, &changes, &simulator(step.policy))?;
-    if output == Output::Json {
+    if output == OutputFormat::Json {
         let answer = json!({
             "trace": step.trace.name,
             "policy": step.simulation.policy,
@@ -58,14 +62,14 @@ pub(crate) fn explain(arguments: &ExplainArgs, output: Output) -> Result<String,
     if !asked {
         overview(&step, &mut text);
     }
-    for (title, answers) in [
+    for (title, found) in [
         ("The longest waits\n", ops.iter().map(ToString::to_string).collect::<Vec<_>>()),
         ("What is written most\n", storages.iter().map(ToString::to_string).collect()),
     ] {
-        if !asked && !answers.is_empty() {
+        if !asked && !found.is_empty() {
             text += title;
         }
-        for answer in answers {
+        for answer in found {
             let _ = writeln!(text, "{answer}");
         }
     }

@@ -1,4 +1,4 @@
-//! The commands: each reads, asks the planner, and answers the text to print.
+//! The commands: each reads, asks the planner, and returns the text to print.
 
 mod calibrate;
 mod endurance;
@@ -6,10 +6,11 @@ mod explain;
 mod record;
 mod table;
 
-use crate::cli::{Inputs, Output, PlanArgs, PolicyName, ReportArgs, StepArgs};
+use crate::cli::{Inputs, PlanArgs, PolicyName, ReportArgs, StepArgs};
 use crate::failure::PlanFailure;
 use crate::inputs::{LoadedStep, PLANNERS, bound, planner, read};
 use serde_json::{Value, json};
+use tidelog_command_line::OutputFormat;
 use tidelog_planner::export::chrome_trace;
 use tidelog_planner::report::simulated;
 use tidelog_planner::simulate::{self, Simulation};
@@ -33,12 +34,12 @@ pub(crate) fn plan(arguments: &PlanArgs) -> Result<String, PlanFailure> {
     }
 }
 
-pub(crate) fn simulate(arguments: &StepArgs, output: Output) -> Result<String, PlanFailure> {
+pub(crate) fn simulate(arguments: &StepArgs, output: OutputFormat) -> Result<String, PlanFailure> {
     let step = LoadedStep::read(&arguments.inputs, &arguments.source)?;
     Ok(written(output, &[row(&step.simulation.policy, &step.trace, &step.simulation)]))
 }
 
-pub(crate) fn compare(inputs: &Inputs, output: Output) -> Result<String, PlanFailure> {
+pub(crate) fn compare(inputs: &Inputs, output: OutputFormat) -> Result<String, PlanFailure> {
     let (trace, file) = read(inputs)?;
     let bound = bound(&trace, &file)?;
     let machine = file.machine;
@@ -88,10 +89,10 @@ fn row(name: &str, trace: &Trace, simulation: &Simulation) -> Value {
     })
 }
 
-fn written(output: Output, rows: &[Value]) -> String {
+fn written(output: OutputFormat, rows: &[Value]) -> String {
     match output {
-        Output::Json => format!("{:#}\n", Value::from(rows.to_vec())),
-        Output::Text => rows.iter().map(line).collect(),
+        OutputFormat::Json => format!("{:#}\n", Value::from(rows.to_vec())),
+        OutputFormat::Text => rows.iter().map(line).collect(),
     }
 }
 

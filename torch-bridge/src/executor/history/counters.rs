@@ -8,7 +8,7 @@ use tidelog_planner::residency::CopyKind;
 use tidelog_planner::trace::StorageKind;
 use tidelog_planner::units::{Bandwidth, Nanos};
 
-use crate::executor::pace::StepRate;
+use crate::executor::step_rate::StepRate;
 use crate::executor::transfer::{StorageTransfer, TransferDirection};
 
 /// Bytes by what their storage is for, in the order of [`Kind::ALL`].

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use tidelog_planner::units::Bytes;
 
 use super::planned::seconds;
-use crate::executor::pace::StepRate;
+use crate::executor::step_rate::StepRate;
 
 /// Of a figure, how much it must be off: one part in so many.
 const SHARE: u64 = 4;

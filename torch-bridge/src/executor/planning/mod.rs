@@ -21,7 +21,7 @@ use tidelog_planner::trace::{PlanStorage, Trace};
 use tidelog_planner::units::{Bytes, Nanos, OpIndex};
 
 use super::history::History;
-use super::pace::StepRate;
+use super::step_rate::StepRate;
 use super::storages::Storages;
 use drift::{Drift, difference};
 use profile::{Profile, Profiled};
@@ -38,7 +38,7 @@ pub(super) const LOOKAHEAD_OPS: u32 = 32;
 /// How a session's notice of another plan begins.
 const NOTICE: &str = "planned again";
 
-/// The living storage that each name of a trace means.
+/// The live storage that each name of a trace means.
 type Bindings = Vec<(PlanStorage, StorageId)>;
 
 /// A plan, what the machine follows of it, or why there is none.

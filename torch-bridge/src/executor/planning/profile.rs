@@ -50,7 +50,7 @@ pub(super) struct Profile {
     last_fingerprint: Option<u64>,
 }
 
-/// A trace, and which living storage is meant by each of its names.
+/// A trace, and which live storage is meant by each of its names.
 pub(super) struct Profiled {
     pub(super) trace: Trace,
     pub(super) bindings: Vec<(PlanStorage, StorageId)>,
@@ -110,7 +110,7 @@ impl Profile {
         if !self.recording || !self.in_step {
             return;
         }
-        // An op that raised, and was tried again, stands at the same index.
+        // An op that raised, and was retried, stands at the same index.
         self.ops.truncate(index as usize);
         let name = name.to_owned();
         self.ops.push(Recorded {
@@ -159,10 +159,10 @@ impl Profile {
         (alike && profiled.trace.validate().is_ok()).then_some(profiled)
     }
 
-    fn make_trace(&self, living: &Storages) -> Profiled {
+    fn make_trace(&self, live: &Storages) -> Profiled {
         let mut names = Names {
             profile: self,
-            living,
+            live,
             storages: Vec::new(),
             by_place: HashMap::new(),
             meanings: HashMap::new(),
@@ -178,7 +178,7 @@ impl Profile {
             // Idle all step long, but known by name: it still takes memory. What has neither a name
             // nor a use (a list of losses that grows) is left to the machine, which evicts it
             // first.
-            if living.describe(storage).name.is_some() {
+            if live.describe(storage).name.is_some() {
                 names.meaning(storage);
             }
         }
@@ -192,7 +192,7 @@ impl Profile {
 /// Finds the trace's name for each storage.
 struct Names<'a> {
     profile: &'a Profile,
-    living: &'a Storages,
+    live: &'a Storages,
     storages: Vec<Storage>,
     by_place: HashMap<(OpIndex, u16), PlanStorage>,
     taken: HashSet<String>,
@@ -219,7 +219,7 @@ impl Names<'_> {
     fn find_meaning(&mut self, storage: StorageId) -> Meaning {
         let profile = self.profile;
         let seen = profile.storages.get(&storage).or_else(|| profile.died.get(&storage));
-        let Description { name, kind, movable } = self.living.describe(storage);
+        let Description { name, kind, movable } = self.live.describe(storage);
         let size = Bytes(seen.map_or(0, |seen| seen.size));
         let born = seen.and_then(|seen| seen.born);
         let in_this_step = born.is_some_and(|(step, ..)| step == profile.step);

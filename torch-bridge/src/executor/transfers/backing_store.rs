@@ -16,11 +16,11 @@ use tidelog_planner::trace::StorageKind;
 use crate::error::Failure;
 use crate::executor::transfer::{StorageTransfer, TransferDirection};
 use crate::memory::{CallerMemory, MemoryPlace, MemoryRequest};
-use crate::pool::Lease;
+use crate::pool::SharedPool;
 
 /// The pool and the host memory of one session.
 pub(in crate::executor) struct BackingStore {
-    pool: Lease,
+    pool: SharedPool,
     /// Host memory in front of the pool, where storages are a GPU's.
     tier: Option<HostTier>,
     /// How transfers of both end.
@@ -71,7 +71,7 @@ impl TransferTicket {
 
 impl BackingStore {
     pub(in crate::executor) fn new(
-        pool: Lease,
+        pool: SharedPool,
         tier: Option<HostTier>,
         place: MemoryPlace,
     ) -> Self {
@@ -120,8 +120,8 @@ impl BackingStore {
         self.tier.as_ref().map(HostTier::stats)
     }
 
-    pub(in crate::executor) fn give_back(&self) -> Result<(), Failure> {
-        self.pool.give_back()
+    pub(in crate::executor) fn release(&self) -> Result<(), Failure> {
+        self.pool.release()
     }
 
     /// Waits for the transfers of the host memory.

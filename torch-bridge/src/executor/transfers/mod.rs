@@ -1,6 +1,6 @@
 //! Transfers that are under way, and the requests to the caller that they need.
 //!
-//! A transfer begins with a request for the storage's memory. Once the caller has lent that memory,
+//! A transfer begins with a request for the storage's memory. Once the caller has passed that memory,
 //! the pool or the host memory moves the bytes. Requests are answered in their order, and the first
 //! is handed out again until it is answered.
 
@@ -35,7 +35,7 @@ pub(super) struct Transfers {
 
 struct InFlight {
     transfer: StorageTransfer,
-    /// `None` until the caller has lent the memory.
+    /// `None` until the caller has passed the memory.
     ticket: Option<TransferTicket>,
 }
 

@@ -45,7 +45,7 @@ impl JobMemory {
         }
         if job.load.reads {
             for _ in 0..depth {
-                self.give_back(vec![1; length as usize]);
+                self.release(vec![1; length as usize]);
             }
         }
     }
@@ -95,7 +95,7 @@ impl JobMemory {
     }
 
     /// Takes room back.
-    pub(super) fn give_back(&mut self, bytes: Vec<u8>) {
+    pub(super) fn release(&mut self, bytes: Vec<u8>) {
         self.read.entry(bytes.len() as u64).or_default().push(bytes);
     }
 }

@@ -19,7 +19,7 @@ use crate::stats::{Lateness, OperationLatency, Recorder};
 use crate::workload::{Move, Workload};
 
 /// Far beyond what a transfer takes; only a bug in the engine would let it pass.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A workload that is ready to be replayed.
 pub(crate) struct Replay {
@@ -139,10 +139,10 @@ impl Replay {
         is_time_up || (!self.job.time_based && self.lateness.iterations >= self.job.loops)
     }
 
-    /// Waits for what this op must find complete; answers when it begins.
+    /// Waits for what this op must find complete; returns when it begins.
     fn wait_for(&mut self, op: u64, wanted: Instant, recorder: &mut Recorder) -> Instant {
         let due = self.due.remove(&op).unwrap_or_default();
-        self.take_in(Duration::ZERO, Some(recorder));
+        self.process_completions(Duration::ZERO, Some(recorder));
         for tag in &due {
             if let Some(flight) = self.flights.get_mut(tag) {
                 flight.missed = Some(wanted);
@@ -157,7 +157,7 @@ impl Replay {
             return wanted;
         }
         while is_missing(&self.flights) && self.ended.failure.is_none() {
-            self.take_in(PATIENCE, Some(recorder));
+            self.process_completions(TIMEOUT, Some(recorder));
         }
         let begins = Instant::now().max(wanted);
         self.lateness.stalled(begins - wanted);
@@ -171,11 +171,11 @@ impl Replay {
             if left.is_zero() || self.ended.failure.is_some() {
                 return;
             }
-            self.take_in(left, Some(recorder));
+            self.process_completions(left, Some(recorder));
         }
     }
 
-    /// Begins a row; answers its tag, if it could be begun.
+    /// Begins a row; returns its tag, if it could be begun.
     fn begin(&mut self, row: Move) -> Option<u64> {
         let begun = Instant::now();
         let Move { storage, direction, .. } = row;
@@ -212,11 +212,11 @@ impl Replay {
         }
     }
 
-    /// Takes in what has ended, or ends within `at_most`.
-    fn take_in(&mut self, at_most: Duration, mut recorder: Option<&mut Recorder>) {
+    /// Processes what has ended, or ends within `at_most`.
+    fn process_completions(&mut self, at_most: Duration, mut recorder: Option<&mut Recorder>) {
         let mut next = self.ends.wait_pop(at_most);
-        if next.is_none() && at_most == PATIENCE {
-            self.ended.fail(format!("nothing ended in {} seconds", PATIENCE.as_secs()));
+        if next.is_none() && at_most == TIMEOUT {
+            self.ended.fail(format!("nothing ended in {} seconds", TIMEOUT.as_secs()));
         }
         let now = Instant::now();
         while let Some((tag, outcome)) = next {
@@ -244,7 +244,7 @@ impl Replay {
     /// Waits for everything in flight.
     fn drain(&mut self, mut recorder: Option<&mut Recorder>) {
         while !self.flights.is_empty() && self.ended.failure.is_none() {
-            self.take_in(PATIENCE, recorder.as_deref_mut());
+            self.process_completions(TIMEOUT, recorder.as_deref_mut());
         }
     }
 }

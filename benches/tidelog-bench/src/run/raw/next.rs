@@ -60,7 +60,7 @@ impl RawJob {
                 Zoned::To(offset) => place.offset = offset,
                 Zoned::Busy => {
                     self.held = Some((place, direction));
-                    // A write of another job lands without this one being told.
+                    // A write of another job completes without this one being told.
                     self.due = Some(now + ZONE_LOOK);
                     return None;
                 }
@@ -122,7 +122,7 @@ impl RawJob {
         if self.job.member.as_ref().is_none_or(|member| member.takes_turn()) {
             return false;
         }
-        // What still flies may be waited for first, since others go on meanwhile; without a sleep the job only looks again.
+        // What still is in flight may be waited for first, since others go on meanwhile; without a sleep the job only looks again.
         if flow_sleep.is_zero() || !self.is_one_in_flight() {
             self.due = Some(now + flow_sleep.max(FLOW_LOOK));
         }
@@ -133,7 +133,7 @@ impl RawJob {
     fn draw(&mut self) -> Option<(BlockRange, DataDirection)> {
         let place = match self.stream.advance() {
             Some(place) => place,
-            // Two writes of one block in flight could land in any order, and the older one stay.
+            // Two writes of one block in flight could complete in any order, and the older one stay.
             None if self.job.verify && (self.is_one_in_flight() || self.backlog.has_rest()) => {
                 return None;
             }

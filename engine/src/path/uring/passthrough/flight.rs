@@ -11,9 +11,9 @@ pub(super) struct PassthroughInFlight {
     unsent: Steps,
     outstanding: u32,
     failure: Option<Status>,
-    /// How long to wait before it is tried again, where it failed.
+    /// How long to wait before it is retried, where it failed.
     delay: Duration,
-    /// How often it was tried again.
+    /// How often it was retried.
     tried: u32,
 }
 
@@ -28,12 +28,12 @@ impl PassthroughInFlight {
         Self { tried: self.tried + 1, ..Self::of(steps) }
     }
 
-    /// How often it was tried again.
+    /// How often it was retried.
     pub(super) fn tried(&self) -> u32 {
         self.tried
     }
 
-    /// It is not to be tried again any more.
+    /// It is not to be retried any more.
     pub(super) fn give_up(&mut self) {
         self.tried = u32::MAX;
     }

@@ -58,7 +58,7 @@ pub struct PassthroughPath {
     ranges: Box<[Range]>,
     /// Slots whose operation has commands that were not sent yet.
     waiting: VecDeque<u32>,
-    /// Slots whose operation failed and is to be tried again.
+    /// Slots whose operation failed and is to be retried.
     retries: Retries,
     /// Commands that the kernel has.
     commands: u32,
@@ -227,7 +227,7 @@ impl PassthroughPath {
     }
 
     /// What a completion says of its command; the operation comes back with its last one.
-    fn take_in(&mut self, completions: &mut Vec<Completion>) {
+    fn process_completions(&mut self, completions: &mut Vec<Completion>) {
         let Self {
             queue, flights, slots, gate, commands, shares, waiting, retries, targets, ..
         } = self;
@@ -236,7 +236,7 @@ impl PassthroughPath {
             let flight = &mut flights[slot as usize];
             let device = slots.get(slot).map_or(DeviceIndex(0), |operation| operation.device);
             *commands -= 1;
-            shares.give_back(device);
+            shares.release(device);
             let device = usize::from(device.0);
             let delay = || targets[device].retry_delay(answer);
             flight.landed(outcome(answer).map_err(|status| (status, delay())));
@@ -257,7 +257,7 @@ impl PassthroughPath {
     }
 
     /// Sends again what failed and is due, unless its device was shut meanwhile or nobody wants to wait.
-    fn try_again(&mut self, completions: &mut Vec<Completion>) {
+    fn retry(&mut self, completions: &mut Vec<Completion>) {
         while let Some(slot) = self.retries.next_due() {
             let Some(operation) = self.slots.get(slot) else { continue };
             let (device, kind) = (operation.device, operation.action.kind());
@@ -285,7 +285,7 @@ impl PassthroughPath {
         }
     }
 
-    /// What fails of these operations is not tried again: neither what waits for that, nor what is
+    /// What fails of these operations is not retried: neither what waits for that, nor what is
     /// still out.
     fn give_up(&mut self, tag: Option<u64>) {
         give_up(&self.slots, &mut self.flights, &mut self.retries, tag);
@@ -302,7 +302,7 @@ fn give_up(
     for &slot in &slots {
         flights[slot as usize].give_up();
     }
-    retries.hurry(|slot| slots.contains(&slot));
+    retries.expire(|slot| slots.contains(&slot));
 }
 
 /// The completion of an operation whose commands are all back.
@@ -359,8 +359,8 @@ unsafe impl DataPath for PassthroughPath {
             // A path that is dead says so when it is rung.
             let _ = self.queue.look();
         }
-        self.take_in(completions);
-        self.try_again(completions);
+        self.process_completions(completions);
+        self.retry(completions);
         for _ in 0..self.waiting.len() {
             if let Some(slot) = self.waiting.pop_front() {
                 self.send(slot);
@@ -370,7 +370,7 @@ unsafe impl DataPath for PassthroughPath {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let timeout = self.retries.nap(timeout);
+        let timeout = self.retries.poll_timeout(timeout);
         if self.polled {
             self.queue.spin(timeout, self.commands > 0)
         } else {
@@ -412,7 +412,7 @@ mod tests {
     use crate::path::tests::Directory;
     use crate::path::{KernelDevices, OpenMode, PathChoice, PathProvider, Status};
 
-    /// A controller that answers late finds nobody who would try again.
+    /// A controller that responds late finds nobody who would retry.
     #[test]
     fn what_is_to_be_aborted_is_not_tried_again_when_it_comes_back() {
         let again = Status::Nvme { code_type: 0, code: 6, do_not_retry: false };

@@ -1,4 +1,4 @@
-//! Operations that failed with a status that lets them be tried again: a write that failed for good shuts its device, so
+//! Operations that failed with a status that lets them be retried: a write that failed for good shuts its device, so
 //! what the kernel's block layer would have repeated is repeated here.
 
 use std::fs;
@@ -24,7 +24,7 @@ impl Retries {
         Self { waiting: Vec::new(), most: most.unwrap_or(RETRIES) }
     }
 
-    /// Whether an operation that failed so, and was tried again so often, is to be tried again.
+    /// Whether an operation that failed so, and was retried so often, is to be retried.
     pub(super) fn allow(&self, status: Status, tried: u32) -> bool {
         let may = matches!(status, Status::Nvme { do_not_retry: false, .. });
         may && !status.is_unsupported() && tried < self.most
@@ -36,7 +36,7 @@ impl Retries {
     }
 
     /// Makes these slots due now.
-    pub(super) fn hurry(&mut self, mut wanted: impl FnMut(u32) -> bool) {
+    pub(super) fn expire(&mut self, mut wanted: impl FnMut(u32) -> bool) {
         let now = Instant::now();
         let chosen = self.waiting.iter_mut().filter(|(_, slot)| wanted(*slot));
         chosen.for_each(|(due, _)| *due = now);
@@ -53,7 +53,7 @@ impl Retries {
     }
 
     /// How long one may sleep that would otherwise sleep for this long.
-    pub(super) fn nap(&self, timeout: Option<Duration>) -> Option<Duration> {
+    pub(super) fn poll_timeout(&self, timeout: Option<Duration>) -> Option<Duration> {
         let Some((due, _)) = self.waiting.iter().min() else { return timeout };
         let left = due.saturating_duration_since(Instant::now());
         Some(timeout.map_or(left, |timeout| timeout.min(left)))
@@ -81,17 +81,17 @@ mod tests {
     #[test]
     fn a_slot_waits_for_as_long_as_the_controller_asked_or_until_somebody_is_in_a_hurry() {
         let mut retries = retries();
-        assert_eq!((retries.next_due(), retries.nap(None)), (None, None));
+        assert_eq!((retries.next_due(), retries.poll_timeout(None)), (None, None));
         let hour = Duration::from_secs(3600);
         retries.keep(7, hour);
         assert_eq!(retries.next_due(), None);
-        assert!(retries.nap(None).is_some_and(|nap| nap <= hour));
-        assert_eq!(retries.nap(Some(Duration::ZERO)), Some(Duration::ZERO));
-        retries.hurry(|slot| slot == 8);
+        assert!(retries.poll_timeout(None).is_some_and(|poll_timeout| poll_timeout <= hour));
+        assert_eq!(retries.poll_timeout(Some(Duration::ZERO)), Some(Duration::ZERO));
+        retries.expire(|slot| slot == 8);
         assert_eq!(retries.next_due(), None);
         retries.keep(8, Duration::ZERO);
         assert_eq!(retries.next_due(), Some(8));
-        retries.hurry(|slot| slot == 7);
+        retries.expire(|slot| slot == 7);
         assert_eq!(retries.next_due(), Some(7));
         assert_eq!(retries.next_due(), None);
     }

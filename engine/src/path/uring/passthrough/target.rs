@@ -68,7 +68,7 @@ impl CommandTarget {
         Ok(Self {
             number: namespace.number(),
             limits: Limits::new(block, u32::try_from(transfer).unwrap_or(u32::MAX))
-                .obeying(&namespace.block_commands()),
+                .within_limits_of(&namespace.block_commands()),
             retry_delays_ms: controller.retry_delays_ms,
             volatile_cache: controller.volatile_cache,
             deallocate: controller.deallocate,
@@ -90,7 +90,7 @@ impl CommandTarget {
         DeviceCapabilities { volatile_cache, deallocate, placement_handles, ..of }
     }
 
-    /// What a command's failure says. To one that has no controller any more Linux answers EINVAL, as to one that it does
+    /// What a command's failure says. To one that has no controller any more Linux returns EINVAL, as to one that it does
     /// not understand; but what is gone it shows no more.
     pub(super) fn meant(&self, status: Status) -> Status {
         match status {
@@ -107,7 +107,7 @@ impl CommandTarget {
         self.file.metadata().is_ok_and(|it| shown(it.rdev()))
     }
 
-    /// How long to wait before a command with this answer is tried again.
+    /// How long to wait before a command with this answer is retried.
     pub(super) fn retry_delay(&self, answer: i32) -> Duration {
         let chosen = retry_delay(answer).checked_sub(1);
         Duration::from_millis(chosen.map_or(0, |it| self.retry_delays_ms[it].into()))

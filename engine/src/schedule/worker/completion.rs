@@ -1,4 +1,4 @@
-//! What the path answers: taken in, compared with its checksum, or read once more.
+//! What the path returns: processed, compared with its checksum, or read once more.
 
 use super::{PieceInFlight, Worker};
 use crate::memory::{DmaBuffer, Memory};
@@ -7,26 +7,26 @@ use crate::schedule::active::Job;
 use crate::schedule::transfer::TransferError;
 
 impl Worker {
-    /// Polls the path and lands what has completed; answers whether anything had.
-    pub(super) fn land(&mut self) -> bool {
+    /// Polls the path and processes what has completed; returns whether anything had.
+    pub(super) fn complete(&mut self) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
         self.path.poll(&mut completions);
         let some = !completions.is_empty();
         for completion in completions.drain(..) {
-            self.land_one(completion);
+            self.complete_one(completion);
         }
         self.completions = completions;
         some
     }
 
-    pub(super) fn land_one(&mut self, completion: Completion) {
+    pub(super) fn complete_one(&mut self, completion: Completion) {
         let Completion { tag, memory, checksum, result } = completion;
         let buffer = memory.and_then(Memory::into_host);
-        let Some(flight) = self.flights.land(tag) else { return };
+        let Some(flight) = self.flights.complete(tag) else { return };
         let Some(active) = self.transfers.get_mut(&flight.transfer) else {
             return self.keep(flight, buffer);
         };
-        active.flying -= 1;
+        active.in_flight -= 1;
         let piece = active.pieces[flight.piece];
         let counters = &self.counters[usize::from(piece.device.0)];
         counters.ended(active.job.kind(), piece.extent().length.0, result.is_err());
@@ -35,7 +35,7 @@ impl Worker {
             counters.answered(flight.began, self.now, well);
         }
         if active.is_reached() {
-            return self.land_reached(flight, piece, checksum, result);
+            return self.complete_reached(flight, piece, checksum, result);
         }
         let moves_bytes = matches!(active.job, Job::Write { .. } | Job::Read { .. });
         if buffer.is_none() && moves_bytes && active.parts().is_none() {
@@ -46,16 +46,16 @@ impl Worker {
                 active.unchecked += 1;
                 self.unchecked.push_back((flight, chunk));
             }
-            (Ok(()), buffer) => self.take_in(flight, None, buffer),
+            (Ok(()), buffer) => self.accept(flight, None, buffer),
             (Err(error), buffer) => {
                 let (tensor_offset, about) = (piece.tensor_offset, Box::default());
                 let failure = TransferError::Device { tensor_offset, error, about };
-                self.take_in(flight, Some(failure), buffer);
+                self.accept(flight, Some(failure), buffer);
             }
         }
     }
 
-    /// Compares what was read with its checksums, some of it, so that devices are given new work in between; answers
+    /// Compares what was read with its checksums, some of it, so that devices are given new work in between; returns
     /// whether there was any.
     pub(super) fn check_some(&mut self) -> bool {
         /// A piece that is longer than all of this is checked whole.
@@ -77,11 +77,11 @@ impl Worker {
         };
         active.unchecked -= 1;
         let failure = active.mismatch(flight.piece, &chunk);
-        self.take_in(flight, failure, Some(chunk));
+        self.accept(flight, failure, Some(chunk));
     }
 
     /// A piece has come back, checked where that is to be, or has failed.
-    pub(super) fn take_in(
+    pub(super) fn accept(
         &mut self,
         flight: PieceInFlight,
         failure: Option<TransferError>,
@@ -110,7 +110,7 @@ impl Worker {
                         if matches!(failure, TransferError::Checksum { .. }) {
                             counters.mismatched(true);
                         }
-                        self.blame(flight.transfer, failure);
+                        self.report_failure(flight.transfer, failure);
                     }
                 }
                 self.take_back(flight, buffer);
@@ -119,7 +119,7 @@ impl Worker {
         self.settle(flight.transfer);
     }
 
-    /// Takes in a buffer that no device has any more: a part of its transfer's memory, or a chunk.
+    /// Processes a buffer that no device has any more: a part of its transfer's memory, or a chunk.
     pub(super) fn take_back(&mut self, flight: PieceInFlight, buffer: Option<DmaBuffer>) {
         let Some(buffer) = buffer else { return };
         match self.transfers.get_mut(&flight.transfer).and_then(|active| active.parts()) {
@@ -131,7 +131,7 @@ impl Worker {
     /// Keeps a chunk that a piece had.
     pub(super) fn keep(&mut self, flight: PieceInFlight, chunk: Option<DmaBuffer>) {
         if let Some(chunk) = chunk {
-            self.chunks.give_back(flight.device, chunk);
+            self.chunks.release(flight.device, chunk);
         }
     }
 
@@ -143,7 +143,7 @@ impl Worker {
         self.again.push_back((PieceInFlight { again: true, ..flight }, read));
     }
 
-    /// Reads once more what waits for it, before anything else is begun; answers whether anything moved.
+    /// Reads once more what waits for it, before anything else is begun; returns whether anything moved.
     pub(super) fn launch_again(&mut self) -> bool {
         let waiting = self.again.len();
         for _ in 0..waiting {
@@ -174,7 +174,7 @@ impl Worker {
                 reason: "the queue has no room to read it again",
                 about: Box::default(),
             };
-            self.blame(flight.transfer, refused.unwrap_or_else(full));
+            self.report_failure(flight.transfer, refused.unwrap_or_else(full));
         }
         self.settle(flight.transfer);
     }

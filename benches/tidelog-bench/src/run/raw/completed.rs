@@ -21,7 +21,7 @@ pub(super) struct CompletedIo {
 }
 
 impl RawJob {
-    pub(super) fn land(&mut self, phase: Phase, recorder: &mut Recorder) {
+    pub(super) fn complete(&mut self, phase: Phase, recorder: &mut Recorder) {
         let mut completions = std::mem::take(&mut self.completions);
         let count = self.path.poll(&mut completions);
         self.landed_at = Instant::now();

@@ -40,9 +40,9 @@ impl Latency {
     }
 }
 
-/// What a device's answers show.
+/// What a device's completions show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pulse {
+pub struct DeviceLatencies {
     /// Operations that it was given and has not answered.
     pub in_flight: u64,
     /// How long it has answered nothing, while it had something to answer.
@@ -53,7 +53,7 @@ pub struct Pulse {
     pub writes: Latency,
 }
 
-impl Pulse {
+impl DeviceLatencies {
     /// How far the device is off its own history, if it is.
     pub fn trouble(&self) -> Option<String> {
         if self.in_flight > 0 && self.silent >= SILENT {
@@ -78,7 +78,7 @@ impl Pulse {
 
 /// One device's pulse, as its reactor thread takes it; anybody reads.
 #[derive(Debug)]
-pub(super) struct PulseCounters {
+pub(super) struct DeviceLatencyCounters {
     /// What times below count from, in nanoseconds.
     start: Instant,
     in_flight: AtomicU64,
@@ -95,7 +95,7 @@ struct LatencyCounters {
     operations: AtomicU64,
 }
 
-impl PulseCounters {
+impl DeviceLatencyCounters {
     pub(super) fn new(start: Instant) -> Self {
         let [in_flight, heard] = [0, 0].map(AtomicU64::new);
         let [reads, writes] = [(); 2].map(|()| LatencyCounters::default());
@@ -128,7 +128,7 @@ impl PulseCounters {
         self.writes.took(nanoseconds);
     }
 
-    pub(super) fn snapshot(&self) -> Pulse {
+    pub(super) fn snapshot(&self) -> DeviceLatencies {
         let in_flight = self.in_flight.load(Ordering::Relaxed);
         let heard = Duration::from_nanos(self.heard.load(Ordering::Relaxed));
         let silent = if in_flight == 0 {
@@ -137,7 +137,7 @@ impl PulseCounters {
             self.start.elapsed().saturating_sub(heard)
         };
         let (reads, writes) = (self.reads.snapshot(), self.writes.snapshot());
-        Pulse { in_flight, silent, reads, writes }
+        DeviceLatencies { in_flight, silent, reads, writes }
     }
 }
 
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_device_that_takes_far_longer_than_it_did_is_named_until_it_does_not() {
-        let device = PulseCounters::new(Instant::now());
+        let device = DeviceLatencyCounters::new(Instant::now());
         (0..2000).for_each(|_| device.read(1_000_000));
         assert_eq!(device.snapshot().trouble(), None);
         (0..40).for_each(|_| device.read(50_000_000));
@@ -177,7 +177,7 @@ mod tests {
         (0..100).for_each(|_| device.read(1_000_000));
         assert_eq!(device.snapshot().trouble(), None);
         // Ten times as long, and still nothing that anybody notices.
-        let fast = PulseCounters::new(Instant::now());
+        let fast = DeviceLatencyCounters::new(Instant::now());
         (0..2000).for_each(|_| fast.wrote(10_000));
         (0..40).for_each(|_| fast.wrote(1_000_000));
         assert_eq!(fast.snapshot().trouble(), None);
@@ -186,8 +186,8 @@ mod tests {
     #[test]
     fn a_device_that_was_asked_and_answers_nothing_is_silent_and_an_idle_one_is_not() {
         let Some(long_ago) = Instant::now().checked_sub(Duration::from_secs(60)) else { return };
-        let device = PulseCounters::new(long_ago);
-        assert_eq!(device.snapshot(), Pulse::default());
+        let device = DeviceLatencyCounters::new(long_ago);
+        assert_eq!(device.snapshot(), DeviceLatencies::default());
         device.asked(1_000_000_000);
         device.asked(2_000_000_000);
         let trouble = device.snapshot().trouble().unwrap();

@@ -1,4 +1,4 @@
-//! What the keeper's thread owns: the controllers that are attached, and those on their way in and out. It waits for none
+//! What the admin thread owns: the controllers that are attached, and those on their way in and out. It waits for none
 //! of them, so that one that is slow to answer keeps no other from being looked after.
 
 use std::ptr::NonNull;
@@ -12,7 +12,7 @@ use super::attach::{Arrival, AttachResult, AttachStep, describe, reach_of, regis
 use super::controller::{AttachError, DmaIsolation, NamespaceHandle, Phase, Shared};
 use super::environment::Task;
 use super::host::Host;
-use super::log::unheard;
+use super::log::without_capture;
 use super::reset::Reset;
 use super::sigbus::Registers;
 use crate::path::device::ControllerName;
@@ -33,7 +33,7 @@ pub(super) struct AdminThread {
     scanned: Instant,
 }
 
-/// A controller in the keeper's care.
+/// A controller in the admin thread's care.
 pub(super) struct AttachedController {
     pub(super) shared: Arc<Shared>,
     pub(super) transport: sys::spdk_nvme_transport_id,
@@ -111,7 +111,7 @@ impl AdminThread {
         }
     }
 
-    /// Attaches a controller, and answers when that is done.
+    /// Attaches a controller, and returns when that is done.
     pub(super) fn attach(&mut self, name: ControllerName, answer: &SyncSender<AttachResult>) {
         let refused = match Arrival::new(name, answer.clone()) {
             Ok(arrival) => match self.why_not(&arrival) {
@@ -148,7 +148,7 @@ impl AdminThread {
         self.attached.iter().find(|it| arrival.is_beside(&it.transport, &it.host))
     }
 
-    /// Takes in a controller that is there, unless it is none for us.
+    /// Processes a controller that is there, unless it is none for us.
     fn welcome(&mut self, arrival: Arrival, handle: NonNull<sys::spdk_nvme_ctrlr>) {
         let registers = registers(handle, &arrival.transport);
         let shared = Arc::new(Shared::new(handle));
@@ -193,7 +193,7 @@ impl AdminThread {
         Ok((facts, shared))
     }
 
-    /// Closes a namespace, and detaches its controller if that was the last one. Answers when that is done.
+    /// Closes a namespace, and detaches its controller if that was the last one. Returns when that is done.
     pub(super) fn detach(&mut self, handle: usize, identity: &str, answer: SyncSender<()>) {
         let is_it = |it: &AttachedController| it.shared.handle() as usize == handle;
         // Whoever asked waits for it.
@@ -217,7 +217,9 @@ impl AdminThread {
         }
         let mut context = std::ptr::null_mut();
         // SAFETY: the controller is attached, nobody uses it any more, and no queue pair is left.
-        unheard(|| unsafe { sys::spdk_nvme_detach_async(shared.handle(), &raw mut context) });
+        without_capture(|| unsafe {
+            sys::spdk_nvme_detach_async(shared.handle(), &raw mut context)
+        });
         let left: Option<Box<dyn FnOnce() + Send>> = Some(Box::new(left));
         self.leaving.push(Departure { context, left, _registers: registers });
     }
@@ -251,7 +253,7 @@ impl AdminThread {
         }
     }
 
-    /// Takes in what the controllers' own queues have, and whether one is gone.
+    /// Processes what the controllers' own queues have, and whether one is gone.
     fn look_after(&mut self) {
         self.looked = Instant::now();
         for attached in &mut self.attached {
@@ -274,11 +276,11 @@ impl AdminThread {
 }
 
 impl Departure {
-    /// Goes a step on. Answers whether that was not the last one.
+    /// Goes a step on. Returns whether that was not the last one.
     fn goes(&mut self) -> bool {
-        // SAFETY: the context is SPDK's until this answers something else. There is none where nothing is to be waited for.
-        let goes =
-            unheard(|| unsafe { sys::spdk_nvme_detach_poll_async(self.context) }) == -libc::EAGAIN;
+        // SAFETY: the context is SPDK's until this returns something else. There is none where nothing is to be waited for.
+        let goes = without_capture(|| unsafe { sys::spdk_nvme_detach_poll_async(self.context) })
+            == -libc::EAGAIN;
         if !goes && let Some(left) = self.left.take() {
             left();
         }
@@ -287,19 +289,19 @@ impl Departure {
 }
 
 impl AttachedController {
-    /// Takes in what the controller's own queue has; keeps a connection alive, or makes it anew.
+    /// Processes what the controller's own queue has; keeps a connection alive, or makes it anew.
     fn process_admin(&mut self) {
         if self.shared.phase() != Phase::Up {
             return;
         }
         // SAFETY: the controller is attached. A failure shows at its queue pairs as well.
         let process = |handle| unsafe { sys::spdk_nvme_ctrlr_process_admin_completions(handle) };
-        let answer = self.shared.alone_now(|handle| unheard(|| process(handle)));
+        let answer = self.shared.alone_now(|handle| without_capture(|| process(handle)));
         if answer.is_none_or(|answer| answer >= 0) {
             return;
         }
         match reach_of(self.transport.trtype) {
-            // Whoever waits for its answers has it reset.
+            // Whoever waits for its completions has it reset.
             DmaIsolation::Bus => {}
             DmaIsolation::Connection { .. } => {
                 self.shared.enter(Phase::Stopping);

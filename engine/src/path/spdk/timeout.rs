@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tidelog_spdk_sys as sys;
 
-use super::flight::Impatience;
+use super::flight::AbortStage;
 use super::path::SpdkPath;
 use super::queue::TimeoutCheck;
 use crate::path::{DeviceError, Extent, OperationKind, Status};
@@ -19,13 +19,13 @@ const LOOK: Duration = Duration::from_millis(100);
 const POLLS: u32 = 16;
 /// What was done to get commands back, since the path was opened: for tests, which tell an abort from a reset by it.
 #[derive(Debug, Default)]
-pub struct Rescues {
+pub struct TimeoutCounters {
     aborts: AtomicU32,
     not_aborted: AtomicU32,
     recalls: AtomicU32,
 }
 
-impl Rescues {
+impl TimeoutCounters {
     /// Operations that were aborted.
     pub fn aborts(&self) -> u32 {
         self.aborts.load(Ordering::Relaxed)
@@ -101,8 +101,8 @@ impl SpdkPath {
             }
             let Some(operation) = self.slots.get(slot) else { continue };
             let device = usize::from(operation.device.0);
-            if flight.impatience.get() < Impatience::TimedOut {
-                flight.impatience.set(Impatience::TimedOut);
+            if flight.abort_stage.get() < AbortStage::TimedOut {
+                flight.abort_stage.set(AbortStage::TimedOut);
                 self.abort_slot(slot);
             } else if age >= self.timeout.saturating_mul(2)
                 && flight.is_out()
@@ -117,7 +117,7 @@ impl SpdkPath {
     }
 
     /// Does what a look at a device's queue asks for.
-    pub(super) fn rescue(&mut self, device: usize, looked: TimeoutCheck) {
+    pub(super) fn timeout(&mut self, device: usize, looked: TimeoutCheck) {
         let queue = &mut self.queues[device];
         match looked {
             TimeoutCheck::Same => {}
@@ -129,7 +129,7 @@ impl SpdkPath {
             }
             TimeoutCheck::Failed => {
                 let is_any_out = self.is_any_out(device);
-                self.rescues.recalls.fetch_add(u32::from(is_any_out), Ordering::Relaxed);
+                self.timeouts.recalls.fetch_add(u32::from(is_any_out), Ordering::Relaxed);
                 self.queues[device].lose(is_any_out);
                 if self.queues[device].is_dead() {
                     self.abandon(device);
@@ -150,7 +150,7 @@ impl SpdkPath {
     /// Gets back what is in flight on a device that does not answer, or is gone.
     fn recall(&mut self, device: usize) {
         if self.is_any_out(device) {
-            self.rescues.recalls.fetch_add(1, Ordering::Relaxed);
+            self.timeouts.recalls.fetch_add(1, Ordering::Relaxed);
         }
         if self.queues[device].is_connection() {
             self.end_all_but_waiting_reads(device);
@@ -214,13 +214,13 @@ impl SpdkPath {
     pub(super) fn abort_slot(&mut self, slot: u32) {
         let Some(operation) = self.slots.get(slot) else { return };
         let (flight, device) = (self.flights.get(slot), usize::from(operation.device.0));
-        flight.impatience.set(flight.impatience.get().max(Impatience::Asked));
+        flight.abort_stage.set(flight.abort_stage.get().max(AbortStage::Asked));
         // What was not sent need not be.
         if flight.unsent.get().peek().is_some() {
             flight.fail(Status::Errno(libc::ECANCELED));
         }
-        self.rescues.aborts.fetch_add(1, Ordering::Relaxed);
-        self.queues[device].abort(flight, &self.rescues);
+        self.timeouts.aborts.fetch_add(1, Ordering::Relaxed);
+        self.queues[device].abort(flight, &self.timeouts);
         if flight.waiting.get() {
             self.waiting.leave(device, slot);
             flight.leave_waiting();

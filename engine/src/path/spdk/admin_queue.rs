@@ -13,12 +13,12 @@ use crate::units::{ByteCount, DeviceIndex};
 /// Moved at once.
 const CHUNK: u64 = 1 << 20;
 /// Longer than any command may take, with its abort and a reset.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 impl Controller {
     /// Reads on this thread, with a queue pair of its own.
     pub(crate) fn read(self: &Arc<Self>, offset: u64, length: usize) -> io::Result<Vec<u8>> {
-        Aside::new(self)?.read(offset, length)
+        AdminQueue::new(self)?.read(offset, length)
     }
 
     /// Writes whole blocks of 4 KiB, and what is shorter into such a block, and puts them on the medium.
@@ -33,30 +33,30 @@ impl Controller {
             let last = self.read(offset + (whole - ALIGNMENT) as u64, ALIGNMENT)?;
             content.extend_from_slice(&last[ALIGNMENT - (whole - bytes.len())..]);
         }
-        let mut aside = Aside::new(self)?;
+        let mut admin_queue = AdminQueue::new(self)?;
         for (part, at) in content.chunks(CHUNK as usize).zip((offset..).step_by(CHUNK as usize)) {
-            let buffer = aside.memory.take(part.len());
+            let buffer = admin_queue.memory.take(part.len());
             let mut buffer = buffer.ok_or(io::ErrorKind::OutOfMemory)?;
             buffer[..part.len()].copy_from_slice(part);
             let extent = Extent::new(at, part.len() as u64);
-            aside.run(extent, Action::write(buffer, false))?;
+            admin_queue.run(extent, Action::write(buffer, false))?;
         }
-        aside.run(Extent::NOTHING, Action::Flush).map(drop)
+        admin_queue.run(Extent::NOTHING, Action::Flush).map(drop)
     }
 
     /// Gives the bytes back to the medium.
     pub(crate) fn deallocate(self: &Arc<Self>, offset: u64, length: u64) -> io::Result<()> {
-        Aside::new(self)?.run(Extent::new(offset, length), Action::Deallocate).map(drop)
+        AdminQueue::new(self)?.run(Extent::new(offset, length), Action::Deallocate).map(drop)
     }
 }
 
 /// A queue pair of this thread for one command after the other. There must be no other on the controller.
-pub struct Aside {
+pub struct AdminQueue {
     path: SpdkPath,
     memory: DmaPool,
 }
 
-impl Aside {
+impl AdminQueue {
     /// Opens the queue pair.
     pub fn new(controller: &Arc<Controller>) -> io::Result<Self> {
         let mut path = SpdkPath::new(vec![Arc::clone(controller)], 1).map_err(io::Error::other)?;
@@ -85,7 +85,7 @@ impl Aside {
     fn run(&mut self, extent: Extent, action: Action) -> io::Result<Completion> {
         let operation = Operation::new(0, DeviceIndex(0), extent, action);
         self.path.submit(operation).map_err(|refused| io::Error::other(refused.reason))?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut completions = Vec::with_capacity(1);
         while self.path.poll(&mut completions) == 0 {
             if Instant::now() > deadline {

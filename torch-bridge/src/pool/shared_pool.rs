@@ -14,7 +14,7 @@ use crate::memory::MemoryPlace;
 
 /// A pool that the sessions of a process share: a block that follows another on the same devices
 /// finds what the first left there, and the share is given back when the last session ends.
-pub(crate) struct Lease {
+pub(crate) struct SharedPool {
     /// By what other sessions find it; `None`: no other does.
     key: Option<(String, u32)>,
     pool: Pool,
@@ -61,7 +61,7 @@ impl Shared {
 /// own.
 static SHARED: PerProcess<Mutex<HashMap<(String, u32), Shared>>> = PerProcess::new(Mutex::default);
 
-impl Lease {
+impl SharedPool {
     /// A pool that is open already, of which no other session knows.
     pub(crate) fn of(pool: Pool) -> Self {
         Self { key: None, pool, made: None }
@@ -83,7 +83,7 @@ impl Lease {
         Ok(Self { key: Some(key), pool, made })
     }
 
-    pub(crate) fn give_back(&self) -> Result<(), Failure> {
+    pub(crate) fn release(&self) -> Result<(), Failure> {
         let mut shared = SHARED.get().lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(key) = &self.key {
             let Some(open) = shared.get_mut(key) else { return Ok(()) };
@@ -97,7 +97,7 @@ impl Lease {
     }
 }
 
-impl Deref for Lease {
+impl Deref for SharedPool {
     type Target = Pool;
 
     fn deref(&self) -> &Pool {

@@ -27,7 +27,7 @@ pub(super) struct Patch {
 }
 
 /// What stands on the devices.
-pub(super) struct Hostile {
+pub(super) struct CorruptDevice {
     pub(super) geometry: Geometry,
     pub(super) patches: Vec<Patch>,
     /// The epoch of the checkpoint that stands there now, by share, slot and device.
@@ -40,7 +40,7 @@ pub(super) struct Hostile {
     damaged: bool,
 }
 
-impl Hostile {
+impl CorruptDevice {
     /// The pool that `words` describe. Where they end, it ends.
     pub(super) fn of(words: &mut Unstructured<'_>) -> Result<Self> {
         let request = GeometryRequest {
